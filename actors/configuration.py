@@ -1,0 +1,53 @@
+"""What an engine must know to start: plain data, validated at the edges."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+DataType = Literal["auto", "float32", "bfloat16"]
+BodyChoice = Literal["auto", "general", "fused"]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfiguration:
+    """Settings of one engine.
+
+    ``kv_cache_bytes`` None takes what ``max_running`` sequences of full length need, at most a
+    tenth of the machine's memory. ``threads`` None is one thread per core. ``step_tokens`` bounds
+    the tokens computed in one step: a smaller value keeps inter-token latency even while long
+    prompts come in, a larger one computes prompts faster.
+    """
+
+    model: str
+    dtype: DataType = "auto"
+    max_model_len: int | None = None
+    kv_cache_bytes: int | None = None
+    threads: int | None = None
+    body: BodyChoice = "auto"
+    fast_prefill: bool = False
+    max_running: int = 64
+    step_tokens: int = 512
+    prefix_cache: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInformation:
+    """What an engine decided when it started: for the banner, ``/v1/models`` and validation."""
+
+    model: str
+    dtype: str
+    device: str
+    body: str
+    head: str
+    batch_invariant: bool
+    threads: int
+    max_model_len: int
+    vocabulary_size: int
+    eos_token_ids: tuple[int, ...]
+    default_sampling: dict[str, float | int]
+    kv_blocks: int
+    kv_tokens: int
+    kv_bytes: int
+    parameters: int
+    process_id: int

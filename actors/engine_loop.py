@@ -1,0 +1,74 @@
+"""The loop around an engine: take commands, step, tell what happened, and do both at once.
+
+While the body computes step N in its own thread (its kernels release the interpreter lock), this
+thread hands on what step N - 1 decided. Nothing waits for a message to be packed or sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol
+
+from actors.engine import Engine
+from actors.messages import Request, SequenceEvent, StepOutput
+
+
+@dataclass(frozen=True, slots=True)
+class Commands:
+    """What the front end asks of the engine since the last step. ``stop`` ends the loop."""
+
+    submit: tuple[Request, ...] = ()
+    cancel: tuple[str, ...] = ()
+    stop: bool = False
+
+
+class CommandSource(Protocol):
+    def receive(self, wait_seconds: float) -> Commands | None:
+        """The next commands, or None when none came within ``wait_seconds`` (0: do not wait)."""
+
+
+def run_engine(
+    engine: Engine,
+    commands: CommandSource,
+    emit: Callable[[StepOutput], None],
+    *,
+    idle_seconds: float = 1.0,
+) -> None:
+    """Serve until told to stop. Idle engines report their statistics every ``idle_seconds``."""
+    pending: list[SequenceEvent] = []
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="body") as body_thread:
+        while True:
+            while (received := commands.receive(0.0)) is not None:
+                if received.stop:
+                    return
+                _apply(engine, received, pending)
+            step = engine.plan()
+            if step is None:
+                if pending:
+                    emit(StepOutput(tuple(pending), engine.statistics()))
+                    pending = []
+                    continue
+                engine.check_idle()
+                received = commands.receive(idle_seconds)
+                if received is None:
+                    emit(StepOutput((), engine.statistics()))
+                elif received.stop:
+                    return
+                else:
+                    _apply(engine, received, pending)
+                continue
+            forward = body_thread.submit(engine.forward, step)
+            if pending:
+                emit(StepOutput(tuple(pending), engine.statistics()))
+            pending = list(engine.finish(step, forward.result()))
+
+
+def _apply(engine: Engine, commands: Commands, pending: list[SequenceEvent]) -> None:
+    for request_id in commands.cancel:
+        engine.cancel(request_id)
+    for request in commands.submit:
+        refusal = engine.submit(request)
+        if refusal is not None:
+            pending.append(refusal)

@@ -1,0 +1,215 @@
+"""What the roles say to each other: frozen dataclasses, one per message.
+
+Every message is plain data (ints, floats, strings, tuples, numpy arrays), so that the same class
+travels by reference inside one process and by msgpack or shared memory across a wire.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+NeedKind = Literal["top1", "topk", "minp", "dense"]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParameters:
+    """How one sequence is sampled and when it ends (values already validated at the edge).
+
+    ``temperature`` 0 is greedy. ``top_k`` 0 and ``top_p`` 1 and ``min_p`` 0 are off.
+    ``logprobs`` None is off, 0 asks for the chosen token alone. ``seed`` is always given: the
+    front end draws one for requests that name none. ``stop`` strings are applied where text is
+    made (the detokeniser), never in the engine loop.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    allowed_ids: tuple[int, ...] | None = None
+    min_tokens: int = 0
+    max_tokens: int = 16
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    seed: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One sequence to continue.
+
+    ``choice`` is the index among the ``n`` choices of one client request; the random key of the
+    sequence is ``(seed + choice) mod 2**64``. ``resumed_ids`` are output tokens a client has
+    already received (replay after a restart): they count as output, not as prompt.
+    """
+
+    request_id: str
+    choice: int
+    prompt_ids: tuple[int, ...]
+    parameters: SamplingParameters
+    priority: int = 0
+    resumed_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Ends every choice of a request; its KV blocks are free after the current step."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities at one position, from the raw logits (before any processor).
+
+    ``token_id`` and ``logprob`` are the chosen (or prompt) token's, ``rank`` its 1-based rank;
+    ``top`` holds the most likely ids in order with their logprobs.
+    """
+
+    token_id: int
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceEvent:
+    """What one step did to one sequence: new tokens, perhaps its end."""
+
+    request_id: str
+    choice: int
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    cached_tokens: int = 0
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Adjustment:
+    """The processors of one row before temperature, as data: what SIMPLE calls penalties.
+
+    A raw logit ``l`` of token ``i`` becomes, in fp32 and in this order: ``-inf`` if ``allowed`` is
+    given and lacks ``i`` or if ``i`` is in ``banned``; ``l + bias``; then, for tokens seen in
+    prompt or output, ``l / repetition`` if positive else ``l * repetition``; then, for tokens
+    seen in the output, ``l - frequency * count`` and ``l - presence``.
+
+    ``seen_ids`` are the sorted distinct ids of prompt and output, ``output_counts`` how often each
+    stands in the output (0: prompt only). All id arrays are sorted and distinct.
+    """
+
+    repetition: float
+    frequency: float
+    presence: float
+    seen_ids: npt.NDArray[np.int32]
+    output_counts: npt.NDArray[np.int32]
+    bias_ids: npt.NDArray[np.int32]
+    bias_values: npt.NDArray[np.float32]
+    banned: npt.NDArray[np.int32]
+    allowed: npt.NDArray[np.int32] | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Need:
+    """The guarantee one row asks of the head, and all that the head must know to give it.
+
+    - ``top1``: the argmax of ``f64(l) * f64(inverse_temperature) + f64(noise)`` over every token
+      (greedy where ``inverse_temperature`` is 0: the argmax of ``l``).
+    - ``topk``: the exact ``k`` best tokens, ties to the lower id.
+    - ``minp``: every token with ``l * inverse_temperature >= l_max * inverse_temperature + ln
+      min_p``.
+    - ``dense``: the canonical logit of every token (returned logprobs, top-p alone).
+
+    ``l`` is the canonical logit after ``adjustment``. ``key`` and ``position`` name the noise
+    (CERTIFICATES 4); ``position`` is the index of the token being drawn in prompt + output.
+    """
+
+    kind: NeedKind
+    k: int = 0
+    min_p: float = 0.0
+    key: int = 0
+    position: int = 0
+    inverse_temperature: float = 0.0
+    adjustment: Adjustment | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """How a row's candidates are known to be enough, and what finding them cost."""
+
+    need: NeedKind
+    guarantee: Literal["deterministic", "probabilistic", "dense"]
+    tier: str
+    rescored_rows: int
+    bytes_read: int
+    opened_share: float = 1.0
+    fallback: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Candidates:
+    """Per row, the tokens that can still win, with canonical logits *after* adjustment.
+
+    Ragged: row ``r`` owns ``ids[offsets[r]:offsets[r + 1]]``, sorted by id. ``raw`` are the
+    canonical logits before adjustment (what logprobs are made of).
+    """
+
+    ids: npt.NDArray[np.int32]  # [total]
+    logits: npt.NDArray[np.float32]  # [total]
+    raw: npt.NDArray[np.float32]  # [total]
+    offsets: npt.NDArray[np.int64]  # [N + 1]
+    certificates: tuple[Certificate, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RowDecision:
+    """The token drawn for one row, with logprobs where the request asked for them."""
+
+    token_id: int
+    logprobs: TokenLogprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatistics:
+    """A snapshot of the engine for ``/metrics`` and admission."""
+
+    steps: int = 0
+    running: int = 0
+    waiting: int = 0
+    kv_blocks_total: int = 0
+    kv_blocks_used: int = 0
+    kv_blocks_cached: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    cached_prompt_tokens: int = 0
+    preemptions: int = 0
+    finished: int = 0
+    cancelled: int = 0
+    body_seconds: float = 0.0
+    head_seconds: float = 0.0
+    decide_seconds: float = 0.0
+    head_rows: int = 0
+    head_rescored_rows: int = 0
+    head_bytes: int = 0
+    head_fallbacks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """Everything one engine step has to tell the front end: one message per step."""
+
+    events: tuple[SequenceEvent, ...] = ()
+    statistics: EngineStatistics = field(default_factory=EngineStatistics)

@@ -1,0 +1,75 @@
+"""The configuration of a server: defaults, then a YAML file, then command-line flags.
+
+Unknown keys and values of the wrong type are errors: a misspelt key must never be ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be used, with one line that says why."""
+
+
+class ServeConfig(BaseModel):
+    """Everything ``lexshard serve`` can be told. Sizes in bytes, tokens or requests as named."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: str
+    served_model_name: list[str] = Field(default_factory=list)
+    dtype: Literal["float32", "bfloat16", "auto"] = "auto"
+    max_model_len: int | None = Field(default=None, ge=1)
+    kv_cache_memory: int | None = Field(default=None, ge=1)
+    threads: int | None = Field(default=None, ge=1)
+    body: Literal["auto", "fused", "general"] = "auto"
+    fast_prefill: bool = False
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=8000, ge=1, le=65535)
+    api_keys: list[str] = Field(default_factory=list)
+    max_batch_size: int = Field(default=64, ge=1)
+    max_running_requests: int = Field(default=256, ge=1)
+    max_waiting_tokens: int = Field(default=131_072, ge=1)
+    max_requests_per_client: int | None = Field(default=None, ge=1)
+    max_body_bytes: int = Field(default=16 * 1024 * 1024, ge=1024)
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """The names clients may use: the given ones, else the name of the model's folder."""
+        return tuple(self.served_model_name) or (Path(self.model).resolve().name,)
+
+
+def load_config(path: str | Path | None, overrides: Mapping[str, Any]) -> ServeConfig:
+    """Reads a YAML file (if any) and lays ``overrides`` over it.
+
+    Raises:
+        ConfigError: the file cannot be read, holds an unknown key, or a value is unusable.
+    """
+    values: dict[str, Any] = {}
+    if path is not None:
+        try:
+            loaded = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from error
+        except yaml.YAMLError as error:
+            reason = " ".join(str(error).split())
+            raise ConfigError(f"{path} is not valid YAML: {reason}") from error
+        if not isinstance(loaded, dict):
+            raise ConfigError(f"{path} must hold a mapping of option names to values")
+        values.update(loaded)
+    values.update(overrides)
+    if "model" not in values:
+        raise ConfigError("no model given: pass --model FOLDER or set 'model' in the configuration")
+    try:
+        return ServeConfig(**values)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        name = ".".join(str(part) for part in problem["loc"])
+        raise ConfigError(f"option '{name}': {problem['msg']}") from error

@@ -1,0 +1,91 @@
+"""Linear layers whose result for a row does not depend on the rows beside it.
+
+``torch.nn.functional.linear`` picks another order of summation for one row than for sixteen, so
+the same token gets other bits in another batch. The row kernel here does not, needs no padding,
+and reads bfloat16 checkpoints at half the bytes of float32 with the very same products.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from kernels.linear import reference
+from kernels.linear.tile import PANEL
+
+Implementation = Literal["reference", "cpu"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedWeight:
+    """A weight ``[outputs, depth]`` in panels of 16 outputs.
+
+    ``panels [ceil(outputs / 16), depth, 16]`` is uint16 (bfloat16 bits) where every weight is
+    exactly a bfloat16, else float32; missing outputs of the last panel are zero.
+    """
+
+    panels: npt.NDArray[Any]
+    outputs: int
+    depth: int
+
+    @property
+    def padded_outputs(self) -> int:
+        return self.panels.shape[0] * PANEL
+
+
+def fits_bfloat16(weight: torch.Tensor) -> bool:
+    """Whether every float32 value is exactly a bfloat16 (its lower 16 bits are zero)."""
+    return bool((weight.float().contiguous().view(torch.int32) & 0xFFFF).eq(0).all())
+
+
+def pack(weight: torch.Tensor, *, half: bool | None = None) -> PackedWeight:
+    """Pack ``weight [N, K]``; ``half`` forces the storage (None: bfloat16 where it is exact).
+
+    Raises ValueError where ``half`` is asked for and would lose bits.
+    """
+    outputs, depth = weight.shape
+    exact = fits_bfloat16(weight)
+    if half and not exact:
+        raise ValueError(
+            "this weight has float32 values that bfloat16 cannot hold; pack it with half=False"
+        )
+    half = exact if half is None else half
+    panel_count = -(-outputs // PANEL)
+    values = weight.detach().float().contiguous().numpy().view(np.uint32)
+    dtype = np.uint16 if half else np.uint32
+    panels = np.zeros((panel_count, depth, PANEL), dtype=dtype)
+    for panel in range(panel_count):  # panel by panel: the transposed copy stays in cache
+        block = values[panel * PANEL : (panel + 1) * PANEL]
+        panels[panel, :, : block.shape[0]] = (block >> 16 if half else block).T
+    return PackedWeight(panels if half else panels.view(np.float32), outputs, depth)
+
+
+def unpack(packed: PackedWeight) -> torch.Tensor:
+    """The weight ``[N, K]`` in float32, bit for bit."""
+    panels = packed.panels
+    bits = panels.astype(np.uint32) << 16 if panels.dtype == np.uint16 else panels.view(np.uint32)
+    rows = np.ascontiguousarray(bits.transpose(0, 2, 1)).reshape(-1, packed.depth)
+    return torch.from_numpy(rows[: packed.outputs].view(np.float32))
+
+
+def linear(
+    x: torch.Tensor, weight: PackedWeight, *, implementation: Implementation = "cpu"
+) -> torch.Tensor:
+    """``x [T, K] float32`` times the packed weight, transposed: ``[T, N] float32``.
+
+    On the CPU row ``t`` of the result is a function of row ``t`` of ``x`` alone, bit for bit.
+    """
+    if implementation == "reference":
+        return reference.linear(x, unpack(weight))
+    from kernels.linear import cpu  # numba compiles on first use; keep the import cheap
+
+    out = np.empty((x.shape[0], weight.padded_outputs), dtype=np.float32)
+    cpu.multiply(x.contiguous().numpy(), weight.panels, out, False)
+    result = torch.from_numpy(out)
+    if weight.padded_outputs != weight.outputs:
+        result = result[:, : weight.outputs].contiguous()
+    return result

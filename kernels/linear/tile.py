@@ -1,0 +1,135 @@
+"""Register tiles of the row kernel, as LLVM vectors inside numba.
+
+numba's own loops cannot keep a block of accumulators in registers, so the innermost tile is
+written in LLVM's intermediate language: ``rows x (panels * 16)`` outputs, each one a chain of
+fused multiply-adds over the columns of the weight in ascending order. A chain does not know how
+many rows or panels its tile has: that is what makes the result of a row independent of its batch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+PANEL = 16  # outputs side by side in one panel of packed weights: two AVX2 or one AVX-512 vector
+
+_FLOAT = ir.FloatType()
+_VECTOR = ir.VectorType(_FLOAT, PANEL)
+_HALF_VECTOR = ir.VectorType(ir.IntType(16), PANEL)
+_WORD_VECTOR = ir.VectorType(ir.IntType(32), PANEL)
+_LANE = ir.IntType(32)
+
+
+def _splat(builder: Any, scalar: Any) -> Any:
+    """A vector whose every lane is ``scalar``."""
+    undefined = ir.Constant(_VECTOR, ir.Undefined)
+    first = builder.insert_element(undefined, scalar, _LANE(0))
+    zeros = ir.Constant(ir.VectorType(_LANE, PANEL), [0] * PANEL)
+    return builder.shuffle_vector(first, undefined, zeros)
+
+
+def _load_weights(builder: Any, address: Any, bfloat16: bool) -> Any:
+    """Sixteen weights as float32; bfloat16 is the upper half of a float32, so a shift widens it."""
+    if not bfloat16:
+        return builder.load(builder.bitcast(address, _VECTOR.as_pointer()), align=4)
+    halves = builder.load(builder.bitcast(address, _HALF_VECTOR.as_pointer()), align=2)
+    words = builder.zext(halves, _WORD_VECTOR)
+    return builder.bitcast(builder.shl(words, ir.Constant(_WORD_VECTOR, [16] * PANEL)), _VECTOR)
+
+
+@intrinsic(prefer_literal=True)
+def tile(
+    typing_context: Any,
+    rows: Any,
+    panels: Any,
+    accumulate: Any,
+    x: Any,
+    x_row: Any,
+    weight: Any,
+    first_panel: Any,
+    out: Any,
+) -> Any:
+    """``tile(rows, panels, accumulate, x, x_row, weight, first_panel, out)`` in nopython code.
+
+    ``rows``, ``panels`` and ``accumulate`` (0 stores, 1 adds to ``out``) are literal integers.
+    ``x [T, K] float32`` and ``out [T, >= P * 16] float32`` are C-contiguous, ``weight [P, K, 16]``
+    holds float32 or uint16 (bfloat16 bits). Computes rows ``x_row ...`` for the panels from
+    ``first_panel`` on.
+    """
+    row_count, panel_count = rows.literal_value, panels.literal_value
+    adds = bool(accumulate.literal_value)
+    bfloat16 = weight.dtype == types.uint16
+
+    def code_generator(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        _, _, _, x_value, x_row_value, weight_value, panel_value, out_value = arguments
+        x_array = context.make_array(x)(context, builder, x_value)
+        weight_array = context.make_array(weight)(context, builder, weight_value)
+        out_array = context.make_array(out)(context, builder, out_value)
+        depth = cgutils.unpack_tuple(builder, x_array.shape)[1]
+        out_width = cgutils.unpack_tuple(builder, out_array.shape)[1]
+        index = depth.type
+        panel_size = builder.mul(depth, index(PANEL))
+        weight_start = builder.gep(weight_array.data, [builder.mul(panel_size, panel_value)])
+        rows_of_x = [
+            builder.gep(x_array.data, [builder.mul(depth, builder.add(x_row_value, index(row)))])
+            for row in range(row_count)
+        ]
+        fma = cgutils.get_or_insert_function(
+            builder.module,
+            ir.FunctionType(_VECTOR, [_VECTOR, _VECTOR, _VECTOR]),
+            f"llvm.fma.v{PANEL}f32",
+        )
+
+        before = builder.block
+        loop = builder.append_basic_block("columns")
+        done = builder.append_basic_block("columns_done")
+        builder.branch(loop)
+        builder.position_at_end(loop)
+        column = builder.phi(index)
+        column.add_incoming(index(0), before)
+        sums = [builder.phi(_VECTOR) for _ in range(row_count * panel_count)]
+        for accumulator in sums:
+            accumulator.add_incoming(ir.Constant(_VECTOR, [0.0] * PANEL), before)
+        place = builder.mul(column, index(PANEL))
+        vectors = [
+            _load_weights(
+                builder,
+                builder.gep(
+                    weight_start,
+                    [builder.add(place, builder.mul(panel_size, index(panel)))],
+                ),
+                bfloat16,
+            )
+            for panel in range(panel_count)
+        ]
+        updated = []
+        for row in range(row_count):
+            value = _splat(builder, builder.load(builder.gep(rows_of_x[row], [column])))
+            for panel in range(panel_count):
+                accumulator = sums[row * panel_count + panel]
+                updated.append(builder.call(fma, [value, vectors[panel], accumulator]))
+        following = builder.add(column, index(1))
+        column.add_incoming(following, loop)
+        for accumulator, value in zip(sums, updated, strict=True):
+            accumulator.add_incoming(value, loop)
+        builder.cbranch(builder.icmp_signed("<", following, depth), loop, done)
+
+        builder.position_at_end(done)
+        for row in range(row_count):
+            row_start = builder.mul(out_width, builder.add(x_row_value, index(row)))
+            for panel in range(panel_count):
+                first = builder.mul(builder.add(panel_value, index(panel)), index(PANEL))
+                address = builder.gep(out_array.data, [builder.add(row_start, first)])
+                pointer = builder.bitcast(address, _VECTOR.as_pointer())
+                value = updated[row * panel_count + panel]
+                if adds:
+                    value = builder.fadd(builder.load(pointer, align=4), value)
+                builder.store(value, pointer, align=4)
+        return context.get_dummy_value()
+
+    signature = types.void(rows, panels, accumulate, x, types.intp, weight, types.intp, out)
+    return signature, code_generator

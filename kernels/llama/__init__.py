@@ -1,0 +1,51 @@
+"""The decoder layers of the Llama family in one call: the hot path of small models on a CPU.
+
+A transformers layer of width 256 spends most of its time between its operators. Here the whole
+stack (fused query-key-value and gate-up products, rotary embedding, cache write, paged attention,
+gated MLP) is one nopython function over packed weights, with no Python in between. Each row's
+arithmetic is independent of the rows beside it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy.typing as npt
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LlamaShape:
+    """Sizes and constants of the stack. ``window`` 0 means full attention."""
+
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    epsilon: float
+    scale: float
+    window: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LlamaWeights:
+    """All layers stacked along the first axis, products packed as ``kernels.linear.pack`` does.
+
+    Arrays that a family lacks (biases, query and key norms) have size 0 along the last axis.
+    ``gate_up`` holds the gate's panels, then the up projection's.
+    """
+
+    attention_norm: npt.NDArray[Any]  # [L, d]
+    qkv: npt.NDArray[Any]  # [L, panels, d, 16]
+    qkv_bias: npt.NDArray[Any]  # [L, (H + 2 Hkv) D] or [L, 0]
+    query_norm: npt.NDArray[Any]  # [L, D] or [L, 0]
+    key_norm: npt.NDArray[Any]  # [L, D] or [L, 0]
+    attention_output: npt.NDArray[Any]  # [L, panels, H D, 16]
+    mlp_norm: npt.NDArray[Any]  # [L, d]
+    gate_up: npt.NDArray[Any]  # [L, panels, d, 16]
+    down: npt.NDArray[Any]  # [L, panels, intermediate, 16]
+    final_norm: npt.NDArray[Any]  # [d]
+    cosine: npt.NDArray[Any]  # [max positions, D / 2]
+    sine: npt.NDArray[Any]  # [max positions, D / 2]

@@ -1,0 +1,173 @@
+"""The Llama stack on the CPU: see the package docstring."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from kernels.attention.cpu import attention_rows, write_cache_rows
+from kernels.elementwise.cpu import silu
+from kernels.linear.cpu import multiply
+from kernels.linear.tile import PANEL
+
+Array = npt.NDArray[Any]
+
+
+@njit(nogil=True, cache=True, error_model="numpy", fastmath={"reassoc", "nsz"})
+def _mean_square(row: Array) -> np.float32:
+    """Mean of squares; reassociated into vector lanes, the same way for every row of a width."""
+    total = np.float32(0.0)
+    for j in range(row.shape[0]):
+        total += row[j] * row[j]
+    return total / np.float32(row.shape[0])
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def normalize(x: Array, weight: Array, epsilon: float, out: Array) -> None:
+    """RMSNorm of every row: ``out = weight * x / sqrt(mean(x^2) + epsilon)``. ``x [T, d]``."""
+    for t in range(x.shape[0]):
+        factor = np.float32(1.0) / np.sqrt(_mean_square(x[t]) + np.float32(epsilon))
+        for j in range(x.shape[1]):
+            out[t, j] = weight[j] * (x[t, j] * factor)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _heads(packed: Array, first: int, bias: Array, norm: Array, epsilon: float, out: Array) -> None:
+    """Copy the columns from ``first`` on into ``out [T, heads, D]``, adding bias, norming heads."""
+    heads, dim = out.shape[1], out.shape[2]
+    for t in range(out.shape[0]):
+        for head in range(heads):
+            start = first + head * dim
+            for j in range(dim):
+                out[t, head, j] = packed[t, start + j]
+            if bias.shape[0] > 0:
+                for j in range(dim):
+                    out[t, head, j] += bias[start + j]
+            if norm.shape[0] > 0:
+                factor = np.float32(1.0) / np.sqrt(_mean_square(out[t, head]) + np.float32(epsilon))
+                for j in range(dim):
+                    out[t, head, j] = norm[j] * (out[t, head, j] * factor)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _rotate(x: Array, positions: Array, cosine: Array, sine: Array) -> None:
+    """Rotary embedding in place, halves of each head paired. ``x [T, heads, D]``."""
+    half = x.shape[2] // 2
+    for t in range(x.shape[0]):
+        c, s = cosine[positions[t]], sine[positions[t]]
+        for head in range(x.shape[1]):
+            for j in range(half):
+                low, high = x[t, head, j], x[t, head, j + half]
+                x[t, head, j] = low * c[j] - high * s[j]
+                x[t, head, j + half] = high * c[j] + low * s[j]
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _gate(gate_up: Array, gate_width: int, out: Array) -> None:
+    """``out = silu(gate) * up``; the up projection starts at column ``gate_width``."""
+    for t in range(out.shape[0]):
+        for j in range(out.shape[1]):
+            out[t, j] = silu(gate_up[t, j]) * gate_up[t, gate_width + j]
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def forward(
+    hidden: Array,
+    positions: Array,
+    slots: Array,
+    row_sequence: Array,
+    block_tables: Array,
+    output_rows: Array,
+    attention_norm: Array,
+    qkv: Array,
+    qkv_bias: Array,
+    query_norm: Array,
+    key_norm: Array,
+    attention_output: Array,
+    mlp_norm: Array,
+    gate_up: Array,
+    down: Array,
+    final_norm: Array,
+    cosine: Array,
+    sine: Array,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    epsilon: float,
+    scale: float,
+    window: int,
+    key_cache: Array,
+    value_cache: Array,
+    out: Array,
+) -> None:
+    """Embeddings ``hidden [T, d]`` (overwritten) to ``out [N, d]``, the normed ``output_rows``.
+
+    Writes keys and values at ``slots [T]`` of the caches ``[L, blocks, ...]``. In the last layer
+    only the output rows go on after the cache is written: nobody reads the others.
+    """
+    layers = qkv.shape[0]
+    width, inner = hidden.shape[1], down.shape[2]
+    rows = hidden.shape[0]
+    gate_width = gate_up.shape[1] * PANEL // 2
+    normed = np.empty((rows, width), dtype=np.float32)
+    packed = np.empty((rows, qkv.shape[1] * PANEL), dtype=np.float32)
+    query = np.empty((rows, heads, head_dim), dtype=np.float32)
+    key = np.empty((rows, kv_heads, head_dim), dtype=np.float32)
+    value = np.empty((rows, kv_heads, head_dim), dtype=np.float32)
+    attended = np.empty((rows, heads, head_dim), dtype=np.float32)
+    gates = np.empty((rows, gate_up.shape[1] * PANEL), dtype=np.float32)
+    inner_rows = np.empty((rows, inner), dtype=np.float32)
+    no_norm = np.empty(0, dtype=np.float32)
+    for layer in range(layers):
+        normalize(hidden, attention_norm[layer], epsilon, normed)
+        multiply(normed, qkv[layer], packed, False)
+        bias = qkv_bias[layer]
+        _heads(packed, 0, bias, query_norm[layer], epsilon, query)
+        _heads(packed, heads * head_dim, bias, key_norm[layer], epsilon, key)
+        _heads(packed, (heads + kv_heads) * head_dim, bias, no_norm, epsilon, value)
+        _rotate(query, positions, cosine, sine)
+        _rotate(key, positions, cosine, sine)
+        write_cache_rows(key, value, slots, key_cache[layer], value_cache[layer])
+        if layer == layers - 1:
+            rows = output_rows.shape[0]
+            hidden = hidden[output_rows]
+            query = query[output_rows]
+            positions = positions[output_rows]
+            row_sequence = row_sequence[output_rows]
+            attended, normed = attended[:rows], normed[:rows]
+            gates, inner_rows = gates[:rows], inner_rows[:rows]
+        attention_rows(
+            query,
+            key_cache[layer],
+            value_cache[layer],
+            block_tables,
+            row_sequence,
+            positions,
+            scale,
+            window,
+            0.0,
+            attended,
+        )
+        multiply(attended.reshape(rows, heads * head_dim), attention_output[layer], hidden, True)
+        normalize(hidden, mlp_norm[layer], epsilon, normed)
+        multiply(normed, gate_up[layer], gates, False)
+        _gate(gates, gate_width, inner_rows)
+        multiply(inner_rows, down[layer], hidden, True)
+    normalize(hidden, final_norm, epsilon, out)
+
+
+@njit(nogil=True, cache=True)
+def embed(token_ids: Array, table: Array, out: Array) -> None:
+    """``out[t] = table[token_ids[t]]``; ``table [V, d]`` float32, or uint16 bfloat16 bits."""
+    words = out.view(np.uint32)
+    if table.dtype == np.uint16:
+        for t in range(token_ids.shape[0]):
+            for j in range(table.shape[1]):
+                words[t, j] = np.uint32(table[token_ids[t], j]) << np.uint32(16)
+    else:
+        for t in range(token_ids.shape[0]):
+            for j in range(table.shape[1]):
+                out[t, j] = table[token_ids[t], j]
