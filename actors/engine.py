@@ -1,7 +1,7 @@
 """The engine: continuous batching over a body, a head and a sampler.
 
     engine = Engine(EngineConfiguration(model="models/lexshard-demo"))
-    engine.generate(["Once upon a time"], SamplingParameters(max_tokens=64))
+    engine.generate([prompt_ids], SamplingParameters(max_tokens=64))
 
 ``step()`` is the whole story: plan, forward, head, decide, commit. A plain class: it runs in this
 process in tests and scripts, and in a process of its own behind the server.
@@ -18,6 +18,7 @@ import torch
 from actors.body.loading import LoadedModel, load
 from actors.completion import Completion, run_to_completion
 from actors.configuration import EngineConfiguration, EngineInformation
+from actors.head import build_shard
 from actors.kv_cache import BLOCK_TOKENS, BlockPool
 from actors.memory import default_kv_bytes
 from actors.messages import (
@@ -28,13 +29,14 @@ from actors.messages import (
     SamplingParameters,
     SequenceEvent,
 )
-from actors.sampler import Sampler, SequenceState
+from actors.sampler import AllTokensExcludedError, Sampler, SequenceState
 from actors.scheduler import Chunk, Scheduler, StepPlan
-from actors.scoring import PromptScorer
+from actors.scoring import score_prompt
 from actors.sequence import Sequence
-from actors.shard import Shard
+from actors.shard import NonFiniteHiddenError
+from actors.statistics import Counters
 from actors.step_batch import build_batch, scored_rows
-from actors.warm_up import warm_up
+from actors.warm_up import warm_up_requests
 
 
 class Engine:
@@ -55,38 +57,14 @@ class Engine:
         )
         self.configuration = configuration
         self.model = model
-        self._body = model.body
         self.max_model_len = _context_length(configuration, model)
-        block_bytes = model.body.kv_bytes_per_block()
-        kv_bytes = configuration.kv_cache_bytes or default_kv_bytes(
-            block_bytes, self.max_model_len, configuration.max_running
-        )
-        blocks = kv_bytes // block_bytes
-        if blocks * BLOCK_TOKENS < self.max_model_len:
-            raise ValueError(
-                f"{kv_bytes} bytes of KV cache hold {blocks * BLOCK_TOKENS} tokens, fewer than one "
-                f"sequence of {self.max_model_len}: raise --kv-cache-memory to at least "
-                f"{-(-self.max_model_len // BLOCK_TOKENS) * block_bytes} bytes or lower "
-                "--max-model-len"
-            )
-        model.body.allocate_cache(blocks)
-        self._pool = BlockPool(blocks, prefix_cache=configuration.prefix_cache)
-        self._scheduler = Scheduler(
-            self._pool,
-            step_tokens=configuration.step_tokens,
-            max_running=configuration.max_running,
-        )
-        self._shard = Shard(
-            model.head.weight,
-            model.head.bias,
-            softcap=model.head.softcap,
-            scale=model.head.scale,
-            vocabulary_size=model.vocabulary_size,
-        )
+        self._body = model.body
+        self._shard = build_shard(model)
         self._sampler = Sampler()
-        self._scorer = PromptScorer(self._shard)
+        self._scheduler = self._make_scheduler()
         self._arrivals = 0
-        self._counts = EngineStatistics()
+        self._counters = Counters()
+        blocks = self._scheduler.pool.count
         self.information = EngineInformation(
             model=configuration.model,
             dtype=model.dtype,
@@ -101,44 +79,97 @@ class Engine:
             default_sampling=dict(model.default_sampling),
             kv_blocks=blocks,
             kv_tokens=blocks * BLOCK_TOKENS,
-            kv_bytes=blocks * block_bytes,
+            kv_bytes=blocks * model.body.kv_bytes_per_block(),
             parameters=model.parameters,
             process_id=os.getpid(),
         )
+
+    def _make_scheduler(self) -> Scheduler:
+        configuration = self.configuration
+        block_bytes = self._body.kv_bytes_per_block()
+        kv_bytes = configuration.kv_cache_bytes or default_kv_bytes(
+            block_bytes, self.max_model_len, configuration.max_running
+        )
+        blocks = kv_bytes // block_bytes
+        if blocks * BLOCK_TOKENS < self.max_model_len:
+            wanted = -(-self.max_model_len // BLOCK_TOKENS) * block_bytes
+            raise ValueError(
+                f"{kv_bytes} bytes of KV cache hold {blocks * BLOCK_TOKENS} tokens, fewer than one "
+                f"sequence of {self.max_model_len}: raise --kv-cache-memory to at least {wanted} "
+                "bytes or lower --max-model-len"
+            )
+        self._body.allocate_cache(blocks)
+        return Scheduler(
+            BlockPool(blocks, prefix_cache=configuration.prefix_cache),
+            step_tokens=configuration.step_tokens,
+            max_running=configuration.max_running,
+        )
+
+    def warm_up(self) -> None:
+        """Compile and run every kernel once, then forget it: cache and counts are as new."""
+        rounds = warm_up_requests(
+            self.max_model_len,
+            self.configuration.max_running,
+            self.configuration.step_tokens,
+            self.model.vocabulary_size,
+        )
+        for requests in rounds:
+            run_to_completion(requests, self.submit, self.step)
+        self._scheduler.pool.drop_cache()
+        self._counters = Counters()
 
     # -- requests ---------------------------------------------------------------------------------
 
     def submit(self, request: Request) -> SequenceEvent | None:
         """Queue a sequence; returns an error event if it can never be served."""
-        refusal = self._refusal(request)
-        if refusal is not None:
+        try:
+            self._check(request)
+            state = SequenceState(request, self.model.vocabulary_size, self.model.eos_token_ids)
+        except ValueError as error:
             return SequenceEvent(
-                request.request_id, request.choice, (), finish_reason="error", error=refusal
+                request.request_id, request.choice, (), finish_reason="error", error=str(error)
             )
         self._arrivals += 1
-        state = SequenceState(request, self.model.eos_token_ids)
-        token_ids = [*request.prompt_ids, *request.resumed_ids]
-        self._scheduler.add(Sequence(request, self._arrivals, state, token_ids))
+        self._scheduler.add(Sequence(request, self._arrivals, state, state.history))
         return None
 
-    def _refusal(self, request: Request) -> str | None:
+    def _check(self, request: Request) -> None:
         length, wanted = len(request.prompt_ids), request.parameters.max_tokens
+        vocabulary_size = self.model.vocabulary_size
         if length == 0:
-            return "the prompt is empty"
+            raise ValueError("the prompt is empty")
         if length + wanted > self.max_model_len:
-            return (
+            raise ValueError(
                 f"{length} prompt tokens and {wanted} to generate exceed the context of "
                 f"{self.max_model_len} tokens"
             )
-        if not all(0 <= token < self._body.vocabulary_size for token in request.prompt_ids):
-            return f"a prompt token id is outside 0 to {self._body.vocabulary_size - 1}"
-        return None
+        if not all(0 <= token < vocabulary_size for token in request.prompt_ids):
+            raise ValueError(f"a prompt token id is outside 0 to {vocabulary_size - 1}")
 
     def cancel(self, request_id: str) -> None:
         """End every sequence of a request now; its blocks are free for the next step."""
         for sequence in self._scheduler.sequences_of(request_id):
             self._scheduler.remove(sequence)
-            self._counts.cancelled += 1
+            self._counters.cancelled += 1
+
+    def generate(
+        self, prompts: Sequenced[Sequenced[int]], parameters: SamplingParameters
+    ) -> list[Completion]:
+        """Run prompts (token ids) to their end in one continuous batch; completions in order."""
+        requests = [
+            Request(f"generate-{self._arrivals}-{index}", 0, tuple(prompt), parameters)
+            for index, prompt in enumerate(prompts)
+        ]
+        return run_to_completion(requests, self.submit, self.step)
+
+    def statistics(self) -> EngineStatistics:
+        return self._counters.snapshot(self._scheduler)
+
+    def check_idle(self) -> None:
+        """Raise RuntimeError if an idle engine holds blocks or has lost some."""
+        self._scheduler.pool.check()
+        if self._scheduler.idle and self._scheduler.pool.used:
+            raise RuntimeError(f"{self._scheduler.pool.used} KV blocks leaked")
 
     # -- one step ---------------------------------------------------------------------------------
 
@@ -151,31 +182,173 @@ class Engine:
 
     def plan(self) -> StepPlan | None:
         """What the next step computes, or None when no sequence is waiting or running."""
-        if self._scheduler.idle:
-            return None
-        return self._scheduler.plan()
+        return None if self._scheduler.idle else self._scheduler.plan()
 
     def forward(self, plan: StepPlan) -> torch.Tensor:
-        """Hidden states ``[N, d]`` of the rows that draw or score (see ``build_batch``)."""
+        """Hidden states ``[N, d]`` of the rows that score or draw (see ``build_batch``)."""
         started = time.perf_counter()
         hidden = self._body.forward(build_batch(plan))
-        self._counts.body_seconds += time.perf_counter() - started
+        self._counters.body_seconds += time.perf_counter() - started
         return hidden
 
     def finish(self, plan: StepPlan, hidden: torch.Tensor) -> list[SequenceEvent]:
         """Head, decisions and their consequences for the plan's sequences."""
-        draw_rows: list[int] = []
-        drawing: list[Chunk] = []
+        rows: list[int] = []
+        drawing: list[Sequence] = []
+        broken: dict[Sequence, str] = {}
         row = 0
         for chunk in plan.chunks:
             scored = scored_rows(chunk)
             if scored:
-                self._scorer.score(chunk, hidden[row : row + scored])
-            row += scored
+                try:
+                    score_prompt(self._shard, chunk, hidden[row : row + scored])
+                except NonFiniteHiddenError as error:
+                    broken[chunk.sequence] = str(error)
+                row += scored
             if chunk.draws:
-                shares_row = scored == chunk.count
-                draw_rows.append(row - 1 if shares_row else row)
-                row += not shares_row
-                drawing.append(chunk)
-        decisions = self._decide(hidden[draw_rows], drawing) if drawing else []
-        return self._commit(plan, dict(zip(map(id, drawing), decisions, strict=True)))
+                if chunk.sequence not in broken:
+                    rows.append(row)
+                    drawing.append(chunk.sequence)
+                row += 1
+        decisions: dict[Sequence, RowDecision] = {}
+        if drawing:
+            if len(rows) < hidden.shape[0]:
+                hidden = hidden[rows]
+            self._decide(hidden, drawing, decisions, broken)
+        self._counters.steps += 1
+        events = []
+        for chunk in plan.chunks:
+            event = self._commit(chunk, decisions, broken)
+            if event is not None:
+                events.append(event)
+        return events
+
+    def _decide(
+        self,
+        hidden: torch.Tensor,
+        sequences: list[Sequence],
+        decisions: dict[Sequence, RowDecision],
+        broken: dict[Sequence, str],
+    ) -> None:
+        """Draw a token for every row ``hidden [N, d]``; a row that cannot harms only itself."""
+        started = time.perf_counter()
+        states = [sequence.state for sequence in sequences]
+        try:
+            thresholds = self._shard.screen(hidden, [state.need() for state in states])
+        except NonFiniteHiddenError as error:
+            for row in error.rows:
+                broken[sequences[row]] = str(error)
+            sound = [row for row in range(len(sequences)) if row not in error.rows]
+            if sound:
+                self._decide(hidden[sound], [sequences[row] for row in sound], decisions, broken)
+            return
+        candidates = self._shard.rescore(thresholds)
+        wanted = [r for r, state in enumerate(states) if state.parameters.logprobs is not None]
+        normalizers = self._shard.log_normalizers(candidates, wanted) if wanted else None
+        self._counters.count_certificates(candidates.certificates)
+        decided = time.perf_counter()
+        self._counters.head_seconds += decided - started
+        drawn: Sequenced[RowDecision | None]
+        try:
+            drawn = self._sampler.decide(candidates, states, normalizers)
+        except AllTokensExcludedError as error:
+            drawn = error.decisions
+            for row in error.rows:
+                broken[sequences[row]] = str(error)
+        for sequence, decision in zip(sequences, drawn, strict=True):
+            if decision is not None:
+                decisions[sequence] = decision
+        self._counters.decide_seconds += time.perf_counter() - decided
+
+    def _commit(
+        self,
+        chunk: Chunk,
+        decisions: dict[Sequence, RowDecision],
+        broken: dict[Sequence, str],
+    ) -> SequenceEvent | None:
+        """Book a chunk's tokens; what its client is told, if anything."""
+        sequence = chunk.sequence
+        request = sequence.request
+        self._counters.prompt_tokens += max(
+            0, min(chunk.start + chunk.count, sequence.prompt_length) - chunk.start
+        )
+        sequence.advance(chunk.count, self._scheduler.pool)
+        if sequence in broken:
+            return self._end(sequence, (), "error", None, error=broken[sequence])
+        decision = decisions.get(sequence)
+        if decision is None:
+            caught_up = sequence.computed == len(sequence.token_ids)
+            return self._end(sequence, (), "length", None) if caught_up else None
+        token_id = decision.token_id
+        sequence.state.append(token_id)
+        self._counters.generated_tokens += 1
+        logprobs = () if decision.logprobs is None else (decision.logprobs,)
+        reason, stop = self._finish_reason(sequence, token_id)
+        if reason is not None:
+            return self._end(sequence, (token_id,), reason, stop, logprobs=logprobs)
+        first = sequence.output_length == len(request.resumed_ids) + 1
+        return SequenceEvent(
+            request.request_id,
+            request.choice,
+            (token_id,),
+            logprobs,
+            prompt_logprobs=_scores(sequence) if first else None,
+            cached_tokens=sequence.cached_tokens,
+        )
+
+    def _finish_reason(
+        self, sequence: Sequence, token_id: int
+    ) -> tuple[FinishReason | None, int | None]:
+        parameters = sequence.request.parameters
+        if sequence.output_length >= parameters.min_tokens:
+            if token_id in parameters.stop_token_ids:
+                return "stop", token_id
+            if not parameters.ignore_eos and token_id in self.model.eos_token_ids:
+                return "stop", None
+        if sequence.output_length >= parameters.max_tokens:
+            return "length", None
+        return None, None
+
+    def _end(
+        self,
+        sequence: Sequence,
+        token_ids: tuple[int, ...],
+        reason: FinishReason,
+        stop: int | None,
+        *,
+        logprobs: tuple = (),
+        error: str | None = None,
+    ) -> SequenceEvent:
+        request = sequence.request
+        self._counters.cached_prompt_tokens += sequence.cached_tokens
+        self._counters.finished += 1
+        first = sequence.output_length <= len(request.resumed_ids) + 1
+        event = SequenceEvent(
+            request.request_id,
+            request.choice,
+            token_ids,
+            logprobs,
+            prompt_logprobs=_scores(sequence) if first else None,
+            finish_reason=reason,
+            stop_reason=stop,
+            cached_tokens=sequence.cached_tokens,
+            error=error,
+        )
+        self._scheduler.remove(sequence)
+        return event
+
+
+def _scores(sequence: Sequence) -> tuple | None:
+    if sequence.request.parameters.prompt_logprobs is None or sequence.request.resumed_ids:
+        return None
+    return tuple(sequence.prompt_logprobs)
+
+
+def _context_length(configuration: EngineConfiguration, model: LoadedModel) -> int:
+    most = model.body.max_positions
+    wanted = configuration.max_model_len
+    if wanted is not None and wanted > most:
+        raise ValueError(
+            f"--max-model-len {wanted} is more than the {most} positions the model knows"
+        )
+    return wanted or most

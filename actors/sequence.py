@@ -21,7 +21,7 @@ class Sequence:
     request: Request
     arrival: int
     state: SequenceState
-    token_ids: list[int]
+    token_ids: list[int]  # the state's own history: one list, appended to by the state
     computed: int = 0
     blocks: list[int] = field(default_factory=list)
     names: list[BlockHash] = field(default_factory=list)

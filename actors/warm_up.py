@@ -1,0 +1,51 @@
+"""Requests that drive every kernel and batch size once, so that no client waits for a compiler."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from actors.messages import Request, SamplingParameters
+
+OUTPUT_TOKENS = 3
+
+_KINDS = (
+    SamplingParameters(temperature=0.0),
+    SamplingParameters(temperature=0.8),
+    SamplingParameters(temperature=0.8, top_k=40),
+    SamplingParameters(temperature=0.8, min_p=0.05),
+    SamplingParameters(temperature=0.8, top_p=0.9),
+    SamplingParameters(temperature=0.8, top_k=40, top_p=0.9, min_p=0.01),
+    SamplingParameters(temperature=0.0, logprobs=2, prompt_logprobs=2),
+    SamplingParameters(
+        temperature=0.7, repetition_penalty=1.1, presence_penalty=0.1, frequency_penalty=0.1
+    ),
+    SamplingParameters(temperature=0.7, logit_bias=((0, 1.0),), bad_words=((0, 1),)),
+    SamplingParameters(temperature=0.0, allowed_ids=(0, 1, 2)),
+)
+
+
+def warm_up_requests(
+    max_model_len: int, max_running: int, step_tokens: int, vocabulary_size: int
+) -> list[list[Request]]:
+    """Rounds of requests, to be run one round after the other.
+
+    Every kind of sampling alone and together, batches from one sequence to ``max_running``, and
+    one prompt that fills a step.
+    """
+
+    def prompt(length: int, first: int) -> tuple[int, ...]:
+        length = max(1, min(length, max_model_len - OUTPUT_TOKENS))
+        return tuple((first + i) % vocabulary_size for i in range(length))
+
+    def request(name: str, length: int, parameters: SamplingParameters) -> Request:
+        parameters = replace(parameters, max_tokens=OUTPUT_TOKENS, ignore_eos=True)
+        return Request(f"warm-up-{name}", 0, prompt(length, len(name)), parameters)
+
+    alone = [[request(f"kind-{i}", 5 + i, kind)] for i, kind in enumerate(_KINDS)]
+    together = [request(f"all-{i}", 20 + i, kind) for i, kind in enumerate(_KINDS)]
+    rounds = [*alone, together, [request("long", step_tokens + 1, _KINDS[0])]]
+    size = 2
+    while size <= max_running:
+        rounds.append([request(f"{size}-{i}", 1, _KINDS[i % 3]) for i in range(size)])
+        size *= 2
+    return rounds

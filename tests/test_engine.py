@@ -1,0 +1,313 @@
+"""The engine's promises on the demo model: right, the same in every circumstance, and tidy."""
+
+from __future__ import annotations
+
+import random
+import resource
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from conftest import DEMO
+
+from actors.completion import Collector, Completion, run_to_completion
+from actors.configuration import EngineConfiguration
+from actors.engine import Engine
+from actors.messages import Request, SamplingParameters
+
+PromptIds = list[tuple[int, ...]]
+
+GREEDY = SamplingParameters(temperature=0.0, max_tokens=64, ignore_eos=True)
+SAMPLED = SamplingParameters(temperature=0.8, max_tokens=40, ignore_eos=True, seed=11)
+
+
+def make_engine(**settings: object) -> Engine:
+    return Engine(EngineConfiguration(str(DEMO), dtype="float32", threads=1, **settings))  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    engine = make_engine()
+    yield engine
+    engine.check_idle()
+
+
+def _tokens(completions: list[Completion]) -> list[tuple[int, ...]]:
+    assert all(each.error is None for each in completions)
+    return [each.token_ids for each in completions]
+
+
+# -- right ----------------------------------------------------------------------------------------
+
+
+def _compare_with_generate(engine: Engine, prompt_ids: PromptIds, count: int) -> None:
+    """Greedy tokens equal `generate`'s; a first difference must be a tie closer than 1e-3."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(DEMO, dtype=torch.float32)
+    ours = _tokens(engine.generate(prompt_ids[:count], GREEDY))
+    ties = 0
+    for prompt, mine in zip(prompt_ids, ours, strict=False):
+        theirs = model.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            max_new_tokens=64,
+            min_new_tokens=64,
+            do_sample=False,
+            use_cache=True,
+            eos_token_id=None,
+            temperature=None,
+            top_k=None,
+            top_p=None,
+        )[0, len(prompt) :].tolist()
+        if theirs == list(mine):
+            continue
+        place = next(i for i, (a, b) in enumerate(zip(mine, theirs, strict=True)) if a != b)
+        with torch.no_grad():
+            logits = model(torch.tensor([[*prompt, *mine[:place]]])).logits[0, -1]
+        gap = abs(float(logits[mine[place]] - logits[theirs[place]]))
+        assert gap < 1e-3, f"token {place} of prompt {prompt[:5]} differs by {gap}"
+        ties += 1
+    print(f"greedy against generate: {count} prompts x 64 tokens, {ties} ties closer than 1e-3")
+
+
+def test_greedy_equals_transformers_generate(engine: Engine, prompt_ids: PromptIds) -> None:
+    _compare_with_generate(engine, prompt_ids, 20)
+
+
+@pytest.mark.slow
+def test_greedy_equals_transformers_generate_on_100_prompts(
+    engine: Engine, prompt_ids: PromptIds
+) -> None:
+    _compare_with_generate(engine, prompt_ids, 100)
+
+
+def test_logprobs_equal_the_plain_models(engine: Engine, prompt_ids: PromptIds) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(DEMO, dtype=torch.float32)
+    prompt = prompt_ids[3]
+    parameters = SamplingParameters(
+        temperature=0.7, seed=3, max_tokens=12, logprobs=5, prompt_logprobs=3, ignore_eos=True
+    )
+    done = engine.generate([prompt], parameters)[0]
+    everything = [*prompt, *done.token_ids]
+    with torch.no_grad():
+        expected = model(torch.tensor([everything])).logits[0].double().log_softmax(dim=-1)
+    assert done.prompt_logprobs is not None
+    assert done.prompt_logprobs[0] is None
+    scored = [*done.prompt_logprobs[1:], *done.logprobs]
+    assert len(scored) == len(everything) - 1
+    for row, (token, entry) in enumerate(zip(everything[1:], scored, strict=True)):
+        assert entry is not None
+        assert entry.token_id == token
+        assert entry.logprob == pytest.approx(float(expected[row, token]), abs=1e-4)
+        assert entry.rank == 1 + int((expected[row] > expected[row, token]).sum())
+        top = [value for _, value in entry.top]
+        assert top == sorted(top, reverse=True)
+        for token_id, value in entry.top:
+            assert value == pytest.approx(float(expected[row, token_id]), abs=1e-4)
+
+
+# -- same seed, same tokens -----------------------------------------------------------------------
+
+
+def _mixed_requests(prompt_ids: PromptIds, count: int) -> list[Request]:
+    """Sequences that differ in every control, with fixed seeds."""
+    kinds = [
+        SAMPLED,
+        GREEDY,
+        replace(SAMPLED, top_k=40),
+        replace(SAMPLED, top_p=0.9),
+        replace(SAMPLED, min_p=0.05, temperature=1.0),
+        replace(SAMPLED, repetition_penalty=1.2, frequency_penalty=0.3, presence_penalty=0.2),
+        replace(SAMPLED, top_k=50, top_p=0.95, logit_bias=((300, 2.0), (400, -5.0))),
+    ]
+    return [
+        Request(
+            f"r{i}",
+            0,
+            prompt_ids[i % len(prompt_ids)],
+            replace(kinds[i % len(kinds)], seed=100 + i, max_tokens=24 + i % 17),
+        )
+        for i in range(count)
+    ]
+
+
+def _alone(engine: Engine, requests: list[Request]) -> list[tuple[int, ...]]:
+    return [
+        _tokens(run_to_completion([request], engine.submit, engine.step))[0]
+        for request in requests
+    ]
+
+
+def test_alone_or_among_31_others_in_any_order(engine: Engine, prompt_ids: PromptIds) -> None:
+    requests = _mixed_requests(prompt_ids, 32)
+    expected = _alone(engine, requests)
+    assert len(set(expected)) == len(expected)
+    together = _tokens(run_to_completion(requests, engine.submit, engine.step))
+    assert together == expected
+    order = random.Random(5).sample(range(32), 32)
+    shuffled = [requests[i] for i in order]
+    result = _tokens(run_to_completion(shuffled, engine.submit, engine.step))
+    assert result == [expected[i] for i in order]
+
+
+def test_chunked_preempted_uncached_and_restarted(engine: Engine, prompt_ids: PromptIds) -> None:
+    """Other step budgets, too few blocks, no prefix cache, another engine: the same tokens."""
+    requests = _mixed_requests(prompt_ids, 16)
+    expected = _tokens(run_to_completion(requests, engine.submit, engine.step))
+    again = _tokens(run_to_completion(requests, engine.submit, engine.step))
+    assert again == expected
+    assert engine.statistics().cached_prompt_tokens > 0
+    block_bytes = engine.information.kv_bytes // engine.information.kv_blocks
+    for settings in (
+        {"step_tokens": 7},
+        {"prefix_cache": False},
+        {"max_model_len": 512, "kv_cache_bytes": 36 * block_bytes},
+        {"max_running": 3},
+    ):
+        other = make_engine(**settings)
+        result = _tokens(run_to_completion(requests, other.submit, other.step))
+        assert result == expected, settings
+        other.check_idle()
+        if "kv_cache_bytes" in settings:
+            assert other.statistics().preemptions > 0
+
+
+def test_replay_from_received_tokens_continues_the_same(
+    engine: Engine, prompt_ids: PromptIds
+) -> None:
+    requests = _mixed_requests(prompt_ids, 14)
+    expected = _tokens(run_to_completion(requests, engine.submit, engine.step))
+    for received in (1, 9):
+        resumed = [
+            replace(request, resumed_ids=tokens[:received])
+            for request, tokens in zip(requests, expected, strict=True)
+        ]
+        rest = _tokens(run_to_completion(resumed, engine.submit, engine.step))
+        assert rest == [tokens[received:] for tokens in expected]
+
+
+def test_choices_differ_and_repeat(engine: Engine, prompt_ids: PromptIds) -> None:
+    requests = [Request("n", choice, prompt_ids[0], SAMPLED) for choice in range(4)]
+    first = _tokens(run_to_completion(requests, engine.submit, engine.step))
+    assert len(set(first)) == 4
+    assert _tokens(run_to_completion(requests, engine.submit, engine.step)) == first
+
+
+# -- ends -----------------------------------------------------------------------------------------
+
+
+def test_stops_at_stop_ids_eos_and_length(engine: Engine, prompt_ids: PromptIds) -> None:
+    free = engine.generate([prompt_ids[1]], SAMPLED)[0].token_ids
+    stop = next(token for token in free[5:] if token not in free[:5])
+    place = free.index(stop)
+    stopped = engine.generate([prompt_ids[1]], replace(SAMPLED, stop_token_ids=(stop,)))[0]
+    assert stopped.token_ids == free[: place + 1]
+    assert (stopped.finish_reason, stopped.stop_reason) == ("stop", stop)
+    later = replace(SAMPLED, stop_token_ids=(stop,), min_tokens=place + 2)
+    delayed = engine.generate([prompt_ids[1]], later)[0]
+    assert stop not in delayed.token_ids[: place + 2]
+    assert engine.generate([prompt_ids[1]], SAMPLED)[0].finish_reason == "length"
+    eos = engine.model.eos_token_ids[-1]
+    forced = replace(SAMPLED, allowed_ids=(eos,), ignore_eos=False)
+    ended = engine.generate([prompt_ids[1]], forced)[0]
+    assert (ended.token_ids, ended.finish_reason) == ((eos,), "stop")
+
+
+def test_bad_words_and_allowed_ids_hold(engine: Engine, prompt_ids: PromptIds) -> None:
+    free = engine.generate([prompt_ids[2]], SAMPLED)[0].token_ids
+    pair = free[3:5]
+    without = engine.generate([prompt_ids[2]], replace(SAMPLED, bad_words=(pair,)))[0].token_ids
+    assert pair not in zip(without, without[1:], strict=False)
+    assert without[:4] == free[:4]
+    allowed = tuple(sorted(set(free[:9])))
+    inside = engine.generate([prompt_ids[2]], replace(SAMPLED, allowed_ids=allowed))[0].token_ids
+    assert set(inside) <= set(allowed)
+
+
+def test_impossible_requests_end_with_their_reason(engine: Engine, prompt_ids: PromptIds) -> None:
+    too_long = engine.generate([prompt_ids[0]], replace(GREEDY, max_tokens=100_000))[0]
+    assert too_long.finish_reason == "error"
+    assert "exceed the context" in str(too_long.error)
+    outside = engine.generate([(1, 16_384)], GREEDY)[0]
+    assert "outside" in str(outside.error)
+    everything = tuple((token,) for token in range(10))
+    nothing_left = replace(GREEDY, allowed_ids=(3,), bad_words=everything)
+    results = run_to_completion(
+        [
+            Request("impossible", 0, prompt_ids[0], nothing_left),
+            Request("fine", 0, prompt_ids[1], GREEDY),
+        ],
+        engine.submit,
+        engine.step,
+    )
+    assert results[0].finish_reason == "error"
+    assert "every token is excluded" in str(results[0].error)
+    assert results[1].error is None
+    assert len(results[1].token_ids) == 64
+
+
+def test_no_tokens_wanted_scores_the_prompt_alone(engine: Engine, prompt_ids: PromptIds) -> None:
+    parameters = SamplingParameters(max_tokens=0, prompt_logprobs=0)
+    done = engine.generate([prompt_ids[4]], parameters)[0]
+    assert done.token_ids == ()
+    assert done.prompt_logprobs is not None
+    assert len(done.prompt_logprobs) == len(prompt_ids[4])
+
+
+# -- tidy -----------------------------------------------------------------------------------------
+
+
+def _run_with_cancellations(count: int, prompt_ids: PromptIds) -> None:
+    """A third of the requests is cancelled at random; survivors are right, blocks come back."""
+    engine = make_engine(max_running=32, kv_cache_bytes=600 * 65_536)
+    chance = random.Random(9)
+    kinds = _mixed_requests(prompt_ids, 40)
+    expected = _alone(engine, kinds)
+    waiting = list(range(count))
+    collectors: dict[str, Collector] = {}
+    cancelled: set[str] = set()
+    memory_at_half = 0
+    while waiting or not engine._scheduler.idle:
+        for _ in range(min(len(waiting), chance.randint(0, 4))):
+            index = waiting.pop(0)
+            request = replace(kinds[index % 40], request_id=f"{index}")
+            collectors[request.request_id] = Collector(request)
+            assert engine.submit(request) is None
+        for event in engine.step():
+            assert event.request_id not in cancelled, "a cancelled request must fall silent"
+            collectors[event.request_id].take(event)
+        alive = [name for name, each in collectors.items() if each.completion is None]
+        alive = [name for name in alive if name not in cancelled]
+        if alive and len(cancelled) * 3 < count - len(waiting):
+            victim = chance.choice(alive)
+            engine.cancel(victim)
+            cancelled.add(victim)
+        if not memory_at_half and len(waiting) < count // 2:
+            memory_at_half = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    engine.check_idle()
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory_at_half
+    assert grown < 50_000, f"memory grew by {grown} KB over the second half"
+    outcomes = Counter()
+    for name, collector in collectors.items():
+        if name in cancelled:
+            outcomes["cancelled"] += 1
+            continue
+        assert collector.completion is not None
+        assert collector.completion.token_ids == expected[int(name) % 40]
+        outcomes["right"] += 1
+    assert outcomes["cancelled"] >= count // 4
+    assert sum(outcomes.values()) == count
+
+
+def test_cancelling_leaks_nothing(prompt_ids: PromptIds) -> None:
+    _run_with_cancellations(120, prompt_ids)
+
+
+@pytest.mark.slow
+def test_cancelling_a_third_of_1000_requests_leaks_nothing(prompt_ids: PromptIds) -> None:
+    _run_with_cancellations(1000, prompt_ids)
