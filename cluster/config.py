@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError
 
 
 class ConfigError(ValueError):
@@ -18,7 +18,12 @@ class ConfigError(ValueError):
 
 
 class ServeConfig(BaseModel):
-    """Everything ``lexshard serve`` can be told. Sizes in bytes, tokens or requests as named."""
+    """Everything ``lexshard serve`` can be told.
+
+    ``kv_cache_memory`` is in bytes or a string like ``4GiB``. ``max_batch_size`` bounds the
+    sequences of one engine step; ``max_running_requests`` the sequences admitted at all, and
+    ``max_waiting_tokens`` their prompt tokens that still wait to be computed.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -26,7 +31,7 @@ class ServeConfig(BaseModel):
     served_model_name: list[str] = Field(default_factory=list)
     dtype: Literal["float32", "bfloat16", "auto"] = "auto"
     max_model_len: int | None = Field(default=None, ge=1)
-    kv_cache_memory: int | None = Field(default=None, ge=1)
+    kv_cache_memory: ByteSize | None = None
     threads: int | None = Field(default=None, ge=1)
     body: Literal["auto", "fused", "general"] = "auto"
     fast_prefill: bool = False

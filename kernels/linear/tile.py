@@ -18,6 +18,7 @@ from numba.extending import intrinsic
 PANEL = 16  # outputs side by side in one panel of packed weights: two AVX2 or one AVX-512 vector
 
 _FLOAT = ir.FloatType()
+_FLOAT_BYTES = 4
 _VECTOR = ir.VectorType(_FLOAT, PANEL)
 _HALF_VECTOR = ir.VectorType(ir.IntType(16), PANEL)
 _WORD_VECTOR = ir.VectorType(ir.IntType(32), PANEL)
@@ -56,26 +57,32 @@ def tile(
     """``tile(rows, panels, accumulate, x, x_row, weight, first_panel, out)`` in nopython code.
 
     ``rows``, ``panels`` and ``accumulate`` (0 stores, 1 adds to ``out``) are literal integers.
-    ``x [T, K] float32`` and ``out [T, >= P * 16] float32`` are C-contiguous, ``weight [P, K, 16]``
-    holds float32 or uint16 (bfloat16 bits). Computes rows ``x_row ...`` for the panels from
-    ``first_panel`` on.
+    ``x [T, >= K] float32`` has unit stride along its rows, ``out [T, >= P * 16] float32`` is
+    C-contiguous. ``weight`` holds float32 or uint16 (bfloat16 bits), C-contiguous: packed panels
+    ``[P, K, 16]``, or plain ``[K, W]`` of whose columns a panel is 16. Computes rows ``x_row ...``
+    for the panels from ``first_panel`` on.
     """
     row_count, panel_count = rows.literal_value, panels.literal_value
     adds = bool(accumulate.literal_value)
     bfloat16 = weight.dtype == types.uint16
+    packed = weight.ndim == 3
 
     def code_generator(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         _, _, _, x_value, x_row_value, weight_value, panel_value, out_value = arguments
         x_array = context.make_array(x)(context, builder, x_value)
         weight_array = context.make_array(weight)(context, builder, weight_value)
         out_array = context.make_array(out)(context, builder, out_value)
-        depth = cgutils.unpack_tuple(builder, x_array.shape)[1]
+        weight_shape = cgutils.unpack_tuple(builder, weight_array.shape)
         out_width = cgutils.unpack_tuple(builder, out_array.shape)[1]
+        depth = weight_shape[1] if packed else weight_shape[0]
         index = depth.type
-        panel_size = builder.mul(depth, index(PANEL))
+        panel_size = builder.mul(depth, index(PANEL)) if packed else index(PANEL)
+        step = index(PANEL) if packed else weight_shape[1]
+        x_bytes = cgutils.unpack_tuple(builder, x_array.strides)[0]
+        x_stride = builder.sdiv(x_bytes, index(_FLOAT_BYTES))
         weight_start = builder.gep(weight_array.data, [builder.mul(panel_size, panel_value)])
         rows_of_x = [
-            builder.gep(x_array.data, [builder.mul(depth, builder.add(x_row_value, index(row)))])
+            builder.gep(x_array.data, [builder.mul(x_stride, builder.add(x_row_value, index(row)))])
             for row in range(row_count)
         ]
         fma = cgutils.get_or_insert_function(
@@ -94,7 +101,7 @@ def tile(
         sums = [builder.phi(_VECTOR) for _ in range(row_count * panel_count)]
         for accumulator in sums:
             accumulator.add_incoming(ir.Constant(_VECTOR, [0.0] * PANEL), before)
-        place = builder.mul(column, index(PANEL))
+        place = builder.mul(column, step)
         vectors = [
             _load_weights(
                 builder,

@@ -157,17 +157,3 @@ def forward(
         _gate(gates, gate_width, inner_rows)
         multiply(inner_rows, down[layer], hidden, True)
     normalize(hidden, final_norm, epsilon, out)
-
-
-@njit(nogil=True, cache=True)
-def embed(token_ids: Array, table: Array, out: Array) -> None:
-    """``out[t] = table[token_ids[t]]``; ``table [V, d]`` float32, or uint16 bfloat16 bits."""
-    words = out.view(np.uint32)
-    if table.dtype == np.uint16:
-        for t in range(token_ids.shape[0]):
-            for j in range(table.shape[1]):
-                words[t, j] = np.uint32(table[token_ids[t], j]) << np.uint32(16)
-    else:
-        for t in range(token_ids.shape[0]):
-            for j in range(table.shape[1]):
-                out[t, j] = table[token_ids[t], j]

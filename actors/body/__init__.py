@@ -1,0 +1,1 @@
+"""Transformer bodies: from token ids to hidden states over a paged KV cache."""

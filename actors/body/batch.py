@@ -1,0 +1,45 @@
+"""What a body computes in one step, and the one seam between engine and body."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """The tokens of one step, packed: T rows of S sequences, N of which are wanted."""
+
+    token_ids: npt.NDArray[np.int32]  # [T]
+    positions: npt.NDArray[np.int32]  # [T]
+    slots: npt.NDArray[np.int64]  # [T]
+    row_sequence: npt.NDArray[np.int32]  # [T]
+    block_tables: npt.NDArray[np.int32]  # [S, max_blocks]
+    output_rows: npt.NDArray[np.int32]  # [N]
+
+
+class Body(Protocol):
+    """A transformer without its output head."""
+
+    hidden_size: int
+    vocabulary_size: int
+    num_layers: int
+    kv_heads: int
+    head_dim: int
+    max_positions: int
+    device: torch.device
+    batch_invariant: bool
+    name: str
+
+    def allocate_cache(self, num_blocks: int) -> None:
+        """Reserve ``num_blocks`` blocks of 16 tokens for every layer."""
+
+    def kv_bytes_per_block(self) -> int:
+        """Bytes of one block over all layers."""
+
+    def forward(self, batch: Batch) -> Any:
+        """Hidden states ``[N, d] float32`` of ``output_rows`` after the final norm."""
