@@ -1,0 +1,33 @@
+"""Where compiled kernels are kept between runs, and when they are stale.
+
+numba renews a cached function when its own file changes, but not when a function it calls from
+another file does. A kernel compiled from yesterday's sources could then decide today's tokens. So
+the cache lives in a folder named after the contents of every kernel source.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+
+def sources_digest(folder: Path) -> str:
+    """A name for the exact contents of every Python file below ``folder``."""
+    digest = hashlib.blake2b(digest_size=10)
+    for path in sorted(folder.rglob("*.py")):
+        digest.update(str(path.relative_to(folder)).encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def choose_cache_folder() -> None:
+    """Point numba at the folder of these sources, unless the user named one."""
+    if "NUMBA_CACHE_DIR" in os.environ:
+        return
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = base / "lexshard" / f"kernels-{sources_digest(Path(__file__).parent)}"
+    os.environ["NUMBA_CACHE_DIR"] = str(folder)
+    import numba  # reads the variable when first imported; set it again where it already was
+
+    numba.config.CACHE_DIR = str(folder)

@@ -1,0 +1,44 @@
+"""The decision itself: truncate each row's candidates and draw its token."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from kernels.draw import cpu, reference
+
+Implementation = Literal["reference", "cpu"]
+
+__all__ = ["Controls", "draw"]
+
+
+class Controls(NamedTuple):
+    """How N rows are sampled, as flat arrays."""
+
+    inverse_temperature: npt.NDArray[np.float64]  # [N] fp32 values; 0 is greedy
+    top_k: npt.NDArray[np.int64]  # [N] 0 is off
+    top_p: npt.NDArray[np.float64]  # [N] 1 is off
+    log_min_p: npt.NDArray[np.float64]  # [N] -inf is off
+    key: npt.NDArray[np.uint64]  # [N]
+    position: npt.NDArray[np.uint64]  # [N]
+
+
+def draw(
+    ids: npt.NDArray[np.int32],
+    logits: npt.NDArray[np.float32],
+    offsets: npt.NDArray[np.int64],
+    controls: Controls,
+    *,
+    implementation: Implementation | None = None,
+) -> npt.NDArray[np.int64]:
+    """The token id drawn in each row [N], or -1 where every token is excluded.
+
+    Ragged candidates: row ``r`` owns ``offsets[r]:offsets[r + 1]`` of ``ids`` (sorted within a
+    row) and ``logits`` (adjusted, fp32). Greedy rows take the largest logit. Others take, over the
+    tokens that `kernels.truncate` keeps, the largest ``f64(l) * f64(inverse_temperature) +
+    f64(g)`` with the noise ``g`` of `kernels.noise`. Ties go to the lower id.
+    """
+    module = reference if implementation == "reference" else cpu
+    return module.draw(ids, logits, offsets, controls)

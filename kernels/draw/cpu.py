@@ -1,0 +1,116 @@
+"""The decision in numba: the whole batch in one call, noise only where it can still win."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from kernels.noise.cpu import block_draw, block_minimum, noise_ceiling, token_noise
+from kernels.penalties.cpu import MINUS_INFINITY
+from kernels.search.cpu import NOISE_ROUNDING
+from kernels.truncate.cpu import truncate_row
+
+if TYPE_CHECKING:
+    from kernels.draw import Controls
+
+
+@njit(nogil=True, cache=True)
+def _greedy(ids, logits):  # type: ignore[no-untyped-def]
+    token = -1
+    highest = MINUS_INFINITY
+    for index in range(ids.size):
+        if logits[index] > highest:
+            highest = logits[index]
+            token = np.int64(ids[index])
+    return token
+
+
+@njit(nogil=True, cache=True)
+def _visit(  # type: ignore[no-untyped-def]
+    ids, logits, keep, start, stop, key, position, scale, token, best
+):
+    """The better of (token, best) and the candidates ``start:stop``, which share a block."""
+    highest = MINUS_INFINITY
+    for index in range(start, stop):
+        if keep[index]:
+            highest = max(highest, logits[index])
+    uniform, winner = block_draw(key, position, np.uint64(ids[start] // 64))
+    ceiling = np.float64(highest) * scale
+    if highest == MINUS_INFINITY or ceiling + noise_ceiling(uniform) < best:
+        return token, best
+    smallest = block_minimum(uniform)
+    highest_noise = -math.log(smallest) + NOISE_ROUNDING
+    for index in range(start, stop):
+        scaled = np.float64(logits[index]) * scale
+        if keep[index] and scaled + highest_noise >= best:
+            noise = token_noise(key, position, ids[index], smallest, winner)
+            score = scaled + np.float64(noise)
+            candidate = np.int64(ids[index])
+            if score > best or (score == best and candidate < token):
+                best = score
+                token = candidate
+    return token, best
+
+
+@njit(nogil=True, cache=True)
+def _gumbel(ids, logits, keep, key, position, scale):  # type: ignore[no-untyped-def]
+    """The kept token with the largest score; some token is kept."""
+    likely = -1
+    for index in range(ids.size):
+        if keep[index] and (likely < 0 or logits[index] > logits[likely]):
+            likely = index
+    token = np.int64(ids[likely])
+    best = -np.inf
+    # The likeliest token sets a high mark, below which most blocks need no noise.
+    token, best = _visit(ids, logits, keep, likely, likely + 1, key, position, scale, token, best)
+    start = 0
+    while start < ids.size:
+        block_end = (ids[start] // 64 + 1) * 64
+        stop = start + 1
+        while stop < ids.size and ids[stop] < block_end:
+            stop += 1
+        token, best = _visit(ids, logits, keep, start, stop, key, position, scale, token, best)
+        start = stop
+    return token
+
+
+@njit(nogil=True, cache=True)
+def _draw(ids, logits, offsets, controls):  # type: ignore[no-untyped-def]
+    rows = offsets.size - 1
+    tokens = np.empty(rows, np.int64)
+    for row in range(rows):
+        row_ids = ids[offsets[row] : offsets[row + 1]]
+        row_logits = logits[offsets[row] : offsets[row + 1]]
+        scale = controls.inverse_temperature[row]
+        if scale == 0.0:
+            tokens[row] = _greedy(row_ids, row_logits)
+            continue
+        keep = np.empty(row_ids.size, np.bool_)
+        some = truncate_row(
+            row_logits,
+            scale,
+            controls.top_k[row],
+            controls.top_p[row],
+            controls.log_min_p[row],
+            keep,
+        )
+        if some:
+            tokens[row] = _gumbel(
+                row_ids, row_logits, keep, controls.key[row], controls.position[row], scale
+            )
+        else:
+            tokens[row] = -1
+    return tokens
+
+
+def draw(
+    ids: npt.NDArray[np.int32],
+    logits: npt.NDArray[np.float32],
+    offsets: npt.NDArray[np.int64],
+    controls: Controls,
+) -> npt.NDArray[np.int64]:
+    return _draw(ids, logits, offsets, controls)

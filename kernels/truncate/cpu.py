@@ -1,0 +1,164 @@
+"""Truncation in numba: selection by digits of the logits, weighted by mass for top-p."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from kernels.normalizer.exponential import exponential
+from kernels.penalties.cpu import MINUS_INFINITY
+from kernels.search.selection import kth_largest_key, order_key
+from kernels.truncate.reference import MASS_UNIT
+
+# Bits of one digit: wide digits leave less for the next round, narrow ones have a short tally.
+WIDE_DIGIT, NARROW_DIGIT, MANY = 11, 8, 4096
+
+
+@njit(nogil=True, cache=True)
+def _keep_top_k(logits, k, keep, kept):  # type: ignore[no-untyped-def]
+    """Reduces ``keep`` (with ``kept`` > k tokens in it) to the k best."""
+    keys = np.empty(kept, np.int64)
+    count = 0
+    for index in range(logits.size):
+        if keep[index]:
+            keys[count] = order_key(logits[index])
+            count += 1
+    boundary = kth_largest_key(keys, count, k)
+    ties = k
+    for index in range(logits.size):
+        if keep[index] and order_key(logits[index]) > boundary:
+            ties -= 1
+    for index in range(logits.size):
+        if keep[index]:
+            key = order_key(logits[index])
+            if key < boundary:
+                keep[index] = False
+            elif key == boundary:
+                keep[index] = ties > 0
+                ties -= 1
+
+
+@njit(nogil=True, cache=True)
+def _boundary_key(keys, masses, count, target):  # type: ignore[no-untyped-def]
+    """The key at which the mass of the best tokens reaches ``target``, and the mass above it.
+
+    ``keys[:count]`` and ``masses[:count]`` are scratch.
+    """
+    tally = np.empty(1 << WIDE_DIGIT, np.int64)
+    shift = 32
+    above = 0
+    while shift > 0:
+        width = min(WIDE_DIGIT if count >= MANY else NARROW_DIGIT, shift)
+        shift -= width
+        mask = (1 << width) - 1
+        tally[: mask + 1] = 0
+        for index in range(count):
+            tally[(keys[index] >> shift) & mask] += masses[index]
+        digit = mask
+        while above + tally[digit] < target:
+            above += tally[digit]
+            digit -= 1
+        kept = 0
+        for index in range(count):
+            if (keys[index] >> shift) & mask == digit:
+                keys[kept] = keys[index]
+                masses[kept] = masses[index]
+                kept += 1
+        count = kept
+    return keys[0], masses[0], above
+
+
+@njit(nogil=True, cache=True)
+def _keep_top_p(logits, scale, top, top_p, keep):  # type: ignore[no-untyped-def]
+    """Reduces ``keep`` to the fewest best tokens that hold ``top_p`` of its mass."""
+    size = logits.size
+    # Separate loops over whole arrays, since only those without branches vectorise.
+    masses = np.empty(size, np.int64)
+    weights = np.empty(size, np.float64)
+    for index in range(size):
+        scaled = np.float64(logits[index]) * scale
+        distance = 0.0 if scaled == top else scaled - top
+        weights[index] = exponential(distance) * MASS_UNIT
+    keys = np.empty(size, np.int64)
+    count = 0
+    total = 0
+    for index in range(size):
+        mass = np.int64(np.rint(weights[index]))
+        if keep[index] and mass > 0:
+            keys[count] = order_key(logits[index])
+            masses[count] = mass
+            total += mass
+            count += 1
+    target = min(max(np.int64(math.ceil(top_p * np.float64(total))), 1), total)
+    boundary, mass, above = _boundary_key(keys, masses, count, target)
+    ties = (target - above + mass - 1) // mass
+    for index in range(size):
+        if keep[index]:
+            key = order_key(logits[index])
+            if key < boundary:
+                keep[index] = False
+            elif key == boundary:
+                keep[index] = ties > 0
+                ties -= 1
+
+
+# The flags let the maximum vectorise; no logit is NaN, and the sign of a zero does not matter.
+@njit(nogil=True, cache=True, fastmath={"nnan", "nsz"})
+def largest(logits):  # type: ignore[no-untyped-def]
+    result = MINUS_INFINITY
+    for index in range(logits.size):
+        result = max(result, logits[index])
+    return result
+
+
+@njit(nogil=True, cache=True)
+def truncate_row(logits, scale, top_k, top_p, log_min_p, keep):  # type: ignore[no-untyped-def]
+    """Fills ``keep`` [n]; ``log_min_p`` is ``-inf`` where min-p is off. True if any token stays."""
+    highest = largest(logits)
+    if highest == MINUS_INFINITY:
+        keep[:] = False
+        return False
+    top = np.float64(highest) * scale
+    # Not top + log_min_p alone: an infinite logit would make it NaN where min-p is off.
+    least = top + log_min_p if log_min_p > -np.inf else log_min_p
+    kept = 0
+    for index in range(logits.size):
+        logit = logits[index]
+        stays = logit > MINUS_INFINITY and np.float64(logit) * scale >= least
+        keep[index] = stays
+        kept += stays
+    if 0 < top_k < kept:
+        _keep_top_k(logits, top_k, keep, kept)
+    if top_p < 1.0:
+        _keep_top_p(logits, scale, top, top_p, keep)
+    return True
+
+
+@njit(nogil=True, cache=True)
+def _best(logits, count):  # type: ignore[no-untyped-def]
+    keep = np.ones(logits.size, np.bool_)
+    if count < logits.size:
+        _keep_top_k(logits, count, keep, logits.size)
+    return np.flatnonzero(keep)
+
+
+def truncate(
+    logits: npt.NDArray[np.float32],
+    inverse_temperature: float,
+    top_k: int,
+    top_p: float,
+    log_min_p: float,
+) -> npt.NDArray[np.bool_]:
+    keep = np.empty(len(logits), np.bool_)
+    truncate_row(logits, inverse_temperature, top_k, top_p, log_min_p, keep)
+    return keep
+
+
+def best_ids(logits: npt.NDArray[np.float32], count: int) -> npt.NDArray[np.int64]:
+    if count == 0:
+        return np.empty(0, np.int64)
+    places = _best(logits, count)
+    return places[np.argsort(-logits[places], kind="stable")]

@@ -1,0 +1,96 @@
+"""Processors: the stated order in fp32, and monotone, so that they carry bounds."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from actors.messages import Adjustment
+from actors.shard import flatten_adjustments
+from kernels.penalties import adjust
+from kernels.penalties.cpu import adjust_row
+
+settings.register_profile("penalties", deadline=None)
+settings.load_profile("penalties")
+
+
+def random_adjustment(random: np.random.Generator, size: int) -> Adjustment:
+    def some(share: float) -> np.ndarray:
+        return np.flatnonzero(random.random(size) < share).astype(np.int32)
+
+    seen, bias = some(0.4), some(0.2)
+    return Adjustment(
+        repetition=float(random.choice([1.0, 1.3, 0.7])),
+        frequency=float(random.choice([0.0, 0.5, -0.3])),
+        presence=float(random.choice([0.0, 0.9, -1.1])),
+        seen_ids=seen,
+        output_counts=random.integers(0, 4, len(seen)).astype(np.int32),
+        bias_ids=bias,
+        bias_values=random.choice([-100.0, -1.5, 0.3, 100.0], len(bias)).astype(np.float32),
+        banned=some(0.1),
+        allowed=some(0.7) if random.random() < 0.3 else None,
+    )
+
+
+@given(st.integers(0, 2**32), st.integers(1, 5), st.integers(1, 200))
+def test_cpu_equals_reference(seed: int, rows: int, size: int) -> None:
+    random = np.random.default_rng(seed)
+    flat = flatten_adjustments(
+        [None if random.random() < 0.2 else random_adjustment(random, size) for _ in range(rows)]
+    )
+    chosen = [np.flatnonzero(random.random(size) < random.random()) for _ in range(rows)]
+    ids = np.concatenate(chosen).astype(np.int32)
+    offsets = np.cumsum([0, *(len(c) for c in chosen)])
+    logits = (5 * random.standard_normal(len(ids))).astype(np.float32)
+    got = adjust(ids, logits, offsets, flat)
+    assert np.array_equal(got, adjust(ids, logits, offsets, flat, implementation="reference"))
+
+
+def test_the_stated_order_in_fp32() -> None:
+    adjustment = Adjustment(
+        repetition=1.5,
+        frequency=0.25,
+        presence=0.125,
+        seen_ids=np.array([1, 2, 3], np.int32),
+        output_counts=np.array([0, 2, 1], np.int32),
+        bias_ids=np.array([2, 3], np.int32),
+        bias_values=np.array([-4.0, 1.0], np.float32),
+        banned=np.array([4], np.int32),
+        allowed=None,
+    )
+    logits = np.array([3, 3, 3, 3, 3], np.float32)
+    got = adjust(
+        np.arange(5, dtype=np.int32), logits, np.array([0, 5]), flatten_adjustments([adjustment])
+    )
+    fp32 = np.float32
+    expected = [
+        fp32(3),
+        fp32(3) / fp32(1.5),  # prompt only: repetition alone
+        fp32(-1) * fp32(1.5) - fp32(0.5) - fp32(0.125),  # negative after its bias: multiplied
+        fp32(4) / fp32(1.5) - fp32(0.25) - fp32(0.125),
+        fp32(-np.inf),
+    ]
+    assert got.tolist() == [float(value) for value in expected]
+
+
+@given(st.integers(0, 2**32), st.integers(1, 150), st.floats(0, 2))
+def test_bounds_stay_bounds(seed: int, size: int, width: float) -> None:
+    """Adjusted bounds enclose every adjusted logit between the raw bounds, with no extra room."""
+    random = np.random.default_rng(seed)
+    flat = flatten_adjustments([random_adjustment(random, size)])
+    ids, offsets = np.arange(size, dtype=np.int32), np.array([0, size])
+    center = (5 * random.standard_normal(size)).astype(np.float32)
+    shift = np.float32(width)
+    low, high = np.empty(size, np.float32), np.empty(size, np.float32)
+    adjust_row(center, -shift, 0, flat, low)
+    adjust_row(center, shift, 0, flat, high)
+    between = np.clip(
+        center + random.uniform(-1, 1, size).astype(np.float32) * shift,
+        center - shift,
+        center + shift,
+    )
+    inside = adjust(ids, between, offsets, flat)
+    assert np.all(low <= inside)
+    assert np.all(inside <= high)
+    assert np.array_equal(low, adjust(ids, center - shift, offsets, flat))
