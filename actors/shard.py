@@ -34,6 +34,8 @@ from kernels.search import (
 UNIT_ROUNDOFF = 2.0**-24
 # Beyond this, fp32 sums might overflow on the way and an estimate says nothing.
 LARGEST_BOUND = 1e37
+# The integer masses of top-p (`kernels.truncate`) add up to less than 2**63 below this size.
+LARGEST_VOCABULARY = 1 << 20
 Linear = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -93,6 +95,8 @@ class Shard:
             raise ValueError(
                 f"vocabulary size {vocabulary_size} does not fit {weight.shape[0]} output rows"
             )
+        if vocabulary_size >= LARGEST_VOCABULARY:
+            raise ValueError(f"vocabularies have fewer than {LARGEST_VOCABULARY} tokens")
         self.vocabulary_size = vocabulary_size
         self._weight = weight.detach()[:vocabulary_size].contiguous()
         self._softcap = softcap
@@ -120,7 +124,7 @@ class Shard:
 
         Raises `NonFiniteHiddenError` naming the rows that contain NaN or infinity.
         """
-        tensor = torch.as_tensor(hidden).detach()
+        tensor = torch.as_tensor(hidden, dtype=torch.float32).detach()
         array = tensor.numpy()
         if len(needs) != len(array):
             raise ValueError(f"{len(array)} hidden states but {len(needs)} needs")
