@@ -14,7 +14,8 @@ class EngineConfiguration:
     """Settings of one engine.
 
     ``kv_cache_bytes`` None takes what ``max_running`` sequences of full length need, at most a
-    tenth of the machine's memory. ``threads`` None is one thread per core. ``step_tokens`` bounds
+    tenth of the machine's memory. ``threads`` None is one thread per core,
+    one core left to HTTP. ``step_tokens`` bounds
     the tokens computed in one step: a smaller value keeps inter-token latency even while long
     prompts come in, a larger one computes prompts faster.
     """

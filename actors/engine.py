@@ -37,6 +37,7 @@ from actors.shard import NonFiniteHiddenError
 from actors.statistics import Counters
 from actors.step_batch import build_batch, scored_rows
 from actors.warm_up import warm_up_requests
+from kernels import pool
 
 
 class Engine:
@@ -47,8 +48,9 @@ class Engine:
     """
 
     def __init__(self, configuration: EngineConfiguration) -> None:
-        threads = configuration.threads or os.cpu_count() or 1
+        threads = configuration.threads or max(1, (os.cpu_count() or 1) - 1)
         torch.set_num_threads(threads)
+        pool.set_threads(threads)
         model = load(
             configuration.model,
             configuration.dtype,
@@ -127,7 +129,12 @@ class Engine:
             state = SequenceState(request, self.model.vocabulary_size, self.model.eos_token_ids)
         except ValueError as error:
             return SequenceEvent(
-                request.request_id, request.choice, (), finish_reason="error", error=str(error)
+                request.request_id,
+                request.choice,
+                (),
+                finish_reason="error",
+                error=str(error),
+                refused=True,
             )
         self._arrivals += 1
         self._scheduler.add(Sequence(request, self._arrivals, state, state.history))
@@ -195,7 +202,7 @@ class Engine:
         """Head, decisions and their consequences for the plan's sequences."""
         rows: list[int] = []
         drawing: list[Sequence] = []
-        broken: dict[Sequence, str] = {}
+        broken: dict[Sequence, Exception] = {}
         row = 0
         for chunk in plan.chunks:
             scored = scored_rows(chunk)
@@ -203,7 +210,7 @@ class Engine:
                 try:
                     score_prompt(self._shard, chunk, hidden[row : row + scored])
                 except NonFiniteHiddenError as error:
-                    broken[chunk.sequence] = str(error)
+                    broken[chunk.sequence] = error
                 row += scored
             if chunk.draws:
                 if chunk.sequence not in broken:
@@ -228,7 +235,7 @@ class Engine:
         hidden: torch.Tensor,
         sequences: list[Sequence],
         decisions: dict[Sequence, RowDecision],
-        broken: dict[Sequence, str],
+        broken: dict[Sequence, Exception],
     ) -> None:
         """Draw a token for every row ``hidden [N, d]``; a row that cannot harms only itself."""
         started = time.perf_counter()
@@ -237,7 +244,7 @@ class Engine:
             thresholds = self._shard.screen(hidden, [state.need() for state in states])
         except NonFiniteHiddenError as error:
             for row in error.rows:
-                broken[sequences[row]] = str(error)
+                broken[sequences[row]] = error
             sound = [row for row in range(len(sequences)) if row not in error.rows]
             if sound:
                 self._decide(hidden[sound], [sequences[row] for row in sound], decisions, broken)
@@ -254,7 +261,7 @@ class Engine:
         except AllTokensExcludedError as error:
             drawn = error.decisions
             for row in error.rows:
-                broken[sequences[row]] = str(error)
+                broken[sequences[row]] = error
         for sequence, decision in zip(sequences, drawn, strict=True):
             if decision is not None:
                 decisions[sequence] = decision
@@ -264,7 +271,7 @@ class Engine:
         self,
         chunk: Chunk,
         decisions: dict[Sequence, RowDecision],
-        broken: dict[Sequence, str],
+        broken: dict[Sequence, Exception],
     ) -> SequenceEvent | None:
         """Book a chunk's tokens; what its client is told, if anything."""
         sequence = chunk.sequence
@@ -317,7 +324,7 @@ class Engine:
         stop: int | None,
         *,
         logprobs: tuple = (),
-        error: str | None = None,
+        error: Exception | None = None,
     ) -> SequenceEvent:
         request = sequence.request
         self._counters.cached_prompt_tokens += sequence.cached_tokens
@@ -332,7 +339,8 @@ class Engine:
             finish_reason=reason,
             stop_reason=stop,
             cached_tokens=sequence.cached_tokens,
-            error=error,
+            error=None if error is None else str(error),
+            refused=isinstance(error, AllTokensExcludedError),
         )
         self._scheduler.remove(sequence)
         return event

@@ -53,6 +53,10 @@ class BlockPool:
         self._by_name: dict[BlockHash, int] = {}
 
     @property
+    def shares_prefixes(self) -> bool:
+        return self._prefix_cache
+
+    @property
     def available(self) -> int:
         """Blocks an allocation can have: free ones and cached ones."""
         return len(self._free) + len(self._cached)

@@ -85,7 +85,11 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class SequenceEvent:
-    """What one step did to one sequence: new tokens, perhaps its end."""
+    """What one step did to one sequence: new tokens, perhaps its end.
+
+    With ``finish_reason`` error, ``error`` says why, and ``refused`` that the request asked for
+    something impossible (the client's fault) rather than that something broke (ours).
+    """
 
     request_id: str
     choice: int
@@ -96,6 +100,7 @@ class SequenceEvent:
     stop_reason: int | str | None = None
     cached_tokens: int = 0
     error: str | None = None
+    refused: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -114,7 +114,7 @@ class Scheduler:
             if len(self._running) >= self._max_running:
                 return
             sequence = self._waiting[position]
-            if self._sibling_computes_prompt(sequence):
+            if self._prompt_is_coming(sequence):
                 position += 1
                 continue
             sequence.take_cached_prefix(self.pool)
@@ -127,15 +127,16 @@ class Scheduler:
             chunks.append(_chunk(sequence, count))
             budget -= count
 
-    def _sibling_computes_prompt(self, sequence: Sequence) -> bool:
-        """Whether another choice of this request is computing the prompt this one could share."""
-        if sequence.request.choice == 0 or sequence.prompt_length <= BLOCK_TOKENS:
+    def _prompt_is_coming(self, sequence: Sequence) -> bool:
+        """Whether a running sequence is computing the very prompt this one could share."""
+        parameters = sequence.request.parameters
+        if sequence.prompt_length <= BLOCK_TOKENS or parameters.prompt_logprobs is not None:
             return False
-        if sequence.request.parameters.prompt_logprobs is not None:
+        if not self.pool.shares_prefixes:
             return False
         shareable = (sequence.prompt_length - 1) // BLOCK_TOKENS * BLOCK_TOKENS
         return any(
-            other.request.request_id == sequence.request.request_id and other.computed < shareable
+            other.computed < shareable and other.request.prompt_ids == sequence.request.prompt_ids
             for other in self._running
         )
 

@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import Any
 
-# Read by Ray when it is imported and inherited by every process it starts: the node's address
-# stays 127.0.0.1, and nothing is reported to anybody.
-os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-os.environ.setdefault("RAY_DEDUP_LOGS", "0")
-
-import ray  # noqa: E402  (after the settings it reads)
+OBJECT_STORE_BYTES = 128 * 1024 * 1024  # messages travel elsewhere; the store holds next to nothing
+ENVIRONMENT = {
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # keeps the node's address at 127.0.0.1
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_DEDUP_LOGS": "0",
+}
 
 
-def start_local_ray(**settings: Any) -> None:
-    """A Ray node of this process's own; connects to none that is already running."""
+def start_local_ray(environment: dict[str, str] | None = None) -> None:
+    """A Ray node of this process's own; connects to none that is already running.
+
+    Ray reads its environment when it is imported, so nothing may import it before this call.
+    ``environment`` adds to the settings; what the user has set stays.
+    """
+    for name, value in {**ENVIRONMENT, **(environment or {})}.items():
+        os.environ.setdefault(name, value)
+    import ray
+
     ray.init(
         address="local",
         include_dashboard=False,
-        configure_logging=True,
-        logging_level=logging.WARNING,
+        object_store_memory=OBJECT_STORE_BYTES,
+        logging_level=logging.ERROR,
         log_to_driver=True,
-        namespace="lexshard",
-        _node_ip_address="127.0.0.1",
-        **settings,
     )

@@ -7,6 +7,7 @@ import resource
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from actors.completion import Collector, Completion, run_to_completion
 from actors.configuration import EngineConfiguration
 from actors.engine import Engine
 from actors.messages import Request, SamplingParameters
+from kernels import pool
 
 PromptIds = list[tuple[int, ...]]
 
@@ -138,8 +140,7 @@ def _mixed_requests(prompt_ids: PromptIds, count: int) -> list[Request]:
 
 def _alone(engine: Engine, requests: list[Request]) -> list[tuple[int, ...]]:
     return [
-        _tokens(run_to_completion([request], engine.submit, engine.step))[0]
-        for request in requests
+        _tokens(run_to_completion([request], engine.submit, engine.step))[0] for request in requests
     ]
 
 
@@ -222,7 +223,7 @@ def test_bad_words_and_allowed_ids_hold(engine: Engine, prompt_ids: PromptIds) -
     free = engine.generate([prompt_ids[2]], SAMPLED)[0].token_ids
     pair = free[3:5]
     without = engine.generate([prompt_ids[2]], replace(SAMPLED, bad_words=(pair,)))[0].token_ids
-    assert pair not in zip(without, without[1:], strict=False)
+    assert pair not in pairwise(without)
     assert without[:4] == free[:4]
     allowed = tuple(sorted(set(free[:9])))
     inside = engine.generate([prompt_ids[2]], replace(SAMPLED, allowed_ids=allowed))[0].token_ids
@@ -311,3 +312,14 @@ def test_cancelling_leaks_nothing(prompt_ids: PromptIds) -> None:
 @pytest.mark.slow
 def test_cancelling_a_third_of_1000_requests_leaks_nothing(prompt_ids: PromptIds) -> None:
     _run_with_cancellations(1000, prompt_ids)
+
+
+def test_threads_change_no_token(engine: Engine, prompt_ids: PromptIds) -> None:
+    requests = _mixed_requests(prompt_ids, 9)
+    expected = _tokens(run_to_completion(requests, engine.submit, engine.step))
+    other = Engine(EngineConfiguration(str(DEMO), dtype="float32", threads=3))
+    try:
+        assert _tokens(run_to_completion(requests, other.submit, other.step)) == expected
+    finally:
+        pool.set_threads(1)
+        torch.set_num_threads(1)

@@ -16,8 +16,6 @@ from conftest import DEMO
 from actors.configuration import EngineConfiguration
 from actors.messages import Request, SamplingParameters
 
-ray = pytest.importorskip("ray")
-
 CONFIGURATION = EngineConfiguration(str(DEMO), dtype="float32", threads=1)
 LONG = SamplingParameters(temperature=0.9, seed=4, max_tokens=1500, ignore_eos=True)
 SHORT = SamplingParameters(temperature=0.9, seed=4, max_tokens=30, ignore_eos=True)
@@ -29,6 +27,8 @@ def _ray() -> Iterator[None]:
 
     start_local_ray()
     yield
+    import ray
+
     ray.shutdown()
 
 

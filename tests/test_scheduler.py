@@ -14,14 +14,10 @@ from actors.sequence import Sequence
 
 
 def _sequence(
-    arrival: int, prompt: list[int], output: int, *, priority: int = 0, choice: int = 0, name: str = ""
+    arrival: int, prompt: list[int], output: int, *, priority: int = 0, choice: int = 0
 ) -> Sequence:
     request = Request(
-        name or str(arrival),
-        choice,
-        tuple(prompt),
-        SamplingParameters(max_tokens=output),
-        priority,
+        str(arrival), choice, tuple(prompt), SamplingParameters(max_tokens=output), priority
     )
     return Sequence(request, arrival, cast(Any, None), list(prompt))
 
@@ -115,7 +111,7 @@ def test_choices_share_the_prompt_they_have_in_common() -> None:
     """The second choice waits for the first one's prompt, then takes its blocks without a copy."""
     scheduler = Scheduler(BlockPool(100), step_tokens=512, max_running=8)
     for choice in range(4):
-        scheduler.add(_sequence(choice, list(range(100)), 3, choice=choice, name="one"))
+        scheduler.add(_sequence(choice, list(range(100)), 3, choice=choice))
     plan = scheduler.plan()
     assert [chunk.count for chunk in plan.chunks] == [100]
     _commit(scheduler, plan)

@@ -8,16 +8,22 @@ and reads bfloat16 checkpoints at half the bytes of float32 with the very same p
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from kernels import pool
 from kernels.linear import reference
 from kernels.linear.tile import PANEL
 
 Implementation = Literal["reference", "cpu"]
+
+# Below this many products a second thread costs more than it saves.
+MULTIPLICATIONS_PER_THREAD = 2_000_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,7 +90,17 @@ def linear(
     from kernels.linear import cpu  # numba compiles on first use; keep the import cheap
 
     out = np.empty((x.shape[0], weight.padded_outputs), dtype=np.float32)
-    cpu.multiply(x.contiguous().numpy(), weight.panels, out, False)
+    rows, panels = x.contiguous().numpy(), weight.panels
+    large = x.shape[0] * panels.size > MULTIPLICATIONS_PER_THREAD
+    cuts = [panels.shape[0] * i // pool.threads() for i in range(pool.threads() + 1)]
+    if not large:
+        cuts = [0, panels.shape[0]]
+    pool.run(
+        [
+            partial(cpu.multiply_panels, rows, panels, out, False, first, last)
+            for first, last in pairwise(cuts)
+        ]
+    )
     result = torch.from_numpy(out)
     if weight.padded_outputs != weight.outputs:
         result = result[:, : weight.outputs].contiguous()

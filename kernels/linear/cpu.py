@@ -21,21 +21,25 @@ TILE_ROWS = 6  # 6 rows x 16 outputs: 12 accumulators of the 16 AVX2 registers
 
 @njit(nogil=True, cache=True, inline="never")
 def _one_row(
-    x: npt.NDArray[Any], row: int, weight: npt.NDArray[Any], out: npt.NDArray[Any], add: bool
+    x: npt.NDArray[Any],
+    weight: npt.NDArray[Any],
+    out: npt.NDArray[Any],
+    add: bool,
+    first: int,
+    last: int,
 ) -> None:
     """One row: four panels side by side, so that eight chains hide the latency of one."""
-    panels = weight.shape[0]
-    whole = panels - panels % 4
-    for panel in range(0, whole, 4):
+    whole = last - (last - first) % 4
+    for panel in range(first, whole, 4):
         if add:
-            tile(1, 4, 1, x, row, weight, panel, out)
+            tile(1, 4, 1, x, 0, weight, panel, out)
         else:
-            tile(1, 4, 0, x, row, weight, panel, out)
-    for panel in range(whole, panels):
+            tile(1, 4, 0, x, 0, weight, panel, out)
+    for panel in range(whole, last):
         if add:
-            tile(1, 1, 1, x, row, weight, panel, out)
+            tile(1, 1, 1, x, 0, weight, panel, out)
         else:
-            tile(1, 1, 0, x, row, weight, panel, out)
+            tile(1, 1, 0, x, 0, weight, panel, out)
 
 
 @njit(nogil=True, cache=True, inline="never")
@@ -77,6 +81,32 @@ def _few_rows(
 
 
 @njit(nogil=True, cache=True)
+def multiply_panels(
+    x: npt.NDArray[Any],
+    weight: npt.NDArray[Any],
+    out: npt.NDArray[Any],
+    add: bool,
+    first: int,
+    last: int,
+) -> None:
+    """``multiply`` for the outputs of panels ``first`` to ``last - 1`` only."""
+    rows = x.shape[0]
+    if rows == 1:
+        _one_row(x, weight, out, add, first, last)
+        return
+    for start in range(0, rows, ROW_BLOCK):
+        stop = min(start + ROW_BLOCK, rows)
+        whole = stop - (stop - start) % TILE_ROWS
+        for panel in range(first, last):
+            for row in range(start, whole, TILE_ROWS):
+                if add:
+                    tile(6, 1, 1, x, row, weight, panel, out)
+                else:
+                    tile(6, 1, 0, x, row, weight, panel, out)
+            _few_rows(x, whole, stop - whole, weight, panel, out, add)
+
+
+@njit(nogil=True, cache=True)
 def multiply(
     x: npt.NDArray[Any], weight: npt.NDArray[Any], out: npt.NDArray[Any], add: bool
 ) -> None:
@@ -85,17 +115,4 @@ def multiply(
     ``x [T, K] float32``, ``weight [P, K, 16]`` float32 or uint16 (bfloat16 bits), ``out
     [>= T, >= P * 16] float32``; all C-contiguous.
     """
-    rows, panels = x.shape[0], weight.shape[0]
-    if rows == 1:
-        _one_row(x, 0, weight, out, add)
-        return
-    for start in range(0, rows, ROW_BLOCK):
-        stop = min(start + ROW_BLOCK, rows)
-        whole = stop - (stop - start) % TILE_ROWS
-        for panel in range(panels):
-            for row in range(start, whole, TILE_ROWS):
-                if add:
-                    tile(6, 1, 1, x, row, weight, panel, out)
-                else:
-                    tile(6, 1, 0, x, row, weight, panel, out)
-            _few_rows(x, whole, stop - whole, weight, panel, out, add)
+    multiply_panels(x, weight, out, add, 0, weight.shape[0])

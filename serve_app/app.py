@@ -1,0 +1,200 @@
+"""The HTTP application: every route, on any engine client."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import orjson
+from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+
+from cluster.config import ServeConfig
+from serve_app.admission import Admission
+from serve_app.authentication import ApiKeys
+from serve_app.chat import create_chat_completion
+from serve_app.completions import create_completion
+from serve_app.engine_client import EngineClient
+from serve_app.errors import ApiError, ClientDisconnectedError, bad_request, model_not_found
+from serve_app.metrics import CONTENT_TYPE, ServerMetrics
+from serve_app.middleware import RECORD_KEY, RequestMiddleware
+from serve_app.request_record import RequestRecord
+from serve_app.server_state import VERSION, ServerState
+from serve_app.tokenization import ModelTokenizer
+from serve_app.tokenizer_routes import detokenize, tokenize
+
+PATHS = (
+    "/v1/models",
+    "/v1/completions",
+    "/v1/chat/completions",
+    "/tokenize",
+    "/detokenize",
+    "/tokenizer_info",
+    "/health",
+    "/metrics",
+    "/version",
+)
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+def create_app(config: ServeConfig, client: EngineClient, tokenizer: ModelTokenizer) -> FastAPI:
+    """Routes, errors, authentication and middleware around one engine client.
+
+    The application stops the client when it shuts down.
+    """
+    admission = Admission(
+        config.max_running_requests, config.max_waiting_tokens, config.max_requests_per_client
+    )
+    metrics = ServerMetrics(client, admission)
+    state = ServerState(config, client, tokenizer, admission, metrics)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        await client.stop()
+
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
+    app.router.redirect_slashes = False
+    app.add_exception_handler(ApiError, _api_error)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_middleware(RequestMiddleware, metrics=metrics, paths=PATHS)
+    _add_open_routes(app, state)
+    _add_guarded_routes(app, state, ApiKeys(config.api_keys))
+    return app
+
+
+async def _api_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return error.response()
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    """What the router refuses: an unknown path or a wrong method."""
+    assert isinstance(error, HTTPException)
+    if error.status_code == 405:
+        message = f"{request.method} is not allowed on {request.url.path}"
+        return ApiError(405, message, headers=dict(error.headers or {})).response()
+    return ApiError(404, f"There is nothing at {request.url.path}").response()
+
+
+def _json(content: Any, status: int = 200) -> Response:
+    return Response(orjson.dumps(content), status_code=status, media_type="application/json")
+
+
+def _add_open_routes(app: FastAPI, state: ServerState) -> None:
+    """Routes that need no key: what machines ask about the server itself."""
+
+    @app.get("/health")
+    async def health() -> Response:
+        if state.client.ready:
+            return _json({"status": "ok"})
+        # No Retry-After says that waiting is in vain.
+        retry = {"Retry-After": "2"} if state.client.failure is None else {}
+        reason = f"not ready: {state.client.health_reason}"
+        return ApiError(503, reason, headers=retry).response()
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(state.metrics.text(), headers={"Content-Type": CONTENT_TYPE})
+
+    @app.get("/version")
+    async def version() -> Response:
+        return _json({"version": VERSION})
+
+
+def _add_guarded_routes(app: FastAPI, state: ServerState, keys: ApiKeys) -> None:
+    def guarded(path: str, method: str) -> Callable[[Handler], None]:
+        """Registers a handler that runs only with a valid key."""
+
+        def register(handler: Handler) -> None:
+            async def endpoint(request: Request) -> Response:
+                owner = keys.check(request.headers.get("authorization"))
+                if owner is not None:
+                    _record(request).client = owner
+                return await handler(request)
+
+            app.add_api_route(path, endpoint, methods=[method])
+
+        return register
+
+    @guarded("/v1/models", "GET")
+    async def models(request: Request) -> Response:
+        data = [_model_card(state, name) for name in state.config.model_names]
+        return _json({"object": "list", "data": data})
+
+    @guarded("/v1/models/{name:path}", "GET")
+    async def model(request: Request) -> Response:
+        name = request.path_params["name"]
+        if name not in state.config.model_names:
+            raise model_not_found(name)
+        return _json(_model_card(state, name))
+
+    @guarded("/v1/completions", "POST")
+    async def completions(request: Request) -> Response:
+        body = await _read_json(request, state.config.max_body_bytes)
+        return await create_completion(state, request, body, _record(request))
+
+    @guarded("/v1/chat/completions", "POST")
+    async def chat_completions(request: Request) -> Response:
+        body = await _read_json(request, state.config.max_body_bytes)
+        return await create_chat_completion(state, request, body, _record(request))
+
+    @guarded("/tokenize", "POST")
+    async def tokenize_route(request: Request) -> Response:
+        return _json(await tokenize(state, await _read_json(request, state.config.max_body_bytes)))
+
+    @guarded("/detokenize", "POST")
+    async def detokenize_route(request: Request) -> Response:
+        body = await _read_json(request, state.config.max_body_bytes)
+        return _json(await detokenize(state, body))
+
+    @guarded("/tokenizer_info", "GET")
+    async def tokenizer_info(request: Request) -> Response:
+        limit = state.information().max_model_len
+        return _json(state.tokenizer.information() | {"model_max_length": limit})
+
+
+def _record(request: Request) -> RequestRecord:
+    record: RequestRecord = request.scope[RECORD_KEY]
+    return record
+
+
+def _model_card(state: ServerState, name: str) -> dict[str, Any]:
+    ready = state.client.ready
+    return {
+        "id": name,
+        "object": "model",
+        "created": state.created,
+        "owned_by": "lexshard",
+        "root": state.config.model_names[0],
+        "parent": None,
+        "max_model_len": state.client.information.max_model_len if ready else None,
+    }
+
+
+async def _read_json(request: Request, limit: int) -> Any:
+    """The decoded body.
+
+    Raises:
+        ApiError: 413 for a body larger than ``limit`` bytes, 400 for one that is no JSON.
+        ClientDisconnectedError: the client left while sending.
+    """
+    too_large = ApiError(413, f"the body is larger than {limit} bytes")
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared[:20]) > limit:
+        raise too_large
+    body = bytearray()
+    more = True
+    while more:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnectedError
+        body += message.get("body", b"")
+        if len(body) > limit:
+            raise too_large
+        more = message.get("more_body", False)
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise bad_request(f"the body is not valid JSON: {error}") from error

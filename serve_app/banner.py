@@ -1,0 +1,60 @@
+"""What a server says of itself once it is ready."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from cluster.config import ServeConfig
+
+
+def decisions(config: ServeConfig) -> str:
+    """The configuration in effect, keys aside, one option a line."""
+    values = config.model_dump(exclude={"api_keys"})
+    values["api_keys"] = f"{len(config.api_keys)} set" if config.api_keys else "none: open to all"
+    return "\n".join(f"  {name:<24} {_shown(value)}" for name, value in values.items())
+
+
+def _shown(value: Any) -> str:
+    return "automatic" if value is None or value == [] else str(value)
+
+
+def base_url(config: ServeConfig) -> str:
+    """Where a client on this machine reaches the server."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(config.host, config.host)
+    return f"http://{host}:{config.port}"
+
+
+def banner(config: ServeConfig, information: dict[str, Any], has_chat: bool) -> str:
+    """``information`` is an ``EngineInformation`` as a dict."""
+    name = config.model_names[0]
+    invariant = "batch-invariant" if information["batch_invariant"] else "not batch-invariant"
+    rows = {
+        "model": f"{name} ({information['model']}, {information['parameters']:,} parameters)",
+        "device": f"{information['device']}, {information['threads']} threads",
+        "dtype": information["dtype"],
+        "body": f"{information['body']} ({invariant})",
+        "head": f"{information['head']}, {information['vocabulary_size']:,} tokens",
+        "context": f"{information['max_model_len']:,} tokens",
+        "KV cache": f"{information['kv_tokens']:,} tokens "
+        f"({information['kv_bytes'] / 2**20:,.0f} MiB)",
+        "URL": f"{base_url(config)}/v1",
+    }
+    lines = "\n".join(f"  {label:<9} {value}" for label, value in rows.items())
+    return f"\nlexshard is ready\n{lines}\n\nTry it:\n{_curl(config, name, has_chat)}\n"
+
+
+def _curl(config: ServeConfig, name: str, has_chat: bool) -> str:
+    body: dict[str, Any] = {"model": name, "max_tokens": 32}
+    path = "completions"
+    if has_chat:
+        path = "chat/completions"
+        body["messages"] = [{"role": "user", "content": "Hello!"}]
+    else:
+        body["prompt"] = "Once upon a time"
+    key = "  -H 'Authorization: Bearer KEY' \\\n" if config.api_keys else ""
+    return (
+        f"curl {base_url(config)}/v1/{path} \\\n{key}"
+        "  -H 'Content-Type: application/json' \\\n"
+        f"  -d '{json.dumps(body)}'"
+    )

@@ -1,0 +1,47 @@
+"""The ``lexshard`` command. Each subcommand is a module with ``add_arguments`` and ``run``,
+imported only when it is asked for."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+
+COMMANDS = {
+    ("serve",): ("serve_app.serve_command", "serve a model over an OpenAI-compatible API"),
+    ("demo", "train"): ("serve_app.demo.command", "train the small demonstration models"),
+    ("bench", "engine"): ("loadtest.bench.engine", "measure the engine without HTTP"),
+}
+
+
+def usage() -> str:
+    lines = [f"  lexshard {' '.join(words):<14} {text}" for words, (_, text) in COMMANDS.items()]
+    return "\n".join(
+        ["usage: lexshard COMMAND [options]", "", *lines, "", "--help after a command tells more."]
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a subcommand; returns the exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(usage())
+        return 0 if arguments else 2
+    if arguments[0] == "--version":
+        print(version("lexshard"))
+        return 0
+    for words, (module_name, text) in COMMANDS.items():
+        if tuple(arguments[: len(words)]) == words:
+            module = importlib.import_module(module_name)
+            parser = argparse.ArgumentParser(f"lexshard {' '.join(words)}", description=text)
+            module.add_arguments(parser)
+            code: int | None = module.run(parser.parse_args(arguments[len(words) :]))
+            return code or 0
+    print(f"lexshard: no command '{' '.join(arguments[:2])}'\n\n{usage()}", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,232 @@
+"""Measuring a finished checkpoint pair on held-out text."""
+
+from __future__ import annotations
+
+import json
+import lzma
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import PreTrainedTokenizerBase as TokenizerBase
+
+from serve_app.demo.chat import Message, dialogue_messages
+from serve_app.demo.corpus import Corpus
+from serve_app.demo.prompts import chat_texts, dialogue_prompts, generate, prose_prompts
+from serve_app.demo.recipe import Measurement
+from serve_app.demo.tokenizer import END_OF_TEXT, render_chat
+from serve_app.demo.windows import TokenSource
+
+EVALUATION_FILE = "evaluation.json"
+
+SAMPLE_CHATS: tuple[tuple[Message, ...], ...] = (
+    ({"role": "user", "content": "Tell me a story about a wolf."},),
+    ({"role": "user", "content": "Tell me a story."},),
+    (
+        {"role": "system", "content": "You are a helpful assistant."},
+        {"role": "user", "content": "I want to book a table for two in San Jose."},
+    ),
+    ({"role": "user", "content": "Can you find me a hotel in Paris for next Friday?"},),
+    ({"role": "user", "content": "What is the capital of France?"},),
+)
+
+
+@dataclass(frozen=True)
+class HeldOutText:
+    """Held-out documents as the model reads them and as the bytes they are charged to."""
+
+    name: str
+    documents: list[str]
+    raw: bytes
+
+
+def held_out_texts(corpus: Corpus, limit: int) -> list[HeldOutText]:
+    """At most ``limit`` bytes of every held-out kind of text."""
+    texts: list[HeldOutText] = []
+    for name, books in corpus.held_out_prose.items():
+        share = limit // max(1, len(books))
+        documents = ["\n\n".join(_leading(book, share)) for book in books]
+        texts.append(HeldOutText(name, documents, "\n\n".join(documents).encode()))
+    documents, turns, size = [], [], 0
+    for dialogue in corpus.held_out_dialogues:
+        if size >= limit:
+            break
+        messages = dialogue_messages(dialogue)
+        documents.append(render_chat(messages))
+        turns += [message["content"] for message in messages]
+        size += sum(len(message["content"].encode()) + 1 for message in messages)
+    if documents:
+        texts.append(HeldOutText("dialogues", documents, "\n".join(turns).encode()))
+    return texts
+
+
+def _leading(paragraphs: Sequence[str], limit: int) -> list[str]:
+    taken: list[str] = []
+    size = 0
+    for paragraph in paragraphs:
+        if size >= limit:
+            break
+        taken.append(paragraph)
+        size += len(paragraph.encode()) + 2
+    return taken
+
+
+def _token_bits(model: PreTrainedModel, tokens: torch.Tensor) -> float:
+    """Bits the model needs for every token after the first, in full-length windows."""
+    length = model.config.max_position_embeddings
+    total = 0.0
+    with torch.inference_mode():
+        for begin in range(0, len(tokens) - 1, length):
+            window = tokens[begin : begin + length + 1]
+            logits = model(window[None, :-1]).logits[0].float()
+            loss = torch.nn.functional.cross_entropy(logits, window[1:], reduction="sum")
+            total += float(loss) / math.log(2)
+    return total
+
+
+def _unigram_bits(sources: Sequence[TokenSource], vocabulary: int) -> np.ndarray:
+    frequency = np.zeros(vocabulary)
+    for source in sources:
+        counts = np.bincount(source.tokens, minlength=vocabulary) + 1e-2
+        frequency += source.weight * counts / counts.sum()
+    return -np.log2(frequency / frequency.sum())
+
+
+def bits_per_byte(
+    models: dict[str, PreTrainedModel],
+    tokenizer: TokenizerBase,
+    texts: Sequence[HeldOutText],
+    sources: Sequence[TokenSource],
+) -> dict[str, dict[str, float]]:
+    """Bits per byte of each text under each model, a unigram model and xz."""
+    unigram = _unigram_bits(sources, len(tokenizer))
+    totals: dict[str, float] = {}
+    table: dict[str, dict[str, float]] = {}
+    size = 0
+    for text in texts:
+        joined = END_OF_TEXT.join(["", *text.documents, ""])
+        tokens = torch.tensor(tokenizer(joined)["input_ids"])
+        bits = {name: _token_bits(model, tokens) for name, model in models.items()}
+        bits["unigram"] = float(unigram[tokens[1:].numpy()].sum())
+        bits["xz -9e"] = 8.0 * len(lzma.compress(text.raw, preset=9 | lzma.PRESET_EXTREME))
+        table[text.name] = {name: value / len(text.raw) for name, value in bits.items()}
+        table[text.name]["bytes"] = len(text.raw)
+        for name, value in bits.items():
+            totals[name] = totals.get(name, 0.0) + value
+        size += len(text.raw)
+    table["all"] = {name: value / size for name, value in totals.items()}
+    table["all"]["bytes"] = size
+    return table
+
+
+def ended_count(
+    model: PreTrainedModel,
+    tokenizer: TokenizerBase,
+    prompts: Sequence[Sequence[Message]],
+    new_tokens: int,
+    sample: bool,
+    seed: int = 0,
+) -> int:
+    """How many prompts are answered with an end token inside ``new_tokens`` tokens."""
+    ends = set(model.generation_config.eos_token_id)
+    texts = chat_texts(tokenizer, prompts)
+    answers = generate(model, tokenizer, texts, new_tokens, sample, seed)
+    return sum(answer[-1] in ends for _, answer in answers)
+
+
+def match_rate(
+    target: PreTrainedModel,
+    draft: PreTrainedModel,
+    tokenizer: TokenizerBase,
+    texts: Sequence[str],
+    new_tokens: int,
+    sample: bool,
+    seed: int = 0,
+) -> float:
+    """Share of the positions of target-written text where both models' best tokens agree."""
+    agreed = count = 0
+    for prompt, answer in generate(target, tokenizer, texts, new_tokens, sample, seed):
+        tokens = torch.tensor([[*prompt, *answer]])[:, :-1]
+        with torch.inference_mode():
+            ours = target(tokens).logits[0, len(prompt) - 1 :].argmax(dim=-1)
+            theirs = draft(tokens).logits[0, len(prompt) - 1 :].argmax(dim=-1)
+        agreed += int((ours == theirs).sum())
+        count += len(answer)
+    return agreed / count
+
+
+def _samples(
+    model: PreTrainedModel,
+    tokenizer: TokenizerBase,
+    openings: Sequence[str],
+    new_tokens: int,
+    seed: int = 1,
+) -> list[dict[str, str]]:
+    texts = [*openings, *chat_texts(tokenizer, SAMPLE_CHATS)]
+    written = generate(model, tokenizer, texts, new_tokens, True, seed)
+    return [
+        {"prompt": text, "answer": tokenizer.decode(answer)}
+        for text, (_, answer) in zip(texts, written, strict=True)
+    ]
+
+
+def load_pair(target: Path, draft: Path) -> tuple[PreTrainedModel, PreTrainedModel, TokenizerBase]:
+    """Both checkpoints in float32 and their tokenizer."""
+    models = [
+        AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        for folder in (target, draft)
+    ]
+    return models[0], models[1], AutoTokenizer.from_pretrained(target)
+
+
+def evaluate_pair(
+    target_folder: Path,
+    draft_folder: Path,
+    corpus: Corpus,
+    sources: Sequence[TokenSource],
+    size: Measurement,
+) -> dict[str, Any]:
+    """All measurements of an exported pair."""
+    target, draft, tokenizer = load_pair(target_folder, draft_folder)
+    texts = held_out_texts(corpus, size.held_out_bytes)
+    table = bits_per_byte({"target": target, "draft": draft}, tokenizer, texts, sources)
+    books = [book for group in corpus.held_out_prose.values() for book in group]
+    prose = prose_prompts(books, size.match_prompts)
+    chats = dialogue_prompts(corpus.held_out_dialogues, size.end_prompts)
+    prompts = {"prose": prose, "dialogues": chat_texts(tokenizer, chats[: size.match_prompts])}
+    rates = {
+        f"{kind}, {mode}": match_rate(
+            target, draft, tokenizer, kind_texts, size.match_tokens, mode == "sampled"
+        )
+        for kind, kind_texts in prompts.items()
+        for mode in ("greedy", "sampled")
+        if kind_texts
+    }
+    ended = {
+        mode: ended_count(target, tokenizer, chats, size.end_tokens, mode == "sampled")
+        for mode in ("greedy", "sampled")
+        if chats
+    }
+    openings = prose[:: max(1, len(prose) // 4)][:4]
+    return {
+        "parameters": {
+            "target": sum(value.numel() for value in target.parameters()),
+            "draft": sum(value.numel() for value in draft.parameters()),
+        },
+        "bits_per_byte": table,
+        "greedy_match_rate": rates | {"mean": sum(rates.values()) / max(1, len(rates))},
+        "ended_prompts": {"prompts": len(chats), "tokens": size.end_tokens, **ended},
+        "samples": _samples(target, tokenizer, openings, size.sample_tokens),
+        "prompts": chats[: size.shipped_prompts],
+    }
+
+
+def write_evaluation(result: dict[str, Any], folder: Path) -> None:
+    """Write the measurements beside the weights."""
+    text = json.dumps(result, indent=2, ensure_ascii=False)
+    (folder / EVALUATION_FILE).write_text(text + "\n", encoding="utf-8")

@@ -1,0 +1,108 @@
+"""Linear layer and softmax losses fused in cache-sized chunks.
+
+Logits exist for one chunk of rows at a time and are turned into their own gradient in place.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+CHUNK_ROWS = 256
+
+
+def _softmax_in_place(logits: Tensor) -> Tensor:
+    """Replace logits by probabilities; return the log of the normaliser of each row."""
+    peak = logits.amax(dim=1, keepdim=True)
+    logits.sub_(peak).exp_()
+    total = logits.sum(dim=1, keepdim=True)
+    logits.div_(total)
+    return (total.log_() + peak).squeeze(1)
+
+
+class _FusedCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        context: Any, hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None
+    ) -> Tensor:
+        hidden_gradient = torch.empty_like(hidden)
+        weight_gradient = torch.zeros_like(weight)
+        loss = hidden.new_zeros(())
+        for begin in range(0, hidden.shape[0], CHUNK_ROWS):
+            rows = hidden[begin : begin + CHUNK_ROWS]
+            wanted = targets[begin : begin + CHUNK_ROWS, None]
+            logits = rows @ weight.t() if bias is None else torch.addmm(bias, rows, weight.t())
+            chosen = logits.gather(1, wanted).squeeze(1)
+            loss += (_softmax_in_place(logits) - chosen).sum()
+            logits.scatter_add_(1, wanted, logits.new_full(wanted.shape, -1.0))
+            torch.mm(logits, weight, out=hidden_gradient[begin : begin + CHUNK_ROWS])
+            weight_gradient.addmm_(logits.t(), rows)
+        context.save_for_backward(hidden_gradient, weight_gradient)
+        return loss
+
+    @staticmethod
+    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        hidden_gradient, weight_gradient = context.saved_tensors
+        return hidden_gradient * gradients[0], weight_gradient * gradients[0], None, None
+
+
+class _FusedDistillation(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        context: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        teacher_hidden: Tensor,
+        teacher_weight: Tensor,
+        hard_share: float,
+        bias: Tensor | None,
+    ) -> Tensor:
+        hidden_gradient = torch.empty_like(hidden)
+        weight_gradient = torch.zeros_like(weight)
+        loss = hidden.new_zeros(())
+        for begin in range(0, hidden.shape[0], CHUNK_ROWS):
+            rows = hidden[begin : begin + CHUNK_ROWS]
+            taught = teacher_hidden[begin : begin + CHUNK_ROWS] @ teacher_weight.t()
+            wanted = taught.argmax(dim=1, keepdim=True)
+            if bias is not None:
+                taught.add_(bias)
+            _softmax_in_place(taught)
+            taught.mul_(1.0 - hard_share)
+            taught.scatter_add_(1, wanted, taught.new_full(wanted.shape, hard_share))
+            logits = rows @ weight.t() if bias is None else torch.addmm(bias, rows, weight.t())
+            expected = torch.einsum("rv,rv->r", taught, logits)
+            loss += (_softmax_in_place(logits) - expected).sum()
+            logits.sub_(taught)
+            torch.mm(logits, weight, out=hidden_gradient[begin : begin + CHUNK_ROWS])
+            weight_gradient.addmm_(logits.t(), rows)
+        context.save_for_backward(hidden_gradient, weight_gradient)
+        return loss
+
+    @staticmethod
+    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:
+        hidden_gradient, weight_gradient = context.saved_tensors
+        scale = gradients[0]
+        return hidden_gradient * scale, weight_gradient * scale, None, None, None, None
+
+
+def fused_cross_entropy(
+    hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None = None
+) -> Tensor:
+    """Summed cross entropy of ``softmax(hidden @ weight.T + bias)`` at the targets."""
+    return _FusedCrossEntropy.apply(hidden, weight, targets, bias)
+
+
+def fused_distillation(
+    hidden: Tensor,
+    weight: Tensor,
+    teacher_hidden: Tensor,
+    teacher_weight: Tensor,
+    hard_share: float,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """Summed cross entropy against the teacher: its softmax, blended with its best token."""
+    return _FusedDistillation.apply(
+        hidden, weight, teacher_hidden, teacher_weight, hard_share, bias
+    )

@@ -1,0 +1,76 @@
+"""From a folder of texts to an evaluated checkpoint pair."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from serve_app.demo.card import write_cards
+from serve_app.demo.corpus import load_corpus
+from serve_app.demo.evaluate import evaluate_pair, write_evaluation
+from serve_app.demo.export import export_checkpoint
+from serve_app.demo.prepare import prepare
+from serve_app.demo.recipe import DemoRecipe, Schedule
+from serve_app.demo.stages import Stage, train_draft, train_target
+
+TARGET_FOLDER = "lexshard-demo"
+DRAFT_FOLDER = "lexshard-demo-draft"
+DEFAULT_WORK_FOLDER = "work"
+
+
+def _machine() -> str:
+    return f"{os.cpu_count()} {platform.machine()} CPU cores (torch {torch.__version__})"
+
+
+def _training_record(
+    stage: Stage, schedule: Schedule, recipe: DemoRecipe, seed: int
+) -> dict[str, Any]:
+    return {
+        "steps": stage.steps,
+        "tokens": stage.tokens,
+        "seconds": round(stage.seconds),
+        "seed": seed,
+        "workers": recipe.workers,
+        "machine": _machine(),
+        "schedule": asdict(schedule),
+    }
+
+
+def train_demo(
+    data: Path,
+    out: Path,
+    seed: int,
+    work: Path | None = None,
+    recipe: DemoRecipe | None = None,
+) -> dict[str, Any]:
+    """Train, export and evaluate the pair; returns the measurements.
+
+    ``out`` receives one folder for the target and one for the draft. ``work`` keeps tokens and
+    checkpoints; calling again with the same arguments continues where the last call stopped.
+    """
+    recipe = recipe or DemoRecipe()
+    work = work or out / DEFAULT_WORK_FOLDER
+    work.mkdir(parents=True, exist_ok=True)
+    prepared = prepare(data, work, recipe, seed)
+    target = train_target(prepared, recipe, work, seed)
+    target_folder, draft_folder = out / TARGET_FOLDER, out / DRAFT_FOLDER
+    export_checkpoint(target.weights, recipe.target, prepared.tokenizer, target_folder)
+    draft = train_draft(prepared, recipe, target.weights, work, seed)
+    export_checkpoint(draft.weights, recipe.draft, prepared.tokenizer, draft_folder)
+    corpus = load_corpus(data, recipe.mixture)
+    result = evaluate_pair(
+        target_folder, draft_folder, corpus, prepared.sources, recipe.measurement
+    )
+    result["training"] = {
+        "files": corpus.files,
+        "target": _training_record(target, recipe.target_schedule, recipe, seed),
+        "draft": _training_record(draft, recipe.draft_schedule, recipe, seed),
+    }
+    write_evaluation(result, target_folder)
+    write_cards(result, recipe, target_folder, draft_folder)
+    return result

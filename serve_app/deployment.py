@@ -1,0 +1,94 @@
+"""The Ray Serve deployment: the HTTP application beside its engine's client.
+
+Serve's own queue, timeouts and autoscaling are left out of the way: admission is decided inside
+the application, where errors have OpenAI's shape. There is no ``check_health`` of ours: Serve's
+default watches this event loop, and the engine's health is told by ``/health`` and mended by the
+client, so a restarting engine never takes the replica's open streams with it.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import asdict
+from typing import Any
+
+from fastapi import FastAPI
+from ray import serve
+from ray.serve import Application
+
+from actors.configuration import EngineConfiguration
+from cluster.config import ServeConfig
+from serve_app.app import create_app
+from serve_app.engine_client import EngineClient, EngineConnector
+from serve_app.tokenization import ModelTokenizer
+
+APPLICATION_NAME = "lexshard"
+MAX_ONGOING_REQUESTS = 100_000
+
+
+def start_engine(config: ServeConfig) -> EngineClient:
+    """The connector of a real server: an engine process of this replica's own."""
+    from cluster.engine_client import EngineClient as ProcessClient
+
+    client = ProcessClient(
+        EngineConfiguration(
+            model=config.model,
+            dtype=config.dtype,
+            max_model_len=config.max_model_len,
+            kv_cache_bytes=config.kv_cache_memory,
+            threads=config.threads,
+            body=config.body,
+            fast_prefill=config.fast_prefill,
+            max_running=config.max_batch_size,
+        )
+    )
+    client.start()
+    return client
+
+
+def log_to_stderr() -> None:
+    """One handler for everything of ours in this process."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    logger = logging.getLogger("lexshard")
+    logger.handlers = [handler]
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+
+
+class ServerDeployment:
+    """One replica: tokeniser, application, and the client of one engine."""
+
+    def __init__(self, config: ServeConfig, connect: EngineConnector) -> None:
+        log_to_stderr()
+        self._tokenizer = ModelTokenizer.load(config.model)
+        self._client = connect(config)
+        self._built_app = create_app(config, self._client, self._tokenizer)
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        return self._built_app
+
+    async def information(self) -> dict[str, Any]:
+        """What the engine decided, for the banner. Raises RuntimeError before it is ready."""
+        return asdict(self._client.information)
+
+    async def has_chat_template(self) -> bool:
+        return self._tokenizer.chat_template is not None
+
+
+def bind(config: ServeConfig, connect: EngineConnector = start_engine) -> Application:
+    """The application Ray Serve runs; ``connect`` is pickled and called in the replica."""
+    deployment: Any = serve.deployment(
+        serve.ingress()(ServerDeployment),
+        name="server",
+        num_replicas=1,
+        ray_actor_options={"num_cpus": 0},
+        max_ongoing_requests=MAX_ONGOING_REQUESTS,
+        max_constructor_retry_count=1,
+        health_check_period_s=5,
+        health_check_timeout_s=30,
+        graceful_shutdown_wait_loop_s=0.5,
+        graceful_shutdown_timeout_s=10,
+    )
+    application: Application = deployment.bind(config, connect)
+    return application

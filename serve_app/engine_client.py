@@ -1,0 +1,62 @@
+"""What the front end asks of an engine, wherever the engine runs.
+
+The engine lives in another process. Anything with these methods can stand behind the HTTP
+application: ``cluster.engine_client.EngineClient`` in production, a scripted one in tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Protocol
+
+from actors.configuration import EngineInformation
+from actors.messages import EngineStatistics, Request, SequenceEvent
+from cluster.config import ServeConfig
+
+
+class EventStream(Protocol):
+    """The events of the sequences of one ``submit``, in order per sequence."""
+
+    def __aiter__(self) -> AsyncIterator[SequenceEvent]: ...
+    async def __anext__(self) -> SequenceEvent: ...
+
+    def drain(self) -> Sequence[SequenceEvent]:
+        """Whatever else has already arrived, without waiting."""
+
+    def close(self) -> None:
+        """Cancel what has not finished. Closing twice is harmless."""
+
+
+class EngineClient(Protocol):
+    """The front end's side of one engine. Every method is called in the server's event loop."""
+
+    def submit(self, requests: Sequence[Request]) -> EventStream: ...
+
+    def cancel(self, request_id: str) -> None:
+        """Forget a request; unknown or finished ones are ignored."""
+
+    async def stop(self) -> None:
+        """End the engine and every open stream."""
+
+    @property
+    def ready(self) -> bool:
+        """The engine is alive and its kernels are warm. Never waits on the engine loop."""
+
+    @property
+    def health_reason(self) -> str | None:
+        """Why the engine is not ready; None when it is."""
+
+    @property
+    def failure(self) -> str | None:
+        """Why no engine will ever be ready; None while there is hope."""
+
+    @property
+    def statistics(self) -> EngineStatistics: ...
+
+    @property
+    def information(self) -> EngineInformation:
+        """Available once ``ready`` has been true."""
+
+
+EngineConnector = Callable[[ServeConfig], EngineClient]
+"""Makes a replica's client and starts it. Called once, inside the replica's event loop."""

@@ -1,0 +1,65 @@
+"""A whole server on this machine: Ray, Serve, the replica and its engine, on loopback."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from cluster.config import ServeConfig
+from cluster.lifecycle import start_local_ray
+from serve_app.engine_client import EngineConnector
+
+SERVE_ENVIRONMENT = {
+    "RAY_SERVE_LOG_TO_STDERR": "0",
+    # Streams pass through one event loop less: a fifth less time at 32 streams.
+    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
+    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "serve_app.middleware.proxy_middlewares",
+}
+
+
+def check_port(host: str, port: int) -> None:
+    """Raises:
+    OSError: the address cannot be listened on.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind((host, port))
+
+
+@contextmanager
+def running_server(config: ServeConfig, connect: EngineConnector | None = None) -> Iterator[Any]:
+    """Serves inside the ``with``; yields Serve's handle to the replica.
+
+    ``connect`` None starts a real engine. Ray reads its environment when it is imported, so
+    nothing before this may import it.
+
+    Raises:
+        RuntimeError: the replica could not be made (its reason is in the message).
+    """
+    start_local_ray(SERVE_ENVIRONMENT)
+    import ray
+    from ray import serve
+
+    from serve_app.deployment import APPLICATION_NAME, bind, start_engine
+
+    quiet = {"log_level": "ERROR", "enable_access_log": False}
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)
+    try:
+        serve.start(
+            proxy_location="HeadOnly",
+            http_options={"host": config.host, "port": config.port},
+            logging_config=quiet,
+        )
+        yield serve.run(
+            bind(config, connect or start_engine),
+            name=APPLICATION_NAME,
+            route_prefix="/",
+            logging_config=quiet,
+        )
+    finally:
+        serve.shutdown()
+        ray.shutdown()

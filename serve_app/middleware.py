@@ -1,0 +1,129 @@
+"""What happens around every request: its id, its log line, its count, and its last-resort error."""
+
+from __future__ import annotations
+
+import logging
+import re
+import uuid
+from collections.abc import Collection
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.middleware import Middleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from serve_app.errors import ClientDisconnectedError, internal_error
+from serve_app.metrics import ServerMetrics
+from serve_app.request_record import RequestRecord
+
+logger = logging.getLogger("lexshard.http")
+
+REQUEST_ID_HEADER = "x-request-id"
+REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+# Ray Serve lets any client switch off disconnect handling and set timeouts with these.
+RAY_CONTROL_HEADERS = (b"x-request-disconnect-disabled", b"x-request-timeout-seconds")
+CLIENT_CLOSED_REQUEST = 499
+RECORD_KEY = "lexshard.record"
+
+
+def acceptable_request_id(value: str | None) -> bool:
+    return value is not None and REQUEST_ID.fullmatch(value) is not None
+
+
+class RequestMiddleware:
+    """Gives each request a record (``scope[RECORD_KEY]``) and an ``x-request-id``.
+
+    Exceptions become a 500 without internals. ``paths`` are the routes that metrics name.
+    """
+
+    def __init__(self, app: ASGIApp, metrics: ServerMetrics, paths: Collection[str]) -> None:
+        self._app = app
+        self._metrics = metrics
+        self._paths = frozenset(paths)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get(REQUEST_ID_HEADER)
+        client = scope.get("client")
+        record = RequestRecord(
+            request_id=given if given and acceptable_request_id(given) else uuid.uuid4().hex,
+            method=scope["method"],
+            path=scope["path"],
+            client=client[0] if client else "",
+        )
+        scope[RECORD_KEY] = record
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                record.status = message["status"]
+                MutableHeaders(scope=message)[REQUEST_ID_HEADER] = record.request_id
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        except ClientDisconnectedError:
+            record.status = CLIENT_CLOSED_REQUEST
+        except Exception:
+            logger.exception("id=%s failed", record.request_id)
+            if record.status:  # a response has begun and cannot be taken back
+                raise
+            await internal_error(record.request_id).response()(scope, receive, send_with_id)
+        finally:
+            self._finish(record)
+
+    def _finish(self, record: RequestRecord) -> None:
+        record.status = record.status or CLIENT_CLOSED_REQUEST
+        known = record.path in self._paths
+        self._metrics.observe(record, record.path if known else "other")
+        first = record.seconds_to_first_token
+        logger.log(
+            logging.DEBUG if record.path in ("/health", "/metrics") else logging.INFO,
+            "id=%s %s %s status=%d prompt=%d completion=%d ttft=%s duration=%.3fs",
+            record.request_id,
+            record.method,
+            record.path[:200].encode("unicode_escape").decode(),
+            record.status,
+            record.prompt_tokens,
+            record.completion_tokens,
+            "-" if first is None else f"{first:.3f}s",
+            record.seconds,
+        )
+
+
+class ProxyHeaders:
+    """Runs in Ray Serve's HTTP proxy, before Serve reads anything.
+
+    Drops the headers by which clients could steer Serve and request ids that are none, and sends
+    one ``x-request-id`` where proxy and application each add theirs.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        scope["headers"] = [
+            (name, value)
+            for name, value in scope["headers"]
+            if name not in RAY_CONTROL_HEADERS
+            and (
+                name != REQUEST_ID_HEADER.encode() or acceptable_request_id(value.decode("latin-1"))
+            )
+        ]
+
+        async def send_one_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                if REQUEST_ID_HEADER in headers:
+                    headers[REQUEST_ID_HEADER] = headers[REQUEST_ID_HEADER]
+            await send(message)
+
+        await self._app(scope, receive, send_one_id)
+
+
+def proxy_middlewares() -> list[Middleware]:
+    """What Ray Serve's proxy asks for (``RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH``)."""
+    return [Middleware(ProxyHeaders)]

@@ -1,0 +1,380 @@
+"""``lexshard bench engine``: same work for every side, honest arithmetic, one file format."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from loadtest.bench import engine
+from loadtest.bench.agreement import Difference, compare
+from loadtest.bench.machine import pinned_to_cores
+from loadtest.bench.peers.transformers_generate import GenerateRunner, left_padded
+from loadtest.bench.process_pairs import Task, Worker, WorkerReport, alternate
+from loadtest.bench.record import Measure, Report, paired_ratio, percentile
+from loadtest.bench.runs import Run, run_interleaved
+from loadtest.bench.workload import OUTPUT_TOKENS, PROMPT_TOKENS, Job, mixed_jobs
+
+SECONDS = Measure("latency", "s", higher_is_better=False)
+positive = st.floats(min_value=1e-3, max_value=1e6)
+
+
+class WordTokenizer:
+    """One token a word: enough for lengths and determinism."""
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        return [len(word) for word in text.split()]
+
+
+class StubRunner:
+    """Answers at once with ascending tokens; ``seconds`` apart on its own clock."""
+
+    information = SimpleNamespace(parameters=10**6, body="stub", head="stub", max_model_len=512)
+
+    def __init__(self, name: str, seconds: float, calls: list[str]) -> None:
+        self.name = name
+        self._seconds = seconds
+        self._calls = calls
+
+    def run(self, jobs: Sequence[Job]) -> Run:
+        self._calls.append(self.name)
+        times = [tuple(self._seconds * (i + 1) for i in range(job.output_tokens)) for job in jobs]
+        return Run(
+            wall_seconds=max(each[-1] for each in times),
+            token_ids=tuple(tuple(range(job.output_tokens)) for job in jobs),
+            token_seconds=tuple(times),
+            head_share=0.25,
+        )
+
+
+# -- arithmetic -----------------------------------------------------------------------------------
+
+
+def test_percentiles_are_linear_between_order_statistics() -> None:
+    assert percentile([4.0, 1.0, 3.0, 2.0], 50) == 2.5
+    assert percentile([0.0, 10.0], 10) == pytest.approx(1.0)
+    assert percentile([7.0], 90) == 7.0
+
+
+@given(st.lists(st.tuples(positive, positive), min_size=1, max_size=9))
+def test_a_ratio_says_better_whichever_direction_is_better(
+    pairs: list[tuple[float, float]],
+) -> None:
+    ours, theirs = zip(*pairs, strict=True)
+    higher = paired_ratio(ours, theirs, higher_is_better=True)
+    lower = paired_ratio(theirs, ours, higher_is_better=False)
+    assert higher == lower
+    assert min(a / b for a, b in pairs) <= higher <= max(a / b for a, b in pairs) * (1 + 1e-12)
+
+
+def test_a_slow_minute_that_hits_both_sides_does_not_move_the_ratio() -> None:
+    assert paired_ratio([100, 10, 100], [50, 5, 50], higher_is_better=True) == 2.0
+
+
+def test_runs_that_were_not_taken_side_by_side_are_refused() -> None:
+    with pytest.raises(ValueError, match="cannot be paired"):
+        paired_ratio([1.0, 2.0], [1.0], higher_is_better=True)
+
+
+def test_measures_of_a_run() -> None:
+    run = Run(2.0, ((1, 2, 3), (4, 5)), ((0.5, 1.0, 1.5), (1.0, 2.0)))
+    assert run.throughput == 2.5
+    assert run.time_to_first_token == 750
+    assert run.time_per_output_token == 750  # gaps of 500 and 1000 ms
+
+
+def test_tokens_after_a_first_difference_are_not_compared() -> None:
+    agreement = compare([(1, 2, 3), (4, 5, 6)], [(1, 2, 3), (4, 9, 6)])
+    assert (agreement.equal_tokens, agreement.tokens) == (4, 6)
+    assert agreement.differences == (Difference(request=1, position=1, ours=5, theirs=9),)
+
+
+# -- workload -------------------------------------------------------------------------------------
+
+
+def test_the_seed_alone_decides_the_requests() -> None:
+    tokenizer = WordTokenizer()
+    assert mixed_jobs(tokenizer, 16, 17) == mixed_jobs(tokenizer, 16, 17)
+    assert mixed_jobs(tokenizer, 16, 17) != mixed_jobs(tokenizer, 16, 18)
+
+
+@pytest.mark.parametrize("count", [1, 4, 16, 33])
+def test_requests_have_mixed_lengths_with_the_same_mean_in_every_case(count: int) -> None:
+    jobs = mixed_jobs(WordTokenizer(), count, 17)
+    prompts = [len(job.prompt_ids) for job in jobs]
+    outputs = [job.output_tokens for job in jobs]
+    assert len(set(prompts)) == len(set(outputs)) == count
+    for lengths, (low, high) in ((prompts, PROMPT_TOKENS), (outputs, OUTPUT_TOKENS)):
+        assert low <= min(lengths) <= max(lengths) <= high
+        assert sum(lengths) / count == pytest.approx((low + high) / 2, abs=0.5)
+
+
+# -- running --------------------------------------------------------------------------------------
+
+
+def test_sides_take_turns_and_the_first_run_of_each_is_not_counted() -> None:
+    calls: list[str] = []
+    runners = [StubRunner("lexshard", 0.01, calls), StubRunner("generate", 0.02, calls)]
+    runs = run_interleaved(runners, mixed_jobs(WordTokenizer(), 2, 17), 3)
+    assert calls == ["lexshard", "generate"] * 4
+    assert {name: len(each) for name, each in runs.items()} == {"lexshard": 3, "generate": 3}
+
+
+def test_a_side_that_makes_too_few_tokens_is_an_error() -> None:
+    class Short(StubRunner):
+        def run(self, jobs: Sequence[Job]) -> Run:
+            return super().run([Job(job.prompt_ids, job.output_tokens - 1) for job in jobs])
+
+    with pytest.raises(RuntimeError, match="short made"):
+        run_interleaved([Short("short", 0.01, [])], mixed_jobs(WordTokenizer(), 1, 17), 1)
+
+
+def test_worker_processes_take_turns_and_report_json(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    script = (
+        "import json, sys\n"
+        "task = json.load(open(sys.argv[3]))\n"
+        "open(sys.argv[2], 'a').write(sys.argv[1])\n"
+        "runs = [[{'wall_seconds': 1.0, 'token_ids': [[0] * job['output_tokens'] for job in case],"
+        " 'token_seconds': [[1.0] for job in case]}] * task['repeats'] for case in task['cases']]\n"
+        "print('chatter')\n"
+        "print(json.dumps({'versions': {}, 'cases': runs}))\n"
+    )
+    workers = [
+        Worker(name, (sys.executable, "-c", script, name, str(log)), {}) for name in ("a", "b")
+    ]
+    task = Task("m", "float32", 1, "auto", 512, ((Job((1, 2), 3),),), repeats=2)
+    reports = list(alternate(workers, task, 2))
+    assert log.read_text() == "abab"
+    assert reports[0][0].cases[0][1].token_ids == ((0, 0, 0),)
+
+
+def test_a_failing_worker_process_shows_its_last_words() -> None:
+    worker = Worker("peer", (sys.executable, "-c", "raise SystemExit('no such model')"), {})
+    task = Task("m", "float32", 1, "auto", 512, (), repeats=1)
+    with pytest.raises(RuntimeError, match=r"(?s)peer process failed.*no such model"):
+        list(alternate([worker], task, 1))
+
+
+def test_pinning_ends_with_its_block() -> None:
+    before = os.sched_getaffinity(0)
+    with pinned_to_cores(1) as cores:
+        assert os.sched_getaffinity(0) == set(cores)
+    assert os.sched_getaffinity(0) == before
+    with pytest.raises(ValueError, match="--threads"), pinned_to_cores(10**6):
+        pass
+
+
+# -- the report -----------------------------------------------------------------------------------
+
+
+def test_json_has_exactly_the_agreed_fields(tmp_path: Path) -> None:
+    report = Report({"cores": 2}, {"python": "3"}, "lexshard bench engine", seed=17)
+    raw = {"lexshard": [1.0, 2.0], "peer": [3.0, 4.0]}
+    report.add({"requests": 4}, SECONDS, raw, ours="lexshard")
+    report.write(tmp_path / "deep" / "report.json")
+    written = json.loads((tmp_path / "deep" / "report.json").read_text())
+    case = {"requests": 4, "measure": "latency"}
+    assert written == {
+        "machine": {"cores": 2},
+        "versions": {"python": "3"},
+        "command": "lexshard bench engine",
+        "seed": 17,
+        "results": [
+            {
+                "case": case,
+                "name": name,
+                "unit": "s",
+                "median": pytest.approx(values[0] + 0.5),
+                "p10": pytest.approx(values[0] + 0.1),
+                "p90": pytest.approx(values[0] + 0.9),
+                "runs": 2,
+                "raw": values,
+            }
+            for name, values in raw.items()
+        ],
+        "ratios": [{"case": case, "against": "peer", "ratio": 2.5}],
+    }
+
+
+def test_the_table_shows_the_ratio_beside_the_peer() -> None:
+    report = Report({}, {}, "", seed=17)
+    for requests in (1, 16):
+        raw = {"lexshard": [1.0], "peer": [float(requests)]}
+        report.add({"dtype": "float32", "requests": requests}, SECONDS, raw, ours="lexshard")
+    lines = report.table().splitlines()
+    assert lines[0] == "dtype float32, measure latency"
+    assert lines[1].split() == [
+        "requests",
+        "of",
+        "median",
+        "p10",
+        "p90",
+        "unit",
+        "runs",
+        "we",
+        "are",
+    ]
+    assert lines[3].split() == ["1", "lexshard", "1.00", "1.00", "1.00", "s", "1"]
+    assert lines[-1].split() == ["16", "peer", "16.0", "16.0", "16.0", "s", "1", "16.00x"]
+
+
+# -- the command ----------------------------------------------------------------------------------
+
+
+def parse(*options: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    engine.add_arguments(parser)
+    return parser.parse_args(options)
+
+
+@pytest.fixture
+def stub_calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Puts stubs in place of the engines and the tokenizer; returns the order of their runs."""
+    calls: list[str] = []
+    monkeypatch.setattr(engine, "EngineRunner", lambda *_: StubRunner("lexshard", 0.01, calls))
+    monkeypatch.setattr(engine, "GenerateRunner", lambda *_: StubRunner("generate", 0.04, calls))
+    monkeypatch.setattr(
+        engine, "AutoTokenizer", SimpleNamespace(from_pretrained=lambda *_, **__: WordTokenizer())
+    )
+    return calls
+
+
+def test_a_run_prints_what_it_measured_and_what_it_did_not(
+    tmp_path: Path, stub_calls: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "engine.json"
+    assert engine.run(parse("--runs", "3", "--requests", "1,4", "--json", str(path))) == 0
+    printed = capsys.readouterr().out
+    assert "vLLM: not measured" in printed
+    assert "96 of 96 greedy tokens are equal, 0 first differences" in printed
+    written = json.loads(path.read_text())
+    assert set(written) == {"machine", "versions", "command", "seed", "results", "ratios"}
+    ratios = {(r["case"]["requests"], r["case"]["measure"]): r["ratio"] for r in written["ratios"]}
+    assert ratios[4, "throughput"] == pytest.approx(4)
+    assert ratios[1, "TTFT"] == pytest.approx(4)
+    measured = {(each["name"], each["case"]["measure"]) for each in written["results"]}
+    assert measured == {
+        *((name, m) for name in ("lexshard", "generate") for m in ("throughput", "TTFT", "TPOT")),
+        ("lexshard", "head share"),
+        ("generate", "equal tokens"),
+    }
+
+
+def test_a_peer_in_its_own_process_is_paired_with_ours_in_one(
+    tmp_path: Path, stub_calls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = mixed_jobs(WordTokenizer(), 4, engine.SEED)
+
+    def reports(_workers: object, _task: Task, pairs: int) -> Iterator[list[WorkerReport]]:
+        for slowness in range(1, pairs + 1):
+            yield [
+                WorkerReport(versions, ((StubRunner(name, seconds * slowness, []).run(jobs),),))
+                for name, seconds, versions in (
+                    ("lexshard", 0.01, {}),
+                    ("vllm", 0.03, {"vllm": "0"}),
+                )
+            ]
+
+    monkeypatch.setattr(engine, "alternate", reports)
+    path = tmp_path / "engine.json"
+    options = ("--runs", "3", "--requests", "4", "--json", str(path))
+    assert engine.run(parse(*options, "--vllm-python", sys.executable)) == 0
+    written = json.loads(path.read_text())
+    assert written["versions"]["vllm"] == "0"
+    ratios = {
+        each["case"]["measure"]: each["ratio"]
+        for each in written["ratios"]
+        if each["against"] == "vllm" and each["case"]["setting"] == "process pairs"
+    }
+    assert ratios == pytest.approx({"throughput": 3, "TTFT": 3, "TPOT": 3})
+
+
+def test_a_missing_vllm_interpreter_is_refused_before_anything_runs(
+    tmp_path: Path, stub_calls: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert engine.run(parse("--vllm-python", str(tmp_path / "python"))) == 1
+    assert "--vllm-python" in capsys.readouterr().err
+    assert stub_calls == []
+
+
+@pytest.mark.parametrize("requests", ["", "0", "1,,4", "four"])
+def test_wrong_request_counts_are_refused(requests: str) -> None:
+    with pytest.raises(SystemExit):
+        parse("--requests", requests)
+
+
+def test_a_model_that_is_not_there_is_one_clear_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert engine.run(parse("--model", str(tmp_path / "absent"))) == 1
+    assert "lexshard bench engine:" in capsys.readouterr().err
+
+
+# -- real models ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A random Llama of two layers with a byte tokenizer."""
+    folder = str(tmp_path_factory.mktemp("tiny"))
+    torch.manual_seed(17)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({symbol: i for i, symbol in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
+    configuration = LlamaConfig(
+        vocab_size=512,
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        eos_token_id=0,
+        tie_word_embeddings=True,
+    )
+    LlamaForCausalLM(configuration).save_pretrained(folder)
+    return folder
+
+
+def test_generate_pads_left_and_never_stops_early(tiny_checkpoint: str) -> None:
+    input_ids, mask = left_padded([(7, 8, 9), (5,)])
+    assert input_ids.tolist() == [[7, 8, 9], [0, 0, 5]]
+    assert mask.tolist() == [[1, 1, 1], [0, 0, 1]]
+    runner = GenerateRunner(tiny_checkpoint, "float32", 1)
+    jobs = (Job((7, 8, 9), 5), Job((5,), 3))
+    together = runner.run(jobs)
+    assert [len(tokens) for tokens in together.token_ids] == [5, 3]
+    assert [len(times) for times in together.token_seconds] == [5, 3]
+    alone = tuple(runner.run([job]).token_ids[0] for job in jobs)
+    assert together.token_ids == alone
+    assert together.wall_seconds >= max(times[-1] for times in together.token_seconds)
+
+
+@pytest.mark.slow
+def test_a_quick_run_on_a_tiny_model(
+    tiny_checkpoint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "engine.json"
+    assert engine.run(parse("--quick", "--model", tiny_checkpoint, "--json", str(path))) == 0
+    written = json.loads(path.read_text())
+    for measure in ("throughput", "TTFT", "TPOT"):
+        cases = [
+            r["case"]["requests"] for r in written["ratios"] if r["case"]["measure"] == measure
+        ]
+        assert cases == [1, 4, 16]
+    assert all(result["median"] > 0 for result in written["results"])
+    assert capsys.readouterr().out.count("greedy tokens are equal") == 3
