@@ -1,0 +1,1 @@
+"""Benchmarks, one module per subject; ``record`` is the format all of them report in."""

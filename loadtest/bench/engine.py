@@ -1,0 +1,251 @@
+"""``lexshard bench engine``: continuous batches of mixed lengths, without HTTP.
+
+Every side generates the same tokens: greedy, end of sequence ignored, same checkpoint, dtype,
+number of threads and cores, warm. ``generate`` takes turns with the engine run by run in one
+process; vLLM, which needs an environment of its own, takes turns with it process by process.
+Throughput counts the tokens the requests asked for over the time until the last is done, prompts
+included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import statistics
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from transformers import AutoTokenizer
+from transformers.utils.logging import disable_progress_bar
+
+from loadtest.bench.agreement import Agreement, compare
+from loadtest.bench.engine_runner import EngineRunner
+from loadtest.bench.machine import describe_machine, installed_versions, pinned_to_cores
+from loadtest.bench.peers.transformers_generate import GenerateRunner
+from loadtest.bench.process_pairs import (
+    Task,
+    Worker,
+    alternate,
+    lexshard_worker,
+    vllm_worker,
+)
+from loadtest.bench.record import Case, Measure, Report
+from loadtest.bench.runs import MEASURES, Run, Runner, run_interleaved
+from loadtest.bench.workload import Job, mixed_jobs
+
+RUNS, QUICK_RUNS = 5, 2
+PAIRS, QUICK_PAIRS = 5, 1
+REPEATS, QUICK_REPEATS = 3, 1
+SEED = 17
+
+HEAD_SHARE = Measure("head share", "%", higher_is_better=False)
+AGREEMENT = Measure("equal tokens", "%", higher_is_better=True)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options to a parser."""
+    parser.add_argument("--model", default="models/lexshard-demo", metavar="DIR")
+    parser.add_argument(
+        "--requests",
+        type=_counts,
+        default=(1, 4, 16),
+        metavar="N,N",
+        help="numbers of concurrent requests (default 1,4,16)",
+    )
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument(
+        "--threads", type=int, default=1, metavar="N", help="of the model, on every side; pinned"
+    )
+    parser.add_argument("--body", choices=("auto", "general", "fused"), default="auto")
+    parser.add_argument(
+        "--runs",
+        type=int,
+        metavar="N",
+        help=f"runs of each side, and process pairs (default {RUNS}, --quick {QUICK_RUNS} and "
+        f"{QUICK_PAIRS})",
+    )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="the same cases, fewer runs: under a minute, vLLM adds its own start",
+    )
+    parser.add_argument("--seed", type=int, default=SEED, metavar="N", help="of the requests")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there")
+    parser.add_argument(
+        "--vllm-python",
+        type=Path,
+        metavar="PATH",
+        help="interpreter of an environment that has vLLM for CPUs: measure against it too",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure and print; returns the exit status."""
+    disable_progress_bar()
+    try:
+        with pinned_to_cores(arguments.threads) as cores:
+            report = measure(arguments, cores)
+    except (ValueError, OSError, RuntimeError) as error:
+        print(f"lexshard bench engine: {error}", file=sys.stderr)
+        return 1
+    print(f"\n{report.table()}\n")
+    print("TTFT and TPOT: median over the requests of a run; p10 and p90: over the runs.")
+    print("we are: median of the ratios of neighbouring runs, above 1 where lexshard is better.")
+    print("generate: one left-padded batch that runs to its longest output; only wanted tokens")
+    print("count.")
+    if arguments.vllm_python is None:
+        print("vLLM: not measured, give --vllm-python PATH.")
+    if arguments.json is not None:
+        report.write(arguments.json)
+        print(f"written: {arguments.json}")
+    return 0
+
+
+def measure(arguments: argparse.Namespace, cores: Sequence[int]) -> Report:
+    """Run every case on every side that was given."""
+    report = Report(
+        machine={**describe_machine(), "pinned_to_cores": list(cores)},
+        versions=installed_versions(),
+        command=shlex.join(["lexshard", *sys.argv[1:]]),
+        seed=arguments.seed,
+    )
+    vllm = (
+        vllm_worker(arguments.vllm_python, cores, arguments.threads)
+        if arguments.vllm_python is not None
+        else None
+    )
+    tokenizer = AutoTokenizer.from_pretrained(arguments.model, local_files_only=True)
+    cases = [mixed_jobs(tokenizer, count, arguments.seed) for count in arguments.requests]
+    ours = EngineRunner(arguments.model, arguments.dtype, arguments.threads, arguments.body)
+    generate = GenerateRunner(arguments.model, arguments.dtype, arguments.threads)
+    print(
+        f"{arguments.model}: {ours.information.parameters / 1e6:.1f}M parameters, "
+        f"{arguments.dtype}, {ours.information.body} body, {ours.information.head} head, "
+        f"{arguments.threads} thread(s) on core(s) {', '.join(map(str, cores))}"
+    )
+    for jobs in cases:
+        measure_beside_generate(report, arguments, ours, generate, jobs)
+    if vllm is not None:
+        task = Task(
+            model=arguments.model,
+            dtype=arguments.dtype,
+            threads=arguments.threads,
+            body=arguments.body,
+            max_model_len=ours.information.max_model_len,
+            cases=tuple(cases),
+            repeats=QUICK_REPEATS if arguments.quick else REPEATS,
+        )
+        measure_beside_vllm(report, arguments, task, vllm, generate)
+    return report
+
+
+def measure_beside_generate(
+    report: Report,
+    arguments: argparse.Namespace,
+    ours: Runner,
+    generate: GenerateRunner,
+    jobs: Sequence[Job],
+) -> None:
+    """One case of the engine and of ``generate``, taking turns run by run."""
+    count = arguments.runs or (QUICK_RUNS if arguments.quick else RUNS)
+    runs = run_interleaved([ours, generate], jobs, count)
+    case = _case(arguments, jobs, "one process")
+    add_measures(report, case, {name: [(run,) for run in each] for name, each in runs.items()})
+    add_agreement(report, case, runs[ours.name][-1], runs[generate.name][-1], generate, jobs)
+
+
+def measure_beside_vllm(
+    report: Report,
+    arguments: argparse.Namespace,
+    task: Task,
+    vllm: Worker,
+    reference: GenerateRunner,
+) -> None:
+    """Every case of the engine and of vLLM, taking turns process by process."""
+    pairs = arguments.runs or (QUICK_PAIRS if arguments.quick else PAIRS)
+    ours, theirs = [], []
+    for mine, other in alternate([lexshard_worker(), vllm], task, pairs):
+        ours.append(mine)
+        theirs.append(other)
+        print(f"process pair {len(ours)} of {pairs} done", file=sys.stderr)
+    report.versions.update(theirs[0].versions)
+    for index, jobs in enumerate(task.cases):
+        case = _case(arguments, jobs, "process pairs")
+        runs = {
+            "lexshard": [each.cases[index] for each in ours],
+            vllm.name: [each.cases[index] for each in theirs],
+        }
+        add_measures(report, case, runs)
+        last, other_last = runs["lexshard"][-1][-1], runs[vllm.name][-1][-1]
+        add_agreement(report, case, last, other_last, reference, jobs, against=vllm.name)
+
+
+def add_measures(report: Report, case: Case, groups: Mapping[str, Sequence[Sequence[Run]]]) -> None:
+    """Record throughput, latencies and our head's share; group ``i`` of all sides is a pair.
+
+    A group is what one turn measured: one run, or all runs of a process, which count with their
+    median.
+    """
+    for measured, value in MEASURES:
+        raw = {name: [_median(value, each) for each in turns] for name, turns in groups.items()}
+        report.add(case, measured, raw, ours="lexshard")
+    shares = [_median(lambda run: 100 * (run.head_share or 0), each) for each in groups["lexshard"]]
+    report.add(case, HEAD_SHARE, {"lexshard": shares})
+
+
+def add_agreement(
+    report: Report,
+    case: Case,
+    ours: Run,
+    theirs: Run,
+    reference: GenerateRunner,
+    jobs: Sequence[Job],
+    *,
+    against: str = "generate",
+) -> None:
+    """Record and print how many greedy tokens are equal, and how close the rest was."""
+    agreement = compare(ours.token_ids, theirs.token_ids)
+    share = 100 * agreement.equal_tokens / agreement.tokens
+    report.add(case, AGREEMENT, {against: [share]})
+    print(f"{len(jobs)} at once, lexshard and {against}: {describe_agreement(agreement)}")
+    for each in agreement.differences:
+        prefix = (*jobs[each.request].prompt_ids, *ours.token_ids[each.request][: each.position])
+        gap = reference.logit_gap(prefix, each.ours, each.theirs)
+        print(
+            f"  request {each.request} parts at token {each.position}: {each.ours} and "
+            f"{each.theirs}, whose logits in the plain forward are {gap:.2g} apart"
+        )
+
+
+def describe_agreement(agreement: Agreement) -> str:
+    count = len(agreement.differences)
+    return (
+        f"{agreement.equal_tokens} of {agreement.tokens} greedy tokens are equal, "
+        f"{count} first difference{'' if count == 1 else 's'}"
+    )
+
+
+def _median(value: Callable[[Run], float], runs: Sequence[Run]) -> float:
+    return statistics.median(map(value, runs))
+
+
+def _case(arguments: argparse.Namespace, jobs: Sequence[Job], setting: str) -> Case:
+    return {
+        "model": arguments.model,
+        "dtype": arguments.dtype,
+        "threads": arguments.threads,
+        "body": arguments.body,
+        "setting": setting,
+        "requests": len(jobs),
+    }
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    try:
+        counts = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        counts = ()
+    if not counts or min(counts) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: give positive numbers, for example 1,4,16")
+    return counts

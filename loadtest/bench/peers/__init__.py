@@ -1,0 +1,1 @@
+"""The engines lexshard is measured against, each behind the same small interface."""

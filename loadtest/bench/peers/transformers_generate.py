@@ -1,0 +1,94 @@
+"""``transformers`` ``generate``: the requests as one left-padded batch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+from transformers.generation.streamers import BaseStreamer
+
+from loadtest.bench.runs import Run
+from loadtest.bench.workload import Job
+
+
+class GenerateRunner:
+    """A warm model with SDPA attention and KV cache, greedy, that never stops early.
+
+    The batch generates as many tokens as its longest request wants, as ``generate`` must; only
+    the tokens each request wanted count. The end-of-sequence ids are taken off the generation
+    configuration, which costs ``generate`` nothing per step. Its tokens are timed as it streams
+    them.
+    """
+
+    name = "generate"
+
+    def __init__(self, model: str, dtype: str, threads: int) -> None:
+        torch.set_num_threads(threads)
+        self._model: Any = AutoModelForCausalLM.from_pretrained(
+            model, dtype=getattr(torch, dtype), attn_implementation="sdpa", local_files_only=True
+        ).eval()
+        settings = self._model.generation_config
+        settings.do_sample = False
+        settings.temperature = settings.top_k = settings.top_p = None
+        settings.eos_token_id = None
+        settings.pad_token_id = 0
+
+    def run(self, jobs: Sequence[Job]) -> Run:
+        input_ids, attention_mask = left_padded([job.prompt_ids for job in jobs])
+        watch = _Stopwatch()
+        started = time.perf_counter()
+        self._model.generate(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            max_new_tokens=max(job.output_tokens for job in jobs),
+            use_cache=True,
+            streamer=watch,
+        )
+        wall = time.perf_counter() - started
+        seconds = [moment - started for moment in watch.moments]
+        columns = torch.stack(watch.tokens, dim=1).tolist()  # [B, most]
+        return Run(
+            wall_seconds=wall,
+            token_ids=tuple(
+                tuple(row[: job.output_tokens]) for row, job in zip(columns, jobs, strict=True)
+            ),
+            token_seconds=tuple(tuple(seconds[: job.output_tokens]) for job in jobs),
+        )
+
+    def logit_gap(self, token_ids: Sequence[int], first: int, second: int) -> float:
+        """How far apart two next tokens' logits are after ``token_ids``, by the plain forward."""
+        with torch.inference_mode():
+            logits = self._model(input_ids=torch.tensor([token_ids])).logits[0, -1]
+        return abs(float(logits[first]) - float(logits[second]))
+
+
+class _Stopwatch(BaseStreamer):
+    """Notes every step's tokens and when they came (the first call carries the prompts)."""
+
+    def __init__(self) -> None:
+        self.tokens: list[torch.Tensor] = []
+        self.moments: list[float] = []
+        self._prompts_seen = False
+
+    def put(self, value: torch.Tensor) -> None:
+        if self._prompts_seen:
+            self.moments.append(time.perf_counter())
+            self.tokens.append(value)
+        self._prompts_seen = True
+
+    def end(self) -> None:
+        """Nothing is held back."""
+
+
+def left_padded(prompts: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Prompts as ``input_ids`` and ``attention_mask``, both ``[B, longest]``."""
+    longest = max(map(len, prompts))
+    input_ids = torch.zeros(len(prompts), longest, dtype=torch.int64)
+    attention_mask = torch.zeros_like(input_ids)
+    for row, prompt in enumerate(prompts):
+        input_ids[row, longest - len(prompt) :] = torch.tensor(prompt)
+        attention_mask[row, longest - len(prompt) :] = 1
+    return input_ids, attention_mask

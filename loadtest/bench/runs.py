@@ -1,0 +1,104 @@
+"""One timed run of a workload on one engine, and the measures taken from it."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from loadtest.bench.record import Measure
+from loadtest.bench.workload import Job
+
+THROUGHPUT = Measure("throughput", "tokens/s", higher_is_better=True)
+TIME_TO_FIRST_TOKEN = Measure("TTFT", "ms", higher_is_better=False)
+TIME_PER_OUTPUT_TOKEN = Measure("TPOT", "ms", higher_is_better=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Tokens of each request and when each came, in seconds after all were submitted.
+
+    ``wall_seconds`` ends with the last token, or where the engine hands back its result.
+    ``head_share`` is the share of the wall time spent in the output layer, where it is known.
+    """
+
+    wall_seconds: float
+    token_ids: tuple[tuple[int, ...], ...]
+    token_seconds: tuple[tuple[float, ...], ...]
+    head_share: float | None = None
+
+    @property
+    def throughput(self) -> float:
+        """Generated tokens of all requests per second."""
+        return sum(map(len, self.token_ids)) / self.wall_seconds
+
+    @property
+    def time_to_first_token(self) -> float:
+        """Median over requests, in milliseconds."""
+        return 1e3 * statistics.median(times[0] for times in self.token_seconds)
+
+    @property
+    def time_per_output_token(self) -> float:
+        """Median over requests of the mean gap after the first token, in milliseconds."""
+        return 1e3 * statistics.median(
+            (times[-1] - times[0]) / (len(times) - 1) for times in self.token_seconds
+        )
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> Run:
+        return cls(
+            fields["wall_seconds"],
+            tuple(map(tuple, fields["token_ids"])),
+            tuple(map(tuple, fields["token_seconds"])),
+            fields.get("head_share"),
+        )
+
+
+MEASURES: tuple[tuple[Measure, Callable[[Run], float]], ...] = (
+    (THROUGHPUT, lambda run: run.throughput),
+    (TIME_TO_FIRST_TOKEN, lambda run: run.time_to_first_token),
+    (TIME_PER_OUTPUT_TOKEN, lambda run: run.time_per_output_token),
+)
+
+
+class Runner(Protocol):
+    """An engine under measurement in this process."""
+
+    @property
+    def name(self) -> str: ...
+
+    def run(self, jobs: Sequence[Job]) -> Run:
+        """Generate exactly the tokens every job asks for, greedily, ignoring end of sequence."""
+        ...
+
+
+def run_interleaved(
+    runners: Sequence[Runner], jobs: Sequence[Job], count: int
+) -> dict[str, list[Run]]:
+    """``count`` runs of every runner, taking turns, after one unmeasured run of each.
+
+    Raises RuntimeError if an engine returns another number of tokens than it was asked for.
+    """
+    runs: dict[str, list[Run]] = {runner.name: [] for runner in runners}
+    gc.collect()
+    gc.freeze()  # so that no side pays for walking the imports of all
+    try:
+        for turn in range(count + 1):
+            for runner in runners:
+                run = runner.run(jobs)
+                check_lengths(runner.name, run, jobs)
+                if turn:
+                    runs[runner.name].append(run)
+    finally:
+        gc.unfreeze()
+    return runs
+
+
+def check_lengths(name: str, run: Run, jobs: Sequence[Job]) -> None:
+    for index, (tokens, job) in enumerate(zip(run.token_ids, jobs, strict=True)):
+        if len(tokens) != job.output_tokens:
+            raise RuntimeError(
+                f"{name} made {len(tokens)} of {job.output_tokens} tokens for request {index}"
+            )
