@@ -42,7 +42,8 @@ def run(pieces: Sequence[Callable[[], None]]) -> None:
 
 def even_shares(sizes: Sequence[int], parts: int) -> list[tuple[int, int]]:
     """Cut a list of sizes into at most ``parts`` runs ``(first, last)`` of about equal sums."""
-    total, shares, first, reached = sum(sizes), [], 0, 0
+    shares: list[tuple[int, int]] = []
+    total, first, reached = sum(sizes), 0, 0
     for index, size in enumerate(sizes):
         reached += size
         if reached * parts >= total * (len(shares) + 1):

@@ -1,1 +1,1 @@
-"""Transformer bodies: from token ids to hidden states over a paged KV cache."""
+"""Bodies: everything of a language model but its output head (see ``batch.Body``)."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,12 @@ import torch
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """The tokens of one step, packed: T rows of S sequences, N of which are wanted."""
+    """The tokens of one step, packed: T rows of S sequences, N of which are wanted.
+
+    Row ``t`` is the token ``token_ids[t]`` at ``positions[t]`` of sequence ``row_sequence[t]``;
+    its key and value go to ``slots[t]`` (block * 16 + offset). ``output_rows`` are the rows whose
+    hidden state is wanted.
+    """
 
     token_ids: npt.NDArray[np.int32]  # [T]
     positions: npt.NDArray[np.int32]  # [T]
@@ -23,7 +28,11 @@ class Batch:
 
 
 class Body(Protocol):
-    """A transformer without its output head."""
+    """A transformer without its output head, with its own paged KV cache.
+
+    ``batch_invariant`` says that a row's bits depend on its own sequence only, whatever else is
+    in the batch and however its prompt was cut (found out when the model was loaded).
+    """
 
     hidden_size: int
     vocabulary_size: int
@@ -41,5 +50,5 @@ class Body(Protocol):
     def kv_bytes_per_block(self) -> int:
         """Bytes of one block over all layers."""
 
-    def forward(self, batch: Batch) -> Any:
+    def forward(self, batch: Batch) -> torch.Tensor:
         """Hidden states ``[N, d] float32`` of ``output_rows`` after the final norm."""

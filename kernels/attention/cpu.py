@@ -1,10 +1,11 @@
-"""Paged attention on the CPU: one row kernel for decode, verification, chunks and whole prompts.
+"""Paged attention on the CPU: one kernel for decode, verification, chunks and whole prompts.
 
 A row's arithmetic depends on key positions alone: scores are chains over the head dimension, the
 normaliser is 16 partial sums (lane = position mod 16) and a fixed tree, values are chains over the
-keys of a block, added block by block. Batch, chunking and the places of blocks change nothing, not even the last
-bit. Slots beyond a row's position are never read into a sum, so what an earlier owner left in a
-block (even NaN) cannot leak.
+keys of a block, added block by block. Neighbouring rows of a sequence are computed together while
+a block is in cache, which changes the order of rows, never the order inside one: batch, chunking
+and the places of blocks change nothing, not even the last bit. Slots beyond a row's position are
+never read into a sum, so what an earlier owner left in a block (even NaN) cannot leak.
 """
 
 from __future__ import annotations
@@ -13,14 +14,62 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from numba import njit
 
+from kernels.attention.layout import BLOCK_SIZE
 from kernels.elementwise.cpu import exponential
 from kernels.linear.tile import PANEL, tile
 
 Array = npt.NDArray[Any]
 
-BLOCK = 16
+# Query vectors (rows of one sequence x heads of one kv head) computed together: four tiles of 6.
+TILE_QUERIES = 24
+
+
+def write_cache(
+    key: torch.Tensor,
+    value: torch.Tensor,
+    slots: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+) -> None:
+    """See `kernels.attention.write_cache`."""
+    write_cache_rows(
+        key.contiguous().numpy(),
+        value.contiguous().numpy(),
+        slots.numpy(),
+        key_cache.numpy(),
+        value_cache.numpy(),
+    )
+
+
+def paged_attention(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    row_sequence: torch.Tensor,
+    positions: torch.Tensor,
+    scale: float,
+    window: int,
+    softcap: float,
+    out: torch.Tensor,
+) -> torch.Tensor:
+    """See `kernels.attention.paged_attention`."""
+    attention_rows(
+        query.contiguous().numpy(),
+        key_cache.numpy(),
+        value_cache.numpy(),
+        block_tables.numpy(),
+        row_sequence.numpy(),
+        positions.numpy(),
+        float(scale),
+        int(window),
+        float(softcap),
+        out.numpy(),
+    )
+    return out
 
 
 @njit(nogil=True, cache=True)
@@ -29,7 +78,7 @@ def write_cache_rows(
 ) -> None:
     """Put ``key, value [T, Hkv, D]`` into their slots (block * 16 + offset)."""
     for t in range(key.shape[0]):
-        block, offset = slots[t] // BLOCK, slots[t] % BLOCK
+        block, offset = slots[t] // BLOCK_SIZE, slots[t] % BLOCK_SIZE
         for head in range(key.shape[1]):
             for j in range(key.shape[2]):
                 key_cache[block, head, j, offset] = key[t, head, j]
@@ -38,21 +87,54 @@ def write_cache_rows(
 
 
 @njit(nogil=True, cache=True, inline="never")
-def _block_scores(query: Array, first: int, count: int, keys: Array, head: int, out: Array) -> None:
-    """Dot products of query heads ``first ...`` with the 16 keys of one block.
+def _block_products(
+    queries: Array, first: int, count: int, keys: Array, head: int, out: Array
+) -> None:
+    """Dot products of ``queries[first : first + count]`` with the 16 keys of one block.
 
-    ``query [H, D]``, ``keys [Hkv, D, 16]``; the result for head ``h`` lies in
-    ``out[h, head * 16 : head * 16 + 16]``.
+    ``queries [M, D]``, ``keys [Hkv, D, 16]``; the results of a query lie in its row of ``out``,
+    columns ``head * 16 ... head * 16 + 15``.
     """
-    done = 0
-    while count - done >= 4:
-        tile(4, 1, 0, query, first + done, keys, head, out)
-        done += 4
-    if count - done >= 2:
-        tile(2, 1, 0, query, first + done, keys, head, out)
-        done += 2
-    if count - done == 1:
-        tile(1, 1, 0, query, first + done, keys, head, out)
+    stop = first + count
+    while stop - first >= 6:
+        tile(6, 1, 0, queries, first, keys, head, out)
+        first += 6
+    if stop - first >= 4:
+        tile(4, 1, 0, queries, first, keys, head, out)
+        first += 4
+    if stop - first >= 2:
+        tile(2, 1, 0, queries, first, keys, head, out)
+        first += 2
+    if stop - first == 1:
+        tile(1, 1, 0, queries, first, keys, head, out)
+
+
+@njit(nogil=True, cache=True, error_model="numpy", inline="always")
+def _tanh(x: np.float32) -> np.float32:
+    """``tanh(x)`` in float32 as plain arithmetic (2 units in the last place), vectorisable.
+
+    A minimax polynomial below 0.625 (Cephes' ``tanhf``), ``1 - 2 / (exp(2 |x|) + 1)`` above.
+    """
+    size = abs(x)
+    square = x * x
+    p = np.float32(-5.70498872745e-3)
+    p = p * square + np.float32(2.06390887954e-2)
+    p = p * square + np.float32(-5.37397155531e-2)
+    p = p * square + np.float32(1.33314422036e-1)
+    p = p * square + np.float32(-3.33332819422e-1)
+    near = p * square * x + x
+    far = np.float32(1.0) - np.float32(2.0) / (
+        exponential(min(size + size, np.float32(40.0))) + np.float32(1.0)
+    )
+    far = far if x > np.float32(0.0) else -far
+    return near if size < np.float32(0.625) else far
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _soften(scores: Array, count: int, cap: np.float32) -> None:
+    """``cap * tanh(score / cap)`` in place for the first ``count`` scores."""
+    for i in range(count):
+        scores[i] = cap * _tanh(scores[i] / cap)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -62,25 +144,25 @@ def _softmax(scores: Array, start: int, stop: int) -> np.float32:
     ``scores`` begins at position ``start - start % 16`` and is padded to whole blocks; positions
     outside the range become 0.
     """
-    first = start - start % BLOCK
+    first = start - start % BLOCK_SIZE
     low, high = start - first, stop - first
-    padded = -(-high // BLOCK) * BLOCK
+    padded = -(-high // BLOCK_SIZE) * BLOCK_SIZE
     scores[:low] = -np.inf
     scores[high:padded] = -np.inf
-    lanes = np.full(BLOCK, -np.inf, dtype=np.float32)
-    for block in range(0, padded, BLOCK):
-        for i in range(BLOCK):
+    lanes = np.full(BLOCK_SIZE, -np.inf, dtype=np.float32)
+    for block in range(0, padded, BLOCK_SIZE):
+        for i in range(BLOCK_SIZE):
             lanes[i] = lanes[i] if lanes[i] > scores[block + i] else scores[block + i]
     largest = lanes[0]
-    for i in range(1, BLOCK):
+    for i in range(1, BLOCK_SIZE):
         largest = max(largest, lanes[i])
     for i in range(padded):
         scores[i] = exponential(scores[i] - largest)
     lanes[:] = 0.0
-    for block in range(0, padded, BLOCK):
-        for i in range(BLOCK):
+    for block in range(0, padded, BLOCK_SIZE):
+        for i in range(BLOCK_SIZE):
             lanes[i] += scores[block + i]
-    width = BLOCK // 2
+    width = BLOCK_SIZE // 2
     while width > 0:
         for i in range(width):
             lanes[i] += lanes[i + width]
@@ -89,52 +171,73 @@ def _softmax(scores: Array, start: int, stop: int) -> np.float32:
 
 
 @njit(nogil=True, cache=True, inline="never")
-def _add_panels(weights: Array, row: int, count: int, values: Array, out: Array) -> None:
-    """Whole panels of 16 columns: ``out[row ...] += weights[row ...] @ values`` for some heads."""
+def _add_panels(weights: Array, first: int, count: int, values: Array, out: Array) -> None:
+    """Whole panels of 16 columns: ``out[first ...] += weights[first ...] @ values``."""
     panels = out.shape[1] // PANEL
     panel = 0
     if count == 1:
         while panels - panel >= 4:
-            tile(1, 4, 1, weights, row, values, panel, out)
+            tile(1, 4, 1, weights, first, values, panel, out)
             panel += 4
         while panel < panels:
-            tile(1, 1, 1, weights, row, values, panel, out)
+            tile(1, 1, 1, weights, first, values, panel, out)
             panel += 1
     elif count == 2:
         while panels - panel >= 2:
-            tile(2, 2, 1, weights, row, values, panel, out)
+            tile(2, 2, 1, weights, first, values, panel, out)
             panel += 2
         if panel < panels:
-            tile(2, 1, 1, weights, row, values, panel, out)
+            tile(2, 1, 1, weights, first, values, panel, out)
+    elif count == 4:
+        while panel < panels:
+            tile(4, 1, 1, weights, first, values, panel, out)
+            panel += 1
     else:
         while panel < panels:
-            tile(4, 1, 1, weights, row, values, panel, out)
+            tile(6, 1, 1, weights, first, values, panel, out)
             panel += 1
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _add_values(weights: Array, values: Array, out: Array) -> None:
-    """``out += weights @ values`` for the query heads of one kv head and the keys of one block.
+def _add_values(weights: Array, first: int, count: int, values: Array, out: Array) -> None:
+    """``out += weights @ values`` for ``count`` queries from ``first`` and the keys of one block.
 
-    ``weights [heads, keys]``, ``values [keys, D]``, ``out [heads, D]``. Each output is one chain
-    over the keys, added to ``out``; columns beyond the last whole panel take plain loops.
+    ``weights [M, keys]``, ``values [keys, D]``, ``out [M, D]``. Each output is one chain over the
+    keys, added to ``out``; columns beyond the last whole panel take plain loops.
     """
-    heads, width = out.shape
-    done = 0
-    while heads - done >= 4:
+    done, stop = first, first + count
+    while stop - done >= 6:
+        _add_panels(weights, done, 6, values, out)
+        done += 6
+    if stop - done >= 4:
         _add_panels(weights, done, 4, values, out)
         done += 4
-    if heads - done >= 2:
+    if stop - done >= 2:
         _add_panels(weights, done, 2, values, out)
         done += 2
-    if heads - done == 1:
+    if stop - done == 1:
         _add_panels(weights, done, 1, values, out)
-    first = width - width % PANEL
-    if first < width:
-        for head in range(heads):
+    width = out.shape[1]
+    whole = width - width % PANEL
+    if whole < width:
+        for query in range(first, stop):
             for i in range(values.shape[0]):
-                for j in range(first, width):
-                    out[head, j] += weights[head, i] * values[i, j]
+                for j in range(whole, width):
+                    out[query, j] += weights[query, i] * values[i, j]
+
+
+@njit(nogil=True, cache=True)
+def _run_length(row_sequence: Array, positions: Array, row: int, most: int) -> int:
+    """How many rows from ``row`` on are consecutive tokens of one sequence, at most ``most``."""
+    count = 1
+    while (
+        count < most
+        and row + count < positions.shape[0]
+        and row_sequence[row + count] == row_sequence[row]
+        and positions[row + count] == positions[row] + count
+    ):
+        count += 1
+    return count
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -151,46 +254,87 @@ def attention_rows(
     out: Array,
 ) -> None:
     """``paged_attention`` on numpy arrays, float32, result in ``out [T, H, D]``."""
-    heads, kv_heads = query.shape[1], key_cache.shape[1]
+    rows, heads, width = query.shape
+    kv_heads = key_cache.shape[1]
     group = heads // kv_heads
-    block_scores = np.empty((heads, kv_heads * BLOCK), dtype=np.float32)
-    scores = np.empty((group, block_tables.shape[1] * BLOCK), dtype=np.float32)
-    totals = np.empty(group, dtype=np.float32)
+    most_rows = max(1, TILE_QUERIES // group)
+    queries = np.empty((most_rows * group, width), dtype=np.float32)
+    sums = np.empty((most_rows * group, width), dtype=np.float32)
+    products = np.empty((most_rows * group, kv_heads * BLOCK_SIZE), dtype=np.float32)
+    scores = np.empty((most_rows * group, block_tables.shape[1] * BLOCK_SIZE), dtype=np.float32)
+    totals = np.empty(most_rows * group, dtype=np.float32)
     factor, cap = np.float32(scale), np.float32(softcap)
-    for t in range(query.shape[0]):
-        table = block_tables[row_sequence[t]]
-        stop = positions[t] + 1
-        start = max(0, stop - window) if window > 0 else 0
-        first_block, last_block = start // BLOCK, (stop - 1) // BLOCK
+    row = 0
+    while row < rows:
+        count = _run_length(row_sequence, positions, row, most_rows)
+        table = block_tables[row_sequence[row]]
+        # Row r of the run attends start + r <= p < stop + r, floored at position 0.
+        stop = positions[row] + 1
+        start = stop - window if window > 0 else -rows - 1 - stop
+        first_block = max(0, start) // BLOCK_SIZE
+        last_block = (stop + count - 2) // BLOCK_SIZE
         for kv_head in range(kv_heads):
-            first_head = kv_head * group
+            head = kv_head * group
+            for r in range(count):
+                for h in range(group):
+                    for j in range(width):
+                        queries[r * group + h, j] = query[row + r, head + h, j]
             for index in range(first_block, last_block + 1):
-                _block_scores(
-                    query[t], first_head, group, key_cache[table[index]], kv_head, block_scores
+                base = index * BLOCK_SIZE
+                low = max(0, base + 1 - stop)  # the rows that see any key of this block
+                high = min(count, base + BLOCK_SIZE - start)
+                _block_products(
+                    queries,
+                    low * group,
+                    (high - low) * group,
+                    key_cache[table[index]],
+                    kv_head,
+                    products,
                 )
-                place = (index - first_block) * BLOCK
-                for member in range(group):
-                    for i in range(BLOCK):
-                        scores[member, place + i] = (
-                            block_scores[first_head + member, kv_head * BLOCK + i] * factor
-                        )
-            if cap > 0:
-                for member in range(group):
-                    for i in range((last_block - first_block + 1) * BLOCK):
-                        scores[member, i] = cap * np.tanh(scores[member, i] / cap)
-            rows = out[t, first_head : first_head + group]
-            rows[:] = 0.0
-            for member in range(group):
-                totals[member] = _softmax(scores[member], start, stop)
+                place, column = base - first_block * BLOCK_SIZE, kv_head * BLOCK_SIZE
+                for member in range(low * group, high * group):
+                    for i in range(BLOCK_SIZE):
+                        scores[member, place + i] = products[member, column + i] * factor
+            for member in range(count * group):
+                r = member // group
+                begin, end = max(0, start + r), stop + r
+                place = (begin // BLOCK_SIZE - first_block) * BLOCK_SIZE
+                own = scores[member, place:]
+                if cap > 0:
+                    _soften(own, end - begin + begin % BLOCK_SIZE, cap)
+                totals[member] = _softmax(own, begin, end)
+            sums[:] = 0.0
             for index in range(first_block, last_block + 1):
-                base = index * BLOCK
-                low, high = max(start - base, 0), min(stop - base, BLOCK)
-                place = base - first_block * BLOCK
-                _add_values(
-                    scores[:, place + low : place + high],
-                    value_cache[table[index], kv_head, low:high],
-                    rows,
-                )
-            for member in range(group):
-                for j in range(rows.shape[1]):
-                    rows[member, j] = rows[member, j] / totals[member]
+                base = index * BLOCK_SIZE
+                place = base - first_block * BLOCK_SIZE
+                values = value_cache[table[index], kv_head]
+                low = max(0, base + 1 - stop)
+                high = min(count, base + BLOCK_SIZE - start)
+                whole_low = min(high, max(low, base + BLOCK_SIZE - stop))
+                whole_high = max(whole_low, min(high, base - start + 1))
+                if whole_high > whole_low:  # rows that see all 16 keys go together
+                    _add_values(
+                        scores[:, place : place + BLOCK_SIZE],
+                        whole_low * group,
+                        (whole_high - whole_low) * group,
+                        values,
+                        sums,
+                    )
+                for r in range(low, high):
+                    if whole_low <= r < whole_high:
+                        continue
+                    begin = max(0, start + r - base)
+                    end = min(BLOCK_SIZE, stop + r - base)
+                    _add_values(
+                        scores[:, place + begin : place + end],
+                        r * group,
+                        group,
+                        values[begin:end],
+                        sums,
+                    )
+            for r in range(count):
+                for h in range(group):
+                    total = totals[r * group + h]
+                    for j in range(width):
+                        out[row + r, head + h, j] = sums[r * group + h, j] / total
+        row += count

@@ -1,0 +1,287 @@
+"""`lexshard serve` as a stranger meets it: the real command, HTTP and the `openai` client."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from conftest import DEMO, ROOT
+
+PROMPT = "Once upon a time there was a little girl who"
+CHAT = [{"role": "user", "content": "I want to book a table for two tonight."}]
+
+
+@dataclass(frozen=True)
+class Server:
+    url: str
+    log: Path
+    process: subprocess.Popen[bytes]
+
+    def client(self) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
+
+    def metric(self, name: str) -> float:
+        lines = httpx.get(f"{self.url}/metrics").text.splitlines()
+        return next(float(line.split()[-1]) for line in lines if line.startswith(f"{name} "))
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _wait(condition: Any, seconds: float, what: str) -> float:
+    started = time.monotonic()
+    while not condition():
+        assert time.monotonic() - started < seconds, f"waited {seconds} s for {what}"
+        time.sleep(0.05)
+    return time.monotonic() - started
+
+
+def _healthy(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/health", timeout=5).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    port = _free_port()
+    log = tmp_path_factory.mktemp("server") / "log"
+    command = [sys.executable, "-m", "serve_app.cli", "serve", "--model", str(DEMO)]
+    command += ["--port", str(port), "--threads", "1", "--dtype", "float32"]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, cwd=ROOT, stdout=output, stderr=output, start_new_session=True
+        )
+    url = f"http://127.0.0.1:{port}"
+    try:
+        _wait(lambda: _healthy(url) or process.poll() is not None, 240, "the server")
+        assert process.poll() is None, log.read_text()
+        yield Server(url, log, process)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(60)
+        finally:
+            print(log.read_text()[-3000:])
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_the_first_request_after_health_is_no_slower_than_the_tenth(server: Server) -> None:
+    """Every kernel is compiled and warm. Connection and tokenizer are first used here too."""
+    times = []
+    for seed in range(20):
+        started = time.perf_counter()
+        server.client().completions.create(
+            model="lexshard-demo", prompt=f"{PROMPT} {seed}", max_tokens=8, seed=seed
+        )
+        times.append(time.perf_counter() - started)
+    assert times[0] < 3 * max(times[9:]) + 0.1, times
+
+
+def test_banner_names_model_capacity_and_a_curl(server: Server) -> None:
+    _wait(lambda: "lexshard is ready" in server.log.read_text(), 30, "the banner")
+    text = server.log.read_text()
+    for expected in ("lexshard-demo", "KV cache", "batch-invariant", "curl ", server.url):
+        assert expected in text
+
+
+def test_completions(server: Server) -> None:
+    client = server.client()
+    assert [model.id for model in client.models.list()] == ["lexshard-demo"]
+    arguments: dict[str, Any] = {
+        "model": "lexshard-demo",
+        "prompt": PROMPT,
+        "max_tokens": 32,
+        "seed": 5,
+        "temperature": 0.8,
+    }
+    whole = client.completions.create(**arguments, n=2, logprobs=3)
+    assert len(whole.choices) == 2
+    assert whole.choices[0].text != whole.choices[1].text
+    for choice in whole.choices:
+        assert choice.logprobs is not None
+        assert choice.logprobs.token_logprobs is not None
+        assert all(value <= 0 for value in choice.logprobs.token_logprobs)
+    assert whole.usage is not None
+    again = client.completions.create(**arguments)
+    assert again.choices[0].text == whole.choices[0].text, "same seed, same tokens"
+    pieces = client.completions.create(**arguments, stream=True)
+    assert "".join(piece.choices[0].text for piece in pieces) == again.choices[0].text
+    word = again.choices[0].text.split()[4]
+    stopped = client.completions.create(**arguments, stop=[word])
+    assert stopped.choices[0].finish_reason == "stop"
+    assert stopped.choices[0].text == again.choices[0].text.split(word)[0]
+    echoed = client.completions.create(
+        model="lexshard-demo", prompt=PROMPT, max_tokens=1, echo=True, logprobs=1, temperature=0
+    )
+    assert echoed.choices[0].text.startswith(PROMPT)
+    assert echoed.choices[0].logprobs is not None
+    assert echoed.choices[0].logprobs.token_logprobs is not None
+    assert echoed.choices[0].logprobs.token_logprobs[0] is None
+
+
+def test_chat_streams_and_ends_by_itself(server: Server) -> None:
+    client = server.client()
+    arguments: dict[str, Any] = {"model": "lexshard-demo", "messages": CHAT, "seed": 3}
+    whole = client.chat.completions.create(**arguments, logprobs=True, top_logprobs=2)
+    assert whole.choices[0].finish_reason == "stop"
+    text = whole.choices[0].message.content
+    assert text
+    assert "<|" not in text
+    assert whole.choices[0].logprobs is not None
+    assert whole.choices[0].logprobs.content is not None
+    assert all(len(entry.top_logprobs) == 2 for entry in whole.choices[0].logprobs.content)
+    stream = client.chat.completions.create(
+        **arguments, stream=True, stream_options={"include_usage": True}
+    )
+    chunks = list(stream)
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert chunks[-1].usage is not None
+    spoken = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert spoken == text
+
+
+def test_32_asynchronous_streams_say_what_each_says_alone(server: Server) -> None:
+    async def one(client: openai.AsyncOpenAI, seed: int) -> str:
+        stream = await client.completions.create(
+            model="lexshard-demo",
+            prompt=f"{PROMPT} {seed % 5}",
+            max_tokens=24,
+            seed=seed,
+            stream=True,
+        )
+        return "".join([chunk.choices[0].text async for chunk in stream])
+
+    async def both() -> tuple[list[str], list[str]]:
+        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
+            together = await asyncio.gather(*(one(client, seed) for seed in range(32)))
+            alone = [await one(client, seed) for seed in range(32)]
+            return list(together), alone
+
+    together, alone = asyncio.run(both())
+    assert together == alone
+    assert len(set(alone)) == 32
+
+
+def test_a_client_that_leaves_frees_its_blocks(server: Server) -> None:
+    before = server.metric("lexshard_cancelled_total")
+    body = {"model": "lexshard-demo", "prompt": PROMPT, "max_tokens": 1500, "stream": True}
+    body |= {"ignore_eos": True}
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body) as response:
+        lines = response.iter_lines()  # held: a dropped iterator closes the connection
+        next(lines)
+        _wait(lambda: server.metric("lexshard_running") >= 1, 5, "the sequence to run")
+    _wait(lambda: server.metric("lexshard_running") == 0, 5, "the sequence to be cancelled")
+    _wait(lambda: server.metric("lexshard_kv_blocks_used") == 0, 5, "its blocks")
+    assert server.metric("lexshard_cancelled_total") == before + 1
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "named"),
+    [
+        (b'{"model": "lexshard-demo", "prompt": ', 400, None),
+        (b'{"model": "lexshard-demo", "prompt": "x", "temperature": NaN}', 400, None),
+        (b'{"model": "lexshard-demo", "prompt": "x", "temperature": "hot"}', 400, "temperature"),
+        (b'{"model": "lexshard-demo", "prompt": "x", "wings": 2}', 400, "wings"),
+        (b'{"model": "lexshard-demo", "prompt": "x", "max_tokens": 100000}', 400, None),
+        (b'{"model": "nobody", "prompt": "x"}', 404, None),
+        (b'{"model": "lexshard-demo", "prompt": [99999]}', 400, None),
+        (b'{"prompt": "' + b"x" * 20_000_000 + b'"}', 413, None),
+    ],
+)
+def test_bad_requests_get_a_clear_error_and_harm_nobody(
+    server: Server, body: bytes, status: int, named: str | None
+) -> None:
+    headers = {"content-type": "application/json"}
+    response = httpx.post(f"{server.url}/v1/completions", content=body, headers=headers)
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
+    assert error["message"]
+    assert set(error) == {"message", "type", "param", "code"}
+    if named is not None:
+        assert named in f"{error['param']}"
+    assert _healthy(server.url)
+
+
+def test_killing_the_engine_keeps_streams_and_the_server_answers_within_15_seconds(
+    server: Server,
+) -> None:
+    """kill -9 while four streams run: they go on with the same text; new requests are served."""
+
+    def tell(seed: int, started: threading.Event | None = None) -> str:
+        text = ""
+        stream = server.client().completions.create(
+            model="lexshard-demo",
+            prompt=PROMPT,
+            max_tokens=1200,
+            seed=seed,
+            stream=True,
+            extra_body={"ignore_eos": True},
+        )
+        for chunk in stream:
+            text += chunk.choices[0].text
+            if started is not None and len(text) > 200:
+                started.set()
+        return text
+
+    expected = [tell(seed) for seed in range(4)]
+    found = subprocess.run(
+        ["pgrep", "-f", "ray::EngineProcess"], capture_output=True, text=True, check=True
+    )
+    mine = [
+        int(line)
+        for line in found.stdout.split()
+        if os.getpgid(int(line)) and _belongs(int(line), server.process.pid)
+    ]
+    assert len(mine) == 1
+    events = [threading.Event() for _ in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        streams = [pool.submit(tell, seed, events[seed]) for seed in range(4)]
+        for event in events:
+            assert event.wait(30)
+        os.kill(mine[0], signal.SIGKILL)
+        killed = time.monotonic()
+        _wait(lambda: not _healthy(server.url), 10, "the death to be noticed")
+        _wait(lambda: _healthy(server.url), 60, "the new engine")
+        server.client().completions.create(model="lexshard-demo", prompt="x", max_tokens=1)
+        seconds = time.monotonic() - killed
+        print(f"answered again {seconds:.1f} s after kill -9")
+        assert [stream.result() for stream in streams] == expected
+    assert seconds < float(os.environ.get("LEXSHARD_RECOVERY_SECONDS", "15"))
+
+
+def _belongs(process: int, ancestor: int) -> bool:
+    """Whether ``process`` runs in the Ray session that the process ``ancestor`` started."""
+    session = {}
+    for pid in (process, ancestor):
+        session[pid] = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[3]
+    return session[process] == session[ancestor]
+
+
+def test_metrics_are_prometheus_text(server: Server) -> None:
+    text = httpx.get(f"{server.url}/metrics").text
+    assert "# TYPE lexshard_generated_tokens_total counter" in text
+    assert server.metric("lexshard_generated_tokens_total") > 0
+    version = httpx.get(f"{server.url}/version").json()
+    assert version["version"]
+    assert json.loads(httpx.get(f"{server.url}/nowhere").text)["error"]["type"] == "NotFoundError"
