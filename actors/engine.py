@@ -1,7 +1,7 @@
 """The engine: continuous batching over a body, a head and a sampler.
 
     engine = Engine(EngineConfiguration(model="models/lexshard-demo"))
-    engine.generate([prompt_ids], SamplingParameters(max_tokens=64))
+    engine.generate(["Once upon a time"], SamplingParameters(max_tokens=64))
 
 ``step()`` is the whole story: plan, forward, head, decide, commit. A plain class: it runs in this
 process in tests and scripts, and in a process of its own behind the server.
@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence as Sequenced
+from functools import partial
 
 import torch
 
@@ -36,6 +37,7 @@ from actors.sequence import Sequence
 from actors.shard import NonFiniteHiddenError
 from actors.statistics import Counters
 from actors.step_batch import build_batch, scored_rows
+from actors.text import TextCodec
 from actors.warm_up import warm_up_requests
 from kernels import pool
 
@@ -64,6 +66,7 @@ class Engine:
         self._shard = build_shard(model)
         self._sampler = Sampler()
         self._scheduler = self._make_scheduler()
+        self._codec: TextCodec | None = None
         self._arrivals = 0
         self._counters = Counters()
         blocks = self._scheduler.pool.count
@@ -116,7 +119,7 @@ class Engine:
             self.model.vocabulary_size,
         )
         for requests in rounds:
-            run_to_completion(requests, self.submit, self.step)
+            run_to_completion(self, requests)
         self._scheduler.pool.drop_cache()
         self._counters = Counters()
 
@@ -160,14 +163,33 @@ class Engine:
             self._counters.cancelled += 1
 
     def generate(
-        self, prompts: Sequenced[Sequenced[int]], parameters: SamplingParameters
+        self,
+        prompts: Sequenced[str | Sequenced[int]],
+        parameters: SamplingParameters,
+        *,
+        stop: Sequenced[str] = (),
     ) -> list[Completion]:
-        """Run prompts (token ids) to their end in one continuous batch; completions in order."""
-        requests = [
-            Request(f"generate-{self._arrivals}-{index}", 0, tuple(prompt), parameters)
-            for index, prompt in enumerate(prompts)
-        ]
-        return run_to_completion(requests, self.submit, self.step)
+        """Run prompts (text or token ids) to their end in one continuous batch, in order.
+
+        ``stop`` strings end a completion's text before them. Models without a tokenizer take
+        token ids only, and their completions have no text.
+        """
+        codec = self._text_codec()
+        if codec is None and (stop or any(isinstance(prompt, str) for prompt in prompts)):
+            raise ValueError(f"{self.configuration.model} has no tokenizer: give token ids")
+        requests = []
+        for index, prompt in enumerate(prompts):
+            token_ids = codec.encode(prompt) if codec and isinstance(prompt, str) else prompt
+            name = f"generate-{self._arrivals}-{index}"
+            requests.append(Request(name, 0, tuple(map(int, token_ids)), parameters))
+        return run_to_completion(
+            self, requests, codec and partial(codec.detokenizer, stop, parameters.min_tokens)
+        )
+
+    def _text_codec(self) -> TextCodec | None:
+        if self._codec is None:
+            self._codec = TextCodec.load(self.configuration.model)
+        return self._codec
 
     def statistics(self) -> EngineStatistics:
         return self._counters.snapshot(self._scheduler)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from actors.detokenizer import Detokenizer
 from actors.messages import FinishReason, Request, SequenceEvent, TokenLogprobs
-from serve_app.detokenizer import Detokenizer
-from serve_app.token_bytes import TokenBytes
+from actors.token_bytes import TokenBytes
 
 
 @dataclass(frozen=True, slots=True)

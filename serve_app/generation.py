@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from actors.messages import SequenceEvent
+from actors.token_bytes import TokenBytes
 from serve_app.admission import Ticket
 from serve_app.choice import Choice, Delta
 from serve_app.engine_client import EngineClient, EventStream
 from serve_app.errors import ApiError, bad_request, internal_error, overloaded
 from serve_app.request_record import RequestRecord
-from serve_app.token_bytes import TokenBytes
 
 logger = logging.getLogger("lexshard.http")
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from actors.messages import TokenLogprobs
-from serve_app.token_bytes import TokenBytes, token_text
+from actors.token_bytes import TokenBytes, token_text
 
 LOWEST_LOGPROB = -9999.0
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from actors.configuration import EngineInformation
 from actors.messages import Request, SamplingParameters
+from actors.token_bytes import TokenBytes
 from serve_app.admission import Ticket
 from serve_app.choice import Choice, OutputOptions
 from serve_app.errors import bad_request
@@ -20,7 +21,6 @@ from serve_app.parameters import GenerationRequest, random_seed, stop_strings
 from serve_app.prompts import Prompt, check_and_truncate
 from serve_app.request_record import RequestRecord
 from serve_app.server_state import ServerState
-from serve_app.token_bytes import TokenBytes
 
 
 @dataclass(frozen=True, slots=True)

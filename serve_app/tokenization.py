@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from actors.token_bytes import TokenBytes
 from serve_app.errors import bad_request
-from serve_app.token_bytes import TokenBytes
 
 LONG_TEXT_CHARACTERS = 4096
 MAX_TEMPLATE_MESSAGE = 500

@@ -11,8 +11,8 @@ from transformers import PreTrainedTokenizerFast
 
 from actors.configuration import EngineInformation
 from actors.messages import EngineStatistics, Request, SequenceEvent, TokenLogprobs
+from actors.token_bytes import byte_level_alphabet
 from cluster.config import ServeConfig
-from serve_app.token_bytes import byte_level_alphabet
 from serve_app.tokenization import ModelTokenizer
 
 EOS = 256

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +101,7 @@ def recipe() -> DemoRecipe:
         mixture=Mixture(held_out_books=1, story_chat_records=50),
         target=shape,
         draft=shape,
-        target_schedule=schedule,
+        target_schedules=(schedule, replace(schedule, muon_rate=0.01)),
         draft_schedule=schedule,
         measurement=Measurement(
             held_out_bytes=5_000,
@@ -268,8 +269,8 @@ def test_recipe_is_reproducible_and_resumes(
     whole = train_target(prepare(texts, folders[0], recipe, 3), recipe, folders[0], 3)
     again = train_target(prepare(texts, folders[1], recipe, 3), recipe, folders[1], 3)
     prepared = prepare(texts, folders[2], recipe, 3)
-    started = target_trainer(prepared, recipe, 3)
-    started.run("target", target_checkpoint(folders[2], 3), stop_after=3)
+    started = target_trainer(prepared, recipe, 3, 0)
+    started.run("target", target_checkpoint(folders[2], 3, 0), stop_after=3)
     resumed = train_target(prepare(texts, folders[2], recipe, 3), recipe, folders[2], 3)
     untrained = initial_weights(recipe.target, 3)
     for name, value in whole.weights.items():

@@ -11,8 +11,8 @@ from mock_engine import BOS, EOS, byte_tokenizer, ids
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from serve_app.detokenizer import Detokenizer, StopMatcher
-from serve_app.token_bytes import TokenBytes, byte_level_alphabet, token_text
+from actors.detokenizer import Detokenizer, StopMatcher
+from actors.token_bytes import TokenBytes, byte_level_alphabet, token_text
 
 TOKENIZER = byte_tokenizer()
 TEXT = st.text(alphabet=st.sampled_from("abAB é漢🙂\n"), max_size=40)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import resource
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
 from conftest import DEMO
 
+from actors.async_engine import AsyncEngine
 from actors.completion import Collector, Completion, run_to_completion
 from actors.configuration import EngineConfiguration
 from actors.engine import Engine
@@ -139,28 +142,26 @@ def _mixed_requests(prompt_ids: PromptIds, count: int) -> list[Request]:
 
 
 def _alone(engine: Engine, requests: list[Request]) -> list[tuple[int, ...]]:
-    return [
-        _tokens(run_to_completion([request], engine.submit, engine.step))[0] for request in requests
-    ]
+    return [_tokens(run_to_completion(engine, [request]))[0] for request in requests]
 
 
 def test_alone_or_among_31_others_in_any_order(engine: Engine, prompt_ids: PromptIds) -> None:
     requests = _mixed_requests(prompt_ids, 32)
     expected = _alone(engine, requests)
     assert len(set(expected)) == len(expected)
-    together = _tokens(run_to_completion(requests, engine.submit, engine.step))
+    together = _tokens(run_to_completion(engine, requests))
     assert together == expected
     order = random.Random(5).sample(range(32), 32)
     shuffled = [requests[i] for i in order]
-    result = _tokens(run_to_completion(shuffled, engine.submit, engine.step))
+    result = _tokens(run_to_completion(engine, shuffled))
     assert result == [expected[i] for i in order]
 
 
 def test_chunked_preempted_uncached_and_restarted(engine: Engine, prompt_ids: PromptIds) -> None:
     """Other step budgets, too few blocks, no prefix cache, another engine: the same tokens."""
     requests = _mixed_requests(prompt_ids, 16)
-    expected = _tokens(run_to_completion(requests, engine.submit, engine.step))
-    again = _tokens(run_to_completion(requests, engine.submit, engine.step))
+    expected = _tokens(run_to_completion(engine, requests))
+    again = _tokens(run_to_completion(engine, requests))
     assert again == expected
     assert engine.statistics().cached_prompt_tokens > 0
     block_bytes = engine.information.kv_bytes // engine.information.kv_blocks
@@ -171,7 +172,7 @@ def test_chunked_preempted_uncached_and_restarted(engine: Engine, prompt_ids: Pr
         {"max_running": 3},
     ):
         other = make_engine(**settings)
-        result = _tokens(run_to_completion(requests, other.submit, other.step))
+        result = _tokens(run_to_completion(other, requests))
         assert result == expected, settings
         other.check_idle()
         if "kv_cache_bytes" in settings:
@@ -182,21 +183,21 @@ def test_replay_from_received_tokens_continues_the_same(
     engine: Engine, prompt_ids: PromptIds
 ) -> None:
     requests = _mixed_requests(prompt_ids, 14)
-    expected = _tokens(run_to_completion(requests, engine.submit, engine.step))
+    expected = _tokens(run_to_completion(engine, requests))
     for received in (1, 9):
         resumed = [
             replace(request, resumed_ids=tokens[:received])
             for request, tokens in zip(requests, expected, strict=True)
         ]
-        rest = _tokens(run_to_completion(resumed, engine.submit, engine.step))
+        rest = _tokens(run_to_completion(engine, resumed))
         assert rest == [tokens[received:] for tokens in expected]
 
 
 def test_choices_differ_and_repeat(engine: Engine, prompt_ids: PromptIds) -> None:
     requests = [Request("n", choice, prompt_ids[0], SAMPLED) for choice in range(4)]
-    first = _tokens(run_to_completion(requests, engine.submit, engine.step))
+    first = _tokens(run_to_completion(engine, requests))
     assert len(set(first)) == 4
-    assert _tokens(run_to_completion(requests, engine.submit, engine.step)) == first
+    assert _tokens(run_to_completion(engine, requests)) == first
 
 
 # -- ends -----------------------------------------------------------------------------------------
@@ -239,12 +240,11 @@ def test_impossible_requests_end_with_their_reason(engine: Engine, prompt_ids: P
     everything = tuple((token,) for token in range(10))
     nothing_left = replace(GREEDY, allowed_ids=(3,), bad_words=everything)
     results = run_to_completion(
+        engine,
         [
             Request("impossible", 0, prompt_ids[0], nothing_left),
             Request("fine", 0, prompt_ids[1], GREEDY),
         ],
-        engine.submit,
-        engine.step,
     )
     assert results[0].finish_reason == "error"
     assert "every token is excluded" in str(results[0].error)
@@ -258,6 +258,40 @@ def test_no_tokens_wanted_scores_the_prompt_alone(engine: Engine, prompt_ids: Pr
     assert done.token_ids == ()
     assert done.prompt_logprobs is not None
     assert len(done.prompt_logprobs) == len(prompt_ids[4])
+
+
+def test_text_in_text_out_and_stop_strings(engine: Engine, demo_tokenizer: Any) -> None:
+    text = "Once upon a time there was"
+    done = engine.generate([text, [1, 2, 3]], SAMPLED)
+    assert done[0].prompt_ids == tuple(demo_tokenizer(text).input_ids)
+    assert done[0].text == demo_tokenizer.decode(done[0].token_ids)
+    word = done[0].text.split()[6]
+    stopped = engine.generate([text], SAMPLED, stop=[word])[0]
+    assert (stopped.finish_reason, stopped.stop_reason) == ("stop", word)
+    assert stopped.text == done[0].text[: done[0].text.index(word)]
+    engine.check_idle()
+
+
+def test_async_stream_says_the_same_and_can_be_left(engine: Engine, prompt_ids: PromptIds) -> None:
+    expected = engine.generate([prompt_ids[5]], SAMPLED)[0].token_ids
+    streaming = AsyncEngine(engine)
+
+    async def scenario() -> None:
+        tokens: list[int] = []
+        async for event in streaming.stream(Request("s", 0, prompt_ids[5], SAMPLED)):
+            tokens.extend(event.token_ids)
+        assert tuple(tokens) == expected
+        long = replace(SAMPLED, max_tokens=1500)
+        async for _ in streaming.stream(Request("left", 0, prompt_ids[5], long)):
+            break
+
+    try:
+        asyncio.run(scenario())
+    finally:
+        streaming.close()
+    while engine.step():
+        pass
+    engine.check_idle()
 
 
 # -- tidy -----------------------------------------------------------------------------------------
@@ -316,10 +350,10 @@ def test_cancelling_a_third_of_1000_requests_leaks_nothing(prompt_ids: PromptIds
 
 def test_threads_change_no_token(engine: Engine, prompt_ids: PromptIds) -> None:
     requests = _mixed_requests(prompt_ids, 9)
-    expected = _tokens(run_to_completion(requests, engine.submit, engine.step))
+    expected = _tokens(run_to_completion(engine, requests))
     other = Engine(EngineConfiguration(str(DEMO), dtype="float32", threads=3))
     try:
-        assert _tokens(run_to_completion(requests, other.submit, other.step)) == expected
+        assert _tokens(run_to_completion(other, requests)) == expected
     finally:
         pool.set_threads(1)
         torch.set_num_threads(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -120,9 +121,11 @@ lexshard demo train --data DIR --out DIR --seed {seed}
 ```
 
 The first `DIR` holds the texts named below. The recipe is `serve_app/demo/recipe.py`: Muon for the
-body matrices and Adam for embeddings and norms; batches of {batch:,} tokens in windows of
-{sequence} tokens{long}; warm-up, constant rate, a slow glide, linear decay over the last {decay};
-a sampled softmax that becomes the full one for the last {full}.
+body matrices and Adam for embeddings and norms, rates that warm up, hold and decay linearly to
+zero, and a sampled softmax that becomes the full one towards the end:
+
+{passes}
+
 Mixture: {mixture}. Story chat is made from the books by rule: a request, then a passage that ends
 at a sentence end. Headings, front matter and verse were skipped and curly quotes made straight.
 Held out and never trained on: the last {books} books of each collection and every dialogue whose
@@ -133,13 +136,18 @@ id starts with `{prefix}`.
 """
 
 
-def _long_windows(schedule: Schedule) -> str:
-    if not schedule.long_fraction:
-        return ""
-    return f", {schedule.long_sequence:,} for the last {_percent(schedule.long_fraction)}"
+def _pass_line(schedule: Schedule) -> str:
+    long = f"{schedule.long_sequence:,} for the last {_percent(schedule.long_fraction)}"
+    return (
+        f"- {schedule.steps:,} steps of {schedule.batch_tokens:,} tokens in windows of "
+        f"{schedule.sequence} tokens{', ' + long if schedule.long_fraction else ''}; Muon rate "
+        f"{schedule.muon_rate:g}, Adam rate {schedule.adam_rate:g}, final decay over the last "
+        f"{_percent(schedule.decay_fraction)}, full softmax for the last "
+        f"{_percent(schedule.full_softmax_fraction)}."
+    )
 
 
-def _command(record: dict[str, Any], schedule: Schedule, mixture: Mixture) -> str:
+def _command(record: dict[str, Any], schedules: Sequence[Schedule], mixture: Mixture) -> str:
     shares = {
         "children's stories": mixture.children,
         "novels": mixture.novels,
@@ -148,11 +156,7 @@ def _command(record: dict[str, Any], schedule: Schedule, mixture: Mixture) -> st
     }
     return _COMMAND.format(
         seed=record["seed"],
-        batch=schedule.batch_tokens,
-        sequence=schedule.sequence,
-        long=_long_windows(schedule),
-        decay=_percent(schedule.decay_fraction),
-        full=_percent(schedule.full_softmax_fraction),
+        passes="\n".join(map(_pass_line, schedules)),
         mixture=", ".join(f"{100 * share:.0f} % {name}" for name, share in shares.items()),
         books=mixture.held_out_books,
         prefix=mixture.held_out_dialogue_prefix,
@@ -183,7 +187,7 @@ Chat turns are `<|user|>`, `<|assistant|>` and `<|system|>`, each closed by `<|e
 is in the tokenizer. Generation stops at `<|end|>` or `<|endoftext|>`; defaults are temperature
 {TEMPERATURE}, top-k {TOP_K}, top-p {TOP_P}.
 
-{_command(record, recipe.target_schedule, recipe.mixture)}{_licence(files)}
+{_command(record, recipe.target_schedules, recipe.mixture)}{_licence(files)}
 ## Measured
 
 Bits per byte of held-out text (lower is better). Dialogue bytes count what the speakers say; the
@@ -223,7 +227,7 @@ from the target on the same texts: cross entropy against the target's softmax bl
 target's best token. By itself it writes worse than the target, which is tiny
 already; read that card for the warnings, which hold here as well.
 
-{_command(record, recipe.draft_schedule, recipe.mixture)}{_licence(files)}
+{_command(record, [recipe.draft_schedule], recipe.mixture)}{_licence(files)}
 ## Measured
 
 How often its best token is the target's, on text the target wrote for held-out prompts:

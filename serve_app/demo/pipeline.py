@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ def _machine() -> str:
 
 
 def _training_record(
-    stage: Stage, schedule: Schedule, recipe: DemoRecipe, seed: int
+    stage: Stage, schedules: Sequence[Schedule], recipe: DemoRecipe, seed: int
 ) -> dict[str, Any]:
     return {
         "steps": stage.steps,
@@ -37,7 +38,7 @@ def _training_record(
         "seed": seed,
         "workers": recipe.workers,
         "machine": _machine(),
-        "schedule": asdict(schedule),
+        "schedules": [asdict(schedule) for schedule in schedules],
     }
 
 
@@ -68,8 +69,8 @@ def train_demo(
     )
     result["training"] = {
         "files": corpus.files,
-        "target": _training_record(target, recipe.target_schedule, recipe, seed),
-        "draft": _training_record(draft, recipe.draft_schedule, recipe, seed),
+        "target": _training_record(target, recipe.target_schedules, recipe, seed),
+        "draft": _training_record(draft, [recipe.draft_schedule], recipe, seed),
     }
     write_evaluation(result, target_folder)
     write_cards(result, recipe, target_folder, draft_folder)

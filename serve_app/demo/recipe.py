@@ -110,7 +110,11 @@ class Measurement:
 
 @dataclass(frozen=True)
 class DemoRecipe:
-    """The whole recipe: tokenizer, target, draft and their schedules."""
+    """The whole recipe: tokenizer, target, draft and their schedules.
+
+    The target is trained in one pass for each of its schedules; a later pass starts from the
+    weights of the one before, with a fresh optimiser and another order of the windows.
+    """
 
     tokenizer_sample_bytes: int = 20_000_000
     mixture: Mixture = field(default_factory=Mixture)
@@ -124,16 +128,27 @@ class DemoRecipe:
             hidden=96, layers=2, heads=2, kv_heads=2, intermediate=256
         )
     )
-    target_schedule: Schedule = field(default_factory=lambda: Schedule(tokens=1_300 * 4_096))
-    draft_schedule: Schedule = field(
-        default_factory=lambda: Schedule(
-            tokens=800 * 4_096,
-            long_fraction=0.0,
+    target_schedules: tuple[Schedule, ...] = (
+        Schedule(tokens=1_300 * 4_096),
+        Schedule(
+            tokens=500 * 4_096,
+            long_fraction=0.12,
             glide_from=1.0,
             glide_until=2.0,
-            decay_fraction=0.8,
+            decay_fraction=0.95,
+            full_softmax_fraction=0.25,
+            muon_rate=0.012,
             adam_rate=3e-3,
-        )
+            norm_rate=2e-3,
+        ),
+    )
+    draft_schedule: Schedule = Schedule(
+        tokens=800 * 4_096,
+        long_fraction=0.0,
+        glide_from=1.0,
+        glide_until=2.0,
+        decay_fraction=0.8,
+        adam_rate=3e-3,
     )
     measurement: Measurement = field(default_factory=Measurement)
     workers: int = 2
@@ -141,9 +156,13 @@ class DemoRecipe:
 
     def with_tokens(self, target: int | None, draft: int | None) -> DemoRecipe:
         """The same recipe with other token budgets."""
-        result = self
+        schedules, draft_schedule = self.target_schedules, self.draft_schedule
         if target is not None:
-            result = replace(result, target_schedule=replace(result.target_schedule, tokens=target))
+            total = sum(schedule.tokens for schedule in schedules)
+            schedules = tuple(
+                replace(schedule, tokens=target * schedule.tokens // total)
+                for schedule in schedules
+            )
         if draft is not None:
-            result = replace(result, draft_schedule=replace(result.draft_schedule, tokens=draft))
-        return result
+            draft_schedule = replace(draft_schedule, tokens=draft)
+        return replace(self, target_schedules=schedules, draft_schedule=draft_schedule)

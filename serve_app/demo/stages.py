@@ -23,28 +23,46 @@ class Stage:
     tokens: int
     seconds: float
 
+    def after(self, earlier: Stage) -> Stage:
+        """This stage with the work of the one before counted in."""
+        return Stage(
+            self.weights,
+            self.steps + earlier.steps,
+            self.tokens + earlier.tokens,
+            self.seconds + earlier.seconds,
+        )
 
-def target_trainer(prepared: Prepared, recipe: DemoRecipe, seed: int) -> Trainer:
-    """The target's trainer at its first step."""
+
+def target_trainer(prepared: Prepared, recipe: DemoRecipe, seed: int, number: int) -> Trainer:
+    """The trainer of the target's pass ``number`` at its first step."""
     return Trainer(
         recipe.target,
-        recipe.target_schedule,
+        recipe.target_schedules[number],
         prepared.sources,
         prepared.frequent_first,
-        seed,
+        seed + 2 * number,
         recipe.workers,
     )
 
 
-def target_checkpoint(work: Path, seed: int) -> Path:
-    """Where the target's training state is kept."""
-    return work / f"target-{seed}.pt"
+def target_checkpoint(work: Path, seed: int, number: int) -> Path:
+    """Where the training state of the target's pass ``number`` is kept."""
+    return work / f"target-{seed}-{number}.pt"
 
 
 def train_target(prepared: Prepared, recipe: DemoRecipe, work: Path, seed: int) -> Stage:
-    """Train the target, or continue from its checkpoint in ``work``."""
-    trainer = target_trainer(prepared, recipe, seed)
-    return _finish(trainer, "target", recipe, target_checkpoint(work, seed))
+    """Train the target in all its passes, or continue from its checkpoints in ``work``."""
+    whole: Stage | None = None
+    for number in range(len(recipe.target_schedules)):
+        trainer = target_trainer(prepared, recipe, seed, number)
+        if whole is not None:
+            trainer.start_from(whole.weights)
+        checkpoint = target_checkpoint(work, seed, number)
+        part = _finish(trainer, f"target {number + 1}", recipe, checkpoint)
+        whole = part if whole is None else part.after(whole)
+    if whole is None:
+        raise ValueError("the recipe has no schedule for the target")
+    return whole
 
 
 def train_draft(
@@ -61,9 +79,8 @@ def train_draft(
         distillation_loss(target, recipe.target),
     )
     common = torch.from_numpy(prepared.frequent_first[: recipe.draft_schedule.frequent_tokens])
-    trainer.weights[EMBEDDING].copy_(
-        projected_embedding(target[EMBEDDING], recipe.draft.hidden, common)
-    )
+    embedding = projected_embedding(target[EMBEDDING], recipe.draft.hidden, common)
+    trainer.start_from({EMBEDDING: embedding})
     return _finish(trainer, "draft", recipe, work / f"draft-{seed}.pt")
 
 

@@ -70,6 +70,11 @@ class Trainer:
         self._workers = workers
         self._loss = loss
 
+    def start_from(self, weights: Weights) -> None:
+        """Replace initial weights before the first step."""
+        for name, value in weights.items():
+            self.weights[name].copy_(value)
+
     def _share(
         self, micro_batches: list[np.ndarray], candidates: Candidates | None
     ) -> tuple[float, Weights]:
@@ -167,6 +172,5 @@ class Trainer:
         state: dict[str, Any] = torch.load(path, weights_only=True)
         self.step = state["step"]
         self.seconds = state["seconds"]
-        for name, value in state["weights"].items():
-            self.weights[name].copy_(value)
+        self.start_from(state["weights"])
         self._optimiser.restore(state["optimiser"])

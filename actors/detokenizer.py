@@ -9,7 +9,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Sequence
 
-from serve_app.token_bytes import TokenBytes
+from actors.token_bytes import TokenBytes
 
 
 class StopMatcher:
