@@ -216,7 +216,7 @@ class Engine:
     def forward(self, plan: StepPlan) -> torch.Tensor:
         """Hidden states ``[N, d]`` of the rows that score or draw (see ``build_batch``)."""
         started = time.perf_counter()
-        hidden = self._body.forward(build_batch(plan))
+        hidden: torch.Tensor = self._body.forward(build_batch(plan)).cpu()
         self._counters.body_seconds += time.perf_counter() - started
         return hidden
 

@@ -10,15 +10,17 @@ from kernels.linear import linear, pack
 
 
 def build_shard(model: LoadedModel) -> Shard:
-    """One shard with every row. On the CPU the row kernel screens: half the bytes of fp32 for
-    bf16 weights, and four to six times as fast as torch at one row."""
+    """One shard with every row, on the CPU also where the body is on a GPU.
+
+    The row kernel screens: half the bytes of fp32 for bf16 weights, and four to six times as fast
+    as torch at one row.
+    """
     head = model.head
-    screen = None
-    if model.body.device.type == "cpu":
-        screen = partial(linear, weight=pack(head.weight[: model.vocabulary_size]))
+    weight = head.weight.cpu()
+    screen = partial(linear, weight=pack(weight[: model.vocabulary_size]))
     return Shard(
-        head.weight,
-        head.bias,
+        weight,
+        None if head.bias is None else head.bias.cpu(),
         softcap=head.softcap,
         scale=head.scale,
         vocabulary_size=model.vocabulary_size,

@@ -8,7 +8,6 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -116,7 +115,7 @@ def cases(draw: st.DrawFn) -> Case:
     )
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=200)
 @given(case=cases())
 def test_agrees_with_float64(case: Case) -> None:
     """A score of up to 256 terms of size 2 errs by some 10^-6, values are of size 1."""
@@ -125,7 +124,7 @@ def test_agrees_with_float64(case: Case) -> None:
     assert float((result - expected).abs().max()) < 2e-5
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=150)
 @given(case=cases(), data=st.data())
 def test_a_row_has_the_same_bits_in_every_batch(case: Case, data: st.DataObject) -> None:
     """Alone, in any piece of the batch, and wherever its blocks lie."""
@@ -265,26 +264,6 @@ def test_triton_kernel_agrees_with_float64_in_the_interpreter() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert float(done.stdout.split()[-1]) < 5e-6
-
-
-def test_tiles_cover_every_row_once() -> None:
-    pytest.importorskip("triton")
-    from kernels.attention.triton_kernel import tile_starts
-
-    generator = np.random.default_rng(9)
-    for _ in range(50):
-        runs = generator.integers(1, 30, generator.integers(1, 6))
-        owners = torch.tensor(np.repeat(np.arange(len(runs)), runs), dtype=torch.int32)
-        first = torch.tensor(np.repeat(generator.integers(0, 50, len(runs)), runs))
-        begin = torch.tensor(np.repeat(np.cumsum(runs) - runs, runs))
-        positions = (first + torch.arange(len(owners)) - begin).int()
-        starts = tile_starts(owners, positions, 8)
-        expected = [
-            s + i
-            for s, run in zip(np.cumsum(runs) - runs, runs, strict=True)
-            for i in range(0, run, 8)
-        ]
-        assert starts.tolist() == expected + [len(owners)] * (len(owners) + 1 - len(expected))
 
 
 @pytest.mark.gpu

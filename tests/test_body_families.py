@@ -6,6 +6,7 @@ forward pass: prompts in chunks, single tokens, several sequences in one batch, 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,12 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from conftest import DEMO
 from tiny_models import SERVED, VOCABULARY, save_tiny
 from transformers import AutoModelForCausalLM
 
 from actors.body.batch import Body
 from actors.body.loading import LoadedModel, load
 from actors.body.self_test import Piece, pack_batch
+from kernels import pool
 
 LENGTHS = (45, 18, 33)
 BLOCKS = 12
@@ -120,9 +123,11 @@ def test_long_batches_and_threads_do_not_change_bits(tmp_path: Path) -> None:
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(3)
+        pool.set_threads(3)
         assert torch.equal(body.forward(batch), whole)
     finally:
         torch.set_num_threads(threads)
+        pool.set_threads(1)
     for start, stop in ((0, 1), (1, 300), (300, 303), (303, 611)):
         part = body.forward(pack_batch(token_ids, [(0, start, stop)], tables))
         assert torch.equal(part, whole[start:stop])
@@ -175,6 +180,48 @@ def test_the_fused_body_agrees_with_the_general_one(tmp_path: Path) -> None:
     assert all(float((a - b).abs().max()) < LIMIT for a, b in zip(*results, strict=True))
 
 
+def test_ends_and_sampling_defaults_come_from_the_folder(tmp_path: Path) -> None:
+    """Every end of generation_config.json and config.json; ids beyond the head are dropped."""
+    save_tiny("llama", tmp_path)  # config.json: eos 2
+    settings = {"eos_token_id": [5, 2, 4000], "temperature": 0.6, "top_k": 20, "do_sample": True}
+    (tmp_path / "generation_config.json").write_text(json.dumps(settings))
+    model = load(tmp_path)
+    assert model.eos_token_ids == (5, 2)
+    assert model.default_sampling == {"temperature": 0.6, "top_k": 20}
+    assert (model.vocabulary_size, model.max_positions) == (VOCABULARY, 128)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": 7}))
+    assert load(tmp_path).eos_token_ids == (7, 2)
+
+
+def test_the_demo_model_loads_as_it_is_stored() -> None:
+    model = load(DEMO)
+    assert (model.body.name, model.dtype, model.vocabulary_size) == ("fused", "bfloat16", 16384)
+    assert model.body.batch_invariant
+    assert model.parameters == 7_145_728
+    assert model.eos_token_ids == (0, 4)
+
+
 def test_the_cache_costs_what_it_says(tmp_path: Path) -> None:
     _, model = _load("llama", tmp_path)  # 2 layers, 2 kv heads of 8, float32
     assert model.body.kv_bytes_per_block() == 2 * 2 * 16 * 2 * 8 * 4
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("family", ["llama", "gemma2", "mistral", "qwen3_moe"])
+def test_equals_the_plain_forward_pass_on_a_gpu(family: str, tmp_path: Path) -> None:
+    """float32 on both sides; the sums differ in order only."""
+    folder, model = _load(family, tmp_path, device="cuda")
+    token_ids = _token_ids(16)
+    hidden, _ = _plain(folder, token_ids)
+    ours = _run(model.body, token_ids, _tables(17), MIXED_STEPS)
+    assert max(float((a.cpu() - b).abs().max()) for a, b in zip(ours, hidden, strict=True)) < 1e-3
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_bfloat16_passes_its_self_test_on_a_gpu(tmp_path: Path) -> None:
+    save_tiny("qwen3", tmp_path)
+    model = load(tmp_path, "bfloat16", device="cuda")
+    assert model.body.name == "general"
+    assert model.body.device.type == "cuda"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -68,7 +69,7 @@ def _rewrite_config(folder: Path, **changes: Any) -> None:
         ),
         ({"num_kv_shared_layers": 1}, "shares keys and values"),
         ({"layer_types": ["full_attention", "linear_attention"]}, "linear_attention"),
-        ({"auto_map": {"AutoModelForCausalLM": "modeling_x.X"}}, "code of its own"),
+        ({"model_type": "new", "auto_map": {"AutoConfig": "new.Configuration"}}, "code of its own"),
         ({"model_type": "no_such_family"}, "cannot read"),
     ],
 )
@@ -79,6 +80,14 @@ def test_configurations_that_would_be_wrong_are_refused(
     _rewrite_config(tmp_path, **changes)
     with pytest.raises(UnsupportedModelError, match=reason):
         load(tmp_path)
+
+
+def test_code_beside_a_known_model_is_left_alone(tmp_path: Path) -> None:
+    """Many folders carry code for older versions of transformers: it is not needed and not run."""
+    save_tiny("llama", tmp_path)
+    _rewrite_config(tmp_path, auto_map={"AutoConfig": "bad.C", "AutoModelForCausalLM": "bad.M"})
+    (tmp_path / "bad.py").write_text("raise SystemExit('this must not run')")
+    assert load(tmp_path).body.batch_invariant
 
 
 def test_a_missing_folder_or_configuration_is_named(tmp_path: Path) -> None:
@@ -164,12 +173,14 @@ def test_a_wrong_head_is_told_what_differs(model: dict[str, Any], reason: str) -
 
 
 def test_a_sliding_layer_that_hides_its_window_is_refused() -> None:
-    class Configuration:
-        layer_types = ("full_attention", "sliding_attention")
-
-    check_windows((0, 8), Configuration())
+    by_layer = SimpleNamespace(layer_types=("full_attention", "sliding_attention"))
+    check_windows((0, 8), by_layer)
     with pytest.raises(UnsupportedModelError, match="layer 1"):
-        check_windows((0, 0), Configuration())
+        check_windows((0, 0), by_layer)
+    everywhere = SimpleNamespace(sliding_window=8)
+    check_windows((8, 8), everywhere)
+    with pytest.raises(UnsupportedModelError, match="window of 8"):
+        check_windows((0, 0), everywhere)
 
 
 def _step() -> AttentionStep:

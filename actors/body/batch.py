@@ -15,8 +15,9 @@ class Batch:
     """The tokens of one step, packed: T rows of S sequences, N of which are wanted.
 
     Row ``t`` is the token ``token_ids[t]`` at ``positions[t]`` of sequence ``row_sequence[t]``;
-    its key and value go to ``slots[t]`` (block * 16 + offset). ``output_rows`` are the rows whose
-    hidden state is wanted.
+    its key and value go to ``slots[t]`` (block * 16 + offset). A sequence's rows are consecutive
+    tokens, and sequences come in the order of their block tables. ``output_rows``, ascending, are
+    the rows whose hidden state is wanted.
     """
 
     token_ids: npt.NDArray[np.int32]  # [T]

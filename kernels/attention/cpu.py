@@ -10,6 +10,7 @@ never read into a sum, so what an earlier owner left in a block (even NaN) canno
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ import numpy.typing as npt
 import torch
 from numba import njit
 
+from kernels import pool
 from kernels.attention.layout import BLOCK_SIZE
 from kernels.elementwise.cpu import exponential
 from kernels.linear.tile import PANEL, tile
@@ -25,6 +27,8 @@ Array = npt.NDArray[Any]
 
 # Query vectors (rows of one sequence x heads of one kv head) computed together: four tiles of 6.
 TILE_QUERIES = 24
+# Work that takes about as long as handing some of it to another thread (50 microseconds).
+LEAST_SHARED_PRODUCTS = 1_000_000
 
 
 def write_cache(
@@ -56,18 +60,30 @@ def paged_attention(
     softcap: float,
     out: torch.Tensor,
 ) -> torch.Tensor:
-    """See `kernels.attention.paged_attention`."""
-    attention_rows(
-        query.contiguous().numpy(),
-        key_cache.numpy(),
-        value_cache.numpy(),
-        block_tables.numpy(),
-        row_sequence.numpy(),
-        positions.numpy(),
-        float(scale),
-        int(window),
-        float(softcap),
-        out.numpy(),
+    """See `kernels.attention.paged_attention`. Rows are shared out among the pool's threads."""
+    queries, place = query.contiguous().numpy(), positions.numpy()
+    owners, result = row_sequence.numpy(), out.numpy()
+    rows, heads, width = queries.shape
+    shares = [(0, rows)]
+    if pool.threads() > 1 and int(place.sum()) * heads * width > LEAST_SHARED_PRODUCTS:
+        shares = pool.even_shares((place + 1).tolist(), pool.threads())
+    pool.run(
+        [
+            partial(
+                attention_rows,
+                queries[first:last],
+                key_cache.numpy(),
+                value_cache.numpy(),
+                block_tables.numpy(),
+                owners[first:last],
+                place[first:last],
+                float(scale),
+                int(window),
+                float(softcap),
+                result[first:last],
+            )
+            for first, last in shares
+        ]
     )
     return out
 

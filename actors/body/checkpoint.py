@@ -1,0 +1,143 @@
+"""What a model folder says about itself before any weight is read."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from actors.body.errors import ModelPathError, UnsupportedModelError, WeightsError
+
+_SAMPLING_KEYS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Checkpoint:
+    """A local model folder: configuration, size, where sequences end, how it likes to be sampled.
+
+    ``tokenizer_size`` is one more than the highest token id, None without a tokenizer: output rows
+    beyond it are padding. ``stored_dtypes`` are safetensors names (F32, BF16, F16, ...).
+    """
+
+    folder: Path
+    config: Any
+    parameters: int
+    stored_dtypes: frozenset[str]
+    eos_token_ids: tuple[int, ...]
+    default_sampling: dict[str, float | int]
+    tokenizer_size: int | None
+
+
+def read_checkpoint(path: str | Path) -> Checkpoint:
+    """Look into a model folder; nothing is downloaded and no code from it is run.
+
+    Raises ModelPathError, WeightsError or UnsupportedModelError.
+    """
+    from transformers import AutoConfig
+
+    folder = Path(path).expanduser()
+    if not folder.is_dir():
+        raise ModelPathError(
+            f"{folder} is not a folder: give the path of a downloaded model (models are never "
+            "fetched by name)"
+        )
+    if not (folder / "config.json").is_file():
+        raise ModelPathError(f"{folder} has no config.json: give the folder of a saved model")
+    parameters, stored_dtypes = _read_headers(folder)
+    description = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (ValueError, KeyError, OSError) as error:
+        own_code = "auto_map" in description
+        raise UnsupportedModelError(
+            f"{folder} needs Python code of its own, which is never run: use a model that "
+            "transformers knows"
+            if own_code
+            else f"transformers cannot read {folder / 'config.json'}: {error}"
+        ) from error
+    tokenizer_size, tokenizer_eos = _read_tokenizer(folder)
+    generation = _read_json(folder / "generation_config.json")
+    return Checkpoint(
+        folder=folder,
+        config=config,
+        parameters=parameters,
+        stored_dtypes=stored_dtypes,
+        eos_token_ids=_ids(
+            generation.get("eos_token_id"), description.get("eos_token_id"), tokenizer_eos
+        ),
+        default_sampling={
+            key: generation[key] for key in _SAMPLING_KEYS if generation.get(key) is not None
+        },
+        tokenizer_size=tokenizer_size,
+    )
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+
+
+def _ids(*sources: int | list[int] | None) -> tuple[int, ...]:
+    """Distinct ids of all sources, in order."""
+    found: dict[int, None] = {}
+    for source in sources:
+        listed = source if isinstance(source, list) else [source]
+        found.update((int(token), None) for token in listed if token is not None)
+    return tuple(found)
+
+
+def _read_headers(folder: Path) -> tuple[int, frozenset[str]]:
+    """Number of weights and their stored types, from the headers of the safetensors files."""
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        files = sorted(set(_read_json(index)["weight_map"].values()))
+    elif (folder / "model.safetensors").is_file():
+        files = ["model.safetensors"]
+    else:
+        pickled = any(folder.glob("*.bin")) or any(folder.glob("*.pt*"))
+        raise WeightsError(
+            f"{folder} has no model.safetensors"
+            + (
+                ": pickled weights can run code and are not read; save the model with "
+                "safe_serialization=True"
+                if pickled
+                else ": the download may be incomplete"
+            )
+        )
+    parameters, dtypes = 0, set[str]()
+    for name in files:
+        if not (folder / name).is_file():
+            raise WeightsError(f"{folder / name} is missing: download the model again")
+        with (folder / name).open("rb") as stream:
+            try:
+                (length,) = struct.unpack("<Q", stream.read(8))
+                header = json.loads(stream.read(length))
+            except (struct.error, ValueError, MemoryError) as error:
+                raise WeightsError(
+                    f"{folder / name} is not a safetensors file: download the model again"
+                ) from error
+        header.pop("__metadata__", None)
+        parameters += sum(math.prod(tensor["shape"]) for tensor in header.values())
+        dtypes.update(tensor["dtype"] for tensor in header.values())
+    return parameters, frozenset(dtypes)
+
+
+def _read_tokenizer(folder: Path) -> tuple[int | None, int | None]:
+    """One more than the highest token id, and the id that ends a sequence.
+
+    Raises UnsupportedModelError.
+    """
+    if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
+        return None, None
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
+    except (ValueError, OSError) as error:
+        raise UnsupportedModelError(f"the tokenizer in {folder} cannot be read: {error}") from error
+    return max(tokenizer.get_vocab().values()) + 1, tokenizer.eos_token_id

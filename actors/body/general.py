@@ -1,0 +1,124 @@
+"""The general body: any transformers decoder whose attention can be replaced.
+
+Every step is one packed sequence ``[1, T]`` without a transformers cache; keys and values live in
+our blocks, and attention is `actors.body.paged_attention`. On the CPU activations are float32
+whatever the weights were stored in, and every product goes through kernels whose bits do not
+depend on the batch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from actors.body import paged_attention
+from actors.body.batch import Batch
+from actors.body.invariant_modules import has_bare_matrices, make_invariant
+from actors.body.paged_attention import AttentionStep
+from kernels.attention import BLOCK_SIZE, allocate_cache
+
+# torch's float32 linear gives a row the same bits from this many rows on (measured, 4 to 2,500).
+LEAST_ROWS_OF_TORCH = 4
+
+
+class GeneralBody:
+    """Body over a transformers model; see ``actors.body.batch.Body`` for the contract.
+
+    Takes the model over: its attention is switched to the paged one and, on the CPU, its linear
+    layers are replaced by packed ones (``pack_linears`` off keeps torch's and pads every step to
+    four rows). ``fast_prefill`` computes long chunks with torch's fused attention and gives up
+    batch invariance. ``batch_invariant`` is False until the loader has proved it.
+    """
+
+    name = "general"
+
+    def __init__(
+        self, model: Any, *, fast_prefill: bool = False, pack_linears: bool = True
+    ) -> None:
+        paged_attention.register()
+        model.set_attn_implementation(paged_attention.NAME)
+        self._decoder = model.base_model.eval()
+        self._fast_prefill = fast_prefill
+        self._caches: list[tuple[torch.Tensor, torch.Tensor]] | None = None
+        config = model.config.get_text_config(decoder=True)
+        embedding = model.get_input_embeddings().weight
+        self.device: torch.device = embedding.device
+        self.batch_invariant = False
+        self.vocabulary_size: int = embedding.shape[0]
+        self.num_layers: int = config.num_hidden_layers
+        heads = config.num_attention_heads
+        self.kv_heads: int = getattr(config, "num_key_value_heads", None) or heads
+        self.head_dim: int = getattr(config, "head_dim", None) or config.hidden_size // heads
+        self.max_positions: int = config.max_position_embeddings
+        self._least_rows = 1
+        if self.device.type == "cpu":
+            make_invariant(self._decoder, pack_linears=pack_linears)
+            if has_bare_matrices(self._decoder):
+                self._least_rows = LEAST_ROWS_OF_TORCH
+        self._cache_dtype = torch.float32 if self.device.type == "cpu" else embedding.dtype
+        self.windows: tuple[int, ...] = ()  # per layer, known after the first step
+        head = model.get_output_embeddings().weight
+        self.hidden_size: int = head.shape[1]
+
+    def kv_bytes_per_block(self) -> int:
+        """Bytes of the keys and values of 16 tokens over all layers."""
+        cells = 2 * self.num_layers * BLOCK_SIZE * self.kv_heads * self.head_dim
+        return cells * self._cache_dtype.itemsize
+
+    def allocate_cache(self, num_blocks: int) -> None:
+        """Reserve zeroed blocks for every layer (pages are touched when first written)."""
+        self._caches = [
+            allocate_cache(
+                num_blocks,
+                self.kv_heads,
+                self.head_dim,
+                device=self.device,
+                dtype=self._cache_dtype,
+            )
+            for _ in range(self.num_layers)
+        ]
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        """Hidden states of ``batch.output_rows`` after the final norm: ``[N, d] float32``.
+
+        Raises UnsupportedModelError where the model's attention is not plain causal attention,
+        and RuntimeError before `allocate_cache`.
+        """
+        if self._caches is None:
+            raise RuntimeError("call allocate_cache before forward")
+        rows = batch.token_ids.shape[0]
+        padding = max(0, self._least_rows - rows)
+        step = AttentionStep(
+            caches=self._caches,
+            rows=rows,
+            slots=self._tensor(batch.slots),
+            row_sequence=self._tensor(batch.row_sequence),
+            positions=self._tensor(batch.positions),
+            block_tables=self._tensor(batch.block_tables),
+            fast_prefill=self._fast_prefill,
+        )
+        with torch.inference_mode(), paged_attention.running(step):
+            result = self._decoder(
+                input_ids=self._padded(batch.token_ids, padding),
+                position_ids=self._padded(batch.positions, padding),
+                use_cache=False,
+            )
+            self.windows = tuple(step.windows.get(layer, 0) for layer in range(self.num_layers))
+            output_rows = self._tensor(batch.output_rows).long()
+            hidden: torch.Tensor = result.last_hidden_state[0][output_rows].float()
+        if len(step.windows) != self.num_layers:
+            raise paged_attention.UnsupportedModelError(
+                f"only {len(step.windows)} of {self.num_layers} layers attend: models with "
+                "recurrent or convolutional layers keep a state that paged blocks do not hold"
+            )
+        return hidden
+
+    def _tensor(self, values: np.ndarray[Any, Any]) -> torch.Tensor:
+        return torch.from_numpy(values).to(self.device)
+
+    def _padded(self, values: np.ndarray[Any, Any], padding: int) -> torch.Tensor:
+        """``[1, T + padding] int64``; padded rows repeat token and position 0."""
+        row = self._tensor(values).long()
+        return torch.nn.functional.pad(row, (0, padding))[None] if padding else row[None]

@@ -1,0 +1,146 @@
+"""Replacements for torch modules whose result for a row depends on the rows beside it, or that
+are slow for a few rows.
+
+- ``nn.Linear`` sums in another order for one row than for sixteen: the packed row kernel does
+  not, and reads bfloat16 weights at half the bytes.
+- torch computes SiLU, sigmoid and tanh-GELU by vectors, but the elements left over at the end of
+  a thread's share by another formula that differs in the last bit; which elements these are
+  depends on the number of rows. Written out in operations without that flaw they are invariant.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from actors.body.experts import PackedExperts, is_experts
+from kernels.linear import linear, pack
+
+
+class PackedLinear(nn.Module):
+    """``x @ weight.T + bias`` in float32 by the row kernel."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        super().__init__()
+        self._packed = pack(weight)
+        self.in_features, self.out_features = weight.shape[1], weight.shape[0]
+        self.bias = None if bias is None else nn.Parameter(bias.detach().float(), False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result = linear(x.reshape(-1, self.in_features), self._packed)
+        if self.bias is not None:
+            result += self.bias
+        return result.view(*x.shape[:-1], self.out_features)
+
+
+class FusedRMSNorm(nn.Module):
+    """``weight * x / sqrt(mean(x^2) + epsilon)`` in one pass: torch takes six, which cost a
+    small model an eighth of its decode step."""
+
+    def __init__(self, weight: torch.Tensor, epsilon: float) -> None:
+        super().__init__()
+        self._weight = weight.detach().float().contiguous().numpy()
+        self._epsilon = epsilon
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        from kernels.llama.cpu import normalize  # numba compiles on first use
+
+        rows = x.reshape(-1, self._weight.shape[0]).numpy()
+        out = np.empty_like(rows)
+        normalize(rows, self._weight, self._epsilon, out)
+        return torch.from_numpy(out).view(x.shape)
+
+
+def _fused_rms_norm(module: Any) -> FusedRMSNorm | None:
+    """The replacement of a family's own RMSNorm class, where it computes just that.
+
+    Families differ in whether the weight is stored minus one; both are tried on random rows.
+    """
+    epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+    weight = getattr(module, "weight", None)
+    if not isinstance(epsilon, float) or weight is None or weight.ndim != 1:
+        return None
+    rows = torch.randn(3, weight.shape[0], generator=torch.Generator().manual_seed(0))
+    expected = module(rows)
+    for offset in (0.0, 1.0):
+        candidate = FusedRMSNorm(weight + offset, epsilon)
+        if torch.allclose(candidate(rows), expected, rtol=1e-5, atol=1e-6):
+            return candidate
+    return None
+
+
+class InvariantSiLU(nn.Module):
+    """``x / (1 + exp(-x))``."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x / torch.exp(-x).add_(1.0)
+
+
+class InvariantSigmoid(nn.Module):
+    """``1 / (1 + exp(-x))``."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.exp(-x).add_(1.0).reciprocal_()
+
+
+class InvariantTanhGELU(nn.Module):
+    """``x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))``."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        inner = (x * x * x).mul_(0.044715).add_(x).mul_(math.sqrt(2.0 / math.pi))
+        return inner.tanh_().add_(1.0).mul_(x).mul_(0.5)
+
+
+def _replacement(module: Any) -> nn.Module | None:
+    from transformers.activations import GELUTanh, SiLUActivation
+    from transformers.pytorch_utils import Conv1D
+
+    if is_experts(module):
+        return PackedExperts(module)
+    if type(module) is nn.Linear:
+        return PackedLinear(module.weight, module.bias)
+    if type(module) is Conv1D:
+        return PackedLinear(module.weight.T, module.bias)
+    if type(module).__name__.endswith("RMSNorm"):
+        return _fused_rms_norm(module)
+    if isinstance(module, (nn.SiLU, SiLUActivation)):
+        return InvariantSiLU()
+    if isinstance(module, nn.Sigmoid):
+        return InvariantSigmoid()
+    if isinstance(module, GELUTanh) or (
+        isinstance(module, nn.GELU) and module.approximate == "tanh"
+    ):
+        return InvariantTanhGELU()
+    return None
+
+
+def make_invariant(decoder: nn.Module, *, pack_linears: bool = True) -> None:
+    """Replace what ``decoder`` is built of, in place, module by module (so memory stays level).
+
+    With ``pack_linears`` off, linears and experts stay torch's, which are invariant from 4 rows
+    on.
+    """
+    for parent in list(decoder.modules()):
+        for name, child in list(parent.named_children()):
+            if not pack_linears and next(child.parameters(), None) is not None:
+                continue
+            replacement = _replacement(child)
+            if replacement is not None:
+                setattr(parent, name, replacement)
+
+
+def has_bare_matrices(decoder: nn.Module) -> bool:
+    """Whether a product is left to torch: a matrix outside of embeddings and packed linears.
+
+    Routers of expert models are such; torch needs at least 4 rows to be invariant.
+    """
+    return any(
+        parameter.ndim > 1
+        for module in decoder.modules()
+        if not isinstance(module, nn.Embedding)
+        for parameter in module.parameters(recurse=False)
+    )

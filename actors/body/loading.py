@@ -1,0 +1,181 @@
+"""From a model folder to a body and a head that are known to be right."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from actors.body.batch import Body
+from actors.body.checkpoint import Checkpoint, read_checkpoint
+from actors.body.errors import ModelRefusedError, UnsupportedModelError, WeightsError
+from actors.body.general import GeneralBody
+from actors.body.output_head import Head, check_head, read_head
+from actors.body.refusals import check_memory, check_stored_types, model_class
+from actors.body.self_test import Expected, check_body, check_windows, plain_forward, run_alone
+
+__all__ = ["Head", "LoadedModel", "ModelRefusedError", "load"]
+
+# Largest difference to the plain forward pass, relative to the largest value. In bfloat16 two
+# correct implementations differ by a few roundings of 2**-8.
+_TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 6e-2}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadedModel:
+    """A model ready to serve.
+
+    ``vocabulary_size`` is the tokenizer's: output rows beyond it are padding. ``dtype`` says what
+    the weights are rounded to; on the CPU activations are float32 either way.
+    """
+
+    body: Body
+    head: Head
+    config: Any
+    dtype: str
+    vocabulary_size: int
+    eos_token_ids: tuple[int, ...]
+    default_sampling: dict[str, float | int]
+    max_positions: int
+    parameters: int
+
+
+def load(
+    path: str | Path,
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto",
+    *,
+    body: Literal["auto", "general", "fused"] = "auto",
+    fast_prefill: bool = False,
+    device: str = "auto",
+    memory_bytes: int | None = None,
+) -> LoadedModel:
+    """Load a local safetensors model and prove it against its own plain forward pass.
+
+    ``dtype`` "auto" keeps what is stored (float16 becomes float32). ``body`` "auto" takes the
+    fused body where it supports the model, on a CPU and without ``fast_prefill``. ``device``
+    "auto" is CUDA where there is one. ``memory_bytes`` bounds the weights; None is all memory of
+    the device.
+
+    Raises ValueError for ``fast_prefill`` on a GPU, and a ``ModelRefusedError`` that says what to
+    do: `ModelPathError`, `WeightsError`, `UnsupportedModelError`, `InsufficientMemoryError` or
+    `SelfTestError`.
+    """
+    checkpoint = read_checkpoint(path)
+    config = checkpoint.config
+    kind = model_class(config)
+    check_stored_types(checkpoint.stored_dtypes)
+    place = torch.device(
+        ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    )
+    if fast_prefill and place.type != "cpu":
+        raise ValueError("fast prefill is for CPUs: leave it out, the GPU kernel is fast already")
+    fused = _choose_fused(body, fast_prefill, place, config)
+    weights_dtype = _weights_dtype(dtype, checkpoint.stored_dtypes, place)
+    # On the CPU float32 weights, and for a moment their packed copies, of at most the same size.
+    copies = 2 if fused else 1
+    needed = checkpoint.parameters * (4 * copies if place.type == "cpu" else weights_dtype.itemsize)
+    check_memory(needed, memory_bytes if memory_bytes is not None else _memory_of(place))
+    model = _read_model(kind, checkpoint, weights_dtype, place)
+    head = read_head(model)
+    expected = plain_forward(model)
+    tolerance = _TOLERANCES[torch.float32 if place.type == "cpu" else weights_dtype]
+    for hidden, logits in zip(expected.hidden, expected.logits, strict=True):
+        check_head(head, hidden, logits, tolerance)
+    if fused:
+        chosen = _fused_body(model, expected, tolerance)
+    else:
+        chosen = _general_body(model, expected, tolerance, fast_prefill)
+    rows = head.weight.shape[0]
+    return LoadedModel(
+        body=chosen,
+        head=head,
+        config=config,
+        dtype=str(weights_dtype).removeprefix("torch."),
+        vocabulary_size=min(rows, checkpoint.tokenizer_size or rows),
+        eos_token_ids=tuple(token for token in checkpoint.eos_token_ids if token < rows),
+        default_sampling=checkpoint.default_sampling,
+        max_positions=chosen.max_positions,
+        parameters=checkpoint.parameters,
+    )
+
+
+def _choose_fused(wanted: str, fast_prefill: bool, place: torch.device, config: Any) -> bool:
+    from actors.body import fused
+
+    if wanted == "general":
+        return False
+    possible = place.type == "cpu" and fused.supports(config)
+    if wanted == "fused" and (not possible or fast_prefill):
+        reason = (
+            "it has no fast prefill"
+            if possible
+            else f"it does not support this {config.model_type} on {place.type}"
+        )
+        raise UnsupportedModelError(f"the fused body cannot be used, {reason}: use body=general")
+    return possible and not fast_prefill
+
+
+def _weights_dtype(wanted: str, stored: frozenset[str], place: torch.device) -> torch.dtype:
+    if wanted == "auto":
+        # A few float32 weights among bfloat16 ones: the CPU keeps both as they are.
+        half = "BF16" in stored and (place.type != "cpu" or "F32" not in stored)
+        return torch.bfloat16 if half else torch.float32
+    return torch.bfloat16 if wanted == "bfloat16" else torch.float32
+
+
+def _memory_of(place: torch.device) -> int:
+    if place.type == "cuda":
+        return int(torch.cuda.mem_get_info(place)[0])
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _read_model(kind: Any, checkpoint: Checkpoint, dtype: torch.dtype, place: torch.device) -> Any:
+    """The transformers model with eager attention: the reference of the self-test."""
+    model, report = kind.from_pretrained(
+        checkpoint.folder,
+        config=checkpoint.config,
+        dtype=dtype,
+        attn_implementation="eager",
+        use_safetensors=True,
+        local_files_only=True,
+        trust_remote_code=False,
+        output_loading_info=True,
+    )
+    missing = sorted(report["missing_keys"])
+    if missing:
+        raise WeightsError(
+            f"{checkpoint.folder} lacks {len(missing)} weights of {kind.__name__} "
+            f"({', '.join(missing[:3])}, ...): download the model again"
+        )
+    model = model.eval().requires_grad_(False)
+    return model.float() if place.type == "cpu" else model.to(place)
+
+
+def _general_body(
+    model: Any, expected: Expected, tolerance: float, fast_prefill: bool
+) -> GeneralBody:
+    body = GeneralBody(model, fast_prefill=fast_prefill)
+    invariant = check_body(
+        body, expected.token_ids, expected.hidden, "the plain forward pass", tolerance
+    )
+    check_windows(body.windows, model.config.get_text_config(decoder=True))
+    body.batch_invariant = invariant and not fast_prefill
+    return body
+
+
+def _fused_body(model: Any, expected: Expected, tolerance: float) -> Body:
+    """The fused body, checked against the general one of the same weights."""
+    from actors.body.fused import FusedBody  # imports this package's contract; only CPUs need it
+
+    fused = FusedBody.from_model(model)
+    general = GeneralBody(model, pack_linears=False)
+    check_body(general, expected.token_ids, expected.hidden, "the plain forward pass", tolerance)
+    check_windows(general.windows, model.config.get_text_config(decoder=True))
+    ours = run_alone(general, expected.token_ids)
+    fused.batch_invariant = check_body(
+        fused, expected.token_ids, ours, "the general body", tolerance
+    )
+    return fused

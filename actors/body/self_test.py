@@ -1,0 +1,150 @@
+"""What a body must prove when it is loaded: right, and whether a row's bits are its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from actors.body.batch import Batch, Body
+from actors.body.errors import SelfTestError, UnsupportedModelError
+from kernels.attention import BLOCK_SIZE
+
+LENGTHS = (14, 7, 19)  # tokens per sequence: one block, part of one, more than one
+BLOCKS = 8
+# Two placements of the sequences' blocks (two blocks each), so that places are known not to matter.
+_TABLES = (((5, 2), (7, 0), (3, 6)), ((0, 1), (2, 3), (4, 5)))
+
+Piece = tuple[int, int, int]  # sequence, first position, one past the last
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Expected:
+    """The plain forward pass of every test sequence."""
+
+    token_ids: tuple[tuple[int, ...], ...]
+    hidden: tuple[torch.Tensor, ...]  # [length, d] float32 each
+    logits: tuple[torch.Tensor, ...]  # [length, V] float32 each
+
+
+def plain_forward(model: Any) -> Expected:
+    """Run the untouched transformers model, sequence by sequence, without a cache."""
+    config = model.config.get_text_config(decoder=True)
+    vocabulary = model.get_input_embeddings().weight.shape[0]
+    longest = config.max_position_embeddings
+    ids = [
+        tuple((17 * sequence + 7 * i + 3) % vocabulary for i in range(min(length, longest)))
+        for sequence, length in enumerate(LENGTHS)
+    ]
+    hidden, logits = [], []
+    with torch.inference_mode():
+        for tokens in ids:
+            row = torch.tensor([tokens], device=model.device)
+            states = model.base_model(input_ids=row, use_cache=False).last_hidden_state[0]
+            hidden.append(states.float())
+            logits.append(model(input_ids=row, use_cache=False).logits[0].float())
+    return Expected(tuple(ids), tuple(hidden), tuple(logits))
+
+
+def pack_batch(
+    token_ids: Sequence[Sequence[int]], pieces: Sequence[Piece], tables: Sequence[Sequence[int]]
+) -> Batch:
+    """One step that computes the pieces, in order, and wants every row."""
+    tokens = [token_ids[s][p] for s, start, stop in pieces for p in range(start, stop)]
+    positions = [p for _, start, stop in pieces for p in range(start, stop)]
+    owners = [s for s, start, stop in pieces for _ in range(start, stop)]
+    slots = [
+        tables[s][p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE
+        for s, p in zip(owners, positions, strict=True)
+    ]
+    return Batch(
+        token_ids=np.array(tokens, np.int32),
+        positions=np.array(positions, np.int32),
+        slots=np.array(slots, np.int64),
+        row_sequence=np.array(owners, np.int32),
+        block_tables=np.array(tables, np.int32),
+        output_rows=np.arange(len(tokens), dtype=np.int32),
+    )
+
+
+def run_mixed(body: Body, token_ids: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+    """Chunks and single tokens of all sequences, mixed in shared steps: ``[length, d]`` each."""
+    body.allocate_cache(BLOCKS)
+    lengths = [len(tokens) for tokens in token_ids]
+    found: list[list[torch.Tensor]] = [[] for _ in token_ids]
+    done = [0] * len(token_ids)
+    sizes = ((5, 3, 11), (1, 2, 1), (6, 1, 1), (1, 1, 4), (14, 7, 19))
+    for chunk_sizes in sizes:
+        pieces = [
+            (s, done[s], min(lengths[s], done[s] + size))
+            for s, size in enumerate(chunk_sizes)
+            if done[s] < lengths[s]
+        ]
+        if not pieces:
+            break
+        hidden = body.forward(pack_batch(token_ids, pieces, _TABLES[0]))
+        first = 0
+        for s, start, stop in pieces:
+            found[s].append(hidden[first : first + stop - start])
+            first += stop - start
+            done[s] = stop
+    return [torch.cat(parts) for parts in found]
+
+
+def run_alone(body: Body, token_ids: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+    """Every sequence in one step of its own: ``[length, d]`` each."""
+    body.allocate_cache(BLOCKS)
+    return [
+        body.forward(pack_batch(token_ids, [(s, 0, len(tokens))], _TABLES[1]))
+        for s, tokens in enumerate(token_ids)
+    ]
+
+
+def check_body(
+    body: Body,
+    token_ids: Sequence[Sequence[int]],
+    expected: Sequence[torch.Tensor],
+    against: str,
+    tolerance: float,
+) -> bool:
+    """Whether the body is batch-invariant, once it is known to be right.
+
+    ``tolerance`` is relative to the largest hidden value. Raises SelfTestError where hidden
+    states differ from ``expected`` by more. Leaves the body with a test cache: allocate anew.
+    """
+    mixed, alone = run_mixed(body, token_ids), run_alone(body, token_ids)
+    size = max(float(each.abs().max()) for each in expected)
+    for name, results in (("in one piece", alone), ("in chunks of mixed batches", mixed)):
+        difference = max(
+            float((ours - theirs).abs().max())
+            for ours, theirs in zip(results, expected, strict=True)
+        )
+        if not difference <= tolerance * size:  # NaN must fail
+            raise SelfTestError(
+                f"hidden states of the {body.name} body, computed {name}, differ from {against} by "
+                f"up to {difference:.3g} (largest value {size:.3g}): the model keeps state or "
+                "attends in a way that paged attention does not compute; choose another model"
+            )
+    return all(torch.equal(a, b) for a, b in zip(mixed, alone, strict=True))
+
+
+def check_windows(windows: Sequence[int], config: Any) -> None:
+    """Sliding layers must have asked for their window: short test sequences cannot show it.
+
+    Raises UnsupportedModelError.
+    """
+    kinds = getattr(config, "layer_types", None) or ()
+    if not kinds and getattr(config, "sliding_window", None) and not any(windows):
+        raise UnsupportedModelError(
+            f"the model has a sliding window of {config.sliding_window} tokens but no layer tells "
+            "its attention: choose a model of another family"
+        )
+    for layer, kind in enumerate(kinds[: len(windows)]):
+        if kind == "sliding_attention" and windows[layer] == 0:
+            raise UnsupportedModelError(
+                f"layer {layer} is a sliding-window layer but does not tell its attention the "
+                "window: choose a model of another family"
+            )

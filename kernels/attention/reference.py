@@ -1,0 +1,53 @@
+"""Paged attention as the formula says it, row by row in float64."""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.attention.layout import BLOCK_SIZE
+
+
+def write_cache(
+    key: torch.Tensor,
+    value: torch.Tensor,
+    slots: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+) -> None:
+    """One assignment per token."""
+    for token, slot in enumerate(slots.tolist()):
+        block, offset = divmod(slot, BLOCK_SIZE)
+        key_cache[block, :, :, offset] = key[token].to(key_cache.dtype)
+        value_cache[block, :, offset] = value[token].to(value_cache.dtype)
+
+
+def paged_attention(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    row_sequence: torch.Tensor,
+    positions: torch.Tensor,
+    scale: float,
+    window: int,
+    softcap: float,
+    out: torch.Tensor,
+) -> torch.Tensor:
+    """Gathers every row's keys and values and takes their softmax in float64."""
+    group = query.shape[1] // key_cache.shape[1]
+    for row in range(query.shape[0]):
+        position = int(positions[row])
+        first = max(0, position + 1 - window) if window > 0 else 0
+        attended = torch.arange(first, position + 1, device=query.device)
+        blocks = block_tables[int(row_sequence[row])].long()[attended // BLOCK_SIZE]
+        offsets = attended % BLOCK_SIZE
+        keys = key_cache[blocks, :, :, offsets].double()  # [keys, Hkv, D]
+        values = value_cache[blocks, :, offsets].double()  # [keys, Hkv, D]
+        keys = keys.repeat_interleave(group, dim=1)  # [keys, H, D]
+        values = values.repeat_interleave(group, dim=1)
+        scores = torch.einsum("hd,khd->hk", query[row].double(), keys) * scale
+        if softcap > 0:
+            scores = softcap * torch.tanh(scores / softcap)
+        weights = scores.softmax(dim=-1)
+        out[row] = torch.einsum("hk,khd->hd", weights, values).to(out.dtype)
+    return out

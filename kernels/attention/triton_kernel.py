@@ -1,0 +1,278 @@
+"""Paged attention in Triton: one kernel for variable query lengths, a second to join splits.
+
+A program computes a tile, up to ``TILE_ROWS`` consecutive rows of one sequence, for the query heads
+of one kv head (packed into one matrix, so that keys and values are read once) over one split of
+the keys. Contexts longer than ``SPLIT_KEYS`` are cut at fixed positions and joined by a second
+kernel in the order of positions, so how a row is split does not depend on the batch.
+
+One program is launched per row; those whose row does not begin a tile end at once. So tiles need
+no table, and nothing here waits for the GPU.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.attention.layout import BLOCK_SIZE
+
+SPLIT_KEYS = 1024
+MASKED = tl.constexpr(-1.0e30)  # finite, so that a row masked in a whole tile makes no NaN
+
+
+def write_cache(
+    key: torch.Tensor,
+    value: torch.Tensor,
+    slots: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+) -> None:
+    """See `kernels.attention.write_cache`."""
+    blocks, offsets = slots // BLOCK_SIZE, slots % BLOCK_SIZE
+    key_cache[blocks, :, :, offsets] = key.to(key_cache.dtype)
+    value_cache[blocks, :, offsets] = value.to(value_cache.dtype)
+
+
+@triton.jit
+def _attend(  # type: ignore[no-untyped-def]
+    query,
+    key_cache,
+    value_cache,
+    block_tables,
+    row_sequence,
+    positions,
+    out,
+    partial_sums,
+    partial_maxima,
+    partial_totals,
+    scale,
+    window,
+    softcap,
+    rows,
+    heads,
+    kv_heads,
+    table_width,
+    query_row_stride,
+    query_head_stride,
+    WIDTH: tl.constexpr,
+    WIDTH_PADDED: tl.constexpr,
+    GROUP: tl.constexpr,
+    GROUP_PADDED: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    TILE_KEYS: tl.constexpr,
+    SPLIT: tl.constexpr,
+    SPLITS: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    first = tl.program_id(0)
+    kv_head = tl.program_id(1)
+    split = tl.program_id(2)
+    sequence = tl.load(row_sequence + first)
+    lowest = tl.load(positions + first)
+    sequence_before = tl.load(row_sequence + first - 1, mask=first > 0, other=-1)
+    position_before = tl.load(positions + first - 1, mask=first > 0, other=-2)
+    continues = (sequence == sequence_before) & (lowest == position_before + 1)
+    if (lowest % TILE_ROWS == 0) | (continues == 0):
+        member = tl.arange(0, TILE_ROWS * GROUP_PADDED)
+        offset_in_tile = member // GROUP_PADDED
+        row = first + offset_in_tile
+        position = lowest + offset_in_tile
+        in_tile = (
+            (row < rows)
+            & (offset_in_tile < TILE_ROWS - lowest % TILE_ROWS)
+            & (tl.load(row_sequence + row, mask=row < rows, other=-1) == sequence)
+            & (tl.load(positions + row, mask=row < rows, other=-1) == position)
+        )
+        highest = tl.max(tl.where(in_tile, position, lowest), 0)
+        in_group = member % GROUP_PADDED
+        valid = in_tile & (in_group < GROUP)
+        head = kv_head * GROUP + in_group
+        column = tl.arange(0, WIDTH_PADDED)
+        inside = column < WIDTH
+        q = tl.load(
+            query
+            + row[:, None].to(tl.int64) * query_row_stride
+            + head[:, None] * query_head_stride
+            + column[None, :],
+            mask=valid[:, None] & inside[None, :],
+            other=0.0,
+        )
+        begin = split * SPLIT
+        stop = tl.minimum(highest + 1, begin + SPLIT)
+        if window > 0:
+            begin = tl.maximum(begin, tl.maximum(lowest + 1 - window, 0) // TILE_KEYS * TILE_KEYS)
+
+        maxima = tl.full((TILE_ROWS * GROUP_PADDED,), MASKED, tl.float32)
+        totals = tl.zeros((TILE_ROWS * GROUP_PADDED,), tl.float32)
+        sums = tl.zeros((TILE_ROWS * GROUP_PADDED, WIDTH_PADDED), tl.float32)
+        for base in range(begin, stop, TILE_KEYS):
+            place = base + tl.arange(0, TILE_KEYS)
+            written = place <= highest
+            block = tl.load(
+                block_tables + sequence.to(tl.int64) * table_width + place // BLOCK,
+                mask=written,
+                other=0,
+            ).to(tl.int64)
+            offset = place % BLOCK
+            cell = (block * kv_heads + kv_head) * (WIDTH * BLOCK)
+            keys = tl.load(
+                key_cache + cell[None, :] + column[:, None] * BLOCK + offset[None, :],
+                mask=written[None, :] & inside[:, None],
+                other=0.0,
+            )
+            scores = tl.dot(q, keys, input_precision=PRECISION) * scale
+            if SOFTCAP:
+                ratio = scores / softcap
+                small = tl.exp(-2.0 * tl.abs(ratio))
+                size = (1.0 - small) / (1.0 + small)
+                scores = softcap * tl.where(ratio < 0, -size, size)
+            attended = place[None, :] <= position[:, None]
+            if window > 0:
+                attended &= place[None, :] > position[:, None] - window
+            scores = tl.where(attended, scores, MASKED)
+            larger = tl.maximum(maxima, tl.max(scores, 1))
+            weights = tl.where(attended, tl.exp(scores - larger[:, None]), 0.0)
+            correction = tl.exp(maxima - larger)
+            totals = totals * correction + tl.sum(weights, 1)
+            values = tl.load(
+                value_cache + cell[:, None] + offset[:, None] * WIDTH + column[None, :],
+                mask=written[:, None] & inside[None, :],
+                other=0.0,
+            )
+            sums = sums * correction[:, None]
+            sums += tl.dot(weights.to(values.dtype), values, input_precision=PRECISION)
+            maxima = larger
+
+        place_out = row.to(tl.int64) * heads + head
+        if SPLITS == 1:
+            result = sums / tl.where(valid, totals, 1.0)[:, None]
+            tl.store(
+                out + place_out[:, None] * WIDTH + column[None, :],
+                result.to(out.dtype.element_ty),
+                mask=valid[:, None] & inside[None, :],
+            )
+        else:
+            part = place_out * SPLITS + split
+            tl.store(partial_maxima + part, maxima, mask=valid)
+            tl.store(partial_totals + part, totals, mask=valid)
+            tl.store(
+                partial_sums + part[:, None] * WIDTH + column[None, :],
+                sums,
+                mask=valid[:, None] & inside[None, :],
+            )
+
+
+@triton.jit
+def _join(  # type: ignore[no-untyped-def]
+    partial_sums,
+    partial_maxima,
+    partial_totals,
+    positions,
+    out,
+    heads,
+    WIDTH: tl.constexpr,
+    WIDTH_PADDED: tl.constexpr,
+    SPLIT: tl.constexpr,
+    SPLITS: tl.constexpr,
+):
+    """Splits of one row and head in the order of positions; later splits of a row are not read."""
+    row = tl.program_id(0)
+    head = tl.program_id(1)
+    place = row.to(tl.int64) * heads + head
+    column = tl.arange(0, WIDTH_PADDED)
+    inside = column < WIDTH
+    used = tl.load(positions + row) // SPLIT + 1
+    largest = tl.load(partial_maxima + place * SPLITS)
+    for split in range(1, used):
+        largest = tl.maximum(largest, tl.load(partial_maxima + place * SPLITS + split))
+    total = 0.0
+    sums = tl.zeros((WIDTH_PADDED,), tl.float32)
+    for split in range(used):
+        part = place * SPLITS + split
+        weight = tl.exp(tl.load(partial_maxima + part) - largest)
+        total += weight * tl.load(partial_totals + part)
+        sums += weight * tl.load(partial_sums + part * WIDTH + column, mask=inside, other=0.0)
+    tl.store(out + place * WIDTH + column, (sums / total).to(out.dtype.element_ty), mask=inside)
+
+
+def paged_attention(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    row_sequence: torch.Tensor,
+    positions: torch.Tensor,
+    scale: float,
+    window: int,
+    softcap: float,
+    out: torch.Tensor,
+    split_keys: int = SPLIT_KEYS,
+) -> torch.Tensor:
+    """See `kernels.attention.paged_attention`. Sums in float32; ``split_keys`` is for tests."""
+    rows, heads, width = query.shape
+    if rows == 0:
+        return out
+    kv_heads = key_cache.shape[1]
+    group = heads // kv_heads
+    group_padded = triton.next_power_of_2(group)
+    tile_rows = max(1, min(64 // group_padded, triton.next_power_of_2(rows)))
+    tile_rows = max(tile_rows, 16 // group_padded)  # tl.dot wants 16 rows
+    splits = max(1, triton.cdiv(block_tables.shape[1] * BLOCK_SIZE, split_keys))
+    if query.stride(2) != 1:
+        query = query.contiguous()
+    shape: Any = (rows, heads, splits) if splits > 1 else (1,)
+    partial_maxima = torch.empty(shape, device=query.device, dtype=torch.float32)
+    partial_totals = torch.empty_like(partial_maxima)
+    partial_sums = torch.empty((*shape, width), device=query.device, dtype=torch.float32)
+    width_padded = max(16, triton.next_power_of_2(width))
+    _attend[(rows, kv_heads, splits)](
+        query,
+        key_cache,
+        value_cache,
+        block_tables,
+        row_sequence,
+        positions,
+        out,
+        partial_sums,
+        partial_maxima,
+        partial_totals,
+        scale,
+        window,
+        softcap,
+        rows,
+        heads,
+        kv_heads,
+        block_tables.stride(0),
+        query.stride(0),
+        query.stride(1),
+        WIDTH=width,
+        WIDTH_PADDED=width_padded,
+        GROUP=group,
+        GROUP_PADDED=group_padded,
+        TILE_ROWS=tile_rows,
+        TILE_KEYS=32 if width_padded >= 256 else 64,
+        SPLIT=split_keys,
+        SPLITS=splits,
+        SOFTCAP=softcap > 0,
+        BLOCK=BLOCK_SIZE,
+        PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
+    )
+    if splits > 1:
+        _join[(rows, heads)](
+            partial_sums,
+            partial_maxima,
+            partial_totals,
+            positions,
+            out,
+            heads,
+            WIDTH=width,
+            WIDTH_PADDED=width_padded,
+            SPLIT=split_keys,
+            SPLITS=splits,
+        )
+    return out
