@@ -182,8 +182,10 @@ class Engine:
             token_ids = codec.encode(prompt) if codec and isinstance(prompt, str) else prompt
             name = f"generate-{self._arrivals}-{index}"
             requests.append(Request(name, 0, tuple(map(int, token_ids)), parameters))
+        if codec is None:
+            return run_to_completion(self, requests)
         return run_to_completion(
-            self, requests, codec and partial(codec.detokenizer, stop, parameters.min_tokens)
+            self, requests, partial(codec.detokenizer, stop, parameters.min_tokens)
         )
 
     def _text_codec(self) -> TextCodec | None:

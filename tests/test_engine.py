@@ -193,6 +193,17 @@ def test_replay_from_received_tokens_continues_the_same(
         assert rest == [tokens[received:] for tokens in expected]
 
 
+def test_the_general_body_keeps_the_promise_too(engine: Engine, prompt_ids: PromptIds) -> None:
+    general = make_engine(body="general", step_tokens=50)
+    assert general.information.batch_invariant
+    requests = _mixed_requests(prompt_ids, 8)
+    together = _tokens(run_to_completion(general, requests))
+    assert together == _alone(general, requests)
+    greedy = [request for request in requests if request.parameters.temperature == 0]
+    fused = _alone(engine, greedy)
+    assert [together[requests.index(request)] for request in greedy] == fused
+
+
 def test_choices_differ_and_repeat(engine: Engine, prompt_ids: PromptIds) -> None:
     requests = [Request("n", choice, prompt_ids[0], SAMPLED) for choice in range(4)]
     first = _tokens(run_to_completion(engine, requests))
