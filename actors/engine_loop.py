@@ -6,6 +6,7 @@ thread hands on what step N - 1 decided. Nothing waits for a message to be packe
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -34,35 +35,40 @@ def run_engine(
     commands: CommandSource,
     emit: Callable[[StepOutput], None],
     *,
-    idle_seconds: float = 1.0,
+    report_seconds: float = 1.0,
 ) -> None:
-    """Serve until told to stop. Idle engines report their statistics every ``idle_seconds``."""
+    """Serve until told to stop. Speaks at least every ``report_seconds``, events or not: a front
+    end can tell a busy or idle engine from a dead one (but for the length of one step)."""
     pending: list[SequenceEvent] = []
+    spoken = time.monotonic()
+
+    def speak() -> None:
+        nonlocal pending, spoken
+        emit(StepOutput(tuple(pending), engine.statistics()))
+        pending, spoken = [], time.monotonic()
+
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="body") as body_thread:
         while True:
-            while (received := commands.receive(0.0)) is not None:
+            received = commands.receive(0.0)
+            while received is not None:
                 if received.stop:
                     return
                 _apply(engine, received, pending)
+                received = commands.receive(0.0)
             step = engine.plan()
-            if step is None:
-                if pending:
-                    emit(StepOutput(tuple(pending), engine.statistics()))
-                    pending = []
-                    continue
-                engine.check_idle()
-                received = commands.receive(idle_seconds)
-                if received is None:
-                    emit(StepOutput((), engine.statistics()))
-                elif received.stop:
-                    return
-                else:
-                    _apply(engine, received, pending)
+            if step is not None:
+                forward = body_thread.submit(engine.forward, step)
+                if pending or time.monotonic() - spoken >= report_seconds:
+                    speak()
+                pending.extend(engine.finish(step, forward.result()))
                 continue
-            forward = body_thread.submit(engine.forward, step)
-            if pending:
-                emit(StepOutput(tuple(pending), engine.statistics()))
-            pending = list(engine.finish(step, forward.result()))
+            speak()
+            engine.check_idle()
+            received = commands.receive(report_seconds)
+            if received is not None:
+                if received.stop:
+                    return
+                _apply(engine, received, pending)
 
 
 def _apply(engine: Engine, commands: Commands, pending: list[SequenceEvent]) -> None:

@@ -42,7 +42,9 @@ def export_checkpoint(
     weights: Weights, shape: NetworkShape, tokenizer: Tokenizer, folder: Path
 ) -> None:
     """Write configuration, bfloat16 weights, tokenizer and generation defaults."""
-    end_of_text = tokenizer.token_to_id(END_OF_TEXT)
+    end_of_text, end_of_turn = (
+        tokenizer.encode(token).ids[0] for token in (END_OF_TEXT, END_OF_TURN)
+    )
     with torch.device("meta"):
         model = LlamaForCausalLM(llama_config(shape, end_of_text))
     half = {name: value.to(torch.bfloat16) for name, value in weights.items()}
@@ -54,7 +56,7 @@ def export_checkpoint(
         temperature=TEMPERATURE,
         top_k=TOP_K,
         top_p=TOP_P,
-        eos_token_id=[end_of_text, tokenizer.token_to_id(END_OF_TURN)],
+        eos_token_id=[end_of_text, end_of_turn],
         pad_token_id=end_of_text,
     )
     folder.mkdir(parents=True, exist_ok=True)

@@ -53,7 +53,7 @@ def _save(sources: list[TokenSource], path: Path) -> None:
     for number, source in enumerate(sources):
         arrays[f"tokens{number}"] = source.tokens
         arrays[f"starts{number}"] = source.starts
-    np.savez(path, **arrays)
+    np.savez(path, allow_pickle=False, **arrays)
 
 
 def _load(path: Path) -> list[TokenSource]:

@@ -41,6 +41,13 @@ def next_token_loss(
     return fused_cross_entropy(hidden, head, places, candidates.bias)
 
 
+def _gradient(value: Tensor) -> Tensor:
+    """The gradient that a backward pass has left on a leaf."""
+    if value.grad is None:
+        raise RuntimeError("a weight took no part in the loss")
+    return value.grad
+
+
 class Trainer:
     """Trains one network on seeded batches; the same seed gives the same weights.
 
@@ -92,9 +99,9 @@ class Trainer:
             loss = self._loss(hidden, head, inputs, targets, candidates)
             loss.backward()
             total += float(loss.detach())
-        gradients = {name: value.grad for name, value in replica.items()}
+        gradients = {name: _gradient(value) for name, value in replica.items()}
         if candidates is not None:
-            gradients[EMBEDDING].index_add_(0, candidates.identities, head.grad)
+            gradients[EMBEDDING].index_add_(0, candidates.identities, _gradient(head))
         return total, gradients
 
     def _train_step(self, pool: ThreadPoolExecutor) -> float:
