@@ -103,8 +103,8 @@ def _match_table(rates: dict[str, float]) -> str:
 def _training(training: dict[str, Any]) -> str:
     return (
         f"{training['tokens']:,} tokens in {training['steps']:,} steps, "
-        f"{training['seconds'] / 60:.0f} minutes with {training['workers']} worker threads on "
-        f"{training['machine']}, seed {training['seed']}."
+        f"{training['seconds'] / 60:.0f} wall-clock minutes with {training['workers']} worker "
+        f"threads on {training['machine']}, seed {training['seed']}."
     )
 
 
@@ -176,10 +176,12 @@ A tiny language model that ships with lexshard so that a serving cluster can be 
 measured without downloading anything. {_shape_line(recipe.target, result["parameters"]["target"])}
 
 **What it is not.** It saw {record["tokens"] / 1e6:.1f} million tokens of old books and booking
-dialogues. It writes 19th-century storybook English and imitates the dialogues; it knows nothing
-about the world, invents names, numbers and addresses, forgets what it said, and does not follow
-instructions. The books carry the attitudes of their time, some offensive, and the model can repeat
-them. Do not use it for anything but exercising software.
+dialogues. It writes 19th-century storybook English and imitates the dialogues: most sentences are
+grammatical, few follow from the one before, and words repeat. It knows nothing about the world,
+invents names, numbers and addresses, mixes up who is speaking, and answers requests outside its
+booking dialogues and stories with something unrelated. The books carry the attitudes of their
+time, some offensive, and the model can repeat them. Do not use it for anything but exercising
+software.
 
 `lexshard-demo-draft` is its draft for speculative decoding, with the same tokenizer.
 
@@ -224,8 +226,8 @@ The draft model of `lexshard-demo` for speculative decoding, with the same token
 
 Its embedding began as the target's, projected on its principal directions; it was then distilled
 from the target on the same texts: cross entropy against the target's softmax blended with the
-target's best token. By itself it writes worse than the target, which is tiny
-already; read that card for the warnings, which hold here as well.
+target's best token. By itself it writes worse than the target, which is tiny already; read that
+card for the warnings, which hold here as well.
 
 {_command(record, [recipe.draft_schedule], recipe.mixture)}{_licence(files)}
 ## Measured

@@ -31,7 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--work",
         type=Path,
         metavar="DIR",
-        help="where tokens and training checkpoints are kept, to resume from (default: OUT/work)",
+        help="where tokens and training checkpoints are kept, to resume from; one "
+        "folder serves one data folder (default: OUT/work)",
     )
     parser.add_argument("--target-tokens", type=int, metavar="N", help="token budget of the target")
     parser.add_argument("--draft-tokens", type=int, metavar="N", help="token budget of the draft")

@@ -110,7 +110,7 @@ def bits_per_byte(
     size = 0
     for text in texts:
         joined = END_OF_TEXT.join(["", *text.documents, ""])
-        tokens = torch.tensor(tokenizer(joined)["input_ids"])
+        tokens = torch.tensor(tokenizer(joined, verbose=False)["input_ids"])
         bits = {name: _token_bits(model, tokens) for name, model in models.items()}
         bits["unigram"] = float(unigram[tokens[1:].numpy()].sum())
         bits["xz -9e"] = 8.0 * len(lzma.compress(text.raw, preset=9 | lzma.PRESET_EXTREME))

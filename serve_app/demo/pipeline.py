@@ -61,7 +61,7 @@ def train_demo(
     target = train_target(prepared, recipe, work, seed)
     target_folder, draft_folder = out / TARGET_FOLDER, out / DRAFT_FOLDER
     export_checkpoint(target.weights, recipe.target, prepared.tokenizer, target_folder)
-    draft = train_draft(prepared, recipe, target.weights, work, seed)
+    draft = train_draft(prepared, recipe, target, work, seed)
     export_checkpoint(draft.weights, recipe.draft, prepared.tokenizer, draft_folder)
     corpus = load_corpus(data, recipe.mixture)
     result = evaluate_pair(

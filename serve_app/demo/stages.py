@@ -66,9 +66,12 @@ def train_target(prepared: Prepared, recipe: DemoRecipe, work: Path, seed: int) 
 
 
 def train_draft(
-    prepared: Prepared, recipe: DemoRecipe, target: Weights, work: Path, seed: int
+    prepared: Prepared, recipe: DemoRecipe, target: Stage, work: Path, seed: int
 ) -> Stage:
-    """Distil the draft from the finished target, or continue from its checkpoint."""
+    """Distil the draft from the finished target, or continue from its checkpoint.
+
+    A target trained for more steps gets a new draft.
+    """
     trainer = Trainer(
         recipe.draft,
         recipe.draft_schedule,
@@ -76,12 +79,12 @@ def train_draft(
         prepared.frequent_first,
         seed + 1,
         recipe.workers,
-        distillation_loss(target, recipe.target),
+        distillation_loss(target.weights, recipe.target),
     )
     common = torch.from_numpy(prepared.frequent_first[: recipe.draft_schedule.frequent_tokens])
-    embedding = projected_embedding(target[EMBEDDING], recipe.draft.hidden, common)
+    embedding = projected_embedding(target.weights[EMBEDDING], recipe.draft.hidden, common)
     trainer.start_from({EMBEDDING: embedding})
-    return _finish(trainer, "draft", recipe, work / f"draft-{seed}.pt")
+    return _finish(trainer, "draft", recipe, work / f"draft-{seed}-{target.steps}.pt")
 
 
 def _finish(trainer: Trainer, label: str, recipe: DemoRecipe, checkpoint: Path) -> Stage:
