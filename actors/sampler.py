@@ -37,8 +37,8 @@ class AllTokensExcludedError(ValueError):
         self.rows = tuple(rows)
         self.decisions = tuple(decisions)
         super().__init__(
-            f"rows {list(self.rows)}: every token is excluded by allowed token ids, bad words, "
-            "logit bias or min_tokens; relax one of them"
+            "every token is excluded by allowed token ids, bad words, logit bias or min_tokens: "
+            "relax one of them"
         )
 
 

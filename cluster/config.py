@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError
+
+# An empty key would open the server to everyone who sends an empty one.
+Name = Annotated[str, Field(pattern=r"\S")]
 
 
 class ConfigError(ValueError):
@@ -25,20 +28,20 @@ class ServeConfig(BaseModel):
     ``max_waiting_tokens`` their prompt tokens that still wait to be computed.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     model: str
-    served_model_name: list[str] = Field(default_factory=list)
+    served_model_name: list[Name] = Field(default_factory=list)
     dtype: Literal["float32", "bfloat16", "auto"] = "auto"
     max_model_len: int | None = Field(default=None, ge=1)
-    kv_cache_memory: ByteSize | None = None
+    kv_cache_memory: ByteSize | None = Field(default=None, gt=0)
     threads: int | None = Field(default=None, ge=1)
     body: Literal["auto", "fused", "general"] = "auto"
     fast_prefill: bool = False
 
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=1, le=65535)
-    api_keys: list[str] = Field(default_factory=list)
+    api_keys: list[Name] = Field(default_factory=list)
     max_batch_size: int = Field(default=64, ge=1)
     max_running_requests: int = Field(default=256, ge=1)
     max_waiting_tokens: int = Field(default=131_072, ge=1)
@@ -63,10 +66,10 @@ def load_config(path: str | Path | None, overrides: Mapping[str, Any]) -> ServeC
             loaded = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
         except OSError as error:
             raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from error
-        except yaml.YAMLError as error:
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
             reason = " ".join(str(error).split())
             raise ConfigError(f"{path} is not valid YAML: {reason}") from error
-        if not isinstance(loaded, dict):
+        if not (isinstance(loaded, dict) and all(isinstance(key, str) for key in loaded)):
             raise ConfigError(f"{path} must hold a mapping of option names to values")
         values.update(loaded)
     values.update(overrides)

@@ -145,6 +145,8 @@ class EngineClient:
                 logger.error("the engine raised: %s", error)
             except ray.exceptions.RayError as error:
                 logger.error("the engine died: %s", str(error).splitlines()[0])
+            except Exception:
+                logger.exception("the engine could not be supervised")
             self.restarts += 1
             self._bury()
             if time.monotonic() - started < RESTART_PAUSE_SECONDS:
@@ -178,7 +180,8 @@ class EngineClient:
                 task.cancel()
             ray.kill(self._actor)
             side.close()
-            shutil.rmtree(Path(endpoints.commands.removeprefix("ipc://")).parent)
+            folder = Path(endpoints.commands.removeprefix("ipc://")).parent
+            shutil.rmtree(folder, ignore_errors=True)  # something may have cleared /tmp
 
     async def _pump(self, side: ClientSide) -> None:
         while True:

@@ -14,9 +14,10 @@ from serve_app.generation import Generation
 from serve_app.output_budget import OutputBudget
 from serve_app.parameters import check_chat, sampling_parameters
 from serve_app.prompts import (
-    CHARACTERS_PER_TOKEN,
+    check_characters,
     conversation_characters,
     encode_conversation,
+    estimated_tokens,
     read_messages,
 )
 from serve_app.protocol import ChatCompletionRequest, parse
@@ -44,7 +45,11 @@ async def create_chat_completion(
     information = state.information()
     logprobs = (chat.top_logprobs or 0) if chat.logprobs else None
     field = "max_tokens" if chat.max_completion_tokens is None else "max_completion_tokens"
-    estimate = conversation_characters(messages) // CHARACTERS_PER_TOKEN + 1
+    if chat.truncate_prompt_tokens is None:
+        characters = conversation_characters(messages)
+        check_characters(characters, "messages", information, state.tokenizer)
+    contents = "".join(message["content"] for message in messages)
+    estimate = estimated_tokens([contents], information.max_model_len)
     ticket = state.admission.admit(record.client, chat.choices, estimate * chat.choices)
     with ticket.released_on_error():
         prompt = await encode_conversation(

@@ -8,12 +8,12 @@ from typing import Any
 import orjson
 from fastapi import Request, Response
 
-from actors.messages import TokenLogprobs
+from actors.messages import FinishReason, TokenLogprobs
 from serve_app.choice import Choice, Delta
 from serve_app.generation import Generation
 from serve_app.output_budget import OutputBudget
 from serve_app.parameters import check_completion, sampling_parameters
-from serve_app.prompts import encode_prompts, estimated_tokens, read_prompts
+from serve_app.prompts import check_characters, encode_prompts, estimated_tokens, read_prompts
 from serve_app.protocol import CompletionRequest, parse
 from serve_app.reply import Reply, output_options, prepare
 from serve_app.request_record import RequestRecord
@@ -39,10 +39,12 @@ async def create_completion(
     check_completion(completion)
     raw_prompts = read_prompts(completion.prompt)
     information = state.information()
+    if completion.truncate_prompt_tokens is None:
+        longest = max(len(prompt) if isinstance(prompt, str) else 0 for prompt in raw_prompts)
+        check_characters(longest, "prompt", information, state.tokenizer)
     n = completion.choices
-    ticket = state.admission.admit(
-        record.client, len(raw_prompts) * n, estimated_tokens(raw_prompts) * n
-    )
+    estimate = estimated_tokens(raw_prompts, information.max_model_len)
+    ticket = state.admission.admit(record.client, len(raw_prompts) * n, estimate * n)
     with ticket.released_on_error():
         special = completion.add_special_tokens
         prompts = await encode_prompts(
@@ -79,7 +81,9 @@ def _choice(
     text: str,
     entries: Sequence[TokenLogprobs | None],
     offsets: Sequence[int],
+    finish_reason: FinishReason | None,
 ) -> dict[str, Any]:
+    """``finish_reason`` is given apart: the choice may have ended later than ``text``."""
     options = reply.options
     logprobs = None
     if options.logprobs is not None:
@@ -90,8 +94,8 @@ def _choice(
         "index": choice.index,
         "text": text,
         "logprobs": logprobs,
-        "finish_reason": choice.finish_reason,
-        "stop_reason": choice.stop_reason,
+        "finish_reason": finish_reason,
+        "stop_reason": None if finish_reason is None else choice.stop_reason,
     }
 
 
@@ -118,7 +122,8 @@ async def _collect(reply: Reply, generation: Generation, prompt_logprobs: int | 
     results = []
     for choice in choices:
         i = choice.index
-        result = _choice(reply, choice, "".join(texts[i]), entries[i], offsets[i])
+        text = "".join(texts[i])
+        result = _choice(reply, choice, text, entries[i], offsets[i], choice.finish_reason)
         if prompt_logprobs is not None:
             result["prompt_logprobs"] = reply.formatter.prompt(choice.prompt_logprobs or ())
         if reply.options.return_token_ids:
@@ -147,7 +152,9 @@ def _chunk(reply: Reply, generation: Generation, delta: Delta) -> bytes:
     tells_tokens = reply.options.logprobs is not None or reply.options.return_token_ids
     if not (delta.text or delta.finish_reason or (tells_tokens and delta.token_ids)):
         return b""
-    choice = _choice(reply, delta.choice, delta.text, delta.logprobs, delta.offsets)
+    choice = _choice(
+        reply, delta.choice, delta.text, delta.logprobs, delta.offsets, delta.finish_reason
+    )
     if reply.options.return_token_ids:
         choice["token_ids"] = delta.token_ids
         if delta.first:

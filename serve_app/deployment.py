@@ -9,6 +9,7 @@ client, so a restarting engine never takes the replica's open streams with it.
 from __future__ import annotations
 
 import logging
+import sys
 from dataclasses import asdict
 from typing import Any
 
@@ -47,8 +48,12 @@ def start_engine(config: ServeConfig) -> EngineClient:
 
 
 def log_to_stderr() -> None:
-    """One handler for everything of ours in this process."""
-    handler = logging.StreamHandler()
+    """One handler for everything of ours in this process.
+
+    Ray Serve has put its own logger in the place of ``sys.stderr``, and at the level of errors
+    that one swallows every line.
+    """
+    handler = logging.StreamHandler(sys.__stderr__)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
     logger = logging.getLogger("lexshard")
     logger.handlers = [handler]

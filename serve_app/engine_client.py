@@ -51,6 +51,10 @@ class EngineClient(Protocol):
         """Why no engine will ever be ready; None while there is hope."""
 
     @property
+    def restarts(self) -> int:
+        """How many engines were lost and replaced."""
+
+    @property
     def statistics(self) -> EngineStatistics: ...
 
     @property

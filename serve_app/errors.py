@@ -58,6 +58,11 @@ class ClientDisconnectedError(Exception):
     """The client is gone: there is nobody left to answer."""
 
 
+def shortened(text: str) -> str:
+    """What a client wrote, as much of it as a message should repeat."""
+    return text if len(text) <= 200 else text[:200] + "..."
+
+
 def bad_request(message: str, parameter: str | None = None) -> ApiError:
     return ApiError(400, message, parameter)
 
@@ -67,7 +72,7 @@ def not_implemented(parameter: str) -> ApiError:
 
 
 def model_not_found(name: str) -> ApiError:
-    return ApiError(404, f"The model '{name}' does not exist", "model")
+    return ApiError(404, f"The model '{shortened(name)}' does not exist", "model")
 
 
 def unauthorized() -> ApiError:

@@ -61,5 +61,6 @@ def running_server(config: ServeConfig, connect: EngineConnector | None = None) 
             logging_config=quiet,
         )
     finally:
+        serve.delete(APPLICATION_NAME)  # first, so that open streams are told before the proxy goes
         serve.shutdown()
         ray.shutdown()

@@ -35,6 +35,9 @@ class EngineCollector(Collector):
         yield GaugeMetricFamily(
             "lexshard_ready", "1 while the engine answers", value=float(self._client.ready)
         )
+        yield CounterMetricFamily(
+            "lexshard_engine_restarts", "Engines lost and replaced", value=self._client.restarts
+        )
         yield GaugeMetricFamily(
             "lexshard_admitted_sequences",
             "Sequences admitted and not finished",

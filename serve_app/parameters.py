@@ -9,7 +9,12 @@ from collections.abc import Iterable
 from actors.configuration import EngineInformation
 from actors.messages import SamplingParameters
 from serve_app.errors import bad_request, not_implemented
-from serve_app.protocol import MAX_LOGPROBS, ChatCompletionRequest, CompletionRequest
+from serve_app.protocol import (
+    MAX_BAD_WORD_CHARACTERS,
+    MAX_LOGPROBS,
+    ChatCompletionRequest,
+    CompletionRequest,
+)
 from serve_app.tokenization import ModelTokenizer
 
 # Colder than this the noise no longer changes the argmax, and 1 / temperature may overflow.
@@ -40,6 +45,12 @@ def check_common(request: GenerationRequest) -> None:
             "'truncate_prompt_tokens' must be -1 or at least 1", "truncate_prompt_tokens"
         )
     check_logprob_count(request.prompt_logprobs, "prompt_logprobs")
+    characters = sum(map(len, request.bad_words or ()))
+    if characters > MAX_BAD_WORD_CHARACTERS:
+        raise bad_request(
+            f"'bad_words' hold {characters} characters, more than {MAX_BAD_WORD_CHARACTERS}",
+            "bad_words",
+        )
 
 
 def check_logprob_count(count: int | None, parameter: str) -> None:

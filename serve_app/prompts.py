@@ -12,6 +12,8 @@ from serve_app.tokenization import ModelTokenizer, off_loop_if_long
 
 ROLES = ("system", "developer", "user", "assistant")
 CHARACTERS_PER_TOKEN = 4
+# Normalisers may merge characters before a token is made of them.
+MERGED_CHARACTERS = 4
 # Fields of OpenAI's own reply messages, which clients send back unchanged.
 EMPTY_MESSAGE_FIELDS = (
     "refusal",
@@ -67,12 +69,32 @@ def read_prompts(prompt: Any) -> list[RawPrompt]:
     return list(prompt)
 
 
-def estimated_tokens(prompts: list[RawPrompt]) -> int:
-    """A guess made before tokenising, for admission."""
+def estimated_tokens(prompts: list[RawPrompt], context: int) -> int:
+    """A guess made before tokenising, for admission. No prompt computes more than ``context``."""
     return sum(
-        len(prompt) // CHARACTERS_PER_TOKEN + 1 if isinstance(prompt, str) else len(prompt)
+        min(
+            context,
+            len(prompt) // CHARACTERS_PER_TOKEN + 1 if isinstance(prompt, str) else len(prompt),
+        )
         for prompt in prompts
     )
+
+
+def check_characters(
+    characters: int, parameter: str, information: EngineInformation, tokenizer: ModelTokenizer
+) -> None:
+    """Spares the tokenizer a text that cannot fit: megabytes take it many seconds.
+
+    Raises:
+        ApiError: 400.
+    """
+    most = information.max_model_len * tokenizer.longest_token * MERGED_CHARACTERS
+    if characters > most:
+        raise bad_request(
+            f"{characters} characters are more than the {information.max_model_len} tokens of "
+            "this model's context can hold",
+            parameter,
+        )
 
 
 async def encode_prompts(

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from serve_app.errors import bad_request
+from serve_app.errors import bad_request, shortened
 
 MAX_CHOICES = 128
 MAX_PROMPTS = 1024
@@ -19,6 +19,8 @@ MAX_STOP_STRINGS = 4
 MAX_STOP_LENGTH = 1024
 MAX_LIST_ENTRIES = 1024
 MAX_LOGPROBS = 20
+# All bad words of a request together: every choice carries their tokens and looks for them.
+MAX_BAD_WORD_CHARACTERS = 16_384
 
 Count = Annotated[int, Field(ge=0)]
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
@@ -185,6 +187,6 @@ def parse(model: type[Model], body: Any) -> Model:
         path = [str(part) for part in problem["loc"]]
         field = path[0] if path else None
         if problem["type"] == "extra_forbidden":
-            name = ".".join(path)
+            name = shortened(".".join(path))
             raise bad_request(f"unknown field '{name}'", name) from error
         raise bad_request(f"'{field}': {problem['msg']}", field) from error

@@ -82,7 +82,7 @@ def prepare(
     for i, prompt in enumerate(prompts):
         keep = request.truncate_prompt_tokens
         if keep == -1:
-            keep = information.max_model_len - output_budget.wanted
+            keep = max(1, information.max_model_len - output_budget.wanted)
         prompt = check_and_truncate(prompt, keep, information)
         budget = output_budget.tokens(len(prompt.ids), information)
         if parameters.min_tokens > budget:

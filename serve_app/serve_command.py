@@ -148,7 +148,7 @@ def _health(config: ServeConfig) -> tuple[int, str, bool]:
         connection.request("GET", "/health")
         response = connection.getresponse()
         body = json.loads(response.read())
-    except (OSError, http.client.HTTPException) as error:
+    except (OSError, http.client.HTTPException, json.JSONDecodeError) as error:
         return 0, f"not reachable yet: {error}", True
     finally:
         connection.close()

@@ -31,6 +31,7 @@ class ModelTokenizer:
         self._backend.no_padding()
         self.token_bytes = TokenBytes(tokenizer, skip_special_tokens=False)
         self.visible_token_bytes = TokenBytes(tokenizer, skip_special_tokens=True)
+        self.longest_token = max(map(len, tokenizer.get_vocab()))
         self.chat_template: str | None = tokenizer.chat_template or None
         template_arguments = inspect.signature(tokenizer.apply_chat_template).parameters
         self._reserved_names = {*template_arguments, "messages"} - {"kwargs"}
@@ -47,7 +48,9 @@ class ModelTokenizer:
         )
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        # A batch of one: only the batch call lets other threads run while it works.
+        [encoding] = self._backend.encode_batch([text], add_special_tokens=add_special_tokens)
+        return list(encoding.ids)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         return str(self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens))

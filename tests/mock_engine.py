@@ -105,6 +105,7 @@ class MockEngine:
     default_sampling: dict[str, float] = field(default_factory=dict)
     health_reason: str | None = None
     failure: str | None = None
+    restarts: int = 0
     statistics: EngineStatistics = field(
         default_factory=lambda: EngineStatistics(steps=7, running=2, kv_blocks_total=64)
     )

@@ -31,6 +31,7 @@ from cluster.config import ServeConfig
 from serve_app.app import create_app
 from serve_app.cli import main
 from serve_app.middleware import ProxyHeaders
+from serve_app.prompts import estimated_tokens
 
 TOKENIZER = byte_tokenizer()
 HELLO = [{"role": "user", "content": "Hi"}]
@@ -466,6 +467,29 @@ def test_the_first_token_is_written_at_once_and_simultaneous_events_together() -
     assert [body.count(b"data: ") for body in bodies] == [8, 8, 1, 0]
 
 
+def test_only_the_last_chunk_of_a_choice_tells_its_end() -> None:
+    """Also when a slow loop meets several steps of a sequence at once."""
+
+    class Hurried(MockEngine):
+        def submit(self, requests: Sequence[Request]) -> MockStream:
+            stream = MockStream(self, requests)
+            for token, reason in ((97, None), (98, None), (99, "length")):
+                for request in requests:
+                    event = SequenceEvent(request.request_id, 0, (token,), finish_reason=reason)  # type: ignore[arg-type]
+                    stream.queue.put_nowait(event)
+            return stream
+
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/completions": {"prompt": "x"},
+        "/v1/chat/completions": {"messages": HELLO},
+    }
+    for path, body in bodies.items():
+        chunks = stream(path, body, Hurried())
+        reasons = [chunk["choices"][0]["finish_reason"] for chunk in chunks]
+        assert reasons[-1] == "length"
+        assert not any(reasons[:-1])
+
+
 # -- admission ------------------------------------------------------------------------------------
 
 
@@ -500,6 +524,36 @@ def test_waiting_prompt_tokens_are_bounded() -> None:
         assert (await client.post("/v1/completions", json=long)).status_code == 200
 
     serve(check, engine, max_waiting_tokens=100)
+
+
+def test_a_prompt_that_cannot_fit_is_refused_before_it_costs_anything() -> None:
+    text = "a" * 2_000_000
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/completions": {"prompt": text},
+        "/v1/chat/completions": {"messages": [{"role": "user", "content": text}]},
+    }
+    for path, body in bodies.items():
+        response = post(path, body)
+        assert response.status_code == 400
+        assert "2000000 characters" in response.json()["error"]["message"]
+
+
+def test_no_prompt_is_expected_to_wait_with_more_tokens_than_fit() -> None:
+    """Else a text that is going to be truncated shuts everyone out while it is tokenised."""
+    assert estimated_tokens(["a" * 5_000, [1] * 500, "b"], 100) == 100 + 100 + 1
+
+
+def test_bad_words_are_bounded_together() -> None:
+    words = ["a" * 1024] * 16
+    assert post("/v1/completions", {"prompt": "a", "bad_words": words}).status_code == 200
+    response = post("/v1/completions", {"prompt": "a", "bad_words": [*words, "b"]})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "bad_words"
+
+
+def test_messages_do_not_repeat_everything_a_client_wrote() -> None:
+    for body in ({"prompt": "a", "k" * 100_000: 1}, {"prompt": "a", "model": "m" * 100_000}):
+        assert len(post("/v1/completions", body).content) < 1000
 
 
 def test_one_client_may_have_a_limit() -> None:
@@ -721,6 +775,11 @@ def test_bad_command_lines_end_with_one_clear_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = str(model_folder(tmp_path))
+    latin, numbered = tmp_path / "latin.yaml", tmp_path / "numbered.yaml"
+    latin.write_bytes(b"model: caf\xe9\n")
+    numbered.write_text("model: a\n1: 2\n")
+    mistyped = tmp_path / "mistyped.yaml"
+    mistyped.write_text("model: a\nthreads: true\n")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -733,6 +792,11 @@ def test_bad_command_lines_end_with_one_clear_line(
             (["serve", "--model", folder, "--kv-cache-memory", "lots"], "kv_cache_memory"),
             (["serve", "--model", folder, "--port", port], "in use"),
             (["serve", "--config", str(tmp_path / "absent.yaml")], "cannot read"),
+            (["serve", "--model", folder, "--kv-cache-memory", "0"], "kv_cache_memory"),
+            (["serve", "--model", folder, "--api-key", ""], "api_keys"),
+            (["serve", "--config", str(latin)], "not valid YAML"),
+            (["serve", "--config", str(numbered)], "must hold a mapping"),
+            (["serve", "--config", str(mistyped)], "threads"),
         ]
         for arguments, expected in cases:
             assert main(arguments) == 2
@@ -766,3 +830,6 @@ def test_openai_clients_through_ray_serve(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "all answered" in done.stdout
+    log = done.stdout + done.stderr
+    assert "POST /v1/completions status=200" in log
+    assert "engine error" in log

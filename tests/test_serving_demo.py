@@ -265,6 +265,7 @@ def test_killing_the_engine_keeps_streams_and_the_server_answers_within_15_secon
         _wait(lambda: _healthy(server.url), 60, "the new engine")
         server.client().completions.create(model="lexshard-demo", prompt="x", max_tokens=1)
         seconds = time.monotonic() - killed
+        assert server.metric("lexshard_engine_restarts_total") == 1
         print(f"answered again {seconds:.1f} s after kill -9")
         assert [stream.result() for stream in streams] == expected
     assert seconds < float(os.environ.get("LEXSHARD_RECOVERY_SECONDS", "15"))
