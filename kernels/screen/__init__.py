@@ -1,0 +1,100 @@
+"""Approximate logits from low-precision rows, each with a bound on its error."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from kernels.quantize.tiers import DitheredInt4Tier, Int4Tier, Tier
+from kernels.screen import reference
+from kernels.screen.hidden import QuantizedHidden, padded_columns, quantize_hidden
+
+if TYPE_CHECKING:
+    from kernels.screen.triton_kernel import DeviceTier
+
+Implementation = Literal["reference", "cpu"]
+
+__all__ = ["Screened", "refine", "screen"]
+
+
+class Screened(NamedTuple):
+    """Estimates and their bounds; tensors on the device of the tier, on the CPU numpy arrays.
+
+    ``|estimate_ni - canonical_ni| <= sum_k hidden_slack_nk row_slack_ki``, where ``canonical`` is
+    the raw canonical logit. Both slacks are positive or zero. An infinite entry in a row of
+    ``hidden_slack`` says that its estimates mean nothing (they are finite all the same).
+    """
+
+    estimate: Any  # [N, V] fp32
+    row_slack: Any  # [2, V] fp32: error norm, size
+    hidden_slack: Any  # [N, 2] float64: ||r||, the roundings per size
+
+
+def screen(
+    hidden: npt.NDArray[np.float32] | torch.Tensor,
+    tier: Tier | DeviceTier,
+    *,
+    implementation: Implementation | None = None,
+) -> Screened:
+    """Estimates of ``<W_i, h_n>`` for ``hidden`` [N, d] fp32 and all rows of ``tier``.
+
+    Hidden states become 16-bit integers as fine as 32-bit sums allow; the products with the tier's
+    integers are then exact, and each estimate is scaled and rounded to fp32 once. The bound holds
+    always for int8 and int4, and with the tier's probability per row for dithered tiers. A tier
+    placed on a CUDA device (`kernels.screen.triton_kernel.place`) is screened there, without
+    synchronising. Raises ValueError for shapes that do not fit or, on the CPU, for NaN or infinity.
+    """
+    if not _on_cpu(tier):
+        from kernels.screen import triton_kernel
+
+        return triton_kernel.screen(torch.as_tensor(hidden), tier)  # type: ignore[arg-type]
+    quantized = _quantized(hidden, tier)  # type: ignore[arg-type]
+    estimate = _module(implementation).screen(quantized, tier)
+    return Screened(estimate, tier.row_slack, quantized.hidden_slack.numpy())
+
+
+def refine(
+    hidden: npt.NDArray[np.float32] | torch.Tensor,
+    tier: Int4Tier,
+    ids: npt.NDArray[np.int32],
+    offsets: npt.NDArray[np.int64],
+    *,
+    implementation: Implementation | None = None,
+) -> Screened:
+    """Better estimates for a few rows, from both nibble planes.
+
+    Row ``n`` of ``hidden`` [N, d] meets ``ids[offsets[n]:offsets[n + 1]]``; ``estimate`` is flat,
+    [len(ids)]. ``row_slack`` [2, V] still belongs to all rows. Raises as `screen` does.
+    """
+    quantized = _quantized(hidden, tier)
+    ids, offsets = np.ascontiguousarray(ids, np.int32), np.ascontiguousarray(offsets, np.int64)
+    estimate = _module(implementation).refine(quantized, tier, ids, offsets)
+    return Screened(estimate, tier.fine_row_slack, quantized.hidden_slack.numpy())
+
+
+def _on_cpu(tier: Any) -> bool:
+    return isinstance(tier, Tier)
+
+
+def _module(implementation: Implementation | None) -> Any:
+    if implementation == "reference":
+        return reference
+    from kernels.screen import cpu  # numba compiles on first use; keep the import cheap
+
+    return cpu
+
+
+def _quantized(hidden: npt.NDArray[np.float32] | torch.Tensor, tier: Tier) -> QuantizedHidden:
+    states = torch.as_tensor(hidden).detach()
+    if states.ndim != 2 or states.shape[1] != tier.columns or states.dtype != torch.float32:
+        raise ValueError(
+            f"hidden [N, {tier.columns}] in fp32 expected, got {tuple(states.shape)} {states.dtype}"
+        )
+    if not torch.isfinite(states).all():
+        raise ValueError("hidden states contain NaN or infinity: nothing can be screened")
+    direction = None if tier.common is None else torch.from_numpy(tier.common.vector)
+    coins = torch.from_numpy(tier.coins) if isinstance(tier, DitheredInt4Tier) else None
+    return quantize_hidden(states, padded_columns(tier), tier, direction, coins)
