@@ -25,8 +25,11 @@ class EngineProcess:
 
     def load(self) -> EngineInformation:
         """Load the model and compile every kernel. Raises what the loader raises."""
+        from transformers.utils import logging
+
         from actors.engine import Engine  # torch and numba load here, not in the driver
 
+        logging.disable_progress_bar()  # the log is no terminal
         self._engine = Engine(self._configuration)
         self._engine.warm_up()
         return self._engine.information
