@@ -88,7 +88,9 @@ class EngineClient:
         self.statistics = EngineStatistics()
         self.restarts = 0
         self.failure: str | None = None
-        self.health_reason: str | None = "the engine is starting (a first start compiles its kernels: about a minute)"
+        self.health_reason: str | None = (
+            "the engine is starting (a first start compiles its kernels: about a minute)"
+        )
 
     @property
     def ready(self) -> bool:
