@@ -7,12 +7,14 @@ from typing import Literal
 
 DataType = Literal["auto", "float32", "bfloat16"]
 BodyChoice = Literal["auto", "general", "fused"]
+Device = Literal["auto", "cpu", "cuda"]
 
 
 @dataclass(frozen=True, slots=True)
 class EngineConfiguration:
     """Settings of one engine.
 
+    ``device`` is where the body computes; "auto" takes a GPU where there is one.
     ``kv_cache_bytes`` None takes what ``max_running`` sequences of full length need, at most a
     tenth of the machine's memory. ``threads`` None is one thread per core,
     one core left to HTTP. ``step_tokens`` bounds
@@ -22,6 +24,7 @@ class EngineConfiguration:
 
     model: str
     dtype: DataType = "auto"
+    device: Device = "auto"
     max_model_len: int | None = None
     kv_cache_bytes: int | None = None
     threads: int | None = None

@@ -58,6 +58,7 @@ class Engine:
             configuration.dtype,
             body=configuration.body,
             fast_prefill=configuration.fast_prefill,
+            device=configuration.device,
         )
         self.configuration = configuration
         self.model = model

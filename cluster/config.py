@@ -33,6 +33,7 @@ class ServeConfig(BaseModel):
     model: str
     served_model_name: list[Name] = Field(default_factory=list)
     dtype: Literal["float32", "bfloat16", "auto"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
     max_model_len: int | None = Field(default=None, ge=1)
     kv_cache_memory: ByteSize | None = Field(default=None, gt=0)
     threads: int | None = Field(default=None, ge=1)

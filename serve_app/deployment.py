@@ -35,6 +35,7 @@ def start_engine(config: ServeConfig) -> EngineClient:
         EngineConfiguration(
             model=config.model,
             dtype=config.dtype,
+            device=config.device,
             max_model_len=config.max_model_len,
             kv_cache_bytes=config.kv_cache_memory,
             threads=config.threads,

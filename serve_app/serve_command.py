@@ -33,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--model", metavar="FOLDER", help="model folder (safetensors, config.json, tokenizer.json)")
     add("--served-model-name", action="append", metavar="NAME", help="name for clients; repeatable")
     add("--dtype", help="auto, float32 or bfloat16")
+    add("--device", help="auto, cpu or cuda: where the model body computes")
     add("--max-model-len", type=int, metavar="TOKENS", help="longest prompt plus output")
     add("--kv-cache-memory", metavar="BYTES", help="memory of the KV cache, for example 4GiB")
     add("--threads", type=int, help="threads of the engine")

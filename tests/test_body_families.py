@@ -81,7 +81,9 @@ def _plain(folder: Path, token_ids: Sequence[Sequence[int]]) -> tuple[Any, Any]:
 
 def _load(family: str, folder: Path, **settings: Any) -> tuple[Path, LoadedModel]:
     save_tiny(family, folder / family)
-    return folder / family, load(folder / family, "float32", body="general", **settings)
+    return folder / family, load(
+        folder / family, "float32", body="general", **{"device": "cpu", **settings}
+    )
 
 
 @pytest.mark.parametrize("family", SERVED)
@@ -114,7 +116,7 @@ def test_long_batches_and_threads_do_not_change_bits(tmp_path: Path) -> None:
     """Enough elements that torch splits element-wise work among threads at odd places."""
     shape = {"hidden_size": 96, "intermediate_size": 168, "max_position_embeddings": 1024}
     save_tiny("llama", tmp_path, **shape)
-    body = load(tmp_path, "float32", body="general").body
+    body = load(tmp_path, "float32", body="general", device="cpu").body
     token_ids = [np.random.default_rng(6).integers(3, VOCABULARY, 611).tolist()]
     tables = [np.random.default_rng(7).permutation(40).tolist()]
     body.allocate_cache(40)
@@ -155,7 +157,7 @@ def test_fast_prefill_is_right_but_makes_no_promise_about_bits(tmp_path: Path) -
 
 def test_bfloat16_rounds_weights_and_computes_in_float32(tmp_path: Path) -> None:
     save_tiny("llama", tmp_path)
-    model = load(tmp_path, "bfloat16", body="general")
+    model = load(tmp_path, "bfloat16", body="general", device="cpu")
     token_ids = _token_ids(12)
     plain = AutoModelForCausalLM.from_pretrained(
         tmp_path, dtype=torch.bfloat16, attn_implementation="eager"
@@ -171,9 +173,10 @@ def test_bfloat16_rounds_weights_and_computes_in_float32(tmp_path: Path) -> None
 def test_the_fused_body_agrees_with_the_general_one(tmp_path: Path) -> None:
     shape = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
     save_tiny("qwen3", tmp_path, **shape)
-    fused, general = load(tmp_path, body="fused").body, load(tmp_path, body="general").body
+    fused = load(tmp_path, body="fused", device="cpu").body
+    general = load(tmp_path, body="general", device="cpu").body
     assert (fused.name, general.name) == ("fused", "general")
-    assert load(tmp_path).body.name == "fused"
+    assert load(tmp_path, device="cpu").body.name == "fused"
     assert load(tmp_path, fast_prefill=True).body.name == "general"
     token_ids = _token_ids(14)
     results = [_run(body, token_ids, _tables(15), MIXED_STEPS) for body in (fused, general)]
@@ -194,7 +197,7 @@ def test_ends_and_sampling_defaults_come_from_the_folder(tmp_path: Path) -> None
 
 
 def test_the_demo_model_loads_as_it_is_stored() -> None:
-    model = load(DEMO)
+    model = load(DEMO, device="cpu")
     assert (model.body.name, model.dtype, model.vocabulary_size) == ("fused", "bfloat16", 16384)
     assert model.body.batch_invariant
     assert model.parameters == 7_145_728

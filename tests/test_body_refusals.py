@@ -201,3 +201,10 @@ def test_attention_outside_of_a_step_is_an_error() -> None:
     vector = torch.zeros(1, 1, 1, 8)
     with pytest.raises(AssertionError, match="outside"):
         paged_attention.attend(torch.nn.Identity(), vector, vector, vector, None)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_gpu_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    save_tiny("llama", tmp_path)
+    with pytest.raises(ModelRefusedError, match="--device cpu"):
+        load(tmp_path, device="cuda")

@@ -16,7 +16,7 @@ from conftest import DEMO
 from actors.configuration import EngineConfiguration
 from actors.messages import Request, SamplingParameters
 
-CONFIGURATION = EngineConfiguration(str(DEMO), dtype="float32", threads=1)
+CONFIGURATION = EngineConfiguration(str(DEMO), dtype="float32", device="cpu", threads=1)
 LONG = SamplingParameters(temperature=0.9, seed=4, max_tokens=1500, ignore_eos=True)
 SHORT = SamplingParameters(temperature=0.9, seed=4, max_tokens=30, ignore_eos=True)
 

@@ -66,7 +66,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     port = _free_port()
     log = tmp_path_factory.mktemp("server") / "log"
     command = [sys.executable, "-m", "serve_app.cli", "serve", "--model", str(DEMO)]
-    command += ["--port", str(port), "--threads", "1", "--dtype", "float32"]
+    command += ["--port", str(port), "--threads", "1", "--dtype", "float32", "--device", "cpu"]
     with log.open("wb") as output:
         process = subprocess.Popen(
             command, cwd=ROOT, stdout=output, stderr=output, start_new_session=True

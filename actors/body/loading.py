@@ -67,9 +67,7 @@ def load(
     config = checkpoint.config
     kind = model_class(config)
     check_stored_types(checkpoint.stored_dtypes)
-    place = torch.device(
-        ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
-    )
+    place = _choose_device(device)
     if fast_prefill and place.type != "cpu":
         raise ValueError("fast prefill is for CPUs: leave it out, the GPU kernel is fast already")
     fused = _choose_fused(body, fast_prefill, place, config)
@@ -100,6 +98,15 @@ def load(
         max_positions=chosen.max_positions,
         parameters=checkpoint.parameters,
     )
+
+
+def _choose_device(wanted: str) -> torch.device:
+    available = torch.cuda.is_available()
+    if wanted == "auto":
+        return torch.device("cuda" if available else "cpu")
+    if wanted.startswith("cuda") and not available:
+        raise UnsupportedModelError("there is no CUDA device here: use --device cpu")
+    return torch.device(wanted)
 
 
 def _choose_fused(wanted: str, fast_prefill: bool, place: torch.device, config: Any) -> bool:
