@@ -20,7 +20,12 @@ class EngineRunner:
     def __init__(self, model: str, dtype: DataType, threads: int, body: BodyChoice) -> None:
         self._engine = Engine(
             EngineConfiguration(
-                model=model, dtype=dtype, threads=threads, body=body, prefix_cache=False
+                model=model,
+                dtype=dtype,
+                device="cpu",  # where the peers are measured
+                threads=threads,
+                body=body,
+                prefix_cache=False,
             )
         )
         self._engine.warm_up()
