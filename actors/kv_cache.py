@@ -15,7 +15,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-BLOCK_TOKENS = 16
+from kernels.attention import BLOCK_SIZE
+
+BLOCK_TOKENS = BLOCK_SIZE
 
 BlockHash = bytes
 

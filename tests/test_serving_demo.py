@@ -87,15 +87,17 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def test_the_first_request_after_health_is_no_slower_than_the_tenth(server: Server) -> None:
-    """Every kernel is compiled and warm. Connection and tokenizer are first used here too."""
+    """Every kernel is compiled and warm; 20 ms are left to the HTTP edge."""
     times = []
-    for seed in range(20):
-        started = time.perf_counter()
-        server.client().completions.create(
-            model="lexshard-demo", prompt=f"{PROMPT} {seed}", max_tokens=8, seed=seed
-        )
-        times.append(time.perf_counter() - started)
-    assert times[0] < 3 * max(times[9:]) + 0.1, times
+    with httpx.Client(base_url=server.url) as client:
+        client.get("/health")  # the connection itself is not what is measured
+        for seed in range(20):
+            body = {"model": "lexshard-demo", "prompt": f"{PROMPT} {seed}", "max_tokens": 8}
+            started = time.perf_counter()
+            assert client.post("/v1/completions", json=body | {"seed": seed}).status_code == 200
+            times.append(time.perf_counter() - started)
+    print(f"first {times[0] * 1000:.0f} ms, tenth {times[9] * 1000:.0f} ms")
+    assert times[0] <= max(times[9:]) + 0.02, times  # a compilation takes a second and more
 
 
 def test_banner_names_model_capacity_and_a_curl(server: Server) -> None:

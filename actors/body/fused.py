@@ -16,12 +16,12 @@ import torch
 
 from actors.body.batch import Batch
 from kernels import pool
+from kernels.attention import BLOCK_SIZE
 from kernels.linear import fits_bfloat16, pack
 from kernels.linear.tile import PANEL
 from kernels.llama import LlamaShape, LlamaWeights
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-BLOCK_TOKENS = 16
 
 
 def supports(config: Any) -> bool:
@@ -146,17 +146,17 @@ class FusedBody:
 
     def kv_bytes_per_block(self) -> int:
         shape = self._shape
-        return 2 * shape.layers * shape.kv_heads * shape.head_dim * BLOCK_TOKENS * 4
+        return 2 * shape.layers * shape.kv_heads * shape.head_dim * BLOCK_SIZE * 4
 
     def allocate_cache(self, num_blocks: int) -> None:
         """Reserve zeroed blocks for every layer (pages are touched when first written)."""
         shape = self._shape
         heads, dim = shape.kv_heads, shape.head_dim
         self._key_cache = np.zeros(
-            (shape.layers, num_blocks, heads, dim, BLOCK_TOKENS), dtype=np.float32
+            (shape.layers, num_blocks, heads, dim, BLOCK_SIZE), dtype=np.float32
         )
         self._value_cache = np.zeros(
-            (shape.layers, num_blocks, heads, BLOCK_TOKENS, dim), dtype=np.float32
+            (shape.layers, num_blocks, heads, BLOCK_SIZE, dim), dtype=np.float32
         )
 
     def forward(self, batch: Batch) -> torch.Tensor:
