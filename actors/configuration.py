@@ -8,6 +8,7 @@ from typing import Literal
 DataType = Literal["auto", "float32", "bfloat16"]
 BodyChoice = Literal["auto", "general", "fused"]
 Device = Literal["auto", "cpu", "cuda"]
+HeadChoice = Literal["auto", "certified", "paper", "dense"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +16,10 @@ class EngineConfiguration:
     """Settings of one engine.
 
     ``device`` is where the body computes; "auto" takes a GPU where there is one.
+    ``head`` says how tokens are found, which does not change them: "certified" screens with
+    low-precision copies of the output weights, "dense" with the weights, "auto" with what is
+    fastest here, "paper" with CSV-Decode's cluster bounds. ``index`` is the file of those copies
+    and clusters (see ``lexshard index``); None looks beside the model, and builds what is missing.
     ``kv_cache_bytes`` None takes what ``max_running`` sequences of full length need, at most a
     tenth of the machine's memory. ``threads`` None is one thread per core,
     one core left to HTTP. ``step_tokens`` bounds
@@ -30,6 +35,8 @@ class EngineConfiguration:
     threads: int | None = None
     body: BodyChoice = "auto"
     fast_prefill: bool = False
+    head: HeadChoice = "auto"
+    index: str | None = None
     max_running: int = 64
     step_tokens: int = 512
     prefix_cache: bool = True
@@ -55,3 +62,4 @@ class EngineInformation:
     kv_bytes: int
     parameters: int
     process_id: int
+    head_timings: tuple[tuple[int, str, float], ...] = ()  # rows in a step, screen, milliseconds

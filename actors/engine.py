@@ -19,10 +19,11 @@ import torch
 from actors.body.loading import LoadedModel, load
 from actors.completion import Completion, run_to_completion
 from actors.configuration import EngineConfiguration, EngineInformation
-from actors.head import build_shard
+from actors.head import build_head
 from actors.kv_cache import BLOCK_TOKENS, BlockPool
 from actors.memory import default_kv_bytes
 from actors.messages import (
+    Certificate,
     EngineStatistics,
     FinishReason,
     Request,
@@ -64,7 +65,8 @@ class Engine:
         self.model = model
         self.max_model_len = _context_length(configuration, model)
         self._body = model.body
-        self._shard = build_shard(model)
+        built = build_head(model, configuration)
+        self._shard = built.head
         self._sampler = Sampler()
         self._scheduler = self._make_scheduler()
         self._codec: TextCodec | None = None
@@ -76,7 +78,7 @@ class Engine:
             dtype=model.dtype,
             device=str(model.body.device),
             body=model.body.name,
-            head="dense",
+            head=built.description,
             batch_invariant=model.body.batch_invariant,
             threads=threads,
             max_model_len=self.max_model_len,
@@ -88,6 +90,7 @@ class Engine:
             kv_bytes=blocks * model.body.kv_bytes_per_block(),
             parameters=model.parameters,
             process_id=os.getpid(),
+            head_timings=tuple((t.rows, t.screen, t.milliseconds) for t in built.timings),
         )
 
     def _make_scheduler(self) -> Scheduler:
@@ -272,7 +275,8 @@ class Engine:
                 broken[sequences[row]] = error
             sound = [row for row in range(len(sequences)) if row not in error.rows]
             if sound:
-                self._decide(hidden[sound], [sequences[row] for row in sound], decisions, broken)
+                chosen = [sequences[row] for row in sound]
+                self._decide(hidden[sound], chosen, decisions, broken)
             return
         candidates = self._shard.rescore(thresholds)
         wanted = [r for r, state in enumerate(states) if state.parameters.logprobs is not None]
@@ -315,9 +319,12 @@ class Engine:
         sequence.state.append(token_id)
         self._counters.generated_tokens += 1
         logprobs = () if decision.logprobs is None else (decision.logprobs,)
+        certificates = () if decision.certificate is None else (decision.certificate,)
         reason, stop = self._finish_reason(sequence, token_id)
         if reason is not None:
-            return self._end(sequence, (token_id,), reason, stop, logprobs=logprobs)
+            return self._end(
+                sequence, (token_id,), reason, stop, logprobs=logprobs, certificates=certificates
+            )
         first = sequence.output_length == len(request.resumed_ids) + 1
         return SequenceEvent(
             request.request_id,
@@ -326,6 +333,7 @@ class Engine:
             logprobs,
             prompt_logprobs=_scores(sequence) if first else None,
             cached_tokens=sequence.cached_tokens,
+            certificates=certificates,
         )
 
     def _finish_reason(
@@ -349,6 +357,7 @@ class Engine:
         stop: int | None,
         *,
         logprobs: tuple = (),
+        certificates: tuple[Certificate, ...] = (),
         error: Exception | None = None,
     ) -> SequenceEvent:
         request = sequence.request
@@ -366,6 +375,7 @@ class Engine:
             cached_tokens=sequence.cached_tokens,
             error=None if error is None else str(error),
             refused=isinstance(error, AllTokensExcludedError),
+            certificates=certificates,
         )
         self._scheduler.remove(sequence)
         return event

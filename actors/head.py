@@ -1,28 +1,91 @@
-"""The output head of a loaded model as a shard, with the screen this machine does best."""
+"""The output head of a loaded model: a shard with every row, and the fastest screen here."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 
+import torch
+
 from actors.body.loading import LoadedModel
+from actors.calibration import Timing, calibrate, choose
+from actors.configuration import EngineConfiguration
+from actors.index.automatic import open_or_build
+from actors.ladder import Choices, Ladder
+from actors.paper_head import PaperHead
+from actors.screens import DENSE
 from actors.shard import Shard
-from kernels.linear import linear, pack
+from kernels.linear import fits_bfloat16, linear, pack
+
+# A smaller head is read from the cache in no time: nothing to certify would be worth a file.
+SMALLEST_WEIGHTS = 1 << 21
+TIERS = ("int8", "int4")
 
 
-def build_shard(model: LoadedModel) -> Shard:
-    """One shard with every row, on the CPU also where the body is on a GPU.
+@dataclass(frozen=True, slots=True, eq=False)
+class BuiltHead:
+    """A head, what it is in words, and what choosing it was based on."""
 
-    The row kernel screens: half the bytes of fp32 for bf16 weights, and four to six times as fast
-    as torch at one row.
+    head: Shard | PaperHead
+    description: str
+    timings: tuple[Timing, ...] = ()
+
+
+def build_head(model: LoadedModel, configuration: EngineConfiguration) -> BuiltHead:
+    """The head that ``configuration`` asks for, on the CPU also where the body is on a GPU.
+
+    Loads the model's index or builds it (see `actors.index.automatic`), which runs the body and
+    takes its cache. Raises what that raises, and ValueError where clusters are missing.
     """
-    head = model.head
-    weight = head.weight.cpu()
-    screen = partial(linear, weight=pack(weight[: model.vocabulary_size]))
-    return Shard(
-        weight,
-        None if head.bias is None else head.bias.cpu(),
-        softcap=head.softcap,
-        scale=head.scale,
-        vocabulary_size=model.vocabulary_size,
-        linear=screen,
+    rows = model.vocabulary_size
+    weight = model.head.weight.detach()[:rows].cpu().contiguous()
+    bias = None if model.head.bias is None else model.head.bias.detach()[:rows].cpu().float()
+    small = weight.numel() < SMALLEST_WEIGHTS
+    choice = configuration.head
+    if choice == "dense" or (choice == "auto" and small):
+        return BuiltHead(_shard(model, weight, bias, None), "dense")
+    clusters = choice == "paper"
+    index = open_or_build(
+        configuration.model,
+        model,
+        configuration.index,
+        parts=("tiers", "clusters") if clusters else ("tiers",),
+        tiers=() if clusters else TIERS,
     )
+    if clusters:
+        if index.clusters is None:
+            raise ValueError(
+                "the paper's head needs clusters, which take long for this model: make them with "
+                f"`lexshard index build {configuration.model}`"
+            )
+        head = PaperHead(
+            weight, bias, model.head.softcap, model.head.scale, rows, clusters=index.clusters
+        )
+        return BuiltHead(head, "paper (cluster bounds)")
+    certified = choice == "certified"
+    shard = _shard(model, weight, bias, Ladder(index.tiers, ((1, TIERS[0]),)))
+    timings = calibrate(shard, (DENSE, *index.tiers), index.hidden, configuration.max_running)
+    choices = choose(timings, certified=certified)
+    shard.start_with(choices)
+    return BuiltHead(shard, f"certified ({_words(choices)})", tuple(timings))
+
+
+def _shard(
+    model: LoadedModel, weight: torch.Tensor, bias: torch.Tensor | None, ladder: Ladder | None
+) -> Shard:
+    """The row kernel is the dense screen: half the bytes of fp32 for bf16 weights, and four to six
+    times as fast as torch at one row."""
+    exact = weight.bfloat16() if fits_bfloat16(weight) else weight
+    return Shard(
+        exact,
+        bias,
+        softcap=model.head.softcap,
+        scale=model.head.scale,
+        vocabulary_size=model.vocabulary_size,
+        linear=partial(linear, weight=pack(weight)),
+        ladder=ladder,
+    )
+
+
+def _words(choices: Choices) -> str:
+    return ", ".join(name if rows == 1 else f"{name} from {rows} rows on" for rows, name in choices)

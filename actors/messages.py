@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 FinishReason = Literal["stop", "length", "abort", "error"]
-NeedKind = Literal["top1", "topk", "minp", "dense"]
+NeedKind = Literal["top1", "topk", "minp", "nucleus", "epsilon", "dense"]
+Guarantee = Literal["deterministic", "probabilistic", "relaxed", "dense"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,7 @@ class SamplingParameters:
     seed: int = 0
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    certificate: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +86,40 @@ class TokenLogprobs:
 
 
 @dataclass(frozen=True, slots=True)
+class Certificate:
+    """How a row's candidates are known to be enough, and what finding them cost.
+
+    ``guarantee`` is ``deterministic``, ``probabilistic`` (wrong with at most
+    ``failure_probability``), ``relaxed`` (less than was asked for; the paper's mode only) or
+    ``dense``: every canonical logit was computed. ``tier`` is what the row was screened with.
+    ``opened_share`` is the share of the vocabulary whose canonical logits were computed;
+    ``tightness`` the best canonical logit over the best upper bound (the paper's xi, at most 1;
+    0 where it says nothing because one of them is not positive). ``fallback`` says that a
+    cheaper way was tried first and did not suffice.
+    """
+
+    need: NeedKind
+    guarantee: Guarantee
+    tier: str
+    rescored_rows: int
+    bytes_read: int
+    opened_share: float = 1.0
+    fallback: bool = False
+    tightness: float = 1.0
+    failure_probability: float = 0.0
+
+    @property
+    def truncated(self) -> bool:
+        """Whether top-p has been applied: the candidates are the nucleus itself."""
+        return self.need == "nucleus" and self.guarantee != "dense"
+
+
+@dataclass(frozen=True, slots=True)
 class SequenceEvent:
     """What one step did to one sequence: new tokens, perhaps its end.
 
-    With ``finish_reason`` error, ``error`` says why, and ``refused`` that the request asked for
+    ``certificates`` are those of ``token_ids``, for requests that ask for them. With
+    ``finish_reason`` error, ``error`` says why, and ``refused`` that the request asked for
     something impossible (the client's fault) rather than that something broke (ours).
     """
 
@@ -101,6 +133,7 @@ class SequenceEvent:
     cached_tokens: int = 0
     error: str | None = None
     refused: bool = False
+    certificates: tuple[Certificate, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -136,7 +169,11 @@ class Need:
     - ``topk``: the exact ``k`` best tokens, ties to the lower id.
     - ``minp``: every token with ``l * inverse_temperature >= l_max * inverse_temperature + ln
       min_p``.
-    - ``dense``: the canonical logit of every token (returned logprobs, top-p alone).
+    - ``nucleus``: exactly the fewest best tokens that hold ``top_p`` of the whole softmax at this
+      temperature, as `kernels.truncate` defines them.
+    - ``epsilon``: tokens outside of which at most ``epsilon`` of the whole softmax lies; a draw
+      from them is within ``epsilon`` of the exact one in total variation, and not the exact one.
+    - ``dense``: the canonical logit of every token (returned logprobs).
 
     ``l`` is the canonical logit after ``adjustment``. ``key`` and ``position`` name the noise
     (CERTIFICATES 4); ``position`` is the index of the token being drawn in prompt + output.
@@ -145,23 +182,12 @@ class Need:
     kind: NeedKind
     k: int = 0
     min_p: float = 0.0
+    top_p: float = 1.0
+    epsilon: float = 0.0
     key: int = 0
     position: int = 0
     inverse_temperature: float = 0.0
     adjustment: Adjustment | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Certificate:
-    """How a row's candidates are known to be enough, and what finding them cost."""
-
-    need: NeedKind
-    guarantee: Literal["deterministic", "probabilistic", "dense"]
-    tier: str
-    rescored_rows: int
-    bytes_read: int
-    opened_share: float = 1.0
-    fallback: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -181,15 +207,21 @@ class Candidates:
 
 @dataclass(frozen=True, slots=True)
 class RowDecision:
-    """The token drawn for one row, with logprobs where the request asked for them."""
+    """The token drawn for one row, with what its request asked to be told about it."""
 
     token_id: int
     logprobs: TokenLogprobs | None = None
+    certificate: Certificate | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStatistics:
-    """A snapshot of the engine for ``/metrics`` and admission."""
+    """A snapshot of the engine for ``/metrics`` and admission.
+
+    A head row is one decision. ``head_certified_rows`` were decided by a certificate without all
+    canonical logits and without a dense screen. ``head_opened_share`` and ``head_tightness`` are
+    sums over rows (the latter over ``head_tightness_rows``), so that ratios of increases are means.
+    """
 
     steps: int = 0
     running: int = 0
@@ -207,9 +239,14 @@ class EngineStatistics:
     head_seconds: float = 0.0
     decide_seconds: float = 0.0
     head_rows: int = 0
+    head_certified_rows: int = 0
     head_rescored_rows: int = 0
+    head_opened_share: float = 0.0
+    head_tightness: float = 0.0
+    head_tightness_rows: int = 0
     head_bytes: int = 0
     head_fallbacks: int = 0
+    head_rows_by_tier: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,6 +113,7 @@ class SequenceState:
             kind=self._kind,
             k=self.top_k,
             min_p=self.parameters.min_p,
+            top_p=self.parameters.top_p,
             key=self.key,
             position=len(self.history),
             inverse_temperature=self.inverse_temperature,
@@ -128,7 +129,7 @@ class SequenceState:
             return "topk"
         if self.parameters.min_p > 0:
             return "minp"
-        return "dense" if self.parameters.top_p < 1 else "top1"
+        return "nucleus" if self.parameters.top_p < 1 else "top1"
 
     def _banned(self) -> npt.NDArray[np.int32]:
         early = self.output_length < self.parameters.min_tokens
@@ -179,7 +180,13 @@ class Sampler:
         controls = Controls(
             inverse_temperature=np.array([s.inverse_temperature for s in states], np.float64),
             top_k=np.array([s.top_k for s in states], np.int64),
-            top_p=np.array([s.parameters.top_p for s in states], np.float64),
+            top_p=np.array(
+                [
+                    1.0 if certificate.truncated else state.parameters.top_p
+                    for state, certificate in zip(states, candidates.certificates, strict=True)
+                ],
+                np.float64,
+            ),
             log_min_p=np.array([s.log_min_p for s in states], np.float64),
             key=np.array([s.key for s in states], np.uint64),
             position=np.array([len(s.history) for s in states], np.uint64),
@@ -189,16 +196,15 @@ class Sampler:
         for row, (token_id, state) in enumerate(zip(tokens, states, strict=True)):
             if token_id < 0:
                 decisions.append(None)
-            elif state.parameters.logprobs is None:
-                decisions.append(RowDecision(token_id))
-            else:
+                continue
+            logprobs, count = None, state.parameters.logprobs
+            if count is not None:
                 if log_normalizers is None:
                     raise ValueError(f"row {row} asks for logprobs: give log_normalizers")
                 raw = candidates.raw[candidates.offsets[row] : candidates.offsets[row + 1]]
-                logprobs = token_logprobs(
-                    raw, float(log_normalizers[row]), token_id, state.parameters.logprobs
-                )
-                decisions.append(RowDecision(token_id, logprobs))
+                logprobs = token_logprobs(raw, float(log_normalizers[row]), token_id, count)
+            certificate = candidates.certificates[row] if state.parameters.certificate else None
+            decisions.append(RowDecision(token_id, logprobs, certificate))
         complete = [decision for decision in decisions if decision is not None]
         if len(complete) < len(decisions):
             excluded = [row for row, decision in enumerate(decisions) if decision is None]

@@ -2,41 +2,48 @@
 
 Two steps, with room for an exchange between shards: `Shard.screen` finds per row a threshold that
 the answer certainly reaches, `Shard.rescore` gives the canonical logits of every token that may
-reach it. What the screen computes with is its own affair; callers see `Thresholds.tau` only.
+reach it, with a certificate. What screens is a ladder's affair; callers see `Thresholds.tau` only.
 """
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from actors.messages import Adjustment, Candidates, Certificate, Need
-from kernels.normalizer import log_normalizer
-from kernels.penalties import Adjustments, adjust
-from kernels.rows import canonical_logits, postprocess
-from kernels.search import (
-    GREEDY,
-    GUMBEL,
-    MIN_P,
-    TOP_K,
-    Needs,
-    find_candidates,
-    find_thresholds,
+from actors.ladder import CROWDED_SHARE, Choices, Ladder, Pauses
+from actors.messages import Candidates, Certificate, Need
+from actors.needs import flatten_adjustments, flatten_needs
+from actors.rescoring import Rescorer
+from actors.screened_rows import ScreenedRows
+from actors.screens import (
+    DENSE,
+    DenseScreen,
+    FineRows,
+    Linear,
+    Screen,
+    TierScreen,
+    hidden_norms,
+    postprocess_estimates,
 )
+from actors.whole_softmax import Mass, find_mass
+from kernels.normalizer import log_normalizer
+from kernels.penalties import Adjustments
+from kernels.search import Estimates, find_candidates, find_leaders, find_thresholds, narrow
 
-# Half the distance from 1 to the next fp32 number: the relative error of one rounding.
-UNIT_ROUNDOFF = 2.0**-24
-# Beyond this, fp32 sums might overflow on the way and an estimate says nothing.
-LARGEST_BOUND = 1e37
 # The integer masses of top-p (`kernels.truncate`) add up to less than 2**63 below this size.
 LARGEST_VOCABULARY = 1 << 20
-Linear = Callable[[torch.Tensor], torch.Tensor]
+# Above this share of the vocabulary, reading all rows in order beats gathering them.
+LARGEST_SHARE = 0.5
+# Fewer tokens than this per row are rescored at once rather than refined first.
+WORTH_REFINING = 64
+# Computing all canonical logits takes four times as long as a dense screen or more.
+HOPELESS_SHARE = 0.75
+MASS_NEEDS = ("nucleus", "epsilon")
 
 
 class NonFiniteHiddenError(ValueError):
@@ -54,20 +61,25 @@ class NonFiniteHiddenError(ValueError):
 class Thresholds:
     """What a screen leaves behind for the rescoring of the same rows.
 
-    ``tau`` [S] is the only part shards exchange: the larger of two shards' thresholds holds for
-    their union (`dataclasses.replace` puts it back). ``screened`` [S] are the rows it belongs to;
-    all others are dense.
+    ``tau`` [N] is the only part shards exchange: the larger of two shards' thresholds holds for
+    their union (`dataclasses.replace` puts it back). It is NaN for rows that are not decided by a
+    threshold: those that need every logit or bounds on the whole softmax.
     """
 
-    tau: npt.NDArray[np.float64]  # [S]
-    screened: npt.NDArray[np.int64]  # [S]
+    tau: npt.NDArray[np.float64]  # [N]
     needs: tuple[Need, ...]  # [N]
     hidden: npt.NDArray[np.float32]  # [N, d]
     adjustments: Adjustments  # N rows
-    search: Needs  # S rows
-    screened_adjustments: Adjustments  # S rows
-    estimate: npt.NDArray[np.float32]  # [S, V]
-    slack: npt.NDArray[np.float64]  # [S]
+    screened: ScreenedRows | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cost:
+    """What rescoring took, besides the rows it rescored."""
+
+    refined: npt.NDArray[np.int64]  # [N] tokens whose estimates were refined
+    largest: npt.NDArray[np.float64]  # [N] the largest upper bound
+    masses: dict[int, Mass]  # rows that bounds on the whole softmax decided
 
 
 class Shard:
@@ -75,9 +87,11 @@ class Shard:
 
     ``weight`` [V, d] fp32 or bf16, ``bias`` [V] or None; then the model's own ``scale`` and
     ``softcap`` (see `kernels.rows.postprocess`). Rows at or beyond ``vocabulary_size``, the
-    tokenizer's, are padding and never candidates. ``linear`` replaces the fp32 product ``hidden @
-    weight.T`` -> [N, V or vocabulary_size] of the screen; it must add up fp32 products in fp32,
-    in any order, without bias. Without it, bf16 weights are kept in fp32 as well.
+    tokenizer's, are padding and never candidates. ``ladder`` holds low-precision copies of the
+    first ``vocabulary_size`` rows to screen with; without one every screen is dense. ``linear``
+    replaces the fp32 product ``hidden @ weight.T`` -> [N, V or vocabulary_size] of the dense
+    screen; it must add up fp32 products in fp32, in any order, without bias. Without it, bf16
+    weights are kept in fp32 as well.
 
     Raises `ValueError` where shapes do not fit or the weights are not finite.
     """
@@ -90,6 +104,7 @@ class Shard:
         scale: float,
         vocabulary_size: int,
         linear: Linear | None = None,
+        ladder: Ladder | None = None,
     ) -> None:
         if not 0 < vocabulary_size <= weight.shape[0]:
             raise ValueError(
@@ -98,24 +113,33 @@ class Shard:
         if vocabulary_size >= LARGEST_VOCABULARY:
             raise ValueError(f"vocabularies have fewer than {LARGEST_VOCABULARY} tokens")
         self.vocabulary_size = vocabulary_size
-        self._weight = weight.detach()[:vocabulary_size].contiguous()
-        self._softcap = softcap
-        self._scale = scale
-        self._bias: npt.NDArray[np.float32] | None = None
-        self._bias_tensor: torch.Tensor | None = None
-        if bias is not None:
-            self._bias_tensor = bias.detach()[:vocabulary_size].float().contiguous()
-            self._bias = self._bias_tensor.numpy()
-        self._largest_bias = 0.0 if self._bias is None else float(np.abs(self._bias).max())
-        self._largest_norm = _largest_row_norm(self._weight)
-        if not math.isfinite(self._largest_norm + self._largest_bias):
+        self.weight = rows = weight.detach()[:vocabulary_size].contiguous()
+        biases = None if bias is None else bias.detach()[:vocabulary_size].float().contiguous()
+        if not (_finite(rows) and (biases is None or _finite(biases))):
             raise ValueError("the output weights or biases contain NaN or infinity")
-        if linear is None:
-            screen_weight = self._weight.float()
-            linear = functools.partial(torch.nn.functional.linear, weight=screen_weight)
-        self._linear = linear
-        self._row_bytes = self._weight.shape[1] * self._weight.element_size()
+        self._rescorer = Rescorer(rows, None if biases is None else biases.numpy(), scale, softcap)
+        self._ladder = ladder
+        self._dense = DenseScreen(rows, linear)
+        self._screens: dict[str, Screen] = {DENSE: self._dense}
+        self._fine: FineRows | None = None
+        if ladder is not None:
+            for name, tier in ladder.tiers.items():
+                if len(tier.scale) != vocabulary_size or tier.columns != rows.shape[1]:
+                    raise ValueError(f"tier {name} does not fit the output weights")
+                self._screens[name] = TierScreen(name, tier)
+            self._fine = None if ladder.fine is None else FineRows(ladder.fine)
+        self._by_bytes = sorted(self._screens.values(), key=lambda screen: screen.bytes_per_pass)
+        self._pauses = Pauses()
         self._ids = np.arange(vocabulary_size, dtype=np.int32)
+
+    def start_with(self, choices: Choices) -> None:
+        """Which tiers later steps are screened with first (see `Ladder`)."""
+        if self._ladder is None:
+            raise ValueError("a shard without a ladder has no choice")
+        self._ladder = replace(self._ladder, choices=choices)
+        self._pauses = Pauses()
+
+    # -- screening --------------------------------------------------------------------------------
 
     def screen(
         self, hidden: torch.Tensor | npt.NDArray[np.float32], needs: Sequence[Need]
@@ -124,58 +148,199 @@ class Shard:
 
         Raises `NonFiniteHiddenError` naming the rows that contain NaN or infinity.
         """
-        tensor = torch.as_tensor(hidden, dtype=torch.float32).detach()
-        array = tensor.numpy()
+        array = torch.as_tensor(hidden, dtype=torch.float32).detach().numpy()
         if len(needs) != len(array):
             raise ValueError(f"{len(array)} hidden states but {len(needs)} needs")
-        norms = np.sqrt(np.einsum("nd,nd->n", array, array, dtype=np.float64))
+        norms = hidden_norms(array)
         if not np.isfinite(norms).all():
             raise NonFiniteHiddenError(np.flatnonzero(~np.isfinite(norms)).tolist())
         adjustments = flatten_adjustments([need.adjustment for need in needs])
         rows = [row for row, need in enumerate(needs) if need.kind != "dense"]
-        screened = np.array(rows, np.int64)
-        chosen_adjustments = adjustments
-        if len(rows) < len(needs):
-            tensor = tensor[torch.from_numpy(screened)]
-            chosen_adjustments = flatten_adjustments([needs[row].adjustment for row in rows])
-        search = flatten_needs([needs[row] for row in rows])
-        slack = self._slack(norms[screened])
+        tau = np.full(len(needs), np.nan)
+        screened = None
         if rows:
-            estimate = self._estimate(tensor)
-            tau = find_thresholds(estimate, slack, self.vocabulary_size, search, chosen_adjustments)
-        else:
-            estimate = np.empty((0, self.vocabulary_size), np.float32)
-            tau = np.empty(0, np.float64)
-        return Thresholds(
-            tau=tau,
-            screened=screened,
-            needs=tuple(needs),
-            hidden=array,
-            adjustments=adjustments,
-            search=search,
-            screened_adjustments=chosen_adjustments,
-            estimate=estimate,
-            slack=slack,
+            screened = self._screened(self._choose(len(rows)), rows, array, needs, adjustments)
+            self._find_thresholds(screened, array, needs, tau)
+        return Thresholds(tau, tuple(needs), array, adjustments, screened)
+
+    def _choose(self, rows: int) -> Screen:
+        """The ladder's choice, or the next more precise screen that is worth a try now."""
+        if self._ladder is None:
+            return self._dense
+        chosen = self._screens[self._ladder.choice(rows)]
+        order = [chosen, *self._by_bytes[self._by_bytes.index(chosen) + 1 :]]
+        return next((each for each in order if self._pauses.allows(each.name)), self._dense)
+
+    def _screened(
+        self,
+        screen: Screen,
+        rows: Sequence[int],
+        hidden: npt.NDArray[np.float32],
+        needs: Sequence[Need],
+        adjustments: Adjustments,
+    ) -> ScreenedRows:
+        every = len(rows) == len(needs)
+        estimates = self._postprocess(screen(hidden if every else hidden[rows]))
+        known = np.isfinite(estimates.hidden_slack).all(axis=1)
+        if not known.all():
+            slack = np.where(known[:, None], estimates.hidden_slack, 0.0)
+            estimates = estimates._replace(hidden_slack=slack)
+        chosen = [needs[row] for row in rows]
+        return ScreenedRows(
+            rows=np.array(rows, np.int64),
+            screen=screen,
+            estimates=estimates,
+            search=flatten_needs(chosen),
+            adjustments=adjustments
+            if every
+            else flatten_adjustments([need.adjustment for need in chosen]),
+            known=known,
         )
+
+    def _postprocess(
+        self, estimates: Estimates, ids: npt.NDArray[np.int32] | None = None
+    ) -> Estimates:
+        rescorer = self._rescorer
+        bias = rescorer.bias
+        if bias is not None and ids is not None:
+            bias = bias[ids]
+        return postprocess_estimates(estimates, bias, rescorer.scale, rescorer.softcap)
+
+    def _find_thresholds(
+        self,
+        screened: ScreenedRows,
+        hidden: npt.NDArray[np.float32],
+        needs: Sequence[Need],
+        tau: npt.NDArray[np.float64],
+    ) -> None:
+        """Fills ``tau`` of the rows that a threshold decides."""
+        ids, offsets = find_leaders(
+            screened.estimates, self.vocabulary_size, screened.search, screened.adjustments
+        )
+        own = hidden if len(screened.rows) == len(needs) else hidden[screened.rows]
+        exact = self._rescorer.adjusted(own, ids, offsets, screened.adjustments)
+        found = find_thresholds(ids, exact, offsets, screened.search)
+        decided = screened.known & [needs[row].kind not in MASS_NEEDS for row in screened.rows]
+        tau[screened.rows[decided]] = found[decided]
+
+    # -- rescoring --------------------------------------------------------------------------------
 
     def rescore(self, thresholds: Thresholds) -> Candidates:
         """Canonical logits of every token that may reach its row's threshold, and of all tokens
         of dense rows, with a certificate per row."""
-        ids, offsets = self._candidate_ids(thresholds)
-        raw = self._canonical(thresholds, ids, offsets)
-        if self._bias is not None:
-            raw = postprocess(raw, bias=self._bias[ids])
-        raw = postprocess(raw, scale=self._scale, softcap=self._softcap)
-        logits = raw
-        if thresholds.adjustments.active.any():
-            logits = adjust(ids, raw, offsets, thresholds.adjustments)
+        lists: list[npt.NDArray[np.int32] | None] = [None] * len(thresholds.needs)
+        cost = Cost(refined=np.zeros(len(lists), np.int64), largest=np.zeros(len(lists)), masses={})
+        if thresholds.screened is not None:
+            self._decide_by_threshold(thresholds, lists, cost)
+            self._decide_by_mass(thresholds, lists, cost.masses)
+        dense = [row for row, ids in enumerate(lists) if ids is None]
+        counts = [self.vocabulary_size if ids is None else len(ids) for ids in lists]
+        offsets = np.cumsum([0, *counts], dtype=np.int64)
+        ids = np.concatenate([self._ids if each is None else each for each in lists])
+        raw = self._rescorer.raw(thresholds.hidden, ids, offsets, dense)
+        logits = self._rescorer.adjust(ids, raw, offsets, thresholds.adjustments)
         return Candidates(
             ids=ids,
             logits=logits,
             raw=raw,
             offsets=offsets,
-            certificates=self._certificates(thresholds, offsets),
+            certificates=self._certificates(thresholds, (logits, offsets), dense, cost),
         )
+
+    def _decide_by_threshold(
+        self,
+        thresholds: Thresholds,
+        lists: list[npt.NDArray[np.int32] | None],
+        cost: Cost,
+    ) -> None:
+        """Fills in the candidates of rows that have a threshold."""
+        screened = thresholds.screened
+        assert screened is not None
+        tau = thresholds.tau[screened.rows]
+        decided = ~np.isnan(tau)
+        if not decided.any():
+            return
+        # Rows without a threshold reach none.
+        tau = np.where(decided, tau, np.inf)
+        search, adjustments = screened.search, screened.adjustments
+        ids, offsets, cost.largest[screened.rows] = find_candidates(
+            screened.estimates, self.vocabulary_size, search, adjustments, tau
+        )
+        counts = np.diff(offsets)
+        crowded = bool(counts.sum() > CROWDED_SHARE * self.vocabulary_size * decided.sum())
+        if screened.screen is not self._dense:
+            self._pauses.record(screened.screen.name, failed=crowded)
+            if self._refines(screened.screen) and counts.max() > WORTH_REFINING:
+                assert self._fine is not None
+                hidden = thresholds.hidden[screened.rows]
+                better = self._postprocess(self._fine(hidden, ids, offsets), ids)
+                if np.isfinite(better.hidden_slack).all():
+                    cost.refined[screened.rows] = counts
+                    ids, offsets = narrow(better, ids, offsets, search, adjustments, tau)
+        for place in np.flatnonzero(decided).tolist():
+            own = ids[offsets[place] : offsets[place + 1]]
+            if len(own) <= LARGEST_SHARE * self.vocabulary_size:
+                lists[screened.rows[place]] = own
+
+    def _refines(self, screen: Screen) -> bool:
+        """Whether what ``screen`` leaves has estimates that can be bettered cheaply."""
+        fine = self._fine
+        return fine is not None and screen.bytes_per_pass < self.vocabulary_size * fine.bytes_per_row
+
+    def _decide_by_mass(
+        self,
+        thresholds: Thresholds,
+        lists: list[npt.NDArray[np.int32] | None],
+        found: dict[int, Mass],
+    ) -> None:
+        """Fills in the candidates of rows that bounds on the whole softmax decide.
+
+        Where the low-precision bounds are too loose for that, the dense screen's are tried.
+        """
+        screened = thresholds.screened
+        assert screened is not None
+        rows = [row for row in screened.rows.tolist() if thresholds.needs[row].kind in MASS_NEEDS]
+        way = f"mass of {screened.screen.name}"
+        if rows and self._pauses.allows(way):
+            left = self._try_mass(screened, rows, thresholds, lists, found)
+            self._pauses.record(way, failed=len(left) > HOPELESS_SHARE * len(rows))
+            rows = left
+        way = "mass of the dense screen after another"
+        if rows and screened.screen is not self._dense and self._pauses.allows(way):
+            again = self._screened(
+                self._dense, rows, thresholds.hidden, thresholds.needs, thresholds.adjustments
+            )
+            left = self._try_mass(again, rows, thresholds, lists, found)
+            self._pauses.record(way, failed=len(left) > HOPELESS_SHARE * len(rows))
+
+    def _try_mass(
+        self,
+        screened: ScreenedRows,
+        rows: Sequence[int],
+        thresholds: Thresholds,
+        lists: list[npt.NDArray[np.int32] | None],
+        found: dict[int, Mass],
+    ) -> list[int]:
+        """Decides what ``screened`` can decide of ``rows``; returns the others."""
+        place = {row: index for index, row in enumerate(screened.rows.tolist())}
+        left = []
+        for row in rows:
+            index = place[row]
+            mass = None
+            if screened.known[index]:
+                mass = find_mass(
+                    screened.one_row(index),
+                    self._rescorer,
+                    thresholds.hidden[row : row + 1],
+                    thresholds.needs[row],
+                    screened.screen,
+                )
+            if mass is None:
+                left.append(row)
+            else:
+                lists[row] = mass.ids
+                found[row] = mass
+        return left
 
     def log_normalizers(
         self, candidates: Candidates, rows: Sequence[int]
@@ -190,197 +355,70 @@ class Shard:
             result[row] = log_normalizer(candidates.raw[start:stop])
         return result
 
-    def _estimate(self, hidden: torch.Tensor) -> npt.NDArray[np.float32]:
-        with torch.inference_mode():
-            estimate = self._linear(hidden)
-            if self._bias_tensor is not None:
-                estimate = estimate[:, : self.vocabulary_size] + self._bias_tensor
-            if self._scale != 1.0:
-                estimate = estimate * self._scale
-            if self._softcap is not None:
-                estimate = torch.tanh(estimate / self._softcap) * self._softcap
-        return estimate.contiguous().numpy()
-
-    def _slack(self, norms: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """How far estimates of hidden states with these norms are from canonical logits, at most.
-
-        An fp32 sum of ``d`` products in any order errs by ``gamma_d = d u / (1 - d u)`` of
-        ``||W_i|| ||h||`` (``u`` = 2**-24), the canonical rounding by ``u``; later roundings add
-        ``u`` of their result on either side. ``tanh`` is 1-Lipschitz, and fp32 tanh is trusted to
-        8 units in the last place of the cap.
-        """
-        depth = self._weight.shape[1] * UNIT_ROUNDOFF
-        size = self._largest_norm * norms * (1.0 + 1e-6)
-        slack = (depth / (1.0 - depth) + 2 * UNIT_ROUNDOFF) * size + 1e-38
-        if self._bias is not None:
-            size = size + self._largest_bias
-            slack = slack + 4 * UNIT_ROUNDOFF * size
-        if self._scale != 1.0:
-            size = size * abs(self._scale)
-            slack = slack * abs(self._scale) + 4 * UNIT_ROUNDOFF * size
-        if self._softcap is not None:
-            slack = slack + 2.0**-20 * self._softcap
-        return np.where(size < LARGEST_BOUND, slack * (1.0 + 1e-6), np.inf)
-
-    def _candidate_ids(
-        self, thresholds: Thresholds
-    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
-        ids = np.empty(0, np.int32)
-        counts = np.full(len(thresholds.needs), self.vocabulary_size, np.int64)
-        found = np.zeros(1, np.int64)
-        if len(thresholds.screened):
-            ids, found = find_candidates(
-                thresholds.estimate,
-                thresholds.slack,
-                self.vocabulary_size,
-                thresholds.search,
-                thresholds.screened_adjustments,
-                thresholds.tau,
-            )
-            if len(thresholds.screened) == len(counts):
-                return ids, found
-            counts[thresholds.screened] = np.diff(found)
-        offsets = np.zeros(len(counts) + 1, np.int64)
-        np.cumsum(counts, out=offsets[1:])
-        merged = np.empty(offsets[-1], np.int32)
-        place = {row: index for index, row in enumerate(thresholds.screened.tolist())}
-        for row in range(len(counts)):
-            index = place.get(row)
-            own = self._ids if index is None else ids[found[index] : found[index + 1]]
-            merged[offsets[row] : offsets[row + 1]] = own
-        return merged, offsets
-
-    def _canonical(
-        self,
-        thresholds: Thresholds,
-        ids: npt.NDArray[np.int32],
-        offsets: npt.NDArray[np.int64],
-    ) -> npt.NDArray[np.float32]:
-        """Canonical products; dense rows share one pass over the weights."""
-        rows = len(thresholds.needs)
-        if len(thresholds.screened) == rows:
-            return canonical_logits(thresholds.hidden, self._weight, ids, offsets)
-        dense = np.setdiff1d(np.arange(rows), thresholds.screened)
-        every = canonical_logits(thresholds.hidden[dense], self._weight)
-        if len(dense) == rows:
-            return every.reshape(-1)
-        raw = np.empty(len(ids), np.float32)
-        for index, row in enumerate(dense.tolist()):
-            raw[offsets[row] : offsets[row + 1]] = every[index]
-        screened = thresholds.screened
-        own = np.concatenate([np.arange(offsets[row], offsets[row + 1]) for row in screened])
-        sizes = np.diff(offsets)[screened]
-        own_offsets = np.concatenate([[0], np.cumsum(sizes)])
-        raw[own] = canonical_logits(
-            thresholds.hidden[screened], self._weight, ids[own], own_offsets
-        )
-        return raw
+    # -- certificates -----------------------------------------------------------------------------
 
     def _certificates(
-        self, thresholds: Thresholds, offsets: npt.NDArray[np.int64]
+        self,
+        thresholds: Thresholds,
+        candidates: tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]],
+        dense: Sequence[int],
+        cost: Cost,
     ) -> tuple[Certificate, ...]:
-        """The bytes of the screen are shared equally by the rows it served."""
-        counts = np.diff(offsets).tolist()
-        screened = len(thresholds.screened)
-        dense = len(counts) - screened
-        screen_bytes = self.vocabulary_size * self._weight.shape[1] * 4 // max(screened, 1)
-        dense_bytes = self.vocabulary_size * self._row_bytes // max(dense, 1)
-        unknown = set(thresholds.screened[np.isnan(thresholds.tau)].tolist())
-        return tuple(
-            Certificate("dense", "dense", "dense-fp32", count, dense_bytes)
-            if need.kind == "dense"
-            else Certificate(
-                need.kind,
-                "dense" if row in unknown else "deterministic",
-                "dense-fp32",
-                count,
-                screen_bytes + count * self._row_bytes,
-                1.0,
-                row in unknown,
+        """One per row; the bytes of a pass are shared equally by the rows it served."""
+        logits, offsets = candidates
+        screened = thresholds.screened
+        masses = cost.masses
+        row_bytes = self._rescorer.row_bytes
+        dense_bytes = self._dense.bytes_per_pass // max(len(dense), 1)
+        retried = sum(m.screen is self._dense for m in masses.values())
+        certificates = []
+        for row, need in enumerate(thresholds.needs):
+            count = int(offsets[row + 1] - offsets[row])
+            if screened is None or need.kind == "dense":
+                certificates.append(
+                    Certificate("dense", "dense", DENSE, count, dense_bytes, tightness=0.0)
+                )
+                continue
+            screen, read = screened.screen, screened.screen.bytes_per_pass // len(screened.rows)
+            if row in dense:
+                certificates.append(
+                    Certificate(
+                        need.kind,
+                        "dense",
+                        DENSE,
+                        count,
+                        read + dense_bytes,
+                        fallback=True,
+                        tightness=0.0,
+                    )
+                )
+                continue
+            mass = masses.get(row)
+            if mass is not None:
+                count = mass.rescored
+                if mass.screen is not screen:
+                    screen = mass.screen
+                    read += screen.bytes_per_pass // retried
+            elif self._fine is not None:
+                read += int(cost.refined[row]) * self._fine.bytes_per_row
+            failure = min(1.0, screen.failure_probability * self.vocabulary_size)
+            largest = float(cost.largest[row])
+            best = float(logits[offsets[row] : offsets[row + 1]].max(initial=-math.inf))
+            certificates.append(
+                Certificate(
+                    need.kind,
+                    "probabilistic" if failure else "deterministic",
+                    screen.name,
+                    count,
+                    read + count * row_bytes,
+                    count / self.vocabulary_size,
+                    screen is not screened.screen,
+                    best / largest if 0 < best <= largest else 0.0,
+                    failure,
+                )
             )
-            for row, (need, count) in enumerate(zip(thresholds.needs, counts, strict=True))
-        )
+        return tuple(certificates)
 
 
-def _largest_row_norm(weight: torch.Tensor) -> float:
-    """``max ||W_i||``, rounded up."""
-    largest = max(float(rows.double().square().sum(dim=1).max()) for rows in weight.split(8192))
-    return math.sqrt(largest) * (1.0 + 1e-12)
-
-
-def flatten_needs(needs: Sequence[Need]) -> Needs:
-    """The search's view of the needs of N rows (none of them dense)."""
-    return Needs(
-        kind=np.array([_kind(need) for need in needs], np.int64),
-        k=np.array([need.k for need in needs], np.int64),
-        log_min_p=np.array(
-            [math.log(need.min_p) if need.kind == "minp" else 0.0 for need in needs], np.float64
-        ),
-        key=np.array([need.key for need in needs], np.uint64),
-        position=np.array([need.position for need in needs], np.uint64),
-        inverse_temperature=np.array([need.inverse_temperature for need in needs], np.float64),
-    )
-
-
-def _kind(need: Need) -> int:
-    if need.kind == "topk":
-        return TOP_K
-    if need.kind == "minp":
-        return MIN_P
-    return GUMBEL if need.inverse_temperature else GREEDY
-
-
-@functools.cache
-def _no_adjustments(rows: int) -> Adjustments:
-    ids, counts = np.empty(0, np.int32), np.empty(0, np.int32)
-    offsets, off = np.zeros(rows + 1, np.int64), np.zeros(rows, np.bool_)
-    zero = np.zeros(rows, np.float32)
-    return Adjustments(
-        off,
-        np.ones(rows, np.float32),
-        zero,
-        zero,
-        ids,
-        counts,
-        offsets,
-        ids,
-        np.empty(0, np.float32),
-        offsets,
-        ids,
-        offsets,
-        ids,
-        offsets,
-        off,
-    )
-
-
-def flatten_adjustments(adjustments: Sequence[Adjustment | None]) -> Adjustments:
-    """The adjustments of N rows as flat arrays; None is a row without any."""
-    given = [adjustment for adjustment in adjustments if adjustment is not None]
-    if not given:
-        return _no_adjustments(len(adjustments))
-    nothing = np.empty(0, np.int32)
-
-    def offsets(sizes: list[int]) -> npt.NDArray[np.int64]:
-        return np.cumsum([0, *sizes], dtype=np.int64)
-
-    allowed = [nothing if a is None or a.allowed is None else a.allowed for a in adjustments]
-    return Adjustments(
-        active=np.array([a is not None for a in adjustments], np.bool_),
-        repetition=np.array([1.0 if a is None else a.repetition for a in adjustments], np.float32),
-        frequency=np.array([0.0 if a is None else a.frequency for a in adjustments], np.float32),
-        presence=np.array([0.0 if a is None else a.presence for a in adjustments], np.float32),
-        seen_ids=np.concatenate([a.seen_ids for a in given]),
-        output_counts=np.concatenate([a.output_counts for a in given]),
-        seen_offsets=offsets([0 if a is None else len(a.seen_ids) for a in adjustments]),
-        bias_ids=np.concatenate([a.bias_ids for a in given]),
-        bias_values=np.concatenate([a.bias_values for a in given]),
-        bias_offsets=offsets([0 if a is None else len(a.bias_ids) for a in adjustments]),
-        banned=np.concatenate([a.banned for a in given]),
-        banned_offsets=offsets([0 if a is None else len(a.banned) for a in adjustments]),
-        allowed=np.concatenate(allowed),
-        allowed_offsets=offsets([len(ids) for ids in allowed]),
-        restricted=np.array(
-            [a is not None and a.allowed is not None for a in adjustments], np.bool_
-        ),
-    )
+def _finite(values: torch.Tensor) -> bool:
+    return all(bool(torch.isfinite(part).all()) for part in values.split(8192))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from actors.messages import Certificate, EngineStatistics
 from actors.scheduler import Scheduler
+from actors.screens import DENSE
 
 
 @dataclass(slots=True)
@@ -23,14 +25,24 @@ class Counters:
     head_seconds: float = 0.0
     decide_seconds: float = 0.0
     head_rows: int = 0
+    head_certified_rows: int = 0
     head_rescored_rows: int = 0
+    head_opened_share: float = 0.0
+    head_tightness: float = 0.0
+    head_tightness_rows: int = 0
     head_bytes: int = 0
     head_fallbacks: int = 0
+    head_rows_by_tier: Counter[str] = field(default_factory=Counter)
 
     def count_certificates(self, certificates: Iterable[Certificate]) -> None:
         for certificate in certificates:
             self.head_rows += 1
+            self.head_certified_rows += certificate.tier != DENSE
             self.head_rescored_rows += certificate.rescored_rows
+            self.head_opened_share += certificate.opened_share
+            self.head_tightness += certificate.tightness
+            self.head_tightness_rows += certificate.tightness > 0
+            self.head_rows_by_tier[certificate.tier] += 1
             self.head_bytes += certificate.bytes_read
             self.head_fallbacks += certificate.fallback
 
@@ -53,7 +65,12 @@ class Counters:
             head_seconds=self.head_seconds,
             decide_seconds=self.decide_seconds,
             head_rows=self.head_rows,
+            head_certified_rows=self.head_certified_rows,
             head_rescored_rows=self.head_rescored_rows,
+            head_opened_share=self.head_opened_share,
+            head_tightness=self.head_tightness,
+            head_tightness_rows=self.head_tightness_rows,
             head_bytes=self.head_bytes,
             head_fallbacks=self.head_fallbacks,
+            head_rows_by_tier=dict(self.head_rows_by_tier),
         )

@@ -39,6 +39,8 @@ class ServeConfig(BaseModel):
     threads: int | None = Field(default=None, ge=1)
     body: Literal["auto", "fused", "general"] = "auto"
     fast_prefill: bool = False
+    head: Literal["auto", "certified", "paper", "dense"] = "auto"
+    index: str | None = None
 
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=1, le=65535)

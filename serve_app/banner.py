@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from cluster.config import ServeConfig
+
+LABEL_WIDTH = 9
 
 
 def decisions(config: ServeConfig) -> str:
@@ -40,8 +43,36 @@ def banner(config: ServeConfig, information: dict[str, Any], has_chat: bool) -> 
         f"({information['kv_bytes'] / 2**20:,.0f} MiB)",
         "URL": f"{base_url(config)}/v1",
     }
-    lines = "\n".join(f"  {label:<9} {value}" for label, value in rows.items())
-    return f"\nlexshard is ready\n{lines}\n\nTry it:\n{_curl(config, name, has_chat)}\n"
+    lines: list[str] = []
+    for label, value in rows.items():
+        lines.append(f"  {label:<{LABEL_WIDTH}} {value}")
+        if label == "head":
+            lines.extend(_timing_table(config, information["head_timings"]))
+    text = "\n".join(lines)
+    return f"\nlexshard is ready\n{text}\n\nTry it:\n{_curl(config, name, has_chat)}\n"
+
+
+def _timing_table(config: ServeConfig, timings: Sequence[tuple[int, str, float]]) -> list[str]:
+    """What the choice of a screen was based on. A screen that had fallen far behind at fewer rows
+    was not timed any more."""
+    if not timings:
+        return []
+    screens = list(dict.fromkeys(screen for _, screen, _ in timings))
+    by_rows: dict[int, dict[str, float]] = {}
+    for rows, screen, milliseconds in timings:
+        by_rows.setdefault(rows, {})[screen] = milliseconds
+    widths = [max(len(screen), 8) for screen in screens]
+    chosen = "fastest certified one" if config.head == "certified" else "fastest"
+    table = [f"milliseconds per step, by rows in the step and screen; the {chosen} was chosen:"]
+    header = (f"{screen:>{width}}" for screen, width in zip(screens, widths, strict=True))
+    table.append("  ".join([f"{'rows':>4}", *header]))
+    for rows, timed in by_rows.items():
+        cells = (
+            f"{timed[screen]:>{width}.2f}" if screen in timed else f"{'-':>{width}}"
+            for screen, width in zip(screens, widths, strict=True)
+        )
+        table.append("  ".join([f"{rows:>4}", *cells]))
+    return [f"  {'':<{LABEL_WIDTH}} {line}" for line in table]
 
 
 def _curl(config: ServeConfig, name: str, has_chat: bool) -> str:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import Sequence
 from typing import Any
 
-import orjson
 from fastapi import Request, Response
 
-from actors.messages import TokenLogprobs
+from serve_app.assembly import Shape, has_news, respond, told_tokens
 from serve_app.choice import Delta
-from serve_app.generation import Generation
 from serve_app.output_budget import OutputBudget
 from serve_app.parameters import check_chat, sampling_parameters
 from serve_app.prompts import (
@@ -24,12 +22,6 @@ from serve_app.protocol import ChatCompletionRequest, parse
 from serve_app.reply import Reply, output_options, prepare
 from serve_app.request_record import RequestRecord
 from serve_app.server_state import ServerState
-from serve_app.streaming import (
-    DONE,
-    EventStreamResponse,
-    json_response,
-    server_sent_event,
-)
 
 
 async def create_chat_completion(
@@ -68,104 +60,64 @@ async def create_chat_completion(
             ticket,
             record,
         )
-    if chat.stream:
-        return EventStreamResponse(_blocks(reply, generation), generation, record)
-    work = _collect(reply, generation, chat.prompt_logprobs)
-    return await json_response(request, generation, work)
+    return await respond(request, reply, generation, record, SHAPE, stream=bool(chat.stream))
 
 
-async def _collect(reply: Reply, generation: Generation, prompt_logprobs: int | None) -> bytes:
-    choices = generation.choices
-    texts: list[list[str]] = [[] for _ in choices]
-    token_ids: list[list[int]] = [[] for _ in choices]
-    entries: list[list[TokenLogprobs | None]] = [[] for _ in choices]
-    async for deltas in generation.batches():
-        for delta in deltas:
-            index = delta.choice.index
-            texts[index].append(delta.text)
-            token_ids[index].extend(delta.token_ids)
-            entries[index].extend(delta.logprobs)
-    wants_logprobs = reply.options.logprobs is not None
-    results = []
-    for choice in choices:
-        i = choice.index
-        result: dict[str, Any] = {
-            "index": i,
-            "message": {"role": "assistant", "content": "".join(texts[i]), "refusal": None},
-            "logprobs": reply.formatter.chat(entries[i]) if wants_logprobs else None,
-            "finish_reason": choice.finish_reason,
-            "stop_reason": choice.stop_reason,
-        }
-        if reply.options.return_token_ids:
-            result["token_ids"] = token_ids[i]
-        results.append(result)
-    body = {**reply.header, "choices": results, "usage": generation.usage()}
-    if prompt_logprobs is not None:
-        body["prompt_logprobs"] = reply.formatter.prompt(choices[0].prompt_logprobs or ())
+def _whole(reply: Reply, deltas: Sequence[Delta]) -> dict[str, Any]:
+    body: dict[str, Any] = {"choices": [_choice(reply, delta) for delta in deltas]}
+    first = deltas[0].choice
+    if reply.options.prompt_logprobs:
+        body["prompt_logprobs"] = reply.formatter.prompt(first.prompt_logprobs or ())
     if reply.options.return_token_ids:
-        body["prompt_token_ids"] = choices[0].request.prompt_ids
-    if reply.seed is not None:
-        body["seed"] = reply.seed
-    return orjson.dumps(body)
+        body["prompt_token_ids"] = first.request.prompt_ids
+    return body
 
 
-async def _blocks(reply: Reply, generation: Generation) -> AsyncIterator[bytes]:
-    async for deltas in generation.batches():
-        block = [_chunks(reply, generation, delta) for delta in deltas]
-        if block := [chunk for chunk in block if chunk]:
-            yield b"".join(block)
-    closing = b""
-    if reply.include_usage:
-        closing = server_sent_event({**reply.header, "choices": [], "usage": generation.usage()})
-    yield closing + DONE
-
-
-def _chunks(reply: Reply, generation: Generation, delta: Delta) -> bytes:
-    """One delta as events: the role before the first, nothing while its text is held back and
-    nothing else is new."""
-    options = reply.options
-    opening = b""
-    if delta.first:
-        role: dict[str, Any] = _chunk(
-            reply, generation, delta, {"role": "assistant", "content": ""}
-        )
-        if options.return_token_ids:
-            role["prompt_token_ids"] = delta.choice.request.prompt_ids
-        if reply.seed is not None:
-            role["seed"] = reply.seed
-        opening = server_sent_event(role)
-    tells_tokens = options.logprobs is not None or options.return_token_ids
-    if not (delta.text or delta.finish_reason or (tells_tokens and delta.token_ids)):
-        return opening
-    chunk = _chunk(
-        reply,
-        generation,
-        delta,
-        {"content": delta.text} if delta.text or not delta.finish_reason else {},
-    )
-    choice = chunk["choices"][0]
-    if options.logprobs is not None:
-        choice["logprobs"] = reply.formatter.chat(delta.logprobs)
-    if options.return_token_ids:
-        choice["token_ids"] = delta.token_ids
-    if delta.finish_reason is not None:
-        choice["finish_reason"] = delta.finish_reason
-        choice["stop_reason"] = delta.choice.stop_reason
-    return opening + server_sent_event(chunk)
-
-
-def _chunk(
-    reply: Reply, generation: Generation, delta: Delta, content: dict[str, str]
-) -> dict[str, Any]:
-    choice = {
+def _choice(reply: Reply, delta: Delta) -> dict[str, Any]:
+    return {
         "index": delta.choice.index,
-        "delta": content,
+        "message": {"role": "assistant", "content": delta.text, "refusal": None},
+        "logprobs": _logprobs(reply, delta),
+        "finish_reason": delta.finish_reason,
+        "stop_reason": delta.choice.stop_reason,
+        **told_tokens(reply.options, delta),
+    }
+
+
+def _chunks(reply: Reply, delta: Delta) -> list[dict[str, Any]]:
+    """The first delta of a choice is told after a chunk with the role."""
+    chunks = [_opening(reply, delta)] if delta.first else []
+    if not has_news(reply.options, delta):
+        return chunks
+    choice: dict[str, Any] = {
+        "index": delta.choice.index,
+        "delta": {"content": delta.text} if delta.text or not delta.finish_reason else {},
+        "logprobs": _logprobs(reply, delta),
+        "finish_reason": delta.finish_reason,
+        **told_tokens(reply.options, delta),
+    }
+    if delta.finish_reason is not None:
+        choice["stop_reason"] = delta.choice.stop_reason
+    return [*chunks, {"choices": [choice]}]
+
+
+SHAPE = Shape(_whole, _chunks)
+
+
+def _opening(reply: Reply, delta: Delta) -> dict[str, Any]:
+    choice: dict[str, Any] = {
+        "index": delta.choice.index,
+        "delta": {"role": "assistant", "content": ""},
         "logprobs": None,
         "finish_reason": None,
     }
-    chunk = {**reply.header, "choices": [choice]}
-    if reply.continuous_usage:
-        chunk["usage"] = generation.usage()
-    elif reply.include_usage:
-        chunk["usage"] = None
-    return chunk
+    if reply.options.certificate:
+        choice["certificates"] = []
+    opening: dict[str, Any] = {"choices": [choice]}
+    if reply.options.return_token_ids:
+        opening["prompt_token_ids"] = delta.choice.request.prompt_ids
+    return opening
+
+
+def _logprobs(reply: Reply, delta: Delta) -> dict[str, Any] | None:
+    return None if reply.options.logprobs is None else reply.formatter.chat(delta.logprobs)

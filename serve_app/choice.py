@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from actors.detokenizer import Detokenizer
-from actors.messages import FinishReason, Request, SequenceEvent, TokenLogprobs
+from actors.messages import Certificate, FinishReason, Request, SequenceEvent, TokenLogprobs
 from actors.token_bytes import TokenBytes
 
 
@@ -22,18 +22,27 @@ class OutputOptions:
     discard_output: bool = False
     tokens_as_ids: bool = False
     return_token_ids: bool = False
+    prompt_logprobs: bool = False
+    certificate: bool = False
+
+    @property
+    def tells_tokens(self) -> bool:
+        """Whether the reply speaks of single tokens, also of those whose text is held back."""
+        return self.logprobs is not None or self.return_token_ids or self.certificate
 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
     """What one event adds to a choice. ``offsets`` are where in the choice's text its tokens
-    begin, in characters; they and ``logprobs`` stand side by side."""
+    begin, in characters; they and ``logprobs`` stand side by side, after those of an echoed prompt.
+    ``certificates`` stand beside ``token_ids``; empty unless asked for."""
 
     choice: Choice
     text: str
     token_ids: Sequence[int]
     logprobs: Sequence[TokenLogprobs | None]
     offsets: Sequence[int]
+    certificates: Sequence[Certificate]
     first: bool
     finish_reason: FinishReason | None
 
@@ -87,16 +96,19 @@ class Choice:
             self.prompt_logprobs = event.prompt_logprobs
         token_ids: Sequence[int] = event.token_ids
         logprobs: Sequence[TokenLogprobs | None] = event.logprobs
+        certificates: Sequence[Certificate] = event.certificates
         reason = event.finish_reason
         stop_reason = event.stop_reason
         offsets: list[int] = []
         if self._options.discard_output:
-            token_ids, logprobs, reason, stop_reason = (), (), "length", None
+            token_ids, logprobs, certificates = (), (), ()
+            reason, stop_reason = "length", None
         elif token_ids:
             used, stop_string = self._push(token_ids, reason, offsets)
             if stop_string is not None:
                 reason, stop_reason = "stop", stop_string
                 token_ids, logprobs = token_ids[:used], logprobs[:used]
+                certificates = certificates[:used]
         self.generated += len(token_ids)
         text = self._detokenizer.finish() if reason is not None else self._detokenizer.take()
         if first and self._options.echo:
@@ -106,7 +118,7 @@ class Choice:
                 logprobs = [*(self.prompt_logprobs or ()), *logprobs]
         self.finish_reason = reason
         self.stop_reason = stop_reason
-        return Delta(self, text, token_ids, logprobs, offsets, first, reason)
+        return Delta(self, text, token_ids, logprobs, offsets, certificates, first, reason)
 
     def _push(
         self, token_ids: Sequence[int], reason: FinishReason | None, offsets: list[int]

@@ -11,8 +11,14 @@ from importlib.metadata import version
 
 COMMANDS = {
     ("serve",): ("serve_app.serve_command", "serve a model over an OpenAI-compatible API"),
+    ("index", "build"): (
+        "serve_app.index_build_command",
+        "build the vocabulary index of a model",
+    ),
+    ("index", "show"): ("serve_app.index_show_command", "report what an index file holds"),
     ("demo", "train"): ("serve_app.demo.command", "train the small demonstration models"),
     ("bench", "engine"): ("loadtest.bench.engine", "measure the engine without HTTP"),
+    ("bench", "head"): ("loadtest.bench.head", "measure the output head beside dense ones"),
 }
 
 

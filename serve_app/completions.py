@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import orjson
 from fastapi import Request, Response
 
-from actors.messages import FinishReason, TokenLogprobs
-from serve_app.choice import Choice, Delta
-from serve_app.generation import Generation
+from actors.messages import TokenLogprobs
+from serve_app.assembly import Shape, has_news, respond, told_tokens
+from serve_app.choice import Delta
 from serve_app.output_budget import OutputBudget
 from serve_app.parameters import check_completion, sampling_parameters
 from serve_app.prompts import check_characters, encode_prompts, estimated_tokens, read_prompts
@@ -18,12 +17,6 @@ from serve_app.protocol import CompletionRequest, parse
 from serve_app.reply import Reply, output_options, prepare
 from serve_app.request_record import RequestRecord
 from serve_app.server_state import ServerState
-from serve_app.streaming import (
-    DONE,
-    EventStreamResponse,
-    json_response,
-    server_sent_event,
-)
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -69,34 +62,44 @@ async def create_completion(
             ticket,
             record,
         )
-    if completion.stream:
-        return EventStreamResponse(_blocks(reply, generation), generation, record)
-    work = _collect(reply, generation, completion.prompt_logprobs)
-    return await json_response(request, generation, work)
+    return await respond(request, reply, generation, record, SHAPE, stream=bool(completion.stream))
 
 
-def _choice(
-    reply: Reply,
-    choice: Choice,
-    text: str,
-    entries: Sequence[TokenLogprobs | None],
-    offsets: Sequence[int],
-    finish_reason: FinishReason | None,
-) -> dict[str, Any]:
-    """``finish_reason`` is given apart: the choice may have ended later than ``text``."""
+def _whole(reply: Reply, deltas: Sequence[Delta]) -> dict[str, Any]:
+    return {"choices": [_choice(reply, delta) for delta in deltas]}
+
+
+def _chunks(reply: Reply, delta: Delta) -> list[dict[str, Any]]:
+    tells_seed = delta.first and reply.seed is not None
+    if not (tells_seed or has_news(reply.options, delta)):
+        return []
+    return [{"choices": [_choice(reply, delta)]}]
+
+
+SHAPE = Shape(_whole, _chunks)
+
+
+def _choice(reply: Reply, delta: Delta) -> dict[str, Any]:
     options = reply.options
+    choice = delta.choice
     logprobs = None
     if options.logprobs is not None:
         top = options.logprobs
-        entries = [entry and _with_top(entry, top) for entry in entries]
-        logprobs = reply.formatter.completion(entries, offsets, choice.request.prompt_ids[0])
-    return {
+        entries = [entry and _with_top(entry, top) for entry in delta.logprobs]
+        logprobs = reply.formatter.completion(entries, delta.offsets, choice.request.prompt_ids[0])
+    result = {
         "index": choice.index,
-        "text": text,
+        "text": delta.text,
         "logprobs": logprobs,
-        "finish_reason": finish_reason,
-        "stop_reason": None if finish_reason is None else choice.stop_reason,
+        "finish_reason": delta.finish_reason,
+        "stop_reason": None if delta.finish_reason is None else choice.stop_reason,
+        **told_tokens(options, delta),
     }
+    if options.prompt_logprobs:
+        result["prompt_logprobs"] = reply.formatter.prompt(choice.prompt_logprobs or ())
+    if options.return_token_ids and delta.first:
+        result["prompt_token_ids"] = choice.request.prompt_ids
+    return result
 
 
 def _with_top(entry: TokenLogprobs, count: int) -> TokenLogprobs:
@@ -104,66 +107,3 @@ def _with_top(entry: TokenLogprobs, count: int) -> TokenLogprobs:
     if len(entry.top) <= count:
         return entry
     return TokenLogprobs(entry.token_id, entry.logprob, entry.rank, entry.top[:count])
-
-
-async def _collect(reply: Reply, generation: Generation, prompt_logprobs: int | None) -> bytes:
-    choices = generation.choices
-    texts: list[list[str]] = [[] for _ in choices]
-    token_ids: list[list[int]] = [[] for _ in choices]
-    entries: list[list[TokenLogprobs | None]] = [[] for _ in choices]
-    offsets: list[list[int]] = [[] for _ in choices]
-    async for deltas in generation.batches():
-        for delta in deltas:
-            index = delta.choice.index
-            texts[index].append(delta.text)
-            token_ids[index].extend(delta.token_ids)
-            entries[index].extend(delta.logprobs)
-            offsets[index].extend(delta.offsets)
-    results = []
-    for choice in choices:
-        i = choice.index
-        text = "".join(texts[i])
-        result = _choice(reply, choice, text, entries[i], offsets[i], choice.finish_reason)
-        if prompt_logprobs is not None:
-            result["prompt_logprobs"] = reply.formatter.prompt(choice.prompt_logprobs or ())
-        if reply.options.return_token_ids:
-            result["prompt_token_ids"] = choice.request.prompt_ids
-            result["token_ids"] = token_ids[i]
-        results.append(result)
-    body = {**reply.header, "choices": results, "usage": generation.usage()}
-    if reply.seed is not None:
-        body["seed"] = reply.seed
-    return orjson.dumps(body)
-
-
-async def _blocks(reply: Reply, generation: Generation) -> AsyncIterator[bytes]:
-    async for deltas in generation.batches():
-        block = [_chunk(reply, generation, delta) for delta in deltas]
-        if block := [chunk for chunk in block if chunk]:
-            yield b"".join(block)
-    closing = b""
-    if reply.include_usage:
-        closing = server_sent_event({**reply.header, "choices": [], "usage": generation.usage()})
-    yield closing + DONE
-
-
-def _chunk(reply: Reply, generation: Generation, delta: Delta) -> bytes:
-    """One delta as an event; nothing while its text is held back and nothing else is new."""
-    tells_tokens = reply.options.logprobs is not None or reply.options.return_token_ids
-    if not (delta.text or delta.finish_reason or (tells_tokens and delta.token_ids)):
-        return b""
-    choice = _choice(
-        reply, delta.choice, delta.text, delta.logprobs, delta.offsets, delta.finish_reason
-    )
-    if reply.options.return_token_ids:
-        choice["token_ids"] = delta.token_ids
-        if delta.first:
-            choice["prompt_token_ids"] = delta.choice.request.prompt_ids
-    chunk = {**reply.header, "choices": [choice]}
-    if reply.continuous_usage:
-        chunk["usage"] = generation.usage()
-    elif reply.include_usage:
-        chunk["usage"] = None
-    if reply.seed is not None and delta.first:
-        chunk["seed"] = reply.seed
-    return server_sent_event(chunk)

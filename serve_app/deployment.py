@@ -41,6 +41,8 @@ def start_engine(config: ServeConfig) -> EngineClient:
             threads=config.threads,
             body=config.body,
             fast_prefill=config.fast_prefill,
+            head=config.head,
+            index=config.index,
             max_running=config.max_batch_size,
         )
     )

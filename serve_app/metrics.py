@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -19,6 +19,36 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 # Of the engine's statistics these are states; all others only ever grow.
 ENGINE_GAUGES = {"running", "waiting", "kv_blocks_total", "kv_blocks_used", "kv_blocks_cached"}
+# Statistics that are counts by something: the name of their label.
+ENGINE_LABELS = {"head_rows_by_tier": "tier"}
+ENGINE_DESCRIPTIONS = {
+    "steps": "Engine steps",
+    "running": "Sequences that hold KV blocks",
+    "waiting": "Sequences that wait for KV blocks or a place in a step",
+    "kv_blocks_total": "KV blocks there are",
+    "kv_blocks_used": "KV blocks held by running sequences",
+    "kv_blocks_cached": "Free KV blocks that still hold a prefix",
+    "prompt_tokens": "Prompt tokens computed",
+    "generated_tokens": "Tokens drawn",
+    "cached_prompt_tokens": "Prompt tokens found in the prefix cache",
+    "preemptions": "Sequences that gave up their KV blocks to others",
+    "finished": "Sequences that came to their end",
+    "cancelled": "Sequences whose client left or had enough",
+    "body_seconds": "Seconds in the model body",
+    "head_seconds": "Seconds in the output head",
+    "decide_seconds": "Seconds spent choosing tokens from the candidates",
+    "head_rows": "Rows (one token of one sequence each) the output head has decided",
+    "head_certified_rows": "Head rows decided by a certificate, not by every exact logit",
+    "head_rescored_rows": "Exact logits computed, summed over the head rows",
+    "head_opened_share": "Share of the vocabulary (0 to 1) whose exact logits were computed, "
+    "summed over the head rows",
+    "head_tightness": "Best exact logit over best upper bound (0 to 1), "
+    "summed over the head rows that have one",
+    "head_tightness_rows": "Head rows that have a tightness",
+    "head_bytes": "Bytes of output weights, exact and low-precision, read by the head",
+    "head_fallbacks": "Head rows for which a cheaper way was tried first and did not suffice",
+    "head_rows_by_tier": "Head rows by what they were screened with",
+}
 
 
 class EngineCollector(Collector):
@@ -29,9 +59,9 @@ class EngineCollector(Collector):
         self._admission = admission
 
     def collect(self) -> Iterator[Metric]:
-        for name, value in asdict(self._client.statistics).items():
-            family = GaugeMetricFamily if name in ENGINE_GAUGES else CounterMetricFamily
-            yield family(f"lexshard_{name}", f"Engine: {name.replace('_', ' ')}", value=value)
+        statistics = self._client.statistics
+        for field in fields(statistics):
+            yield _engine_metric(field.name, getattr(statistics, field.name))
         yield GaugeMetricFamily(
             "lexshard_ready", "1 while the engine answers", value=float(self._client.ready)
         )
@@ -48,6 +78,17 @@ class EngineCollector(Collector):
             "Admitted prompt tokens the engine has not computed",
             value=self._admission.waiting_tokens,
         )
+
+
+def _engine_metric(name: str, value: float | Mapping[str, float]) -> Metric:
+    family = GaugeMetricFamily if name in ENGINE_GAUGES else CounterMetricFamily
+    full_name, description = f"lexshard_{name}", ENGINE_DESCRIPTIONS[name]
+    if not isinstance(value, Mapping):
+        return family(full_name, description, value=value)
+    metric = family(full_name, description, labels=(ENGINE_LABELS[name],))
+    for label, count in sorted(value.items()):
+        metric.add_metric((label,), count)
+    return metric
 
 
 class ServerMetrics:

@@ -136,6 +136,7 @@ def sampling_parameters(
         ignore_eos=bool(request.ignore_eos),
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
+        certificate=bool(request.certificate),
     )
 
 

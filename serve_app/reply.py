@@ -49,6 +49,8 @@ def output_options(
         discard_output=discard_output,
         tokens_as_ids=bool(request.return_tokens_as_token_ids),
         return_token_ids=bool(request.return_token_ids),
+        prompt_logprobs=request.prompt_logprobs is not None,
+        certificate=bool(request.certificate),
     )
 
 

@@ -38,6 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--kv-cache-memory", metavar="BYTES", help="memory of the KV cache, for example 4GiB")
     add("--threads", type=int, help="threads of the engine")
     add("--body", help="auto, fused or general")
+    add("--head", help="auto, certified, paper or dense: how tokens are found, never which")
+    add("--index", metavar="FILE", help="vocabulary index (default: beside the model)")
     add("--fast-prefill", action="store_true", help="faster prompts, not batch-invariant")
     add("--max-batch-size", type=int, metavar="N", help="sequences in one engine step")
     add("--max-running-requests", type=int, metavar="N", help="sequences admitted at once")

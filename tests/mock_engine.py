@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from actors.configuration import EngineInformation
-from actors.messages import EngineStatistics, Request, SequenceEvent, TokenLogprobs
+from actors.messages import Certificate, EngineStatistics, Request, SequenceEvent, TokenLogprobs
 from actors.token_bytes import byte_level_alphabet
 from cluster.config import ServeConfig
 from serve_app.tokenization import ModelTokenizer
@@ -73,6 +73,19 @@ def logprob_entry(token_id: int, count: int) -> TokenLogprobs:
     top = [((token_id + 1) % 256, -0.25), (token_id, -1.5)]
     top += [((token_id + 2 + i) % 256, -float("inf")) for i in range(count)]
     return TokenLogprobs(token_id, -1.5, 2, tuple(top[:count]))
+
+
+def certificate(token_id: int, position: int) -> Certificate:
+    """A made-up one that tells which token of the output it belongs to."""
+    return Certificate(
+        need="top1",
+        guarantee="deterministic",
+        tier="int4",
+        rescored_rows=token_id,
+        bytes_read=position,
+        opened_share=token_id / VOCABULARY,
+        tightness=0.75,
+    )
 
 
 class MockStream:
@@ -177,6 +190,10 @@ class MockEngine:
             logprobs: tuple[TokenLogprobs, ...] = ()
             if parameters.logprobs is not None:
                 logprobs = tuple(logprob_entry(token, parameters.logprobs) for token in tokens)
+            certificates: tuple[Certificate, ...] = ()
+            if parameters.certificate:
+                begin = parameters.max_tokens - left - len(tokens)
+                certificates = tuple(certificate(t, begin + j) for j, t in enumerate(tokens))
             scores = None
             if i == 0 and parameters.prompt_logprobs is not None:
                 scores = (
@@ -193,6 +210,7 @@ class MockEngine:
                     finish_reason=reason,  # type: ignore[arg-type]
                     stop_reason=script.stop_reason if last else None,
                     cached_tokens=script.cached_tokens,
+                    certificates=certificates,
                 )
             )
             if reason is not None:

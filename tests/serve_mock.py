@@ -1,6 +1,6 @@
 """Serves the mock engine through Ray Serve and asks it with the openai package.
 
-Run by ``test_server.py`` in a process of its own: ``python serve_mock.py FOLDER PORT``.
+Run by ``test_serve_command.py`` in a process of its own: ``python serve_mock.py FOLDER PORT``.
 """
 
 from __future__ import annotations
@@ -75,6 +75,10 @@ def ask_sync(url: str) -> None:
         model=model, prompt=["a", "b"], logprobs=1, echo=True, extra_body={"top_k": 5}
     )
     assert [choice.text for choice in completion.choices] == ["aone é 0", "bone é 0"]
+    certified: Any = client.completions.create(
+        model=model, prompt="a", extra_body={"certificate": True}
+    )
+    assert [entry["bytes_read"] for entry in certified.choices[0].certificates] == [*range(9)]
     streamed = client.completions.create(model=model, prompt="a", stream=True)
     assert "".join(chunk.choices[0].text for chunk in streamed) == "one é 0"
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.messages import Adjustment
-from actors.shard import flatten_adjustments
+from actors.needs import flatten_adjustments
 from kernels.penalties import adjust
 from kernels.penalties.cpu import adjust_row
 
@@ -82,9 +82,9 @@ def test_bounds_stay_bounds(seed: int, size: int, width: float) -> None:
     ids, offsets = np.arange(size, dtype=np.int32), np.array([0, size])
     center = (5 * random.standard_normal(size)).astype(np.float32)
     shift = np.float32(width)
-    low, high = np.empty(size, np.float32), np.empty(size, np.float32)
-    adjust_row(center, -shift, 0, flat, low)
-    adjust_row(center, shift, 0, flat, high)
+    low, high = center - shift, center + shift
+    adjust_row(low, 0, flat)
+    adjust_row(high, 0, flat)
     between = np.clip(
         center + random.uniform(-1, 1, size).astype(np.float32) * shift,
         center - shift,

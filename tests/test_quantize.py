@@ -8,13 +8,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.quantize import CommonDirection, DitheredInt4Tier, Int4Tier, Tier, quantize
+from kernels.quantize import (
+    CommonDirection,
+    DitheredInt4Tier,
+    Int4Tier,
+    OneBitTier,
+    Tier,
+    quantize,
+)
 from kernels.quantize.layout import pack_nibbles, unpack_nibbles
 
 settings.register_profile("quantize", deadline=None, max_examples=40)
 settings.load_profile("quantize")
 
-KINDS = ("int8", "int4", "int4-dither")
+KINDS = ("int8", "int4", "int4-dither", "1-bit")
 SHAPES = ("random", "clustered", "duplicate", "zero", "huge", "denormal", "mixed", "constant")
 
 
@@ -62,9 +69,11 @@ def test_error_norms_and_sizes_hold(
     meaning = tier.dequantise(_every_row(tier))
     assert meaning.shape == exact.shape
     error = np.sqrt(np.square(exact - meaning).sum(axis=1))
-    if kind != "int4-dither":  # Hoeffding may promise less than the whole error
+    if kind in ("int8", "int4"):  # the others may promise less than the whole error
         assert np.all(tier.row_slack[0] >= error)
         assert np.all(tier.row_slack[0] <= error * (1 + 1e-6) + 1e-44)
+    if isinstance(tier, OneBitTier):  # its sizes are those of the parts
+        meaning = meaning - tier.centre
     for rows_of in (exact, meaning.astype(np.longdouble)):
         assert np.all(tier.row_slack[1] >= np.sqrt(np.square(rows_of).sum(axis=1)))
     assert tier.largest_size == tier.row_slack[1].max()
@@ -88,11 +97,12 @@ def test_the_low_plane_adds_four_bits() -> None:
 def test_blocks_of_rows_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = weights(1, "mixed", 50, 130)
     whole = [quantize(weight, kind) for kind in KINDS]  # type: ignore[call-overload]
-    monkeypatch.setattr("kernels.quantize.ROW_BLOCK", 7)
+    monkeypatch.setattr("kernels.quantize.blocks.ROW_BLOCK", 7)
     for before, kind in zip(whole, KINDS, strict=True):
         after = quantize(weight, kind)  # type: ignore[call-overload]
         for name in before.__slots__:
-            assert np.array_equal(getattr(before, name), getattr(after, name))
+            if name != "rotation":
+                assert np.array_equal(getattr(before, name), getattr(after, name)), name
 
 
 def _dithered(weight: torch.Tensor, seed: int) -> DitheredInt4Tier:

@@ -17,7 +17,7 @@ from test_quantize import KINDS, SHAPES, weights
 from kernels import pool
 from kernels.quantize import Int4Tier, Tier, quantize
 from kernels.rows import canonical_logits
-from kernels.screen import Screened, refine, screen
+from kernels.screen import Screened, cpu, hidden_cpu, reference, refine, screen
 
 settings.register_profile("screen", deadline=None, max_examples=60)
 settings.load_profile("screen")
@@ -110,16 +110,21 @@ def test_no_estimate_is_beyond_its_bound(
 def test_cpu_equals_reference(
     seed: int, kind: str, shape: str, rows: int, size: int, columns: int, centred: bool
 ) -> None:
+    """From equal integers equal bits; the integers themselves come from sums in other orders."""
     hidden = _hidden(seed, rows, columns, False)
     tier = _tier(weights(seed, shape, size, columns), kind, hidden[0] if centred else None)
-    reference = screen(hidden, tier, implementation="reference")
-    assert np.array_equal(screen(hidden, tier).estimate, reference.estimate)
+    quantized = hidden_cpu.quantize_hidden(hidden, tier)
+    assert np.array_equal(cpu.screen(quantized, tier), reference.screen(quantized, tier))
+    whole = screen(hidden, tier, implementation="reference")
+    here = screen(hidden, tier)
+    assert np.allclose(here.hidden_slack, whole.hidden_slack, rtol=1e-6, atol=0)
+    assert np.all(np.abs(here.estimate - whole.estimate) <= 1e-6 * _bound(whole) + 1e-30)
     if isinstance(tier, Int4Tier):
         random = np.random.default_rng(seed)
         offsets = np.concatenate([[0], np.cumsum(random.integers(0, size + 1, rows))])
         ids = random.integers(0, size, offsets[-1]).astype(np.int32)
-        want = refine(hidden, tier, ids, offsets, implementation="reference")
-        assert np.array_equal(refine(hidden, tier, ids, offsets).estimate, want.estimate)
+        want = reference.refine(quantized, tier, ids, offsets)
+        assert np.array_equal(refine(hidden, tier, ids, offsets).estimate, want)
 
 
 def _aimed(weight: torch.Tensor, tier: Tier, fine: bool) -> np.ndarray:
@@ -175,9 +180,9 @@ def test_the_largest_sums_fit_32_bits(kind: str, columns: int) -> None:
     weight[1:] = weights(9, "random", 2, columns)
     hidden = np.full((1, columns), 5.0, np.float32)
     tier = _tier(weight, kind)
-    reference = screen(hidden, tier, implementation="reference")
+    quantized = hidden_cpu.quantize_hidden(hidden, tier)
     screened = screen(hidden, tier)
-    assert np.array_equal(screened.estimate, reference.estimate)
+    assert np.array_equal(screened.estimate, reference.screen(quantized, tier))
     assert _violations(screened, hidden, weight) == 0
     if isinstance(tier, Int4Tier):
         assert _violations(_refined(hidden, tier), hidden, weight) == 0
@@ -245,10 +250,11 @@ generator = torch.Generator().manual_seed(0)
 for size, columns, rows in ((70, 200, 5), (33, 64, 1)):
     weight = torch.randn(size, columns, generator=generator)
     hidden = torch.randn(rows, columns, generator=generator)
-    for kind in ("int8", "int4", "int4-dither"):
+    for kind in ("int8", "int4", "int4-dither", "1-bit"):
         for direction in (None, hidden[0].numpy()):
             tier = quantize(weight, kind, direction=direction)
-            want, got = screen(hidden, tier), screen(hidden, place(tier, "cpu"))
+            want = screen(hidden, tier, implementation="reference")
+            got = screen(hidden, place(tier, "cpu"))
             assert np.array_equal(got.estimate.numpy(), want.estimate), kind
             assert np.array_equal(got.hidden_slack.numpy(), want.hidden_slack), kind
 """

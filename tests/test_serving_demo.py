@@ -163,6 +163,36 @@ def test_chat_streams_and_ends_by_itself(server: Server) -> None:
     assert spoken == text
 
 
+def test_certificates_are_told_and_counted_by_tier(server: Server) -> None:
+    client = server.client()
+    arguments: dict[str, Any] = {
+        "model": "lexshard-demo",
+        "prompt": PROMPT,
+        "max_tokens": 16,
+        "seed": 5,
+        "extra_body": {"certificate": True},
+    }
+    whole: Any = client.completions.create(**arguments, n=2)
+    for choice in whole.choices:
+        assert len(choice.certificates) > 1
+        assert all(entry["rescored_rows"] >= 1 for entry in choice.certificates)
+        assert all(
+            entry["guarantee"] in ("deterministic", "dense") for entry in choice.certificates
+        )
+    told = sum(len(choice.certificates) for choice in whole.choices)
+    assert whole.usage is not None
+    assert told == whole.usage.completion_tokens
+    pieces: Any = client.completions.create(**arguments, stream=True)
+    streamed = [entry for piece in pieces for entry in piece.choices[0].certificates]
+    assert len(streamed) == len(whole.choices[0].certificates)
+    _wait(lambda: server.metric("lexshard_running") == 0, 5, "the last count")
+    lines = httpx.get(f"{server.url}/metrics").text.splitlines()
+    by_tier = [line for line in lines if line.startswith("lexshard_head_rows_by_tier_total{")]
+    assert sum(float(line.split()[-1]) for line in by_tier) == server.metric(
+        "lexshard_head_rows_total"
+    )
+
+
 def test_32_asynchronous_streams_say_what_each_says_alone(server: Server) -> None:
     async def one(client: openai.AsyncOpenAI, seed: int) -> str:
         stream = await client.completions.create(

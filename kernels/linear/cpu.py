@@ -8,15 +8,21 @@ whichever register tile computes it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import llvmlite.binding
 import numpy.typing as npt
 from numba import njit
 
 from kernels.linear.tile import tile
 
 ROW_BLOCK = 96  # rows whose activations stay in the second-level cache while panels stream by
-TILE_ROWS = 6  # 6 rows x 16 outputs: 12 accumulators of the 16 AVX2 registers
+# The sums of a tile stay in registers: AVX-512 has 32 that hold 16 sums, AVX2 16 that hold 8. Rows
+# a power of two apart share 8 places of the first-level cache, so taller tiles were slower. How
+# tall a tile is changes no bit.
+HAS_AVX512 = bool(llvmlite.binding.get_host_cpu_features().get("avx512f"))
+TILE_ROWS = 8 if HAS_AVX512 else 6
 
 
 @njit(nogil=True, cache=True, inline="never")
@@ -42,6 +48,23 @@ def _one_row(
             tile(1, 1, 0, x, 0, weight, panel, out)
 
 
+def _tile_of(rows: int) -> Callable[..., None]:
+    """The kernel of one panel and exactly ``rows`` rows from ``row`` on."""
+
+    @njit(nogil=True, cache=True, inline="never")
+    def multiply_tile(x, row, weight, panel, out, add):  # type: ignore[no-untyped-def]
+        if add:
+            tile(rows, 1, 1, x, row, weight, panel, out)
+        else:
+            tile(rows, 1, 0, x, row, weight, panel, out)
+
+    return multiply_tile
+
+
+_one, _two, _three, _four, _five, _six, _seven = map(_tile_of, range(1, 8))
+_whole_tile = _tile_of(TILE_ROWS)
+
+
 @njit(nogil=True, cache=True, inline="never")
 def _few_rows(
     x: npt.NDArray[Any],
@@ -53,31 +76,20 @@ def _few_rows(
     add: bool,
 ) -> None:
     """Fewer rows than a full tile, one panel."""
-    if count == 5:
-        if add:
-            tile(5, 1, 1, x, row, weight, panel, out)
-        else:
-            tile(5, 1, 0, x, row, weight, panel, out)
+    if count == 7:
+        _seven(x, row, weight, panel, out, add)
+    elif count == 6:
+        _six(x, row, weight, panel, out, add)
+    elif count == 5:
+        _five(x, row, weight, panel, out, add)
     elif count == 4:
-        if add:
-            tile(4, 1, 1, x, row, weight, panel, out)
-        else:
-            tile(4, 1, 0, x, row, weight, panel, out)
+        _four(x, row, weight, panel, out, add)
     elif count == 3:
-        if add:
-            tile(3, 1, 1, x, row, weight, panel, out)
-        else:
-            tile(3, 1, 0, x, row, weight, panel, out)
+        _three(x, row, weight, panel, out, add)
     elif count == 2:
-        if add:
-            tile(2, 1, 1, x, row, weight, panel, out)
-        else:
-            tile(2, 1, 0, x, row, weight, panel, out)
+        _two(x, row, weight, panel, out, add)
     elif count == 1:
-        if add:
-            tile(1, 1, 1, x, row, weight, panel, out)
-        else:
-            tile(1, 1, 0, x, row, weight, panel, out)
+        _one(x, row, weight, panel, out, add)
 
 
 @njit(nogil=True, cache=True)
@@ -99,10 +111,7 @@ def multiply_panels(
         whole = stop - (stop - start) % TILE_ROWS
         for panel in range(first, last):
             for row in range(start, whole, TILE_ROWS):
-                if add:
-                    tile(6, 1, 1, x, row, weight, panel, out)
-                else:
-                    tile(6, 1, 0, x, row, weight, panel, out)
+                _whole_tile(x, row, weight, panel, out, add)
             _few_rows(x, whole, stop - whole, weight, panel, out, add)
 
 

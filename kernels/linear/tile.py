@@ -15,6 +15,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+AHEAD = 4096  # bytes between the weights in use and those being fetched
 PANEL = 16  # outputs side by side in one panel of packed weights: two AVX2 or one AVX-512 vector
 
 _FLOAT = ir.FloatType()
@@ -42,6 +43,18 @@ def _load_weights(builder: Any, address: Any, bfloat16: bool) -> Any:
     return builder.bitcast(builder.shl(words, ir.Constant(_WORD_VECTOR, [16] * PANEL)), _VECTOR)
 
 
+def _prefetch(builder: Any, address: Any, distance: int) -> None:
+    """Fetch the line ``distance`` weights further on; beyond the last weight this does nothing."""
+    byte = ir.IntType(8).as_pointer()
+    prefetch = cgutils.get_or_insert_function(
+        builder.module,
+        ir.FunctionType(ir.VoidType(), [byte, _LANE, _LANE, _LANE]),
+        "llvm.prefetch.p0",
+    )
+    ahead = builder.bitcast(builder.gep(address, [ir.IntType(64)(distance)]), byte)
+    builder.call(prefetch, [ahead, _LANE(0), _LANE(3), _LANE(1)])  # to read, first level, data
+
+
 @intrinsic(prefer_literal=True)
 def tile(
     typing_context: Any,
@@ -66,6 +79,10 @@ def tile(
     adds = bool(accumulate.literal_value)
     bfloat16 = weight.dtype == types.uint16
     packed = weight.ndim == 3
+    # One or two rows wait for memory only, which the processor fetches ahead by itself; where more
+    # rows keep it computing, that falls behind.
+    fetches = packed and row_count > 2 and panel_count == 1
+    distance = AHEAD // (2 if bfloat16 else _FLOAT_BYTES)
 
     def code_generator(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         _, _, _, x_value, x_row_value, weight_value, panel_value, out_value = arguments
@@ -102,6 +119,8 @@ def tile(
         for accumulator in sums:
             accumulator.add_incoming(ir.Constant(_VECTOR, [0.0] * PANEL), before)
         place = builder.mul(column, step)
+        if fetches:
+            _prefetch(builder, builder.gep(weight_start, [place]), distance)
         vectors = [
             _load_weights(
                 builder,

@@ -8,42 +8,54 @@ import triton.language as tl
 
 
 @triton.jit
-def _philox(position, block, lane, key_low, key_high):  # type: ignore[no-untyped-def]
-    """Counter words and results are uint64 tensors that hold 32-bit values."""
+def philox(position, block, lane, key_low, key_high):  # type: ignore[no-untyped-def]
+    """Philox 4x32-10 of the counter (position, block, lane, 0); tensors of uint32."""
     x0, x1, x2, x3 = position, block, lane, tl.zeros_like(block)
     k0, k1 = key_low, key_high
     for _ in tl.static_range(10):
-        first = x0 * 0xD2511F53
-        second = x2 * 0xCD9E8D57
-        x0 = (second >> 32) ^ x1 ^ k0
-        x2 = (first >> 32) ^ x3 ^ k1
-        x1 = second & 0xFFFFFFFF
-        x3 = first & 0xFFFFFFFF
-        k0 = (k0 + 0x9E3779B9) & 0xFFFFFFFF
-        k1 = (k1 + 0xBB67AE85) & 0xFFFFFFFF
+        # Widened 32-bit factors become one multiplication each.
+        first = x0.to(tl.uint64) * 0xD2511F53
+        second = x2.to(tl.uint64) * 0xCD9E8D57
+        x0 = (second >> 32).to(tl.uint32) ^ x1 ^ k0
+        x2 = (first >> 32).to(tl.uint32) ^ x3 ^ k1
+        x1 = second.to(tl.uint32)
+        x3 = first.to(tl.uint32)
+        k0 = k0 + 0x9E3779B9
+        k1 = k1 + 0xBB67AE85
     return x0, x1, x2, x3
 
 
 @triton.jit
-def gumbel_of(ids, key_low, key_high, position):  # type: ignore[no-untyped-def]
-    """fp32 noise of a tensor of int64 ids; usable from other Triton kernels."""
-    tokens = ids.to(tl.uint64)
-    blocks = tokens >> 6
-    offsets = tokens & 63
+def block_draw(blocks, key_low, key_high, position):  # type: ignore[no-untyped-def]
+    """(smallest exponential, winning offset) of uint32 ``blocks``; the others broadcast to them."""
     zero = tl.zeros_like(blocks)
-    k0 = zero + key_low.to(tl.uint64)
-    k1 = zero + key_high.to(tl.uint64)
-    place = zero + position.to(tl.uint64)
-    x0, x1, x2, x3 = _philox(place, blocks, zero, k0, k1)
-    winner = x2 & 63
-    mantissa = (x0 << 20) | (x1 >> 12)
+    place = zero + position.to(tl.uint32)
+    k0, k1 = zero + key_low.to(tl.uint32), zero + key_high.to(tl.uint32)
+    x0, x1, x2, _ = philox(place, blocks, zero, k0, k1)
+    mantissa = (x0.to(tl.uint64) << 20) | (x1 >> 12).to(tl.uint64)
     uniform = (2.0 * mantissa.to(tl.float64) + 1.0) * 1.1102230246251565e-16
-    smallest = -tl.log(1.0 - uniform) / 64.0
-    x0, x1, x2, x3 = _philox(place, blocks, 1 + (offsets >> 2), k0, k1)
-    part = offsets & 3
-    word = tl.where(part == 0, x0, tl.where(part == 1, x1, tl.where(part == 2, x2, x3)))
+    return -tl.log(1.0 - uniform) / 64.0, x2 & 63
+
+
+@triton.jit
+def token_word(ids, key_low, key_high, position):  # type: ignore[no-untyped-def]
+    """The random word of uint32 ``ids``; the others broadcast to them."""
+    zero = tl.zeros_like(ids)
+    place = zero + position.to(tl.uint32)
+    k0, k1 = zero + key_low.to(tl.uint32), zero + key_high.to(tl.uint32)
+    x0, x1, x2, x3 = philox(place, ids >> 6, 1 + ((ids & 63) >> 2), k0, k1)
+    part = ids & 3
+    return tl.where(part == 0, x0, tl.where(part == 1, x1, tl.where(part == 2, x2, x3)))
+
+
+@triton.jit
+def gumbel_of(ids, key_low, key_high, position):  # type: ignore[no-untyped-def]
+    """fp32 noise of a tensor of token ids; usable from other Triton kernels."""
+    tokens = ids.to(tl.uint32)
+    smallest, winner = block_draw(tokens >> 6, key_low, key_high, position)
+    word = token_word(tokens, key_low, key_high, position)
     fresh = (word.to(tl.float64) + 0.5) * 2.3283064365386963e-10
-    exponential = tl.where(offsets == winner, smallest, smallest - tl.log(1.0 - fresh))
+    exponential = tl.where((tokens & 63) == winner, smallest, smallest - tl.log(1.0 - fresh))
     return (-tl.log(exponential)).to(tl.float32)
 
 

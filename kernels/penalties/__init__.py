@@ -15,7 +15,7 @@ from kernels.penalties import cpu, reference
 
 Implementation = Literal["reference", "cpu"]
 
-__all__ = ["Adjustments", "adjust"]
+__all__ = ["Adjustments", "adjust", "select_row"]
 
 
 class Adjustments(NamedTuple):
@@ -59,3 +59,18 @@ def adjust(
     """
     module = reference if implementation == "reference" else cpu
     return module.adjust(ids, logits, offsets, adjustments)
+
+
+def select_row(adjustments: Adjustments, row: int) -> Adjustments:
+    """The adjustments of one row alone."""
+    per_row = {"active", "repetition", "frequency", "presence", "restricted"}
+    return Adjustments(
+        *(
+            field[row : row + 2]
+            if name.endswith("_offsets")
+            else field[row : row + 1]
+            if name in per_row
+            else field
+            for name, field in adjustments._asdict().items()
+        )
+    )

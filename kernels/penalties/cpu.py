@@ -82,22 +82,20 @@ def adjust_candidates(ids, logits, offsets, a):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def adjust_row(bounds, shift, row, a, result):  # type: ignore[no-untyped-def]
-    """``result[i] = adjusted(bounds[i] + shift)`` for every id of one row.
+def adjust_row(result, row, a):  # type: ignore[no-untyped-def]
+    """Replaces every ``result[i]`` of one row by its adjusted value.
 
-    ``bounds + shift`` bounds the raw logits on one side; since every processor is monotone with
-    its roundings, the result bounds the adjusted logits on the same side.
+    Where ``result`` bounds the raw logits on one side it then bounds the adjusted logits on the
+    same side, since every processor is monotone with its roundings.
     """
     size = result.size
     if a.restricted[row]:
-        result[:] = MINUS_INFINITY
+        start = 0
         for index in range(a.allowed_offsets[row], a.allowed_offsets[row + 1]):
-            token = a.allowed[index]
-            if token < size:
-                result[token] = bounds[token] + shift
-    else:
-        for token in range(size):
-            result[token] = bounds[token] + shift
+            token = min(np.int64(a.allowed[index]), size)
+            result[start:token] = MINUS_INFINITY
+            start = token + 1
+        result[start:] = MINUS_INFINITY
     for index in range(a.banned_offsets[row], a.banned_offsets[row + 1]):
         if a.banned[index] < size:
             result[a.banned[index]] = MINUS_INFINITY

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any, Literal, overload
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from kernels.quantize.layout import BLOCK, GROUP, pack_nibbles, padded
+from kernels.quantize.layout import BLOCK, GROUP, LINE, aligned, pack_nibbles, padded
+from kernels.quantize.one_bit import quantize_one_bit
 from kernels.quantize.rounding import SMALLEST_SIZE, norms, round_up
+from kernels.quantize.blocks import row_blocks
 from kernels.quantize.tiers import (
     COIN_UNIT,
     CommonDirection,
     DitheredInt4Tier,
     Int4Tier,
     Int8Tier,
+    OneBitTier,
     Tier,
 )
 
-Kind = Literal["int8", "int4", "int4-dither"]
+Kind = Literal["int8", "int4", "int4-dither", "1-bit"]
 
 __all__ = [
     "CommonDirection",
@@ -29,12 +31,11 @@ __all__ = [
     "Int4Tier",
     "Int8Tier",
     "Kind",
+    "OneBitTier",
     "Tier",
     "quantize",
 ]
 
-ROW_BLOCK = 1024  # rows in float64 at a time: 8 MiB at d = 1,024
-LINE = 64  # int8 rows end with a cache line
 LARGEST_INT8 = 127
 LARGEST_BOTH_NIBBLES = 119  # 16 * 7 + 7: the high nibble then rounds to at most 7
 LARGEST_DITHERED = 7  # a coin below one half cannot round beyond it
@@ -68,6 +69,14 @@ def quantize(
     direction: npt.NDArray[np.float32] | None = None,
     seed: int = 0,
 ) -> DitheredInt4Tier: ...
+@overload
+def quantize(
+    weight: torch.Tensor,
+    kind: Literal["1-bit"],
+    *,
+    direction: npt.NDArray[np.float32] | None = None,
+    seed: int = 0,
+) -> OneBitTier: ...
 def quantize(
     weight: torch.Tensor,
     kind: Kind,
@@ -84,6 +93,8 @@ def quantize(
       Hoeffding bounds ``|<W_i - What_i, h>|`` by ``sqrt(ln(2 / delta) / 2 sum_j Delta_ij^2 h_j^2)``
       with probability at least ``1 - delta``; here ``delta`` is 1e-12, the largest step of a row
       stands for all of them, and where ``||W_i - What_i||`` is smaller it is used instead.
+    - ``1-bit``: the signs of randomly rotated rows (the rotation is drawn from ``seed``), with a
+      bound that holds with probability at least ``1 - 1e-12``; see `kernels.quantize.one_bit`.
 
     ``direction`` [d] is a direction common to all hidden states, for example their mean: its
     products with the rows are kept in fp32, and only what is left of a hidden state meets the
@@ -97,18 +108,9 @@ def quantize(
         return _quantize_int8(weight, common)
     if kind == "int4":
         return _quantize_int4(weight, common)
+    if kind == "1-bit":
+        return quantize_one_bit(weight, common, seed, LARGEST_SUM)
     return _quantize_dithered(weight, common, seed)
-
-
-def _row_blocks(
-    weight: torch.Tensor, columns: int
-) -> Iterator[tuple[int, npt.NDArray[np.float64]]]:
-    """(first row, rows in float64 zero-padded to ``columns``) of every block."""
-    for first in range(0, weight.shape[0], ROW_BLOCK):
-        block = weight[first : first + ROW_BLOCK].detach().double().numpy()
-        if not np.isfinite(block).all():
-            raise ValueError("the output weights contain NaN or infinity: they cannot be quantised")
-        yield first, np.pad(block, ((0, 0), (0, columns - block.shape[1])))
 
 
 def _common_direction(weight: torch.Tensor, direction: npt.NDArray[np.float32]) -> CommonDirection:
@@ -118,7 +120,7 @@ def _common_direction(weight: torch.Tensor, direction: npt.NDArray[np.float32]) 
             f"a common direction has {weight.shape[1]} finite values, not all zero; got shape "
             f"{vector.shape}"
         )
-    products = [rows @ vector.astype(np.float64) for _, rows in _row_blocks(weight, len(vector))]
+    products = [rows @ vector.astype(np.float64) for _, rows in row_blocks(weight, len(vector))]
     with np.errstate(over="ignore"):
         return CommonDirection(vector, np.concatenate(products).astype(np.float32))
 
@@ -141,11 +143,11 @@ def _size(
 
 def _quantize_int8(weight: torch.Tensor, common: CommonDirection | None) -> Int8Tier:
     vocabulary, columns = weight.shape
-    values = np.empty((vocabulary, padded(columns, LINE)), np.int8)
+    values = aligned((vocabulary, padded(columns, LINE)), np.int8)
     scale = np.empty(vocabulary, np.float32)
     slack = np.empty((2, vocabulary), np.float32)
     largest = 1.0
-    for first, rows in _row_blocks(weight, values.shape[1]):
+    for first, rows in row_blocks(weight, values.shape[1]):
         place = slice(first, first + len(rows))
         # Rounded up, so that no weight exceeds 127 steps.
         scale[place] = round_up(np.abs(rows).max(axis=1) / LARGEST_INT8)
@@ -177,14 +179,14 @@ def _group_steps(
 def _quantize_int4(weight: torch.Tensor, common: CommonDirection | None) -> Int4Tier:
     vocabulary, columns = weight.shape
     width = padded(columns, BLOCK)
-    high = np.empty((vocabulary, width // 2), np.uint8)
-    low = np.empty_like(high)
+    high = aligned((vocabulary, width // 2), np.uint8)
+    low = aligned((vocabulary, width // 2), np.uint8)
     multipliers = np.empty((vocabulary, width // GROUP), np.uint8)
     scale = np.empty(vocabulary, np.float32)
     slack = np.empty((2, vocabulary), np.float32)
     fine_slack = np.empty((2, vocabulary), np.float32)
     largest = 1.0
-    for first, rows in _row_blocks(weight, width):
+    for first, rows in row_blocks(weight, width):
         place = slice(first, first + len(rows))
         scale[place], group = _group_steps(rows, LARGEST_BOTH_NIBBLES)
         multipliers[place] = group
@@ -218,7 +220,7 @@ def _quantize_dithered(
 ) -> DitheredInt4Tier:
     vocabulary, columns = weight.shape
     width = padded(columns, BLOCK)
-    nibbles = np.empty((vocabulary, width // 2), np.uint8)
+    nibbles = aligned((vocabulary, width // 2), np.uint8)
     multipliers = np.empty((vocabulary, width // GROUP), np.uint8)
     scale = np.empty(vocabulary, np.float32)
     slack = np.empty((2, vocabulary), np.float32)
@@ -229,7 +231,7 @@ def _quantize_dithered(
     deviation = math.sqrt(math.log(2.0 / FAILURE_PROBABILITY) / 2.0)
     deviation = (deviation + math.sqrt(columns) * COIN_UNIT) * (1.0 + 1e-12)
     rounding = np.empty(vocabulary)
-    for first, rows in _row_blocks(weight, width):
+    for first, rows in row_blocks(weight, width):
         place = slice(first, first + len(rows))
         scale[place], group = _group_steps(rows, LARGEST_DITHERED)
         multipliers[place] = group

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from kernels.quantize.layout import GROUP, unpack_nibbles
+from kernels.quantize.layout import BLOCK, GROUP, unpack_nibbles, unpack_signs
+from kernels.quantize.rotation import Rotation, rotate_back
 
 Float32s = npt.NDArray[np.float32]
 Float64s = npt.NDArray[np.float64]
@@ -112,7 +113,41 @@ class DitheredInt4Tier:
         return _scaled(values, self.multipliers[rows], self.scale[rows])[:, : self.columns]
 
 
-Tier = Int8Tier | Int4Tier | DitheredInt4Tier
+@dataclass(frozen=True, slots=True, eq=False)
+class OneBitTier:
+    """The signs of randomly rotated rows, with a scale per 128 of them.
+
+    With ``R`` the rotation, ``What_i = centre + R^T (scale_i multipliers_ik signs_ij)``, where
+    ``j`` lies in block ``k``. `kernels.quantize.one_bit` derives the bound: it is probabilistic,
+    over the draw of the rotation, and holds for every row and every hidden state that does not
+    depend on the rotation with probability at least ``1 - failure_probability``.
+
+    Unlike in the other tiers, ``row_slack[0]`` meets the fourth root of ``sum_k ||r_k||^4`` over
+    the blocks of the rotated hidden state, and sizes are those of all vectors that occur.
+    """
+
+    signs: Bytes  # [ceil(V / 64), D / 8, 64], D = d rounded up to 128: see `layout.pack_signs`
+    multipliers: Bytes  # [ceil(V / 64), D / 128, 64]
+    scale: Float32s  # [V]
+    rotation: Rotation
+    centre: Float32s  # [d]
+    failure_probability: float
+    row_slack: Float32s  # [2, V], the first probabilistic
+    largest_size: float
+    hidden_limit: float
+    columns: int
+    common: CommonDirection | None
+
+    def dequantise(self, rows: npt.NDArray[np.int64]) -> Float64s:
+        """``What`` of ``rows`` [R]: [R, d]."""
+        values = unpack_signs(self.signs, rows).astype(np.float64)
+        panel, place = np.divmod(rows, self.multipliers.shape[2])
+        steps = self.multipliers[panel, :, place] * self.scale[rows, None].astype(np.float64)
+        values *= np.repeat(steps, BLOCK, axis=1)
+        return rotate_back(values, self.rotation, self.columns) + self.centre
+
+
+Tier = Int8Tier | Int4Tier | DitheredInt4Tier | OneBitTier
 
 
 def _scaled(values: Float64s, multipliers: Bytes, scale: Float32s) -> Float64s:

@@ -1,6 +1,7 @@
-"""Canonical logits in Triton: one program per tile of tokens and one hidden row.
+"""Canonical logits in Triton: a program per tile of tokens and one hidden row.
 
 The lanes are reduced by splitting the lane axis into halves, which fixes the order of additions.
+Products are exact in float64, so it does not matter whether the compiler fuses them into the sum.
 """
 
 from __future__ import annotations
@@ -9,12 +10,49 @@ import torch
 import triton
 import triton.language as tl
 
+# Steps of 16 columns written out one after the other, so that their loads are in flight together.
+LARGEST_UNROLL = 16
+TOKENS = 32  # of a program that visits many tokens
+GATHERED_TOKENS = 4  # of a program that visits a few: more programs, more loads in flight
+PROGRAMS = 2048  # enough to fill a large GPU several times
+
 
 @triton.jit
 def _halve(lanes, TOKENS: tl.constexpr, HALF: tl.constexpr):  # type: ignore[no-untyped-def]
     pairs = tl.permute(tl.reshape(lanes, (TOKENS, 2, HALF)), (0, 2, 1))
     low, high = tl.split(pairs)
     return low + high
+
+
+@triton.jit
+def _dots(  # type: ignore[no-untyped-def]
+    hidden_row,
+    weight,
+    tokens,
+    inside,
+    columns,
+    weight_stride,
+    TOKENS: tl.constexpr,
+    UNROLL: tl.constexpr,
+):
+    """The canonical logits [TOKENS] of int64 ``tokens`` with one hidden row."""
+    lane = tl.arange(0, 16)
+    lanes = tl.zeros((TOKENS, 16), tl.float64)
+    for column in range(0, columns, 16 * UNROLL):
+        for step in tl.static_range(UNROLL):
+            place = column + step * 16 + lane
+            valid = place < columns
+            h = tl.load(hidden_row + place, mask=valid, other=0.0)
+            w = tl.load(
+                weight + tokens[:, None] * weight_stride + place[None, :],
+                mask=inside[:, None] & valid[None, :],
+                other=0.0,
+            )
+            lanes += w.to(tl.float32).to(tl.float64) * h.to(tl.float64)[None, :]
+    eight = _halve(lanes, TOKENS, 8)
+    four = _halve(eight, TOKENS, 4)
+    two = _halve(four, TOKENS, 2)
+    return tl.reshape(_halve(two, TOKENS, 1), (TOKENS,)).to(tl.float32)
 
 
 @triton.jit
@@ -28,36 +66,32 @@ def _kernel(  # type: ignore[no-untyped-def]
     columns,
     hidden_stride,
     weight_stride,
+    largest_count,
     GATHER: tl.constexpr,
     TOKENS: tl.constexpr,
+    UNROLL: tl.constexpr,
 ):
-    row = tl.program_id(1)
-    first = tl.program_id(0) * TOKENS
-    count = tl.load(counts + row)
-    if first < count:
+    """Row ``r`` meets its first ``min(counts[r], largest_count)`` tokens from ``starts[r]`` on.
+
+    The programs of a row take its tiles in turn, so any number of them finishes any count.
+    """
+    row = tl.program_id(1).to(tl.int64)
+    count = tl.minimum(tl.load(counts + row), largest_count)
+    start = tl.load(starts + row)
+    for first in range(tl.program_id(0) * TOKENS, count, tl.num_programs(0) * TOKENS):
         index = first + tl.arange(0, TOKENS)
         inside = index < count
-        start = tl.load(starts + row)
         if GATHER:
             tokens = tl.load(ids + start + index, mask=inside, other=0).to(tl.int64)
         else:
             tokens = index.to(tl.int64)
-        lane = tl.arange(0, 16)
-        lanes = tl.zeros((TOKENS, 16), tl.float64)
-        for column in range(0, columns, 16):
-            valid = column + lane < columns
-            h = tl.load(hidden + row * hidden_stride + column + lane, mask=valid, other=0.0)
-            w = tl.load(
-                weight + tokens[:, None] * weight_stride + (column + lane)[None, :],
-                mask=inside[:, None] & valid[None, :],
-                other=0.0,
-            )
-            lanes += w.to(tl.float32).to(tl.float64) * h.to(tl.float64)[None, :]
-        eight = _halve(lanes, TOKENS, 8)
-        four = _halve(eight, TOKENS, 4)
-        two = _halve(four, TOKENS, 2)
-        one = tl.reshape(_halve(two, TOKENS, 1), (TOKENS,))
-        tl.store(result + start + index, one.to(tl.float32), mask=inside)
+        row_of_hidden = hidden + row * hidden_stride
+        dots = _dots(row_of_hidden, weight, tokens, inside, columns, weight_stride, TOKENS, UNROLL)
+        tl.store(result + start + index, dots, mask=inside)
+
+
+def _unroll(columns: int) -> int:
+    return min(LARGEST_UNROLL, triton.next_power_of_2(triton.cdiv(columns, 16)))
 
 
 def canonical_logits(
@@ -66,23 +100,24 @@ def canonical_logits(
     ids: torch.Tensor | None,
     offsets: torch.Tensor | None,
 ) -> torch.Tensor:
+    """See `kernels.rows.canonical_logits`. With ids the device is waited for once."""
     rows, columns = hidden.shape
     device = weight.device
     hidden = hidden.to(device=device, dtype=torch.float32).contiguous()
     size = weight.shape[0]
     if ids is None or offsets is None:
         starts = torch.arange(rows, device=device, dtype=torch.int64) * size
-        counts = torch.full((rows,), size, device=device, dtype=torch.int64)
+        counts = torch.full((rows,), size, device=device, dtype=torch.int32)
         result = torch.empty(rows * size, device=device, dtype=torch.float32)
-        longest = size
+        longest, tokens = size, TOKENS
     else:
         offsets = offsets.to(device=device, dtype=torch.int64)
         ids = ids.to(device).contiguous()
-        starts, counts = offsets[:-1].contiguous(), offsets.diff()
+        starts, counts = offsets[:-1].contiguous(), offsets.diff().int()
         result = torch.empty(ids.numel(), device=device, dtype=torch.float32)
-        longest = int(counts.max()) if rows else 0
+        longest, tokens = int(counts.max()) if rows else 0, GATHERED_TOKENS
     if result.numel():
-        _kernel[(triton.cdiv(longest, 32), rows)](
+        _kernel[(triton.cdiv(longest, tokens), rows)](
             hidden,
             weight,
             ids if ids is not None else starts,
@@ -92,8 +127,47 @@ def canonical_logits(
             columns,
             hidden.stride(0),
             weight.stride(0),
+            longest,
             GATHER=ids is not None,
-            TOKENS=32,
-            enable_fp_fusion=False,
+            TOKENS=tokens,
+            UNROLL=_unroll(columns),
+            num_warps=4 if tokens == TOKENS else 2,
+            enable_fp_fusion=True,
         )
     return result if ids is not None else result.view(rows, size)
+
+
+def gather_logits(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    ids: torch.Tensor,
+    counts: torch.Tensor,
+    result: torch.Tensor,
+) -> None:
+    """Canonical logits into buffers of fixed size, without waiting for the device.
+
+    Row ``r`` of ``hidden`` [N, d] fp32 meets ``ids[r, :counts[r]]`` of ``ids`` [N, C] int32, with
+    counts [N] int32 above C taken as C; ``result`` [N, C] fp32 is written as far. All contiguous
+    and on the device of ``weight`` [V, d].
+    """
+    rows, columns = hidden.shape
+    room = ids.shape[1]
+    starts = torch.arange(rows, device=ids.device) * room
+    programs = min(triton.cdiv(room, GATHERED_TOKENS), max(1, PROGRAMS // rows))
+    _kernel[(programs, rows)](
+        hidden,
+        weight,
+        ids,
+        starts,
+        counts,
+        result,
+        columns,
+        hidden.stride(0),
+        weight.stride(0),
+        room,
+        GATHER=True,
+        TOKENS=GATHERED_TOKENS,
+        UNROLL=_unroll(columns),
+        num_warps=2,
+        enable_fp_fusion=True,
+    )

@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kernels.quantize.tiers import DitheredInt4Tier, Int4Tier, Tier
+from kernels.quantize.tiers import Int4Tier, Tier
 from kernels.screen import reference
-from kernels.screen.hidden import QuantizedHidden, padded_columns, quantize_hidden
+from kernels.screen.hidden import QuantizedHidden, quantize_hidden, tier_vectors
 
 if TYPE_CHECKING:
     from kernels.screen.triton_kernel import DeviceTier
@@ -30,7 +30,7 @@ class Screened(NamedTuple):
 
     estimate: Any  # [N, V] fp32
     row_slack: Any  # [2, V] fp32: error norm, size
-    hidden_slack: Any  # [N, 2] float64: ||r||, the roundings per size
+    hidden_slack: Any  # [N, 2] float64: ||r|| (see `OneBitTier` for its own), roundings per size
 
 
 def screen(
@@ -43,7 +43,7 @@ def screen(
 
     Hidden states become 16-bit integers as fine as 32-bit sums allow; the products with the tier's
     integers are then exact, and each estimate is scaled and rounded to fp32 once. The bound holds
-    always for int8 and int4, and with the tier's probability per row for dithered tiers. A tier
+    always for int8 and int4, and with the tier's probability per row for the others. A tier
     placed on a CUDA device (`kernels.screen.triton_kernel.place`) is screened there, without
     synchronising. Raises ValueError for shapes that do not fit or, on the CPU, for NaN or infinity.
     """
@@ -51,9 +51,9 @@ def screen(
         from kernels.screen import triton_kernel
 
         return triton_kernel.screen(torch.as_tensor(hidden), tier)  # type: ignore[arg-type]
-    quantized = _quantized(hidden, tier)  # type: ignore[arg-type]
+    quantized = _quantized(hidden, tier, implementation)  # type: ignore[arg-type]
     estimate = _module(implementation).screen(quantized, tier)
-    return Screened(estimate, tier.row_slack, quantized.hidden_slack.numpy())
+    return Screened(estimate, tier.row_slack, quantized.hidden_slack)
 
 
 def refine(
@@ -69,10 +69,10 @@ def refine(
     Row ``n`` of ``hidden`` [N, d] meets ``ids[offsets[n]:offsets[n + 1]]``; ``estimate`` is flat,
     [len(ids)]. ``row_slack`` [2, V] still belongs to all rows. Raises as `screen` does.
     """
-    quantized = _quantized(hidden, tier)
+    quantized = _quantized(hidden, tier, implementation)
     ids, offsets = np.ascontiguousarray(ids, np.int32), np.ascontiguousarray(offsets, np.int64)
     estimate = _module(implementation).refine(quantized, tier, ids, offsets)
-    return Screened(estimate, tier.fine_row_slack, quantized.hidden_slack.numpy())
+    return Screened(estimate, tier.fine_row_slack, quantized.hidden_slack)
 
 
 def _on_cpu(tier: Any) -> bool:
@@ -87,14 +87,23 @@ def _module(implementation: Implementation | None) -> Any:
     return cpu
 
 
-def _quantized(hidden: npt.NDArray[np.float32] | torch.Tensor, tier: Tier) -> QuantizedHidden:
-    states = torch.as_tensor(hidden).detach()
-    if states.ndim != 2 or states.shape[1] != tier.columns or states.dtype != torch.float32:
+def _quantized(
+    hidden: npt.NDArray[np.float32] | torch.Tensor,
+    tier: Tier,
+    implementation: Implementation | None,
+) -> QuantizedHidden:
+    fits = hidden.ndim == 2 and hidden.shape[1] == tier.columns
+    if not fits or hidden.dtype not in (np.float32, torch.float32):
         raise ValueError(
-            f"hidden [N, {tier.columns}] in fp32 expected, got {tuple(states.shape)} {states.dtype}"
+            f"hidden [N, {tier.columns}] in fp32 expected, got {tuple(hidden.shape)} {hidden.dtype}"
         )
-    if not torch.isfinite(states).all():
-        raise ValueError("hidden states contain NaN or infinity: nothing can be screened")
-    direction = None if tier.common is None else torch.from_numpy(tier.common.vector)
-    coins = torch.from_numpy(tier.coins) if isinstance(tier, DitheredInt4Tier) else None
-    return quantize_hidden(states, padded_columns(tier), tier, direction, coins)
+    if implementation == "reference":
+        states = torch.as_tensor(hidden).detach()
+        if not torch.isfinite(states).all():
+            raise ValueError("hidden states contain NaN or infinity: nothing can be screened")
+        quantized = quantize_hidden(states, tier, tier_vectors(tier, "cpu"))
+        return QuantizedHidden(*(part.numpy() for part in quantized))
+    from kernels.screen import hidden_cpu  # numba compiles on first use; keep the import cheap
+
+    states = hidden.detach().numpy() if isinstance(hidden, torch.Tensor) else hidden
+    return hidden_cpu.quantize_hidden(states, tier)

@@ -1,6 +1,6 @@
 """The screens in numba: tiles of weight rows x hidden rows, integers until the last step.
 
-A panel of 16 weight rows stays in the cache while all hidden rows pass over it, four at a time.
+A panel of 16 weight rows (64 of a 1-bit tier) stays in the cache while all hidden rows pass over it.
 """
 
 from __future__ import annotations
@@ -13,23 +13,31 @@ import numpy.typing as npt
 from numba import njit
 
 from kernels import pool
-from kernels.quantize.tiers import DitheredInt4Tier, Int4Tier, Int8Tier, Tier
+from kernels.quantize.layout import PANEL_ROWS
+from kernels.quantize.tiers import DitheredInt4Tier, Int4Tier, Int8Tier, OneBitTier, Tier
+from kernels.screen.bits import fill_tables, sum_panel
 from kernels.screen.hidden import QuantizedHidden
-from kernels.screen.tile import PANEL, dot_bytes, dot_nibbles
+from kernels.screen.tile import PANEL, ROWS, dot_bytes, dot_nibbles
 
 # Below this many products a second thread costs more than it saves.
 MULTIPLICATIONS_PER_THREAD = 2_000_000
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, error_model="numpy")
 def _scale_panel(sums, scale, products, step, share, out, first, last):  # type: ignore[no-untyped-def]
     """Sums of the rows ``first`` to ``last - 1`` to estimates."""
+    units = scale[first:last]
     for query in range(out.shape[0]):
-        for row in range(first, last):
-            value = np.float64(sums[query, row - first]) * (np.float64(scale[row]) * step[query])
-            if products.size:
-                value += share[query] * np.float64(products[row])
-            out[query, row] = np.float32(value)
+        totals, target = sums[query], out[query, first:last]
+        width = step[query]
+        if products.size:
+            kept, part = products[first:last], share[query]
+            for row in range(last - first):
+                value = np.float64(totals[row]) * (np.float64(units[row]) * width)
+                target[row] = np.float32(value + part * np.float64(kept[row]))
+        else:
+            for row in range(last - first):
+                target[row] = np.float32(np.float64(totals[row]) * (np.float64(units[row]) * width))
 
 
 @njit(nogil=True, cache=True)
@@ -40,38 +48,68 @@ def _screen_bytes(  # type: ignore[no-untyped-def]
     sums = np.empty((count, PANEL), np.int32)
     for start in range(first, last, PANEL):
         stop = min(start + PANEL, last)
-        query = 0
-        while query + 3 < count:
-            for row in range(start, stop):
-                dot_bytes(4, values, row, hidden, query, sums, row - start)
-            query += 4
-        while query < count:
-            for row in range(start, stop):
-                dot_bytes(1, values, row, hidden, query, sums, row - start)
-            query += 1
+        whole = stop - (stop - start) % ROWS
+        for query in range(0, count - count % 4, 4):
+            for row in range(start, whole, ROWS):
+                dot_bytes(4, ROWS, values, row, hidden, query, sums, row - start)
+            for row in range(whole, stop):
+                dot_bytes(4, 1, values, row, hidden, query, sums, row - start)
+        for query in range(count - count % 4, count):
+            for row in range(start, whole, ROWS):
+                dot_bytes(1, ROWS, values, row, hidden, query, sums, row - start)
+            for row in range(whole, stop):
+                dot_bytes(1, 1, values, row, hidden, query, sums, row - start)
         _scale_panel(sums, scale, products, step, share, out, start, stop)
 
 
 @njit(nogil=True, cache=True)
 def _screen_nibbles(  # type: ignore[no-untyped-def]
-    nibbles, multipliers, scale, products, hidden, starts, step, share, out, first, last
+    nibbles, factors, scale, products, hidden, starts, step, share, out, first, last
 ):
     count = hidden.shape[0]
     sums = np.empty((count, PANEL), np.int32)
     for start in range(first, last, PANEL):
         stop = min(start + PANEL, last)
-        query = 0
-        while query + 3 < count:
-            for row in range(start, stop):
+        whole = stop - (stop - start) % ROWS
+        for query in range(0, count - count % 4, 4):
+            for row in range(start, whole, ROWS):
                 place = row - start
-                dot_nibbles(4, nibbles, multipliers, row, hidden, starts, query, sums, place)
-            query += 4
-        while query < count:
-            for row in range(start, stop):
+                dot_nibbles(4, ROWS, nibbles, factors, row, hidden, starts, query, sums, place)
+            for row in range(whole, stop):
                 place = row - start
-                dot_nibbles(1, nibbles, multipliers, row, hidden, starts, query, sums, place)
-            query += 1
+                dot_nibbles(4, 1, nibbles, factors, row, hidden, starts, query, sums, place)
+        for query in range(count - count % 4, count):
+            for row in range(start, whole, ROWS):
+                place = row - start
+                dot_nibbles(1, ROWS, nibbles, factors, row, hidden, starts, query, sums, place)
+            for row in range(whole, stop):
+                place = row - start
+                dot_nibbles(1, 1, nibbles, factors, row, hidden, starts, query, sums, place)
         _scale_panel(sums, scale, products, step, share, out, start, stop)
+
+
+@njit(nogil=True, cache=True)
+def _screen_bits(  # type: ignore[no-untyped-def]
+    signs, multipliers, scale, products, tables, step, share, offset, out, first, last
+):
+    """The panels ``first`` to ``last - 1``."""
+    rows = out.shape[1]
+    sums = np.empty(PANEL_ROWS, np.int32)
+    for panel in range(first, last):
+        start, stop = panel * PANEL_ROWS, min((panel + 1) * PANEL_ROWS, rows)
+        for query in range(out.shape[0]):
+            sum_panel(signs, multipliers, panel, tables, query, sums)
+            target, units = out[query, start:stop], scale[start:stop]
+            width, begin = step[query], offset[query]
+            if products.size:
+                kept, part = products[start:stop], share[query]
+                for row in range(stop - start):
+                    value = np.float64(sums[row]) * (np.float64(units[row]) * width) + begin
+                    target[row] = np.float32(value + part * np.float64(kept[row]))
+            else:
+                for row in range(stop - start):
+                    value = np.float64(sums[row]) * (np.float64(units[row]) * width) + begin
+                    target[row] = np.float32(value)
 
 
 @njit(nogil=True, cache=True)
@@ -83,8 +121,8 @@ def _refine(  # type: ignore[no-untyped-def]
     for query in range(hidden.shape[0]):
         for index in range(offsets[query], offsets[query + 1]):
             row = ids[index]
-            dot_nibbles(1, high, multipliers, row, hidden, starts, query, sums, 0)
-            dot_nibbles(1, low, multipliers, row, hidden, starts, query, sums, 1)
+            dot_nibbles(1, 1, high, multipliers, row, hidden, starts, query, sums, 0)
+            dot_nibbles(1, 1, low, multipliers, row, hidden, starts, query, sums, 1)
             total = np.int64(16) * np.int64(sums[query, 0]) + np.int64(sums[query, 1])
             value = np.float64(total) * (np.float64(scale[row]) * step[query])
             if products.size:
@@ -101,8 +139,25 @@ def screen(hidden: QuantizedHidden, tier: Tier) -> npt.NDArray[np.float32]:
     """Estimates [N, V] of integer hidden states."""
     count, rows = len(hidden.step), len(tier.scale)
     out = np.empty((count, rows), np.float32)
-    values, step, share = hidden.values.numpy(), hidden.step.numpy(), hidden.share.numpy()
-    if isinstance(tier, Int8Tier):
+    values, step, share = hidden.values, hidden.step, hidden.share
+    units = rows  # of work that threads share
+    if isinstance(tier, OneBitTier):
+        units = len(tier.signs)
+        tables = np.empty((count, values.shape[1] // 8, 64), np.uint8)
+        fill_tables(values, tables)
+        work = partial(
+            _screen_bits,
+            tier.signs,
+            tier.multipliers,
+            tier.scale,
+            _products(tier),
+            tables,
+            step,
+            share,
+            hidden.offset,
+            out,
+        )
+    elif isinstance(tier, Int8Tier):
         work = partial(
             _screen_bytes, tier.values, tier.scale, _products(tier), values, step, share, out
         )
@@ -115,13 +170,13 @@ def screen(hidden: QuantizedHidden, tier: Tier) -> npt.NDArray[np.float32]:
             tier.scale,
             _products(tier),
             values,
-            hidden.starts.numpy(),
+            hidden.starts,
             step if dithered else 16.0 * step,
             share,
             out,
         )
     parts = pool.threads() if values.size * rows > MULTIPLICATIONS_PER_THREAD else 1
-    cuts = [rows * part // parts for part in range(parts + 1)]
+    cuts = [units * part // parts for part in range(parts + 1)]
     pool.run([partial(work, first, last) for first, last in pairwise(cuts)])
     return out
 
@@ -139,10 +194,10 @@ def refine(
         tier.multipliers,
         tier.scale,
         _products(tier),
-        hidden.values.numpy(),
-        hidden.starts.numpy(),
-        hidden.step.numpy(),
-        hidden.share.numpy(),
+        hidden.values,
+        hidden.starts,
+        hidden.step,
+        hidden.share,
         ids,
         offsets,
     )

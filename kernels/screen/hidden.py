@@ -1,79 +1,135 @@
 """Hidden states as 16-bit integers, and what that and all later roundings can cost.
 
 With a common direction ``m`` a hidden state is ``h = share m + r``; without one ``r = h``. Then
-``r`` is ``step values`` plus a loss. The step is as fine as 16 bits and the tier allow: sums of
+``r``, for a 1-bit tier turned by its rotation, is ``step values`` plus a loss. The step is as fine
+as 16 bits (12 bits for a 1-bit tier, whose tables hold sums of four) and the tier allow: sums of
 integer products must stay inside 32 bits, so ``||values||`` stays below ``tier.hidden_limit``.
+
+This is the form in torch, for all devices; `kernels.screen.hidden_cpu` is the fast one.
 """
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from kernels.quantize.layout import BLOCK, SUMS
-from kernels.quantize.tiers import COIN_UNIT, DitheredInt4Tier, Int8Tier, Tier
+from kernels.quantize.rotation import ROTATION_ERROR
+from kernels.quantize.tiers import COIN_UNIT, DitheredInt4Tier, Int8Tier, OneBitTier, Tier
 
 LARGEST_INTEGER = 32767
+LARGEST_ROTATED = 2047  # a sum of four, and 8,192 more, is in two 7-bit halves
 # Half a unit in the last place of fp32, and above every float64 rounding besides.
 ROUNDING = 2.0**-24 * 1.01
+# What float64 roundings of the product with a centre may cost, per unit of its vectors.
+CENTRE_ROUNDING = 1e-12
 # Beyond this fp32 may overflow somewhere: no estimate, an infinite bound.
 LARGEST_PRODUCT = 1e37
 
 
 class QuantizedHidden(NamedTuple):
-    """N hidden states for the kernels of one tier."""
+    """N hidden states for the kernels of one tier: arrays on the CPU, tensors on a device."""
 
-    values: torch.Tensor  # [N, D] int16, in the tier's order of columns
-    starts: torch.Tensor  # [N, D / 16] int32, see `dot_nibbles`; [N, 0] for int8
-    step: torch.Tensor  # [N] float64
-    share: torch.Tensor  # [N] float64, how much of the common direction
-    hidden_slack: torch.Tensor  # [N, 2] float64, meets `row_slack` [2, V]
+    values: Any  # [N, D] int16, in the tier's order of columns
+    starts: Any  # [N, D / 16] int32, see `dot_nibbles`; [N, 0] where there are no nibbles
+    step: Any  # [N] float64
+    share: Any  # [N] float64, how much of the common direction
+    offset: Any  # [N] float64, the product with the centre of a 1-bit tier
+    hidden_slack: Any  # [N, 2] float64, meets `row_slack` [2, V]
+
+
+class TierVectors(NamedTuple):
+    """What a tier does to hidden states, on their device; None where it does not."""
+
+    direction: torch.Tensor | None  # [d] fp32
+    coins: torch.Tensor | None  # [D] int16
+    signs: torch.Tensor | None  # [D] fp32, and the rest of a rotation
+    mixing: torch.Tensor | None  # [K, K] float64
+    blocks: torch.Tensor | None  # [K, 128, 128] fp32
+    centre: torch.Tensor | None  # [d] fp32
+
+
+def tier_vectors(tier: Tier, device: torch.device | str) -> TierVectors:
+    def move(array: Any) -> torch.Tensor:
+        return torch.from_numpy(array).to(device)
+
+    direction = None if tier.common is None else move(tier.common.vector)
+    if isinstance(tier, OneBitTier):
+        turn = tier.rotation
+        parts = (turn.signs, turn.mixing, turn.blocks, tier.centre)
+        return TierVectors(direction, None, *map(move, parts))
+    coins = move(tier.coins) if isinstance(tier, DitheredInt4Tier) else None
+    return TierVectors(direction, coins, None, None, None, None)
 
 
 def quantize_hidden(
-    hidden: torch.Tensor,
-    columns: int,
-    tier: Tier,
-    direction: torch.Tensor | None,
-    coins: torch.Tensor | None,
+    hidden: torch.Tensor, tier: Tier, vectors: TierVectors
 ) -> QuantizedHidden:
-    """``hidden`` [N, d] in the integers that ``tier`` multiplies.
+    """``hidden`` [N, d] in the integers that ``tier`` multiplies, as tensors.
 
-    ``columns`` is the tier's padded width D; ``direction`` [d] and ``coins`` [D] are the tier's on
-    the device of ``hidden``. ``|estimate - canonical| <= hidden_slack @ row_slack``:
+    ``vectors`` are the tier's on the device of ``hidden``. ``|estimate - canonical| <=
+    hidden_slack @ row_slack``:
 
-    - ``||r||`` meets the row's error norm;
+    - ``||r||``, or in a 1-bit tier the fourth root of the sum of ``||r_k||^4`` over turned blocks,
+      meets the row's error bound;
     - the row's size meets ``||r - step values||``, one fp32 rounding each of the estimate, of the
-      kept product with the common direction and of the canonical logit, and float64 roundings.
+      kept product with the common direction and of the canonical logit, and float64 roundings. In
+      a 1-bit tier it also meets the error of turning ``r``, and what ``r`` still has along the
+      common direction, which the rows have not.
     """
     exact = hidden.double()
     size = torch.linalg.vector_norm(exact, dim=1)
-    share = torch.zeros_like(size)
+    share = leftover = torch.zeros_like(size)
     rest, along = exact, share
-    if direction is not None:
-        wide = direction.double()
+    if vectors.direction is not None:
+        wide = vectors.direction.double()
         length = torch.linalg.vector_norm(wide)
         share = (exact @ wide / (length * length)).float().double()
         rest = exact - share[:, None] * wide
         along = share.abs() * length
+        leftover = (rest @ wide).abs() / length
     norm = torch.linalg.vector_norm(rest, dim=1)
-    peak = rest.abs().amax(dim=1)
-    room = tier.hidden_limit - math.sqrt(columns) / 2.0 - 1.0  # rounding adds a half per column
-    step = torch.maximum(peak / LARGEST_INTEGER, norm / room)
     usable = tier.largest_size * (size + norm + along) < LARGEST_PRODUCT
-    step = torch.where(usable & (step > 0), step, 1.0)
     share = torch.where(usable, share, 0.0)
     rest = torch.where(usable[:, None], rest, 0.0)
+    factor, certain, offset = norm, torch.zeros_like(norm), torch.zeros_like(norm)
+    if vectors.centre is not None:
+        offset = rest @ vectors.centre.double()
+        rest = _rotate(rest, vectors)
+        squares = rest.reshape(len(rest), -1, BLOCK).square().sum(dim=2)
+        factor = squares.square().sum(dim=1).sqrt().sqrt() + ROTATION_ERROR * norm
+        certain = (
+            ROTATION_ERROR * norm
+            + leftover
+            + ROUNDING * norm
+            + CENTRE_ROUNDING * (norm + along + size)
+        )
+    columns = padded_columns(tier)
+    peak = rest.abs().amax(dim=1)
+    room = tier.hidden_limit - math.sqrt(columns) / 2.0 - 1.0  # rounding adds a half per column
+    step = torch.maximum(peak / largest_integer(tier), norm * (1.0 + 1e-6) / room)
+    step = torch.where(usable & (step > 0), step, 1.0)
     integers = torch.round(rest / step[:, None])
     approximation = step[:, None] * integers
     loss = torch.linalg.vector_norm(rest - approximation, dim=1)
     reached = torch.linalg.vector_norm(approximation, dim=1)
-    scaled = loss * (1.0 + 1e-9) + ROUNDING * (reached + 2.0 * along + size) + 2.0**-88
-    slack = torch.stack([norm * (1.0 + 1e-9), torch.where(usable, scaled, torch.inf)], dim=1)
-    values, starts = _arrange(integers, columns, tier, coins)
-    return QuantizedHidden(values, starts, step, share, slack)
+    scaled = loss * (1.0 + 1e-9) + ROUNDING * (reached + 2.0 * along + size) + 2.0**-88 + certain
+    slack = torch.stack([factor * (1.0 + 1e-9), torch.where(usable, scaled, torch.inf)], dim=1)
+    values, starts = _arrange(integers, columns, tier, vectors.coins)
+    return QuantizedHidden(values, starts, step, share, offset, slack)
+
+
+def _rotate(rest: torch.Tensor, vectors: TierVectors) -> torch.Tensor:
+    """``rest`` [N, d] turned: [N, D]."""
+    assert vectors.signs is not None
+    assert vectors.mixing is not None
+    assert vectors.blocks is not None
+    padded = torch.nn.functional.pad(rest, (0, len(vectors.signs) - rest.shape[1]))
+    mixed = vectors.mixing @ (padded * vectors.signs).reshape(len(rest), -1, BLOCK)
+    turned = mixed.transpose(0, 1) @ vectors.blocks.double()  # [K, N, 128]
+    return turned.transpose(0, 1).reshape(len(rest), -1)
 
 
 def _arrange(
@@ -82,10 +138,12 @@ def _arrange(
     """The integers [N, d] as int16 [N, D] in the tier's order, and what sums start from."""
     count = len(integers)
     padded = torch.nn.functional.pad(integers, (0, columns - integers.shape[1]))
-    if isinstance(tier, Int8Tier):
+    if isinstance(tier, Int8Tier | OneBitTier):
         return padded.short(), torch.zeros(count, 0, dtype=torch.int32, device=integers.device)
     blocks = columns // BLOCK
-    values = padded.reshape(count, blocks, SUMS, 8, 2).transpose(2, 3).reshape(count, columns)
+    # A step is (half of a block, 16 bytes of 32, nibble); the order is half, nibble, bytes.
+    values = padded.reshape(count, blocks, SUMS, 2, 2, 2, 2).permute(0, 1, 3, 5, 4, 2, 6)
+    values = values.reshape(count, columns)
     if coins is None:
         starts = torch.zeros(count, blocks * SUMS, dtype=torch.int32, device=integers.device)
     else:
@@ -94,8 +152,15 @@ def _arrange(
     return values.short().contiguous(), starts
 
 
+def largest_integer(tier: Tier) -> int:
+    """The largest integer a hidden state of this tier may hold."""
+    return LARGEST_ROTATED if isinstance(tier, OneBitTier) else LARGEST_INTEGER
+
+
 def padded_columns(tier: Tier) -> int:
     """The stored width D of a tier."""
     if isinstance(tier, Int8Tier):
         return tier.values.shape[1]
+    if isinstance(tier, OneBitTier):
+        return 8 * tier.signs.shape[1]
     return 2 * (tier.nibbles if isinstance(tier, DitheredInt4Tier) else tier.high).shape[1]

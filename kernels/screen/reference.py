@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from kernels.quantize.layout import BLOCK, GROUP, SUMS, unpack_nibbles
-from kernels.quantize.tiers import DitheredInt4Tier, Int4Tier, Int8Tier, Tier
+from kernels.quantize.layout import BLOCK, GROUP, SUMS, unpack_nibbles, unpack_signs
+from kernels.quantize.tiers import DitheredInt4Tier, Int4Tier, Int8Tier, OneBitTier, Tier
 from kernels.screen.hidden import QuantizedHidden
 
 
@@ -14,12 +14,17 @@ def integer_sums(
     hidden: QuantizedHidden, tier: Tier, *, fine: bool = False
 ) -> npt.NDArray[np.int64]:
     """What the kernels add up before any scale: [N, V]."""
-    values = hidden.values.numpy().astype(np.int64)
+    values = hidden.values.astype(np.int64)
     if isinstance(tier, Int8Tier):
         return values @ tier.values.astype(np.int64).T
     count, columns = values.shape
-    natural = values.reshape(count, columns // BLOCK, 8, SUMS, 2).transpose(0, 1, 3, 2, 4)
-    natural = natural.reshape(count, columns)
+    if isinstance(tier, OneBitTier):
+        rows = np.arange(len(tier.scale))
+        signs = unpack_signs(tier.signs, rows).astype(np.int64)
+        factors = tier.multipliers.transpose(0, 2, 1).reshape(-1, columns // BLOCK)[rows]
+        return values @ (signs * np.repeat(factors.astype(np.int64), BLOCK, axis=1)).T
+    natural = values.reshape(count, columns // BLOCK, 2, 2, 2, SUMS, 2)
+    natural = natural.transpose(0, 1, 5, 2, 4, 3, 6).reshape(count, columns)
     nibbles = unpack_nibbles(
         tier.nibbles if isinstance(tier, DitheredInt4Tier) else tier.high
     ).astype(np.int64)
@@ -27,17 +32,19 @@ def integer_sums(
         nibbles = 16 * nibbles + unpack_nibbles(tier.low)
     multipliers = tier.multipliers.astype(np.int64)
     # Two starts per group of 32 columns.
-    starts = hidden.starts.numpy().astype(np.int64).reshape(count, columns // GROUP, 2).sum(axis=2)
+    starts = hidden.starts.astype(np.int64).reshape(count, columns // GROUP, 2).sum(axis=2)
     return natural @ (nibbles * np.repeat(multipliers, GROUP, axis=1)).T + starts @ multipliers.T
 
 
 def _estimates(
     hidden: QuantizedHidden, tier: Tier, sums: npt.NDArray[np.int64], unit: float
 ) -> npt.NDArray[np.float32]:
-    step = hidden.step.numpy()[:, None] * unit
+    step = hidden.step[:, None] * unit
     result = sums.astype(np.float64) * (tier.scale.astype(np.float64)[None] * step)
+    if isinstance(tier, OneBitTier):
+        result = result + hidden.offset[:, None]
     if tier.common is not None:
-        share = hidden.share.numpy()[:, None]
+        share = hidden.share[:, None]
         result = result + share * tier.common.products.astype(np.float64)[None]
     return result.astype(np.float32)
 

@@ -1,24 +1,27 @@
 """Integer dots of one weight row with a few hidden rows as LLVM vectors, for numba kernels.
 
-Sixteen products of 16-bit numbers are added in pairs into eight 32-bit sums, in the form that LLVM
-recognises as one multiply-add instruction (``vpmaddwd`` on x86). Sums wrap around; the caller
-keeps the totals inside 32 bits, and then what happens on the way does not matter. One weight row
-at a time reads memory in order, which measured faster than tiles of several short rows.
+Products of 16-bit numbers are added in pairs into 32-bit sums, in the form that LLVM recognises as
+one multiply-add instruction (``vpmaddwd`` on x86, ``vpdpwssd`` where there is one that also adds up);
+sixteen of them at a time, or thirty-two where the processor has such vectors. Sums wrap around; the
+caller keeps the totals inside 32 bits, and then what happens on the way does not matter. One or two
+weight rows at a time read memory in order, which measured faster than tiles of several short rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from itertools import product
 from typing import Any
 
+import llvmlite.binding
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 I8, I16, I32, I64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
-LANES = 16
-SUMS = 8
+LANES = 32 if llvmlite.binding.get_host_cpu_features().get("avx512bw") else 16
+SUMS = LANES // 2
+ROWS = LANES // 16  # weight rows side by side; more accumulators than two rows have do not fit
 LINE = 64  # bytes of a cache line: 64 int8, or 128 nibbles
 PANEL = 16  # weight rows that callers work on before they move on
 BYTES = ir.VectorType(I8, LANES)
@@ -37,14 +40,6 @@ def _multiply_add(builder: ir.IRBuilder, left: Any, right: Any) -> Any:
     even, odd = (_mask(list(range(parity, LANES, 2))) for parity in (0, 1))
     pairs = [builder.shuffle_vector(products, products, mask) for mask in (even, odd)]
     return builder.add(*pairs)
-
-
-def _tree(builder: ir.IRBuilder, vectors: list[Any]) -> Any:
-    """The sum of a power of two of vectors, two by two."""
-    while len(vectors) > 1:
-        half = len(vectors) // 2
-        vectors = [builder.add(*pair) for pair in zip(vectors[:half], vectors[half:], strict=True)]
-    return vectors[0]
 
 
 def _load(builder: ir.IRBuilder, base: Any, offset: Any, vector: ir.VectorType, align: int) -> Any:
@@ -78,6 +73,12 @@ def _following(builder: ir.IRBuilder, first: Any, width: Any, count: int) -> lis
     return [builder.gep(first, [builder.mul(width, I64(row))]) for row in range(count)]
 
 
+def _places(builder: ir.IRBuilder, first: Any, width: Any, count: int, height: int) -> list[Any]:
+    """Pointers to ``height`` neighbours in each of ``count`` rows."""
+    rows = _following(builder, first, width, count)
+    return [builder.gep(row, [I64(place)]) for row, place in product(rows, range(height))]
+
+
 def _sum_lines(
     builder: ir.IRBuilder,
     lines: Any,
@@ -107,7 +108,7 @@ def _sum_lines(
 
     builder.position_at_end(done)
     reduce = cgutils.get_or_insert_function(
-        builder.module, ir.FunctionType(I32, [TOTALS]), "llvm.vector.reduce.add.v8i32"
+        builder.module, ir.FunctionType(I32, [TOTALS]), f"llvm.vector.reduce.add.v{SUMS}i32"
     )
     for target, vector in zip(targets, updated, strict=True):
         total = builder.call(reduce, [vector])
@@ -115,37 +116,42 @@ def _sum_lines(
 
 
 @intrinsic(prefer_literal=True)
-def dot_bytes(typingctx, queries, values, row, hidden, query, sums, place):  # type: ignore[no-untyped-def]
-    """``sums[query + q, place] = sum_j values[row, j] hidden[query + q, j]`` for ``queries`` of q.
+def dot_bytes(  # type: ignore[no-untyped-def]
+    typingctx, queries, rows, values, row, hidden, query, sums, place
+):
+    """``sums[query + q, place + r] = sum_j values[row + r, j] hidden[query + q, j]``.
 
-    ``queries`` is a literal integer. ``values`` [V, D] int8, ``hidden`` [N, D] int16, ``sums``
-    [N, P] int32, D a multiple of 64, all C-contiguous.
+    ``queries`` and ``rows``, the numbers of q and r, are literal integers. ``values`` [V, D] int8,
+    ``hidden`` [N, D] int16, ``sums`` [N, P] int32, D a multiple of 64, all C-contiguous.
     """
-    count = queries.literal_value
-    signature = types.void(queries, values, types.intp, hidden, types.intp, sums, types.intp)
+    count, height = queries.literal_value, rows.literal_value
+    index = types.intp
+    signature = types.void(queries, rows, values, index, hidden, index, sums, index)
 
     def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        _, values_value, row_value, hidden_value, query_value, sums_value, place_value = arguments
-        weights, width = _matrix(context, builder, values, values_value, row_value)
+        values_value, row_value, hidden_value, query_value, sums_value, place_value = arguments[2:]
+        first_row, width = _matrix(context, builder, values, values_value, row_value)
         first, _ = _matrix(context, builder, hidden, hidden_value, query_value)
-        target, sums_width = _matrix(context, builder, sums, sums_value, query_value)
-        target = builder.gep(target, [place_value])
+        weights = _following(builder, first_row, width, height)
         hiddens = _following(builder, first, width, count)
 
         def body(line: Any, totals: list[Any]) -> list[Any]:
             start = builder.mul(line, I64(LINE))
-            _prefetch(builder, weights, start, width)
-            columns = [builder.add(start, I64(part)) for part in range(0, LINE, LANES)]
-            wide = [builder.sext(_load(builder, weights, c, BYTES, 1), WORDS) for c in columns]
-            after = []
-            for total, row in zip(totals, hiddens, strict=True):
-                words = [_load(builder, row, column, WORDS, 2) for column in columns]
-                products = map(partial(_multiply_add, builder), wide, words)
-                # Two by two, so that only one addition per line waits for the line before.
-                after.append(builder.add(total, _tree(builder, list(products))))
-            return after
+            for weight in weights:
+                _prefetch(builder, weight, start, width)
+            totals = list(totals)
+            for part in range(0, LINE, LANES):
+                column = builder.add(start, I64(part))
+                wide = [builder.sext(_load(builder, w, column, BYTES, 1), WORDS) for w in weights]
+                words = [_load(builder, state, column, WORDS, 2) for state in hiddens]
+                for number, (word, weight) in enumerate(product(words, wide)):
+                    added = _multiply_add(builder, weight, word)
+                    totals[number] = builder.add(totals[number], added)
+            return totals
 
-        targets = _following(builder, target, sums_width, count)
+        target, sums_width = _matrix(context, builder, sums, sums_value, query_value)
+        target = builder.gep(target, [place_value])
+        targets = _places(builder, target, sums_width, count, height)
         _sum_lines(builder, builder.udiv(width, I64(LINE)), targets, body)
         return context.get_dummy_value()
 
@@ -154,61 +160,76 @@ def dot_bytes(typingctx, queries, values, row, hidden, query, sums, place):  # t
 
 @intrinsic(prefer_literal=True)
 def dot_nibbles(  # type: ignore[no-untyped-def]
-    typingctx, queries, nibbles, multipliers, row, hidden, starts, query, sums, place
+    typingctx, queries, rows, nibbles, multipliers, row, hidden, starts, query, sums, place
 ):
-    """``sums[query + q, place] = sum_j multiplier_g(j) nibble_j hidden_j`` of that row and query.
+    """``sums[query + q, place + r] = sum_j multiplier_g(j) nibble_j hidden_j`` of row + r, query + q.
 
-    In blocks of 128 columns, in the order of `kernels.quantize.layout`: ``nibbles`` [V, D / 2]
+    In blocks of 128 columns, in the orders of `kernels.quantize.layout`: ``nibbles`` [V, D / 2]
     uint8, ``multipliers`` [V, D / 32] uint8, ``hidden`` [N, D] int16. ``starts`` [N, D / 16] int32
     is added to the eight sums of every block before they meet their multipliers. Otherwise as
     `dot_bytes`.
     """
-    count = queries.literal_value
+    count, height = queries.literal_value, rows.literal_value
     index = types.intp
-    signature = types.void(queries, nibbles, multipliers, index, hidden, starts, index, sums, index)
+    signature = types.void(
+        queries, rows, nibbles, multipliers, index, hidden, starts, index, sums, index
+    )
 
     def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        nibbles_value, multipliers_value, row_value = arguments[1:4]
-        hidden_value, starts_value, query_value, sums_value, place_value = arguments[4:]
-        weights, row_bytes = _matrix(context, builder, nibbles, nibbles_value, row_value)
-        factors, _ = _matrix(context, builder, multipliers, multipliers_value, row_value)
+        nibbles_value, multipliers_value, row_value = arguments[2:5]
+        hidden_value, starts_value, query_value, sums_value, place_value = arguments[5:]
+        first_row, row_bytes = _matrix(context, builder, nibbles, nibbles_value, row_value)
+        factors, groups = _matrix(context, builder, multipliers, multipliers_value, row_value)
         first, width = _matrix(context, builder, hidden, hidden_value, query_value)
         first_start, start_width = _matrix(context, builder, starts, starts_value, query_value)
-        target, sums_width = _matrix(context, builder, sums, sums_value, query_value)
-        target = builder.gep(target, [place_value])
+        weights = _following(builder, first_row, row_bytes, height)
+        factors_of = _following(builder, factors, groups, height)
         hiddens = _following(builder, first, width, count)
         beginnings = _following(builder, first_start, start_width, count)
         four, twelve = (ir.Constant(WORDS, [bits] * LANES) for bits in (4, 12))
-        twice = _mask([number // 2 for number in range(SUMS)])  # groups have two sums each
+        # Eight sums of a block, two for every group; wider vectors hold two sets of them.
+        twice = _mask([number % 8 // 2 for number in range(SUMS)])
+        begins = ir.VectorType(I32, 8)
+        widen = _mask([min(number, 8) for number in range(SUMS)])  # zero beyond the first eight
 
         def body(line: Any, totals: list[Any]) -> list[Any]:
             byte = builder.mul(line, I64(LINE))
-            _prefetch(builder, weights, byte, row_bytes)
+            for weight in weights:
+                _prefetch(builder, weight, byte, row_bytes)
             column = builder.mul(line, I64(2 * LINE))
-            begin = builder.mul(line, I64(SUMS))
-            inner = [_load(builder, row, begin, TOTALS, 4) for row in beginnings]
-            for step in range(LINE // LANES):
-                offset = builder.add(byte, I64(LANES * step))
-                both = builder.sext(_load(builder, weights, offset, BYTES, 1), WORDS)
-                low = builder.ashr(builder.shl(both, twelve), twelve)
-                for part, half in enumerate((low, builder.ashr(both, four))):
-                    place = builder.add(column, I64(LANES * (2 * step + part)))
-                    words = [_load(builder, row, place, WORDS, 2) for row in hiddens]
-                    inner = [
-                        builder.add(total, _multiply_add(builder, half, word))
-                        for total, word in zip(inner, words, strict=True)
-                    ]
-            groups = builder.mul(line, I64(4))
-            group = _load(builder, factors, groups, ir.VectorType(I8, 4), 1)
-            factor = builder.zext(builder.shuffle_vector(group, group, twice), TOTALS)
+            begin = builder.mul(line, I64(8))
+            inner = []
+            for state in beginnings:
+                start = _load(builder, state, begin, begins, 4)
+                zeros = ir.Constant(begins, [0] * 8)
+                inner += [builder.shuffle_vector(start, zeros, widen)] * height
+            for first_byte in range(0, LINE, LANES):
+                offset = builder.add(byte, I64(first_byte))
+                both = [builder.sext(_load(builder, w, offset, BYTES, 1), WORDS) for w in weights]
+                low = [builder.ashr(builder.shl(wide, twelve), twelve) for wide in both]
+                high = [builder.ashr(wide, four) for wide in both]
+                for part, half in enumerate((low, high)):
+                    word_place = 2 * first_byte - first_byte % 32 + 32 * part
+                    place = builder.add(column, I64(word_place))
+                    words = [_load(builder, state, place, WORDS, 2) for state in hiddens]
+                    for number, (word, weight) in enumerate(product(words, half)):
+                        added = _multiply_add(builder, weight, word)
+                        inner[number] = builder.add(inner[number], added)
+            group_place = builder.mul(line, I64(4))
+            four_groups = ir.VectorType(I8, 4)
+            group = [_load(builder, row, group_place, four_groups, 1) for row in factors_of]
+            factor = [builder.zext(builder.shuffle_vector(g, g, twice), TOTALS) for g in group]
             # Subtracted, as LLVM splits sums of products in pairs: slower for 32-bit factors.
             return [
-                builder.sub(total, builder.mul(part, factor))
-                for total, part in zip(totals, inner, strict=True)
+                builder.sub(total, builder.mul(part, factor[number % height]))
+                for number, (total, part) in enumerate(zip(totals, inner, strict=True))
             ]
 
-        targets = _following(builder, target, sums_width, count)
-        _sum_lines(builder, builder.udiv(row_bytes, I64(LINE)), targets, body, negate=True)
+        target, sums_width = _matrix(context, builder, sums, sums_value, query_value)
+        target = builder.gep(target, [place_value])
+        targets = _places(builder, target, sums_width, count, height)
+        lines = builder.udiv(row_bytes, I64(LINE))
+        _sum_lines(builder, lines, targets, body, negate=True)
         return context.get_dummy_value()
 
     return signature, codegen

@@ -1,14 +1,18 @@
 """Which tokens can still matter, from approximate logits with an error bound. Never a sort.
 
-Two steps, so that shards can share thresholds in between:
+Three steps; between the first two the caller computes canonical logits of the leaders, and shards
+can share thresholds before the last:
 
-1. `find_thresholds`: per row a value ``tau`` that the row's answer certainly reaches.
-2. `find_candidates`: every token whose upper bound reaches ``tau``; nothing else can matter.
+1. `find_leaders`: per row the few tokens whose estimates are best.
+2. `find_thresholds`: from the leaders' canonical logits a value ``tau`` that the row's answer
+   certainly reaches.
+3. `find_candidates`: every token whose upper bound reaches ``tau``; nothing else can matter.
+   `narrow` does the same for a list of tokens with better estimates.
 """
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,14 +28,25 @@ __all__ = [
     "GUMBEL",
     "MIN_P",
     "TOP_K",
+    "Estimates",
+    "Found",
     "Needs",
     "find_candidates",
+    "find_leaders",
     "find_thresholds",
+    "narrow",
 ]
+
+Ragged = tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]
 
 
 class Needs(NamedTuple):
-    """What N rows ask of the search, as flat arrays (see `find_thresholds`)."""
+    """What N rows ask of the search, as flat arrays.
+
+    GREEDY and GUMBEL want the best token, TOP_K the ``k`` best, MIN_P those within ``ln min_p``
+    of the best. With ``s`` the inverse temperature and ``g_i`` the noise of (key, position),
+    GUMBEL compares ``l_i s + g_i`` and MIN_P ``l_i s``; the others compare ``l_i``.
+    """
 
     kind: npt.NDArray[np.int64]  # [N] GREEDY, GUMBEL, TOP_K or MIN_P
     k: npt.NDArray[np.int64]  # [N]
@@ -41,49 +56,92 @@ class Needs(NamedTuple):
     inverse_temperature: npt.NDArray[np.float64]  # [N], fp32 values, above 0 unless GREEDY
 
 
-def find_thresholds(
-    estimate: npt.NDArray[np.float32],
-    slack: npt.NDArray[np.float64],
+class Estimates(NamedTuple):
+    """Approximate raw logits and their errors:
+
+    ``|values_ni - canonical_ni| <= hidden_slack_n0 row_slack_0i + hidden_slack_n1 row_slack_1i +
+    hidden_slack_n2``. No slack is negative; all are finite in fp32, and so are the values.
+    """
+
+    values: npt.NDArray[np.float32]  # [N, W], W >= vocabulary size; [total] for `narrow`
+    row_slack: npt.NDArray[np.float32]  # [2, V]
+    hidden_slack: npt.NDArray[np.float64]  # [N, 3]
+
+
+class Found(NamedTuple):
+    """The candidates of N rows, sorted by id within a row."""
+
+    ids: npt.NDArray[np.int32]  # [total]
+    offsets: npt.NDArray[np.int64]  # [N + 1]
+    largest: npt.NDArray[np.float64]  # [N] the largest upper bound of any token of the row
+
+
+def find_leaders(
+    estimates: Estimates,
     vocabulary_size: int,
     needs: Needs,
     adjustments: Adjustments,
     *,
     implementation: Implementation | None = None,
-) -> npt.NDArray[np.float64]:
-    """Per row a lower bound ``tau`` [N] of the value that decides, float64.
+) -> Ragged:
+    """The ids (sorted within a row) of the best adjusted estimates, and offsets [N + 1].
 
-    ``estimate`` [N, W] with ``W >= vocabulary_size`` (columns beyond are ignored) is within
-    ``slack`` [N] of the raw canonical logits ``c``, and finite wherever the slack is finite. With
-    ``lower_i = adjusted(estimate_i - slack)``, rounded down, ``s`` the inverse temperature and
-    ``g_i`` the noise:
-
-    - GREEDY: ``max lower_i``
-    - GUMBEL: ``max lower_i s + g_i``
-    - TOP_K: the k-th largest ``lower_i`` (``-inf`` where fewer than k are finite)
-    - MIN_P: ``s max lower_i + ln min_p``
-
-    The maximum of the thresholds of several shards is a threshold of their union. Where the slack
-    is not finite the result is NaN.
+    Exactly ``k`` for TOP_K and one otherwise (of ``estimate s + noise`` for GUMBEL), fewer where
+    fewer tokens are not excluded. Which of equal estimates is taken is not defined.
     """
-    module = reference if implementation == "reference" else cpu
-    return module.find_thresholds(estimate, slack, vocabulary_size, needs, adjustments)
+    return _module(implementation).find_leaders(estimates, vocabulary_size, needs, adjustments)
+
+
+def find_thresholds(
+    ids: npt.NDArray[np.int32],
+    logits: npt.NDArray[np.float32],
+    offsets: npt.NDArray[np.int64],
+    needs: Needs,
+    *,
+    implementation: Implementation | None = None,
+) -> npt.NDArray[np.float64]:
+    """Per row a lower bound ``tau`` [N] of the value that decides.
+
+    ``logits`` [total] are the leaders' canonical logits after adjustment. ``tau`` is the largest
+    ``l``, ``l s + g`` or ``l s + ln min_p`` of GREEDY, GUMBEL and MIN_P rows, the k-th largest
+    ``l`` of TOP_K rows, and ``-inf`` where there are too few leaders. The maximum of the
+    thresholds of several shards is a threshold of their union.
+    """
+    return _module(implementation).find_thresholds(ids, logits, offsets, needs)
 
 
 def find_candidates(
-    estimate: npt.NDArray[np.float32],
-    slack: npt.NDArray[np.float64],
+    estimates: Estimates,
     vocabulary_size: int,
     needs: Needs,
     adjustments: Adjustments,
     thresholds: npt.NDArray[np.float64],
     *,
     implementation: Implementation | None = None,
-) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
-    """The ids (sorted within a row) whose upper bound reaches the row's threshold, and offsets.
+) -> Found:
+    """The ids whose upper bound reaches the row's threshold.
 
-    Arguments as for `find_thresholds`. Excluded ids (adjusted to ``-inf``) are never candidates;
-    equality keeps a candidate, since ties go to the lower id. A NaN threshold keeps every id of
-    the vocabulary.
+    Bounds are rounded outward and adjusted. Excluded ids (adjusted to ``-inf``) are never
+    candidates; equality keeps a candidate, since ties go to the lower id.
     """
-    module = reference if implementation == "reference" else cpu
-    return module.find_candidates(estimate, slack, vocabulary_size, needs, adjustments, thresholds)
+    module = _module(implementation)
+    return module.find_candidates(estimates, vocabulary_size, needs, adjustments, thresholds)
+
+
+def narrow(
+    estimates: Estimates,
+    ids: npt.NDArray[np.int32],
+    offsets: npt.NDArray[np.int64],
+    needs: Needs,
+    adjustments: Adjustments,
+    thresholds: npt.NDArray[np.float64],
+    *,
+    implementation: Implementation | None = None,
+) -> Ragged:
+    """Those of ``ids`` [total] that `find_candidates` would keep; ``estimates.values`` [total]."""
+    module = _module(implementation)
+    return module.narrow(estimates, ids, offsets, needs, adjustments, thresholds)
+
+
+def _module(implementation: Implementation | None) -> Any:
+    return reference if implementation == "reference" else cpu

@@ -1,7 +1,6 @@
 """The search in numba: one pass for the maxima of blocks of 64 ids, then only blocks that matter.
 
-For unadjusted rows a bound is ``estimate + shift`` with one shift per row, which commutes with
-maxima; adjusted rows are written out once per step, with the adjustment applied to their bounds.
+The bounds of a row are written out once (with its adjustment, if any), 64 ids at a time.
 """
 
 from __future__ import annotations
@@ -14,72 +13,95 @@ import numpy.typing as npt
 from numba import njit
 
 from kernels.noise.cpu import block_draw, block_minimum, noise_ceiling, token_noise
-from kernels.penalties.cpu import MINUS_INFINITY, adjust_row
+from kernels.penalties.cpu import MINUS_INFINITY, adjust_candidates, adjust_row
 from kernels.search.kinds import GREEDY, GUMBEL, TOP_K
+from kernels.search.reference import INFLATION, SMALLEST_SLACK, ULP_SHARE
 from kernels.search.selection import key_value, kth_largest_key, order_key
 
 if TYPE_CHECKING:
     from kernels.penalties import Adjustments
-    from kernels.search import Needs
+    from kernels.search import Estimates, Found, Needs, Ragged
 
 BLOCK = 64
 # Above the rounding of any fp32 noise (at most 43), below anything that would open more blocks.
 NOISE_ROUNDING = 1e-5
 
 
+@njit(nogil=True, cache=True)
+def fp32_slack(hidden_slack):  # type: ignore[no-untyped-def]
+    """The three factors of `kernels.search.reference.outward`."""
+    return (
+        np.float32(hidden_slack[0] * INFLATION),
+        np.float32(hidden_slack[1] * INFLATION),
+        np.float32(np.float32(hidden_slack[2] * INFLATION) + SMALLEST_SLACK),
+    )
+
+
 # The flags let the maxima vectorise; no value is NaN, and the sign of a zero does not matter.
 @njit(nogil=True, cache=True, fastmath={"nnan", "nsz"})
-def block_maxima(values, size, maxima):  # type: ignore[no-untyped-def]
-    """Fills ``maxima`` with the largest value of every 64 and returns the largest magnitude."""
-    highest_of_all = values[0]
-    lowest_of_all = values[0]
+def upper_bounds(values, row_slack, hidden_slack, upper, maxima):  # type: ignore[no-untyped-def]
+    """Writes the upper bounds of a row and the largest of every block of them."""
+    error, size, rest = fp32_slack(hidden_slack)
+    errors = row_slack[0]
+    sizes = row_slack[1]
     for block in range(maxima.size):
         start = block * BLOCK
+        highest = MINUS_INFINITY
         # A constant length lets the compiler unroll the whole blocks.
+        length = BLOCK if start + BLOCK <= upper.size else upper.size - start
+        if length == BLOCK:
+            for offset in range(BLOCK):
+                i = start + offset
+                slack = error * errors[i] + size * sizes[i] + rest + abs(values[i]) * ULP_SHARE
+                bound = values[i] + slack
+                upper[i] = bound
+                highest = bound if bound > highest else highest
+        else:
+            for offset in range(length):
+                i = start + offset
+                slack = error * errors[i] + size * sizes[i] + rest + abs(values[i]) * ULP_SHARE
+                bound = values[i] + slack
+                upper[i] = bound
+                highest = bound if bound > highest else highest
+        maxima[block] = highest
+
+
+@njit(nogil=True, cache=True, fastmath={"nnan", "nsz"})
+def _block_maxima(values, maxima, size):  # type: ignore[no-untyped-def]
+    """The largest value of every block."""
+    for block in range(maxima.size):
+        start = block * BLOCK
         length = BLOCK if start + BLOCK <= size else size - start
-        highest = values[start]
-        lowest = values[start]
+        highest = MINUS_INFINITY
         if length == BLOCK:
             for offset in range(BLOCK):
                 value = values[start + offset]
                 highest = value if value > highest else highest
-                lowest = value if value < lowest else lowest
         else:
             for offset in range(length):
-                highest = max(highest, values[start + offset])
-                lowest = min(lowest, values[start + offset])
+                value = values[start + offset]
+                highest = value if value > highest else highest
         maxima[block] = highest
-        highest_of_all = max(highest_of_all, highest)
-        lowest_of_all = min(lowest_of_all, lowest)
-    return max(highest_of_all, -lowest_of_all)
 
 
 @njit(nogil=True, cache=True)
-def _bounds(estimate, slack, row, upper, adjustments, work, maxima):  # type: ignore[no-untyped-def]
-    """(values, shift) such that ``values + shift`` bounds the adjusted logits, and the maxima."""
-    values = estimate[row]
-    magnitude = np.float64(block_maxima(values, work.size, maxima))
-    shift = np.float32(slack * (1.0 + 1e-6) + magnitude * 2.0**-23 + 2.0**-148)
-    if not upper:
-        shift = -shift
-    if adjustments.active[row]:
-        adjust_row(values, shift, row, adjustments, work)
-        block_maxima(work, work.size, maxima)
-        return work, np.float32(0.0)
-    return values, shift
-
-
-@njit(nogil=True, cache=True)
-def _largest(maxima):  # type: ignore[no-untyped-def]
-    result = maxima[0]
+def _place_of_best(maxima, values, size):  # type: ignore[no-untyped-def]
+    """Where the largest value stands, -1 where all are excluded."""
+    best = 0
     for block in range(1, maxima.size):
-        result = max(result, maxima[block])
-    return result
+        if maxima[block] > maxima[best]:
+            best = block
+    if maxima[best] == MINUS_INFINITY:
+        return -1
+    for index in range(best * BLOCK, min(best * BLOCK + BLOCK, size)):
+        if values[index] == maxima[best]:
+            return index
+    return -1
 
 
 @njit(nogil=True, cache=True)
-def _kth_largest(values, maxima, size, k):  # type: ignore[no-untyped-def]
-    """The k-th largest of ``values[:size]``, ``-inf`` where fewer than k are above that."""
+def _best_of(values, maxima, size, k, ids):  # type: ignore[no-untyped-def]
+    """Fills ``ids`` with the k largest values' places in order; returns how many there are."""
     least = MINUS_INFINITY
     if k <= maxima.size:
         keys = np.empty(maxima.size, np.int64)
@@ -88,99 +110,149 @@ def _kth_largest(values, maxima, size, k):  # type: ignore[no-untyped-def]
         # k blocks reach this value, so k tokens do.
         least = key_value(kth_largest_key(keys, maxima.size, k))
     keys = np.empty(size, np.int64)
+    places = np.empty(size, np.int32)
     count = 0
     for block in range(maxima.size):
         if maxima[block] >= least:
             for index in range(block * BLOCK, min(block * BLOCK + BLOCK, size)):
                 if values[index] >= least and values[index] > MINUS_INFINITY:
                     keys[count] = order_key(values[index])
+                    places[count] = index
                     count += 1
-    if count < k:
-        return MINUS_INFINITY
-    return key_value(kth_largest_key(keys, count, k))
+    if count <= k:
+        ids[:count] = places[:count]
+        return count
+    edge = key_value(kth_largest_key(keys, count, k))
+    above = 0
+    for index in range(count):
+        above += values[places[index]] > edge
+    kept = 0
+    equal = k - above
+    for index in range(count):
+        value = values[places[index]]
+        if value > edge or (value == edge and equal > 0):
+            equal -= value == edge
+            ids[kept] = places[index]
+            kept += 1
+    return kept
 
 
 @njit(nogil=True, cache=True)
-def _ceilings(maxima, shift, key, position, inverse_temperature):  # type: ignore[no-untyped-def]
+def _ceilings(maxima, key, position, inverse_temperature):  # type: ignore[no-untyped-def]
     """Per block a bound on every score in it."""
     result = np.empty(maxima.size, np.float64)
     for block in range(maxima.size):
         uniform, _ = block_draw(key, position, np.uint64(block))
-        result[block] = np.float64(maxima[block] + shift) * inverse_temperature + noise_ceiling(
-            uniform
-        )
+        result[block] = np.float64(maxima[block]) * inverse_temperature + noise_ceiling(uniform)
     return result
 
 
 @njit(nogil=True, cache=True)
 def _best_of_block(  # type: ignore[no-untyped-def]
-    values, shift, size, block, key, position, inverse_temperature, best
+    values, size, block, key, position, inverse_temperature, place, best
 ):
-    """The larger of ``best`` and the best score of the block."""
+    """The better of (place, best) and the best score of the block."""
     uniform, winner = block_draw(key, position, np.uint64(block))
     smallest = block_minimum(uniform)
     highest_noise = -math.log(smallest) + NOISE_ROUNDING
-    start = block * BLOCK
-    stop = min(start + BLOCK, size)
-    # The largest value first: what it reaches spares most of the others their noise.
-    likely = start
-    for index in range(start, stop):
-        if values[index] > values[likely]:
-            likely = index
-    scaled = np.float64(values[likely] + shift) * inverse_temperature
-    best = max(best, scaled + np.float64(token_noise(key, position, likely, smallest, winner)))
-    for index in range(start, stop):
-        scaled = np.float64(values[index] + shift) * inverse_temperature
+    for index in range(block * BLOCK, min(block * BLOCK + BLOCK, size)):
+        scaled = np.float64(values[index]) * inverse_temperature
         if scaled + highest_noise > best:
             noise = token_noise(key, position, index, smallest, winner)
-            best = max(best, scaled + np.float64(noise))
-    return best
+            score = scaled + np.float64(noise)
+            if score > best:
+                best = score
+                place = index
+    return place, best
 
 
 @njit(nogil=True, cache=True)
-def _best_score(  # type: ignore[no-untyped-def]
-    values, shift, maxima, size, key, position, inverse_temperature
+def _place_of_best_score(  # type: ignore[no-untyped-def]
+    values, maxima, size, key, position, inverse_temperature
 ):
-    """The largest ``(values + shift) * inverse_temperature + noise`` of a row."""
-    ceilings = _ceilings(maxima, shift, key, position, inverse_temperature)
+    """Where ``values * inverse_temperature + noise`` is largest, -1 where all are excluded."""
+    ceilings = _ceilings(maxima, key, position, inverse_temperature)
     first = 0
     for block in range(ceilings.size):
         if ceilings[block] > ceilings[first]:
             first = block
-    best = -np.inf
-    best = _best_of_block(values, shift, size, first, key, position, inverse_temperature, best)
+    place, best = _best_of_block(
+        values, size, first, key, position, inverse_temperature, -1, -np.inf
+    )
     for block in range(ceilings.size):
         if ceilings[block] > best:
-            best = _best_of_block(
-                values, shift, size, block, key, position, inverse_temperature, best
+            place, best = _best_of_block(
+                values, size, block, key, position, inverse_temperature, place, best
             )
-    return best
+    return place
 
 
 @njit(nogil=True, cache=True)
-def _find_thresholds(estimate, slack, size, needs, adjustments):  # type: ignore[no-untyped-def]
-    rows = slack.size
-    result = np.empty(rows, np.float64)
+def _find_leaders(values, size, needs, adjustments):  # type: ignore[no-untyped-def]
+    rows = values.shape[0]
+    offsets = np.zeros(rows + 1, np.int64)
+    room = 0
+    for row in range(rows):
+        room += min(needs.k[row], size) if needs.kind[row] == TOP_K else 1
+    ids = np.empty(room, np.int32)
+    count = 0
     work = np.empty(size, np.float32)
     maxima = np.empty((size + BLOCK - 1) // BLOCK, np.float32)
     for row in range(rows):
-        if not math.isfinite(slack[row]):
-            result[row] = np.nan
-            continue
-        values, shift = _bounds(estimate, slack[row], row, False, adjustments, work, maxima)
+        estimate = values[row]
+        if adjustments.active[row]:
+            work[:] = estimate[:size]
+            adjust_row(work, row, adjustments)
+            estimate = work
+        _block_maxima(estimate, maxima, size)
+        kind = needs.kind[row]
+        if kind == TOP_K:
+            count += _best_of(estimate, maxima, size, needs.k[row], ids[count:])
+        else:
+            if kind == GUMBEL:
+                scale = needs.inverse_temperature[row]
+                place = _place_of_best_score(
+                    estimate, maxima, size, needs.key[row], needs.position[row], scale
+                )
+            else:
+                place = _place_of_best(maxima, estimate, size)
+            if place >= 0:
+                ids[count] = place
+                count += 1
+        offsets[row + 1] = count
+    return ids[:count].copy(), offsets
+
+
+@njit(nogil=True, cache=True)
+def _find_thresholds(ids, logits, offsets, needs):  # type: ignore[no-untyped-def]
+    rows = offsets.size - 1
+    result = np.full(rows, -np.inf)
+    for row in range(rows):
+        start, stop = offsets[row], offsets[row + 1]
         kind = needs.kind[row]
         scale = needs.inverse_temperature[row]
-        if kind == GREEDY:
-            result[row] = _largest(maxima) + shift
-        elif kind == TOP_K:
-            result[row] = _kth_largest(values, maxima, size, needs.k[row]) + shift
-        elif kind == GUMBEL:
-            result[row] = _best_score(
-                values, shift, maxima, size, needs.key[row], needs.position[row], scale
-            )
+        best = -np.inf
+        if kind == TOP_K:
+            if stop - start >= needs.k[row]:
+                keys = np.empty(stop - start, np.int64)
+                for index in range(start, stop):
+                    keys[index - start] = order_key(logits[index])
+                best = np.float64(key_value(kth_largest_key(keys, keys.size, needs.k[row])))
         else:
-            top = np.float64(_largest(maxima) + shift)
-            result[row] = top * scale + needs.log_min_p[row]
+            for index in range(start, stop):
+                score = np.float64(logits[index])
+                if kind != GREEDY:
+                    score = score * scale
+                if kind == GUMBEL:
+                    token = ids[index]
+                    key, position = needs.key[row], needs.position[row]
+                    uniform, winner = block_draw(key, position, np.uint64(token // BLOCK))
+                    smallest = block_minimum(uniform)
+                    score += np.float64(token_noise(key, position, token, smallest, winner))
+                best = max(best, score)
+            if kind != GREEDY and kind != GUMBEL:
+                best += needs.log_min_p[row]
+        result[row] = best
     return result
 
 
@@ -194,18 +266,16 @@ def _grown(ids, wanted):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def _collect(  # type: ignore[no-untyped-def]
-    values, shift, maxima, size, scale, threshold, ids, count
-):
-    """Appends the ids with ``(values + shift) * scale >= threshold``."""
+def _collect(upper, maxima, scale, threshold, ids, count):  # type: ignore[no-untyped-def]
+    """Appends the ids with ``upper * scale >= threshold``."""
     for block in range(maxima.size):
         if maxima[block] == MINUS_INFINITY:
             continue
-        if np.float64(maxima[block] + shift) * scale >= threshold:
+        if np.float64(maxima[block]) * scale >= threshold:
             ids = _grown(ids, count + BLOCK)
-            for index in range(block * BLOCK, min(block * BLOCK + BLOCK, size)):
-                upper = values[index] + shift
-                if np.float64(upper) * scale >= threshold and upper > MINUS_INFINITY:
+            for index in range(block * BLOCK, min(block * BLOCK + BLOCK, upper.size)):
+                bound = upper[index]
+                if np.float64(bound) * scale >= threshold and bound > MINUS_INFINITY:
                     ids[count] = index
                     count += 1
     return ids, count
@@ -213,10 +283,10 @@ def _collect(  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def _collect_gumbel(  # type: ignore[no-untyped-def]
-    values, shift, maxima, size, key, position, scale, threshold, ids, count
+    upper, maxima, key, position, scale, threshold, ids, count
 ):
-    """Appends the ids with ``(values + shift) * scale + noise >= threshold``."""
-    ceilings = _ceilings(maxima, shift, key, position, scale)
+    """Appends the ids with ``upper * scale + noise >= threshold``."""
+    ceilings = _ceilings(maxima, key, position, scale)
     for block in range(maxima.size):
         if maxima[block] == MINUS_INFINITY or ceilings[block] < threshold:
             continue
@@ -224,10 +294,10 @@ def _collect_gumbel(  # type: ignore[no-untyped-def]
         uniform, winner = block_draw(key, position, np.uint64(block))
         smallest = block_minimum(uniform)
         highest_noise = -math.log(smallest) + NOISE_ROUNDING
-        for index in range(block * BLOCK, min(block * BLOCK + BLOCK, size)):
-            upper = values[index] + shift
-            scaled = np.float64(upper) * scale
-            if scaled + highest_noise >= threshold and upper > MINUS_INFINITY:
+        for index in range(block * BLOCK, min(block * BLOCK + BLOCK, upper.size)):
+            bound = upper[index]
+            scaled = np.float64(bound) * scale
+            if scaled + highest_noise >= threshold and bound > MINUS_INFINITY:
                 noise = token_noise(key, position, index, smallest, winner)
                 if scaled + np.float64(noise) >= threshold:
                     ids[count] = index
@@ -237,61 +307,104 @@ def _collect_gumbel(  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def _find_candidates(  # type: ignore[no-untyped-def]
-    estimate, slack, size, needs, adjustments, thresholds
+    values, row_slack, hidden_slack, size, needs, adjustments, thresholds
 ):
-    rows = slack.size
+    rows = values.shape[0]
     offsets = np.zeros(rows + 1, np.int64)
+    largest = np.empty(rows, np.float64)
     ids = np.empty(rows * 2 * BLOCK, np.int32)
     count = 0
-    work = np.empty(size, np.float32)
+    upper = np.empty(size, np.float32)
     maxima = np.empty((size + BLOCK - 1) // BLOCK, np.float32)
     for row in range(rows):
-        threshold = thresholds[row]
-        kind = needs.kind[row]
-        if math.isnan(threshold):
-            ids = _grown(ids, count + size)
-            for token in range(size):
-                ids[count + token] = token
-            count += size
+        upper_bounds(values[row], row_slack, hidden_slack[row], upper, maxima)
+        if adjustments.active[row]:
+            adjust_row(upper, row, adjustments)
+            _block_maxima(upper, maxima, size)
+        largest[row] = maxima.max()
+        kind, scale = needs.kind[row], needs.inverse_temperature[row]
+        if kind == GUMBEL:
+            key, position = needs.key[row], needs.position[row]
+            ids, count = _collect_gumbel(
+                upper, maxima, key, position, scale, thresholds[row], ids, count
+            )
         else:
-            values, shift = _bounds(estimate, slack[row], row, True, adjustments, work, maxima)
-            if kind == GUMBEL:
-                ids, count = _collect_gumbel(
-                    values,
-                    shift,
-                    maxima,
-                    size,
-                    needs.key[row],
-                    needs.position[row],
-                    needs.inverse_temperature[row],
-                    threshold,
-                    ids,
-                    count,
-                )
-            else:
-                compares_logits = kind in (GREEDY, TOP_K)
-                scale = 1.0 if compares_logits else needs.inverse_temperature[row]
-                ids, count = _collect(values, shift, maxima, size, scale, threshold, ids, count)
+            scale = 1.0 if kind in (GREEDY, TOP_K) else scale
+            ids, count = _collect(upper, maxima, scale, thresholds[row], ids, count)
         offsets[row + 1] = count
-    return ids[:count].copy(), offsets
+    return ids[:count].copy(), offsets, largest
+
+
+@njit(nogil=True, cache=True)
+def _narrow(  # type: ignore[no-untyped-def]
+    values, row_slack, hidden_slack, ids, offsets, needs, adjustments, thresholds
+):
+    rows = offsets.size - 1
+    upper = np.empty(ids.size, np.float32)
+    for row in range(rows):
+        error, size, rest = fp32_slack(hidden_slack[row])
+        for index in range(offsets[row], offsets[row + 1]):
+            token, value = ids[index], values[index]
+            slack = error * row_slack[0, token] + size * row_slack[1, token]
+            upper[index] = value + (slack + rest + abs(value) * ULP_SHARE)
+    upper = adjust_candidates(ids, upper, offsets, adjustments)
+    kept = np.empty(ids.size, np.int32)
+    kept_offsets = np.zeros(rows + 1, np.int64)
+    count = 0
+    for row in range(rows):
+        kind, scale = needs.kind[row], needs.inverse_temperature[row]
+        key, position = needs.key[row], needs.position[row]
+        for index in range(offsets[row], offsets[row + 1]):
+            token = ids[index]
+            score = np.float64(upper[index])
+            if score == -np.inf:
+                continue
+            if kind not in (GREEDY, TOP_K):
+                score *= scale
+            if kind == GUMBEL:
+                uniform, winner = block_draw(key, position, np.uint64(token // BLOCK))
+                smallest = block_minimum(uniform)
+                score += np.float64(token_noise(key, position, token, smallest, winner))
+            if score >= thresholds[row]:
+                kept[count] = token
+                count += 1
+        kept_offsets[row + 1] = count
+    return kept[:count].copy(), kept_offsets
+
+
+def find_leaders(
+    estimates: Estimates, vocabulary_size: int, needs: Needs, adjustments: Adjustments
+) -> Ragged:
+    return _find_leaders(estimates.values, vocabulary_size, needs, adjustments)
 
 
 def find_thresholds(
-    estimate: npt.NDArray[np.float32],
-    slack: npt.NDArray[np.float64],
-    vocabulary_size: int,
+    ids: npt.NDArray[np.int32],
+    logits: npt.NDArray[np.float32],
+    offsets: npt.NDArray[np.int64],
     needs: Needs,
-    adjustments: Adjustments,
 ) -> npt.NDArray[np.float64]:
-    return _find_thresholds(estimate, slack, vocabulary_size, needs, adjustments)
+    return _find_thresholds(ids, logits, offsets, needs)
 
 
 def find_candidates(
-    estimate: npt.NDArray[np.float32],
-    slack: npt.NDArray[np.float64],
+    estimates: Estimates,
     vocabulary_size: int,
     needs: Needs,
     adjustments: Adjustments,
     thresholds: npt.NDArray[np.float64],
-) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
-    return _find_candidates(estimate, slack, vocabulary_size, needs, adjustments, thresholds)
+) -> Found:
+    from kernels.search import Found
+
+    return Found(*_find_candidates(*estimates, vocabulary_size, needs, adjustments, thresholds))
+
+
+def narrow(
+    estimates: Estimates,
+    ids: npt.NDArray[np.int32],
+    offsets: npt.NDArray[np.int64],
+    needs: Needs,
+    adjustments: Adjustments,
+    thresholds: npt.NDArray[np.float64],
+) -> Ragged:
+    return _narrow(*estimates, ids, offsets, needs, adjustments, thresholds)

@@ -1,4 +1,4 @@
-"""The search, stated plainly: full rows of bounds, full rows of noise, a sort."""
+"""The search, stated plainly: full rows of bounds, full rows of noise, sorts."""
 
 from __future__ import annotations
 
@@ -13,90 +13,128 @@ from kernels.search.kinds import GREEDY, GUMBEL, TOP_K
 
 if TYPE_CHECKING:
     from kernels.penalties import Adjustments
-    from kernels.search import Needs
+    from kernels.search import Estimates, Found, Needs, Ragged
+
+INFLATION = 1.0 + 1e-6
+ULP_SHARE = np.float32(2.0**-22)
+SMALLEST_SLACK = 2.0**-120
 
 
-def _bounds(
-    estimate: npt.NDArray[np.float32],
-    slack: float,
-    size: int,
+def outward(
+    values: npt.NDArray[np.float32],
+    row_slack: npt.NDArray[np.float32],
+    hidden_slack: npt.NDArray[np.float64],
+) -> npt.NDArray[np.float32]:
+    """fp32 slacks that stay outside of the bound when added to or taken from ``values``.
+
+    The inflation covers the seven roundings of the sum below, the share of ``values`` that of the
+    final addition, the smallest slack every underflow.
+    """
+    error, size, rest = (hidden_slack * INFLATION).astype(np.float32)
+    rest = np.float32(rest + SMALLEST_SLACK)
+    return error * row_slack[0] + size * row_slack[1] + rest + np.abs(values) * ULP_SHARE
+
+
+def adjusted_row(
+    ids: npt.NDArray[np.int32],
+    values: npt.NDArray[np.float32],
     adjustments: Adjustments,
     row: int,
-    upper: bool,
+) -> npt.NDArray[np.float32]:
+    """The adjustments of one row, applied to ``values`` of sorted ``ids``."""
+    from kernels.penalties import select_row
+
+    one_row = select_row(adjustments, row)
+    return adjust(ids, values, np.array([0, len(ids)]), one_row)
+
+
+def _scores(
+    logits: npt.NDArray[np.float32], ids: npt.NDArray[np.int32], needs: Needs, row: int
 ) -> npt.NDArray[np.float64]:
-    values = estimate[row, :size]
-    shift = outward(slack, float(np.abs(values).max()))
-    bounds = values + shift if upper else values - shift
-    one_row = type(adjustments)(
-        *(
-            field[row : row + 2] if name.endswith("_offsets") else field
-            for name, field in adjustments._asdict().items()
-        )
-    )
-    one_row = one_row._replace(
-        active=adjustments.active[row : row + 1],
-        restricted=adjustments.restricted[row : row + 1],
-        repetition=adjustments.repetition[row : row + 1],
-        frequency=adjustments.frequency[row : row + 1],
-        presence=adjustments.presence[row : row + 1],
-    )
-    adjusted = adjust(np.arange(size, dtype=np.int32), bounds, np.array([0, size]), one_row)
-    return adjusted.astype(np.float64)
-
-
-def outward(slack: float, magnitude: float) -> np.float32:
-    """An fp32 shift that stays outside of ``slack`` when added to values up to ``magnitude``."""
-    return np.float32(slack * (1.0 + 1e-6) + magnitude * 2.0**-23 + 2.0**-148)
-
-
-def _scores(bounds: npt.NDArray[np.float64], needs: Needs, row: int) -> npt.NDArray[np.float64]:
     """The values that are compared with the threshold."""
+    wide = logits.astype(np.float64)
     if needs.kind[row] in (GREEDY, TOP_K):
-        return bounds
-    scores = bounds * needs.inverse_temperature[row]
-    if needs.kind[row] == GUMBEL:
-        scores = scores + gumbel_row(int(needs.key[row]), int(needs.position[row]), len(bounds))
+        return wide
+    scores = wide * needs.inverse_temperature[row]
+    if needs.kind[row] == GUMBEL and len(ids):
+        noise = gumbel_row(int(needs.key[row]), int(needs.position[row]), int(ids[-1]) + 1)
+        scores = scores + noise[ids]
     return scores
 
 
+def find_leaders(
+    estimates: Estimates, vocabulary_size: int, needs: Needs, adjustments: Adjustments
+) -> Ragged:
+    every = np.arange(vocabulary_size, dtype=np.int32)
+    leaders = []
+    for row, values in enumerate(estimates.values):
+        adjusted = adjusted_row(every, values[:vocabulary_size], adjustments, row)
+        scores = _scores(adjusted, every, needs, row)
+        count = int(needs.k[row]) if needs.kind[row] == TOP_K else 1
+        best = np.argsort(-scores, kind="stable")[:count]
+        leaders.append(np.sort(best[scores[best] > -np.inf]))
+    return _ragged(leaders)
+
+
 def find_thresholds(
-    estimate: npt.NDArray[np.float32],
-    slack: npt.NDArray[np.float64],
-    vocabulary_size: int,
+    ids: npt.NDArray[np.int32],
+    logits: npt.NDArray[np.float32],
+    offsets: npt.NDArray[np.int64],
     needs: Needs,
-    adjustments: Adjustments,
 ) -> npt.NDArray[np.float64]:
-    result = np.full(len(slack), np.nan)
-    for row in range(len(slack)):
-        if not np.isfinite(slack[row]):
-            continue
-        bounds = _bounds(estimate, slack[row], vocabulary_size, adjustments, row, upper=False)
-        scores = np.sort(_scores(bounds, needs, row))[::-1]
-        if needs.kind[row] == TOP_K:
-            k = int(needs.k[row])
-            result[row] = scores[k - 1] if k <= len(scores) else -np.inf
-        elif needs.kind[row] in (GREEDY, GUMBEL):
-            result[row] = scores[0]
-        else:
-            result[row] = scores[0] + needs.log_min_p[row]
+    result = np.full(len(offsets) - 1, -np.inf)
+    for row in range(len(result)):
+        own = slice(offsets[row], offsets[row + 1])
+        scores = np.sort(_scores(logits[own], ids[own], needs, row))[::-1]
+        wanted = int(needs.k[row]) if needs.kind[row] == TOP_K else 1
+        if len(scores) >= wanted:
+            result[row] = scores[wanted - 1]
+            if needs.kind[row] not in (GREEDY, GUMBEL, TOP_K):
+                result[row] += needs.log_min_p[row]
     return result
 
 
 def find_candidates(
-    estimate: npt.NDArray[np.float32],
-    slack: npt.NDArray[np.float64],
+    estimates: Estimates,
     vocabulary_size: int,
     needs: Needs,
     adjustments: Adjustments,
     thresholds: npt.NDArray[np.float64],
-) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
+) -> Found:
+    from kernels.search import Found
+
+    every = np.arange(vocabulary_size, dtype=np.int32)
     kept = []
-    for row in range(len(slack)):
-        if np.isnan(thresholds[row]):
-            kept.append(np.arange(vocabulary_size))
-            continue
-        bounds = _bounds(estimate, slack[row], vocabulary_size, adjustments, row, upper=True)
-        scores = _scores(bounds, needs, row)
-        kept.append(np.flatnonzero((scores >= thresholds[row]) & (bounds > -np.inf)))
-    offsets = np.cumsum([0, *(len(ids) for ids in kept)])
-    return np.concatenate(kept).astype(np.int32), offsets.astype(np.int64)
+    largest = np.empty(len(estimates.values))
+    for row, wide in enumerate(estimates.values):
+        values = wide[:vocabulary_size]
+        slack = outward(values, estimates.row_slack, estimates.hidden_slack[row])
+        upper = adjusted_row(every, values + slack, adjustments, row)
+        scores = _scores(upper, every, needs, row)
+        kept.append(np.flatnonzero((scores >= thresholds[row]) & (upper > -np.inf)))
+        largest[row] = upper.max()
+    return Found(*_ragged(kept), largest)
+
+
+def narrow(
+    estimates: Estimates,
+    ids: npt.NDArray[np.int32],
+    offsets: npt.NDArray[np.int64],
+    needs: Needs,
+    adjustments: Adjustments,
+    thresholds: npt.NDArray[np.float64],
+) -> Ragged:
+    kept = []
+    for row in range(len(offsets) - 1):
+        own = slice(offsets[row], offsets[row + 1])
+        values, mine = estimates.values[own], ids[own]
+        slack = outward(values, estimates.row_slack[:, mine], estimates.hidden_slack[row])
+        upper = adjusted_row(mine, values + slack, adjustments, row)
+        scores = _scores(upper, mine, needs, row)
+        kept.append(mine[(scores >= thresholds[row]) & (upper > -np.inf)])
+    return _ragged(kept)
+
+
+def _ragged(rows: list[npt.NDArray[np.int64]] | list[npt.NDArray[np.int32]]) -> Ragged:
+    offsets = np.cumsum([0, *(len(ids) for ids in rows)])
+    return np.concatenate(rows).astype(np.int32), offsets.astype(np.int64)

@@ -42,7 +42,7 @@ def _keep_top_k(logits, k, keep, kept):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def _boundary_key(keys, masses, count, target):  # type: ignore[no-untyped-def]
+def boundary_key(keys, masses, count, target):  # type: ignore[no-untyped-def]
     """The key at which the mass of the best tokens reaches ``target``, and the mass above it.
 
     ``keys[:count]`` and ``masses[:count]`` are scratch.
@@ -93,7 +93,7 @@ def _keep_top_p(logits, scale, top, top_p, keep):  # type: ignore[no-untyped-def
             total += mass
             count += 1
     target = min(max(np.int64(math.ceil(top_p * np.float64(total))), 1), total)
-    boundary, mass, above = _boundary_key(keys, masses, count, target)
+    boundary, mass, above = boundary_key(keys, masses, count, target)
     ties = (target - above + mass - 1) // mass
     for index in range(size):
         if keep[index]:

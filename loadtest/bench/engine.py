@@ -5,6 +5,9 @@ number of threads and cores, warm. ``generate`` takes turns with the engine run 
 process; vLLM, which needs an environment of its own, takes turns with it process by process.
 Throughput counts the tokens the requests asked for over the time until the last is done, prompts
 included.
+
+``--shape large-vocabulary`` measures a random checkpoint of that shape instead (see
+``random_model``): our certified head takes turns with our dense one, then with vLLM.
 """
 
 from __future__ import annotations
@@ -13,13 +16,17 @@ import argparse
 import shlex
 import statistics
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Protocol, runtime_checkable
 
 from transformers import AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
 from loadtest.bench.agreement import Agreement, compare
+from loadtest.bench.bandwidth import read_bandwidth
 from loadtest.bench.engine_runner import EngineRunner
 from loadtest.bench.machine import describe_machine, installed_versions, pinned_to_cores
 from loadtest.bench.peers.transformers_generate import GenerateRunner
@@ -30,10 +37,12 @@ from loadtest.bench.process_pairs import (
     lexshard_worker,
     vllm_worker,
 )
+from loadtest.bench.random_model import write_random_model
 from loadtest.bench.record import Case, Measure, Report
 from loadtest.bench.runs import MEASURES, Run, Runner, run_interleaved
 from loadtest.bench.workload import Job, mixed_jobs
 
+REQUESTS, SHAPE_REQUESTS = (1, 4, 16), (1, 8)
 RUNS, QUICK_RUNS = 5, 2
 PAIRS, QUICK_PAIRS = 5, 1
 REPEATS, QUICK_REPEATS = 3, 1
@@ -43,21 +52,39 @@ HEAD_SHARE = Measure("head share", "%", higher_is_better=False)
 AGREEMENT = Measure("equal tokens", "%", higher_is_better=True)
 
 
+@runtime_checkable
+class HasLogits(Protocol):
+    """A runner that can say how close two next tokens are."""
+
+    def logit_gap(self, token_ids: Sequence[int], first: int, second: int) -> float: ...
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options to a parser."""
     parser.add_argument("--model", default="models/lexshard-demo", metavar="DIR")
     parser.add_argument(
         "--requests",
         type=_counts,
-        default=(1, 4, 16),
         metavar="N,N",
-        help="numbers of concurrent requests (default 1,4,16)",
+        help="numbers of concurrent requests (default 1,4,16; with --shape 1,8)",
     )
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument(
+        "--shape",
+        choices=("large-vocabulary",),
+        help="random weights in this shape instead of --model: 18 layers, V=262,144",
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16"),
+        help="on every side (default float32; with --shape bfloat16)",
+    )
     parser.add_argument(
         "--threads", type=int, default=1, metavar="N", help="of the model, on every side; pinned"
     )
     parser.add_argument("--body", choices=("auto", "general", "fused"), default="auto")
+    parser.add_argument(
+        "--head", choices=("auto", "certified", "paper", "dense"), default="auto", help="ours"
+    )
     parser.add_argument(
         "--runs",
         type=int,
@@ -84,16 +111,17 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure and print; returns the exit status."""
     disable_progress_bar()
     try:
-        with pinned_to_cores(arguments.threads) as cores:
-            report = measure(arguments, cores)
+        with pinned_to_cores(arguments.threads) as cores, checkpoint(arguments) as model:
+            report = measure(arguments, model, cores)
     except (ValueError, OSError, RuntimeError) as error:
         print(f"lexshard bench engine: {error}", file=sys.stderr)
         return 1
     print(f"\n{report.table()}\n")
     print("TTFT and TPOT: median over the requests of a run; p10 and p90: over the runs.")
     print("we are: median of the ratios of neighbouring runs, above 1 where lexshard is better.")
-    print("generate: one left-padded batch that runs to its longest output; only wanted tokens")
-    print("count.")
+    if arguments.shape is None:
+        print("generate: one left-padded batch that runs to its longest output; only wanted")
+        print("tokens count.")
     if arguments.vllm_python is None:
         print("vLLM: not measured, give --vllm-python PATH.")
     if arguments.json is not None:
@@ -102,7 +130,26 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def measure(arguments: argparse.Namespace, cores: Sequence[int]) -> Report:
+@contextmanager
+def checkpoint(arguments: argparse.Namespace) -> Iterator[str]:
+    """The folder to measure; completes the options that depend on what it is.
+
+    A random checkpoint is written to a temporary folder and deleted afterwards.
+    """
+    if arguments.shape is None:
+        arguments.requests = arguments.requests or REQUESTS
+        arguments.dtype = arguments.dtype or "float32"
+        yield arguments.model
+        return
+    arguments.requests = arguments.requests or SHAPE_REQUESTS
+    arguments.dtype = arguments.dtype or "bfloat16"
+    arguments.model = f"random, {arguments.shape}"
+    with TemporaryDirectory() as folder:
+        write_random_model(Path(folder), seed=arguments.seed)
+        yield folder
+
+
+def measure(arguments: argparse.Namespace, model: str, cores: Sequence[int]) -> Report:
     """Run every case on every side that was given."""
     report = Report(
         machine={**describe_machine(), "pinned_to_cores": list(cores)},
@@ -115,44 +162,66 @@ def measure(arguments: argparse.Namespace, cores: Sequence[int]) -> Report:
         if arguments.vllm_python is not None
         else None
     )
-    tokenizer = AutoTokenizer.from_pretrained(arguments.model, local_files_only=True)
+    tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)
     cases = [mixed_jobs(tokenizer, count, arguments.seed) for count in arguments.requests]
-    ours = EngineRunner(arguments.model, arguments.dtype, arguments.threads, arguments.body)
-    generate = GenerateRunner(arguments.model, arguments.dtype, arguments.threads)
+    settings = (model, arguments.dtype, arguments.threads, arguments.body)
+    ours = EngineRunner(*settings, arguments.head)
+    other: Runner
+    if arguments.shape is None:
+        other = GenerateRunner(model, arguments.dtype, arguments.threads)
+    else:
+        other = EngineRunner(*settings, "dense", name="lexshard, dense head")
+    parameters = ours.information.parameters
     print(
-        f"{arguments.model}: {ours.information.parameters / 1e6:.1f}M parameters, "
+        f"{arguments.model}: {parameters / 1e6:.1f}M parameters, "
         f"{arguments.dtype}, {ours.information.body} body, {ours.information.head} head, "
         f"{arguments.threads} thread(s) on core(s) {', '.join(map(str, cores))}"
     )
+    if arguments.shape is not None:
+        print_roofline(report, parameters, arguments)
     for jobs in cases:
-        measure_beside_generate(report, arguments, ours, generate, jobs)
+        measure_in_turns(report, arguments, ours, other, jobs)
     if vllm is not None:
         task = Task(
-            model=arguments.model,
+            model=model,
             dtype=arguments.dtype,
             threads=arguments.threads,
             body=arguments.body,
             max_model_len=ours.information.max_model_len,
             cases=tuple(cases),
             repeats=QUICK_REPEATS if arguments.quick else REPEATS,
+            head=arguments.head,
         )
-        measure_beside_vllm(report, arguments, task, vllm, generate)
+        measure_beside_vllm(report, arguments, task, vllm, other)
     return report
 
 
-def measure_beside_generate(
+def print_roofline(report: Report, parameters: int, arguments: argparse.Namespace) -> None:
+    """What one token costs at least if every weight is read once, as stored in ``dtype``."""
+    size = parameters * (2 if arguments.dtype == "bfloat16" else 4)
+    bandwidth = read_bandwidth(arguments.threads)
+    report.machine["read_bytes_per_second"] = bandwidth
+    print(
+        f"roofline of one token: {size / 1e6:.0f} MB of {arguments.dtype} weights at "
+        f"{bandwidth / 1e9:.1f} GB/s take {1e3 * size / bandwidth:.1f} ms; a certified head reads "
+        "fewer"
+    )
+
+
+def measure_in_turns(
     report: Report,
     arguments: argparse.Namespace,
     ours: Runner,
-    generate: GenerateRunner,
+    other: Runner,
     jobs: Sequence[Job],
 ) -> None:
-    """One case of the engine and of ``generate``, taking turns run by run."""
+    """One case of the engine and of another one, taking turns run by run in this process."""
     count = arguments.runs or (QUICK_RUNS if arguments.quick else RUNS)
-    runs = run_interleaved([ours, generate], jobs, count)
+    runs = run_interleaved([ours, other], jobs, count)
     case = _case(arguments, jobs, "one process")
     add_measures(report, case, {name: [(run,) for run in each] for name, each in runs.items()})
-    add_agreement(report, case, runs[ours.name][-1], runs[generate.name][-1], generate, jobs)
+    last, other_last = runs[ours.name][-1], runs[other.name][-1]
+    add_agreement(report, case, last, other_last, other, jobs, against=other.name)
 
 
 def measure_beside_vllm(
@@ -160,7 +229,7 @@ def measure_beside_vllm(
     arguments: argparse.Namespace,
     task: Task,
     vllm: Worker,
-    reference: GenerateRunner,
+    reference: Runner,
 ) -> None:
     """Every case of the engine and of vLLM, taking turns process by process."""
     pairs = arguments.runs or (QUICK_PAIRS if arguments.quick else PAIRS)
@@ -199,16 +268,19 @@ def add_agreement(
     case: Case,
     ours: Run,
     theirs: Run,
-    reference: GenerateRunner,
+    reference: Runner,
     jobs: Sequence[Job],
     *,
-    against: str = "generate",
+    against: str,
 ) -> None:
-    """Record and print how many greedy tokens are equal, and how close the rest was."""
+    """Record and print how many greedy tokens are equal, and how close the rest was where
+    ``reference`` has a plain forward pass to tell."""
     agreement = compare(ours.token_ids, theirs.token_ids)
     share = 100 * agreement.equal_tokens / agreement.tokens
     report.add(case, AGREEMENT, {against: [share]})
     print(f"{len(jobs)} at once, lexshard and {against}: {describe_agreement(agreement)}")
+    if not isinstance(reference, HasLogits):
+        return
     for each in agreement.differences:
         prefix = (*jobs[each.request].prompt_ids, *ours.token_ids[each.request][: each.position])
         gap = reference.logit_gap(prefix, each.ours, each.theirs)
@@ -236,6 +308,7 @@ def _case(arguments: argparse.Namespace, jobs: Sequence[Job], setting: str) -> C
         "dtype": arguments.dtype,
         "threads": arguments.threads,
         "body": arguments.body,
+        "head": arguments.head,
         "setting": setting,
         "requests": len(jobs),
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from actors.configuration import BodyChoice, DataType, EngineConfiguration
+from actors.configuration import BodyChoice, DataType, EngineConfiguration, HeadChoice
 from actors.engine import Engine
 from actors.messages import Request, SamplingParameters
 from loadtest.bench.runs import Run
@@ -15,9 +15,17 @@ from loadtest.bench.workload import Job
 class EngineRunner:
     """A warm engine without prefix cache, so that repeated prompts are computed each time."""
 
-    name = "lexshard"
-
-    def __init__(self, model: str, dtype: DataType, threads: int, body: BodyChoice) -> None:
+    def __init__(
+        self,
+        model: str,
+        dtype: DataType,
+        threads: int,
+        body: BodyChoice,
+        head: HeadChoice = "auto",
+        *,
+        name: str = "lexshard",
+    ) -> None:
+        self.name = name
         self._engine = Engine(
             EngineConfiguration(
                 model=model,
@@ -25,6 +33,7 @@ class EngineRunner:
                 device="cpu",  # where the peers are measured
                 threads=threads,
                 body=body,
+                head=head,
                 prefix_cache=False,
             )
         )

@@ -18,7 +18,7 @@ from loadtest.bench.workload import Job
 
 def main(path: str) -> None:
     task = json.loads(Path(path).read_text(encoding="utf-8"))
-    runner = EngineRunner(task["model"], task["dtype"], task["threads"], task["body"])
+    runner = EngineRunner(task["model"], task["dtype"], task["threads"], task["body"], task["head"])
     cases = []
     for case in task["cases"]:
         jobs = [Job(tuple(job["prompt_ids"]), job["output_tokens"]) for job in case]

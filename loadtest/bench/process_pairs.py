@@ -29,6 +29,7 @@ class Task:
     max_model_len: int
     cases: tuple[tuple[Job, ...], ...]
     repeats: int
+    head: str = "auto"
 
 
 @dataclass(frozen=True, slots=True)

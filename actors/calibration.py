@@ -1,0 +1,92 @@
+"""Which tier screens best on this machine, measured on real hidden states when an engine starts.
+
+The figures depend on the machine, on the model and on the number of rows in a step, so nothing is
+assumed: every tier and the dense screen decide the same steps, and the fastest is chosen per size.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from actors.ladder import Choices
+from actors.messages import Need
+from actors.screens import DENSE
+from actors.shard import Shard
+
+SIZES = (1, 2, 4, 8, 16, 32, 64)
+REPEATS = 3
+# A tier so much slower than the best at one size is not measured at larger ones.
+HOPELESS = 2.5
+TOP_K = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """What a step of ``rows`` rows took when it started with ``screen``."""
+
+    rows: int
+    screen: str
+    milliseconds: float  # the fastest of a few runs
+    rescored_share: float  # of the vocabulary, mean over the rows
+
+
+def calibrate(
+    shard: Shard, names: Sequence[str], hidden: npt.NDArray[np.float32], largest: int
+) -> list[Timing]:
+    """Times steps of up to ``largest`` rows with each of ``names``; ``hidden`` [M, d] are samples.
+
+    A third of the rows each is greedy, drawn at temperature 1, and cut to the 50 best.
+    """
+    timings: list[Timing] = []
+    left = list(names)
+    for rows in [size for size in SIZES if size <= max(largest, 1)]:
+        states = hidden[np.arange(rows) * max(1, len(hidden) // rows) % len(hidden)]
+        needs = [_need(row) for row in range(rows)]
+        timed = [_timed(shard, name, np.ascontiguousarray(states), needs) for name in left]
+        timings.extend(timed)
+        best = min(each.milliseconds for each in timed)
+        left = [each.screen for each in timed if each.milliseconds <= HOPELESS * best]
+    return timings
+
+
+def choose(timings: Sequence[Timing], *, certified: bool) -> Choices:
+    """The fastest screen by number of rows; never the dense one where ``certified``."""
+    best: dict[int, Timing] = {}
+    for each in timings:
+        if certified and each.screen == DENSE:
+            continue
+        if each.rows not in best or each.milliseconds < best[each.rows].milliseconds:
+            best[each.rows] = each
+    choices: list[tuple[int, str]] = []
+    for rows, each in sorted(best.items()):
+        if not choices or choices[-1][1] != each.screen:
+            choices.append((rows, each.screen))
+    return tuple(choices)
+
+
+def _need(row: int) -> Need:
+    key, position = row, 100 + row
+    if row % 3 == 0:
+        return Need("top1", key=key, position=position, inverse_temperature=1.0)
+    if row % 3 == 1:
+        return Need("topk", k=TOP_K, key=key, position=position, inverse_temperature=1.0)
+    return Need("top1")
+
+
+def _timed(
+    shard: Shard, name: str, hidden: npt.NDArray[np.float32], needs: Sequence[Need]
+) -> Timing:
+    shard.start_with(((1, name),))
+    seconds = []
+    share = 0.0
+    for _ in range(1 + REPEATS):
+        started = time.perf_counter()
+        candidates = shard.rescore(shard.screen(hidden, needs))
+        seconds.append(time.perf_counter() - started)
+        share = float(candidates.offsets[-1]) / (len(needs) * shard.vocabulary_size)
+    return Timing(len(needs), name, 1000.0 * min(seconds[1:]), share)

@@ -1,0 +1,124 @@
+"""An index when one is needed: found beside the model or in the user's cache, else built there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Literal
+
+from actors.body.loading import LoadedModel
+from actors.index.build import BuildSettings, build_index, cluster_count, own_rows
+from actors.index.container import CLUSTERS, Header, read_header
+from actors.index.errors import IndexFileError
+from actors.index.format import Index, check_weights, describe_weights, read_index
+from actors.index.metadata import Weights
+from actors.index.steps import Progress
+
+FILE_NAME = "lexshard-index.safetensors"
+# k-means that takes more products is for `lexshard index build`, not for a server's first start.
+CHEAP_PRODUCTS = 2e12
+
+Piece = Literal["tiers", "clusters"]
+TIERS: tuple[Piece, ...] = ("tiers",)
+
+
+def default_index_path(folder: str | Path, weights: Weights) -> Path:
+    """Where an index is built: beside the model if possible, else in the user's cache."""
+    return Path(folder) / FILE_NAME if os.access(folder, os.W_OK) else _cached(weights)
+
+
+def open_or_build(
+    folder: str | Path,
+    model: LoadedModel,
+    path: str | Path | None = None,
+    *,
+    parts: Collection[Piece] = TIERS,
+    tiers: Collection[str] = ("int8", "int4"),
+    announce: Callable[[str], None] = print,
+    progress: Progress | None = None,
+) -> Index:
+    """The index of ``model``, loaded from ``folder``, with ``tiers`` and, if asked, clusters.
+
+    Without ``path`` an index is looked for beside the model and in the user's cache; where none
+    fits the weights (``announce`` is told why), one is built with what is asked and what the found
+    one had. Clusters are only built where k-means is cheap: else ``Index.clusters`` is None. A
+    build takes the body's cache: allocate it anew afterwards.
+
+    With ``path`` that file must fit: IndexMismatchError or IndexFileError where it does not. Where
+    there is no such file it is built.
+    """
+    head = own_rows(model)
+    weights = describe_weights(head.weight, head.bias)
+    wanted = tuple(tiers) if "tiers" in parts else ()
+    if path is not None and Path(path).is_file():
+        return read_index(Path(path), weights, wanted)
+    found: Header | None = None
+    places = (Path(folder) / FILE_NAME, _cached(weights)) if path is None else ()
+    for place in places:
+        header = _fitting(place, weights, announce)
+        if header is not None and _holds(header, wanted, parts, weights):
+            try:
+                return read_index(place, weights, wanted)
+            except IndexFileError as error:
+                announce(f"{error}: building it again")
+        found = found or header
+    settings = _settings(found, wanted, parts, weights)
+    target = default_index_path(folder, weights) if path is None else Path(path)
+    made = [*settings.tiers, *(["clusters"] if settings.clusters != 0 else [])]
+    announce(f"building the vocabulary index {target} ({', '.join(made)}), once for these weights")
+    if "clusters" in parts and settings.clusters == 0:
+        announce("clusters would take long and are left out: `lexshard index build` makes them")
+    build_index(folder, model, target, settings, progress=progress)
+    return read_index(target, weights, wanted)
+
+
+def _cached(weights: Weights) -> Path:
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return base / "lexshard" / f"{weights.hash[:32]}.safetensors"
+
+
+def _fitting(path: Path, weights: Weights, announce: Callable[[str], None]) -> Header | None:
+    if not path.is_file():
+        return None
+    try:
+        header = read_header(path)
+        check_weights(path, header, weights)
+    except IndexFileError as error:
+        announce(f"{error}: building it again")
+        return None
+    return header
+
+
+def _holds(
+    header: Header, tiers: Collection[str], parts: Collection[Piece], weights: Weights
+) -> bool:
+    """Whether building could add nothing that is asked for."""
+    clusters = (
+        "clusters" not in parts or CLUSTERS in header.parts or not _cheap(BuildSettings(), weights)
+    )
+    return clusters and set(tiers) <= set(header.tiers)
+
+
+def _settings(
+    found: Header | None, tiers: Collection[str], parts: Collection[Piece], weights: Weights
+) -> BuildSettings:
+    """What is asked, and what a fitting file already has, made as it was."""
+    default = BuildSettings()
+    clusters = None if "clusters" in parts and _cheap(default, weights) else 0
+    if found is None:
+        return BuildSettings(tiers=tuple(tiers), clusters=clusters)
+    metadata = found.metadata()
+    report = metadata.clusters
+    return BuildSettings(
+        tiers=tuple(dict.fromkeys([*found.tiers, *tiers])),
+        clusters=clusters if report is None else report.requested,
+        kind=default.kind if report is None else report.kind,
+        iterations=default.iterations if report is None else report.iterations,
+        seed=metadata.calibration.seed,
+    )
+
+
+def _cheap(settings: BuildSettings, weights: Weights) -> bool:
+    count = cluster_count(settings, weights.rows)
+    return weights.rows * count * weights.columns * settings.iterations < CHEAP_PRODUCTS

@@ -1,0 +1,136 @@
+"""From an index file to clusters, tiers and calibration that belong to the weights at hand."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+import kernels
+from actors.index.container import (
+    CALIBRATION,
+    CLUSTERS,
+    TIER,
+    Header,
+    Part,
+    read_header,
+    read_part,
+)
+from actors.index.errors import IndexFileError, IndexMismatchError
+from actors.index.metadata import Metadata, Weights
+from actors.index.tier_tensors import assemble
+from kernels.bounds import Clusters
+from kernels.compile_cache import sources_digest
+from kernels.quantize import Tier
+
+HASHED_ROWS = 8192
+
+_KERNELS = Path(kernels.__file__).parent
+# Sources that decide what the numbers of a part mean.
+_MAKERS = {CLUSTERS: ("bounds", "clustering"), TIER: ("quantize",)}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Index:
+    """What screens the output rows of one model.
+
+    ``hidden`` [M, d] fp32 are the calibration's hidden states after the final norm. ``clusters``
+    is memory-mapped, tiers are in memory.
+    """
+
+    clusters: Clusters | None
+    tiers: dict[str, Tier]
+    hidden: npt.NDArray[np.float32]
+    metadata: Metadata
+
+
+def describe_weights(weight: torch.Tensor, bias: torch.Tensor | None) -> Weights:
+    """Output weights [V, d] fp32 or bf16 and biases [V] fp32 by their hash.
+
+    SHA-256 over types, shapes and bytes, a few thousand rows at a time.
+    """
+    digest = hashlib.sha256()
+    for tensor in (weight, bias):
+        if tensor is None:
+            continue
+        digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+        for rows in tensor.detach().split(HASHED_ROWS):
+            digest.update(rows.cpu().contiguous().view(torch.uint8).numpy())
+    rows, columns = weight.shape
+    dtype = str(weight.dtype).removeprefix("torch.")
+    return Weights(digest.hexdigest(), rows, columns, dtype, bias is not None)
+
+
+@functools.cache
+def code_of(part: str) -> str:
+    """A name for the sources that make this part: numbers of others might mean something else."""
+    makers = _MAKERS[TIER if part.startswith(TIER) else part]
+    return " ".join(sources_digest(_KERNELS / maker) for maker in makers)
+
+
+def load_index(
+    path: str | Path,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    *,
+    tiers: Collection[str] | None = None,
+) -> Index:
+    """The index at ``path``, checked against ``weight`` [V, d] and ``bias`` [V].
+
+    Rows beyond the tokenizer's vocabulary must have been cut off. ``tiers`` names those to load;
+    None is all. Raises IndexMismatchError where the file was built from other weights, and
+    IndexFileError where it is missing, damaged, lacks a tier or was made by other code.
+    """
+    return read_index(Path(path), describe_weights(weight, bias), tiers)
+
+
+def read_index(path: Path, weights: Weights, tiers: Collection[str] | None = None) -> Index:
+    """`load_index` for weights whose hash is known."""
+    header = read_header(path)
+    check_weights(path, header, weights)
+    metadata = header.metadata()
+    wanted = header.tiers if tiers is None else tuple(tiers)
+    missing = [name for name in wanted if name not in header.tiers]
+    if missing:
+        raise IndexFileError(
+            f"{path} has no tier {', '.join(missing)}, only {', '.join(header.tiers) or 'none'}: "
+            f"build it again with --tiers {','.join(dict.fromkeys([*header.tiers, *missing]))}"
+        )
+    clusters = None
+    if CLUSTERS in header.parts:
+        clusters = Clusters(**_read(path, header, CLUSTERS).tensors)
+    loaded = {}
+    for name in wanted:
+        part = _read(path, header, TIER + name)
+        loaded[name] = assemble(part.about["tier"], part.tensors)
+    hidden = np.array(read_part(path, header, CALIBRATION).tensors["hidden"])
+    return Index(clusters, loaded, hidden, metadata)
+
+
+def _read(path: Path, header: Header, name: str) -> Part:
+    if header.parts[name].about["code"] != code_of(name):
+        raise IndexFileError(
+            f"{path} was made by another version of lexshard: build it again with "
+            f"`lexshard index build MODEL --out {path}`"
+        )
+    return read_part(path, header, name)
+
+
+def check_weights(path: Path, header: Header, weights: Weights) -> None:
+    """Raises IndexMismatchError naming both hashes."""
+    if header.weights != weights:
+        raise IndexMismatchError(
+            f"{path} was built from output weights {_named(header.weights)}, but the model has "
+            f"{_named(weights)}: build it again with `lexshard index build MODEL --out {path}`, "
+            "or name the index of this model"
+        )
+
+
+def _named(weights: Weights) -> str:
+    return f"{weights.hash} ({weights.rows:,} x {weights.columns:,} {weights.dtype})"

@@ -1,0 +1,187 @@
+"""How many rows a screen cannot exclude, measured on calibration hidden states.
+
+As the certificate ladder works: a value ``tau`` that the answer certainly reaches, and every row
+whose upper bound reaches it is kept. Here ``tau`` is the best there can be, from all canonical
+logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from actors.body.output_head import Head
+from actors.index.metadata import NEEDS, Tightness
+from kernels.bounds import Clusters, cluster_bounds
+from kernels.noise import gumbel_row
+from kernels.quantize import Int4Tier, Tier
+from kernels.rows import canonical_logits, postprocess
+from kernels.screen import refine, screen
+
+Float32s = npt.NDArray[np.float32]
+Float64s = npt.NDArray[np.float64]
+
+TOP_K = 50
+NOISE_KEY = 0
+ROWS = 16  # hidden states at a time
+ERROR_SAMPLE = 1024  # output rows whose estimates are compared with canonical logits
+
+# Read only for rows that the high plane could not exclude.
+LOW_PLANE = ("low", "fine_row_slack")
+
+
+def thresholds(head: Head, hidden: Float32s) -> Float32s:
+    """Per hidden state and need the value that decides: [N, 3], from canonical logits.
+
+    Without noise for the first two needs; the noise of row ``n`` is that of position ``n``.
+    """
+    found = np.empty((len(hidden), len(NEEDS)), np.float32)
+    for first, states in _blocks(hidden):
+        for row, raw in enumerate(canonical_logits(states, head.weight), first):
+            logits = _finished(raw, head)
+            k = min(TOP_K, len(logits))
+            noisy = logits + _noise(row, len(logits))
+            found[row] = logits.max(), np.partition(logits, -k)[-k], noisy.max()
+    return found
+
+
+def measure_tiers(
+    tiers: Sequence[Tier], head: Head, hidden: Float32s, tau: Float32s
+) -> list[Tightness]:
+    """How tightly each of ``tiers`` screens ``hidden`` [N, d] against ``tau`` [N, 3]."""
+    count, vocabulary = len(hidden), len(head.weight)
+    sample = np.linspace(0, vocabulary - 1, min(vocabulary, ERROR_SAMPLE)).astype(np.int64)
+    kept = np.zeros((len(tiers), count, len(NEEDS)))
+    refined = np.zeros_like(kept)
+    bound, square = np.zeros((len(tiers), count)), np.zeros((len(tiers), count))
+    for first, states in _blocks(hidden):
+        noises = [_noise(first + n, vocabulary) for n in range(len(states))]
+        exact = canonical_logits(states, head.weight[sample])
+        for which, tier in enumerate(tiers):
+            screened = screen(states, tier)
+            for n, row in enumerate(range(first, first + len(states))):
+                # Row by row: a row of the vocabulary stays in the cache.
+                slack = _slack(screened.row_slack, screened.hidden_slack[n])
+                estimate = screened.estimate[n]
+                bound[which, row] = slack[sample].mean(dtype=np.float64)
+                error = (estimate[sample] - exact[n]).astype(np.float64)
+                square[which, row] = np.square(error).mean()
+                masks = _reaching(_finished(estimate + slack, head), noises[n], tau[row])
+                kept[which, row] = [np.count_nonzero(mask) for mask in masks]
+                if isinstance(tier, Int4Tier):
+                    ids = np.flatnonzero(masks[0] | masks[1] | masks[2]).astype(np.int32)
+                    fine = _refined(states[n : n + 1], tier, head, ids)
+                    left = _reaching(fine, noises[n][ids], tau[row])
+                    refined[which, row] = [
+                        np.count_nonzero(mask[ids] & still)
+                        for mask, still in zip(masks, left, strict=True)
+                    ]
+    return [
+        _tightness(
+            tier,
+            head,
+            kept[which].mean(axis=0),
+            refined[which].mean(axis=0),
+            float(bound[which].mean()),
+            float(np.sqrt(square[which].mean())),
+        )
+        for which, tier in enumerate(tiers)
+    ]
+
+
+def opened_share(
+    clusters: Clusters, head: Head, hidden: Float32s, tau: Float32s
+) -> dict[str, dict[str, float]]:
+    """By bound and need the mean share of rows in clusters that could not be excluded."""
+    vocabulary, sizes = len(head.weight), clusters.sizes
+    shares: dict[str, Float64s] = {kind: np.zeros(len(NEEDS)) for kind in ("ball", "cone", "best")}
+    for first, states in _blocks(hidden):
+        noises = [_noise(first + n, vocabulary)[clusters.order] for n in range(len(states))]
+        largest = [np.maximum.reduceat(noise, clusters.offsets[:-1]) for noise in noises]
+        for kind, share in shares.items():
+            upper = cluster_bounds(states, clusters, kind=kind)  # type: ignore[arg-type]
+            upper = postprocess(upper, scale=head.scale, softcap=head.softcap)
+            for n in range(len(states)):
+                masks = _reaching(upper[n], largest[n], tau[first + n])
+                share += [sizes[mask].sum() / (vocabulary * len(hidden)) for mask in masks]
+    return {kind: _by_need(share) for kind, share in shares.items()}
+
+
+def arrays_of(value: Any) -> Iterator[tuple[str, npt.NDArray[Any]]]:
+    """Name and array of every array in a tier, also in what it contains."""
+    for field in fields(value):
+        child = getattr(value, field.name)
+        if isinstance(child, np.ndarray):
+            yield field.name, child
+        elif hasattr(child, "__dataclass_fields__"):
+            yield from arrays_of(child)
+
+
+def screened_bytes(tier: Tier) -> int:
+    """Bytes of one pass over the tier."""
+    return sum(array.nbytes for name, array in arrays_of(tier) if name not in LOW_PLANE)
+
+
+def _refined_row_bytes(tier: Int4Tier) -> int:
+    """Bytes of one row in both planes."""
+    planes = (tier.high, tier.low, tier.multipliers, tier.scale)
+    return sum(array.nbytes for array in planes) // len(tier.scale) + 8
+
+
+def _tightness(
+    tier: Tier, head: Head, kept: Float64s, refined: Float64s, bound: float, error: float
+) -> Tightness:
+    row_bytes = head.weight.shape[1] * head.weight.element_size()
+    read = screened_bytes(tier) + kept * row_bytes
+    if isinstance(tier, Int4Tier):
+        read = screened_bytes(tier) + kept * _refined_row_bytes(tier) + refined * row_bytes
+    return Tightness(
+        kept=_by_need(kept),
+        refined=_by_need(refined) if isinstance(tier, Int4Tier) else None,
+        bytes_read=_by_need(read),
+        bound=bound,
+        error=error,
+    )
+
+
+def _slack(row_slack: Float32s, hidden_slack: Float64s) -> Float32s:
+    """Error bounds of one hidden state [V]; fp32 is enough to count with."""
+    first, second = hidden_slack.astype(np.float32)
+    return row_slack[0] * first + row_slack[1] * second
+
+
+def _refined(state: Float32s, tier: Int4Tier, head: Head, ids: npt.NDArray[np.int32]) -> Float32s:
+    """Upper bounds of the rows ``ids`` for ``state`` [1, d], from both planes."""
+    screened = refine(state, tier, ids, np.array([0, len(ids)]))
+    slack = _slack(screened.row_slack[:, ids], screened.hidden_slack[0])
+    return _finished(screened.estimate + slack, head, ids)
+
+
+def _reaching(upper: Float32s, noise: Float32s, tau: Float32s) -> list[npt.NDArray[np.bool_]]:
+    """By need which of ``upper`` [W] reach ``tau`` [3]."""
+    return [upper >= tau[0], upper >= tau[1], upper + noise >= tau[2]]
+
+
+def _finished(logits: Float32s, head: Head, ids: npt.NDArray[np.int32] | None = None) -> Float32s:
+    """Raw logits of all rows or of ``ids`` with bias, scale and soft-cap."""
+    bias = None if head.bias is None else head.bias.numpy()
+    if bias is not None and ids is not None:
+        bias = bias[ids]
+    return postprocess(logits, bias=bias, scale=head.scale, softcap=head.softcap)
+
+
+def _noise(row: int, vocabulary: int) -> Float32s:
+    return gumbel_row(NOISE_KEY, row, vocabulary)
+
+
+def _blocks(hidden: Float32s) -> Iterator[tuple[int, Float32s]]:
+    for first in range(0, len(hidden), ROWS):
+        yield first, hidden[first : first + ROWS]
+
+
+def _by_need(values: Float64s) -> dict[str, float]:
+    return {need: float(value) for need, value in zip(NEEDS, values, strict=True)}

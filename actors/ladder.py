@@ -1,0 +1,75 @@
+"""Which low-precision copy of the output weights screens a step.
+
+A ladder holds the copies and, by the number of rows in a step, the one to start with. Where a
+step leaves more tokens than a rung is worth, later steps start elsewhere for a while: the tokens
+that are drawn do not change, only what finding them costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from actors.screens import DENSE
+from kernels.quantize import Int4Tier, Tier
+
+# A screen that leaves more than this share of the vocabulary has not paid for itself.
+CROWDED_SHARE = 1.0 / 16.0
+# How many steps stay away from a crowded screen, doubling while it stays crowded.
+FIRST_PAUSE = 32
+LONGEST_PAUSE = 2048
+
+
+Choices = tuple[tuple[int, str], ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ladder:
+    """Tiers by name, and which to start with: ``choices`` are (from so many rows on, name).
+
+    ``choices`` ascend and begin at one row; a name is a tier's or `DENSE`. Raises ValueError where
+    a choice names no tier or the choices do not begin at one row.
+    """
+
+    tiers: Mapping[str, Tier]
+    choices: Choices
+
+    def __post_init__(self) -> None:
+        if not self.choices or self.choices[0][0] != 1:
+            raise ValueError("the first choice of a ladder is for one row")
+        for _, name in self.choices:
+            if name != DENSE and name not in self.tiers:
+                raise ValueError(f"the ladder has no tier {name!r}")
+
+    @property
+    def fine(self) -> Int4Tier | None:
+        """The tier whose two planes refine what another one leaves, if there is one."""
+        tier = self.tiers.get("int4")
+        return tier if isinstance(tier, Int4Tier) else None
+
+    def choice(self, rows: int) -> str:
+        """What screens a step of ``rows`` rows."""
+        return max(each for each in self.choices if each[0] <= rows)[1]
+
+
+class Pauses:
+    """Which ways are not worth trying for a while, by how often they failed lately."""
+
+    def __init__(self) -> None:
+        self._length: dict[str, int] = {}
+        self._left: dict[str, int] = {}
+
+    def allows(self, name: str) -> bool:
+        """Whether ``name`` is worth a try now; counts down its pause otherwise."""
+        left = self._left.get(name, 0)
+        if left:
+            self._left[name] = left - 1
+        return left == 0
+
+    def record(self, name: str, *, failed: bool) -> None:
+        """A try of ``name`` has failed or not: failures in a row pause it ever longer."""
+        if not failed:
+            self._length.pop(name, None)
+            return
+        length = min(2 * self._length.get(name, FIRST_PAUSE // 2), LONGEST_PAUSE)
+        self._length[name] = self._left[name] = length

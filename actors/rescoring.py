@@ -1,0 +1,90 @@
+"""Canonical logits of chosen tokens: the numbers that decide, after everything that estimates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from kernels.penalties import Adjustments, adjust
+from kernels.rows import canonical_logits, postprocess
+
+Ids = npt.NDArray[np.int32]
+Offsets = npt.NDArray[np.int64]
+
+
+class Rescorer:
+    """The output weights [V, d] fp32 or bf16 with what the model does to its logits."""
+
+    def __init__(
+        self,
+        weight: torch.Tensor,
+        bias: npt.NDArray[np.float32] | None,
+        scale: float,
+        softcap: float | None,
+    ) -> None:
+        self.vocabulary_size = weight.shape[0]
+        self.row_bytes = weight.shape[1] * weight.element_size()
+        self.bias = bias
+        self.scale = scale
+        self.softcap = softcap
+        self._weight = weight
+
+    def raw(
+        self,
+        hidden: npt.NDArray[np.float32],
+        ids: Ids,
+        offsets: Offsets,
+        dense: Sequence[int] = (),
+    ) -> npt.NDArray[np.float32]:
+        """Canonical logits [total] of row ``n`` of ``hidden`` [N, d] and its own ``ids``.
+
+        The rows in ``dense`` have every id and share one pass over the weights.
+        """
+        products = self._products(hidden, ids, offsets, dense)
+        if self.bias is not None:
+            products = postprocess(products, bias=self.bias[ids])
+        return postprocess(products, scale=self.scale, softcap=self.softcap)
+
+    def adjust(
+        self,
+        ids: Ids,
+        raw: npt.NDArray[np.float32],
+        offsets: Offsets,
+        adjustments: Adjustments,
+    ) -> npt.NDArray[np.float32]:
+        """``raw`` after the processors of each row."""
+        return adjust(ids, raw, offsets, adjustments) if adjustments.active.any() else raw
+
+    def adjusted(
+        self,
+        hidden: npt.NDArray[np.float32],
+        ids: Ids,
+        offsets: Offsets,
+        adjustments: Adjustments,
+    ) -> npt.NDArray[np.float32]:
+        """Canonical logits after the processors of each row."""
+        return self.adjust(ids, self.raw(hidden, ids, offsets), offsets, adjustments)
+
+    def _products(
+        self,
+        hidden: npt.NDArray[np.float32],
+        ids: Ids,
+        offsets: Offsets,
+        dense: Sequence[int],
+    ) -> npt.NDArray[np.float32]:
+        if not len(dense):
+            return canonical_logits(hidden, self._weight, ids, offsets)
+        every = canonical_logits(hidden[list(dense)], self._weight)
+        if len(dense) == len(hidden):
+            return every.reshape(-1)
+        result = np.empty(len(ids), np.float32)
+        for index, row in enumerate(dense):
+            result[offsets[row] : offsets[row + 1]] = every[index]
+        others = np.setdiff1d(np.arange(len(hidden)), dense)
+        own = np.concatenate([np.arange(offsets[row], offsets[row + 1]) for row in others])
+        own_offsets = np.cumsum([0, *np.diff(offsets)[others]])
+        result[own] = canonical_logits(hidden[others], self._weight, ids[own], own_offsets)
+        return result

@@ -1,0 +1,207 @@
+"""Certificates: what is known exactly, what bounds the rest, and what follows about all of it.
+
+Every function takes the logits of one row as sampling sees them, after bias, post-processing and
+penalties: ``known`` [M] fp32 exactly (excluded tokens are ``-inf``), all other tokens by upper
+bounds. Masses are tempered: ``exp(l s)`` with the inverse temperature ``s`` above 0. They stay in
+logarithms, because a raw bound overflows, and are rounded outward. None of the certificates is ever
+given where it does not hold; on equality it is refused.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from kernels.certify import cpu, reference
+from kernels.certify.evidence import Evidence, Questions, gather_evidence
+from kernels.certify.margins import LARGEST_VOCABULARY, LOG_ROUNDING, MASS_ROUNDING
+
+Implementation = Literal["reference", "cpu"]
+Float32s = npt.NDArray[np.float32]
+
+__all__ = [
+    "Evidence",
+    "Questions",
+    "coverage_certificate",
+    "coverage_log_odds",
+    "epsilon_certificate",
+    "gather_evidence",
+    "known_log_mass",
+    "log_odds",
+    "nucleus_certificate",
+    "outside_log_mass",
+    "outside_share",
+    "top_certificate",
+    "within_odds",
+]
+
+
+def top_certificate(
+    known: Float32s, k: int, outside_upper: float, *, implementation: Implementation | None = None
+) -> bool:
+    """Whether the ``k`` best of ``known`` are the k best of all (CSV-Decode definition 1).
+
+    ``outside_upper`` is the largest upper bound of any other token. It must be below the k-th
+    largest of ``known``: on equality the other token might win by its lower id. Where nothing but
+    excluded tokens is left outside (``-inf``), it holds for any k. Raises `ValueError` for k < 1.
+    """
+    if k < 1:
+        raise ValueError(f"the best {k} tokens are not a set: give k >= 1")
+    if outside_upper == -math.inf:
+        return True
+    return outside_upper < _module(implementation).kth_largest(_row(known), k)
+
+
+def known_log_mass(
+    known: Float32s, inverse_temperature: float, *, implementation: Implementation | None = None
+) -> float:
+    """``Z_S = log sum exp(known * s)``, rounded down; ``-inf`` where all are excluded."""
+    _check_temperature(inverse_temperature)
+    return float(_module(implementation).known_log_mass(_row(known), inverse_temperature))
+
+
+def outside_log_mass(
+    upper: Float32s,
+    sizes: npt.NDArray[np.int64],
+    inverse_temperature: float,
+    *,
+    implementation: Implementation | None = None,
+) -> float:
+    """``log sum_c |c| exp(U_c s)``, rounded up, of clusters with ``upper`` [C] bounds and ``sizes``
+    [C] rows; ``-inf`` where there are none. Clusters of no rows do not count."""
+    _check_temperature(inverse_temperature)
+    counts = np.ascontiguousarray(sizes, np.int64)
+    return float(_module(implementation).outside_log_mass(_row(upper), counts, inverse_temperature))
+
+
+def outside_share(
+    known: Float32s,
+    inverse_temperature: float,
+    outside_log_mass_upper: float,
+    *,
+    implementation: Implementation | None = None,
+) -> float:
+    """An upper bound of ``R / (Z + R)``, the share of the mass that is not in ``known``.
+
+    It is the total variation between the softmax over ``known`` and over all (CSV-Decode theorem
+    2). 1 where nothing can be said.
+    """
+    inside = known_log_mass(known, inverse_temperature, implementation=implementation)
+    if outside_log_mass_upper == -math.inf:
+        return 0.0
+    if math.isinf(outside_log_mass_upper) or inside == -math.inf:
+        return 1.0
+    distance = inside - outside_log_mass_upper
+    slack = LOG_ROUNDING * (abs(inside) + abs(outside_log_mass_upper))
+    return min(1.0, (1.0 + MASS_ROUNDING) / (1.0 + math.exp(min(distance - slack, 700.0))))
+
+
+def epsilon_certificate(
+    known: Float32s,
+    inverse_temperature: float,
+    epsilon: float,
+    outside_log_mass_upper: float,
+    *,
+    implementation: Implementation | None = None,
+) -> bool:
+    """Whether the softmax over ``known`` is within ``epsilon`` of the full one in total variation.
+
+    ``log R <= Z_S + ln(epsilon / (1 - epsilon))`` (CSV-Decode eq. 25 in logarithms), where ``log
+    R`` is at most ``outside_log_mass_upper``. Raises `ValueError` unless ``0 <= epsilon < 1``.
+    """
+    if not 0 <= epsilon < 1:
+        raise ValueError(f"epsilon {epsilon} is not between 0 and 1")
+    inside = known_log_mass(known, inverse_temperature, implementation=implementation)
+    return within_odds(inside, outside_log_mass_upper, log_odds(epsilon))
+
+
+def coverage_certificate(
+    known: Float32s,
+    inverse_temperature: float,
+    top_p: float,
+    outside_log_mass_upper: float,
+    *,
+    implementation: Implementation | None = None,
+) -> bool:
+    """Whether ``known`` holds at least ``top_p`` of the mass: CSV-Decode's nucleus condition.
+
+    It covers the nucleus. Which tokens the nucleus consists of is another question: see
+    `nucleus_certificate`. Raises `ValueError` unless ``0 < top_p <= 1``.
+    """
+    if not 0 < top_p <= 1:
+        raise ValueError(f"top_p {top_p} is not between 0 and 1")
+    inside = known_log_mass(known, inverse_temperature, implementation=implementation)
+    return within_odds(inside, outside_log_mass_upper, coverage_log_odds(top_p))
+
+
+def nucleus_certificate(
+    known: Float32s,
+    inverse_temperature: float,
+    top_p: float,
+    outside_log_mass_upper: float,
+    outside_log_mass_lower: float,
+    outside_upper: float,
+    *,
+    outside_count: int = LARGEST_VOCABULARY,
+    implementation: Implementation | None = None,
+) -> int:
+    """The size m of the top-p set where it is certain that the m best of ``known`` are that set.
+
+    -1 where it is not. The set is the one that `kernels.truncate.truncate` keeps of the whole row
+    (without top-k and min-p): its integer masses are computed for ``known``, and those of the
+    ``outside_count`` other tokens (at most) lie between the two log masses, give or take half a
+    unit for each and the rounding of the exponential. m is certain if both ends of the interval
+    give the same m and ``outside_upper``, the largest bound of any other token, is below the m-th
+    logit. ``outside_log_mass_lower`` may be ``-inf``. Raises `ValueError` unless
+    ``0 <= top_p < 1``.
+    """
+    _check_temperature(inverse_temperature)
+    if not 0 <= top_p < 1:
+        raise ValueError(f"top_p {top_p} truncates nothing or is negative")
+    return int(
+        _module(implementation).nucleus_size(
+            _row(known),
+            inverse_temperature,
+            top_p,
+            outside_log_mass_upper,
+            outside_log_mass_lower,
+            outside_upper,
+            outside_count,
+        )
+    )
+
+
+def log_odds(epsilon: float) -> float:
+    """``ln(epsilon / (1 - epsilon))``"""
+    return (math.log(epsilon) if epsilon > 0 else -math.inf) - math.log1p(-epsilon)
+
+
+def coverage_log_odds(top_p: float) -> float:
+    """``ln((1 - p) / p)``, also where ``1 - p`` would be rounded."""
+    return (math.log1p(-top_p) if top_p < 1 else -math.inf) - math.log(top_p)
+
+
+def within_odds(inside: float, outside: float, odds: float) -> bool:
+    """Whether ``outside <= inside + odds`` for certain; both are logarithms of masses."""
+    if outside == -math.inf:
+        return True
+    if math.isinf(outside) or inside == -math.inf or odds == -math.inf:
+        return False
+    slack = LOG_ROUNDING * (abs(inside) + abs(odds) + 1.0) if math.isfinite(inside) else 0.0
+    return outside <= inside + odds - slack
+
+
+def _module(implementation: Implementation | None) -> Any:
+    return reference if implementation == "reference" else cpu
+
+
+def _row(values: Float32s) -> Float32s:
+    return np.ascontiguousarray(values, np.float32)
+
+
+def _check_temperature(inverse_temperature: float) -> None:
+    if not 0 < inverse_temperature < math.inf:
+        raise ValueError(f"inverse temperature {inverse_temperature} is not positive and finite")

@@ -1,0 +1,191 @@
+"""Masses in numba: one pass over a row of bounds per side, exponentials vectorised."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from kernels.mass.reference import BIN_WIDTH, BINS, CONFIDENCE, MASS_MARGIN
+from kernels.normalizer.exponential import exponential
+from kernels.penalties.cpu import MINUS_INFINITY, adjust_row
+from kernels.search.cpu import BLOCK, fp32_slack, upper_bounds
+from kernels.search.reference import ULP_SHARE
+
+if TYPE_CHECKING:
+    from kernels.mass import OutsideMass
+    from kernels.penalties import Adjustments
+    from kernels.search import Estimates, Needs
+
+
+@njit(nogil=True, cache=True)
+def _lower_bounds(values, row_slack, hidden_slack, lower):  # type: ignore[no-untyped-def]
+    error, size, rest = fp32_slack(hidden_slack)
+    errors = row_slack[0]
+    sizes = row_slack[1]
+    for i in range(lower.size):
+        slack = error * errors[i] + size * sizes[i] + rest + abs(values[i]) * ULP_SHARE
+        lower[i] = values[i] - slack
+
+
+@njit(nogil=True, cache=True)
+def _log_sum(values, scale, weights):  # type: ignore[no-untyped-def]
+    """Log-sum-exp of ``values * scale`` and the largest value."""
+    largest = MINUS_INFINITY
+    for index in range(values.size):
+        largest = max(largest, values[index])
+    top = np.float64(largest) * scale
+    if math.isinf(top):
+        return top, np.float64(largest)
+    for index in range(values.size):
+        weights[index] = exponential(np.float64(values[index]) * scale - top)
+    total = 0.0
+    for index in range(values.size):
+        total += weights[index]
+    return top + math.log(total), np.float64(largest)
+
+
+@njit(nogil=True, cache=True)
+def _outside_mass(  # type: ignore[no-untyped-def]
+    values, row_slack, hidden_slack, size, needs, adjustments, ids, offsets
+):
+    rows = values.shape[0]
+    result = np.empty((3, rows), np.float64)
+    bounds = np.empty(size, np.float32)
+    weights = np.empty(size, np.float64)
+    maxima = np.empty((size + BLOCK - 1) // BLOCK, np.float32)
+    for row in range(rows):
+        scale = needs.inverse_temperature[row]
+        for side in range(2):
+            if side == 0:
+                upper_bounds(values[row], row_slack, hidden_slack[row], bounds, maxima)
+            else:
+                _lower_bounds(values[row], row_slack, hidden_slack[row], bounds)
+            if adjustments.active[row]:
+                adjust_row(bounds, row, adjustments)
+            for index in range(offsets[row], offsets[row + 1]):
+                bounds[ids[index]] = MINUS_INFINITY
+            log_sum, largest = _log_sum(bounds, scale, weights)
+            if side == 0:
+                result[0, row] = log_sum + MASS_MARGIN
+                result[2, row] = largest
+            else:
+                result[1, row] = log_sum - MASS_MARGIN
+    return result
+
+
+@njit(nogil=True, cache=True)
+def _weigh(values, row_slack, hidden_slack, scale, counts, masses, errors):  # type: ignore[no-untyped-def]
+    """Tallies tokens, masses and their uncertainty by distance from the best estimate.
+
+    Returns the largest slack that occurs among tokens that matter, in bins.
+    """
+    error, size, rest = fp32_slack(hidden_slack)
+    counts[:] = 0
+    masses[:] = 0.0
+    errors[:] = 0.0
+    top = MINUS_INFINITY
+    for index in range(values.size):
+        top = max(top, values[index])
+    if top == MINUS_INFINITY:
+        return 0.0
+    widest = 0.0
+    for index in range(values.size):
+        distance = np.float64(top - values[index]) * scale
+        if distance < BINS * BIN_WIDTH:
+            place = np.int64(distance / BIN_WIDTH)
+            slack = np.float64(error * row_slack[0, index] + size * row_slack[1, index] + rest)
+            counts[place] += 1
+            errors[place] += slack * scale
+            widest = max(widest, slack)
+    for place in range(BINS):
+        weight = exponential(-(place + 0.5) * BIN_WIDTH)
+        masses[place] = counts[place] * weight
+        errors[place] *= weight
+    return widest * scale / BIN_WIDTH
+
+
+@njit(nogil=True, cache=True)
+def _plan_nucleus(counts, masses, errors, widest, top_p):  # type: ignore[no-untyped-def]
+    total = masses.sum()
+    edge = 0
+    inside = masses[0]
+    while inside < top_p * total and edge < BINS - 1:
+        edge += 1
+        inside += masses[edge]
+    room = CONFIDENCE * exponential(-(edge + 0.5) * BIN_WIDTH)
+    left = errors.sum()
+    count = 0
+    for place in range(BINS):
+        count += counts[place]
+        left -= errors[place]
+        if place > edge + 2.0 * widest + 1.0 and 2.0 * left < room:
+            return count
+    return count
+
+
+@njit(nogil=True, cache=True)
+def _plan_epsilon(counts, masses, errors, epsilon):  # type: ignore[no-untyped-def]
+    total = masses.sum()
+    left = total
+    uncertain = errors.sum()
+    count = 0
+    for place in range(BINS):
+        count += counts[place]
+        left -= masses[place]
+        uncertain -= errors[place]
+        if left + uncertain < 0.9 * epsilon * total:
+            return count
+    return count
+
+
+@njit(nogil=True, cache=True)
+def _plan(  # type: ignore[no-untyped-def]
+    values, row_slack, hidden_slack, size, needs, adjustments, top_p, epsilon
+):
+    rows = values.shape[0]
+    result = np.empty(rows, np.int64)
+    counts = np.empty(BINS, np.int64)
+    masses = np.empty(BINS, np.float64)
+    errors = np.empty(BINS, np.float64)
+    work = np.empty(size, np.float32)
+    for row in range(rows):
+        work[:] = values[row, :size]
+        if adjustments.active[row]:
+            adjust_row(work, row, adjustments)
+        scale = needs.inverse_temperature[row]
+        widest = _weigh(work, row_slack, hidden_slack[row], scale, counts, masses, errors)
+        if epsilon[row] > 0.0:
+            result[row] = _plan_epsilon(counts, masses, errors, epsilon[row])
+        else:
+            result[row] = _plan_nucleus(counts, masses, errors, widest, top_p[row])
+    return result
+
+
+def outside_mass(
+    estimates: Estimates,
+    vocabulary_size: int,
+    needs: Needs,
+    adjustments: Adjustments,
+    ids: npt.NDArray[np.int32],
+    offsets: npt.NDArray[np.int64],
+) -> OutsideMass:
+    from kernels.mass import OutsideMass
+
+    return OutsideMass(
+        *_outside_mass(*estimates, vocabulary_size, needs, adjustments, ids, offsets)
+    )
+
+
+def plan(
+    estimates: Estimates,
+    vocabulary_size: int,
+    needs: Needs,
+    adjustments: Adjustments,
+    top_p: npt.NDArray[np.float64],
+    epsilon: npt.NDArray[np.float64],
+) -> npt.NDArray[np.int64]:
+    return _plan(*estimates, vocabulary_size, needs, adjustments, top_p, epsilon)

@@ -1,0 +1,217 @@
+"""``lexshard bench head``: from hidden states to tokens, the certified head beside dense ones.
+
+All sides take turns step by step in one process on the same hidden states: the certified head
+(screen, rescoring, draw), our dense head (the row kernel screens, then the same), the bare row
+kernel and torch in fp32 and bf16, each with torch's own choice of a token. Every step has other
+hidden states and other noise. Afterwards the tokens of the certified head are compared with those
+of canonical logits of every row.
+
+``--paper`` measures CSV-Decode's cluster bounds instead (see ``head_paper``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from actors.calibration import calibrate, choose
+from actors.ladder import Choices
+from actors.screens import DENSE
+from kernels import pool
+from loadtest.bench.bandwidth import read_bandwidth
+from loadtest.bench.head_cell import OURS, TIME, Cell, table
+from loadtest.bench.head_sides import TIERS, ShardSide, Side, Sides, build_tiers, single
+from loadtest.bench.head_workload import (
+    KINDS,
+    Workload,
+    model_workload,
+    synthetic_workload,
+)
+from loadtest.bench.machine import describe_machine, installed_versions, pinned_to_cores
+from loadtest.bench.record import Case, Report
+from loadtest.bench.synthetic_heads import NAMED, measure
+
+RUNS, QUICK_RUNS = 15, 3
+QUICK_COMPARED = 1  # steps whose tokens --quick compares with canonical logits of all rows
+SEED = 17
+VOCABULARY, COLUMNS = 131_072, 1_024
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options to a parser."""
+    parser.add_argument(
+        "--vocabulary", "-V", type=int, metavar="N", help=f"default {VOCABULARY:,}; --paper less"
+    )
+    parser.add_argument(
+        "--columns", "-d", type=int, metavar="N", help=f"default {COLUMNS:,}; --paper less"
+    )
+    parser.add_argument("--geometry", choices=tuple(NAMED), default="independent")
+    parser.add_argument(
+        "--model", type=Path, metavar="DIR", help="a checkpoint's head with real hidden states"
+    )
+    parser.add_argument("--batch", type=_numbers, default=(1, 8, 32), metavar="N,N")
+    parser.add_argument("--need", type=_kinds, default=("greedy", "gumbel", "top50"), metavar="A,B")
+    parser.add_argument("--tier", choices=("auto", *TIERS, "dense"), default="auto")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument("--threads", type=int, default=1, metavar="N", help="of every side; pinned")
+    parser.add_argument("--runs", type=int, metavar="N", help=f"default {RUNS}, quick {QUICK_RUNS}")
+    parser.add_argument("--quick", action="store_true", help="the same cases, fewer runs: a minute")
+    parser.add_argument("--seed", type=int, default=SEED, metavar="N")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there")
+    parser.add_argument(
+        "--paper", action="store_true", help="CSV-Decode's bounds on clusters: an ablation"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure and print; returns the exit status."""
+    try:
+        with pinned_to_cores(arguments.threads) as cores:
+            torch.set_num_threads(arguments.threads)
+            pool.set_threads(arguments.threads)
+            report = Report(
+                machine={**describe_machine(), "pinned_to_cores": list(cores)},
+                versions=installed_versions(),
+                command=shlex.join(["lexshard", *sys.argv[1:]]),
+                seed=arguments.seed,
+            )
+            measure_into(report, arguments)
+    except (ValueError, OSError, RuntimeError) as error:
+        print(f"lexshard bench head: {error}", file=sys.stderr)
+        return 1
+    if arguments.json is not None:
+        report.write(arguments.json)
+        print(f"written: {arguments.json}")
+    return 0
+
+
+def measure_into(report: Report, arguments: argparse.Namespace) -> None:
+    if arguments.paper:
+        from loadtest.bench import head_paper
+
+        head_paper.measure(report, arguments)
+    elif arguments.device == "cuda":
+        from loadtest.bench import head_cuda  # needs a GPU and Triton
+
+        head_cuda.measure(report, arguments)
+    else:
+        measure_on_cpu(report, arguments)
+
+
+def load_workload(arguments: argparse.Namespace) -> Workload:
+    """The head that the options name; prints its geometry."""
+    if arguments.model is not None:
+        workload = model_workload(arguments.model, arguments.seed)
+    else:
+        workload = synthetic_workload(
+            arguments.geometry,
+            arguments.vocabulary or VOCABULARY,
+            arguments.columns or COLUMNS,
+            getattr(torch, arguments.dtype),
+            arguments.seed,
+        )
+    size, columns = workload.weight.shape
+    geometry = measure(workload.weight, torch.from_numpy(workload.hidden[:32]))
+    print(f"{workload.name}: {size:,} x {columns:,} {workload.weight.dtype}; {geometry}")
+    return workload
+
+
+def measure_on_cpu(report: Report, arguments: argparse.Namespace) -> None:
+    """Every batch size and need, all sides side by side."""
+    bandwidth = read_bandwidth(arguments.threads)
+    report.machine["read_bytes_per_second"] = bandwidth
+    print(f"{arguments.threads} thread(s) read {bandwidth / 1e9:.1f} GB/s")
+    workload = load_workload(arguments)
+    tiers = build_tiers(workload, arguments.tier)
+    built = Sides(workload, tiers)
+    choices = single(arguments.tier)
+    if arguments.tier == "auto":
+        choices = calibrated(built, list(tiers), workload, max(arguments.batch))
+    sides: list[Side] = [ShardSide(OURS, built.certified(choices)), *built.others()]
+    cells = []
+    runs = arguments.runs or (QUICK_RUNS if arguments.quick else RUNS)
+    for batch in arguments.batch:
+        for name in arguments.need:
+            cell = Cell(workload, KINDS[name], batch)
+            cell.take_turns(sides, runs)
+            cell.compare_with_canonical(QUICK_COMPARED if arguments.quick else runs)
+            cell.record(report, _case(arguments, workload, cell))
+            cells.append(cell)
+    print(f"\n{table(cells, report)}\n")
+    print_summary(cells, report)
+
+
+def print_summary(cells: Sequence[Cell], report: Report) -> None:
+    """What the figures mean, and against whom they count."""
+    equal, compared = sum(c.equal for c in cells), sum(c.compared for c in cells)
+    print(f"certified tokens equal to those of all canonical logits: {equal} of {compared}")
+    for cell in cells:
+        against = {
+            each.against: each.ratio
+            for each in report.ratios
+            if each.case["measure"] == TIME.name
+            and (each.case["batch"], each.case["need"]) == (cell.batch, cell.kind.name)
+        }
+        torch_sides = {name: ratio for name, ratio in against.items() if name.startswith("torch")}
+        best = min(torch_sides, key=lambda name: torch_sides[name])
+        print(
+            f"batch {cell.batch}, {cell.kind.name}: {torch_sides[best]:.2f}x the best of torch "
+            f"({best}), {against['own dense']:.2f}x our dense head"
+        )
+    print("ms: median (best) over the runs. we are: median of the ratios of neighbouring steps.")
+    print("certified and own dense: screen, rescoring and draw, the same tokens. The others draw")
+    print("with torch: argmax, softmax / exponential noise, or top-k first; other tokens.")
+
+
+def calibrated(built: Sides, tiers: Sequence[str], workload: Workload, largest: int) -> Choices:
+    """The tier that was fastest at each batch size, on hidden states that are not measured."""
+    shard = built.certified(single("dense"))
+    timings = calibrate(shard, [*tiers, DENSE], workload.calibration, largest)
+    choices = choose(timings, certified=False)
+    found = ", ".join(f"{name} from {rows}" for rows, name in choices)
+    print(f"chosen by calibration, by rows in a step: {found}")
+    for each in timings:
+        print(
+            f"  {each.rows:>2} rows, {each.screen}: {each.milliseconds:.2f} ms, rescored "
+            f"{100 * each.rescored_share:.3f}%"
+        )
+    return choices
+
+
+def _case(arguments: argparse.Namespace, workload: Workload, cell: Cell) -> Case:
+    size, columns = workload.weight.shape
+    return {
+        "head": workload.name,
+        "V": size,
+        "d": columns,
+        "dtype": str(workload.weight.dtype).removeprefix("torch."),
+        "device": arguments.device,
+        "threads": arguments.threads,
+        "tier": arguments.tier,
+        "batch": cell.batch,
+        "need": cell.kind.name,
+    }
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    try:
+        numbers = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        numbers = ()
+    if not numbers or min(numbers) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: give positive numbers, for example 1,8,32")
+    return numbers
+
+
+def _kinds(text: str) -> tuple[str, ...]:
+    names = tuple(text.split(","))
+    for name in names:
+        if name not in KINDS:
+            raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(KINDS)}")
+    return names

@@ -1,0 +1,112 @@
+"""``python -m loadtest.gpu --out DIR``: tests, then heads, results written as they come."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from loadtest.bench.machine import describe_machine, installed_versions
+from loadtest.bench.record import Report
+from loadtest.gpu.budget import Budget
+from loadtest.gpu.checks import TestOutcome, run_tests
+from loadtest.gpu.summary import summary_page
+
+PACKAGES = ("torch", "triton", "transformers", "numba", "numpy")
+WHOLE_SECONDS = 520.0
+TEST_SECONDS = 200.0
+NO_DEVICE = 2
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtest.gpu",
+        description="Every GPU test and benchmark, in less than 9 minutes.",
+    )
+    parser.add_argument("--out", type=Path, required=True, help="folder for gpu.json and gpu.md")
+    parser.add_argument("--seconds", type=float, default=WHOLE_SECONDS, help="for everything")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--skip-tests", action="store_true", help="benchmarks only")
+    parser.add_argument("--skip-heads", action="store_true", help="tests only")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """0: all is well. 1: a test failed, or a token was wrong. 2: there is no CUDA device."""
+    options = parse(arguments)
+    import torch
+
+    if not torch.cuda.is_available():
+        print(
+            "no CUDA device: this command measures GPUs. The kernels' tests without one are in "
+            "`make test` (Triton's interpreter).",
+            file=sys.stderr,
+        )
+        return NO_DEVICE
+    budget = Budget(options.seconds)
+    command = shlex.join(["python", "-m", "loadtest.gpu", *arguments])
+    report = Report(_machine(), installed_versions(PACKAGES), command, options.seed)
+    run = Run(report, options.out)
+    if not options.skip_tests:
+        run.tests = run_tests(budget.part(TEST_SECONDS).left)
+        run.save()
+        print(run.tests.log[-3000:] if not run.tests.sound else "tests passed", flush=True)
+    if not options.skip_heads:
+        _measure(run, budget, options.seed)
+    run.finished = not budget.spent
+    run.save()
+    print(run.page())
+    failed = run.tests is not None and not run.tests.sound
+    return int(failed or run.wrong > 0)
+
+
+class Run:
+    """What has been found so far, and where it is written."""
+
+    def __init__(self, report: Report, folder: Path) -> None:
+        self.report = report
+        self.tests: TestOutcome | None = None
+        self.wrong = 0
+        self.finished = False
+        self._folder = folder
+
+    def page(self) -> str:
+        return summary_page(self.report, self.tests, finished=self.finished, wrong=self.wrong)
+
+    def save(self) -> None:
+        self.report.write(self._folder / "gpu.json")
+        (self._folder / "gpu.md").write_text(self.page(), encoding="utf-8")
+        if self.tests is not None:
+            (self._folder / "tests.log").write_text(self.tests.log, encoding="utf-8")
+
+
+def _measure(run: Run, budget: Budget, seed: int) -> None:
+    from loadtest.gpu.head import BANDWIDTH, Settings, measure_head
+    from loadtest.gpu.synthetic import SHAPES
+    from loadtest.gpu.timing import copy_bandwidth
+
+    run.report.add({"what": "memory"}, BANDWIDTH, {"copy": copy_bandwidth(budget.part(5))})
+    for index, shape in enumerate(SHAPES):
+        share = budget.part(budget.left / (len(SHAPES) - index))
+        run.wrong += measure_head(shape, run.report, share, Settings(seed=seed), run.save)
+        run.save()
+
+
+def _machine() -> dict[str, Any]:
+    import torch
+
+    properties = torch.cuda.get_device_properties(0)
+    return {
+        **describe_machine(),
+        "gpu": properties.name,
+        "gpu_memory_bytes": properties.total_memory,
+        "gpu_multiprocessors": properties.multi_processor_count,
+        "cuda": torch.version.cuda,
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,26 @@
+"""``lexshard index show``: what an index file says about itself."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from actors.index.container import read_header
+from actors.index.errors import IndexFileError
+from actors.index.report import describe
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options to a parser."""
+    parser.add_argument("file", type=Path, metavar="FILE", help="index file")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the report; returns the exit status."""
+    try:
+        print(describe(arguments.file, read_header(arguments.file).metadata()))
+    except IndexFileError as error:
+        print(f"lexshard: {error}", file=sys.stderr)
+        return 2
+    return 0

@@ -1,0 +1,70 @@
+"""Random rows, needs and estimates for the tests of the search and of masses."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from actors.messages import Adjustment, Need
+from kernels.search import Estimates
+
+
+def canonical_row(random: np.random.Generator, size: int, flavour: str) -> np.ndarray:
+    logits = (4 * random.standard_normal(size)).astype(np.float32)
+    if flavour == "ties":
+        return logits.round(0)
+    if flavour == "zero":
+        return np.zeros(size, np.float32)
+    if flavour == "huge":
+        return logits * np.float32(1e30)
+    if flavour == "duplicates":
+        return logits[random.integers(0, max(size // 3, 1), size)]
+    return logits
+
+
+def random_adjustment(random: np.random.Generator, size: int) -> Adjustment:
+    seen = np.flatnonzero(random.random(size) < 0.3).astype(np.int32)
+    bias = np.flatnonzero(random.random(size) < 0.1).astype(np.int32)
+    return Adjustment(
+        repetition=float(random.choice([1.0, 1.3, 0.7])),
+        frequency=float(random.choice([0.0, 0.5, -0.3])),
+        presence=float(random.choice([0.0, 0.9, -1.1])),
+        seen_ids=seen,
+        output_counts=random.integers(0, 4, len(seen)).astype(np.int32),
+        bias_ids=bias,
+        bias_values=random.choice([-100.0, 0.3, 5.0], len(bias)).astype(np.float32),
+        banned=np.flatnonzero(random.random(size) < 0.05).astype(np.int32),
+        allowed=np.flatnonzero(random.random(size) < 0.2).astype(np.int32)
+        if random.random() < 0.2
+        else None,
+    )
+
+
+def random_need(random: np.random.Generator, size: int) -> Need:
+    kind = random.choice(["greedy", "top1", "topk", "minp"])
+    return Need(
+        kind="top1" if kind == "greedy" else kind,
+        k=int(random.integers(1, size + 3)),
+        min_p=float(random.choice([1e-6, 0.05, 0.5, 1.0])),
+        key=int(random.integers(0, 2**64, dtype=np.uint64)),
+        position=int(random.integers(0, 1000)),
+        inverse_temperature=0.0
+        if kind == "greedy"
+        else float(np.float32(random.choice([0.5, 1.0, 1 / 0.7, 20.0]))),
+        adjustment=random_adjustment(random, size) if random.random() < 0.5 else None,
+    )
+
+
+def estimates_of(
+    random: np.random.Generator, canonical: np.ndarray, width: float, slack_factor: float
+) -> Estimates:
+    """Estimates that err by up to ``slack_factor`` times less than they say, some of them fully."""
+    rows, size = canonical.shape
+    scale = width * np.abs(canonical).max(axis=1).astype(np.float64)
+    row_slack = random.random((2, size)).astype(np.float32)
+    hidden_slack = np.stack([scale * random.random(rows) for _ in range(3)], axis=1)
+    slack = hidden_slack[:, :2] @ row_slack.astype(np.float64) + hidden_slack[:, 2:]
+    padded = np.full((rows, size + int(random.integers(0, 70))), 1e38, np.float32)
+    error = random.choice([-1.0, 1.0, 0.3], (rows, size)) * slack
+    padded[:, :size] = canonical + error * (1 - 1e-6)
+    hidden_slack[:, 2] += np.abs(canonical).max(axis=1) * 2.0**-22
+    return Estimates(padded, row_slack, slack_factor * hidden_slack)
