@@ -16,7 +16,7 @@ Who decides what:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -158,6 +158,10 @@ class DeviceShard:
         for rows in [bucket for bucket in BUCKETS if bucket <= max(largest, 1)]:
             hidden = torch.zeros(rows, self.weight.shape[1], device=self.weight.device)
             self.rescore(self.screen(hidden, [Need("top1")] * rows))
+
+    def replay(self, rows: int) -> Callable[[], None]:
+        """What runs the last step of ``rows`` rows again, on the device alone: for measuring."""
+        return self._step(rows, self._ladder.choice(rows)).replay
 
     # -- screening --------------------------------------------------------------------------------
 

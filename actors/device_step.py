@@ -97,16 +97,12 @@ class DeviceStep:
         # One piece of memory, so that one copy fills it.
         self._words = torch.zeros(10 * rows + 1, dtype=torch.int64, device=device)
         integers, reals, offsets = self._words.split([5 * rows, 4 * rows, rows + 1])
-        self._questions = Questions(
-            integers.view(rows, 5), reals.view(torch.float64).view(rows, 4)
-        )
+        self._questions = Questions(integers.view(rows, 5), reals.view(torch.float64).view(rows, 4))
         self._support = Support(offsets, entries)
-        self._workspace = allocate(
-            rows, size, capacity=capacity, leaders=leaders, device=device
-        )
+        self._workspace = allocate(rows, size, capacity=capacity, leaders=leaders, device=device)
 
     def launch(self, hidden: torch.Tensor, packed: PackedStep) -> StepResults:
-        """Starts the step of ``hidden`` [N, d] fp32, N up to ``rows``, on either side of the bus."""
+        """Starts the step of ``hidden`` [N, d] fp32, N up to ``rows``, wherever it lies."""
         count = len(hidden)
         words = np.zeros(10 * self.rows + 1, np.int64)
         words[: 5 * self.rows : 5] = IDLE
@@ -119,14 +115,17 @@ class DeviceStep:
         entries = packed.support.entries
         if len(entries):
             self._send(self._support.entries[: len(entries)], torch.from_numpy(entries))
-        if self._weight.is_cuda:
-            if self._graph is None:
-                self._capture()
-            assert self._graph is not None
-            self._graph.replay()
-        else:
-            self._compute()
+        if self._weight.is_cuda and self._graph is None:
+            self._capture()
+        self.replay()
         return self._results()
+
+    def replay(self) -> None:
+        """Runs the search on what the buffers hold."""
+        if self._graph is None:
+            self._compute()
+        else:
+            self._graph.replay()
 
     def _compute(self) -> None:
         search(

@@ -66,7 +66,7 @@ class Engine:
         self.max_model_len = _context_length(configuration, model)
         self._body = model.body
         built = build_head(model, configuration)
-        self._shard = built.head
+        self._head = built.head
         self._sampler = Sampler()
         self._scheduler = self._make_scheduler()
         self._codec: TextCodec | None = None
@@ -236,7 +236,7 @@ class Engine:
             scored = scored_rows(chunk)
             if scored:
                 try:
-                    score_prompt(self._shard, chunk, hidden[row : row + scored])
+                    score_prompt(self._head, chunk, hidden[row : row + scored])
                 except NonFiniteHiddenError as error:
                     broken[chunk.sequence] = error
                 row += scored
@@ -269,7 +269,7 @@ class Engine:
         started = time.perf_counter()
         states = [sequence.state for sequence in sequences]
         try:
-            thresholds = self._shard.screen(hidden, [state.need() for state in states])
+            thresholds = self._head.screen(hidden, [state.need() for state in states])
         except NonFiniteHiddenError as error:
             for row in error.rows:
                 broken[sequences[row]] = error
@@ -278,9 +278,9 @@ class Engine:
                 chosen = [sequences[row] for row in sound]
                 self._decide(hidden[sound], chosen, decisions, broken)
             return
-        candidates = self._shard.rescore(thresholds)
+        candidates = self._head.rescore(thresholds)
         wanted = [r for r, state in enumerate(states) if state.parameters.logprobs is not None]
-        normalizers = self._shard.log_normalizers(candidates, wanted) if wanted else None
+        normalizers = self._head.log_normalizers(candidates, wanted) if wanted else None
         self._counters.count_certificates(candidates.certificates)
         decided = time.perf_counter()
         self._counters.head_seconds += decided - started

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from actors.body.loading import LoadedModel
@@ -12,6 +16,7 @@ from actors.calibration import Timing, calibrate, choose
 from actors.configuration import EngineConfiguration
 from actors.index.automatic import open_or_build
 from actors.ladder import Choices, Ladder
+from actors.messages import Candidates, Need
 from actors.paper_head import PaperHead
 from actors.screens import DENSE
 from actors.shard import Shard
@@ -22,11 +27,27 @@ SMALLEST_WEIGHTS = 1 << 21
 TIERS = ("int8", "int4")
 
 
+class OutputHead(Protocol):
+    """From hidden states to candidates, in two steps that belong together (see `Shard`)."""
+
+    vocabulary_size: int
+
+    def screen(
+        self, hidden: torch.Tensor | npt.NDArray[np.float32], needs: Sequence[Need]
+    ) -> Any: ...
+
+    def rescore(self, thresholds: Any) -> Candidates: ...
+
+    def log_normalizers(
+        self, candidates: Candidates, rows: Sequence[int]
+    ) -> npt.NDArray[np.float64]: ...
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class BuiltHead:
     """A head, what it is in words, and what choosing it was based on."""
 
-    head: Shard | PaperHead
+    head: OutputHead
     description: str
     timings: tuple[Timing, ...] = ()
 
@@ -39,6 +60,8 @@ def build_head(model: LoadedModel, configuration: EngineConfiguration) -> BuiltH
     """
     rows = model.vocabulary_size
     weight = model.head.weight.detach()[:rows].cpu().contiguous()
+    # Half the bytes, and the same products.
+    weight = weight.bfloat16() if fits_bfloat16(weight) else weight
     bias = None if model.head.bias is None else model.head.bias.detach()[:rows].cpu().float()
     small = weight.numel() < SMALLEST_WEIGHTS
     choice = configuration.head
@@ -49,7 +72,7 @@ def build_head(model: LoadedModel, configuration: EngineConfiguration) -> BuiltH
         configuration.model,
         model,
         configuration.index,
-        parts=("tiers", "clusters") if clusters else ("tiers",),
+        parts=["clusters" if clusters else "tiers"],
         tiers=() if clusters else TIERS,
     )
     if clusters:
@@ -75,9 +98,8 @@ def _shard(
 ) -> Shard:
     """The row kernel is the dense screen: half the bytes of fp32 for bf16 weights, and four to six
     times as fast as torch at one row."""
-    exact = weight.bfloat16() if fits_bfloat16(weight) else weight
     return Shard(
-        exact,
+        weight,
         bias,
         softcap=model.head.softcap,
         scale=model.head.scale,

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import torch
 
+from actors.head import OutputHead
 from actors.messages import Need, TokenLogprobs
 from actors.sampler import token_logprobs
 from actors.scheduler import Chunk
-from actors.shard import Shard
 
 ROWS_AT_ONCE = 16  # dense rows held in memory together
 
 _DENSE = Need("dense")
 
 
-def score_prompt(shard: Shard, chunk: Chunk, hidden: torch.Tensor) -> None:
+def score_prompt(shard: OutputHead, chunk: Chunk, hidden: torch.Tensor) -> None:
     """Append the log-probabilities of the prompt tokens that ``hidden [rows, d]`` predicts.
 
     Row ``r`` is position ``chunk.start + r`` and predicts the token after it; the first token of

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from actors.screens import Screen
 from kernels.penalties import Adjustments, select_row
-from kernels.search import Estimates, Needs
+from kernels.search import Estimates, Leaders, Needs
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -22,13 +22,16 @@ class ScreenedRows:
     search: Needs  # S rows
     adjustments: Adjustments  # S rows
     known: npt.NDArray[np.bool_]  # [S] whether the estimates mean anything
+    leaders: Leaders
 
     def one_row(self, place: int) -> tuple[Estimates, Needs, Adjustments]:
         """The same of the row at ``place`` alone."""
         one = slice(place, place + 1)
-        values, row_slack, hidden_slack = self.estimates
+        estimates = self.estimates
         return (
-            Estimates(values[one], row_slack, hidden_slack[one]),
-            Needs(*(field[one] for field in self.search)),
+            estimates._replace(
+                values=estimates.values[one], hidden_slack=estimates.hidden_slack[one]
+            ),
+            self.search._replace(**{n: f[one] for n, f in self.search._asdict().items()}),
             select_row(self.adjustments, place),
         )

@@ -17,7 +17,7 @@ import torch
 
 from kernels.quantize import Int4Tier, Tier
 from kernels.screen import refine, screen
-from kernels.search import Estimates
+from kernels.search import Estimates, block_slack
 
 # Half the distance from 1 to the next fp32 number: the relative error of one rounding.
 UNIT_ROUNDOFF = 2.0**-24
@@ -60,6 +60,7 @@ class DenseScreen:
         self._linear = linear
         norms = row_norms(weight)
         self._row_slack = np.stack([np.zeros_like(norms), norms])
+        self._block_slack = block_slack(self._row_slack)
         depth = weight.shape[1] * UNIT_ROUNDOFF
         self._relative_error = depth / (1.0 - depth) + 2 * UNIT_ROUNDOFF
         self.bytes_per_pass = weight.numel() * weight.element_size()
@@ -76,7 +77,7 @@ class DenseScreen:
             values = values.copy()
             values[overflow] = 0.0
             slack[overflow, 2] = np.inf
-        return Estimates(values, self._row_slack, slack)
+        return Estimates(values, self._row_slack, slack, self._block_slack)
 
 
 class TierScreen:
@@ -87,10 +88,12 @@ class TierScreen:
         self._tier = tier
         self.failure_probability = float(getattr(tier, "failure_probability", 0.0))
         self.bytes_per_pass = tier_bytes(tier)
+        self._block_slack = block_slack(tier.row_slack)
 
     def __call__(self, hidden: npt.NDArray[np.float32]) -> Estimates:
         screened = screen(hidden, self._tier)
-        return Estimates(screened.estimate, screened.row_slack, _three(screened.hidden_slack))
+        slack = _three(screened.hidden_slack)
+        return Estimates(screened.estimate, screened.row_slack, slack, self._block_slack)
 
 
 class FineRows:
@@ -99,11 +102,13 @@ class FineRows:
     def __init__(self, tier: Int4Tier) -> None:
         self._tier = tier
         self.bytes_per_row = 2 * tier.high.shape[1]
+        self._block_slack = block_slack(tier.fine_row_slack)
 
     def __call__(self, hidden: npt.NDArray[np.float32], ids: Ids, offsets: Offsets) -> Estimates:
         """Estimates [total] for row ``n`` of ``hidden`` and ``ids[offsets[n]:offsets[n + 1]]``."""
         refined = refine(hidden, self._tier, ids, offsets)
-        return Estimates(refined.estimate, refined.row_slack, _three(refined.hidden_slack))
+        slack = _three(refined.hidden_slack)
+        return Estimates(refined.estimate, refined.row_slack, slack, self._block_slack)
 
 
 def _three(hidden_slack: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -145,16 +150,17 @@ def postprocess_estimates(
     units in the last place of the cap. Rows whose slack is not finite in fp32 get an infinite one
     and zeros.
     """
-    values, row_slack, slack = estimates
+    values, _, slack, _ = estimates
     with np.errstate(invalid="ignore", over="ignore"):
         if bias is not None or scale != 1.0 or softcap is not None:
             values, slack = _postprocessed(estimates, bias, scale, softcap)
-        unknown = ~np.isfinite(slack.astype(np.float32)).all(axis=1)
+        finite = np.isfinite(slack.astype(np.float32))
+    unknown = ~np.logical_and.reduce(finite, axis=1)
     if unknown.any():
         slack = np.where(unknown[:, None], math.inf, slack)
         if values.ndim == 2:
             values = np.where(unknown[:, None], np.float32(0.0), values)
-    return Estimates(values, row_slack, slack)
+    return estimates._replace(values=values, hidden_slack=slack)
 
 
 def _postprocessed(
@@ -163,7 +169,7 @@ def _postprocessed(
     scale: float,
     softcap: float | None,
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float64]]:
-    values, row_slack, slack = estimates
+    values, row_slack, slack, _ = estimates
     largest = row_slack.max(axis=1, initial=0.0).astype(np.float64)
     reach = np.abs(values).max(axis=1) if values.ndim == 2 else np.abs(values).max(initial=0.0)
     # At least the magnitude of every estimate and canonical logit, whatever has been done to them.

@@ -181,20 +181,17 @@ class Shard:
     ) -> ScreenedRows:
         every = len(rows) == len(needs)
         estimates = self._postprocess(screen(hidden if every else hidden[rows]))
-        known = np.isfinite(estimates.hidden_slack).all(axis=1)
+        known = np.logical_and.reduce(np.isfinite(estimates.hidden_slack), axis=1)
         if not known.all():
             slack = np.where(known[:, None], estimates.hidden_slack, 0.0)
             estimates = estimates._replace(hidden_slack=slack)
         chosen = [needs[row] for row in rows]
+        search = flatten_needs(chosen)
+        if not every:
+            adjustments = flatten_adjustments([need.adjustment for need in chosen])
+        leaders = find_leaders(estimates, self.vocabulary_size, search, adjustments)
         return ScreenedRows(
-            rows=np.array(rows, np.int64),
-            screen=screen,
-            estimates=estimates,
-            search=flatten_needs(chosen),
-            adjustments=adjustments
-            if every
-            else flatten_adjustments([need.adjustment for need in chosen]),
-            known=known,
+            np.array(rows, np.int64), screen, estimates, search, adjustments, known, leaders
         )
 
     def _postprocess(
@@ -214,9 +211,7 @@ class Shard:
         tau: npt.NDArray[np.float64],
     ) -> None:
         """Fills ``tau`` of the rows that a threshold decides."""
-        ids, offsets = find_leaders(
-            screened.estimates, self.vocabulary_size, screened.search, screened.adjustments
-        )
+        ids, offsets = screened.leaders.ids, screened.leaders.offsets
         own = hidden if len(screened.rows) == len(needs) else hidden[screened.rows]
         exact = self._rescorer.adjusted(own, ids, offsets, screened.adjustments)
         found = find_thresholds(ids, exact, offsets, screened.search)
@@ -264,7 +259,12 @@ class Shard:
         tau = np.where(decided, tau, np.inf)
         search, adjustments = screened.search, screened.adjustments
         ids, offsets, cost.largest[screened.rows] = find_candidates(
-            screened.estimates, self.vocabulary_size, search, adjustments, tau
+            screened.estimates,
+            self.vocabulary_size,
+            search,
+            adjustments,
+            tau,
+            screened.leaders,
         )
         counts = np.diff(offsets)
         crowded = bool(counts.sum() > CROWDED_SHARE * self.vocabulary_size * decided.sum())
@@ -285,7 +285,9 @@ class Shard:
     def _refines(self, screen: Screen) -> bool:
         """Whether what ``screen`` leaves has estimates that can be bettered cheaply."""
         fine = self._fine
-        return fine is not None and screen.bytes_per_pass < self.vocabulary_size * fine.bytes_per_row
+        return (
+            fine is not None and screen.bytes_per_pass < self.vocabulary_size * fine.bytes_per_row
+        )
 
     def _decide_by_mass(
         self,

@@ -37,7 +37,8 @@ class Counters:
     def count_certificates(self, certificates: Iterable[Certificate]) -> None:
         for certificate in certificates:
             self.head_rows += 1
-            self.head_certified_rows += certificate.tier != DENSE
+            dense = certificate.tier == DENSE or certificate.guarantee == "dense"
+            self.head_certified_rows += not dense
             self.head_rescored_rows += certificate.rescored_rows
             self.head_opened_share += certificate.opened_share
             self.head_tightness += certificate.tightness

@@ -49,7 +49,7 @@ def find_mass(
     if count > LARGEST_SHARE * size:
         return None
     wanted = needs._replace(kind=np.array([TOP_K]), k=np.array([count]))
-    ids, offsets = find_leaders(estimates, size, wanted, adjustments)
+    ids, offsets, _, _ = find_leaders(estimates, size, wanted, adjustments)
     exact = rescorer.adjusted(hidden, ids, offsets, adjustments)
     outside = outside_mass(estimates, size, needs, adjustments, ids, offsets)
     upper, lower, largest = (float(each[0]) for each in outside)

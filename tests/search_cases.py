@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from actors.messages import Adjustment, Need
-from kernels.search import Estimates
+from kernels.search import Estimates, block_slack
 
 
 def canonical_row(random: np.random.Generator, size: int, flavour: str) -> np.ndarray:
@@ -67,4 +67,4 @@ def estimates_of(
     error = random.choice([-1.0, 1.0, 0.3], (rows, size)) * slack
     padded[:, :size] = canonical + error * (1 - 1e-6)
     hidden_slack[:, 2] += np.abs(canonical).max(axis=1) * 2.0**-22
-    return Estimates(padded, row_slack, slack_factor * hidden_slack)
+    return Estimates(padded, row_slack, slack_factor * hidden_slack, block_slack(row_slack))

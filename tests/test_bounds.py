@@ -302,16 +302,16 @@ import numpy as np, torch
 from test_bounds import aimed, partition, weights
 from kernels.bounds import cluster_bounds, remaining_bias, summarise
 from kernels.bounds.triton_kernel import place
-for seed, flavour in enumerate(("random", "zero", "huge", "clustered", "denormal")):
+for seed, flavour in enumerate(("zero", "huge", "clustered", "denormal")):
     random = np.random.default_rng(seed)
-    weight = weights(seed, flavour, 300, 50)
+    weight = weights(seed, flavour, 300, 40)
     bias = random.standard_normal(300).astype(np.float32)
-    clusters = summarise(weight, bias, *partition(random, 300, 150))
-    hidden = aimed(random, weight, clusters, 4)
+    clusters = summarise(weight, bias, *partition(random, 300, 140))
+    hidden = aimed(random, weight, clusters, 3)
     remaining = remaining_bias(clusters, np.arange(0, 300, 3, dtype=np.int32))
-    several = np.stack([remaining] * 4)
-    for kind in ("ball", "cone", "best"):
-        for largest in (None, remaining, several):
+    several = np.stack([remaining] * 3)
+    for kind, choices in (("ball", [several]), ("cone", [None]), ("best", [None, remaining])):
+        for largest in choices:
             want = cluster_bounds(hidden, clusters, kind=kind, largest_bias=largest)
             placed = place(clusters, "cpu")
             got = cluster_bounds(hidden, placed, kind=kind, largest_bias=largest)

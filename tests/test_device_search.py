@@ -163,23 +163,23 @@ def _run(
 
 
 def check_no_answer_is_lost(device: str) -> None:
-    seed = 0
-    for head in HEADS:
-        for flavour, size in (("plain", 300), ("ties", 1300), ("duplicates", 65), ("zero", 30)):
-            random = np.random.default_rng(seed)
-            needs = [_need(random, kind, size, seed % 2 == 0) for kind in KINDS]
-            needs.insert(2, _need(random, "top1", size, True))
-            assert _run(device, random, size, flavour, head, needs, terms=2 + seed % 2), seed
-            seed += 1
+    flavours = (("plain", 300), ("ties", 1100), ("duplicates", 65), ("zero", 30))
+    cases = [(HEADS[0], *flavour) for flavour in flavours]
+    cases += [(head, *flavours[0]) for head in HEADS[1:]]
+    for seed, (head, flavour, size) in enumerate(cases):
+        random = np.random.default_rng(seed)
+        needs = [_need(random, kind, size, seed % 2 == 0) for kind in KINDS]
+        needs.insert(2, _need(random, "top1", size, True))
+        assert _run(device, random, size, flavour, head, needs, terms=2 + seed % 2), seed
 
 
 def check_a_wrong_slack_is_noticed(device: str) -> None:
     lost = 0
-    for seed in range(6):
+    for seed in range(4):
         random = np.random.default_rng(100 + seed)
         needs = [_need(random, kind, 300, False) for kind in KINDS]
         lost += not _run(device, random, 300, "plain", HEADS[0], needs, width=0.2, slack_factor=0.5)
-    assert lost >= 4
+    assert lost >= 3
 
 
 def check_too_many_candidates_are_counted(device: str) -> None:
@@ -240,7 +240,7 @@ PARAMETERS = (
 
 
 def _decide(
-    shard: object, hidden: np.ndarray, size: int
+    shard: object, hidden: np.ndarray | torch.Tensor, size: int
 ) -> tuple[list[RowDecision], tuple[Certificate, ...]]:
     random = np.random.default_rng(0)
     states = []
@@ -327,3 +327,58 @@ def test_the_search_keeps_its_promises_in_the_interpreter() -> None:
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_the_search_keeps_its_promises_on_the_gpu(check: object) -> None:
     check("cuda")  # type: ignore[operator]
+
+
+COMPILE = """
+import sys; sys.path.insert(0, "tests")
+import numpy as np, torch
+from compile_only import check, compiling
+from actors.device_shard import DeviceShard
+from actors.ladder import Ladder
+from actors.messages import Need
+from kernels.dense import Draws, dense_gumbel
+from kernels.quantize import quantize
+from kernels.rows import canonical_logits
+weight = torch.randn(1300, 256).bfloat16()
+ladder = Ladder({kind: quantize(weight, kind) for kind in ("int8", "int4")}, ((1, "int8"),))
+with compiling() as compiled:
+    for bias, scale, softcap in ((None, 1.0, None), (torch.zeros(1300), 0.5, 30.0)):
+        shard = DeviceShard(weight, bias, softcap, scale, 1300, ladder, device="cpu")
+        for name in ladder.tiers:
+            for rows in (1, 64):
+                shard.start_with(((1, name),))
+                shard.screen(torch.zeros(rows, 256), [Need("top1")] * rows)
+    canonical_logits(torch.zeros(2, 256), weight, implementation="triton")
+    for scale in (0.0, 1.0):
+        draws = Draws(np.zeros(1, np.uint64), np.zeros(1, np.uint64), np.full(1, scale))
+        dense_gumbel(torch.zeros(1, 256), weight, draws, implementation="triton")
+check(compiled)
+assert len({kernel.name for kernel in compiled}) >= 14
+"""
+
+
+def test_every_kernel_of_a_step_compiles_for_a_gpu() -> None:
+    """Down to machine code for compute capability 9.0, without a device."""
+    pytest.importorskip("triton")
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    subprocess.run([sys.executable, "-c", COMPILE], check=True, env=environment, cwd=ROOT)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("kind", ["int8", "int4", "int4-dither"])
+def test_replayed_graphs_draw_the_tokens_of_the_cpu(kind: str) -> None:
+    """Many steps of changing sizes and needs, also larger than any graph, from either memory."""
+    from actors.device_shard import DeviceShard
+
+    generator = torch.Generator().manual_seed(3)
+    size, columns = 5000, 256
+    weight = torch.randn(size, columns, generator=generator).bfloat16() / 16
+    tier = quantize(weight, kind)  # type: ignore[call-overload]
+    expected = Shard(weight, None, None, 1.0, size)
+    ours = DeviceShard(weight, None, None, 1.0, size, Ladder({kind: tier}, ((1, kind),)))
+    for step, rows in enumerate((1, 3, 64, 2, 100, 7, 1)):
+        hidden = 8 * torch.randn(rows, columns, generator=generator)
+        where = hidden.cuda() if step % 2 else hidden
+        got, _ = _decide(ours, where, size)
+        assert _tokens(got) == _tokens(_decide(expected, hidden.numpy(), size)[0])

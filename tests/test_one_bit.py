@@ -119,6 +119,17 @@ def test_no_violation_at_full_width() -> None:
         assert not np.any(np.abs(screened.estimate - canonical) > _bound(screened))
 
 
+@pytest.mark.slow
+def test_no_violation_in_ten_million_triples_at_full_width() -> None:
+    """Ten rotations of 20,000 rows and 64 hidden states: probability 1.3e-5 in all."""
+    weight = weights(9, "random", 20_000, 640)
+    hidden = _hidden(weight, 64)
+    canonical = canonical_logits(hidden, weight).astype(np.float64)
+    for seed in range(10):
+        screened = screen(hidden, quantize(weight, "1-bit", seed=seed))
+        assert not np.any(np.abs(screened.estimate - canonical) > _bound(screened))
+
+
 def test_rotations_are_uniform() -> None:
     """Of a Haar matrix of order n > 4 the trace has moments 0, 1, 0, 3, and the trace of the square
     mean 1 and variance 2 (Diaconis and Shahshahani 1994). 1,000 matrices; every average within 5

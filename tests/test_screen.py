@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -265,6 +266,36 @@ def test_triton_equals_cpu_in_the_interpreter() -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     root = Path(__file__).parents[1]
     subprocess.run([sys.executable, "-c", SCRIPT], check=True, env=environment, cwd=root)
+
+
+PORTABLE = """
+import torch
+from kernels.quantize import quantize
+from kernels.screen import bits, cpu, hidden_cpu, reference, tile
+assert tile.LANES == 16 and bits.WIDTH == 32
+generator = torch.Generator().manual_seed(0)
+for size, columns, rows in ((70, 200, 5), (35, 640, 6)):
+    weight = torch.randn(size, columns, generator=generator)
+    hidden = torch.randn(rows, columns, generator=generator).numpy()
+    for kind in ("int8", "int4", "int4-dither", "1-bit"):
+        tier = quantize(weight, kind, direction=hidden[0])
+        quantized = hidden_cpu.quantize_hidden(hidden, tier)
+        want = reference.screen(quantized, tier)
+        assert (cpu.screen(quantized, tier) == want).all(), kind
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="names x86 instruction sets")
+@pytest.mark.parametrize(
+    ("name", "features"), [("generic", "+sse2"), ("haswell", "+sse4.2,+avx,+avx2,+fma")]
+)
+def test_every_width_of_vectors_gives_the_same(name: str, features: str) -> None:
+    chosen = {"NUMBA_CPU_NAME": name, "NUMBA_CPU_FEATURES": features}
+    root = Path(__file__).parents[1]
+    subprocess.run(
+        [sys.executable, "-c", PORTABLE], check=True, env={**os.environ, **chosen}, cwd=root
+    )
 
 
 @pytest.mark.gpu

@@ -15,6 +15,7 @@ from actors.needs import flatten_adjustments, flatten_needs
 from kernels.penalties import adjust
 from kernels.search import (
     Estimates,
+    block_slack,
     find_candidates,
     find_leaders,
     find_thresholds,
@@ -60,7 +61,8 @@ def _search(
     needs = [random_need(random, size) for _ in range(rows)]
     flat = flatten_adjustments([need.adjustment for need in needs])
     search = flatten_needs(needs)
-    leaders, leader_offsets = find_leaders(estimates, size, search, flat)
+    best = find_leaders(estimates, size, search, flat)
+    leaders, leader_offsets = best.ids, best.offsets
     every = np.arange(size, dtype=np.int32)
     dense = np.stack(
         [
@@ -70,15 +72,14 @@ def _search(
     )
     exact = dense[np.repeat(np.arange(rows), np.diff(leader_offsets)), leaders]
     tau = find_thresholds(leaders, exact, leader_offsets, search)
-    found = find_candidates(estimates, size, search, flat, tau)
+    found = find_candidates(estimates, size, search, flat, tau, best)
     expected_leaders = find_leaders(estimates, size, search, flat, implementation="reference")
-    assert np.array_equal(leader_offsets, expected_leaders[1])
+    assert np.array_equal(leader_offsets, expected_leaders.offsets)
     assert np.array_equal(
         tau, find_thresholds(leaders, exact, leader_offsets, search, implementation="reference")
     )
-    _check_equal(
-        found, find_candidates(estimates, size, search, flat, tau, implementation="reference")
-    )
+    arguments = (estimates, size, search, flat, tau, best)
+    _check_equal(found[:2], find_candidates(*arguments, implementation="reference")[:2])
     ids, offsets, _ = found
     assert set(leaders.tolist()) <= set(ids.tolist()) or slack_factor < 1
     better = estimates._replace(
@@ -125,13 +126,13 @@ def test_few_tokens_remain() -> None:
     base = Need(kind="top1", key=3, position=9)
     needs = [base, replace(base, inverse_temperature=1.0), replace(base, kind="topk", k=50)]
     search, none = flatten_needs(needs), flatten_adjustments([None] * 3)
-    estimates = Estimates(
-        canonical, np.zeros((2, 50_000), np.float32), np.tile([0.0, 0.0, 1e-4], (3, 1))
-    )
-    ids, offsets = find_leaders(estimates, 50_000, search, none)
+    zero = np.zeros((2, 50_000), np.float32)
+    estimates = Estimates(canonical, zero, np.tile([0.0, 0.0, 1e-4], (3, 1)), block_slack(zero))
+    best = find_leaders(estimates, 50_000, search, none)
+    ids, offsets = best.ids, best.offsets
     exact = canonical[np.repeat(np.arange(3), np.diff(offsets)), ids]
     tau = find_thresholds(ids, exact, offsets, search)
-    _, offsets, _ = find_candidates(estimates, 50_000, search, none, tau)
+    _, offsets, _ = find_candidates(estimates, 50_000, search, none, tau, best)
     assert np.all(np.diff(offsets) <= [2, 3, 52])
 
 
@@ -148,17 +149,22 @@ def test_shards_share_thresholds(seed: int, rows: int, size: int) -> None:
     taus, halves = [], []
     for part in (slice(0, cut), slice(cut, size)):
         own = np.ascontiguousarray(canonical[:, part])
+        zero = np.zeros((2, own.shape[1]), np.float32)
         half = Estimates(
             np.ascontiguousarray(estimate[:, part]),
-            np.zeros((2, own.shape[1]), np.float32),
+            zero,
             np.tile([0.0, 0.0, 0.05], (rows, 1)),
+            block_slack(zero),
         )
-        ids, offsets = find_leaders(half, own.shape[1], needs, none)
+        best = find_leaders(half, own.shape[1], needs, none)
+        ids, offsets = best.ids, best.offsets
         exact = own[np.repeat(np.arange(rows), np.diff(offsets)), ids]
         taus.append(find_thresholds(ids, exact, offsets, needs))
-        halves.append(half)
+        halves.append((half, best))
     tau = np.maximum(*taus)
-    found = [find_candidates(half, half.values.shape[1], needs, none, tau) for half in halves]
+    found = [
+        find_candidates(half, half.values.shape[1], needs, none, tau, best) for half, best in halves
+    ]
     for row in range(rows):
         kept = np.concatenate(
             [

@@ -114,7 +114,7 @@ def read_index(path: Path, weights: Weights, tiers: Collection[str] | None = Non
 
 
 def _read(path: Path, header: Header, name: str) -> Part:
-    if header.parts[name].about["code"] != code_of(name):
+    if header.parts[name].about.get("code") != code_of(name):
         raise IndexFileError(
             f"{path} was made by another version of lexshard: build it again with "
             f"`lexshard index build MODEL --out {path}`"

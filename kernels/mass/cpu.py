@@ -12,7 +12,7 @@ from numba import njit
 from kernels.mass.reference import BIN_WIDTH, BINS, CONFIDENCE, MASS_MARGIN
 from kernels.normalizer.exponential import exponential
 from kernels.penalties.cpu import MINUS_INFINITY, adjust_row
-from kernels.search.cpu import BLOCK, fp32_slack, upper_bounds
+from kernels.search.cpu import fp32_slack, upper_bounds
 from kernels.search.reference import ULP_SHARE
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ def _lower_bounds(values, row_slack, hidden_slack, lower):  # type: ignore[no-un
     errors = row_slack[0]
     sizes = row_slack[1]
     for i in range(lower.size):
-        slack = error * errors[i] + size * sizes[i] + rest + abs(values[i]) * ULP_SHARE
-        lower[i] = values[i] - slack
+        slack = error * errors[i] + size * sizes[i] + rest
+        lower[i] = values[i] - (slack + abs(values[i]) * ULP_SHARE)
 
 
 @njit(nogil=True, cache=True)
@@ -50,18 +50,17 @@ def _log_sum(values, scale, weights):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def _outside_mass(  # type: ignore[no-untyped-def]
-    values, row_slack, hidden_slack, size, needs, adjustments, ids, offsets
+    values, row_slack, hidden_slack, _block_slack, size, needs, adjustments, ids, offsets
 ):
     rows = values.shape[0]
     result = np.empty((3, rows), np.float64)
     bounds = np.empty(size, np.float32)
     weights = np.empty(size, np.float64)
-    maxima = np.empty((size + BLOCK - 1) // BLOCK, np.float32)
     for row in range(rows):
         scale = needs.inverse_temperature[row]
         for side in range(2):
             if side == 0:
-                upper_bounds(values[row], row_slack, hidden_slack[row], bounds, maxima)
+                upper_bounds(values[row], row_slack, hidden_slack[row], bounds)
             else:
                 _lower_bounds(values[row], row_slack, hidden_slack[row], bounds)
             if adjustments.active[row]:
@@ -144,7 +143,7 @@ def _plan_epsilon(counts, masses, errors, epsilon):  # type: ignore[no-untyped-d
 
 @njit(nogil=True, cache=True)
 def _plan(  # type: ignore[no-untyped-def]
-    values, row_slack, hidden_slack, size, needs, adjustments, top_p, epsilon
+    values, row_slack, hidden_slack, _block_slack, size, needs, adjustments, top_p, epsilon
 ):
     rows = values.shape[0]
     result = np.empty(rows, np.int64)

@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from kernels.quantize.blocks import row_blocks
 from kernels.quantize.layout import BLOCK, GROUP, LINE, aligned, pack_nibbles, padded
 from kernels.quantize.one_bit import quantize_one_bit
 from kernels.quantize.rounding import SMALLEST_SIZE, norms, round_up
-from kernels.quantize.blocks import row_blocks
 from kernels.quantize.tiers import (
     COIN_UNIT,
     CommonDirection,
@@ -98,7 +98,7 @@ def quantize(
 
     ``direction`` [d] is a direction common to all hidden states, for example their mean: its
     products with the rows are kept in fp32, and only what is left of a hidden state meets the
-    error norm. Rows are worked on 1,024 at a time in float64, and the result depends on the
+    error norm. Rows are worked on a few hundred at a time in float64, and the result depends on the
     arguments alone. Raises ValueError for weights with NaN or infinity and shapes that do not fit.
     """
     if weight.ndim != 2 or weight.dtype not in (torch.float32, torch.bfloat16):

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-ROW_BLOCK = 1024  # rows in float64 at a time: 8 MiB at d = 1,024
+ROW_BLOCK = 256  # rows in float64 at a time: 2 MiB at d = 1,024
 
 
 def row_blocks(weight: torch.Tensor, columns: int) -> Iterator[tuple[int, npt.NDArray[np.float64]]]:

@@ -105,5 +105,5 @@ def _quantized(
         return QuantizedHidden(*(part.numpy() for part in quantized))
     from kernels.screen import hidden_cpu  # numba compiles on first use; keep the import cheap
 
-    states = hidden.detach().numpy() if isinstance(hidden, torch.Tensor) else hidden
-    return hidden_cpu.quantize_hidden(states, tier)
+    array = hidden.detach().numpy() if isinstance(hidden, torch.Tensor) else hidden
+    return hidden_cpu.quantize_hidden(array, tier)

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import llvmlite.binding
 from llvmlite import ir
 from numba import njit
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 from kernels.quantize.layout import BLOCK, PANEL_ROWS
+from kernels.screen.processor import has_feature
 from kernels.screen.tile import I8, I16, I32, I64
 
 HALF_BITS = 7
@@ -26,10 +26,9 @@ ENTRIES = 16
 TABLE = 4 * ENTRIES  # bytes per step: low and high halves for its first and for its last columns
 CHUNK = 16  # rows that are scaled by their multipliers together
 
-_features = llvmlite.binding.get_host_cpu_features()
-if _features.get("avx512bw"):
+if has_feature("avx512bw"):
     WIDTH, _SHUFFLE = 64, "llvm.x86.avx512.pshuf.b.512"
-elif _features.get("avx2"):
+elif has_feature("avx2"):
     WIDTH, _SHUFFLE = 32, "llvm.x86.avx2.pshuf.b"
 else:
     WIDTH, _SHUFFLE = 32, ""

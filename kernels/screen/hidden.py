@@ -47,7 +47,7 @@ class TierVectors(NamedTuple):
     coins: torch.Tensor | None  # [D] int16
     signs: torch.Tensor | None  # [D] fp32, and the rest of a rotation
     mixing: torch.Tensor | None  # [K, K] float64
-    blocks: torch.Tensor | None  # [K, 128, 128] fp32
+    blocks: torch.Tensor | None  # [K, 128, 128] float64
     centre: torch.Tensor | None  # [d] fp32
 
 
@@ -58,15 +58,14 @@ def tier_vectors(tier: Tier, device: torch.device | str) -> TierVectors:
     direction = None if tier.common is None else move(tier.common.vector)
     if isinstance(tier, OneBitTier):
         turn = tier.rotation
-        parts = (turn.signs, turn.mixing, turn.blocks, tier.centre)
-        return TierVectors(direction, None, *map(move, parts))
+        blocks = move(turn.blocks).double()
+        signs, mixing, centre = map(move, (turn.signs, turn.mixing, tier.centre))
+        return TierVectors(direction, None, signs, mixing, blocks, centre)
     coins = move(tier.coins) if isinstance(tier, DitheredInt4Tier) else None
     return TierVectors(direction, coins, None, None, None, None)
 
 
-def quantize_hidden(
-    hidden: torch.Tensor, tier: Tier, vectors: TierVectors
-) -> QuantizedHidden:
+def quantize_hidden(hidden: torch.Tensor, tier: Tier, vectors: TierVectors) -> QuantizedHidden:
     """``hidden`` [N, d] in the integers that ``tier`` multiplies, as tensors.
 
     ``vectors`` are the tier's on the device of ``hidden``. ``|estimate - canonical| <=
@@ -128,7 +127,7 @@ def _rotate(rest: torch.Tensor, vectors: TierVectors) -> torch.Tensor:
     assert vectors.blocks is not None
     padded = torch.nn.functional.pad(rest, (0, len(vectors.signs) - rest.shape[1]))
     mixed = vectors.mixing @ (padded * vectors.signs).reshape(len(rest), -1, BLOCK)
-    turned = mixed.transpose(0, 1) @ vectors.blocks.double()  # [K, N, 128]
+    turned = mixed.transpose(0, 1) @ vectors.blocks  # [K, N, 128]
     return turned.transpose(0, 1).reshape(len(rest), -1)
 
 

@@ -76,10 +76,7 @@ def _rotate(rest, signs, mixing, blocks, mixed):  # type: ignore[no-untyped-def]
             third, fourth = blocks[block, row + 2], blocks[block, row + 3]
             for column in range(BLOCK):
                 target[column] += (
-                    first[column] * a
-                    + second[column] * b
-                    + third[column] * c
-                    + fourth[column] * d
+                    first[column] * a + second[column] * b + third[column] * c + fourth[column] * d
                 )
 
 

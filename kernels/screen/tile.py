@@ -1,10 +1,10 @@
 """Integer dots of one weight row with a few hidden rows as LLVM vectors, for numba kernels.
 
 Products of 16-bit numbers are added in pairs into 32-bit sums, in the form that LLVM recognises as
-one multiply-add instruction (``vpmaddwd`` on x86, ``vpdpwssd`` where there is one that also adds up);
-sixteen of them at a time, or thirty-two where the processor has such vectors. Sums wrap around; the
-caller keeps the totals inside 32 bits, and then what happens on the way does not matter. One or two
-weight rows at a time read memory in order, which measured faster than tiles of several short rows.
+one multiply-add instruction (``vpmaddwd`` on x86, or ``vpdpwssd``, which also adds up); sixteen of
+them at a time, or thirty-two where the processor has such vectors. Sums wrap around; the caller
+keeps the totals inside 32 bits, and then what happens on the way does not matter. One or two weight
+rows at a time read memory in order, which measured faster than tiles of several short rows.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from collections.abc import Callable
 from itertools import product
 from typing import Any
 
-import llvmlite.binding
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
+from kernels.screen.processor import has_feature
+
 I8, I16, I32, I64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
-LANES = 32 if llvmlite.binding.get_host_cpu_features().get("avx512bw") else 16
+LANES = 32 if has_feature("avx512bw") else 16
 SUMS = LANES // 2
 ROWS = LANES // 16  # weight rows side by side; more accumulators than two rows have do not fit
 LINE = 64  # bytes of a cache line: 64 int8, or 128 nibbles
@@ -47,18 +48,20 @@ def _load(builder: ir.IRBuilder, base: Any, offset: Any, vector: ir.VectorType, 
     return builder.load(address, align=align)
 
 
-def _prefetch(builder: ir.IRBuilder, row: Any, offset: Any, width: Any) -> None:
-    """Fetches the line at ``offset`` of the row one panel further on.
-
-    Beyond the last row this reads nothing: prefetching an unmapped address has no effect.
-    """
+def _prefetch(builder: ir.IRBuilder, address: Any) -> None:
+    """Fetches a line into the second-level cache. Beyond the end of an array this reads nothing:
+    prefetching an unmapped address has no effect."""
     prefetch = cgutils.get_or_insert_function(
         builder.module,
         ir.FunctionType(ir.VoidType(), [I8.as_pointer(), I32, I32, I32]),
         "llvm.prefetch.p0",
     )
-    ahead = builder.gep(row, [builder.add(offset, builder.mul(width, I64(PANEL)))])
-    builder.call(prefetch, [ahead, I32(0), I32(2), I32(1)])  # to read, second level, data
+    builder.call(prefetch, [address, I32(0), I32(2), I32(1)])  # to read, second level, data
+
+
+def _prefetch_ahead(builder: ir.IRBuilder, row: Any, offset: Any, width: Any) -> None:
+    """Fetches the line at ``offset`` of the row one panel further on."""
+    _prefetch(builder, builder.gep(row, [builder.add(offset, builder.mul(width, I64(PANEL)))]))
 
 
 def _matrix(context: Any, builder: Any, matrix_type: Any, value: Any, row: Any) -> tuple[Any, Any]:
@@ -115,21 +118,36 @@ def _sum_lines(
         builder.store(builder.neg(total) if negate else total, target)
 
 
+@intrinsic
+def fetch_row(typingctx, matrix, row):  # type: ignore[no-untyped-def]
+    """Starts to fetch row ``row`` of ``matrix`` [R, D] of bytes, C-contiguous."""
+    signature = types.void(matrix, types.intp)
+
+    def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        start, width = _matrix(context, builder, matrix, *arguments)
+        with cgutils.for_range_slice(builder, I64(0), width, I64(LINE)) as (offset, _):
+            _prefetch(builder, builder.gep(start, [offset]))
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
 @intrinsic(prefer_literal=True)
 def dot_bytes(  # type: ignore[no-untyped-def]
-    typingctx, queries, rows, values, row, hidden, query, sums, place
+    typingctx, queries, rows, ahead, values, row, hidden, query, sums, place
 ):
     """``sums[query + q, place + r] = sum_j values[row + r, j] hidden[query + q, j]``.
 
-    ``queries`` and ``rows``, the numbers of q and r, are literal integers. ``values`` [V, D] int8,
-    ``hidden`` [N, D] int16, ``sums`` [N, P] int32, D a multiple of 64, all C-contiguous.
+    ``queries`` and ``rows``, the numbers of q and r, and ``ahead`` (1: fetch the following panel)
+    are literal integers. ``values`` [V, D] int8, ``hidden`` [N, D] int16, ``sums`` [N, P] int32, D
+    a multiple of 64, all C-contiguous.
     """
-    count, height = queries.literal_value, rows.literal_value
+    count, height, fetches = (kind.literal_value for kind in (queries, rows, ahead))
     index = types.intp
-    signature = types.void(queries, rows, values, index, hidden, index, sums, index)
+    signature = types.void(queries, rows, ahead, values, index, hidden, index, sums, index)
 
     def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        values_value, row_value, hidden_value, query_value, sums_value, place_value = arguments[2:]
+        values_value, row_value, hidden_value, query_value, sums_value, place_value = arguments[3:]
         first_row, width = _matrix(context, builder, values, values_value, row_value)
         first, _ = _matrix(context, builder, hidden, hidden_value, query_value)
         weights = _following(builder, first_row, width, height)
@@ -137,8 +155,8 @@ def dot_bytes(  # type: ignore[no-untyped-def]
 
         def body(line: Any, totals: list[Any]) -> list[Any]:
             start = builder.mul(line, I64(LINE))
-            for weight in weights:
-                _prefetch(builder, weight, start, width)
+            for weight in weights if fetches else ():
+                _prefetch_ahead(builder, weight, start, width)
             totals = list(totals)
             for part in range(0, LINE, LANES):
                 column = builder.add(start, I64(part))
@@ -160,30 +178,30 @@ def dot_bytes(  # type: ignore[no-untyped-def]
 
 @intrinsic(prefer_literal=True)
 def dot_nibbles(  # type: ignore[no-untyped-def]
-    typingctx, queries, rows, nibbles, multipliers, row, hidden, starts, query, sums, place
+    typingctx, queries, rows, ahead, nibbles, factors, row, hidden, starts, query, sums, place
 ):
-    """``sums[query + q, place + r] = sum_j multiplier_g(j) nibble_j hidden_j`` of row + r, query + q.
+    """``sums[query + q, place + r] = sum_j factor_g(j) nibble_j hidden_j`` of row + r, query + q.
 
     In blocks of 128 columns, in the orders of `kernels.quantize.layout`: ``nibbles`` [V, D / 2]
-    uint8, ``multipliers`` [V, D / 32] uint8, ``hidden`` [N, D] int16. ``starts`` [N, D / 16] int32
-    is added to the eight sums of every block before they meet their multipliers. Otherwise as
+    uint8, ``factors`` [V, D / 32] uint8, ``hidden`` [N, D] int16. ``starts`` [N, D / 16] int32
+    is added to the eight sums of every block before they meet their factors. Otherwise as
     `dot_bytes`.
     """
-    count, height = queries.literal_value, rows.literal_value
+    count, height, fetches = (kind.literal_value for kind in (queries, rows, ahead))
     index = types.intp
     signature = types.void(
-        queries, rows, nibbles, multipliers, index, hidden, starts, index, sums, index
+        queries, rows, ahead, nibbles, factors, index, hidden, starts, index, sums, index
     )
 
     def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        nibbles_value, multipliers_value, row_value = arguments[2:5]
-        hidden_value, starts_value, query_value, sums_value, place_value = arguments[5:]
+        nibbles_value, factors_value, row_value = arguments[3:6]
+        hidden_value, starts_value, query_value, sums_value, place_value = arguments[6:]
         first_row, row_bytes = _matrix(context, builder, nibbles, nibbles_value, row_value)
-        factors, groups = _matrix(context, builder, multipliers, multipliers_value, row_value)
+        factor, groups = _matrix(context, builder, factors, factors_value, row_value)
         first, width = _matrix(context, builder, hidden, hidden_value, query_value)
         first_start, start_width = _matrix(context, builder, starts, starts_value, query_value)
         weights = _following(builder, first_row, row_bytes, height)
-        factors_of = _following(builder, factors, groups, height)
+        factors_of = _following(builder, factor, groups, height)
         hiddens = _following(builder, first, width, count)
         beginnings = _following(builder, first_start, start_width, count)
         four, twelve = (ir.Constant(WORDS, [bits] * LANES) for bits in (4, 12))
@@ -194,8 +212,8 @@ def dot_nibbles(  # type: ignore[no-untyped-def]
 
         def body(line: Any, totals: list[Any]) -> list[Any]:
             byte = builder.mul(line, I64(LINE))
-            for weight in weights:
-                _prefetch(builder, weight, byte, row_bytes)
+            for weight in weights if fetches else ():
+                _prefetch_ahead(builder, weight, byte, row_bytes)
             column = builder.mul(line, I64(2 * LINE))
             begin = builder.mul(line, I64(8))
             inner = []

@@ -30,7 +30,9 @@ __all__ = [
     "TOP_K",
     "Estimates",
     "Found",
+    "Leaders",
     "Needs",
+    "block_slack",
     "find_candidates",
     "find_leaders",
     "find_thresholds",
@@ -66,6 +68,16 @@ class Estimates(NamedTuple):
     values: npt.NDArray[np.float32]  # [N, W], W >= vocabulary size; [total] for `narrow`
     row_slack: npt.NDArray[np.float32]  # [2, V]
     hidden_slack: npt.NDArray[np.float64]  # [N, 3]
+    block_slack: npt.NDArray[np.float32]  # [2, V / 64], see `block_slack`
+
+
+class Leaders(NamedTuple):
+    """The best tokens of N rows by estimate, and what the same pass tells `find_candidates`."""
+
+    ids: npt.NDArray[np.int32]  # [total], sorted within a row
+    offsets: npt.NDArray[np.int64]  # [N + 1]
+    maxima: npt.NDArray[np.float32]  # [N, V / 64] the best adjusted estimate of every 64 ids
+    noise: npt.NDArray[np.float64]  # [N, V / 64] bounds on the noise of GUMBEL rows
 
 
 class Found(NamedTuple):
@@ -73,7 +85,12 @@ class Found(NamedTuple):
 
     ids: npt.NDArray[np.int32]  # [total]
     offsets: npt.NDArray[np.int64]  # [N + 1]
-    largest: npt.NDArray[np.float64]  # [N] the largest upper bound of any token of the row
+    largest: npt.NDArray[np.float64]  # [N] no token's upper bound is larger
+
+
+def block_slack(row_slack: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """The largest of every 64 entries of ``row_slack`` [2, V]: [2, V / 64], rounded up."""
+    return np.maximum.reduceat(row_slack, np.arange(0, row_slack.shape[1], 64), axis=1)
 
 
 def find_leaders(
@@ -83,8 +100,8 @@ def find_leaders(
     adjustments: Adjustments,
     *,
     implementation: Implementation | None = None,
-) -> Ragged:
-    """The ids (sorted within a row) of the best adjusted estimates, and offsets [N + 1].
+) -> Leaders:
+    """The ids of the best adjusted estimates.
 
     Exactly ``k`` for TOP_K and one otherwise (of ``estimate s + noise`` for GUMBEL), fewer where
     fewer tokens are not excluded. Which of equal estimates is taken is not defined.
@@ -116,16 +133,20 @@ def find_candidates(
     needs: Needs,
     adjustments: Adjustments,
     thresholds: npt.NDArray[np.float64],
+    leaders: Leaders,
     *,
     implementation: Implementation | None = None,
 ) -> Found:
     """The ids whose upper bound reaches the row's threshold.
 
-    Bounds are rounded outward and adjusted. Excluded ids (adjusted to ``-inf``) are never
-    candidates; equality keeps a candidate, since ties go to the lower id.
+    ``leaders`` are those of the same estimates, needs and adjustments. Bounds are rounded outward
+    and adjusted. Excluded ids (adjusted to ``-inf``) are never candidates; equality keeps a
+    candidate, since ties go to the lower id.
     """
     module = _module(implementation)
-    return module.find_candidates(estimates, vocabulary_size, needs, adjustments, thresholds)
+    return module.find_candidates(
+        estimates, vocabulary_size, needs, adjustments, thresholds, leaders
+    )
 
 
 def narrow(

@@ -1,6 +1,6 @@
 """The search in numba: one pass for the maxima of blocks of 64 ids, then only blocks that matter.
 
-The bounds of a row are written out once (with its adjustment, if any), 64 ids at a time.
+What the first pass finds serves the second: only rows with adjustments are written out.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from numba import njit
 from kernels.noise.cpu import block_draw, block_minimum, noise_ceiling, token_noise
 from kernels.penalties.cpu import MINUS_INFINITY, adjust_candidates, adjust_row
 from kernels.search.kinds import GREEDY, GUMBEL, TOP_K
-from kernels.search.reference import INFLATION, SMALLEST_SLACK, ULP_SHARE
+from kernels.search.reference import INFLATION, SMALLEST_FACTOR, SMALLEST_SLACK, ULP_SHARE
 from kernels.search.selection import key_value, kth_largest_key, order_key
 
 if TYPE_CHECKING:
     from kernels.penalties import Adjustments
-    from kernels.search import Estimates, Found, Needs, Ragged
+    from kernels.search import Estimates, Found, Leaders, Needs, Ragged
 
 BLOCK = 64
 # Above the rounding of any fp32 noise (at most 43), below anything that would open more blocks.
@@ -31,41 +31,24 @@ NOISE_ROUNDING = 1e-5
 def fp32_slack(hidden_slack):  # type: ignore[no-untyped-def]
     """The three factors of `kernels.search.reference.outward`."""
     return (
-        np.float32(hidden_slack[0] * INFLATION),
-        np.float32(hidden_slack[1] * INFLATION),
-        np.float32(np.float32(hidden_slack[2] * INFLATION) + SMALLEST_SLACK),
+        np.float32(hidden_slack[0] * INFLATION + SMALLEST_FACTOR),
+        np.float32(hidden_slack[1] * INFLATION + SMALLEST_FACTOR),
+        np.float32(np.float32(hidden_slack[2] * INFLATION + SMALLEST_FACTOR) + SMALLEST_SLACK),
     )
 
 
-# The flags let the maxima vectorise; no value is NaN, and the sign of a zero does not matter.
-@njit(nogil=True, cache=True, fastmath={"nnan", "nsz"})
-def upper_bounds(values, row_slack, hidden_slack, upper, maxima):  # type: ignore[no-untyped-def]
-    """Writes the upper bounds of a row and the largest of every block of them."""
+@njit(nogil=True, cache=True)
+def upper_bounds(values, row_slack, hidden_slack, upper):  # type: ignore[no-untyped-def]
+    """Writes the upper bounds of a row."""
     error, size, rest = fp32_slack(hidden_slack)
     errors = row_slack[0]
     sizes = row_slack[1]
-    for block in range(maxima.size):
-        start = block * BLOCK
-        highest = MINUS_INFINITY
-        # A constant length lets the compiler unroll the whole blocks.
-        length = BLOCK if start + BLOCK <= upper.size else upper.size - start
-        if length == BLOCK:
-            for offset in range(BLOCK):
-                i = start + offset
-                slack = error * errors[i] + size * sizes[i] + rest + abs(values[i]) * ULP_SHARE
-                bound = values[i] + slack
-                upper[i] = bound
-                highest = bound if bound > highest else highest
-        else:
-            for offset in range(length):
-                i = start + offset
-                slack = error * errors[i] + size * sizes[i] + rest + abs(values[i]) * ULP_SHARE
-                bound = values[i] + slack
-                upper[i] = bound
-                highest = bound if bound > highest else highest
-        maxima[block] = highest
+    for i in range(upper.size):
+        slack = error * errors[i] + size * sizes[i] + rest
+        upper[i] = values[i] + (slack + abs(values[i]) * ULP_SHARE)
 
 
+# The flags let the maxima vectorise; no value is NaN, and the sign of a zero does not matter.
 @njit(nogil=True, cache=True, fastmath={"nnan", "nsz"})
 def _block_maxima(values, maxima, size):  # type: ignore[no-untyped-def]
     """The largest value of every block."""
@@ -138,13 +121,11 @@ def _best_of(values, maxima, size, k, ids):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def _ceilings(maxima, key, position, inverse_temperature):  # type: ignore[no-untyped-def]
-    """Per block a bound on every score in it."""
-    result = np.empty(maxima.size, np.float64)
-    for block in range(maxima.size):
+def _noise_ceilings(key, position, result):  # type: ignore[no-untyped-def]
+    """Per block a bound on every noise in it."""
+    for block in range(result.size):
         uniform, _ = block_draw(key, position, np.uint64(block))
-        result[block] = np.float64(maxima[block]) * inverse_temperature + noise_ceiling(uniform)
-    return result
+        result[block] = noise_ceiling(uniform)
 
 
 @njit(nogil=True, cache=True)
@@ -168,10 +149,13 @@ def _best_of_block(  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def _place_of_best_score(  # type: ignore[no-untyped-def]
-    values, maxima, size, key, position, inverse_temperature
+    values, maxima, noise, size, key, position, inverse_temperature
 ):
-    """Where ``values * inverse_temperature + noise`` is largest, -1 where all are excluded."""
-    ceilings = _ceilings(maxima, key, position, inverse_temperature)
+    """Where ``values * inverse_temperature + noise`` is largest, -1 where all are excluded.
+
+    ``noise`` bounds that of every block.
+    """
+    ceilings = maxima.astype(np.float64) * inverse_temperature + noise
     first = 0
     for block in range(ceilings.size):
         if ceilings[block] > ceilings[first]:
@@ -197,30 +181,33 @@ def _find_leaders(values, size, needs, adjustments):  # type: ignore[no-untyped-
     ids = np.empty(room, np.int32)
     count = 0
     work = np.empty(size, np.float32)
-    maxima = np.empty((size + BLOCK - 1) // BLOCK, np.float32)
+    maxima = np.empty((rows, (size + BLOCK - 1) // BLOCK), np.float32)
+    noise = np.empty(maxima.shape, np.float64)
     for row in range(rows):
         estimate = values[row]
         if adjustments.active[row]:
             work[:] = estimate[:size]
             adjust_row(work, row, adjustments)
             estimate = work
-        _block_maxima(estimate, maxima, size)
+        _block_maxima(estimate, maxima[row], size)
         kind = needs.kind[row]
         if kind == TOP_K:
-            count += _best_of(estimate, maxima, size, needs.k[row], ids[count:])
+            count += _best_of(estimate, maxima[row], size, needs.k[row], ids[count:])
         else:
             if kind == GUMBEL:
                 scale = needs.inverse_temperature[row]
+                key, position = needs.key[row], needs.position[row]
+                _noise_ceilings(key, position, noise[row])
                 place = _place_of_best_score(
-                    estimate, maxima, size, needs.key[row], needs.position[row], scale
+                    estimate, maxima[row], noise[row], size, key, position, scale
                 )
             else:
-                place = _place_of_best(maxima, estimate, size)
+                place = _place_of_best(maxima[row], estimate, size)
             if place >= 0:
                 ids[count] = place
                 count += 1
         offsets[row + 1] = count
-    return ids[:count].copy(), offsets
+    return ids[:count].copy(), offsets, maxima, noise
 
 
 @njit(nogil=True, cache=True)
@@ -266,78 +253,98 @@ def _grown(ids, wanted):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def _collect(upper, maxima, scale, threshold, ids, count):  # type: ignore[no-untyped-def]
-    """Appends the ids with ``upper * scale >= threshold``."""
+def _block_bounds(maxima, block_slack, hidden_slack):  # type: ignore[no-untyped-def]
+    """Per block a bound on every upper bound in it, from the largest estimate and slacks."""
+    error, size, rest = fp32_slack(hidden_slack)
+    result = np.empty(maxima.size, np.float32)
     for block in range(maxima.size):
-        if maxima[block] == MINUS_INFINITY:
-            continue
-        if np.float64(maxima[block]) * scale >= threshold:
-            ids = _grown(ids, count + BLOCK)
-            for index in range(block * BLOCK, min(block * BLOCK + BLOCK, upper.size)):
-                bound = upper[index]
-                if np.float64(bound) * scale >= threshold and bound > MINUS_INFINITY:
-                    ids[count] = index
-                    count += 1
-    return ids, count
+        highest = maxima[block]
+        slack = error * block_slack[0, block] + size * block_slack[1, block] + rest
+        # Twice the share: the estimate behind the largest bound may be another, a rounding away.
+        result[block] = highest + (slack + np.float32(2.0) * abs(highest) * ULP_SHARE)
+    return result
 
 
 @njit(nogil=True, cache=True)
-def _collect_gumbel(  # type: ignore[no-untyped-def]
-    upper, maxima, key, position, scale, threshold, ids, count
+def _upper_of_block(  # type: ignore[no-untyped-def]
+    values, row_slack, hidden_slack, start, stop, upper
 ):
-    """Appends the ids with ``upper * scale + noise >= threshold``."""
-    ceilings = _ceilings(maxima, key, position, scale)
-    for block in range(maxima.size):
-        if maxima[block] == MINUS_INFINITY or ceilings[block] < threshold:
-            continue
-        ids = _grown(ids, count + BLOCK)
-        uniform, winner = block_draw(key, position, np.uint64(block))
-        smallest = block_minimum(uniform)
-        highest_noise = -math.log(smallest) + NOISE_ROUNDING
-        for index in range(block * BLOCK, min(block * BLOCK + BLOCK, upper.size)):
-            bound = upper[index]
-            scaled = np.float64(bound) * scale
-            if scaled + highest_noise >= threshold and bound > MINUS_INFINITY:
-                noise = token_noise(key, position, index, smallest, winner)
-                if scaled + np.float64(noise) >= threshold:
-                    ids[count] = index
-                    count += 1
-    return ids, count
+    error, size, rest = fp32_slack(hidden_slack)
+    for i in range(start, stop):
+        slack = error * row_slack[0, i] + size * row_slack[1, i] + rest
+        upper[i - start] = values[i] + (slack + abs(values[i]) * ULP_SHARE)
 
 
 @njit(nogil=True, cache=True)
 def _find_candidates(  # type: ignore[no-untyped-def]
-    values, row_slack, hidden_slack, size, needs, adjustments, thresholds
+    values,
+    row_slack,
+    hidden_slack,
+    block_slack,
+    size,
+    needs,
+    adjustments,
+    thresholds,
+    maxima,
+    noise,
 ):
     rows = values.shape[0]
     offsets = np.zeros(rows + 1, np.int64)
     largest = np.empty(rows, np.float64)
     ids = np.empty(rows * 2 * BLOCK, np.int32)
     count = 0
-    upper = np.empty(size, np.float32)
-    maxima = np.empty((size + BLOCK - 1) // BLOCK, np.float32)
+    whole_row = np.empty(size, np.float32)
+    own_maxima = np.empty(maxima.shape[1], np.float32)
+    of_block = np.empty(BLOCK, np.float32)
     for row in range(rows):
-        upper_bounds(values[row], row_slack, hidden_slack[row], upper, maxima)
-        if adjustments.active[row]:
-            adjust_row(upper, row, adjustments)
-            _block_maxima(upper, maxima, size)
-        largest[row] = maxima.max()
-        kind, scale = needs.kind[row], needs.inverse_temperature[row]
-        if kind == GUMBEL:
-            key, position = needs.key[row], needs.position[row]
-            ids, count = _collect_gumbel(
-                upper, maxima, key, position, scale, thresholds[row], ids, count
-            )
+        adjusted = adjustments.active[row]
+        if adjusted:
+            upper_bounds(values[row], row_slack, hidden_slack[row], whole_row)
+            adjust_row(whole_row, row, adjustments)
+            _block_maxima(whole_row, own_maxima, size)
+            bounds = own_maxima
         else:
-            scale = 1.0 if kind in (GREEDY, TOP_K) else scale
-            ids, count = _collect(upper, maxima, scale, thresholds[row], ids, count)
+            bounds = _block_bounds(maxima[row], block_slack, hidden_slack[row])
+        largest[row] = bounds.max()
+        kind, threshold = needs.kind[row], thresholds[row]
+        scale = 1.0 if kind in (GREEDY, TOP_K) else needs.inverse_temperature[row]
+        key, position = needs.key[row], needs.position[row]
+        for block in range(bounds.size):
+            ceiling = np.float64(bounds[block]) * scale
+            if kind == GUMBEL:
+                ceiling += noise[row, block]
+            if bounds[block] == MINUS_INFINITY or ceiling < threshold:
+                continue
+            ids = _grown(ids, count + BLOCK)
+            start, stop = block * BLOCK, min(block * BLOCK + BLOCK, size)
+            upper = of_block
+            if adjusted:
+                upper = whole_row[start:stop]
+            else:
+                _upper_of_block(values[row], row_slack, hidden_slack[row], start, stop, upper)
+            smallest, winner, highest_noise = 1.0, np.uint64(0), 0.0
+            if kind == GUMBEL:
+                uniform, winner = block_draw(key, position, np.uint64(block))
+                smallest = block_minimum(uniform)
+                highest_noise = -math.log(smallest) + NOISE_ROUNDING
+            for index in range(start, stop):
+                bound = upper[index - start]
+                score = np.float64(bound) * scale
+                if bound == MINUS_INFINITY or score + highest_noise < threshold:
+                    continue
+                if kind == GUMBEL:
+                    score += np.float64(token_noise(key, position, index, smallest, winner))
+                    if score < threshold:
+                        continue
+                ids[count] = index
+                count += 1
         offsets[row + 1] = count
     return ids[:count].copy(), offsets, largest
 
 
 @njit(nogil=True, cache=True)
 def _narrow(  # type: ignore[no-untyped-def]
-    values, row_slack, hidden_slack, ids, offsets, needs, adjustments, thresholds
+    values, row_slack, hidden_slack, block_slack, ids, offsets, needs, adjustments, thresholds
 ):
     rows = offsets.size - 1
     upper = np.empty(ids.size, np.float32)
@@ -374,8 +381,10 @@ def _narrow(  # type: ignore[no-untyped-def]
 
 def find_leaders(
     estimates: Estimates, vocabulary_size: int, needs: Needs, adjustments: Adjustments
-) -> Ragged:
-    return _find_leaders(estimates.values, vocabulary_size, needs, adjustments)
+) -> Leaders:
+    from kernels.search import Leaders
+
+    return Leaders(*_find_leaders(estimates.values, vocabulary_size, needs, adjustments))
 
 
 def find_thresholds(
@@ -393,10 +402,13 @@ def find_candidates(
     needs: Needs,
     adjustments: Adjustments,
     thresholds: npt.NDArray[np.float64],
+    leaders: Leaders,
 ) -> Found:
     from kernels.search import Found
 
-    return Found(*_find_candidates(*estimates, vocabulary_size, needs, adjustments, thresholds))
+    maxima, noise = leaders.maxima, leaders.noise
+    arguments = (vocabulary_size, needs, adjustments, thresholds, maxima, noise)
+    return Found(*_find_candidates(*estimates, *arguments))
 
 
 def narrow(

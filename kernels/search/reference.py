@@ -13,11 +13,13 @@ from kernels.search.kinds import GREEDY, GUMBEL, TOP_K
 
 if TYPE_CHECKING:
     from kernels.penalties import Adjustments
-    from kernels.search import Estimates, Found, Needs, Ragged
+    from kernels.search import Estimates, Found, Leaders, Needs, Ragged
 
 INFLATION = 1.0 + 1e-6
 ULP_SHARE = np.float32(2.0**-22)
 SMALLEST_SLACK = 2.0**-120
+# Half of it is what the conversion of a tiny factor to fp32 can lose.
+SMALLEST_FACTOR = 2.0**-149
 
 
 def outward(
@@ -30,7 +32,7 @@ def outward(
     The inflation covers the seven roundings of the sum below, the share of ``values`` that of the
     final addition, the smallest slack every underflow.
     """
-    error, size, rest = (hidden_slack * INFLATION).astype(np.float32)
+    error, size, rest = (hidden_slack * INFLATION + SMALLEST_FACTOR).astype(np.float32)
     rest = np.float32(rest + SMALLEST_SLACK)
     return error * row_slack[0] + size * row_slack[1] + rest + np.abs(values) * ULP_SHARE
 
@@ -64,7 +66,9 @@ def _scores(
 
 def find_leaders(
     estimates: Estimates, vocabulary_size: int, needs: Needs, adjustments: Adjustments
-) -> Ragged:
+) -> Leaders:
+    from kernels.search import Leaders
+
     every = np.arange(vocabulary_size, dtype=np.int32)
     leaders = []
     for row, values in enumerate(estimates.values):
@@ -73,7 +77,8 @@ def find_leaders(
         count = int(needs.k[row]) if needs.kind[row] == TOP_K else 1
         best = np.argsort(-scores, kind="stable")[:count]
         leaders.append(np.sort(best[scores[best] > -np.inf]))
-    return _ragged(leaders)
+    nothing = np.empty((len(leaders), 0))
+    return Leaders(*_ragged(leaders), nothing.astype(np.float32), nothing)
 
 
 def find_thresholds(
@@ -100,6 +105,7 @@ def find_candidates(
     needs: Needs,
     adjustments: Adjustments,
     thresholds: npt.NDArray[np.float64],
+    leaders: Leaders,
 ) -> Found:
     from kernels.search import Found
 

@@ -456,7 +456,7 @@ def count_kernel(  # type: ignore[no-untyped-def]
     blocks,
     tiles,
 ):
-    """How many candidates each tile has; a tile whose blocks cannot reach the threshold has none."""
+    """How many candidates each tile has: none where no block can reach the threshold."""
     tile = tl.program_id(0)
     row = tl.program_id(1).to(tl.int64)
     count = 0

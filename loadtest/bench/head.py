@@ -19,13 +19,10 @@ from pathlib import Path
 
 import torch
 
-from actors.calibration import calibrate, choose
-from actors.ladder import Choices
-from actors.screens import DENSE
 from kernels import pool
 from loadtest.bench.bandwidth import read_bandwidth
-from loadtest.bench.head_cell import OURS, TIME, Cell, table
-from loadtest.bench.head_sides import TIERS, ShardSide, Side, Sides, build_tiers, single
+from loadtest.bench.head_cell import TIME, Cell, table
+from loadtest.bench.head_sides import DENSE_HEAD, ROW_KERNEL, TIERS, cpu_sides
 from loadtest.bench.head_workload import (
     KINDS,
     Workload,
@@ -96,12 +93,8 @@ def measure_into(report: Report, arguments: argparse.Namespace) -> None:
         from loadtest.bench import head_paper
 
         head_paper.measure(report, arguments)
-    elif arguments.device == "cuda":
-        from loadtest.bench import head_cuda  # needs a GPU and Triton
-
-        head_cuda.measure(report, arguments)
     else:
-        measure_on_cpu(report, arguments)
+        measure_heads(report, arguments)
 
 
 def load_workload(arguments: argparse.Namespace) -> Workload:
@@ -122,18 +115,20 @@ def load_workload(arguments: argparse.Namespace) -> Workload:
     return workload
 
 
-def measure_on_cpu(report: Report, arguments: argparse.Namespace) -> None:
+def measure_heads(report: Report, arguments: argparse.Namespace) -> None:
     """Every batch size and need, all sides side by side."""
+    if arguments.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("there is no CUDA device here: use --device cpu")
     bandwidth = read_bandwidth(arguments.threads)
     report.machine["read_bytes_per_second"] = bandwidth
-    print(f"{arguments.threads} thread(s) read {bandwidth / 1e9:.1f} GB/s")
+    print(f"{arguments.threads} thread(s) read {bandwidth / 1e9:.1f} GB/s of the host's memory")
     workload = load_workload(arguments)
-    tiers = build_tiers(workload, arguments.tier)
-    built = Sides(workload, tiers)
-    choices = single(arguments.tier)
-    if arguments.tier == "auto":
-        choices = calibrated(built, list(tiers), workload, max(arguments.batch))
-    sides: list[Side] = [ShardSide(OURS, built.certified(choices)), *built.others()]
+    build = cpu_sides
+    if arguments.device == "cuda":
+        from loadtest.bench.head_cuda import cuda_sides  # needs Triton and a GPU
+
+        build = cuda_sides
+    sides = build(workload, arguments.tier, max(arguments.batch))
     cells = []
     runs = arguments.runs or (QUICK_RUNS if arguments.quick else RUNS)
     for batch in arguments.batch:
@@ -152,36 +147,22 @@ def print_summary(cells: Sequence[Cell], report: Report) -> None:
     equal, compared = sum(c.equal for c in cells), sum(c.compared for c in cells)
     print(f"certified tokens equal to those of all canonical logits: {equal} of {compared}")
     for cell in cells:
-        against = {
+        ratios = {
             each.against: each.ratio
             for each in report.ratios
             if each.case["measure"] == TIME.name
             and (each.case["batch"], each.case["need"]) == (cell.batch, cell.kind.name)
         }
-        torch_sides = {name: ratio for name, ratio in against.items() if name.startswith("torch")}
-        best = min(torch_sides, key=lambda name: torch_sides[name])
-        print(
-            f"batch {cell.batch}, {cell.kind.name}: {torch_sides[best]:.2f}x the best of torch "
-            f"({best}), {against['own dense']:.2f}x our dense head"
-        )
-    print("ms: median (best) over the runs. we are: median of the ratios of neighbouring steps.")
+        own = ratios.pop(DENSE_HEAD, None)
+        ratios.pop(ROW_KERNEL, None)
+        best = min(ratios, key=lambda name: ratios[name])
+        words = f"{ratios[best]:.2f}x the best of the others ({best})"
+        if own is not None:
+            words += f", {own:.2f}x our dense head"
+        print(f"batch {cell.batch}, {cell.kind.name}: {words}")
+    print("ms: median and best over the runs. we are: median of the ratios of neighbouring steps.")
     print("certified and own dense: screen, rescoring and draw, the same tokens. The others draw")
     print("with torch: argmax, softmax / exponential noise, or top-k first; other tokens.")
-
-
-def calibrated(built: Sides, tiers: Sequence[str], workload: Workload, largest: int) -> Choices:
-    """The tier that was fastest at each batch size, on hidden states that are not measured."""
-    shard = built.certified(single("dense"))
-    timings = calibrate(shard, [*tiers, DENSE], workload.calibration, largest)
-    choices = choose(timings, certified=False)
-    found = ", ".join(f"{name} from {rows}" for rows, name in choices)
-    print(f"chosen by calibration, by rows in a step: {found}")
-    for each in timings:
-        print(
-            f"  {each.rows:>2} rows, {each.screen}: {each.milliseconds:.2f} ms, rescored "
-            f"{100 * each.rescored_share:.3f}%"
-        )
-    return choices
 
 
 def _case(arguments: argparse.Namespace, workload: Workload, cell: Cell) -> Case:

@@ -14,11 +14,10 @@ import numpy.typing as npt
 from actors.messages import Certificate
 from kernels.draw import draw
 from kernels.rows import canonical_logits, postprocess
-from loadtest.bench.head_sides import Side, Step
+from loadtest.bench.head_sides import OURS, Side, Step
 from loadtest.bench.head_workload import Kind, Workload, controls, needs
 from loadtest.bench.record import Case, Measure, Report, format_number, format_table, percentile
 
-OURS = "certified"
 WARM_UP = 2
 
 TIME = Measure("time", "ms", higher_is_better=False)

@@ -1,12 +1,12 @@
 """The heads that are measured side by side on the CPU, all behind the same small interface.
 
 Ours choose tokens with the served noise; torch's draw with its own generator, by the exponential
-race ``argmax(p / q)`` that vLLM and gpt-fast use (`torch.multinomial` is slower at these sizes).
+race ``argmax(p / q)`` of vLLM, gpt-fast and `torch.multinomial`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -14,9 +14,12 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.nn import functional
 
+from actors.calibration import calibrate
+from actors.calibration import choose as choose_screens
 from actors.ladder import Choices, Ladder
-from actors.messages import Certificate, Need
+from actors.messages import Candidates, Certificate, Need
 from actors.screens import DENSE, Linear
 from actors.shard import Shard
 from kernels.draw import Controls, draw
@@ -31,6 +34,8 @@ _BUILDERS: dict[str, Callable[..., Tier]] = {
     "1-bit": partial(quantize, kind="1-bit"),
 }
 TIERS = tuple(_BUILDERS)
+OURS, DENSE_HEAD, ROW_KERNEL = "certified", "own dense", "row kernel"
+Decide = Callable[[npt.NDArray[np.float32], Sequence[Need]], Candidates]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +53,7 @@ class Step:
 
     hidden: npt.NDArray[np.float32]
     kind: Kind
-    needs: list[Need]
+    needs: Sequence[Need]
     controls: Controls
 
 
@@ -60,15 +65,15 @@ class Side(Protocol):
     def answer(self, step: Step) -> Answer: ...
 
 
-class ShardSide:
+class CertifiedSide:
     """The whole of ours: screen, rescoring, draw."""
 
-    def __init__(self, name: str, shard: Shard) -> None:
+    def __init__(self, name: str, decide: Decide) -> None:
         self.name = name
-        self._shard = shard
+        self._decide = decide
 
     def answer(self, step: Step) -> Answer:
-        candidates = self._shard.rescore(self._shard.screen(step.hidden, step.needs))
+        candidates = self._decide(step.hidden, step.needs)
         tokens = draw(candidates.ids, candidates.logits, candidates.offsets, step.controls)
         read = sum(each.bytes_read for each in candidates.certificates)
         return Answer(tokens, read, candidates.certificates)
@@ -118,62 +123,57 @@ def _race(logits: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     return shares.div_(clocks).argmax(dim=1)
 
 
-def build_tiers(workload: Workload, wanted: str) -> dict[str, Tier]:
-    """The tier ``wanted``, or all of them for "auto"; none for "dense".
-
-    They keep the mean of the calibration states apart as a common direction.
-    """
-    if wanted == "dense":
-        return {}
+def build_tiers(workload: Workload, names: Sequence[str]) -> dict[str, Tier]:
+    """Low-precision copies of the weights, with the mean of the calibration states kept apart as
+    a common direction."""
     direction = workload.calibration.mean(axis=0)
-    names = [name for name in TIERS if wanted in (name, "auto")]
     return {name: _BUILDERS[name](workload.weight, direction=direction) for name in names}
 
 
-class Sides:
-    """Everything that is built once per head: weights in every form, tiers, shards."""
+def cpu_sides(workload: Workload, tier: str, largest: int) -> list[Side]:
+    """Ours with ``tier`` ("auto" calibrates for batches up to ``largest``, "dense" screens with
+    the weights), and everything it is compared with."""
+    weight = workload.weight
+    row_kernel = partial(linear, weight=pack(weight))
+    names = TIERS if tier == "auto" else [name for name in TIERS if name == tier]
+    ladder = Ladder(build_tiers(workload, names), ((1, DENSE if tier == "dense" else names[0]),))
+    shard = _shard(workload, row_kernel, ladder)
+    if tier == "auto":
+        shard.start_with(calibrated(shard, [*names, DENSE], workload, largest))
+    dense = _shard(workload, row_kernel, None)
+    wide, half, count = weight.float(), weight.bfloat16(), weight.numel()
+    return [
+        CertifiedSide(OURS, lambda hidden, needs: shard.rescore(shard.screen(hidden, needs))),
+        CertifiedSide(DENSE_HEAD, lambda hidden, needs: dense.rescore(dense.screen(hidden, needs))),
+        LogitsSide(ROW_KERNEL, row_kernel, workload, count * weight.element_size()),
+        LogitsSide("torch fp32", partial(functional.linear, weight=wide), workload, 4 * count),
+        LogitsSide(
+            "torch bf16", lambda x: functional.linear(x.bfloat16(), half), workload, 2 * count
+        ),
+    ]
 
-    def __init__(self, workload: Workload, tiers: dict[str, Tier]) -> None:
-        weight = workload.weight
-        size, columns = weight.shape
-        self._workload = workload
-        self._packed = partial(linear, weight=pack(weight))
-        self._wide = weight.float()
-        self._half = weight.bfloat16()
-        self._products = size * columns
-        self._tiers = tiers
 
-    def shard(self, ladder: Ladder | None) -> Shard:
-        workload = self._workload
-        return Shard(
-            workload.weight,
-            workload.bias,
-            softcap=workload.softcap,
-            scale=workload.scale,
-            vocabulary_size=workload.weight.shape[0],
-            linear=self._packed,
-            ladder=ladder,
+def calibrated(shard: Shard, names: Sequence[str], workload: Workload, largest: int) -> Choices:
+    """The screen that was fastest at each batch size, on hidden states that are not measured."""
+    timings = calibrate(shard, names, workload.calibration, largest)
+    for each in timings:
+        print(
+            f"  {each.rows:>2} rows, {each.screen}: {each.milliseconds:.2f} ms, rescored "
+            f"{100 * each.rescored_share:.3f}%"
         )
-
-    def certified(self, choices: Choices) -> Shard:
-        """A shard whose ladder starts with ``choices``."""
-        return self.shard(Ladder(self._tiers, choices))
-
-    def others(self) -> list[Side]:
-        """What a certified head is compared with."""
-        weight, stored = self._workload.weight, self._workload.weight.element_size()
-        wide = partial(torch.nn.functional.linear, weight=self._wide)
-        half = self._half
-        sides: list[Side] = [ShardSide("own dense", self.shard(None))]
-        for name, product, size in (
-            ("row kernel", self._packed, stored),
-            ("torch fp32", wide, 4),
-            ("torch bf16", lambda x: torch.nn.functional.linear(x.bfloat16(), half), 2),
-        ):
-            sides.append(LogitsSide(name, product, self._workload, weight.numel() * size))
-        return sides
+    choices = choose_screens(timings, certified=False)
+    found = ", ".join(f"{name} from {rows}" for rows, name in choices)
+    print(f"chosen by calibration, by rows in a step: {found}")
+    return choices
 
 
-def single(tier: str) -> Choices:
-    """Choices that always start with one tier."""
-    return ((1, DENSE if tier == "dense" else tier),)
+def _shard(workload: Workload, linear_: Linear, ladder: Ladder | None) -> Shard:
+    return Shard(
+        workload.weight,
+        workload.bias,
+        softcap=workload.softcap,
+        scale=workload.scale,
+        vocabulary_size=workload.weight.shape[0],
+        linear=linear_,
+        ladder=ladder,
+    )

@@ -28,6 +28,9 @@ DEMO = Path(__file__).parent.parent.parent / "models" / "lexshard-demo"
 # than others to follow it (the weights are tied), and logits have a standard deviation of about
 # 0.1 * sqrt(640) = 2.5.
 EMBEDDING_SIZE = 0.1
+# Queries and keys are larger than that, so that every position attends to a few tokens of its own
+# choice: without it greedy text soon repeats itself.
+ATTENTION_GAIN = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +96,8 @@ def _tensors(shape: Shape, generator: torch.Generator) -> Iterator[tuple[str, to
     def normal(rows: int, columns: int, deviation: float) -> torch.Tensor:
         return (torch.randn(rows, columns, generator=generator) * deviation).bfloat16()
 
-    def linear(outputs: int, inputs: int) -> torch.Tensor:
-        return normal(outputs, inputs, inputs**-0.5)
+    def linear(outputs: int, inputs: int, gain: float = 1.0) -> torch.Tensor:
+        return normal(outputs, inputs, gain * inputs**-0.5)
 
     ones = torch.ones(shape.hidden, dtype=torch.bfloat16)
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
@@ -102,8 +105,8 @@ def _tensors(shape: Shape, generator: torch.Generator) -> Iterator[tuple[str, to
     for layer in range(shape.layers):
         name = f"model.layers.{layer}"
         yield f"{name}.input_layernorm.weight", ones.clone()
-        yield f"{name}.self_attn.q_proj.weight", linear(queries, shape.hidden)
-        yield f"{name}.self_attn.k_proj.weight", linear(keys, shape.hidden)
+        yield f"{name}.self_attn.q_proj.weight", linear(queries, shape.hidden, ATTENTION_GAIN)
+        yield f"{name}.self_attn.k_proj.weight", linear(keys, shape.hidden, ATTENTION_GAIN)
         yield f"{name}.self_attn.v_proj.weight", linear(keys, shape.hidden)
         yield f"{name}.self_attn.o_proj.weight", linear(shape.hidden, queries)
         yield f"{name}.post_attention_layernorm.weight", ones.clone()

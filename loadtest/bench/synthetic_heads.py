@@ -35,8 +35,9 @@ class Geometry:
     ``heavy_tail`` they follow Student's t with 3 degrees of freedom instead of the normal law.
     ``bias_spread`` is the standard deviation of the biases (0: no bias).
 
-    ``size`` is ``||h|| / sqrt(d)``: the standard deviation of the logits of independent rows. A
-    ``common_share`` of ``||h||^2`` lies along a direction common to all hidden states. ``best``
+    ``size`` is ``||h|| / sqrt(d)``, the standard deviation of the logits of independent rows; more
+    where the likely tokens need it. A ``common_share`` of its square lies along a direction common
+    to all hidden states. ``best``
     is the best logit without bias, in a ``flat_share`` of the contexts ``flat_best``; those of
     rank 2 to 8 lie on a line over the logarithm of the rank that reaches ``fiftieth`` at rank 50.
     ``outlier_channels`` columns of the hidden states are ``outlier_factor`` times as large and

@@ -84,14 +84,17 @@ class Run:
 
 
 def _measure(run: Run, budget: Budget, seed: int) -> None:
-    from loadtest.gpu.head import BANDWIDTH, Settings, measure_head
+    from loadtest.gpu.head import BANDWIDTH, Bench, Settings
     from loadtest.gpu.synthetic import SHAPES
-    from loadtest.gpu.timing import copy_bandwidth
+    from loadtest.gpu.timing import CudaTimer, copy_bandwidth
 
-    run.report.add({"what": "memory"}, BANDWIDTH, {"copy": copy_bandwidth(budget.part(5))})
+    timer = CudaTimer()
+    copies = copy_bandwidth(timer, budget.part(5))
+    run.report.add({"what": "memory"}, BANDWIDTH, {"copy": copies})
     for index, shape in enumerate(SHAPES):
         share = budget.part(budget.left / (len(SHAPES) - index))
-        run.wrong += measure_head(shape, run.report, share, Settings(seed=seed), run.save)
+        bench = Bench(shape, timer, run.report, share, Settings(seed=seed), run.save)
+        run.wrong += bench.run()
         run.save()
 
 

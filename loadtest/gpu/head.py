@@ -1,33 +1,34 @@
 """The head of the blueprint's three models: certified against cuBLAS and a fused dense kernel.
 
 Two measures per case. ``device``: CUDA graphs alone, without the host. ``step``: by the host's
-clock, from hidden states on the device to candidates (ours) or tokens (theirs) on the host.
+clock, from hidden states on the device to token ids on the host.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import product
 
 import numpy as np
 import torch
 
-from actors.device_shard import DeviceShard
+from actors.device_shard import CAPACITY, DeviceShard
 from actors.ladder import Ladder
-from actors.messages import Candidates, Need
+from actors.messages import Need
 from actors.screens import tier_bytes
 from kernels.dense import Draws
 from kernels.dense import triton_kernel as dense
 from kernels.draw import Controls, draw
-from kernels.quantize import Kind
+from kernels.quantize import Kind, Tier
 from kernels.rows import canonical_logits
-from kernels.screen.triton_kernel import place
-from kernels.screen.triton_kernel import screen as screen_tier
+from kernels.screen.triton_kernel import place, screen
 from loadtest.bench.record import Case, Measure, Report
 from loadtest.gpu.budget import Budget
 from loadtest.gpu.synthetic import Shape, make_hidden, make_weight, quantize_in_parallel
-from loadtest.gpu.timing import Call, captured, device_milliseconds, wall_milliseconds
+from loadtest.gpu.timing import Call, Timer, in_turns
 
 DEVICE = Measure("device", "ms", higher_is_better=False)
 STEP = Measure("step", "ms", higher_is_better=False)
@@ -45,7 +46,6 @@ TIERS: tuple[tuple[Kind, tuple[str, ...]], ...] = (
     ("int4", ("greedy", "sample")),
 )
 BATCHES = (1, 8, 64)
-CHECKED_ROWS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,47 +56,131 @@ class Settings:
     tiers: tuple[tuple[Kind, tuple[str, ...]], ...] = TIERS
     runs: int = 7
     seed: int = 0
+    checked_rows: int = 64
+    capacity: int = CAPACITY
 
 
-def measure_head(
-    shape: Shape, report: Report, budget: Budget, settings: Settings, save: Callable[[], None]
-) -> int:
-    """Measures every tier and batch that fits the budget; returns how many tokens were wrong.
+@dataclass(slots=True)
+class Bench:
+    """One head under measurement; ``save`` is called after every case."""
 
-    ``save`` is called after every case. A wrong token is one that the canonical logits of the
-    whole vocabulary would not have given.
-    """
-    weight = make_weight(shape, settings.seed, "cuda")
-    hidden = make_hidden(weight, max(*settings.batches, CHECKED_ROWS), settings.seed + 1)
-    on_host = weight.cpu()
-    wrong = 0
-    for kind, wishes in settings.tiers:
-        if budget.spent:
-            break
-        tier = quantize_in_parallel(on_host, kind, os.cpu_count() or 1)
-        _measure_screen(shape, kind, weight, hidden, tier, report, budget, settings)
-        ladder = Ladder({kind: tier}, ((1, kind),))
-        shard = DeviceShard(weight, None, None, 1.0, shape.vocabulary, ladder)
-        for rows, wish in _cases(settings.batches, wishes):
-            if budget.spent:
+    shape: Shape
+    timer: Timer
+    report: Report
+    budget: Budget
+    settings: Settings
+    save: Callable[[], None]
+    weight: torch.Tensor = field(init=False)
+    hidden: torch.Tensor = field(init=False)
+
+    def run(self) -> int:
+        """Measures every tier and batch that fits the budget; returns how many tokens were wrong.
+
+        A wrong token is one that the canonical logits of the whole vocabulary would not give.
+        """
+        settings, shape = self.settings, self.shape
+        self.weight = make_weight(shape, settings.seed, self.timer.device)
+        rows = max(*settings.batches, settings.checked_rows)
+        self.hidden = make_hidden(self.weight, rows, settings.seed + 1)
+        on_host = self.weight.cpu()
+        wrong = 0
+        for kind, wishes in settings.tiers:
+            if self.budget.spent:
                 break
-            case: Case = {
-                "head": shape.name,
-                "model": shape.model,
-                "tier": kind,
-                "rows": rows,
-                "wish": wish,
+            tier = quantize_in_parallel(on_host, kind, os.cpu_count() or 1)
+            self._measure_screen(kind, tier)
+            ladder = Ladder({kind: tier}, ((1, kind),))
+            shard = DeviceShard(
+                self.weight,
+                None,
+                None,
+                1.0,
+                shape.vocabulary,
+                ladder,
+                device=self.timer.device,
+                capacity=settings.capacity,
+            )
+            for rows, wish in product(settings.batches, wishes):
+                if self.budget.spent:
+                    break
+                self._measure_case(shard, kind, rows, wish)
+                self.save()
+            if not self.budget.spent:
+                wrong += self._count_wrong(shard, kind, wishes)
+                self.save()
+        return wrong
+
+    def _case(self, kind: Kind, **more: str | int) -> Case:
+        return {"head": self.shape.name, "model": self.shape.model, "tier": kind, **more}
+
+    def _device(self, calls: Mapping[str, Call]) -> dict[str, list[float]]:
+        return in_turns(self.timer.device_run, calls, self.settings.runs, self.budget)
+
+    def _measure_screen(self, kind: Kind, tier: Tier) -> None:
+        """The screen alone, and the bytes per second it reads."""
+        placed = place(tier, self.timer.device)
+        for rows in self.settings.batches:
+            states = self.hidden[:rows].contiguous()
+            call = self.timer.captured(partial(screen, states, placed))
+            times = self._device({"screen": call})
+            case = self._case(kind, rows=rows)
+            self.report.add(case, DEVICE, times)
+            rates = [tier_bytes(tier) / each / 1e6 for each in times["screen"]]
+            self.report.add(case, BANDWIDTH, {"screen": rates})
+
+    def _measure_case(self, shard: DeviceShard, kind: Kind, rows: int, wish: str) -> None:
+        needs = _needs(rows, wish)
+        hidden = self.hidden[:rows].contiguous()
+        case = self._case(kind, rows=rows, wish=wish)
+        certificates = shard.rescore(shard.screen(hidden, needs)).certificates
+        rescored = [float(each.rescored_rows) for each in certificates]
+        self.report.add(case, RESCORED, {OURS: rescored})
+        fallbacks = [float(each.fallback) for each in certificates]
+        self.report.add(case, FALLBACKS, {OURS: fallbacks})
+        peers = _peers(self.weight, hidden, wish, needs)
+        if not any(fallbacks):  # a step that falls back does not end with its graph
+            graphs = {name: self.timer.captured(call) for name, call in peers.items()}
+            device = self._device({OURS: shard.replay(rows), **graphs})
+            self.report.add(case, DEVICE, device, ours=OURS)
+            read = sum(each.bytes_read for each in certificates)
+            dense_bytes = self.weight.numel() * self.weight.element_size()
+            rates = {
+                name: [(read if name == OURS else dense_bytes) / each / 1e6 for each in times]
+                for name, times in device.items()
             }
-            _measure_case(case, shard, weight, hidden[:rows], report, budget, settings)
-            save()
-        wrong += _count_wrong(shape, kind, wishes, shard, weight, hidden, report, budget)
-        save()
-        del shard
-    return wrong
+            self.report.add(case, BANDWIDTH, rates)
+        controls = _controls(needs)
 
+        def step() -> object:
+            found = shard.rescore(shard.screen(hidden, needs))
+            return draw(found.ids, found.logits, found.offsets, controls)
 
-def _cases(batches: tuple[int, ...], wishes: tuple[str, ...]) -> Iterator[tuple[int, str]]:
-    return ((rows, wish) for rows in batches for wish in wishes)
+        walls = {OURS: step, **{name: _to_host(call) for name, call in peers.items()}}
+        times = in_turns(self.timer.wall_run, walls, self.settings.runs, self.budget)
+        self.report.add(case, STEP, times, ours=OURS)
+
+    def _count_wrong(self, shard: DeviceShard, kind: Kind, wishes: tuple[str, ...]) -> int:
+        """Tokens of the certified head that are not those of all canonical logits."""
+        states = self.hidden[: self.settings.checked_rows]
+        rows, size = len(states), self.shape.vocabulary
+        logits = canonical_logits(states, self.weight, implementation="triton")
+        every = logits.cpu().numpy().reshape(-1)
+        ids = np.tile(np.arange(size, dtype=np.int32), rows)
+        offsets = np.arange(rows + 1, dtype=np.int64) * size
+        wrong = 0
+        for wish in wishes:
+            needs = _needs(rows, wish)
+            found = shard.rescore(shard.screen(states, needs))
+            ours = draw(found.ids, found.logits, found.offsets, _controls(needs))
+            expected = draw(ids, every, offsets, _controls(needs))
+            differences = {OURS: [float(np.mean(ours != expected))]}
+            if wish == "greedy":
+                theirs = (states.to(self.weight.dtype) @ self.weight.T).argmax(dim=1)
+                differing = theirs.cpu().numpy() != expected
+                differences["cuBLAS + argmax"] = [float(np.mean(differing))]
+            self.report.add(self._case(kind, wish=wish), DIFFERENCES, differences)
+            wrong += int(np.sum(ours != expected))
+        return wrong
 
 
 def _needs(rows: int, wish: str) -> list[Need]:
@@ -109,71 +193,24 @@ def _needs(rows: int, wish: str) -> list[Need]:
     ]
 
 
-def _measure_screen(
-    shape: Shape,
-    kind: Kind,
-    weight: torch.Tensor,
-    hidden: torch.Tensor,
-    tier: object,
-    report: Report,
-    budget: Budget,
-    settings: Settings,
-) -> None:
-    """The screen alone, and the bytes per second it reads."""
-    placed = place(tier, "cuda")  # type: ignore[arg-type]
-    for rows in settings.batches:
-        states = hidden[:rows].contiguous()
-        call = captured(lambda states=states: screen_tier(states, placed))  # type: ignore[misc]
-        times = device_milliseconds({"screen": call}, settings.runs, budget)
-        case: Case = {"head": shape.name, "model": shape.model, "tier": kind, "rows": rows}
-        report.add(case, DEVICE, times)
-        rates = [tier_bytes(placed.tier) / each / 1e6 for each in times["screen"]]
-        report.add(case, BANDWIDTH, {"screen": rates})
-
-
-def _measure_case(
-    case: Case,
-    shard: DeviceShard,
-    weight: torch.Tensor,
-    hidden: torch.Tensor,
-    report: Report,
-    budget: Budget,
-    settings: Settings,
-) -> None:
-    rows, wish = len(hidden), str(case["wish"])
-    needs = _needs(rows, wish)
-    candidates = shard.rescore(shard.screen(hidden, needs))  # captures the graph
-    certificates = candidates.certificates
-    rescored = [float(each.rescored_rows) for each in certificates]
-    report.add(case, RESCORED, {OURS: rescored})
-    report.add(case, FALLBACKS, {OURS: [float(each.fallback) for each in certificates]})
-    peers = _peers(weight, hidden, wish, needs)
-    graphs = {name: captured(call) for name, call in peers.items()}
-    device = device_milliseconds(
-        {OURS: shard.replay(rows), **graphs}, settings.runs, budget
+def _controls(needs: Sequence[Need]) -> Controls:
+    return Controls(
+        inverse_temperature=np.array([need.inverse_temperature for need in needs]),
+        top_k=np.array([need.k for need in needs], np.int64),
+        top_p=np.ones(len(needs)),
+        log_min_p=np.full(len(needs), -np.inf),
+        key=np.array([need.key for need in needs], np.uint64),
+        position=np.array([need.position for need in needs], np.uint64),
     )
-    report.add(case, DEVICE, device, ours=OURS)
-    read = sum(each.bytes_read for each in certificates)
-    dense_bytes = weight.numel() * weight.element_size()
-    rates = {
-        name: [(read if name == OURS else dense_bytes) / each / 1e6 for each in times]
-        for name, times in device.items()
-    }
-    report.add(case, BANDWIDTH, rates)
 
-    def step() -> Candidates:
-        return shard.rescore(shard.screen(hidden, needs))
 
-    def to_host(call: Call) -> Call:
-        return lambda: call().cpu()  # type: ignore[attr-defined]
-
-    walls = {OURS: step, **{name: to_host(call) for name, call in peers.items()}}
-    report.add(case, STEP, wall_milliseconds(walls, settings.runs, budget), ours=OURS)
+def _to_host(call: Callable[[], torch.Tensor]) -> Call:
+    return lambda: call().cpu()
 
 
 def _peers(
-    weight: torch.Tensor, hidden: torch.Tensor, wish: str, needs: list[Need]
-) -> dict[str, Call]:
+    weight: torch.Tensor, hidden: torch.Tensor, wish: str, needs: Sequence[Need]
+) -> dict[str, Callable[[], torch.Tensor]]:
     """The dense ways to the same kind of token, each ending with token ids on the device."""
     rounded = hidden.to(weight.dtype)
     transposed = weight.T
@@ -192,7 +229,7 @@ def _peers(
     keys = np.array([need.key for need in needs], np.uint64)
     positions = np.array([need.position for need in needs], np.uint64)
 
-    def fused(scale: float) -> Call:
+    def fused(scale: float) -> Callable[[], torch.Tensor]:
         draws = dense.place(Draws(keys, positions, np.full(len(needs), scale)), weight.device)
         return lambda: dense.dense_gumbel(rounded, weight, draws)
 
@@ -206,45 +243,3 @@ def _peers(
             "fused dense, greedy": fused(0.0),
         }
     return {"cuBLAS + top-k + multinomial": cublas_top_k}
-
-
-def _count_wrong(
-    shape: Shape,
-    kind: Kind,
-    wishes: tuple[str, ...],
-    shard: DeviceShard,
-    weight: torch.Tensor,
-    hidden: torch.Tensor,
-    report: Report,
-    budget: Budget,
-) -> int:
-    """Tokens of the certified head that are not those of all canonical logits."""
-    if budget.spent:
-        return 0
-    states = hidden[:CHECKED_ROWS]
-    rows = len(states)
-    every = canonical_logits(states, weight).cpu().numpy().reshape(-1)
-    ids = np.tile(np.arange(shape.vocabulary, dtype=np.int32), rows)
-    offsets = np.arange(rows + 1, dtype=np.int64) * shape.vocabulary
-    wrong = 0
-    for wish in wishes:
-        needs = _needs(rows, wish)
-        controls = Controls(
-            np.array([need.inverse_temperature for need in needs]),
-            np.array([need.k for need in needs], np.int64),
-            np.ones(rows),
-            np.full(rows, -np.inf),
-            np.array([need.key for need in needs], np.uint64),
-            np.array([need.position for need in needs], np.uint64),
-        )
-        found = shard.rescore(shard.screen(states, needs))
-        ours = draw(found.ids, found.logits, found.offsets, controls)
-        expected = draw(ids, every, offsets, controls)
-        case: Case = {"head": shape.name, "model": shape.model, "tier": kind, "wish": wish}
-        differences = {OURS: [float(np.mean(ours != expected))]}
-        if wish == "greedy":
-            theirs = (states.to(weight.dtype) @ weight.T).argmax(dim=1).cpu().numpy()
-            differences["cuBLAS + argmax"] = [float(np.mean(theirs != expected))]
-        report.add(case, DIFFERENCES, differences)
-        wrong += int(np.sum(ours != expected))
-    return wrong

@@ -6,9 +6,7 @@ from loadtest.bench.record import Report, Result, format_number
 from loadtest.gpu.checks import TestOutcome
 
 
-def summary_page(
-    report: Report, tests: TestOutcome | None, *, finished: bool, wrong: int
-) -> str:
+def summary_page(report: Report, tests: TestOutcome | None, *, finished: bool, wrong: int) -> str:
     """Markdown: the machine, the tests, the heads. Nothing stands in it that was not run."""
     machine = report.machine
     lines = [
@@ -27,9 +25,9 @@ def summary_page(
         "",
         "## Heads",
         "",
-        "Milliseconds (median). *device*: the CUDA graph alone; *step*: by the host's clock, result "
-        "on the host. A ratio above 1 says how many times faster the certified head is. Weights "
-        "and hidden states are synthetic (`loadtest/gpu/synthetic.py`).",
+        "Milliseconds (median). *device*: the CUDA graph alone; *step*: by the host's clock, with "
+        "the tokens on the host. A ratio above 1 says how many times faster the certified head "
+        "is. Weights and hidden states are synthetic (`loadtest/gpu/synthetic.py`).",
         "",
         *_heads(report),
         "",
@@ -50,7 +48,7 @@ def _tests(tests: TestOutcome | None) -> str:
 
 def _heads(report: Report) -> list[str]:
     rows = [
-        "| head | tier | rows | wish | rescored per row | fallbacks | measure | certified | against |",
+        "| head | tier | rows | wish | rescored | fallbacks | measure | certified | against |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for result in report.results:
@@ -92,7 +90,10 @@ def _bandwidths(report: Report) -> list[str]:
     if not copies:
         return ["Not run."]
     copy = copies[0].median
-    lines = [f"A copy within the device moves {copy:,.0f} GB/s (bytes read plus bytes written).", ""]
+    lines = [
+        f"A copy within the device moves {copy:,.0f} GB/s, read plus written.",
+        "",
+    ]
     lines += ["| head | tier | rows | screen GB/s | share of a copy |", "|---|---|---|---|---|"]
     for each in report.results:
         if each.name == "screen" and each.case["measure"] == "bandwidth":

@@ -1,9 +1,9 @@
 """Heads in the shapes of real models with random weights, and hidden states with likely tokens.
 
 No model can be fetched on the machine this runs on. How long a dense head takes does not depend on
-what its weights mean; how many rows a certified head rescores does. So a hidden state here is noise
-that gives every token a logit of standard deviation 1.5, plus the directions of 128 tokens whose
-logits fall from 20 to 0: a best token, a tail of others, and a crowd below them.
+what its weights mean; how many rows a certified head rescores does. So a hidden state here points
+to 64 tokens, whose logits fall from 20 to 8, and has noise that gives the logits of all others a
+standard deviation of 2.5: a best token, a tail of others, and a crowd below them.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ import torch
 
 from kernels.quantize import Kind, Tier, quantize
 
-LIKELY_TOKENS = 128
+LIKELY_TOKENS = 64
 HIGHEST_LOGIT = 20.0
-CROWD = 1.5
+LOWEST_LOGIT = 8.0  # of a likely token
+CROWD = 2.5
 ROWS_AT_A_TIME = 2048
 
 
@@ -57,12 +58,14 @@ def make_hidden(weight: torch.Tensor, rows: int, seed: int) -> torch.Tensor:
     generator = torch.Generator(weight.device).manual_seed(seed)
     size, columns = weight.shape
     count = min(LIKELY_TOKENS, size)
-    noise = torch.randn(rows, columns, generator=generator, device=weight.device)
     tokens = torch.randint(size, (rows, count), generator=generator, device=weight.device)
-    logits = HIGHEST_LOGIT * (1.0 - torch.arange(count, device=weight.device) / count)
-    likely = weight[tokens].float()  # [N, 128, d]
+    logits = torch.linspace(HIGHEST_LOGIT, LOWEST_LOGIT, count, device=weight.device)
+    likely = weight[tokens].float()  # [N, 64, d]
     likely = likely / likely.square().sum(dim=2, keepdim=True)
-    return CROWD * noise + torch.einsum("k,nkd->nd", logits, likely)
+    # What the likely directions give the crowd already, the noise need not.
+    spread = max(0.0, CROWD**2 - float(logits.square().sum()) / columns) ** 0.5
+    noise = torch.randn(rows, columns, generator=generator, device=weight.device)
+    return spread * noise + torch.einsum("k,nkd->nd", logits, likely)
 
 
 def quantize_in_parallel(weight: torch.Tensor, kind: Kind, threads: int) -> Tier:

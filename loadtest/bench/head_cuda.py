@@ -1,0 +1,113 @@
+"""The heads that are measured side by side on a CUDA device.
+
+Hidden states start on the device, where the body leaves them; a step ends with tokens on the host.
+``python -m loadtest.gpu`` measures the same without the host's share, from CUDA graphs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from actors.device_shard import DeviceShard
+from actors.ladder import Ladder
+from kernels.dense import Draws, dense_gumbel
+from kernels.draw import draw
+from loadtest.bench.head_sides import (
+    OURS,
+    Answer,
+    Side,
+    Step,
+    build_tiers,
+    calibrated,
+    choose,
+)
+from loadtest.bench.head_workload import Workload
+
+DEVICE = torch.device("cuda")
+TIERS = ("int8", "int4", "int4-dither")
+
+
+class DeviceSide:
+    """The certified head on the device, and the draw from its candidates on the host."""
+
+    name = OURS
+
+    def __init__(self, shard: DeviceShard) -> None:
+        self._shard = shard
+
+    def answer(self, step: Step) -> Answer:
+        hidden = torch.from_numpy(step.hidden).to(DEVICE)
+        candidates = self._shard.rescore(self._shard.screen(hidden, step.needs))
+        tokens = draw(candidates.ids, candidates.logits, candidates.offsets, step.controls)
+        read = sum(each.bytes_read for each in candidates.certificates)
+        return Answer(tokens, read, candidates.certificates)
+
+
+class LibrarySide:
+    """cuBLAS in bf16 and torch's choice of a token."""
+
+    name = "cuBLAS bf16"
+
+    def __init__(self, workload: Workload, weight: torch.Tensor) -> None:
+        self._weight = weight.bfloat16()
+        self._bias = None if workload.bias is None else workload.bias.to(DEVICE)
+        self._scale, self._softcap = workload.scale, workload.softcap
+        self._generator = torch.Generator(DEVICE).manual_seed(0)
+
+    def answer(self, step: Step) -> Answer:
+        with torch.inference_mode():
+            hidden = torch.from_numpy(step.hidden).to(DEVICE).bfloat16()
+            logits = functional.linear(hidden, self._weight)
+            if self._bias is not None:
+                logits = logits + self._bias
+            if self._scale != 1.0:
+                logits = logits * self._scale
+            if self._softcap is not None:
+                logits = torch.tanh(logits / self._softcap) * self._softcap
+            tokens = choose(logits, step.kind, self._generator).cpu()
+        return Answer(tokens.numpy(), 2 * self._weight.numel())
+
+
+class FusedSide:
+    """All logits, noise and argmax in one pass; it has no top-k or min-p and draws without them."""
+
+    name = "fused dense Gumbel"
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        self._weight = weight
+
+    def answer(self, step: Step) -> Answer:
+        controls = step.controls
+        draws = Draws(controls.key, controls.position, controls.inverse_temperature)
+        hidden = torch.from_numpy(step.hidden).to(DEVICE)
+        tokens = dense_gumbel(hidden, self._weight, draws).cpu().numpy()
+        return Answer(tokens.astype(np.int64), self._weight.numel() * self._weight.element_size())
+
+
+def cuda_sides(workload: Workload, tier: str, largest: int) -> list[Side]:
+    """As `head_sides.cpu_sides`. Raises ValueError for "dense", which a device does not have."""
+    if tier == "dense":
+        raise ValueError("--tier dense: a device screens with low-precision tiers only")
+    names = TIERS if tier == "auto" else (tier,)
+    tiers = build_tiers(workload, names)
+    shard = DeviceShard(
+        workload.weight,
+        workload.bias,
+        workload.softcap,
+        workload.scale,
+        len(workload.weight),
+        Ladder(tiers, ((1, names[0]),)),
+        device=DEVICE,
+    )
+    shard.warm_up(largest)
+    if tier == "auto":
+        as_any: Any = shard  # has what calibration calls
+        shard.start_with(calibrated(as_any, names, workload, largest))
+    sides: list[Side] = [DeviceSide(shard), LibrarySide(workload, shard.weight)]
+    if workload.bias is None and workload.scale == 1.0 and workload.softcap is None:
+        sides.append(FusedSide(shard.weight))
+    return sides
