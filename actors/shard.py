@@ -7,8 +7,7 @@ reach it, with a certificate. What screens is a ladder's affair; callers see `Th
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from actors.ladder import CROWDED_SHARE, Choices, Ladder, Pauses
-from actors.messages import Candidates, Certificate, Need
+from actors.messages import Candidates, Need
 from actors.needs import flatten_adjustments, flatten_needs
 from actors.rescoring import Rescorer
 from actors.screened_rows import ScreenedRows
@@ -30,6 +29,7 @@ from actors.screens import (
     hidden_norms,
     postprocess_estimates,
 )
+from actors.step_certificates import Cost, Reading, step_certificates
 from actors.whole_softmax import Mass, find_mass
 from kernels.normalizer import log_normalizer
 from kernels.penalties import Adjustments
@@ -44,6 +44,7 @@ WORTH_REFINING = 64
 # Computing all canonical logits takes four times as long as a dense screen or more.
 HOPELESS_SHARE = 0.75
 MASS_NEEDS = ("nucleus", "epsilon")
+MASS = "mass"
 
 
 class NonFiniteHiddenError(ValueError):
@@ -71,15 +72,6 @@ class Thresholds:
     hidden: npt.NDArray[np.float32]  # [N, d]
     adjustments: Adjustments  # N rows
     screened: ScreenedRows | None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Cost:
-    """What rescoring took, besides the rows it rescored."""
-
-    refined: npt.NDArray[np.int64]  # [N] tokens whose estimates were refined
-    largest: npt.NDArray[np.float64]  # [N] the largest upper bound
-    masses: dict[int, Mass]  # rows that bounds on the whole softmax decided
 
 
 class Shard:
@@ -155,13 +147,19 @@ class Shard:
         if not np.isfinite(norms).all():
             raise NonFiniteHiddenError(np.flatnonzero(~np.isfinite(norms)).tolist())
         adjustments = flatten_adjustments([need.adjustment for need in needs])
-        rows = [row for row, need in enumerate(needs) if need.kind != "dense"]
+        kinds = {need.kind for need in needs}
+        # Rows whose mass cannot be certified lately go the dense way at once.
+        out = {"dense"} if self._worth_a_try(kinds) else {"dense", *MASS_NEEDS}
+        rows = [row for row, need in enumerate(needs) if need.kind not in out]
         tau = np.full(len(needs), np.nan)
         screened = None
         if rows:
             screened = self._screened(self._choose(len(rows)), rows, array, needs, adjustments)
             self._find_thresholds(screened, array, needs, tau)
         return Thresholds(tau, tuple(needs), array, adjustments, screened)
+
+    def _worth_a_try(self, kinds: Set[str]) -> bool:
+        return kinds.isdisjoint(MASS_NEEDS) or self._pauses.allows(MASS)
 
     def _choose(self, rows: int) -> Screen:
         """The ladder's choice, or the next more precise screen that is worth a try now."""
@@ -239,7 +237,18 @@ class Shard:
             logits=logits,
             raw=raw,
             offsets=offsets,
-            certificates=self._certificates(thresholds, (logits, offsets), dense, cost),
+            certificates=step_certificates(
+                thresholds.needs,
+                thresholds.screened,
+                (logits, offsets),
+                dense,
+                cost,
+                Reading(
+                    dense_pass=self._dense.bytes_per_pass,
+                    row=self._rescorer.row_bytes,
+                    refined_row=0 if self._fine is None else self._fine.bytes_per_row,
+                ),
+            ),
         )
 
     def _decide_by_threshold(
@@ -302,18 +311,19 @@ class Shard:
         screened = thresholds.screened
         assert screened is not None
         rows = [row for row in screened.rows.tolist() if thresholds.needs[row].kind in MASS_NEEDS]
-        way = f"mass of {screened.screen.name}"
-        if rows and self._pauses.allows(way):
-            left = self._try_mass(screened, rows, thresholds, lists, found)
+        if not rows:
+            return
+        left = rows
+        way = f"{MASS} by {screened.screen.name}"
+        if self._pauses.allows(way):
+            left = self._try_mass(screened, left, thresholds, lists, found)
             self._pauses.record(way, failed=len(left) > HOPELESS_SHARE * len(rows))
-            rows = left
-        way = "mass of the dense screen after another"
-        if rows and screened.screen is not self._dense and self._pauses.allows(way):
+        if left and screened.screen is not self._dense:
             again = self._screened(
-                self._dense, rows, thresholds.hidden, thresholds.needs, thresholds.adjustments
+                self._dense, left, thresholds.hidden, thresholds.needs, thresholds.adjustments
             )
-            left = self._try_mass(again, rows, thresholds, lists, found)
-            self._pauses.record(way, failed=len(left) > HOPELESS_SHARE * len(rows))
+            left = self._try_mass(again, left, thresholds, lists, found)
+        self._pauses.record(MASS, failed=len(left) > HOPELESS_SHARE * len(rows))
 
     def _try_mass(
         self,
@@ -356,70 +366,6 @@ class Shard:
                 raise ValueError(f"row {row} is not dense: its normalizer is not known")
             result[row] = log_normalizer(candidates.raw[start:stop])
         return result
-
-    # -- certificates -----------------------------------------------------------------------------
-
-    def _certificates(
-        self,
-        thresholds: Thresholds,
-        candidates: tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]],
-        dense: Sequence[int],
-        cost: Cost,
-    ) -> tuple[Certificate, ...]:
-        """One per row; the bytes of a pass are shared equally by the rows it served."""
-        logits, offsets = candidates
-        screened = thresholds.screened
-        masses = cost.masses
-        row_bytes = self._rescorer.row_bytes
-        dense_bytes = self._dense.bytes_per_pass // max(len(dense), 1)
-        retried = sum(m.screen is self._dense for m in masses.values())
-        certificates = []
-        for row, need in enumerate(thresholds.needs):
-            count = int(offsets[row + 1] - offsets[row])
-            if screened is None or need.kind == "dense":
-                certificates.append(
-                    Certificate("dense", "dense", DENSE, count, dense_bytes, tightness=0.0)
-                )
-                continue
-            screen, read = screened.screen, screened.screen.bytes_per_pass // len(screened.rows)
-            if row in dense:
-                certificates.append(
-                    Certificate(
-                        need.kind,
-                        "dense",
-                        DENSE,
-                        count,
-                        read + dense_bytes,
-                        fallback=True,
-                        tightness=0.0,
-                    )
-                )
-                continue
-            mass = masses.get(row)
-            if mass is not None:
-                count = mass.rescored
-                if mass.screen is not screen:
-                    screen = mass.screen
-                    read += screen.bytes_per_pass // retried
-            elif self._fine is not None:
-                read += int(cost.refined[row]) * self._fine.bytes_per_row
-            failure = min(1.0, screen.failure_probability * self.vocabulary_size)
-            largest = float(cost.largest[row])
-            best = float(logits[offsets[row] : offsets[row + 1]].max(initial=-math.inf))
-            certificates.append(
-                Certificate(
-                    need.kind,
-                    "probabilistic" if failure else "deterministic",
-                    screen.name,
-                    count,
-                    read + count * row_bytes,
-                    count / self.vocabulary_size,
-                    screen is not screened.screen,
-                    best / largest if 0 < best <= largest else 0.0,
-                    failure,
-                )
-            )
-        return tuple(certificates)
 
 
 def _finite(values: torch.Tensor) -> bool:

@@ -104,9 +104,9 @@ def flavoured_weight(random: np.random.Generator, size: int, columns: int, flavo
     elif flavour == "huge rows":
         weight[random.random(size) < 0.1] *= 1e18
     elif flavour == "huge":
-        weight *= 1e37
+        weight *= random.choice([1e18, 1e22, 1e37])
     elif flavour == "denormal":
-        weight *= 10.0 ** random.uniform(-42, -30, (size, 1))
+        weight *= 10.0 ** random.uniform(-42, -10, (size, 1))
     elif flavour == "outlier channels":
         weight *= np.where(random.random(columns) < 0.1, 100.0, 1.0)
     elif flavour == "heavy tails":
@@ -165,7 +165,7 @@ def with_tiers(
     return Head(flavour, weight, bias, softcap, scale, tiers, wide, losses)
 
 
-@functools.lru_cache(maxsize=48)
+@functools.lru_cache(maxsize=100)
 def numbered_head(number: int) -> Head:
     """The head of this number: all flavours in turn, 64 to 4,096 rows of 8 to 64 columns."""
     random = np.random.default_rng([7, number])
@@ -373,7 +373,7 @@ def random_needs(
     *,
     kinds: Sequence[str] = KINDS,
     shares: Sequence[float] = (0.3, 0.34, 0.2, 0.15, 0.005, 0.005),
-    adjusted: float = 0.1,
+    adjusted: float = 0.08,
 ) -> NeedBatch:
     """``count`` needs, ``kinds`` in ``shares``, a share of them ``adjusted``."""
     chosen = random.choice(list(kinds), count, p=list(shares))

@@ -77,7 +77,7 @@ def pack_signs(positive: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint8]:
     packed = np.packbits(positive, axis=1, bitorder="little")
     packed = np.pad(packed, ((0, -rows % PANEL_ROWS), (0, 0)))
     panels = packed.reshape(-1, PANEL_ROWS, columns // 8).transpose(0, 2, 1)
-    result = np.empty(panels.shape, np.uint8)
+    result: npt.NDArray[np.uint8] = aligned(panels.shape, np.uint8)
     result[:, :, _panel_places()] = panels
     return result
 

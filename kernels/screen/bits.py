@@ -17,13 +17,14 @@ from numba.extending import intrinsic
 
 from kernels.quantize.layout import BLOCK, PANEL_ROWS
 from kernels.screen.processor import has_feature
-from kernels.screen.tile import I8, I16, I32, I64
+from kernels.screen.tile import I8, I16, I32, I64, prefetch
 
 HALF_BITS = 7
 OFFSET = 1 << (2 * HALF_BITS - 1)  # makes every sum of four positive
 STEPS = BLOCK // 8
 ENTRIES = 16
 TABLE = 4 * ENTRIES  # bytes per step: low and high halves for its first and for its last columns
+AHEAD = 8  # blocks, 8 KiB: signs are fetched from memory before they are needed
 CHUNK = 16  # rows that are scaled by their multipliers together
 
 if has_feature("avx512bw"):
@@ -90,6 +91,7 @@ def _sum_block(typingctx, codes, tables, multipliers, sums):  # type: ignore[no-
         mixed = [[zero, zero] for _ in range(VECTORS)]
         odd = [[zero, zero] for _ in range(VECTORS)]
         for step in range(STEPS):
+            prefetch(builder, builder.gep(rows, [I64(PANEL_ROWS * (step + AHEAD * STEPS))]))
             place = [I64(TABLE * step + ENTRIES * part) for part in range(4)]
             tables_of = [_load(builder, lookups, offset, _ENTRIES) for offset in place]
             for number in range(VECTORS):

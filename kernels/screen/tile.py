@@ -48,20 +48,20 @@ def _load(builder: ir.IRBuilder, base: Any, offset: Any, vector: ir.VectorType, 
     return builder.load(address, align=align)
 
 
-def _prefetch(builder: ir.IRBuilder, address: Any) -> None:
+def prefetch(builder: ir.IRBuilder, address: Any) -> None:
     """Fetches a line into the second-level cache. Beyond the end of an array this reads nothing:
     prefetching an unmapped address has no effect."""
-    prefetch = cgutils.get_or_insert_function(
+    function = cgutils.get_or_insert_function(
         builder.module,
         ir.FunctionType(ir.VoidType(), [I8.as_pointer(), I32, I32, I32]),
         "llvm.prefetch.p0",
     )
-    builder.call(prefetch, [address, I32(0), I32(2), I32(1)])  # to read, second level, data
+    builder.call(function, [address, I32(0), I32(2), I32(1)])  # to read, second level, data
 
 
 def _prefetch_ahead(builder: ir.IRBuilder, row: Any, offset: Any, width: Any) -> None:
     """Fetches the line at ``offset`` of the row one panel further on."""
-    _prefetch(builder, builder.gep(row, [builder.add(offset, builder.mul(width, I64(PANEL)))]))
+    prefetch(builder, builder.gep(row, [builder.add(offset, builder.mul(width, I64(PANEL)))]))
 
 
 def _matrix(context: Any, builder: Any, matrix_type: Any, value: Any, row: Any) -> tuple[Any, Any]:
@@ -126,7 +126,7 @@ def fetch_row(typingctx, matrix, row):  # type: ignore[no-untyped-def]
     def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
         start, width = _matrix(context, builder, matrix, *arguments)
         with cgutils.for_range_slice(builder, I64(0), width, I64(LINE)) as (offset, _):
-            _prefetch(builder, builder.gep(start, [offset]))
+            prefetch(builder, builder.gep(start, [offset]))
         return context.get_dummy_value()
 
     return signature, codegen
