@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from actors.device_step import DeviceStep, StepResults, pack_step
+from actors.device_step import DeviceStep, Screen, StepResults, pack_step
 from actors.ladder import Choices, Ladder, Pauses
 from actors.messages import Candidates, Certificate, Need
 from actors.needs import flatten_adjustments, flatten_needs
@@ -31,8 +31,9 @@ from actors.screens import DENSE, tier_bytes
 from actors.shard import LARGEST_VOCABULARY, NonFiniteHiddenError
 from kernels.normalizer import log_normalizer
 from kernels.penalties import adjust
+from kernels.quantize import OneBitTier, Tier
 from kernels.rows import canonical_logits, postprocess
-from kernels.screen.triton_kernel import place
+from kernels.screen import tensor_cores, triton_kernel
 from kernels.search.device import post_processing
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64)
@@ -130,7 +131,7 @@ class DeviceShard:
         for name, tier in ladder.tiers.items():
             if len(tier.scale) != vocabulary_size or tier.columns != weight.shape[1]:
                 raise ValueError(f"tier {name} does not fit the output weights")
-        self._placed = {name: place(tier, device) for name, tier in ladder.tiers.items()}
+        self._screens = {name: _screen(tier, device) for name, tier in ladder.tiers.items()}
         self._bytes = {name: tier_bytes(tier) for name, tier in ladder.tiers.items()}
         own_bias = None if self._bias is None else torch.from_numpy(self._bias)
         self._post = {
@@ -219,7 +220,7 @@ class DeviceShard:
             step = self._steps[bucket, name] = DeviceStep(
                 bucket,
                 self.weight,
-                self._placed[name],
+                self._screens[name],
                 self._post[name],
                 self._entries,
                 capacity=self._capacity,
@@ -260,7 +261,7 @@ class DeviceShard:
     ) -> None:
         """Fills in what a launch has decided, and what every row of it has read."""
         largest, finite, counts, candidates, products = launch.results.read()
-        tier = self._placed[launch.tier].tier
+        tier = self._ladder.tiers[launch.tier]
         failure = float(getattr(tier, "failure_probability", 0.0)) * self.vocabulary_size
         share = self._bytes[launch.tier] // len(launch.rows)
         overflows = 0
@@ -369,6 +370,16 @@ class DeviceShard:
                 raise ValueError(f"row {row} is not dense: its normalizer is not known")
             result[row] = log_normalizer(candidates.raw[start:stop])
         return result
+
+
+def _screen(tier: Tier, device: torch.device | str) -> Screen:
+    """The screen of a tier, placed on a device: on its tensor cores wherever products are of
+    bytes."""
+    if isinstance(tier, OneBitTier):
+        signs = triton_kernel.place(tier, device)
+        return lambda hidden: triton_kernel.screen(hidden, signs)
+    placed = tensor_cores.place(tier, device)
+    return lambda hidden: tensor_cores.screen(hidden, placed)
 
 
 def _check_finite(sound: npt.NDArray[np.bool_]) -> None:

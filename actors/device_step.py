@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from kernels.penalties import Adjustments
-from kernels.screen.triton_kernel import DeviceTier, screen
+from kernels.screen import Screened
 from kernels.search import Needs
 from kernels.search.device import (
     IDLE,
@@ -30,6 +30,8 @@ from kernels.search.device import (
     search,
     unpack_results,
 )
+
+Screen = Callable[[torch.Tensor], Screened]
 
 __all__ = ["DeviceStep", "PackedStep", "StepResults", "pack_step"]
 
@@ -67,7 +69,7 @@ class StepResults:
 
 
 class DeviceStep:
-    """Buffers for up to ``rows`` hidden states, screened with one tier.
+    """Buffers for up to ``rows`` hidden states, screened with one tier (``screen``).
 
     ``weight`` [V, d] lies on the device; ``entries`` [S, 6] int32 is room for the adjusted tokens
     of a step, shared by all steps; ``pool`` is the memory of the CUDA graphs, likewise.
@@ -77,7 +79,7 @@ class DeviceStep:
         self,
         rows: int,
         weight: torch.Tensor,
-        tier: DeviceTier,
+        screen: Screen,
         post: PostProcessing,
         entries: torch.Tensor,
         *,
@@ -89,7 +91,7 @@ class DeviceStep:
         device = weight.device
         self.rows = rows
         self._weight = weight
-        self._tier = tier
+        self._screen = screen
         self._post = post
         self._pool = pool
         self._graph: torch.cuda.CUDAGraph | None = None
@@ -131,7 +133,7 @@ class DeviceStep:
         search(
             self._hidden,
             self._weight,
-            screen(self._hidden, self._tier),
+            self._screen(self._hidden),
             self._post,
             self._questions,
             self._support,

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from actors.screens import DENSE
 from kernels.quantize import Int4Tier, Tier
 
-# A screen that leaves more than this share of the vocabulary has not paid for itself.
+# A screen that leaves more than this share of the vocabulary, on a moving average, does not pay:
+# refining and rescoring what is left costs more than a more precise screen would.
 CROWDED_SHARE = 1.0 / 16.0
+WEIGHT_OF_LAST = 1.0 / 8.0
 # How many steps stay away from a crowded screen, doubling while it stays crowded.
 FIRST_PAUSE = 32
 LONGEST_PAUSE = 2048
@@ -73,3 +75,18 @@ class Pauses:
             return
         length = min(2 * self._length.get(name, FIRST_PAUSE // 2), LONGEST_PAUSE)
         self._length[name] = self._left[name] = length
+
+
+class Crowding:
+    """How much the screens have left lately."""
+
+    def __init__(self) -> None:
+        self._share: dict[str, float] = {}
+
+    def record(self, name: str, share: float) -> bool:
+        """Whether ``name`` leaves too much, now that it has left ``share`` of the vocabulary."""
+        average = self._share.get(name, 0.0)
+        average += WEIGHT_OF_LAST * (share - average)
+        crowded = average > CROWDED_SHARE
+        self._share[name] = 0.0 if crowded else average
+        return crowded

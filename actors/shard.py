@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from actors.ladder import CROWDED_SHARE, Choices, Ladder, Pauses
+from actors.ladder import Choices, Crowding, Ladder, Pauses
 from actors.messages import Candidates, Need
 from actors.needs import flatten_adjustments, flatten_needs
 from actors.rescoring import Rescorer
@@ -121,6 +121,7 @@ class Shard:
                 self._screens[name] = TierScreen(name, tier)
             self._fine = None if ladder.fine is None else FineRows(ladder.fine)
         self._by_bytes = sorted(self._screens.values(), key=lambda screen: screen.bytes_per_pass)
+        self._crowding = Crowding()
         self._pauses = Pauses()
         self._ids = np.arange(vocabulary_size, dtype=np.int32)
 
@@ -129,7 +130,7 @@ class Shard:
         if self._ladder is None:
             raise ValueError("a shard without a ladder has no choice")
         self._ladder = replace(self._ladder, choices=choices)
-        self._pauses = Pauses()
+        self._crowding, self._pauses = Crowding(), Pauses()
 
     # -- screening --------------------------------------------------------------------------------
 
@@ -276,9 +277,11 @@ class Shard:
             screened.leaders,
         )
         counts = np.diff(offsets)
-        crowded = bool(counts.sum() > CROWDED_SHARE * self.vocabulary_size * decided.sum())
         if screened.screen is not self._dense:
-            self._pauses.record(screened.screen.name, failed=crowded)
+            name = screened.screen.name
+            excess = max(0, int(counts.sum()) - len(screened.leaders.ids))
+            share = excess / (self.vocabulary_size * int(decided.sum()))
+            self._pauses.record(name, failed=self._crowding.record(name, share))
             if self._refines(screened.screen) and counts.max() > WORTH_REFINING:
                 assert self._fine is not None
                 hidden = thresholds.hidden[screened.rows]
