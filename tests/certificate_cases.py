@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from actors.head import OutputHead
 from actors.ladder import Choices, Ladder
 from actors.messages import Adjustment, Candidates, Need
 from actors.screens import DENSE, Linear
@@ -341,7 +342,7 @@ class NeedBatch:
             self.kinds[rows],
             self.adjusted[rows],
             self.noise[rows],
-            Controls(*(field[rows] for field in self.controls)),
+            Controls._make(field[rows] for field in self.controls),
         )
 
 
@@ -539,7 +540,9 @@ def violations(right: Truth, batch: NeedBatch, found: Candidates) -> Array:
 def outside_share(logits: Array, held: Array, need: Need) -> float:
     """The share of the softmax outside of ``held`` [V], less what float64 may be off by."""
     scaled = logits.astype(np.float64) * need.inverse_temperature
-    masses = np.exp(scaled - scaled.max())
+    top = scaled.max()
+    with np.errstate(invalid="ignore"):  # inf - inf, where the answer is 0
+        masses = np.exp(np.where(scaled == top, 0.0, scaled - top))
     return float(masses[~held].sum() / masses.sum()) * (1.0 - 1e-11)
 
 
@@ -581,7 +584,7 @@ class Tally:
 
 def judge(
     head: Head,
-    shard: Shard,
+    shard: OutputHead,
     hidden: Array,
     hidden_kinds: Array,
     batch: NeedBatch,

@@ -10,13 +10,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from transformers import AutoTokenizer
 
 from actors.body.loading import load
 from actors.messages import Certificate
-from loadtest.bench import bandwidth, engine, head, head_paper
+from kernels.rows import canonical_logits
+from loadtest.bench import bandwidth, engine, head, head_cell, head_paper
 from loadtest.bench.engine_runner import EngineRunner
 from loadtest.bench.head_cell import Cell
 from loadtest.bench.head_sides import (
@@ -250,6 +252,22 @@ def test_a_run_on_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     path = tmp_path / "head.json"
     assert head.run(parse(*SMALL, "--device", "cuda", "--json", str(path))) == 0
     assert "24 of 24" in capsys.readouterr().out
+
+
+def test_a_wrong_token_fails_the_command(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bandwidth, "ARRAY_BYTES", 1 << 22)
+    original = canonical_logits
+
+    def shifted(*arguments: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        return -original(*arguments)
+
+    monkeypatch.setattr(head_cell, "canonical_logits", shifted)
+    assert head.run(parse(*SMALL, "--need", "greedy", "--tier", "int8")) == 1
+    captured = capsys.readouterr()
+    assert "8 certified tokens are wrong" in captured.err
+    assert "canonical logits: 0 of 8" in captured.out
 
 
 @pytest.mark.parametrize("wrong", [("--batch", "0"), ("--need", "beam"), ("--tier", "int3")])

@@ -342,12 +342,11 @@ from kernels.rows import canonical_logits
 weight = torch.randn(1300, 256).bfloat16()
 ladder = Ladder({kind: quantize(weight, kind) for kind in ("int8", "int4")}, ((1, "int8"),))
 with compiling() as compiled:
-    for bias, scale, softcap in ((None, 1.0, None), (torch.zeros(1300), 0.5, 30.0)):
-        shard = DeviceShard(weight, bias, softcap, scale, 1300, ladder, device="cpu")
-        for name in ladder.tiers:
-            for rows in (1, 64):
-                shard.start_with(((1, name),))
-                shard.screen(torch.zeros(rows, 256), [Need("top1")] * rows)
+    plain = DeviceShard(weight, None, None, 1.0, 1300, ladder, device="cpu")
+    plain.screen(torch.zeros(1, 256), [Need("top1")])
+    shard = DeviceShard(weight, torch.zeros(1300), 30.0, 0.5, 1300, ladder, device="cpu")
+    shard.start_with(((1, "int4"),))
+    shard.screen(torch.zeros(64, 256), [Need("top1")] * 64)
     canonical_logits(torch.zeros(2, 256), weight, implementation="triton")
     for scale in (0.0, 1.0):
         draws = Draws(np.zeros(1, np.uint64), np.zeros(1, np.uint64), np.full(1, scale))

@@ -18,7 +18,7 @@ from kernels.quantize import Kind, quantize
 from loadtest.bench.record import Measure, Report
 from loadtest.gpu.__main__ import NO_DEVICE, main
 from loadtest.gpu.budget import Budget
-from loadtest.gpu.checks import gpu_test_files, read_outcome
+from loadtest.gpu.checks import gpu_test_files, joined, read_outcome
 from loadtest.gpu.summary import summary_page
 from loadtest.gpu.synthetic import Shape, make_hidden, make_weight, quantize_in_parallel
 from loadtest.gpu.timing import Call, copy_bandwidth, in_turns
@@ -129,7 +129,10 @@ def test_pytest_s_last_line_is_understood() -> None:
     assert not outcome.sound
     assert not read_outcome("40 passed in 3s", finished=False).sound
     assert not read_outcome("2 skipped in 3s", finished=True).sound
-    assert read_outcome("40 passed in 3s", finished=True).sound
+    sound = read_outcome("40 passed in 3s", finished=True)
+    assert sound.sound
+    assert joined([sound, sound]).passed == 80
+    assert not joined([sound, outcome]).sound
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4", "int4-dither"])
@@ -173,6 +176,7 @@ report.write(Path(sys.argv[1]))
 """
 
 
+@pytest.mark.slow
 def test_the_head_benchmark_runs_in_the_interpreter(tmp_path: Path) -> None:
     """Every case, with its competitors; the times mean nothing."""
     pytest.importorskip("triton")

@@ -30,8 +30,10 @@ from kernels.penalties import Adjustments
 from kernels.rows.triton_kernel import gather_logits
 from kernels.screen import Screened
 from kernels.search import Needs
+from kernels.search import triton_adjust as adjusting
 from kernels.search import triton_kernel as kernel
-from kernels.search.triton_kernel import BLOCK, ENTRY, IDLE, INTEGERS, REALS, TILE
+from kernels.search.triton_adjust import ENTRY, REALS, TILE
+from kernels.search.triton_kernel import BLOCK, IDLE, INTEGERS
 
 ADJUSTING_PROGRAMS = 64
 COLUMNS = 1024  # of a hidden state at a time
@@ -204,7 +206,7 @@ def search(
     strides = (size, width, row_slack.stride(0))
     grid = (tiles, rows)
     terms = support.entries.view(torch.float32)
-    kernel.factors_kernel[(rows,)](
+    adjusting.factors_kernel[(rows,)](
         hidden,
         screened.hidden_slack,
         questions.reals,
@@ -218,10 +220,10 @@ def search(
         enable_fp_fusion=False,
     )
     if any(post_flags.values()):
-        kernel.postprocess_kernel[grid](
+        adjusting.postprocess_kernel[grid](
             values, bias, post.constants, size, width, **post_flags, enable_fp_fusion=False
         )
-    kernel.adjust_kernel[(ADJUSTING_PROGRAMS,)](
+    adjusting.adjust_kernel[(ADJUSTING_PROGRAMS,)](
         values,
         support.entries,
         terms,

@@ -55,7 +55,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--need", type=_kinds, default=("greedy", "gumbel", "top50"), metavar="A,B")
     parser.add_argument("--tier", choices=("auto", *TIERS, "dense"), default="auto")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument(
+        "--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="of synthetic weights"
+    )
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="of every side; pinned")
     parser.add_argument("--runs", type=int, metavar="N", help=f"default {RUNS}, quick {QUICK_RUNS}")
     parser.add_argument("--quick", action="store_true", help="the same cases, fewer runs: a minute")
@@ -78,23 +80,26 @@ def run(arguments: argparse.Namespace) -> int:
                 command=shlex.join(["lexshard", *sys.argv[1:]]),
                 seed=arguments.seed,
             )
-            measure_into(report, arguments)
+            wrong = measure_into(report, arguments)
     except (ValueError, OSError, RuntimeError) as error:
         print(f"lexshard bench head: {error}", file=sys.stderr)
         return 1
     if arguments.json is not None:
         report.write(arguments.json)
         print(f"written: {arguments.json}")
+    if wrong:
+        print(f"lexshard bench head: {wrong} certified tokens are wrong", file=sys.stderr)
+    return 1 if wrong else 0
+
+
+def measure_into(report: Report, arguments: argparse.Namespace) -> int:
+    """Measures what the options ask for; returns how many certified tokens were not canonical."""
+    if not arguments.paper:
+        return measure_heads(report, arguments)
+    from loadtest.bench import head_paper
+
+    head_paper.measure(report, arguments)
     return 0
-
-
-def measure_into(report: Report, arguments: argparse.Namespace) -> None:
-    if arguments.paper:
-        from loadtest.bench import head_paper
-
-        head_paper.measure(report, arguments)
-    else:
-        measure_heads(report, arguments)
 
 
 def load_workload(arguments: argparse.Namespace) -> Workload:
@@ -115,8 +120,8 @@ def load_workload(arguments: argparse.Namespace) -> Workload:
     return workload
 
 
-def measure_heads(report: Report, arguments: argparse.Namespace) -> None:
-    """Every batch size and need, all sides side by side."""
+def measure_heads(report: Report, arguments: argparse.Namespace) -> int:
+    """Every batch size and need, all sides side by side; returns how many tokens were wrong."""
     if arguments.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("there is no CUDA device here: use --device cpu")
     bandwidth = read_bandwidth(arguments.threads)
@@ -128,6 +133,7 @@ def measure_heads(report: Report, arguments: argparse.Namespace) -> None:
         from loadtest.bench.head_cuda import cuda_sides  # needs Triton and a GPU
 
         build = cuda_sides
+        report.machine["gpu"] = torch.cuda.get_device_name()
     sides = build(workload, arguments.tier, max(arguments.batch))
     cells = []
     runs = arguments.runs or (QUICK_RUNS if arguments.quick else RUNS)
@@ -140,6 +146,7 @@ def measure_heads(report: Report, arguments: argparse.Namespace) -> None:
             cells.append(cell)
     print(f"\n{table(cells, report)}\n")
     print_summary(cells, report)
+    return sum(cell.compared - cell.equal for cell in cells)
 
 
 def print_summary(cells: Sequence[Cell], report: Report) -> None:

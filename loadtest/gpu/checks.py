@@ -1,4 +1,7 @@
-"""The tests that need a GPU, run by pytest in a process of its own."""
+"""The tests that need a GPU, run by pytest, every module in a process of its own.
+
+A fault in one kernel ends the CUDA context of its process, and must not end the other tests.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,21 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from loadtest.gpu.budget import Budget
+
 ROOT = Path(__file__).resolve().parents[2]
 MARK = "@pytest.mark.gpu"
+# Kernels first; whole models take longest and are of no use before.
+LAST = ("test_body_families.py", "test_engine.py")
 
 
 @dataclass(frozen=True, slots=True)
 class TestOutcome:
-    """How the tests ended; ``finished`` is False where time ran out."""
+    """How tests ended; ``finished`` is False where time ran out."""
 
     passed: int
     failed: int
@@ -30,32 +38,29 @@ class TestOutcome:
 
 def gpu_test_files() -> list[Path]:
     """The test modules with a test marked ``gpu``. The others may need what is not installed."""
-    files = sorted((ROOT / "tests").glob("test_*.py"))
-    return [path for path in files if MARK in path.read_text(encoding="utf-8")]
+    files = [
+        path
+        for path in (ROOT / "tests").glob("test_*.py")
+        if MARK in path.read_text(encoding="utf-8")
+    ]
+    return sorted(files, key=lambda path: (path.name in LAST, path.name))
 
 
-def run_tests(seconds: float) -> TestOutcome:
-    """Runs every test marked ``gpu``, for at most ``seconds``."""
-    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider"]
-    command.append("--continue-on-collection-errors")
-    command += [str(path.relative_to(ROOT)) for path in gpu_test_files()]
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    environment = {**os.environ, "PYTHONPATH": path}
-    try:
-        done = subprocess.run(
-            command,
-            cwd=ROOT,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=seconds,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as expired:
-        output = expired.stdout or b""
-        text = output.decode(errors="replace") if isinstance(output, bytes) else output
-        return read_outcome(text, finished=False)
-    return read_outcome(done.stdout + done.stderr, finished=done.returncode in (0, 1))
+def run_tests(budget: Budget) -> TestOutcome:
+    """Runs every test marked ``gpu`` that the budget allows."""
+    return joined(_run_module(path, budget) for path in gpu_test_files())
+
+
+def joined(outcomes: Iterable[TestOutcome]) -> TestOutcome:
+    """The outcomes of several modules as one."""
+    every = list(outcomes)
+    return TestOutcome(
+        passed=sum(each.passed for each in every),
+        failed=sum(each.failed for each in every),
+        skipped=sum(each.skipped for each in every),
+        finished=all(each.finished for each in every),
+        log="\n".join(each.log for each in every),
+    )
 
 
 def read_outcome(log: str, *, finished: bool) -> TestOutcome:
@@ -66,3 +71,29 @@ def read_outcome(log: str, *, finished: bool) -> TestOutcome:
     }
     failed = found.get("failed", 0) + found.get("error", 0)
     return TestOutcome(found.get("passed", 0), failed, found.get("skipped", 0), finished, log)
+
+
+def _run_module(path: Path, budget: Budget) -> TestOutcome:
+    name = str(path.relative_to(ROOT))
+    if budget.spent:
+        return TestOutcome(0, 0, 0, False, f"{name}: no time left")
+    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider", name]
+    paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    try:
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": paths},
+            capture_output=True,
+            text=True,
+            timeout=budget.left,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return TestOutcome(0, 0, 0, False, f"{name}: stopped when its time was over")
+    log = f"{name}\n{done.stdout}{done.stderr}"
+    outcome = read_outcome(log, finished=True)
+    if done.returncode not in (0, 1) and not outcome.failed:
+        # Pytest itself did not come to an end, or not to one with tests in it.
+        return TestOutcome(outcome.passed, 1, outcome.skipped, True, log)
+    return outcome

@@ -24,7 +24,7 @@ from kernels.dense import triton_kernel as dense
 from kernels.draw import Controls, draw
 from kernels.quantize import Kind, Tier
 from kernels.rows import canonical_logits
-from kernels.screen.triton_kernel import place, screen
+from kernels.screen.tensor_cores import place, screen
 from loadtest.bench.record import Case, Measure, Report
 from loadtest.gpu.budget import Budget
 from loadtest.gpu.synthetic import Shape, make_hidden, make_weight, quantize_in_parallel
@@ -218,13 +218,18 @@ def _peers(
     def cublas_greedy() -> torch.Tensor:
         return (rounded @ transposed).argmax(dim=1)
 
+    def drawn(logits: torch.Tensor) -> torch.Tensor:
+        """`torch.multinomial` without its checks, which wait for the device."""
+        probabilities = torch.softmax(logits, dim=1)
+        exponentials = torch.empty_like(probabilities).exponential_()
+        return (probabilities / exponentials).argmax(dim=1)
+
     def cublas_sample() -> torch.Tensor:
-        return torch.multinomial(torch.softmax((rounded @ transposed).float(), dim=1), 1)
+        return drawn((rounded @ transposed).float())
 
     def cublas_top_k() -> torch.Tensor:
         best = torch.topk((rounded @ transposed).float(), TOP_K, dim=1)
-        chosen = torch.multinomial(torch.softmax(best.values, dim=1), 1)
-        return best.indices.gather(1, chosen)
+        return best.indices.gather(1, drawn(best.values)[:, None])
 
     keys = np.array([need.key for need in needs], np.uint64)
     positions = np.array([need.position for need in needs], np.uint64)
@@ -237,9 +242,9 @@ def _peers(
         return {"cuBLAS + argmax": cublas_greedy, "fused dense": fused(0.0)}
     if wish == "sample":
         return {
-            "cuBLAS + multinomial": cublas_sample,
+            "cuBLAS + softmax + draw": cublas_sample,
             "fused dense + Gumbel": fused(1.0),
             # A bound for every fused dense kernel: it draws nothing.
             "fused dense, greedy": fused(0.0),
         }
-    return {"cuBLAS + top-k + multinomial": cublas_top_k}
+    return {"cuBLAS + top-k + draw": cublas_top_k}

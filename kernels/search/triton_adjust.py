@@ -1,0 +1,151 @@
+"""What happens to estimates before they are searched: post-processing, adjustments, their cost.
+
+Arithmetic is fp32 or float64 without fused multiply-adds.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+TILE = 1024  # ids, or adjusted tokens, of a program
+# Of a row's questions: inverse temperature, ln min_p, slope and size of the adjustments.
+REALS = 4
+ENTRY = (
+    6  # of the support: row, id, bias (-inf: banned), repetition, frequency times count, presence
+)
+
+_TILE = tl.constexpr(TILE)
+_REALS = tl.constexpr(REALS)
+_ENTRY = tl.constexpr(ENTRY)
+# See `kernels.search.reference.outward`.
+_INFLATION = tl.constexpr(1.0 + 1e-6)
+_SMALLEST_SLACK = tl.constexpr(2.0**-120)
+_UNIT_ROUNDOFF = tl.constexpr(2.0**-24)
+_SOFTCAP_ERROR = tl.constexpr(2.0**-18)
+
+
+@triton.jit
+def adjusted(logit, terms, entry, inside):  # type: ignore[no-untyped-def]
+    """`kernels.penalties` of the tokens at ``entry`` of the support, where ``inside``."""
+    place = terms + entry.to(tl.int64) * _ENTRY
+    bias = tl.load(place + 2, mask=inside, other=0.0)
+    repetition = tl.load(place + 3, mask=inside, other=1.0)
+    result = logit + bias
+    # The quotient of two fp32 values rounds correctly by way of float64.
+    divided = (result.to(tl.float64) / repetition.to(tl.float64)).to(tl.float32)
+    result = tl.where(result > 0, divided, result * repetition)
+    result -= tl.load(place + 4, mask=inside, other=0.0)
+    result -= tl.load(place + 5, mask=inside, other=0.0)
+    return tl.where(inside, result, logit)
+
+
+@triton.jit
+def softcapped(logit, cap):  # type: ignore[no-untyped-def]
+    ratio = logit / cap
+    small = tl.exp(-2.0 * tl.abs(ratio))
+    size = (1.0 - small) / (1.0 + small)
+    return cap * tl.where(ratio < 0, -size, size)
+
+
+@triton.jit
+def factors_kernel(  # type: ignore[no-untyped-def]
+    hidden,
+    hidden_slack,
+    reals,
+    constants,
+    factors,
+    finite,
+    columns,
+    terms,
+    BIAS: tl.constexpr,
+    SCALE: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """Per row the three fp32 factors that turn row slacks into the error of adjusted estimates.
+
+    Post-processing and adjusting round both the estimate and the canonical logit. Their slopes
+    stretch the error, and each rounding adds ``u`` times the size of its result on either side.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    squares = tl.zeros((COLUMNS,), tl.float64)
+    for start in range(0, columns, COLUMNS):
+        place = start + tl.arange(0, COLUMNS)
+        value = tl.load(hidden + row * columns + place, mask=place < columns, other=0.0)
+        squares += value.to(tl.float64) * value.to(tl.float64)
+    norm = tl.sqrt(tl.sum(squares, 0))
+    largest_size = tl.load(constants)
+    largest_bias = tl.load(constants + 1)
+    stretch = tl.load(constants + 2)
+    softcap = tl.load(constants + 3)
+    error = tl.load(hidden_slack + row * terms)
+    size = tl.load(hidden_slack + row * terms + 1)
+    rest = tl.load(hidden_slack + row * terms + 2, mask=terms > 2, other=0.0)
+    # No canonical logit is larger, and no estimate: it is a sum of up to three such products.
+    reach = 3.0 * largest_size * norm * _INFLATION
+    if BIAS:
+        reach += largest_bias
+        rest += 4.0 * _UNIT_ROUNDOFF * reach
+    if SCALE:
+        reach *= stretch
+        rest = rest * stretch + 4.0 * _UNIT_ROUNDOFF * reach
+        error *= stretch
+        size *= stretch
+    if SOFTCAP:
+        rest += _SOFTCAP_ERROR * softcap
+    slope = tl.load(reals + row * _REALS + 2)
+    adjustment = tl.load(reals + row * _REALS + 3)
+    if (slope != 1.0) | (adjustment > 0.0):
+        # Five operations on each side.
+        rest = (rest + 16.0 * _UNIT_ROUNDOFF * (reach + adjustment)) * slope
+        error *= slope
+        size *= slope
+    tl.store(factors + row * 3, (error * _INFLATION).to(tl.float32))
+    tl.store(factors + row * 3 + 1, (size * _INFLATION).to(tl.float32))
+    rounded = (rest * _INFLATION).to(tl.float32)
+    tl.store(factors + row * 3 + 2, rounded + _SMALLEST_SLACK)
+    tl.store(finite + row, ((norm < float("inf")) & (norm == norm)).to(tl.int32))
+
+
+@triton.jit
+def postprocess_kernel(  # type: ignore[no-untyped-def]
+    values,
+    bias,
+    constants,
+    size,
+    width,
+    BIAS: tl.constexpr,
+    SCALE: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+):
+    """Bias, scale and soft-cap of estimates, in place (`kernels.rows.postprocess`)."""
+    row = tl.program_id(1).to(tl.int64)
+    index = tl.program_id(0) * _TILE + tl.arange(0, _TILE)
+    inside = index < size
+    place = values + row * width + index
+    value = tl.load(place, mask=inside, other=0.0)
+    if BIAS:
+        value += tl.load(bias + index, mask=inside, other=0.0)
+    if SCALE:
+        value *= tl.load(constants + 4).to(tl.float32)
+    if SOFTCAP:
+        value = softcapped(value, tl.load(constants + 3).to(tl.float32))
+    tl.store(place, value, mask=inside)
+
+
+@triton.jit
+def adjust_kernel(values, entries, terms, offsets, rows, width):  # type: ignore[no-untyped-def]
+    """The adjusted estimates of the support, in place; its (row, id) pairs are distinct.
+
+    ``entries`` and ``terms`` are the same memory, read as int32 and as fp32.
+    """
+    total = tl.load(offsets + rows)
+    for first in range(tl.program_id(0) * _TILE, total, tl.num_programs(0) * _TILE):
+        entry = first + tl.arange(0, _TILE)
+        inside = entry < total
+        row = tl.load(entries + entry * _ENTRY, mask=inside, other=0).to(tl.int64)
+        token = tl.load(entries + entry * _ENTRY + 1, mask=inside, other=0)
+        place = values + row * width + token
+        value = tl.load(place, mask=inside, other=0.0)
+        tl.store(place, adjusted(value, terms, entry, inside), mask=inside)
