@@ -9,20 +9,32 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from actors.ladder import Choices
-from actors.messages import Need
+from actors.messages import Candidates, Need
 from actors.screens import DENSE
-from actors.shard import Shard
 
 SIZES = (1, 2, 4, 8, 16, 32, 64)
 REPEATS = 3
 # A tier so much slower than the best at one size is not measured at larger ones.
 HOPELESS = 2.5
 TOP_K = 50
+
+
+class LadderHead(Protocol):
+    """A head whose first screen can be chosen."""
+
+    vocabulary_size: int
+
+    def start_with(self, choices: Choices) -> None: ...
+
+    def screen(self, hidden: npt.NDArray[np.float32], needs: Sequence[Need]) -> Any: ...
+
+    def rescore(self, thresholds: Any) -> Candidates: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +48,7 @@ class Timing:
 
 
 def calibrate(
-    shard: Shard, names: Sequence[str], hidden: npt.NDArray[np.float32], largest: int
+    shard: LadderHead, names: Sequence[str], hidden: npt.NDArray[np.float32], largest: int
 ) -> list[Timing]:
     """Times steps of up to ``largest`` rows with each of ``names``; ``hidden`` [M, d] are samples.
 
@@ -79,7 +91,7 @@ def _need(row: int) -> Need:
 
 
 def _timed(
-    shard: Shard, name: str, hidden: npt.NDArray[np.float32], needs: Sequence[Need]
+    shard: LadderHead, name: str, hidden: npt.NDArray[np.float32], needs: Sequence[Need]
 ) -> Timing:
     shard.start_with(((1, name),))
     seconds = []

@@ -67,6 +67,7 @@ class Engine:
         self._body = model.body
         built = build_head(model, configuration)
         self._head = built.head
+        self._head_device = built.device
         self._sampler = Sampler()
         self._scheduler = self._make_scheduler()
         self._codec: TextCodec | None = None
@@ -222,7 +223,7 @@ class Engine:
     def forward(self, plan: StepPlan) -> torch.Tensor:
         """Hidden states ``[N, d]`` of the rows that score or draw (see ``build_batch``)."""
         started = time.perf_counter()
-        hidden: torch.Tensor = self._body.forward(build_batch(plan)).cpu()
+        hidden: torch.Tensor = self._body.forward(build_batch(plan)).to(self._head_device)
         self._counters.body_seconds += time.perf_counter() - started
         return hidden
 
@@ -270,6 +271,7 @@ class Engine:
         states = [sequence.state for sequence in sequences]
         try:
             thresholds = self._head.screen(hidden, [state.need() for state in states])
+            candidates = self._head.rescore(thresholds)
         except NonFiniteHiddenError as error:
             for row in error.rows:
                 broken[sequences[row]] = error
@@ -278,7 +280,6 @@ class Engine:
                 chosen = [sequences[row] for row in sound]
                 self._decide(hidden[sound], chosen, decisions, broken)
             return
-        candidates = self._head.rescore(thresholds)
         wanted = [r for r, state in enumerate(states) if state.parameters.logprobs is not None]
         normalizers = self._head.log_normalizers(candidates, wanted) if wanted else None
         self._counters.count_certificates(candidates.certificates)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -14,13 +14,15 @@ import torch
 from actors.body.loading import LoadedModel
 from actors.calibration import Timing, calibrate, choose
 from actors.configuration import EngineConfiguration
-from actors.index.automatic import open_or_build
 from actors.ladder import Choices, Ladder
 from actors.messages import Candidates, Need
 from actors.paper_head import PaperHead
 from actors.screens import DENSE
 from actors.shard import Shard
 from kernels.linear import fits_bfloat16, linear, pack
+
+if TYPE_CHECKING:
+    from actors.index.format import Index
 
 # A smaller head is read from the cache in no time: nothing to certify would be worth a file.
 SMALLEST_WEIGHTS = 1 << 21
@@ -50,10 +52,12 @@ class BuiltHead:
     head: OutputHead
     description: str
     timings: tuple[Timing, ...] = ()
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
 
 def build_head(model: LoadedModel, configuration: EngineConfiguration) -> BuiltHead:
-    """The head that ``configuration`` asks for, on the CPU also where the body is on a GPU.
+    """The head that ``configuration`` asks for. A certified head is where the body is; the paper's
+    and a dense one are on the CPU also where the body is on a GPU.
 
     Loads the model's index or builds it (see `actors.index.automatic`), which runs the body and
     takes its cache. Raises what that raises, and ValueError where clusters are missing.
@@ -67,6 +71,8 @@ def build_head(model: LoadedModel, configuration: EngineConfiguration) -> BuiltH
     choice = configuration.head
     if choice == "dense" or (choice == "auto" and small):
         return BuiltHead(_shard(model, weight, bias, None), "dense")
+    from actors.index.automatic import open_or_build  # not needed, nor installed, everywhere
+
     clusters = choice == "paper"
     index = open_or_build(
         configuration.model,
@@ -85,12 +91,42 @@ def build_head(model: LoadedModel, configuration: EngineConfiguration) -> BuiltH
             weight, bias, model.head.softcap, model.head.scale, rows, clusters=index.clusters
         )
         return BuiltHead(head, "paper (cluster bounds)")
+    device = model.body.device
+    if device.type == "cuda":
+        return _on_device(model, weight, bias, index, configuration.max_running)
     certified = choice == "certified"
     shard = _shard(model, weight, bias, Ladder(index.tiers, ((1, TIERS[0]),)))
     timings = calibrate(shard, (DENSE, *index.tiers), index.hidden, configuration.max_running)
     choices = choose(timings, certified=certified)
     shard.start_with(choices)
     return BuiltHead(shard, f"certified ({_words(choices)})", tuple(timings))
+
+
+def _on_device(
+    model: LoadedModel,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    index: Index,
+    largest: int,
+) -> BuiltHead:
+    from actors.device_shard import DeviceShard  # needs Triton
+
+    names = tuple(index.tiers)
+    shard = DeviceShard(
+        weight,
+        bias,
+        model.head.softcap,
+        model.head.scale,
+        model.vocabulary_size,
+        Ladder(index.tiers, ((1, names[0]),)),
+        device=model.body.device,
+    )
+    shard.warm_up(largest)
+    timings = calibrate(shard, names, index.hidden, largest)
+    choices = choose(timings, certified=True)
+    shard.start_with(choices)
+    description = f"certified ({_words(choices)}), on the GPU"
+    return BuiltHead(shard, description, tuple(timings), model.body.device)
 
 
 def _shard(

@@ -29,6 +29,7 @@ ABSENT = (
     "faiss",
     "fastapi",
     "httpx",
+    "msgspec",
     "openai",
     "orjson",
     "prometheus_client",

@@ -60,7 +60,9 @@ def test_a_row_is_its_tokens(key: int, position: int, size: int) -> None:
 @given(KEYS, POSITIONS)
 def test_the_block_minimum_is_the_largest_noise_of_its_block(key: int, position: int) -> None:
     minima = block_minima(key, position, 20)
-    assert np.array_equal(minima, block_minima(key, position, 20, implementation="reference"))
+    # Logarithms of different libraries differ in their last bit; rounded to fp32 they agree.
+    reference = block_minima(key, position, 20, implementation="reference")
+    assert np.allclose(minima, reference, rtol=2.0**-51, atol=0.0)
     highest = gumbel_row(key, position, 20 * 64).reshape(20, 64).max(axis=1)
     assert np.array_equal(highest, (-np.log(minima)).astype(np.float32))
     for block in range(20):
