@@ -23,6 +23,8 @@ REPEATS = 3
 # A tier so much slower than the best at one size is not measured at larger ones.
 HOPELESS = 2.5
 TOP_K = 50
+# Timings this close are the same: machines are noisy.
+BARELY = 1.1
 
 
 class LadderHead(Protocol):
@@ -67,17 +69,25 @@ def calibrate(
 
 
 def choose(timings: Sequence[Timing], *, certified: bool) -> Choices:
-    """The fastest screen by number of rows; never the dense one where ``certified``."""
-    best: dict[int, Timing] = {}
-    for each in timings:
-        if certified and each.screen == DENSE:
-            continue
-        if each.rows not in best or each.milliseconds < best[each.rows].milliseconds:
-            best[each.rows] = each
+    """The fastest screen by number of rows; never the dense one where ``certified``.
+
+    What was chosen for fewer rows is kept where another one is barely faster.
+    """
     choices: list[tuple[int, str]] = []
-    for rows, each in sorted(best.items()):
-        if not choices or choices[-1][1] != each.screen:
-            choices.append((rows, each.screen))
+    for rows in sorted({each.rows for each in timings}):
+        taken = {
+            each.screen: each.milliseconds
+            for each in timings
+            if each.rows == rows and not (certified and each.screen == DENSE)
+        }
+        if not taken:
+            continue
+        best = min(taken, key=lambda screen: taken[screen])
+        before = choices[-1][1] if choices else None
+        if before in taken and taken[before] <= BARELY * taken[best]:
+            continue
+        if before != best:
+            choices.append((rows, best))
     return tuple(choices)
 
 

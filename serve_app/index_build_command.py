@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out",
         type=Path,
         metavar="FILE",
-        help="default: lexshard-index.safetensors beside the model, or in the user's cache where "
+        help="default: vocabulary.lexshard beside the model, or in the user's cache where "
         "the model's folder cannot be written",
     )
     parser.add_argument("--tiers", metavar="LIST", help="divided by commas (default: every kind)")

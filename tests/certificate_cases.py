@@ -382,7 +382,9 @@ def random_needs(
     needs = []
     for kind in chosen.tolist():
         name = {"greedy": "top1", "gumbel": "top1"}.get(kind, kind)
-        inverse = float(np.float32(1.0 / random.choice([0.05, 0.7, 1.0, 2.0])))
+        inverse = float(
+            np.float32(1.0 / random.choice([1e-4, 0.05, 0.7, 0.7, 1.0, 1.0, 2.0, 50.0]))
+        )
         needs.append(
             Need(
                 kind=name,

@@ -11,7 +11,9 @@ prove nothing.
 
 from __future__ import annotations
 
+import functools
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -21,6 +23,7 @@ import pytest
 import torch
 from certificate_cases import (
     CHOICES,
+    FLAVOURS,
     HIDDEN_KINDS,
     KINDS,
     PROBABILISTIC,
@@ -53,6 +56,7 @@ from actors.paper_settings import PaperSettings
 from actors.screens import DENSE
 from actors.shard import NonFiniteHiddenError, Shard
 from kernels.bounds import summarise
+from kernels.linear import linear, pack
 from kernels.mass import OutsideMass
 from kernels.penalties import adjust
 from kernels.quantize import Kind
@@ -89,6 +93,13 @@ def _prove(screen: str, wanted: int, seed: int, first: int = 0) -> None:
     assert tally.certified >= wanted
     assert tally.adjusted > 0.04 * wanted
     aimed = len(HIDDEN_KINDS) - 2 * (screen in PROBABILISTIC)
+    assert (
+        tally.chance < 1e-9 * wanted
+        if screen in (*PROBABILISTIC, "switching")
+        else not tally.chance
+    )
+    assert set(tally.flavours) == set(FLAVOURS)
+    assert min(tally.flavours.values()) > 0.01 * wanted
     assert len(tally.hidden) == aimed
     assert min(tally.hidden.values()) > 0.03 * wanted
     assert set(tally.kinds) == set(KINDS)
@@ -112,7 +123,7 @@ def test_a_million_certificates_and_none_is_wrong(screen: str) -> None:
     Gumbel, 20% top-k, 15% min-p, 0.5% nucleus and epsilon each; 10% have processors.
 
     int8, int4 and fp32 never fail. A dithered or 1-bit certificate fails with probability at most
-    1e-12 per token of the vocabulary, which adds up to less than 1e-3 over all that are counted.
+    1e-12 per token of the vocabulary, which adds up to less than 1e-4 over all that are counted.
     """
     _prove(screen, POSITIONS[screen], seed=1)
 
@@ -121,7 +132,10 @@ def test_a_million_certificates_and_none_is_wrong(screen: str) -> None:
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("screen", SCREENS)
 def test_ten_million_certificates_and_none_is_wrong(screen: str) -> None:
-    """As above, ten times as many on other heads."""
+    """10,100,000 certified positions, ten times as many as above, on other heads; 0 violations.
+
+    Dithered and 1-bit certificates fail with probability less than 1e-3, all taken together.
+    """
     _prove(screen, 10 * POSITIONS[screen], seed=2, first=10_000)
 
 
@@ -140,13 +154,22 @@ def _prove_full_size(head: Head, counts: dict[str, int], seed: int) -> None:
     random = np.random.default_rng(seed)
     _check_canonical(head, hidden_states(random, head, "int8", 8)[0])
     shares = (0.28, 0.28, 0.28, 0.12, 0.02, 0.02)
+    # As an engine has it: the dense screen is the row kernel.
+    shard = Shard(
+        head.weight,
+        None,
+        None,
+        1.0,
+        len(head.weight),
+        linear=functools.partial(linear, weight=pack(head.weight)),
+        ladder=Ladder(head.tiers, CHOICES["int8"]),
+    )
     for screen, wanted in counts.items():
-        tally, shard = Tally(), head.shard(screen)
+        tally = Tally()
         while tally.certified < wanted:
             batch = random_needs(random, len(head.weight), 24, shares=shares)
             hidden, kinds = hidden_states(random, head, screen, 24)
-            if screen != DENSE:
-                shard.start_with(CHOICES[screen])
+            shard.start_with(((1, screen),))
             judge(head, shard, hidden, kinds, batch, tally, screen)
         print(f"{screen}: {tally.report()}")
         assert tally.wrong == []
@@ -217,11 +240,11 @@ def test_the_larger_threshold_of_two_shards_holds_for_both() -> None:
 
 
 def test_certificates_of_cluster_bounds_are_never_wrong() -> None:
-    """5,000 positions of the paper's head on the same heads, needs and hidden states."""
+    """2,000 positions of the paper's head on the same heads, needs and hidden states."""
     random = np.random.default_rng(13)
     tally = Tally()
     number = 0
-    while tally.certified < 5_000:
+    while tally.certified < 2_000:
         head = numbered_head(number)
         size, number = len(head.weight), number + 1
         order, offsets = nearby(head.weight, max(size // 12, 1))
@@ -233,7 +256,7 @@ def test_certificates_of_cluster_bounds_are_never_wrong() -> None:
         judge(head, paper, hidden, kinds, batch, tally, "clusters")
     print(f"clusters: {tally.report()}")
     assert tally.wrong == []
-    assert min(tally.kinds[kind] for kind in KINDS) > 20
+    assert min(tally.kinds[kind] for kind in KINDS) > 10
 
 
 @pytest.mark.parametrize("screen", SCREENS)
@@ -337,17 +360,33 @@ def _halved(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(actors.screens, name, careless)
 
 
-def _greedy_violations(head: Head, shard: Shard, hidden: Array, screen: str) -> int:
-    """How many argmaxes are lost; nothing else may be wrong."""
+# Four ways to ask for the best token; noise is nothing beside such an inverse temperature.
+BEST = {
+    "greedy": Need("top1"),
+    "gumbel": Need("top1", inverse_temperature=float(np.float32(1e12))),
+    "topk": Need("topk", k=1, inverse_temperature=1.0),
+    "minp": Need("minp", min_p=1.0, inverse_temperature=1.0),
+}
+
+
+def _lost(head: Head, shard: Shard, hidden: Array, screen: str) -> Counter[str]:
+    """How many best tokens are lost, by the kind of need."""
     tally = Tally()
     for part in np.array_split(hidden, math.ceil(len(hidden) / 64)):
-        batch = with_noise([Need("top1")] * len(part), np.full(len(part), "greedy"), 1)
-        batch = replace(batch, noise=np.zeros((len(part), len(head.weight)), np.float32))
+        kinds = np.resize(np.array(list(BEST)), len(part))
+        batch = with_noise([BEST[kind] for kind in kinds], kinds, len(head.weight))
         if screen != DENSE:
             shard.start_with(CHOICES[screen])
-        judge(head, shard, part, np.full(len(part), "aimed"), batch, tally, screen)
+        judge(head, shard, part, kinds, batch, tally, screen)
     assert tally.certified > 0.5 * len(hidden)
-    return len(tally.wrong)
+    return Counter(kind for kind in BEST for each in tally.wrong if f"({kind}," in each)
+
+
+def _assert_noticed(name: str, lost: Counter[str], positions: int) -> None:
+    """At least 20 in 1,000 are wrong, and some of every kind."""
+    print(f"{name}: {lost.total()} of {positions} are wrong with half the bound, {dict(lost)}")
+    assert lost.total() >= 0.02 * positions
+    assert set(lost) == set(BEST)
 
 
 def _aimed(head: Head, loss: str, blend: tuple[float, float], count: int) -> Array:
@@ -397,11 +436,9 @@ def test_half_the_bound_of_a_tier_is_not_enough(
     )
     hidden = _within_the_bound(head, kind, _aimed(head, kind, blend, 1000))
     assert len(hidden) > 500
-    assert _greedy_violations(head, shard, hidden, kind) == 0
+    assert not _lost(head, shard, hidden, kind)
     _halved("screen", monkeypatch)
-    found = _greedy_violations(head, shard, hidden, kind)
-    print(f"{kind}: {found} of {len(hidden)} are wrong with half the bound")
-    assert found >= 0.02 * len(hidden)
+    _assert_noticed(kind, _lost(head, shard, hidden, kind), len(hidden))
 
 
 def test_half_the_bound_of_a_refinement_is_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -412,11 +449,9 @@ def test_half_the_bound_of_a_refinement_is_not_enough(monkeypatch: pytest.Monkey
     lengths = np.linalg.norm(loss, axis=1) / np.linalg.norm(head.wide[:1000], axis=1)
     blend = np.random.default_rng(9).uniform(0.3, 1.5, 1000)
     hidden = (loss + (blend * lengths)[:, None] * head.wide[:1000]).astype(np.float32)
-    assert _greedy_violations(head, shard, hidden, "int4") == 0
+    assert not _lost(head, shard, hidden, "int4")
     _halved("refine", monkeypatch)
-    found = _greedy_violations(head, shard, hidden, "int4")
-    print(f"refinement: {found} of {len(hidden)} are wrong with half the bound")
-    assert found >= 0.02 * len(hidden)
+    _assert_noticed("refinement", _lost(head, shard, hidden, "int4"), len(hidden))
 
 
 def test_half_the_bound_of_fp32_products_is_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -436,12 +471,10 @@ def test_half_the_bound_of_fp32_products_is_not_enough(monkeypatch: pytest.Monke
     head = with_tiers("clustered", weight, kinds=())
     random = np.random.default_rng(6)
     states = random.standard_normal((1000, columns)).astype(np.float32)
-    assert _greedy_violations(head, head.shard(DENSE, worst_sums), states, DENSE) == 0
+    assert not _lost(head, head.shard(DENSE, worst_sums), states, DENSE)
     shard = head.shard(DENSE, worst_sums)
     monkeypatch.setattr(shard._dense, "_relative_error", 0.5 * shard._dense._relative_error)
-    found = _greedy_violations(head, shard, states, DENSE)
-    print(f"fp32: {found} of {len(states)} are wrong with half the bound")
-    assert found >= 0.02 * len(states)
+    _assert_noticed("fp32", _lost(head, shard, states, DENSE), len(states))
 
 
 @pytest.mark.parametrize("kind", ["epsilon", "nucleus"])

@@ -363,7 +363,7 @@ class Own:
     def __init__(self, tiny: Tiny, folder: Path) -> None:
         self.folder, self.model = folder, tiny.model
         self.said: list[str] = []
-        self.beside = folder / "lexshard-index.safetensors"
+        self.beside = folder / "vocabulary.lexshard"
 
     def open(self, path: Path | None = None, **options: Any) -> Index:
         return open_or_build(

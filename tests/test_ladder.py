@@ -44,6 +44,16 @@ def test_the_fastest_is_chosen_and_dense_only_where_allowed() -> None:
     assert choose(timings, certified=True) == ((1, "int4"), (2, "int8"))
 
 
+def test_a_barely_faster_screen_changes_nothing() -> None:
+    timings = [
+        Timing(1, "int8", 1.0, 0.0),
+        Timing(1, DENSE, 2.0, 0.0),
+        Timing(2, "int8", 2.0, 0.0),
+        Timing(2, DENSE, 1.9, 0.0),
+    ]
+    assert choose(timings, certified=False) == ((1, "int8"),)
+
+
 def test_pauses_grow_while_failures_follow_each_other() -> None:
     pauses = Pauses()
     lengths = []

@@ -15,7 +15,8 @@ from actors.index.format import Index, check_weights, describe_weights, read_ind
 from actors.index.metadata import Weights
 from actors.index.steps import Progress
 
-FILE_NAME = "lexshard-index.safetensors"
+# Not *.safetensors, though it is one: servers that load every such file beside a model would try.
+FILE_NAME = "vocabulary.lexshard"
 # k-means that takes more products is for `lexshard index build`, not for a server's first start.
 CHEAP_PRODUCTS = 2e12
 
@@ -61,7 +62,7 @@ def open_or_build(
             try:
                 return read_index(place, weights, wanted)
             except IndexFileError as error:
-                announce(f"{error}: building it again")
+                announce(f"{error} (doing so now)")
         found = found or header
     settings = _settings(found, wanted, parts, weights)
     target = default_index_path(folder, weights) if path is None else Path(path)
@@ -75,7 +76,7 @@ def open_or_build(
 
 def _cached(weights: Weights) -> Path:
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return base / "lexshard" / f"{weights.hash[:32]}.safetensors"
+    return base / "lexshard" / f"{weights.hash[:32]}.lexshard"
 
 
 def _fitting(path: Path, weights: Weights, announce: Callable[[str], None]) -> Header | None:
@@ -85,7 +86,7 @@ def _fitting(path: Path, weights: Weights, announce: Callable[[str], None]) -> H
         header = read_header(path)
         check_weights(path, header, weights)
     except IndexFileError as error:
-        announce(f"{error}: building it again")
+        announce(f"{error} (doing so now)")
         return None
     return header
 

@@ -228,7 +228,8 @@ def _record(
     for need, certificates in found.items():
         own: Case = {**case, "need": need}
         certified = _certified(certificates)
-        report.add(own, OPENED, {name: [_opened(each) for each in certificates]})
+        report.add(own, OPENED, {name: [round(_opened(each), 3) for each in certificates]})
         report.add(own, CERTIFIED, {name: [certified]})
         report.add(own, FALLBACK, {name: [100.0 - certified]})
-        report.add(own, TIGHTNESS, {name: [each.tightness for each in certificates]})
+        if need == "greedy":
+            report.add(own, TIGHTNESS, {name: [round(each.tightness, 3) for each in certificates]})

@@ -123,7 +123,14 @@ class Report:
 
     def write(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(self.as_json(), indent=1) + "\n", encoding="utf-8")
+        # One line per result or ratio: thousands of runs would be a line each.
+        parts = []
+        for key, value in self.as_json().items():
+            text = json.dumps(value)
+            if isinstance(value, list) and value:
+                text = "[\n  " + ",\n  ".join(map(json.dumps, value)) + "\n ]"
+            parts.append(f" {json.dumps(key)}: {text}")
+        path.write_text("{\n" + ",\n".join(parts) + "\n}\n", encoding="utf-8")
 
     def table(self) -> str:
         """One line per result; case entries that never vary stand above the table."""
