@@ -10,7 +10,7 @@ import torch
 
 from kernels.quantize.tiers import Int4Tier, Tier
 from kernels.screen import reference
-from kernels.screen.hidden import QuantizedHidden, quantize_hidden, tier_vectors
+from kernels.screen.hidden import HiddenBits, QuantizedHidden, quantize_hidden, tier_vectors
 
 if TYPE_CHECKING:
     from kernels.screen.triton_kernel import DeviceTier
@@ -38,6 +38,7 @@ def screen(
     tier: Tier | DeviceTier,
     *,
     implementation: Implementation | None = None,
+    hidden_bits: HiddenBits | None = None,
 ) -> Screened:
     """Estimates of ``<W_i, h_n>`` for ``hidden`` [N, d] fp32 and all rows of ``tier``.
 
@@ -45,13 +46,24 @@ def screen(
     integers are then exact, and each estimate is scaled and rounded to fp32 once. The bound holds
     always for int8 and int4, and with the tier's probability per row for the others. A tier
     placed on a CUDA device (`kernels.screen.triton_kernel.place`) is screened there, without
-    synchronising. Raises ValueError for shapes that do not fit or, on the CPU, for NaN or infinity.
+    synchronising.
+
+    Five or more hidden states meet an int8 tier as 8-bit integers where the processor multiplies
+    those faster (AVX512-VNNI) and none of them loses much by it; the bound then includes that
+    loss. A row's estimates and slack depend on its own hidden state and on this choice, which the
+    rows beside it may decide, and on nothing else; that they keep the bound depends on neither.
+    ``hidden_bits`` chooses; 8 gives the same bits on processors without these instructions.
+
+    Raises ValueError for shapes that do not fit, on the CPU for NaN or infinity, and for
+    ``hidden_bits`` where there is no choice: 8 and another tier, or any and a device.
     """
     if not _on_cpu(tier):
+        if hidden_bits is not None:
+            raise ValueError("hidden_bits is a choice of the CPU; leave it out on a device")
         from kernels.screen import triton_kernel
 
         return triton_kernel.screen(torch.as_tensor(hidden), tier)  # type: ignore[arg-type]
-    quantized = _quantized(hidden, tier, implementation)  # type: ignore[arg-type]
+    quantized = _quantized(hidden, tier, implementation, hidden_bits)  # type: ignore[arg-type]
     estimate = _module(implementation).screen(quantized, tier)
     return Screened(estimate, tier.row_slack, quantized.hidden_slack)
 
@@ -91,6 +103,7 @@ def _quantized(
     hidden: npt.NDArray[np.float32] | torch.Tensor,
     tier: Tier,
     implementation: Implementation | None,
+    hidden_bits: HiddenBits | None = None,
 ) -> QuantizedHidden:
     fits = hidden.ndim == 2 and hidden.shape[1] == tier.columns
     if not fits or hidden.dtype not in (np.float32, torch.float32):
@@ -101,9 +114,9 @@ def _quantized(
         states = torch.as_tensor(hidden).detach()
         if not torch.isfinite(states).all():
             raise ValueError("hidden states contain NaN or infinity: nothing can be screened")
-        quantized = quantize_hidden(states, tier, tier_vectors(tier, "cpu"))
+        quantized = quantize_hidden(states, tier, tier_vectors(tier, "cpu"), hidden_bits or 16)
         return QuantizedHidden(*(part.numpy() for part in quantized))
     from kernels.screen import hidden_cpu  # numba compiles on first use; keep the import cheap
 
     array = hidden.detach().numpy() if isinstance(hidden, torch.Tensor) else hidden
-    return hidden_cpu.quantize_hidden(array, tier)
+    return hidden_cpu.quantize_hidden(array, tier, hidden_bits)

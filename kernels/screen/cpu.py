@@ -15,9 +15,11 @@ from numba import njit
 from kernels import pool
 from kernels.quantize.layout import PANEL_ROWS
 from kernels.quantize.tiers import DitheredInt4Tier, Int4Tier, Int8Tier, OneBitTier, Tier
+from kernels.screen import vnni
 from kernels.screen.bits import fill_tables, sum_panel
 from kernels.screen.hidden import QuantizedHidden
 from kernels.screen.tile import PANEL, ROWS, dot_bytes, dot_nibbles, fetch_row
+from kernels.screen.vnni import HEIGHT, dot_signed_bytes
 
 # Below this many products a second thread costs more than it saves.
 MULTIPLICATIONS_PER_THREAD = 2_000_000
@@ -42,6 +44,22 @@ def _scale_panel(sums, scale, products, step, share, out, first, last):  # type:
 
 
 @njit(nogil=True, cache=True)
+def _dot_few(values, start, whole, hidden, query, sums):  # type: ignore[no-untyped-def]
+    """Two or three hidden rows from ``query`` on; nobody has fetched the panel if they are all."""
+    three = hidden.shape[0] - query == 3
+    for row in range(start, whole, ROWS):
+        place = row - start
+        if three and query == 0:
+            dot_bytes(3, ROWS, 1, values, row, hidden, query, sums, place)
+        elif three:
+            dot_bytes(3, ROWS, 0, values, row, hidden, query, sums, place)
+        elif query == 0:
+            dot_bytes(2, ROWS, 1, values, row, hidden, query, sums, place)
+        else:
+            dot_bytes(2, ROWS, 0, values, row, hidden, query, sums, place)
+
+
+@njit(nogil=True, cache=True)
 def _screen_bytes(  # type: ignore[no-untyped-def]
     values, scale, products, hidden, step, share, out, first, last
 ):
@@ -60,10 +78,44 @@ def _screen_bytes(  # type: ignore[no-untyped-def]
         for query in range(0, fours, 4):
             for row in range(whole, stop):
                 dot_bytes(4, 1, 0, values, row, hidden, query, sums, row - start)
+        single = start if count - fours == 1 else whole
+        if count - fours > 1:
+            _dot_few(values, start, whole, hidden, fours, sums)
         for query in range(fours, count):
-            for row in range(start, stop):
+            for row in range(single, stop):
                 dot_bytes(1, 1, 0, values, row, hidden, query, sums, row - start)
         _scale_panel(sums, scale, products, step, share, out, start, stop)
+
+
+@njit(nogil=True, cache=True)
+def _screen_signed_bytes(  # type: ignore[no-untyped-def]
+    values, scale, products, hidden, starts, step, share, out, first, last
+):
+    """More than four hidden rows, and at least a panel of weight rows."""
+    count = hidden.shape[0]
+    second = count % 4 or 4
+    sums = np.empty((count, PANEL), np.int32)
+    for panel in range(first, last, PANEL):
+        start = min(panel, last - PANEL)  # the last panel may repeat some rows of the one before
+        # Half of the following panel is fetched with the first hidden rows and half with the next:
+        # all at once, memory would have nothing to do while the others are multiplied.
+        for row in range(start, start + PANEL, HEIGHT):
+            there = row + PANEL
+            dot_signed_bytes(4, 2, values, there, row, hidden, starts, 0, sums, row - start)
+        for row in range(start, start + PANEL, HEIGHT):
+            there, place = row + PANEL + 2, row - start
+            if second == 1:
+                dot_signed_bytes(1, 2, values, there, row, hidden, starts, 4, sums, place)
+            elif second == 2:
+                dot_signed_bytes(2, 2, values, there, row, hidden, starts, 4, sums, place)
+            elif second == 3:
+                dot_signed_bytes(3, 2, values, there, row, hidden, starts, 4, sums, place)
+            else:
+                dot_signed_bytes(4, 2, values, there, row, hidden, starts, 4, sums, place)
+        for query in range(4 + second, count, 4):
+            for row in range(start, start + PANEL, HEIGHT):
+                dot_signed_bytes(4, 0, values, row, row, hidden, starts, query, sums, row - start)
+        _scale_panel(sums, scale, products, step, share, out, start, start + PANEL)
 
 
 @njit(nogil=True, cache=True)
@@ -149,7 +201,7 @@ def screen(hidden: QuantizedHidden, tier: Tier) -> npt.NDArray[np.float32]:
     count, rows = len(hidden.step), len(tier.scale)
     out = np.empty((count, rows), np.float32)
     values, step, share = hidden.values, hidden.step, hidden.share
-    units = rows  # of work that threads share
+    units, smallest = rows, 1  # of work that threads share, and how many a thread must have
     if isinstance(tier, OneBitTier):
         units = len(tier.signs)
         tables = np.empty((count, values.shape[1] // 8, 64), np.uint8)
@@ -167,9 +219,14 @@ def screen(hidden: QuantizedHidden, tier: Tier) -> npt.NDArray[np.float32]:
             out,
         )
     elif isinstance(tier, Int8Tier):
-        work = partial(
-            _screen_bytes, tier.values, tier.scale, _products(tier), values, step, share, out
-        )
+        common = (step, share, out)
+        weights = (tier.values, tier.scale, _products(tier))
+        if values.dtype == np.int8 and vnni.AVAILABLE and count > 4 and rows >= PANEL:
+            starts = -128 * values.sum(axis=1, dtype=np.int32)
+            work = partial(_screen_signed_bytes, *weights, values, starts, *common)
+            smallest = PANEL
+        else:
+            work = partial(_screen_bytes, *weights, values.astype(np.int16, copy=False), *common)
     else:
         dithered = isinstance(tier, DitheredInt4Tier)
         work = partial(
@@ -185,6 +242,7 @@ def screen(hidden: QuantizedHidden, tier: Tier) -> npt.NDArray[np.float32]:
             out,
         )
     parts = pool.threads() if values.size * rows > MULTIPLICATIONS_PER_THREAD else 1
+    parts = min(parts, units // smallest) or 1
     cuts = [units * part // parts for part in range(parts + 1)]
     pool.run([partial(work, first, last) for first, last in pairwise(cuts)])
     return out

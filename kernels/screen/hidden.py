@@ -2,8 +2,9 @@
 
 With a common direction ``m`` a hidden state is ``h = share m + r``; without one ``r = h``. Then
 ``r``, for a 1-bit tier turned by its rotation, is ``step values`` plus a loss. The step is as fine
-as 16 bits (12 bits for a 1-bit tier, whose tables hold sums of four) and the tier allow: sums of
-integer products must stay inside 32 bits, so ``||values||`` stays below ``tier.hidden_limit``.
+as 16 bits (12 bits for a 1-bit tier, whose tables hold sums of four; 8 bits where int8 products are
+worth more than a fine step) and the tier allow: sums of integer products must stay inside 32 bits,
+so ``||values||`` stays below ``tier.hidden_limit``.
 
 This is the form in torch, for all devices; `kernels.screen.hidden_cpu` is the fast one.
 """
@@ -11,7 +12,7 @@ This is the form in torch, for all devices; `kernels.screen.hidden_cpu` is the f
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -20,6 +21,7 @@ from kernels.quantize.rotation import ROTATION_ERROR
 from kernels.quantize.tiers import COIN_UNIT, DitheredInt4Tier, Int8Tier, OneBitTier, Tier
 
 LARGEST_INTEGER = 32767
+LARGEST_EIGHT_BITS = 127
 LARGEST_ROTATED = 2047  # a sum of four, and 8,192 more, is in two 7-bit halves
 # Half a unit in the last place of fp32, and above every float64 rounding besides.
 ROUNDING = 2.0**-24 * 1.01
@@ -29,10 +31,13 @@ CENTRE_ROUNDING = 1e-12
 LARGEST_PRODUCT = 1e37
 
 
+HiddenBits = Literal[8, 16]
+
+
 class QuantizedHidden(NamedTuple):
     """N hidden states for the kernels of one tier: arrays on the CPU, tensors on a device."""
 
-    values: Any  # [N, D] int16, in the tier's order of columns
+    values: Any  # [N, D] int16, or int8 where `HiddenBits` is 8, in the tier's order of columns
     starts: Any  # [N, D / 16] int32, see `dot_nibbles`; [N, 0] where there are no nibbles
     step: Any  # [N] float64
     share: Any  # [N] float64, how much of the common direction
@@ -65,7 +70,9 @@ def tier_vectors(tier: Tier, device: torch.device | str) -> TierVectors:
     return TierVectors(direction, coins, None, None, None, None)
 
 
-def quantize_hidden(hidden: torch.Tensor, tier: Tier, vectors: TierVectors) -> QuantizedHidden:
+def quantize_hidden(
+    hidden: torch.Tensor, tier: Tier, vectors: TierVectors, bits: HiddenBits = 16
+) -> QuantizedHidden:
     """``hidden`` [N, d] in the integers that ``tier`` multiplies, as tensors.
 
     ``vectors`` are the tier's on the device of ``hidden``. ``|estimate - canonical| <=
@@ -108,7 +115,7 @@ def quantize_hidden(hidden: torch.Tensor, tier: Tier, vectors: TierVectors) -> Q
     columns = padded_columns(tier)
     peak = rest.abs().amax(dim=1)
     room = tier.hidden_limit - math.sqrt(columns) / 2.0 - 1.0  # rounding adds a half per column
-    step = torch.maximum(peak / largest_integer(tier), norm * (1.0 + 1e-6) / room)
+    step = torch.maximum(peak / largest_integer(tier, bits), norm * (1.0 + 1e-6) / room)
     step = torch.where(usable & (step > 0), step, 1.0)
     integers = torch.round(rest / step[:, None])
     approximation = step[:, None] * integers
@@ -117,6 +124,7 @@ def quantize_hidden(hidden: torch.Tensor, tier: Tier, vectors: TierVectors) -> Q
     scaled = loss * (1.0 + 1e-9) + ROUNDING * (reached + 2.0 * along + size) + 2.0**-88 + certain
     slack = torch.stack([factor * (1.0 + 1e-9), torch.where(usable, scaled, torch.inf)], dim=1)
     values, starts = _arrange(integers, columns, tier, vectors.coins)
+    values = values if bits == 16 else values.char()
     return QuantizedHidden(values, starts, step, share, offset, slack)
 
 
@@ -151,8 +159,15 @@ def _arrange(
     return values.short().contiguous(), starts
 
 
-def largest_integer(tier: Tier) -> int:
-    """The largest integer a hidden state of this tier may hold."""
+def largest_integer(tier: Tier, bits: HiddenBits = 16) -> int:
+    """The largest integer a hidden state of this tier may hold.
+
+    Raises ValueError for 8 bits and a tier that does not multiply bytes.
+    """
+    if bits == 8:
+        if not isinstance(tier, Int8Tier):
+            raise ValueError("only int8 tiers multiply 8-bit hidden states; leave hidden_bits out")
+        return LARGEST_EIGHT_BITS
     return LARGEST_ROTATED if isinstance(tier, OneBitTier) else LARGEST_INTEGER
 
 

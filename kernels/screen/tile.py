@@ -64,21 +64,23 @@ def _prefetch_ahead(builder: ir.IRBuilder, row: Any, offset: Any, width: Any) ->
     prefetch(builder, builder.gep(row, [builder.add(offset, builder.mul(width, I64(PANEL)))]))
 
 
-def _matrix(context: Any, builder: Any, matrix_type: Any, value: Any, row: Any) -> tuple[Any, Any]:
+def matrix_row(
+    context: Any, builder: Any, matrix_type: Any, value: Any, row: Any
+) -> tuple[Any, Any]:
     """A pointer to a row of a C-contiguous matrix, and its width."""
     matrix = context.make_array(matrix_type)(context, builder, value)
     width = cgutils.unpack_tuple(builder, matrix.shape)[1]
     return builder.gep(matrix.data, [builder.mul(row, width)]), width
 
 
-def _following(builder: ir.IRBuilder, first: Any, width: Any, count: int) -> list[Any]:
+def following(builder: ir.IRBuilder, first: Any, width: Any, count: int) -> list[Any]:
     """Pointers to ``count`` rows from ``first`` on."""
     return [builder.gep(first, [builder.mul(width, I64(row))]) for row in range(count)]
 
 
 def _places(builder: ir.IRBuilder, first: Any, width: Any, count: int, height: int) -> list[Any]:
     """Pointers to ``height`` neighbours in each of ``count`` rows."""
-    rows = _following(builder, first, width, count)
+    rows = following(builder, first, width, count)
     return [builder.gep(row, [I64(place)]) for row, place in product(rows, range(height))]
 
 
@@ -124,7 +126,7 @@ def fetch_row(typingctx, matrix, row):  # type: ignore[no-untyped-def]
     signature = types.void(matrix, types.intp)
 
     def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        start, width = _matrix(context, builder, matrix, *arguments)
+        start, width = matrix_row(context, builder, matrix, *arguments)
         with cgutils.for_range_slice(builder, I64(0), width, I64(LINE)) as (offset, _):
             prefetch(builder, builder.gep(start, [offset]))
         return context.get_dummy_value()
@@ -148,10 +150,10 @@ def dot_bytes(  # type: ignore[no-untyped-def]
 
     def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
         values_value, row_value, hidden_value, query_value, sums_value, place_value = arguments[3:]
-        first_row, width = _matrix(context, builder, values, values_value, row_value)
-        first, _ = _matrix(context, builder, hidden, hidden_value, query_value)
-        weights = _following(builder, first_row, width, height)
-        hiddens = _following(builder, first, width, count)
+        first_row, width = matrix_row(context, builder, values, values_value, row_value)
+        first, _ = matrix_row(context, builder, hidden, hidden_value, query_value)
+        weights = following(builder, first_row, width, height)
+        hiddens = following(builder, first, width, count)
 
         def body(line: Any, totals: list[Any]) -> list[Any]:
             start = builder.mul(line, I64(LINE))
@@ -167,7 +169,7 @@ def dot_bytes(  # type: ignore[no-untyped-def]
                     totals[number] = builder.add(totals[number], added)
             return totals
 
-        target, sums_width = _matrix(context, builder, sums, sums_value, query_value)
+        target, sums_width = matrix_row(context, builder, sums, sums_value, query_value)
         target = builder.gep(target, [place_value])
         targets = _places(builder, target, sums_width, count, height)
         _sum_lines(builder, builder.udiv(width, I64(LINE)), targets, body)
@@ -196,14 +198,14 @@ def dot_nibbles(  # type: ignore[no-untyped-def]
     def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
         nibbles_value, factors_value, row_value = arguments[3:6]
         hidden_value, starts_value, query_value, sums_value, place_value = arguments[6:]
-        first_row, row_bytes = _matrix(context, builder, nibbles, nibbles_value, row_value)
-        factor, groups = _matrix(context, builder, factors, factors_value, row_value)
-        first, width = _matrix(context, builder, hidden, hidden_value, query_value)
-        first_start, start_width = _matrix(context, builder, starts, starts_value, query_value)
-        weights = _following(builder, first_row, row_bytes, height)
-        factors_of = _following(builder, factor, groups, height)
-        hiddens = _following(builder, first, width, count)
-        beginnings = _following(builder, first_start, start_width, count)
+        first_row, row_bytes = matrix_row(context, builder, nibbles, nibbles_value, row_value)
+        factor, groups = matrix_row(context, builder, factors, factors_value, row_value)
+        first, width = matrix_row(context, builder, hidden, hidden_value, query_value)
+        first_start, start_width = matrix_row(context, builder, starts, starts_value, query_value)
+        weights = following(builder, first_row, row_bytes, height)
+        factors_of = following(builder, factor, groups, height)
+        hiddens = following(builder, first, width, count)
+        beginnings = following(builder, first_start, start_width, count)
         four, twelve = (ir.Constant(WORDS, [bits] * LANES) for bits in (4, 12))
         # Eight sums of a block, two for every group; wider vectors hold two sets of them.
         twice = _mask([number % 8 // 2 for number in range(SUMS)])
@@ -243,7 +245,7 @@ def dot_nibbles(  # type: ignore[no-untyped-def]
                 for number, (total, part) in enumerate(zip(totals, inner, strict=True))
             ]
 
-        target, sums_width = _matrix(context, builder, sums, sums_value, query_value)
+        target, sums_width = matrix_row(context, builder, sums, sums_value, query_value)
         target = builder.gep(target, [place_value])
         targets = _places(builder, target, sums_width, count, height)
         lines = builder.udiv(row_bytes, I64(LINE))
