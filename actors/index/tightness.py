@@ -63,7 +63,7 @@ def measure_tiers(
         exact = canonical_logits(states, head.weight[sample])
         for which, tier in enumerate(tiers):
             # 16 bits on every CPU: the report must not depend on where it was made.
-        screened = screen(states, tier, hidden_bits=16)
+            screened = screen(states, tier, hidden_bits=16)
             for n, row in enumerate(range(first, first + len(states))):
                 # Row by row: a row of the vocabulary stays in the cache.
                 slack = _slack(screened.row_slack, screened.hidden_slack[n])
