@@ -21,6 +21,7 @@ _ENTRY = tl.constexpr(ENTRY)
 # See `kernels.search.reference.outward`.
 _INFLATION = tl.constexpr(1.0 + 1e-6)
 _SMALLEST_SLACK = tl.constexpr(2.0**-120)
+_SMALLEST_FACTOR = tl.constexpr(2.0**-149)
 _UNIT_ROUNDOFF = tl.constexpr(2.0**-24)
 _SOFTCAP_ERROR = tl.constexpr(2.0**-18)
 
@@ -101,9 +102,9 @@ def factors_kernel(  # type: ignore[no-untyped-def]
         rest = (rest + 16.0 * _UNIT_ROUNDOFF * (reach + adjustment)) * slope
         error *= slope
         size *= slope
-    tl.store(factors + row * 3, (error * _INFLATION).to(tl.float32))
-    tl.store(factors + row * 3 + 1, (size * _INFLATION).to(tl.float32))
-    rounded = (rest * _INFLATION).to(tl.float32)
+    tl.store(factors + row * 3, (error * _INFLATION + _SMALLEST_FACTOR).to(tl.float32))
+    tl.store(factors + row * 3 + 1, (size * _INFLATION + _SMALLEST_FACTOR).to(tl.float32))
+    rounded = (rest * _INFLATION + _SMALLEST_FACTOR).to(tl.float32)
     tl.store(factors + row * 3 + 2, rounded + _SMALLEST_SLACK)
     tl.store(finite + row, ((norm < float("inf")) & (norm == norm)).to(tl.int32))
 
