@@ -8,6 +8,9 @@ from typing import Literal
 DataType = Literal["auto", "float32", "bfloat16"]
 BodyChoice = Literal["auto", "general", "fused"]
 Device = Literal["auto", "cpu", "cuda"]
+Tier = Literal["int8", "int4", "int4-dither", "1-bit"]
+# Their bounds hold always; those of the other two with a stated probability.
+DEFAULT_TIERS: tuple[Tier, ...] = ("int8", "int4")
 HeadChoice = Literal["auto", "certified", "paper", "dense"]
 
 
@@ -18,8 +21,10 @@ class EngineConfiguration:
     ``device`` is where the body computes; "auto" takes a GPU where there is one.
     ``head`` says how tokens are found, which does not change them: "certified" screens with
     low-precision copies of the output weights, "dense" with the weights, "auto" with what is
-    fastest here, "paper" with CSV-Decode's cluster bounds. ``index`` is the file of those copies
-    and clusters (see ``lexshard index``); None looks beside the model, and builds what is missing.
+    fastest here, "paper" with CSV-Decode's cluster bounds. ``tiers`` are the copies to choose from:
+    "int4-dither" and "1-bit" have certificates that hold with a stated probability. ``index`` is
+    the file of those copies and clusters (see ``lexshard index``); None looks beside the model, and
+    builds what is missing.
     ``kv_cache_bytes`` None takes what ``max_running`` sequences of full length need, at most a
     tenth of the machine's memory. ``threads`` None is one thread per core,
     one core left to HTTP. ``step_tokens`` bounds
@@ -36,6 +41,7 @@ class EngineConfiguration:
     body: BodyChoice = "auto"
     fast_prefill: bool = False
     head: HeadChoice = "auto"
+    tiers: tuple[Tier, ...] = DEFAULT_TIERS
     index: str | None = None
     max_running: int = 64
     step_tokens: int = 512

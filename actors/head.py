@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 # A smaller head is read from the cache in no time: nothing to certify would be worth a file.
 SMALLEST_WEIGHTS = 1 << 21
-TIERS = ("int8", "int4")
 
 
 class OutputHead(Protocol):
@@ -79,7 +78,7 @@ def build_head(model: LoadedModel, configuration: EngineConfiguration) -> BuiltH
         model,
         configuration.index,
         parts=["clusters" if clusters else "tiers"],
-        tiers=() if clusters else TIERS,
+        tiers=() if clusters else configuration.tiers,
     )
     if clusters:
         if index.clusters is None:
@@ -95,7 +94,7 @@ def build_head(model: LoadedModel, configuration: EngineConfiguration) -> BuiltH
     if device.type == "cuda":
         return _on_device(model, weight, bias, index, configuration.max_running)
     certified = choice == "certified"
-    shard = _shard(model, weight, bias, Ladder(index.tiers, ((1, TIERS[0]),)))
+    shard = _shard(model, weight, bias, Ladder(index.tiers, ((1, configuration.tiers[0]),)))
     timings = calibrate(shard, (DENSE, *index.tiers), index.hidden, configuration.max_running)
     choices = choose(timings, certified=certified)
     shard.start_with(choices)

@@ -12,6 +12,8 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError
 
+from actors.configuration import DEFAULT_TIERS
+
 # An empty key would open the server to everyone who sends an empty one.
 Name = Annotated[str, Field(pattern=r"\S")]
 
@@ -40,6 +42,9 @@ class ServeConfig(BaseModel):
     body: Literal["auto", "fused", "general"] = "auto"
     fast_prefill: bool = False
     head: Literal["auto", "certified", "paper", "dense"] = "auto"
+    tiers: list[Literal["int8", "int4", "int4-dither", "1-bit"]] = Field(
+        default_factory=lambda: list(DEFAULT_TIERS), min_length=1
+    )
     index: str | None = None
 
     host: str = "127.0.0.1"

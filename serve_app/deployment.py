@@ -42,6 +42,7 @@ def start_engine(config: ServeConfig) -> EngineClient:
             body=config.body,
             fast_prefill=config.fast_prefill,
             head=config.head,
+            tiers=tuple(dict.fromkeys(config.tiers)),
             index=config.index,
             max_running=config.max_batch_size,
         )

@@ -39,6 +39,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--threads", type=int, help="threads of the engine")
     add("--body", help="auto, fused or general")
     add("--head", help="auto, certified, paper or dense: how tokens are found, never which")
+    add(
+        "--tier",
+        action="append",
+        dest="tiers",
+        help="int8, int4, int4-dither or 1-bit: what may screen, repeatable (default int8, int4)",
+    )
     add("--index", metavar="FILE", help="vocabulary index (default: beside the model)")
     add("--fast-prefill", action="store_true", help="faster prompts, not batch-invariant")
     add("--max-batch-size", type=int, metavar="N", help="sequences in one engine step")

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from actors.messages import Request, RowDecision, SamplingParameters
-from actors.sampler import AllTokensExcludedError, Sampler, SequenceState
 from actors.needs import flatten_adjustments
+from actors.sampler import AllTokensExcludedError, Sampler, SequenceState
 from actors.shard import NonFiniteHiddenError, Shard
 from kernels.draw import Controls, draw
 from kernels.penalties import adjust

@@ -20,11 +20,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Protocol, runtime_checkable
+from typing import Protocol, get_args, runtime_checkable
 
 from transformers import AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
+from actors.configuration import DEFAULT_TIERS, Tier
 from loadtest.bench.agreement import Agreement, compare
 from loadtest.bench.bandwidth import read_bandwidth
 from loadtest.bench.engine_runner import EngineRunner
@@ -84,6 +85,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--body", choices=("auto", "general", "fused"), default="auto")
     parser.add_argument(
         "--head", choices=("auto", "certified", "paper", "dense"), default="auto", help="ours"
+    )
+    parser.add_argument(
+        "--tiers",
+        type=_names,
+        default=DEFAULT_TIERS,
+        metavar="A,B",
+        help="what may screen: int8, int4, int4-dither, 1-bit (default int8,int4)",
     )
     parser.add_argument(
         "--runs",
@@ -165,7 +173,7 @@ def measure(arguments: argparse.Namespace, model: str, cores: Sequence[int]) -> 
     tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)
     cases = [mixed_jobs(tokenizer, count, arguments.seed) for count in arguments.requests]
     settings = (model, arguments.dtype, arguments.threads, arguments.body)
-    ours = EngineRunner(*settings, arguments.head)
+    ours = EngineRunner(*settings, arguments.head, arguments.tiers)
     other: Runner
     if arguments.shape is None:
         other = GenerateRunner(model, arguments.dtype, arguments.threads)
@@ -191,6 +199,7 @@ def measure(arguments: argparse.Namespace, model: str, cores: Sequence[int]) -> 
             cases=tuple(cases),
             repeats=QUICK_REPEATS if arguments.quick else REPEATS,
             head=arguments.head,
+            tiers=arguments.tiers,
         )
         measure_beside_vllm(report, arguments, task, vllm, other)
     return report
@@ -309,9 +318,17 @@ def _case(arguments: argparse.Namespace, jobs: Sequence[Job], setting: str) -> C
         "threads": arguments.threads,
         "body": arguments.body,
         "head": arguments.head,
+        "tiers": ",".join(arguments.tiers),
         "setting": setting,
         "requests": len(jobs),
     }
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(text.split(","))
+    if not set(names) <= set(get_args(Tier)):
+        raise argparse.ArgumentTypeError(f"{text!r}: choose among {', '.join(get_args(Tier))}")
+    return names
 
 
 def _counts(text: str) -> tuple[int, ...]:

@@ -5,7 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from actors.configuration import BodyChoice, DataType, EngineConfiguration, HeadChoice
+from actors.configuration import (
+    DEFAULT_TIERS,
+    BodyChoice,
+    DataType,
+    EngineConfiguration,
+    HeadChoice,
+    Tier,
+)
 from actors.engine import Engine
 from actors.messages import Request, SamplingParameters
 from loadtest.bench.runs import Run
@@ -22,6 +29,7 @@ class EngineRunner:
         threads: int,
         body: BodyChoice,
         head: HeadChoice = "auto",
+        tiers: Sequence[Tier] = DEFAULT_TIERS,
         *,
         name: str = "lexshard",
     ) -> None:
@@ -34,6 +42,7 @@ class EngineRunner:
                 threads=threads,
                 body=body,
                 head=head,
+                tiers=tuple(tiers),
                 prefix_cache=False,
             )
         )

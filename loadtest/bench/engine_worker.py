@@ -18,7 +18,8 @@ from loadtest.bench.workload import Job
 
 def main(path: str) -> None:
     task = json.loads(Path(path).read_text(encoding="utf-8"))
-    runner = EngineRunner(task["model"], task["dtype"], task["threads"], task["body"], task["head"])
+    names = ("model", "dtype", "threads", "body", "head", "tiers")
+    runner = EngineRunner(*(task[name] for name in names))
     cases = []
     for case in task["cases"]:
         jobs = [Job(tuple(job["prompt_ids"]), job["output_tokens"]) for job in case]

@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--batch", type=_numbers, default=(1, 8, 32), metavar="N,N")
     parser.add_argument("--need", type=_kinds, default=("greedy", "gumbel", "top50"), metavar="A,B")
-    parser.add_argument("--tier", choices=("auto", *TIERS, "dense"), default="auto")
+    parser.add_argument("--tier", choices=("auto", "any", *TIERS, "dense"), default="auto")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument(
         "--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="of synthetic weights"

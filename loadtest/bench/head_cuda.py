@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from actors.configuration import DEFAULT_TIERS
 from actors.device_shard import DeviceShard
 from actors.ladder import Ladder
 from kernels.dense import Draws, dense_gumbel
@@ -92,7 +93,7 @@ def cuda_sides(workload: Workload, tier: str, largest: int) -> list[Side]:
     """As `head_sides.cpu_sides`. Raises ValueError for "dense", which a device does not have."""
     if tier == "dense":
         raise ValueError("--tier dense: a device screens with low-precision tiers only")
-    names = TIERS if tier == "auto" else (tier,)
+    names = {"auto": DEFAULT_TIERS, "any": TIERS}.get(tier, (tier,))
     tiers = build_tiers(workload, names)
     shard = DeviceShard(
         workload.weight,
@@ -104,7 +105,7 @@ def cuda_sides(workload: Workload, tier: str, largest: int) -> list[Side]:
         device=DEVICE,
     )
     shard.warm_up(largest)
-    if tier == "auto":
+    if tier in ("auto", "any"):
         as_any: Any = shard  # has what calibration calls
         shard.start_with(calibrated(as_any, names, workload, largest))
     sides: list[Side] = [DeviceSide(shard), LibrarySide(workload, shard.weight)]

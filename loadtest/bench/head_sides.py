@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from actors.calibration import calibrate
 from actors.calibration import choose as choose_screens
+from actors.configuration import DEFAULT_TIERS
 from actors.ladder import Choices, Ladder
 from actors.messages import Candidates, Certificate, Need
 from actors.screens import DENSE, Linear
@@ -34,6 +35,7 @@ _BUILDERS: dict[str, Callable[..., Tier]] = {
     "1-bit": partial(quantize, kind="1-bit"),
 }
 TIERS = tuple(_BUILDERS)
+CALIBRATED = {"auto": DEFAULT_TIERS, "any": TIERS}
 OURS, DENSE_HEAD, ROW_KERNEL = "certified", "own dense", "row kernel"
 Decide = Callable[[npt.NDArray[np.float32], Sequence[Need]], Candidates]
 
@@ -131,14 +133,17 @@ def build_tiers(workload: Workload, names: Sequence[str]) -> dict[str, Tier]:
 
 
 def cpu_sides(workload: Workload, tier: str, largest: int) -> list[Side]:
-    """Ours with ``tier`` ("auto" calibrates for batches up to ``largest``, "dense" screens with
-    the weights), and everything it is compared with."""
+    """Ours with ``tier``, and everything it is compared with.
+
+    "auto" chooses among an engine's own tiers, "any" among all, by calibration for batches of up
+    to ``largest``; "dense" screens with the weights.
+    """
     weight = workload.weight
     row_kernel = partial(linear, weight=pack(weight))
-    names = TIERS if tier == "auto" else [name for name in TIERS if name == tier]
+    names = CALIBRATED.get(tier, (tier,) if tier in TIERS else ())
     ladder = Ladder(build_tiers(workload, names), ((1, DENSE if tier == "dense" else names[0]),))
     shard = _shard(workload, row_kernel, ladder)
-    if tier == "auto":
+    if tier in CALIBRATED:
         shard.start_with(calibrated(shard, [*names, DENSE], workload, largest))
     dense = _shard(workload, row_kernel, None)
     wide, half, count = weight.float(), weight.bfloat16(), weight.numel()

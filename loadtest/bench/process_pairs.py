@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from actors.configuration import DEFAULT_TIERS
 from loadtest.bench.runs import Run, check_lengths
 from loadtest.bench.workload import Job
 
@@ -30,6 +31,7 @@ class Task:
     cases: tuple[tuple[Job, ...], ...]
     repeats: int
     head: str = "auto"
+    tiers: tuple[str, ...] = DEFAULT_TIERS
 
 
 @dataclass(frozen=True, slots=True)
