@@ -27,9 +27,8 @@ from actors.device_step import DeviceStep, Screen, StepResults, pack_step
 from actors.ladder import Choices, Ladder, Pauses
 from actors.messages import Candidates, Certificate, Need
 from actors.needs import flatten_adjustments, flatten_needs
+from actors.output_rows import log_normalizers, own_rows, refuse_unsound
 from actors.screens import DENSE, tier_bytes
-from actors.shard import LARGEST_VOCABULARY, NonFiniteHiddenError
-from kernels.normalizer import log_normalizer
 from kernels.penalties import adjust
 from kernels.quantize import OneBitTier, Tier
 from kernels.rows import canonical_logits, postprocess
@@ -110,20 +109,9 @@ class DeviceShard:
         capacity: int = CAPACITY,
         largest_k: int = LARGEST_K,
     ) -> None:
-        if not 0 < vocabulary_size <= weight.shape[0]:
-            raise ValueError(
-                f"vocabulary size {vocabulary_size} does not fit {weight.shape[0]} output rows"
-            )
-        if vocabulary_size >= LARGEST_VOCABULARY:
-            raise ValueError(f"vocabularies have fewer than {LARGEST_VOCABULARY} tokens")
+        rows, self._bias = own_rows(weight, bias, vocabulary_size)
         self.vocabulary_size = vocabulary_size
-        self.weight = weight.detach()[:vocabulary_size].to(device).contiguous()
-        self._bias: Float32s | None = None
-        if bias is not None:
-            self._bias = bias.detach()[:vocabulary_size].float().cpu().contiguous().numpy()
-        finite = all(bool(torch.isfinite(part).all()) for part in self.weight.split(8192))
-        if not finite or not (self._bias is None or np.isfinite(self._bias).all()):
-            raise ValueError("the output weights or biases contain NaN or infinity")
+        self.weight = rows.to(device)
         self._scale = scale
         self._softcap = softcap
         self._capacity = capacity
@@ -178,7 +166,7 @@ class DeviceShard:
         if len(needs) != len(states):
             raise ValueError(f"{len(states)} hidden states but {len(needs)} needs")
         if not states.is_cuda:
-            _check_finite(torch.isfinite(states).all(dim=1).numpy())
+            refuse_unsound(torch.isfinite(states).all(dim=1).numpy())
         rows = [row for row, need in enumerate(needs) if self._searches(need)]
         name = self._choose(len(rows)) if rows else ""
         launches = []
@@ -247,7 +235,7 @@ class DeviceShard:
         if thresholds.hidden.is_cuda and dense:
             finite = torch.isfinite(thresholds.hidden[dense]).all(dim=1)
             sound[dense] &= finite.cpu().numpy()
-        _check_finite(sound)
+        refuse_unsound(sound)
         self._complete(thresholds, found, read)
         return self._candidates(needs, [row for row in found if row is not None])
 
@@ -362,14 +350,8 @@ class DeviceShard:
     def log_normalizers(
         self, candidates: Candidates, rows: Sequence[int]
     ) -> npt.NDArray[np.float64]:
-        """See `Shard.log_normalizers`."""
-        result = np.full(len(candidates.certificates), np.nan)
-        for row in rows:
-            start, stop = candidates.offsets[row], candidates.offsets[row + 1]
-            if stop - start != self.vocabulary_size:
-                raise ValueError(f"row {row} is not dense: its normalizer is not known")
-            result[row] = log_normalizer(candidates.raw[start:stop])
-        return result
+        """See `actors.output_rows.log_normalizers`."""
+        return log_normalizers(candidates, rows, self.vocabulary_size)
 
 
 def _screen(tier: Tier, device: torch.device | str) -> Screen:
@@ -380,8 +362,3 @@ def _screen(tier: Tier, device: torch.device | str) -> Screen:
         return lambda hidden: triton_kernel.screen(hidden, signs)
     placed = tensor_cores.place(tier, device)
     return lambda hidden: tensor_cores.screen(hidden, placed)
-
-
-def _check_finite(sound: npt.NDArray[np.bool_]) -> None:
-    if not sound.all():
-        raise NonFiniteHiddenError(np.flatnonzero(~sound).tolist())

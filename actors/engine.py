@@ -31,11 +31,11 @@ from actors.messages import (
     SamplingParameters,
     SequenceEvent,
 )
+from actors.output_rows import NonFiniteHiddenError
 from actors.sampler import AllTokensExcludedError, Sampler, SequenceState
 from actors.scheduler import Chunk, Scheduler, StepPlan
 from actors.scoring import score_prompt
 from actors.sequence import Sequence
-from actors.shard import NonFiniteHiddenError
 from actors.statistics import Counters
 from actors.step_batch import build_batch, scored_rows
 from actors.text import TextCodec

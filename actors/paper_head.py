@@ -17,8 +17,8 @@ import torch
 
 from actors.messages import Adjustment, Candidates, Certificate, Guarantee, Need
 from actors.needs import flatten_adjustments
+from actors.output_rows import log_normalizers, own_rows, refuse_unsound
 from actors.paper_settings import PaperSettings, next_budget
-from actors.shard import LARGEST_VOCABULARY, NonFiniteHiddenError
 from kernels import opening as openings
 from kernels.bounds import Clusters, cluster_bounds, remaining_bias
 from kernels.certify import (
@@ -29,7 +29,6 @@ from kernels.certify import (
     within_odds,
 )
 from kernels.noise import gumbel_row
-from kernels.normalizer import log_normalizer
 from kernels.opening import CERTIFIED, EXAMINE, Goal, Head, Opening
 from kernels.penalties import Adjustments, adjust, select_row
 from kernels.rows import canonical_logits, postprocess
@@ -85,10 +84,7 @@ class PaperHead:
         clusters: Clusters,
         settings: PaperSettings | None = None,
     ) -> None:
-        if not 0 < vocabulary_size <= weight.shape[0] or vocabulary_size >= LARGEST_VOCABULARY:
-            raise ValueError(
-                f"vocabulary size {vocabulary_size} does not fit {weight.shape[0]} output rows"
-            )
+        rows, self._bias = own_rows(weight, bias, vocabulary_size)
         if len(clusters.order) != vocabulary_size or clusters.centroid.shape[1] != weight.shape[1]:
             raise ValueError(
                 f"clusters of {len(clusters.order)} rows do not fit a vocabulary of "
@@ -101,15 +97,11 @@ class PaperHead:
         self.vocabulary_size = vocabulary_size
         self.settings = settings or PaperSettings()
         self.budget = self.settings.budget_share * vocabulary_size
-        self._weight = weight.detach()[:vocabulary_size].contiguous()
-        self._bias = None
-        if bias is not None:
-            self._bias = bias.detach()[:vocabulary_size].float().contiguous().numpy()
+        self._weight = rows
         self._softcap = softcap
         self._scale = scale
         self._clusters = clusters
         self._ids = np.arange(vocabulary_size, dtype=np.int32)
-        rows = self._weight
         owner = np.repeat(np.arange(len(clusters.radius)), clusters.sizes)
         self._head = Head(
             weight=(rows.view(torch.uint16) if rows.dtype == torch.bfloat16 else rows).numpy(),
@@ -132,9 +124,7 @@ class PaperHead:
         array = torch.as_tensor(hidden, dtype=torch.float32).detach().numpy()
         if len(needs) != len(array):
             raise ValueError(f"{len(array)} hidden states but {len(needs)} needs")
-        finite = np.isfinite(array).all(axis=1)
-        if not finite.all():
-            raise NonFiniteHiddenError(np.flatnonzero(~finite).tolist())
+        refuse_unsound(np.logical_and.reduce(np.isfinite(array), axis=1))
         wanted = tuple(self._wanted(need) for need in needs)
         first = tuple(self._first_ids(need.adjustment) for need in wanted)
         return PaperThresholds(
@@ -213,14 +203,8 @@ class PaperHead:
     def log_normalizers(
         self, candidates: Candidates, rows: Sequence[int]
     ) -> npt.NDArray[np.float64]:
-        """As `Shard.log_normalizers`."""
-        result = np.full(len(candidates.certificates), np.nan)
-        for row in rows:
-            start, stop = candidates.offsets[row], candidates.offsets[row + 1]
-            if stop - start != self.vocabulary_size:
-                raise ValueError(f"row {row} is not dense: its normalizer is not known")
-            result[row] = log_normalizer(candidates.raw[start:stop])
-        return result
+        """See `actors.output_rows.log_normalizers`."""
+        return log_normalizers(candidates, rows, self.vocabulary_size)
 
     def _open(self, thresholds: PaperThresholds, row: int) -> Outcome:
         """Algorithm 1 for one row, with the chosen fallback."""

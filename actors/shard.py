@@ -17,6 +17,7 @@ import torch
 from actors.ladder import Choices, Crowding, Ladder, Pauses
 from actors.messages import Candidates, Need
 from actors.needs import flatten_adjustments, flatten_needs
+from actors.output_rows import log_normalizers, own_rows, refuse_unsound
 from actors.rescoring import Rescorer
 from actors.screened_rows import ScreenedRows
 from actors.screens import (
@@ -31,12 +32,9 @@ from actors.screens import (
 )
 from actors.step_certificates import Cost, Reading, step_certificates
 from actors.whole_softmax import Mass, find_mass
-from kernels.normalizer import log_normalizer
 from kernels.penalties import Adjustments
 from kernels.search import Estimates, find_candidates, find_leaders, find_thresholds, narrow
 
-# The integer masses of top-p (`kernels.truncate`) add up to less than 2**63 below this size.
-LARGEST_VOCABULARY = 1 << 20
 # Above this share of the vocabulary, reading all rows in order beats gathering them.
 LARGEST_SHARE = 0.5
 # Fewer tokens than this per row are rescored at once rather than refined first.
@@ -45,17 +43,6 @@ WORTH_REFINING = 64
 HOPELESS_SHARE = 0.75
 MASS_NEEDS = ("nucleus", "epsilon")
 MASS = "mass"
-
-
-class NonFiniteHiddenError(ValueError):
-    """A hidden state contains NaN or infinity, so no token can be drawn from it."""
-
-    def __init__(self, rows: Sequence[int]) -> None:
-        self.rows = tuple(rows)
-        super().__init__(
-            f"hidden states of rows {list(self.rows)} contain NaN or infinity: the model body "
-            "overflowed or its weights are damaged"
-        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,18 +85,10 @@ class Shard:
         linear: Linear | None = None,
         ladder: Ladder | None = None,
     ) -> None:
-        if not 0 < vocabulary_size <= weight.shape[0]:
-            raise ValueError(
-                f"vocabulary size {vocabulary_size} does not fit {weight.shape[0]} output rows"
-            )
-        if vocabulary_size >= LARGEST_VOCABULARY:
-            raise ValueError(f"vocabularies have fewer than {LARGEST_VOCABULARY} tokens")
+        rows, biases = own_rows(weight, bias, vocabulary_size)
         self.vocabulary_size = vocabulary_size
-        self.weight = rows = weight.detach()[:vocabulary_size].contiguous()
-        biases = None if bias is None else bias.detach()[:vocabulary_size].float().contiguous()
-        if not (_finite(rows) and (biases is None or _finite(biases))):
-            raise ValueError("the output weights or biases contain NaN or infinity")
-        self._rescorer = Rescorer(rows, None if biases is None else biases.numpy(), scale, softcap)
+        self.weight = rows
+        self._rescorer = Rescorer(rows, biases, scale, softcap)
         self._ladder = ladder
         self._dense = DenseScreen(rows, linear)
         self._screens: dict[str, Screen] = {DENSE: self._dense}
@@ -144,9 +123,7 @@ class Shard:
         array = torch.as_tensor(hidden, dtype=torch.float32).detach().numpy()
         if len(needs) != len(array):
             raise ValueError(f"{len(array)} hidden states but {len(needs)} needs")
-        norms = hidden_norms(array)
-        if not np.isfinite(norms).all():
-            raise NonFiniteHiddenError(np.flatnonzero(~np.isfinite(norms)).tolist())
+        refuse_unsound(np.isfinite(hidden_norms(array)))
         adjustments = flatten_adjustments([need.adjustment for need in needs])
         kinds = {need.kind for need in needs}
         # Rows whose mass cannot be certified lately go the dense way at once.
@@ -360,16 +337,5 @@ class Shard:
     def log_normalizers(
         self, candidates: Candidates, rows: Sequence[int]
     ) -> npt.NDArray[np.float64]:
-        """Per row the log-sum-exp of the raw canonical logits of all tokens [N], NaN for rows not
-        in ``rows``. Those in ``rows`` must be dense."""
-        result = np.full(len(candidates.certificates), np.nan)
-        for row in rows:
-            start, stop = candidates.offsets[row], candidates.offsets[row + 1]
-            if stop - start != self.vocabulary_size:
-                raise ValueError(f"row {row} is not dense: its normalizer is not known")
-            result[row] = log_normalizer(candidates.raw[start:stop])
-        return result
-
-
-def _finite(values: torch.Tensor) -> bool:
-    return all(bool(torch.isfinite(part).all()) for part in values.split(8192))
+        """See `actors.output_rows.log_normalizers`."""
+        return log_normalizers(candidates, rows, self.vocabulary_size)

@@ -51,10 +51,11 @@ import actors.whole_softmax
 from actors.ladder import Ladder
 from actors.messages import Candidates, Need, NeedKind
 from actors.needs import flatten_adjustments
+from actors.output_rows import NonFiniteHiddenError
 from actors.paper_head import PaperHead
 from actors.paper_settings import PaperSettings
 from actors.screens import DENSE
-from actors.shard import NonFiniteHiddenError, Shard
+from actors.shard import Shard
 from kernels.bounds import summarise
 from kernels.linear import linear, pack
 from kernels.mass import OutsideMass

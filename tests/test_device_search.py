@@ -21,8 +21,9 @@ from test_search import _answer
 from actors.ladder import Ladder
 from actors.messages import Certificate, Need, Request, RowDecision, SamplingParameters
 from actors.needs import flatten_adjustments, flatten_needs
+from actors.output_rows import NonFiniteHiddenError
 from actors.sampler import Sampler, SequenceState
-from actors.shard import NonFiniteHiddenError, Shard
+from actors.shard import Shard
 from kernels.penalties import adjust
 from kernels.quantize import quantize
 from kernels.rows import canonical_logits, postprocess

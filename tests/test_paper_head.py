@@ -16,10 +16,11 @@ from test_penalties import random_adjustment
 from test_sampler import DenseHead, _parameters, _state, _step, _weight
 
 from actors.messages import Need, RowDecision, SamplingParameters
+from actors.output_rows import NonFiniteHiddenError
 from actors.paper_head import PaperHead, raised_ids
 from actors.paper_settings import PaperSettings, next_budget
 from actors.sampler import AllTokensExcludedError
-from actors.shard import NonFiniteHiddenError, Shard
+from actors.shard import Shard
 from kernels.bounds import Clusters, summarise
 from kernels.clustering import cluster
 from kernels.rows import canonical_logits

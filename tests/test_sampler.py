@@ -14,8 +14,9 @@ from scipy import stats
 
 from actors.messages import Request, RowDecision, SamplingParameters
 from actors.needs import flatten_adjustments
+from actors.output_rows import NonFiniteHiddenError
 from actors.sampler import AllTokensExcludedError, Sampler, SequenceState
-from actors.shard import NonFiniteHiddenError, Shard
+from actors.shard import Shard
 from kernels.draw import Controls, draw
 from kernels.penalties import adjust
 from kernels.rows import canonical_logits, postprocess
