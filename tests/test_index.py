@@ -280,7 +280,7 @@ def test_reported_rows_are_those_a_screen_cannot_exclude(tiny: Tiny, kind: Any) 
     np.testing.assert_allclose(tau[:, 1], np.sort(exact, axis=1)[:, -TOP_K], rtol=1e-4, atol=1e-5)
     tier = quantize(tiny.head.weight, kind)
     (found,) = measure_tiers([tier], head, hidden, tau)
-    estimate, row_slack, hidden_slack = screen(hidden, tier)
+    estimate, row_slack, hidden_slack = screen(hidden, tier, hidden_bits=16)
     upper = (estimate + hidden_slack @ row_slack + bias) * 1.5
     upper = 6.0 * np.tanh(upper / 6.0)
     for need in (0, 1):
