@@ -87,6 +87,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--head", choices=("auto", "certified", "paper", "dense"), default="auto", help="ours"
     )
     parser.add_argument(
+        "--against",
+        choices=("generate", "dense"),
+        help="in one process: transformers' generate, or ours with a dense head (default generate; "
+        "with --shape dense)",
+    )
+    parser.add_argument(
         "--tiers",
         type=_names,
         default=DEFAULT_TIERS,
@@ -175,7 +181,7 @@ def measure(arguments: argparse.Namespace, model: str, cores: Sequence[int]) -> 
     settings = (model, arguments.dtype, arguments.threads, arguments.body)
     ours = EngineRunner(*settings, arguments.head, arguments.tiers)
     other: Runner
-    if arguments.shape is None:
+    if (arguments.against or ("generate" if arguments.shape is None else "dense")) == "generate":
         other = GenerateRunner(model, arguments.dtype, arguments.threads)
     else:
         other = EngineRunner(*settings, "dense", name="lexshard, dense head")
