@@ -19,7 +19,9 @@ from actors.messages import Candidates, Need
 from actors.screens import DENSE
 
 SIZES = (1, 2, 4, 8, 16, 32, 64)
-REPEATS = 3
+# Short steps are repeated more often: one interruption must not decide.
+FEWEST_REPEATS, MOST_REPEATS = 3, 15
+SECONDS = 0.02
 # A tier so much slower than the best at one size is not measured at larger ones.
 HOPELESS = 2.5
 TOP_K = 50
@@ -106,7 +108,9 @@ def _timed(
     shard.start_with(((1, name),))
     seconds = []
     share = 0.0
-    for _ in range(1 + REPEATS):
+    while len(seconds) <= FEWEST_REPEATS or (
+        len(seconds) <= MOST_REPEATS and sum(seconds[1:]) < SECONDS
+    ):
         started = time.perf_counter()
         candidates = shard.rescore(shard.screen(hidden, needs))
         seconds.append(time.perf_counter() - started)
