@@ -106,7 +106,7 @@ def _timed(
     shard: LadderHead, name: str, hidden: npt.NDArray[np.float32], needs: Sequence[Need]
 ) -> Timing:
     shard.start_with(((1, name),))
-    seconds = []
+    seconds: list[float] = []
     share = 0.0
     while len(seconds) <= FEWEST_REPEATS or (
         len(seconds) <= MOST_REPEATS and sum(seconds[1:]) < SECONDS
