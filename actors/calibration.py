@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -25,6 +25,7 @@ SECONDS = 0.02
 # A tier so much slower than the best at one size is not measured at larger ones.
 HOPELESS = 2.5
 TOP_K = 50
+KINDS = 3  # of needs, see `_need`
 # Timings this close are the same: machines are noisy.
 BARELY = 1.1
 
@@ -47,8 +48,8 @@ class Timing:
 
     rows: int
     screen: str
-    milliseconds: float  # the fastest of a few runs
-    rescored_share: float  # of the vocabulary, mean over the rows
+    milliseconds: float  # the fastest of a few runs, mean over the mixes of needs
+    rescored_share: float  # of the vocabulary, mean over the rows and the mixes
 
 
 def calibrate(
@@ -56,14 +57,18 @@ def calibrate(
 ) -> list[Timing]:
     """Times steps of up to ``largest`` rows with each of ``names``; ``hidden`` [M, d] are samples.
 
-    A third of the rows each is greedy, drawn at temperature 1, and cut to the 50 best.
+    A third of the rows each is greedy, drawn at temperature 1, and cut to the 50 best; too few rows
+    for that are timed with one mix of needs after the other.
     """
     timings: list[Timing] = []
     left = list(names)
     for rows in [size for size in SIZES if size <= max(largest, 1)]:
         states = hidden[np.arange(rows) * max(1, len(hidden) // rows) % len(hidden)]
-        needs = [_need(row) for row in range(rows)]
-        timed = [_timed(shard, name, np.ascontiguousarray(states), needs) for name in left]
+        mixes = [[_need(row + shift) for row in range(rows)] for shift in range(KINDS)]
+        if rows >= KINDS:
+            del mixes[1:]
+        states = np.ascontiguousarray(states)
+        timed = [_mean([_timed(shard, name, states, needs) for needs in mixes]) for name in left]
         timings.extend(timed)
         best = min(each.milliseconds for each in timed)
         left = [each.screen for each in timed if each.milliseconds <= HOPELESS * best]
@@ -95,11 +100,20 @@ def choose(timings: Sequence[Timing], *, certified: bool) -> Choices:
 
 def _need(row: int) -> Need:
     key, position = row, 100 + row
-    if row % 3 == 0:
+    if row % KINDS == 0:
         return Need("top1", key=key, position=position, inverse_temperature=1.0)
-    if row % 3 == 1:
+    if row % KINDS == 1:
         return Need("topk", k=TOP_K, key=key, position=position, inverse_temperature=1.0)
     return Need("top1")
+
+
+def _mean(timings: Sequence[Timing]) -> Timing:
+    """One screen's timings for as many rows, with different needs."""
+    return replace(
+        timings[0],
+        milliseconds=float(np.mean([each.milliseconds for each in timings])),
+        rescored_share=float(np.mean([each.rescored_share for each in timings])),
+    )
 
 
 def _timed(

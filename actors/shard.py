@@ -45,6 +45,11 @@ MASS_NEEDS = ("nucleus", "epsilon")
 MASS = "mass"
 
 
+def _way(screen: Screen, needs: Sequence[Need]) -> str:
+    """What is remembered about ``screen``: the best 50 tokens crowd it long before the best one."""
+    return f"{screen.name} for {'top-k' if any(need.kind == 'topk' for need in needs) else 'one'}"
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Thresholds:
     """What a screen leaves behind for the rescoring of the same rows.
@@ -132,20 +137,22 @@ class Shard:
         tau = np.full(len(needs), np.nan)
         screened = None
         if rows:
-            screened = self._screened(self._choose(len(rows)), rows, array, needs, adjustments)
+            screen = self._choose([needs[row] for row in rows])
+            screened = self._screened(screen, rows, array, needs, adjustments)
             self._find_thresholds(screened, array, needs, tau)
         return Thresholds(tau, tuple(needs), array, adjustments, screened)
 
     def _worth_a_try(self, kinds: Set[str]) -> bool:
         return kinds.isdisjoint(MASS_NEEDS) or self._pauses.allows(MASS)
 
-    def _choose(self, rows: int) -> Screen:
+    def _choose(self, needs: Sequence[Need]) -> Screen:
         """The ladder's choice, or the next more precise screen that is worth a try now."""
         if self._ladder is None:
             return self._dense
-        chosen = self._screens[self._ladder.choice(rows)]
+        chosen = self._screens[self._ladder.choice(len(needs))]
         order = [chosen, *self._by_bytes[self._by_bytes.index(chosen) + 1 :]]
-        return next((each for each in order if self._pauses.allows(each.name)), self._dense)
+        allowed = (each for each in order if self._pauses.allows(_way(each, needs)))
+        return next(allowed, self._dense)
 
     def _screened(
         self,
@@ -255,10 +262,10 @@ class Shard:
         )
         counts = np.diff(offsets)
         if screened.screen is not self._dense:
-            name = screened.screen.name
+            way = _way(screened.screen, [thresholds.needs[row] for row in screened.rows])
             excess = max(0, int(counts.sum()) - len(screened.leaders.ids))
             share = excess / (self.vocabulary_size * int(decided.sum()))
-            self._pauses.record(name, failed=self._crowding.record(name, share))
+            self._pauses.record(way, failed=self._crowding.record(way, share))
             if self._refines(screened.screen) and counts.max() > WORTH_REFINING:
                 assert self._fine is not None
                 hidden = thresholds.hidden[screened.rows]

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
+from types import SimpleNamespace
+
+import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 
-from actors.calibration import Timing, choose
-from actors.ladder import CROWDED_SHARE, FIRST_PAUSE, LONGEST_PAUSE, Crowding, Ladder, Pauses
-from actors.messages import Need
+from actors.calibration import Timing, calibrate, choose
+from actors.ladder import (
+    CROWDED_SHARE,
+    FIRST_PAUSE,
+    LONGEST_PAUSE,
+    Choices,
+    Crowding,
+    Ladder,
+    Pauses,
+)
+from actors.messages import Candidates, Need
 from actors.screens import DENSE
 from actors.shard import Shard
 from kernels.quantize import quantize
@@ -89,3 +103,39 @@ def test_a_crowded_screen_gives_way_to_the_next_finer_one() -> None:
     used = [shard.rescore(shard.screen(hidden, needs)).certificates[0].tier for _ in range(12)]
     assert used[0] == "int4"
     assert used[-1] == "int8"
+    # What the best 600 crowd is still the best to find one token with.
+    one = shard.rescore(shard.screen(hidden, [Need("top1")])).certificates[0]
+    assert one.tier == "int4"
+
+
+class _Head:
+    """Takes as long for a step as ``seconds`` say by screen and kind of need."""
+
+    vocabulary_size = 100
+
+    def __init__(self, seconds: dict[tuple[str, str], float]) -> None:
+        self._seconds = seconds
+        self._screen = ""
+
+    def start_with(self, choices: Choices) -> None:
+        self._screen = choices[0][1]
+
+    def screen(self, hidden: npt.NDArray[np.float32], needs: Sequence[Need]) -> Sequence[Need]:
+        return needs
+
+    def rescore(self, needs: Sequence[Need]) -> Candidates:
+        time.sleep(sum(self._seconds[self._screen, need.kind] for need in needs))
+        return SimpleNamespace(offsets=np.array([0, 10 * len(needs)]))  # type: ignore[return-value]
+
+
+def test_a_single_row_is_timed_with_every_kind_of_need() -> None:
+    seconds = {
+        ("int4", "top1"): 0.001,
+        ("int4", "topk"): 0.012,
+        ("int8", "top1"): 0.003,
+        ("int8", "topk"): 0.003,
+    }
+    timings = calibrate(_Head(seconds), ["int4", "int8"], np.zeros((4, 8), np.float32), 1)
+    assert choose(timings, certified=True) == ((1, "int8"),)
+    assert timings[0].milliseconds == pytest.approx(14.0 / 3.0, rel=0.2)
+    assert timings[0].rescored_share == pytest.approx(0.1)
