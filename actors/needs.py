@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -12,6 +13,12 @@ import numpy.typing as npt
 from actors.messages import Adjustment, Need
 from kernels.penalties import Adjustments
 from kernels.search import GREEDY, GUMBEL, MIN_P, TOP_K, Needs
+
+NO_IDS = np.empty(0, np.int32)
+NO_VALUES = np.empty(0, np.float32)
+NO_TABLES = np.zeros((0, 0), np.int32)
+# What stands for a row without processors among rows that have some.
+UNADJUSTED = Adjustment(1.0, 0.0, 0.0, None, -1, NO_IDS, NO_VALUES, NO_IDS, None)
 
 
 def flatten_needs(needs: Sequence[Need]) -> Needs:
@@ -37,24 +44,27 @@ def _kind(need: Need) -> int:
 
 
 @functools.cache
+def _no_offsets(rows: int) -> npt.NDArray[np.int64]:
+    return np.zeros(rows + 1, np.int64)
+
+
+@functools.cache
 def _no_adjustments(rows: int) -> Adjustments:
-    ids, counts = np.empty(0, np.int32), np.empty(0, np.int32)
-    offsets, off = np.zeros(rows + 1, np.int64), np.zeros(rows, np.bool_)
+    offsets, off = _no_offsets(rows), np.zeros(rows, np.bool_)
     zero = np.zeros(rows, np.float32)
     return Adjustments(
         off,
         np.ones(rows, np.float32),
         zero,
         zero,
-        ids,
-        counts,
+        NO_TABLES,
+        np.full(rows, -1, np.int64),
+        NO_IDS,
+        NO_VALUES,
         offsets,
-        ids,
-        np.empty(0, np.float32),
+        NO_IDS,
         offsets,
-        ids,
-        offsets,
-        ids,
+        NO_IDS,
         offsets,
         off,
     )
@@ -62,31 +72,56 @@ def _no_adjustments(rows: int) -> Adjustments:
 
 def flatten_adjustments(adjustments: Sequence[Adjustment | None]) -> Adjustments:
     """The adjustments of N rows as flat arrays; None is a row without any."""
-    given = [adjustment for adjustment in adjustments if adjustment is not None]
-    if not given:
-        return _no_adjustments(len(adjustments))
-    nothing = np.empty(0, np.int32)
-
-    def offsets(sizes: list[int]) -> npt.NDArray[np.int64]:
-        return np.cumsum([0, *sizes], dtype=np.int64)
-
-    allowed = [nothing if a is None or a.allowed is None else a.allowed for a in adjustments]
+    rows = [UNADJUSTED if a is None else a for a in adjustments]
+    if all(row is UNADJUSTED for row in rows):
+        return _no_adjustments(len(rows))
+    tables, table = _flatten_tables(rows)
+    bias_ids, bias_offsets = _ragged([row.bias_ids for row in rows])
+    banned, banned_offsets = _ragged([row.banned for row in rows])
+    lists = [row.allowed for row in rows]
+    allowed, allowed_offsets = _ragged([NO_IDS if each is None else each for each in lists])
     return Adjustments(
-        active=np.array([a is not None for a in adjustments], np.bool_),
-        repetition=np.array([1.0 if a is None else a.repetition for a in adjustments], np.float32),
-        frequency=np.array([0.0 if a is None else a.frequency for a in adjustments], np.float32),
-        presence=np.array([0.0 if a is None else a.presence for a in adjustments], np.float32),
-        seen_ids=np.concatenate([a.seen_ids for a in given]),
-        output_counts=np.concatenate([a.output_counts for a in given]),
-        seen_offsets=offsets([0 if a is None else len(a.seen_ids) for a in adjustments]),
-        bias_ids=np.concatenate([a.bias_ids for a in given]),
-        bias_values=np.concatenate([a.bias_values for a in given]),
-        bias_offsets=offsets([0 if a is None else len(a.bias_ids) for a in adjustments]),
-        banned=np.concatenate([a.banned for a in given]),
-        banned_offsets=offsets([0 if a is None else len(a.banned) for a in adjustments]),
-        allowed=np.concatenate(allowed),
-        allowed_offsets=offsets([len(ids) for ids in allowed]),
-        restricted=np.array(
-            [a is not None and a.allowed is not None for a in adjustments], np.bool_
-        ),
+        active=np.array([row is not UNADJUSTED for row in rows], np.bool_),
+        repetition=np.array([row.repetition for row in rows], np.float32),
+        frequency=np.array([row.frequency for row in rows], np.float32),
+        presence=np.array([row.presence for row in rows], np.float32),
+        tables=tables,
+        table=table,
+        bias_ids=bias_ids,
+        bias_values=np.concatenate([row.bias_values for row in rows])
+        if len(bias_ids)
+        else NO_VALUES,
+        bias_offsets=bias_offsets,
+        banned=banned,
+        banned_offsets=banned_offsets,
+        allowed=allowed,
+        allowed_offsets=allowed_offsets,
+        restricted=np.array([each is not None for each in lists], np.bool_),
     )
+
+
+def _ragged(
+    parts: list[npt.NDArray[np.int32]],
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
+    """All parts one after the other and where each begins and ends [N + 1]."""
+    sizes = [len(part) for part in parts]
+    if not any(sizes):
+        return NO_IDS, _no_offsets(len(parts))
+    return np.concatenate(parts), np.array([0, *itertools.accumulate(sizes)], np.int64)
+
+
+def _flatten_tables(
+    rows: Sequence[Adjustment],
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
+    """The tables of all rows and each row's place in them: by reference where all rows share them,
+    otherwise a copy of the rows in use."""
+    tables = [row.tables if row.table >= 0 else None for row in rows]
+    distinct = {id(each): each for each in tables if each is not None}
+    if not distinct:
+        return NO_TABLES, np.full(len(rows), -1, np.int64)
+    if len(distinct) == 1:
+        return next(iter(distinct.values())), np.array([row.table for row in rows], np.int64)
+    used = [each[row.table] for row, each in zip(rows, tables, strict=True) if each is not None]
+    width = min(map(len, used))
+    some = np.array([each is not None for each in tables])
+    return np.stack([each[:width] for each in used]), np.where(some, np.cumsum(some) - 1, -1)

@@ -353,10 +353,12 @@ class PaperHead:
 def raised_ids(adjustment: Adjustment) -> Ids:
     """The sorted ids whose logits some processor may raise: no bound on raw logits covers them."""
     raised = [adjustment.bias_ids[adjustment.bias_values > 0]]
-    if adjustment.repetition < 1:
-        raised.append(adjustment.seen_ids)
-    elif adjustment.frequency < 0 or adjustment.presence < 0:
-        raised.append(adjustment.seen_ids[adjustment.output_counts > 0])
+    if adjustment.tables is not None and adjustment.table >= 0:
+        table = adjustment.tables[adjustment.table]
+        if adjustment.repetition < 1:
+            raised.append(np.flatnonzero(table).astype(np.int32))
+        elif adjustment.frequency < 0 or adjustment.presence < 0:
+            raised.append(np.flatnonzero(table > 1).astype(np.int32))
     return np.unique(np.concatenate(raised)).astype(np.int32)
 
 

@@ -353,13 +353,15 @@ def random_adjustment(random: np.random.Generator, size: int) -> Adjustment:
         count = int(random.integers(0, most))
         return np.array(sorted(set(random.integers(0, size, count).tolist())), np.int32)
 
-    seen, bias = some(40), some(6)
+    tables, bias = np.zeros((2, size), np.int32), some(6)
+    seen = some(40)
+    tables[1, seen] = random.integers(1, 5, len(seen))
     return Adjustment(
         repetition=float(random.choice([1.0, 1.3, 0.7])),
         frequency=float(random.choice([0.0, 0.5, -0.3])),
         presence=float(random.choice([0.0, 0.9, -1.1])),
-        seen_ids=seen,
-        output_counts=random.integers(0, 4, len(seen)).astype(np.int32),
+        tables=tables,
+        table=1,
         bias_ids=bias,
         bias_values=random.choice([-100.0, 0.3, 5.0], len(bias)).astype(np.float32),
         banned=some(6),
@@ -426,13 +428,13 @@ def adjusted_logits(raw: Array, adjustment: Adjustment) -> Array:
     """The processors of one row on all its logits [V], as `Adjustment` states them."""
     logits = raw.copy()
     logits[adjustment.bias_ids] += adjustment.bias_values
-    seen = logits[adjustment.seen_ids]
+    assert adjustment.tables is not None
+    table = adjustment.tables[adjustment.table, : len(logits)]
     repetition = np.float32(adjustment.repetition)
-    logits[adjustment.seen_ids] = np.where(seen > 0, seen / repetition, seen * repetition)
-    in_output = adjustment.output_counts > 0
-    ids, counts = adjustment.seen_ids[in_output], adjustment.output_counts[in_output]
-    logits[ids] -= np.float32(adjustment.frequency) * counts.astype(np.float32)
-    logits[ids] -= np.float32(adjustment.presence)
+    repeated = np.where(logits > 0, logits / repetition, logits * repetition)
+    logits = np.where(table > 0, repeated, logits)
+    lowered = logits - np.float32(adjustment.frequency) * (table - 1).astype(np.float32)
+    logits = np.where(table > 1, lowered - np.float32(adjustment.presence), logits)
     excluded = np.zeros(len(logits), np.bool_)
     excluded[adjustment.banned] = True
     if adjustment.allowed is not None:

@@ -21,36 +21,44 @@ def canonical_row(random: np.random.Generator, size: int, flavour: str) -> np.nd
     return logits
 
 
+def random_tables(random: np.random.Generator, size: int, share: float) -> np.ndarray:
+    """A few histories over the vocabulary and a bit beyond; about ``share`` of it is seen."""
+    tables = random.integers(1, 5, (int(random.integers(1, 4)), size + int(random.integers(0, 9))))
+    return (tables * (random.random(tables.shape) < share)).astype(np.int32)
+
+
 def random_adjustment(random: np.random.Generator, size: int) -> Adjustment:
-    seen = np.flatnonzero(random.random(size) < 0.3).astype(np.int32)
-    bias = np.flatnonzero(random.random(size) < 0.1).astype(np.int32)
+    tables = random_tables(random, size, random.choice([0.0, 0.02, 0.3, 1.0]))
+    bias = np.flatnonzero(random.random(size) < random.choice([0.0, 0.01, 0.1])).astype(np.int32)
+    allowed = np.flatnonzero(random.random(size) < random.choice([0.01, 0.1, 0.5, 0.95]))
     return Adjustment(
         repetition=float(random.choice([1.0, 1.3, 0.7])),
         frequency=float(random.choice([0.0, 0.5, -0.3])),
         presence=float(random.choice([0.0, 0.9, -1.1])),
-        seen_ids=seen,
-        output_counts=random.integers(0, 4, len(seen)).astype(np.int32),
+        tables=tables,
+        table=int(random.integers(-1, len(tables))),
         bias_ids=bias,
         bias_values=random.choice([-100.0, 0.3, 5.0], len(bias)).astype(np.float32),
         banned=np.flatnonzero(random.random(size) < 0.05).astype(np.int32),
-        allowed=np.flatnonzero(random.random(size) < 0.2).astype(np.int32)
-        if random.random() < 0.2
-        else None,
+        allowed=allowed.astype(np.int32) if random.random() < 0.2 else None,
     )
 
 
-def random_need(random: np.random.Generator, size: int) -> Need:
+def random_need(
+    random: np.random.Generator, size: int, most: int | None = None, adjusted: float = 0.5
+) -> Need:
+    """Any kind of need; ``most`` limits its ``k``, ``adjusted`` is the share with processors."""
     kind = random.choice(["greedy", "top1", "topk", "minp"])
     return Need(
         kind="top1" if kind == "greedy" else kind,
-        k=int(random.integers(1, size + 3)),
+        k=int(random.integers(1, (most or size) + 3)),
         min_p=float(random.choice([1e-6, 0.05, 0.5, 1.0])),
         key=int(random.integers(0, 2**64, dtype=np.uint64)),
         position=int(random.integers(0, 1000)),
         inverse_temperature=0.0
         if kind == "greedy"
         else float(np.float32(random.choice([0.5, 1.0, 1 / 0.7, 20.0]))),
-        adjustment=random_adjustment(random, size) if random.random() < 0.5 else None,
+        adjustment=random_adjustment(random, size) if random.random() < adjusted else None,
     )
 
 

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import math
+import time
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from search_cases import canonical_row, estimates_of, random_need
+from search_cases import canonical_row, estimates_of, random_adjustment, random_need
 
-from actors.messages import Need
+from actors.messages import Adjustment, Need
 from actors.needs import flatten_adjustments, flatten_needs
-from kernels.penalties import adjust
+from kernels.penalties import Adjustments, adjust
 from kernels.search import (
     Estimates,
+    Needs,
     block_slack,
     find_candidates,
     find_leaders,
     find_thresholds,
     narrow,
 )
+from kernels.search.reference import adjusted_row, compared_values
 from kernels.search.selection import key_value, kth_largest_key, order_key
 from kernels.truncate.reference import best_ids
 
@@ -51,14 +55,29 @@ def _check_equal(ours: tuple, expected: tuple) -> None:
         assert np.array_equal(mine, theirs)
 
 
+def _leading_scores(
+    estimates: Estimates, ids: np.ndarray, needs: Needs, adjustments: Adjustments, row: int
+) -> np.ndarray:
+    """What some tokens of a row lead with, in order: equal estimates are as good as each other."""
+    values = adjusted_row(ids, estimates.values[row, ids], adjustments, row)
+    return np.sort(compared_values(values, ids, needs, row))
+
+
 def _search(
-    seed: int, rows: int, size: int, flavour: str, width: float, slack_factor: float = 1.0
+    seed: int,
+    rows: int,
+    size: int,
+    flavour: str,
+    width: float,
+    slack_factor: float = 1.0,
+    most: int | None = None,
+    adjusted: float = 0.5,
 ) -> bool:
     """True if all answers from candidates are those of all tokens; checks cpu == reference."""
     random = np.random.default_rng(seed)
     canonical = np.stack([canonical_row(random, size, flavour) for _ in range(rows)])
     estimates = estimates_of(random, canonical, width, slack_factor)
-    needs = [random_need(random, size) for _ in range(rows)]
+    needs = [random_need(random, size, most, adjusted) for _ in range(rows)]
     flat = flatten_adjustments([need.adjustment for need in needs])
     search = flatten_needs(needs)
     best = find_leaders(estimates, size, search, flat)
@@ -75,11 +94,18 @@ def _search(
     found = find_candidates(estimates, size, search, flat, tau, best)
     expected_leaders = find_leaders(estimates, size, search, flat, implementation="reference")
     assert np.array_equal(leader_offsets, expected_leaders.offsets)
+    for row in range(rows):
+        own = slice(leader_offsets[row], leader_offsets[row + 1])
+        ours = _leading_scores(estimates, leaders[own], search, flat, row)
+        theirs = _leading_scores(estimates, expected_leaders.ids[own], search, flat, row)
+        assert np.array_equal(ours, theirs)
     assert np.array_equal(
         tau, find_thresholds(leaders, exact, leader_offsets, search, implementation="reference")
     )
     arguments = (estimates, size, search, flat, tau, best)
-    _check_equal(found[:2], find_candidates(*arguments, implementation="reference")[:2])
+    expected = find_candidates(*arguments, implementation="reference")
+    _check_equal(found[:2], expected[:2])
+    assert np.all(found.largest >= expected.largest)
     ids, offsets, _ = found
     assert set(leaders.tolist()) <= set(ids.tolist()) or slack_factor < 1
     better = estimates._replace(
@@ -112,11 +138,94 @@ def test_the_answer_is_always_among_the_candidates(
     assert _search(seed, rows, size, flavour, width)
 
 
+@given(
+    st.integers(0, 2**32),
+    st.integers(1000, 9000),
+    st.sampled_from(["plain", "ties", "duplicates"]),
+    st.sampled_from([0.0, 1e-5, 0.01]),
+    st.integers(1, 60),
+)
+def test_the_answer_survives_processors_in_many_blocks(
+    seed: int, size: int, flavour: str, width: float, most: int
+) -> None:
+    """Histories, biases, bans and allow lists where most blocks are excluded by their ceiling."""
+    assert _search(seed, 3, size, flavour, width, most=most, adjusted=1.0)
+
+
 @pytest.mark.parametrize("slack_factor", [0.0, 0.5])
-def test_a_wrong_slack_is_noticed(slack_factor: float) -> None:
+@pytest.mark.parametrize(("size", "adjusted"), [(300, 0.5), (2000, 1.0)])
+def test_a_wrong_slack_is_noticed(slack_factor: float, size: int, adjusted: float) -> None:
     """The check above has teeth: with half the slack it loses tokens."""
-    lost = sum(not _search(seed, 4, 300, "plain", 0.05, slack_factor) for seed in range(50))
+    lost = sum(
+        not _search(seed, 4, size, "plain", 0.05, slack_factor, adjusted=adjusted)
+        for seed in range(50)
+    )
     assert lost > 10
+
+
+HISTORIES = (100, 32_000)
+
+
+def _penalised(random: np.random.Generator, size: int, length: int) -> Adjustment:
+    tables = np.zeros((1, size), np.int32)
+    tables[0, random.choice(size, length, replace=False)] = random.integers(1, 5, length)
+    return replace(
+        random_adjustment(np.random.default_rng(5), 2),
+        repetition=1.1,
+        frequency=0.2,
+        presence=0.3,
+        tables=tables,
+        table=0,
+        allowed=None,
+    )
+
+
+@pytest.mark.parametrize("kind", ["topk", "top1", "minp"])
+def test_a_long_history_costs_what_a_short_one_costs(kind: str) -> None:
+    """The best of many runs each; twenty takes before it fails, for a busy machine."""
+    size = 151_936
+    random = np.random.default_rng(3)
+    canonical = (3 * random.standard_normal((1, size))).astype(np.float32)
+    row_slack = random.random((2, size)).astype(np.float32)
+    slack = np.array([[0.02, 0.0, 1e-4]])
+    estimates = Estimates(canonical, row_slack, slack, block_slack(row_slack))
+    steps = []
+    for length in HISTORIES:
+        adjustment = _penalised(random, size, length)
+        need = Need(
+            kind=kind,  # type: ignore[arg-type]
+            k=50,
+            min_p=0.05,
+            inverse_temperature=1.0,
+            adjustment=adjustment,
+        )
+        needs, flat = flatten_needs([need]), flatten_adjustments([adjustment])
+        best = find_leaders(estimates, size, needs, flat)
+        exact = adjust(best.ids, canonical[0, best.ids], best.offsets, flat)
+        tau = find_thresholds(best.ids, exact, best.offsets, needs)
+        steps.append((needs, flat, tau))
+    seconds = [math.inf, math.inf]
+    for _ in range(20):
+        for index, (needs, flat, tau) in enumerate(steps):
+            for _ in range(10):
+                started = time.perf_counter()
+                best = find_leaders(estimates, size, needs, flat)
+                find_candidates(estimates, size, needs, flat, tau, best)
+                seconds[index] = min(seconds[index], time.perf_counter() - started)
+        if seconds[1] < 1.3 * seconds[0]:
+            return
+    assert seconds[1] < 1.5 * seconds[0]
+
+
+def test_a_history_travels_by_reference() -> None:
+    """What a step hands to the kernels is as large for a long history as for a short one."""
+    sizes = []
+    for length in HISTORIES:
+        adjustment = _penalised(np.random.default_rng(4), 40_000, length)
+        flat = flatten_adjustments([adjustment, None, adjustment])
+        assert flat.tables is adjustment.tables
+        sizes.append(sum(field.nbytes for field in flat) - flat.tables.nbytes)
+    assert sizes[0] == sizes[1]
 
 
 def test_few_tokens_remain() -> None:

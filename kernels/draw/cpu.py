@@ -11,7 +11,7 @@ from numba import njit
 
 from kernels.noise.cpu import block_draw, block_minimum, noise_ceiling, token_noise
 from kernels.penalties.cpu import MINUS_INFINITY
-from kernels.search.cpu import NOISE_ROUNDING
+from kernels.search.blocks import NOISE_ROUNDING
 from kernels.truncate.cpu import truncate_row
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def _visit(  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def _gumbel(ids, logits, keep, key, position, scale):  # type: ignore[no-untyped-def]
+def draw_kept(ids, logits, keep, key, position, scale):  # type: ignore[no-untyped-def]
     """The kept token with the largest score; some token is kept."""
     likely = -1
     for index in range(ids.size):
@@ -79,31 +79,25 @@ def _gumbel(ids, logits, keep, key, position, scale):  # type: ignore[no-untyped
 
 
 @njit(nogil=True, cache=True)
-def _draw(ids, logits, offsets, controls):  # type: ignore[no-untyped-def]
+def draw_row(ids, logits, controls, row):  # type: ignore[no-untyped-def]
+    """The token of one row's candidates, -1 where all are excluded."""
+    scale = controls.inverse_temperature[row]
+    if scale == 0.0:
+        return _greedy(ids, logits)
+    keep = np.empty(ids.size, np.bool_)
+    top_k, top_p = controls.top_k[row], controls.top_p[row]
+    if not truncate_row(logits, scale, top_k, top_p, controls.log_min_p[row], keep):
+        return -1
+    return draw_kept(ids, logits, keep, controls.key[row], controls.position[row], scale)
+
+
+@njit(nogil=True, cache=True)
+def draw_rows(ids, logits, offsets, controls):  # type: ignore[no-untyped-def]
     rows = offsets.size - 1
     tokens = np.empty(rows, np.int64)
     for row in range(rows):
-        row_ids = ids[offsets[row] : offsets[row + 1]]
-        row_logits = logits[offsets[row] : offsets[row + 1]]
-        scale = controls.inverse_temperature[row]
-        if scale == 0.0:
-            tokens[row] = _greedy(row_ids, row_logits)
-            continue
-        keep = np.empty(row_ids.size, np.bool_)
-        some = truncate_row(
-            row_logits,
-            scale,
-            controls.top_k[row],
-            controls.top_p[row],
-            controls.log_min_p[row],
-            keep,
-        )
-        if some:
-            tokens[row] = _gumbel(
-                row_ids, row_logits, keep, controls.key[row], controls.position[row], scale
-            )
-        else:
-            tokens[row] = -1
+        own = slice(offsets[row], offsets[row + 1])
+        tokens[row] = draw_row(ids[own], logits[own], controls, row)
     return tokens
 
 
@@ -113,4 +107,4 @@ def draw(
     offsets: npt.NDArray[np.int64],
     controls: Controls,
 ) -> npt.NDArray[np.int64]:
-    return _draw(ids, logits, offsets, controls)
+    return draw_rows(ids, logits, offsets, controls)

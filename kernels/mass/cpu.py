@@ -11,9 +11,8 @@ from numba import njit
 
 from kernels.mass.reference import BIN_WIDTH, BINS, CONFIDENCE, MASS_MARGIN
 from kernels.normalizer.exponential import exponential
-from kernels.penalties.cpu import MINUS_INFINITY, adjust_row
-from kernels.search.cpu import fp32_slack, upper_bounds
-from kernels.search.reference import ULP_SHARE
+from kernels.penalties.cpu import MINUS_INFINITY, adjust_block
+from kernels.search.blocks import slack_factors, upper_bounds
 
 if TYPE_CHECKING:
     from kernels.mass import OutsideMass
@@ -23,12 +22,12 @@ if TYPE_CHECKING:
 
 @njit(nogil=True, cache=True)
 def _lower_bounds(values, row_slack, hidden_slack, lower):  # type: ignore[no-untyped-def]
-    error, size, rest = fp32_slack(hidden_slack)
+    error, size, rest, share = slack_factors(hidden_slack)
     errors = row_slack[0]
     sizes = row_slack[1]
     for i in range(lower.size):
         slack = error * errors[i] + size * sizes[i] + rest
-        lower[i] = values[i] - (slack + abs(values[i]) * ULP_SHARE)
+        lower[i] = values[i] - (slack + abs(values[i]) * share)
 
 
 @njit(nogil=True, cache=True)
@@ -60,11 +59,11 @@ def _outside_mass(  # type: ignore[no-untyped-def]
         scale = needs.inverse_temperature[row]
         for side in range(2):
             if side == 0:
-                upper_bounds(values[row], row_slack, hidden_slack[row], bounds)
+                upper_bounds(values[row], row_slack, slack_factors(hidden_slack[row]), 0, bounds)
             else:
                 _lower_bounds(values[row], row_slack, hidden_slack[row], bounds)
             if adjustments.active[row]:
-                adjust_row(bounds, row, adjustments)
+                adjust_block(bounds, 0, row, adjustments)
             for index in range(offsets[row], offsets[row + 1]):
                 bounds[ids[index]] = MINUS_INFINITY
             log_sum, largest = _log_sum(bounds, scale, weights)
@@ -82,7 +81,7 @@ def _weigh(values, row_slack, hidden_slack, scale, counts, masses, errors):  # t
 
     Returns the largest slack that occurs among tokens that matter, in bins.
     """
-    error, size, rest = fp32_slack(hidden_slack)
+    error, size, rest, _ = slack_factors(hidden_slack)
     counts[:] = 0
     masses[:] = 0.0
     errors[:] = 0.0
@@ -154,7 +153,7 @@ def _plan(  # type: ignore[no-untyped-def]
     for row in range(rows):
         work[:] = values[row, :size]
         if adjustments.active[row]:
-            adjust_row(work, row, adjustments)
+            adjust_block(work, 0, row, adjustments)
         scale = needs.inverse_temperature[row]
         widest = _weigh(work, row_slack, hidden_slack[row], scale, counts, masses, errors)
         if epsilon[row] > 0.0:

@@ -15,7 +15,7 @@ from kernels.penalties import cpu, reference
 
 Implementation = Literal["reference", "cpu"]
 
-__all__ = ["Adjustments", "adjust", "select_row"]
+__all__ = ["Adjustments", "adjust", "select_row", "select_rows"]
 
 
 class Adjustments(NamedTuple):
@@ -23,15 +23,18 @@ class Adjustments(NamedTuple):
 
     All id arrays are sorted and distinct within a row. ``active`` is False for rows without any
     adjustment; ``restricted`` is True for rows that consider ``allowed`` ids only.
+
+    ``tables[table[r], i]`` is 0 where row ``r`` has never seen token ``i``, otherwise 1 + how often
+    ``i`` stands in its output (1: prompt only); ``table[r]`` is -1 for rows without penalties. So
+    what a token costs is looked up, however long the history is.
     """
 
     active: npt.NDArray[np.bool_]  # [N]
     repetition: npt.NDArray[np.float32]  # [N]
     frequency: npt.NDArray[np.float32]  # [N]
     presence: npt.NDArray[np.float32]  # [N]
-    seen_ids: npt.NDArray[np.int32]
-    output_counts: npt.NDArray[np.int32]  # like seen_ids
-    seen_offsets: npt.NDArray[np.int64]  # [N + 1]
+    tables: npt.NDArray[np.int32]  # [S, W], C-contiguous, W at least the vocabulary size
+    table: npt.NDArray[np.int64]  # [N]
     bias_ids: npt.NDArray[np.int32]
     bias_values: npt.NDArray[np.float32]  # like bias_ids
     bias_offsets: npt.NDArray[np.int64]  # [N + 1]
@@ -61,16 +64,21 @@ def adjust(
     return module.adjust(ids, logits, offsets, adjustments)
 
 
-def select_row(adjustments: Adjustments, row: int) -> Adjustments:
-    """The adjustments of one row alone."""
-    per_row = {"active", "repetition", "frequency", "presence", "restricted"}
+def select_rows(adjustments: Adjustments, first: int, last: int) -> Adjustments:
+    """The adjustments of rows ``first`` to ``last - 1`` alone."""
+    per_row = {"active", "repetition", "frequency", "presence", "table", "restricted"}
     return Adjustments(
         *(
-            field[row : row + 2]
+            field[first : last + 1]
             if name.endswith("_offsets")
-            else field[row : row + 1]
+            else field[first:last]
             if name in per_row
             else field
             for name, field in adjustments._asdict().items()
         )
     )
+
+
+def select_row(adjustments: Adjustments, row: int) -> Adjustments:
+    """The adjustments of one row alone."""
+    return select_rows(adjustments, row, row + 1)

@@ -1,4 +1,7 @@
-"""The adjustment in numba: for short candidate lists, and for whole rows of bounds."""
+"""The adjustment in numba: of candidate lists, of blocks of tokens, of bounds on blocks.
+
+Nothing here walks over a history: what was seen is looked up by token.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ if TYPE_CHECKING:
     from kernels.penalties import Adjustments
 
 MINUS_INFINITY = np.float32(-np.inf)
+NO_TABLE = np.empty(0, np.int32)
 
 
 @njit(nogil=True, cache=True)
@@ -47,68 +51,163 @@ def penalise(logit, repetition, frequency, presence, count):  # type: ignore[no-
     return logit
 
 
+@njit(nogil=True, cache=True, inline="always")
+def raised(logit, row, a, most):  # type: ignore[no-untyped-def]
+    """Bounds the penalised logit of every token of the row whose raw logit ``logit`` bounds, if
+    none stands more than ``most`` times in the output: `penalise` is monotone in the count.
+
+    The logit itself where penalties can only lower. Biases are the caller's affair.
+    """
+    if a.table[row] < 0:
+        return logit
+    repetition, frequency, presence = a.repetition[row], a.frequency[row], a.presence[row]
+    if repetition >= 1.0 and frequency >= 0.0 and presence >= 0.0:
+        return logit
+    highest = max(logit, penalise(logit, repetition, frequency, presence, 0))
+    highest = max(highest, penalise(logit, repetition, frequency, presence, 1))
+    return max(highest, penalise(logit, repetition, frequency, presence, most))
+
+
+@njit(nogil=True, cache=True)
+def most_repeated(row, a):  # type: ignore[no-untyped-def]
+    """What `raised` is to take for ``most``: the largest output count where more occurrences raise
+    a logit more (one pass over the table), otherwise 1."""
+    most = 1
+    if a.table[row] >= 0 and a.frequency[row] < 0.0:
+        table = a.tables[a.table[row]]
+        for token in range(table.size):
+            most = max(most, table[token] - 1)
+    return most
+
+
+@njit(nogil=True, cache=True)
+def lower_bound(values, start, stop, wanted):  # type: ignore[no-untyped-def]
+    """First index in ``start:stop`` of sorted ``values`` that is not below ``wanted``."""
+    low, high = start, stop
+    while low < high:
+        middle = (low + high) // 2
+        if values[middle] < wanted:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@njit(nogil=True, cache=True)
+def _place(values, start, stop, wanted):  # type: ignore[no-untyped-def]
+    """Where sorted ``values`` has ``wanted`` in ``start:stop``, -1 where it has not."""
+    place = lower_bound(values, start, stop, wanted)
+    return place if place < stop and values[place] == wanted else -1
+
+
+# Inlined: passing all these arrays on to another function costs more than the function does.
+@njit(nogil=True, cache=True, inline="always")
+def adjust_allowed_token(logit, token, row, a):  # type: ignore[no-untyped-def]
+    """`adjust_token` of a token that the row's list of allowed ids, if it has one, holds."""
+    if _place(a.banned, a.banned_offsets[row], a.banned_offsets[row + 1], token) >= 0:
+        logit = MINUS_INFINITY
+    bias = _place(a.bias_ids, a.bias_offsets[row], a.bias_offsets[row + 1], token)
+    if bias >= 0:
+        logit = logit + a.bias_values[bias]
+    entry = a.tables[a.table[row], token] if a.table[row] >= 0 else np.int32(0)
+    if entry > 0:
+        logit = penalise(logit, a.repetition[row], a.frequency[row], a.presence[row], entry - 1)
+    return logit
+
+
+@njit(nogil=True, cache=True, inline="always")
+def adjust_token(logit, token, row, a):  # type: ignore[no-untyped-def]
+    """The adjusted fp32 ``logit`` of one token, minus infinity where the row excludes it."""
+    allowed, allowed_end = a.allowed_offsets[row], a.allowed_offsets[row + 1]
+    if a.restricted[row] and _place(a.allowed, allowed, allowed_end, token) < 0:
+        logit = MINUS_INFINITY
+    return adjust_allowed_token(logit, token, row, a)
+
+
+@njit(nogil=True, cache=True)
+def adjust_tokens(ids, logits, row, a):  # type: ignore[no-untyped-def]
+    """Replaces ``logits`` [n] of the tokens ``ids`` [n], which are sorted, by their adjusted
+    values."""
+    # Taken out first, since a field costs more to look up than what is done with it here.
+    first, last = a.bias_offsets[row], a.bias_offsets[row + 1]
+    bias_ids, bias_values, bias = a.bias_ids[first:last], a.bias_values[first:last], 0
+    banned_ids, banned = a.banned[a.banned_offsets[row] : a.banned_offsets[row + 1]], 0
+    allowed_ids, allowed = a.allowed[a.allowed_offsets[row] : a.allowed_offsets[row + 1]], 0
+    restricted, penalised = a.restricted[row], a.table[row] >= 0
+    table = a.tables[a.table[row]] if penalised else NO_TABLE
+    repetition, frequency, presence = a.repetition[row], a.frequency[row], a.presence[row]
+    for index in range(ids.size):
+        token, logit = ids[index], logits[index]
+        if bias_ids.size > 0:
+            bias = gallop(bias_ids, bias, bias_ids.size, token)
+            if bias < bias_ids.size and bias_ids[bias] == token:
+                logit = logit + bias_values[bias]
+        if penalised and table[token] > 0:
+            logit = penalise(logit, repetition, frequency, presence, table[token] - 1)
+        if banned_ids.size > 0:
+            banned = gallop(banned_ids, banned, banned_ids.size, token)
+            if banned < banned_ids.size and banned_ids[banned] == token:
+                logit = MINUS_INFINITY
+        if restricted:
+            allowed = gallop(allowed_ids, allowed, allowed_ids.size, token)
+            if allowed == allowed_ids.size or allowed_ids[allowed] != token:
+                logit = MINUS_INFINITY
+        logits[index] = logit
+
+
 @njit(nogil=True, cache=True)
 def adjust_candidates(ids, logits, offsets, a):  # type: ignore[no-untyped-def]
     result = logits.copy()
     for row in range(offsets.size - 1):
-        if not a.active[row]:
-            continue
-        seen, seen_end = a.seen_offsets[row], a.seen_offsets[row + 1]
-        bias, bias_end = a.bias_offsets[row], a.bias_offsets[row + 1]
-        banned, banned_end = a.banned_offsets[row], a.banned_offsets[row + 1]
-        allowed, allowed_end = a.allowed_offsets[row], a.allowed_offsets[row + 1]
-        repetition, frequency = a.repetition[row], a.frequency[row]
-        presence, restricted = a.presence[row], a.restricted[row]
-        for index in range(offsets[row], offsets[row + 1]):
-            token = ids[index]
-            banned = gallop(a.banned, banned, banned_end, token)
-            if banned < banned_end and a.banned[banned] == token:
-                result[index] = MINUS_INFINITY
-                continue
-            if restricted:
-                allowed = gallop(a.allowed, allowed, allowed_end, token)
-                if allowed == allowed_end or a.allowed[allowed] != token:
-                    result[index] = MINUS_INFINITY
-                    continue
-            logit = result[index]
-            bias = gallop(a.bias_ids, bias, bias_end, token)
-            if bias < bias_end and a.bias_ids[bias] == token:
-                logit = logit + a.bias_values[bias]
-            seen = gallop(a.seen_ids, seen, seen_end, token)
-            if seen < seen_end and a.seen_ids[seen] == token:
-                logit = penalise(logit, repetition, frequency, presence, a.output_counts[seen])
-            result[index] = logit
+        if a.active[row]:
+            own = slice(offsets[row], offsets[row + 1])
+            adjust_tokens(ids[own], result[own], row, a)
     return result
 
 
 @njit(nogil=True, cache=True)
-def adjust_row(result, row, a):  # type: ignore[no-untyped-def]
-    """Replaces every ``result[i]`` of one row by its adjusted value.
+def _penalise_block(logits, table, repetition, frequency, presence):  # type: ignore[no-untyped-def]
+    """`penalise` without branches, so that it vectorises; ``table`` has an entry per logit."""
+    for index in range(logits.size):
+        logit, entry = logits[index], table[index]
+        repeated = logit / repetition if logit > np.float32(0.0) else logit * repetition
+        lowered = (repeated - frequency * np.float32(entry - 1)) - presence
+        seen = lowered if entry > 1 else repeated
+        logits[index] = seen if entry > 0 else logit
 
-    Where ``result`` bounds the raw logits on one side it then bounds the adjusted logits on the
-    same side, since every processor is monotone with its roundings.
+
+@njit(nogil=True, cache=True, inline="always")
+def adjust_block(logits, first, row, a):  # type: ignore[no-untyped-def]
+    """Replaces ``logits`` [n] of the tokens from ``first`` on by their adjusted values.
+
+    Where they bound raw logits on one side they then bound the adjusted logits on the same side,
+    since every processor is monotone with its roundings.
     """
-    size = result.size
+    stop = first + logits.size
+    end = a.bias_offsets[row + 1]
+    index = lower_bound(a.bias_ids, a.bias_offsets[row], end, first)
+    while index < end and a.bias_ids[index] < stop:
+        place = a.bias_ids[index] - first
+        logits[place] = logits[place] + a.bias_values[index]
+        index += 1
+    if a.table[row] >= 0:
+        table = a.tables[a.table[row], first:stop]
+        _penalise_block(logits, table, a.repetition[row], a.frequency[row], a.presence[row])
+    end = a.banned_offsets[row + 1]
+    index = lower_bound(a.banned, a.banned_offsets[row], end, first)
+    while index < end and a.banned[index] < stop:
+        logits[a.banned[index] - first] = MINUS_INFINITY
+        index += 1
     if a.restricted[row]:
-        start = 0
-        for index in range(a.allowed_offsets[row], a.allowed_offsets[row + 1]):
-            token = min(np.int64(a.allowed[index]), size)
-            result[start:token] = MINUS_INFINITY
-            start = token + 1
-        result[start:] = MINUS_INFINITY
-    for index in range(a.banned_offsets[row], a.banned_offsets[row + 1]):
-        if a.banned[index] < size:
-            result[a.banned[index]] = MINUS_INFINITY
-    for index in range(a.bias_offsets[row], a.bias_offsets[row + 1]):
-        token = a.bias_ids[index]
-        if token < size:
-            result[token] = result[token] + a.bias_values[index]
-    repetition, frequency, presence = a.repetition[row], a.frequency[row], a.presence[row]
-    for index in range(a.seen_offsets[row], a.seen_offsets[row + 1]):
-        token = a.seen_ids[index]
-        if token < size:
-            count = a.output_counts[index]
-            result[token] = penalise(result[token], repetition, frequency, presence, count)
+        end = a.allowed_offsets[row + 1]
+        index = lower_bound(a.allowed, a.allowed_offsets[row], end, first)
+        token = first
+        while token < stop:
+            following = np.int64(a.allowed[index]) if index < end else stop
+            for excluded in range(token, min(following, stop)):
+                logits[excluded - first] = MINUS_INFINITY
+            token = following + 1
+            index += 1
 
 
 def adjust(

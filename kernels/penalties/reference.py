@@ -22,9 +22,7 @@ def adjust(
     for row in range(len(offsets) - 1):
         if not a.active[row]:
             continue
-        seen = slice(a.seen_offsets[row], a.seen_offsets[row + 1])
         bias = slice(a.bias_offsets[row], a.bias_offsets[row + 1])
-        counts = dict(zip(a.seen_ids[seen].tolist(), a.output_counts[seen].tolist(), strict=True))
         biases = dict(zip(a.bias_ids[bias].tolist(), a.bias_values[bias], strict=True))
         banned = set(a.banned[a.banned_offsets[row] : a.banned_offsets[row + 1]].tolist())
         allowed = set(a.allowed[a.allowed_offsets[row] : a.allowed_offsets[row + 1]].tolist())
@@ -36,11 +34,12 @@ def adjust(
                 continue
             if token in biases:
                 logit = logit + biases[token]
-            if token in counts:
+            entry = int(a.tables[a.table[row], token]) if a.table[row] >= 0 else 0
+            if entry > 0:
                 repetition = a.repetition[row]
                 logit = logit / repetition if logit > 0 else logit * repetition
-                if counts[token] > 0:
-                    logit = logit - a.frequency[row] * np.float32(counts[token])
+                if entry > 1:
+                    logit = logit - a.frequency[row] * np.float32(entry - 1)
                     logit = logit - a.presence[row]
             result[index] = logit
     return result

@@ -37,6 +37,7 @@ from kernels.search.triton_kernel import BLOCK, IDLE, INTEGERS
 
 ADJUSTING_PROGRAMS = 64
 COLUMNS = 1024  # of a hidden state at a time
+NOTHING_SEEN = np.zeros(0, np.int32)
 
 __all__ = [
     "IDLE",
@@ -369,11 +370,15 @@ def pack_support(adjustments: Adjustments, vocabulary_size: int) -> PackedSuppor
 def _row_support(
     a: Adjustments, row: int, vocabulary_size: int
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
-    """The adjusted ids [S] of a row, sorted, and their terms [S, 4]."""
-    seen = slice(a.seen_offsets[row], a.seen_offsets[row + 1])
+    """The adjusted ids [S] of a row, sorted, and their terms [S, 4].
+
+    What a row has seen travels to the device as a list: its length, unlike what the host's search
+    does with the table, grows with the history.
+    """
+    table = a.tables[a.table[row], :vocabulary_size] if a.table[row] >= 0 else NOTHING_SEEN
     bias = slice(a.bias_offsets[row], a.bias_offsets[row + 1])
     banned = a.banned[a.banned_offsets[row] : a.banned_offsets[row + 1]]
-    seen_ids, bias_ids = a.seen_ids[seen], a.bias_ids[bias]
+    seen_ids, bias_ids = np.flatnonzero(table).astype(np.int32), a.bias_ids[bias]
     ids = seen_ids
     if len(bias_ids) or len(banned):
         ids = np.unique(np.concatenate([seen_ids, bias_ids, banned]))
@@ -382,7 +387,7 @@ def _row_support(
     terms[np.searchsorted(ids, banned), 0] = -np.inf
     terms[:, 1] = 1.0
     places = np.searchsorted(ids, seen_ids)
-    counts = a.output_counts[seen].astype(np.float32)
+    counts = (table[seen_ids] - 1).astype(np.float32)
     terms[places, 1] = a.repetition[row]
     terms[places, 2] = a.frequency[row] * counts
     terms[places, 3] = np.where(counts > 0, a.presence[row], np.float32(0.0))

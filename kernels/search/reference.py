@@ -50,7 +50,7 @@ def adjusted_row(
     return adjust(ids, values, np.array([0, len(ids)]), one_row)
 
 
-def _scores(
+def compared_values(
     logits: npt.NDArray[np.float32], ids: npt.NDArray[np.int32], needs: Needs, row: int
 ) -> npt.NDArray[np.float64]:
     """The values that are compared with the threshold."""
@@ -73,7 +73,7 @@ def find_leaders(
     leaders = []
     for row, values in enumerate(estimates.values):
         adjusted = adjusted_row(every, values[:vocabulary_size], adjustments, row)
-        scores = _scores(adjusted, every, needs, row)
+        scores = compared_values(adjusted, every, needs, row)
         count = int(needs.k[row]) if needs.kind[row] == TOP_K else 1
         best = np.argsort(-scores, kind="stable")[:count]
         leaders.append(np.sort(best[scores[best] > -np.inf]))
@@ -90,7 +90,7 @@ def find_thresholds(
     result = np.full(len(offsets) - 1, -np.inf)
     for row in range(len(result)):
         own = slice(offsets[row], offsets[row + 1])
-        scores = np.sort(_scores(logits[own], ids[own], needs, row))[::-1]
+        scores = np.sort(compared_values(logits[own], ids[own], needs, row))[::-1]
         wanted = int(needs.k[row]) if needs.kind[row] == TOP_K else 1
         if len(scores) >= wanted:
             result[row] = scores[wanted - 1]
@@ -116,7 +116,7 @@ def find_candidates(
         values = wide[:vocabulary_size]
         slack = outward(values, estimates.row_slack, estimates.hidden_slack[row])
         upper = adjusted_row(every, values + slack, adjustments, row)
-        scores = _scores(upper, every, needs, row)
+        scores = compared_values(upper, every, needs, row)
         kept.append(np.flatnonzero((scores >= thresholds[row]) & (upper > -np.inf)))
         largest[row] = upper.max()
     return Found(*_ragged(kept), largest)
@@ -136,7 +136,7 @@ def narrow(
         values, mine = estimates.values[own], ids[own]
         slack = outward(values, estimates.row_slack[:, mine], estimates.hidden_slack[row])
         upper = adjusted_row(mine, values + slack, adjustments, row)
-        scores = _scores(upper, mine, needs, row)
+        scores = compared_values(upper, mine, needs, row)
         kept.append(mine[(scores >= thresholds[row]) & (upper > -np.inf)])
     return _ragged(kept)
 

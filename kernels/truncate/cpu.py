@@ -72,28 +72,34 @@ def boundary_key(keys, masses, count, target):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def _keep_top_p(logits, scale, top, top_p, keep):  # type: ignore[no-untyped-def]
-    """Reduces ``keep`` to the fewest best tokens that hold ``top_p`` of its mass."""
-    size = logits.size
-    # Separate loops over whole arrays, since only those without branches vectorise.
-    masses = np.empty(size, np.int64)
-    weights = np.empty(size, np.float64)
-    for index in range(size):
+def weigh(logits, scale, top, masses):  # type: ignore[no-untyped-def]
+    """Writes every token's mass; ``top`` is the largest ``l s``."""
+    # Nothing but this loop, since only loops without branches vectorise.
+    for index in range(logits.size):
         scaled = np.float64(logits[index]) * scale
         distance = 0.0 if scaled == top else scaled - top
-        weights[index] = exponential(distance) * MASS_UNIT
+        masses[index] = np.int64(np.rint(exponential(distance) * MASS_UNIT))
+
+
+@njit(nogil=True, cache=True)
+def target_mass(top_p, total):  # type: ignore[no-untyped-def]
+    """What the tokens kept must hold of the mass ``total``."""
+    return min(max(np.int64(math.ceil(top_p * np.float64(total))), 1), total)
+
+
+@njit(nogil=True, cache=True)
+def keep_mass(logits, masses, target, keep):  # type: ignore[no-untyped-def]
+    """Reduces ``keep`` to the fewest best tokens that hold the mass ``target``, which it has."""
+    size = logits.size
     keys = np.empty(size, np.int64)
+    weights = np.empty(size, np.int64)
     count = 0
-    total = 0
     for index in range(size):
-        mass = np.int64(np.rint(weights[index]))
-        if keep[index] and mass > 0:
+        if keep[index] and masses[index] > 0:
             keys[count] = order_key(logits[index])
-            masses[count] = mass
-            total += mass
+            weights[count] = masses[index]
             count += 1
-    target = min(max(np.int64(math.ceil(top_p * np.float64(total))), 1), total)
-    boundary, mass, above = boundary_key(keys, masses, count, target)
+    boundary, mass, above = boundary_key(keys, weights, count, target)
     ties = (target - above + mass - 1) // mass
     for index in range(size):
         if keep[index]:
@@ -103,6 +109,17 @@ def _keep_top_p(logits, scale, top, top_p, keep):  # type: ignore[no-untyped-def
             elif key == boundary:
                 keep[index] = ties > 0
                 ties -= 1
+
+
+@njit(nogil=True, cache=True)
+def _keep_top_p(logits, scale, top, top_p, keep):  # type: ignore[no-untyped-def]
+    """Reduces ``keep`` to the fewest best tokens that hold ``top_p`` of its mass."""
+    masses = np.empty(logits.size, np.int64)
+    weigh(logits, scale, top, masses)
+    total = 0
+    for index in range(logits.size):
+        total += masses[index] if keep[index] else 0
+    keep_mass(logits, masses, target_mass(top_p, total), keep)
 
 
 # The flags let the maximum vectorise; no logit is NaN, and the sign of a zero does not matter.

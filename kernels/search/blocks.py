@@ -1,0 +1,145 @@
+"""Rows in blocks of 64 ids: estimates, their bounds, and what adjustments make of a block's bound.
+
+A ceiling of a block is a bound on the adjusted value of every token in it, found without a look at
+its tokens. Only blocks whose ceiling can matter are read.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from kernels.noise.cpu import block_draw, noise_ceiling
+from kernels.penalties.cpu import (
+    MINUS_INFINITY,
+    adjust_allowed_token,
+    gallop,
+    lower_bound,
+    most_repeated,
+    raised,
+)
+from kernels.search.reference import INFLATION, SMALLEST_FACTOR, SMALLEST_SLACK, ULP_SHARE
+
+BLOCK = 64
+# Above the rounding of any fp32 noise (at most 43), below anything that would open more blocks.
+NOISE_ROUNDING = 1e-5
+# Up to so many allowed ids, a block's ceiling is their own maximum rather than the block's.
+FEW_ALLOWED = 4
+# The factors of estimates that are searched as they are.
+NO_SLACK = (np.float32(0.0), np.float32(0.0), np.float32(0.0), np.float32(0.0))
+
+
+@njit(nogil=True, cache=True)
+def slack_factors(hidden_slack):  # type: ignore[no-untyped-def]
+    """The fp32 factors of `kernels.search.reference.outward`: of the two slacks of a token, the
+    slack of every token, and the share of the value itself."""
+    return (
+        np.float32(hidden_slack[0] * INFLATION + SMALLEST_FACTOR),
+        np.float32(hidden_slack[1] * INFLATION + SMALLEST_FACTOR),
+        np.float32(np.float32(hidden_slack[2] * INFLATION + SMALLEST_FACTOR) + SMALLEST_SLACK),
+        ULP_SHARE,
+    )
+
+
+@njit(nogil=True, cache=True)
+def upper_bounds(values, row_slack, factors, first, upper):  # type: ignore[no-untyped-def]
+    """Writes the upper bounds ``upper`` [n] of the tokens from ``first`` on."""
+    error, size, rest, share = factors
+    stop = first + upper.size
+    estimates = values[first:stop]
+    errors = row_slack[0, first:stop]
+    sizes = row_slack[1, first:stop]
+    for i in range(upper.size):
+        slack = error * errors[i] + size * sizes[i] + rest
+        upper[i] = estimates[i] + (slack + abs(estimates[i]) * share)
+
+
+# The flags let the maxima vectorise; no value is NaN, and the sign of a zero does not matter.
+@njit(nogil=True, cache=True, fastmath={"nnan", "nsz"})
+def block_maxima(values, maxima, size):  # type: ignore[no-untyped-def]
+    """The largest value of every block."""
+    for block in range(maxima.size):
+        start = block * BLOCK
+        length = BLOCK if start + BLOCK <= size else size - start
+        highest = MINUS_INFINITY
+        if length == BLOCK:
+            for offset in range(BLOCK):
+                value = values[start + offset]
+                highest = value if value > highest else highest
+        else:
+            for offset in range(length):
+                value = values[start + offset]
+                highest = value if value > highest else highest
+        maxima[block] = highest
+
+
+@njit(nogil=True, cache=True)
+def block_bounds(maxima, block_slack, factors):  # type: ignore[no-untyped-def]
+    """Per block a bound on every upper bound in it, from the largest estimate and slacks."""
+    error, size, rest, share = factors
+    result = np.empty(maxima.size, np.float32)
+    for block in range(maxima.size):
+        highest = maxima[block]
+        slack = error * block_slack[0, block] + size * block_slack[1, block] + rest
+        # Twice the share: the estimate behind the largest bound may be another, a rounding away.
+        result[block] = highest + (slack + np.float32(2.0) * abs(highest) * share)
+    return result
+
+
+@njit(nogil=True, cache=True)
+def noise_ceilings(key, position, result):  # type: ignore[no-untyped-def]
+    """Per block a bound on every noise in it."""
+    for block in range(result.size):
+        uniform, _ = block_draw(key, position, np.uint64(block))
+        result[block] = noise_ceiling(uniform)
+
+
+@njit(nogil=True, cache=True, inline="always")
+def _token_bound(values, row_slack, factors, token, row, a):  # type: ignore[no-untyped-def]
+    """The adjusted upper bound of one token that is allowed."""
+    error, size, rest, share = factors
+    value = values[token]
+    slack = error * row_slack[0, token] + size * row_slack[1, token] + rest
+    return adjust_allowed_token(value + (slack + abs(value) * share), token, row, a)
+
+
+@njit(nogil=True, cache=True)
+def cover(ceilings, values, row_slack, factors, size, row, a):  # type: ignore[no-untyped-def]
+    """Makes bounds on every raw bound of a block ceilings of the adjusted bounds.
+
+    Penalties raise by no more than the token that gains most from them. Only positive biases raise:
+    those are looked at token by token. What is allowed is looked at where it is little.
+    """
+    most = most_repeated(row, a)
+    for block in range(ceilings.size):
+        ceilings[block] = raised(ceilings[block], row, a, most)
+    end = lower_bound(a.bias_ids, a.bias_offsets[row], a.bias_offsets[row + 1], size)
+    for index in range(a.bias_offsets[row], end):
+        if a.bias_values[index] > 0.0:
+            token = np.int64(a.bias_ids[index])
+            bound = _token_bound(values, row_slack, factors, token, row, a)
+            ceilings[token // BLOCK] = max(ceilings[token // BLOCK], bound)
+    if a.restricted[row]:
+        _cover_allowed(ceilings, values, row_slack, factors, size, row, a)
+
+
+@njit(nogil=True, cache=True)
+def _cover_allowed(ceilings, values, row_slack, factors, size, row, a):  # type: ignore[no-untyped-def]
+    """Blocks without allowed ids hold nothing, blocks with few the best of those."""
+    index = a.allowed_offsets[row]
+    end = lower_bound(a.allowed, index, a.allowed_offsets[row + 1], size)
+    block = 0
+    while index < end:
+        following = np.int64(a.allowed[index]) // BLOCK
+        ceilings[block:following] = MINUS_INFINITY
+        block = following + 1
+        if index + FEW_ALLOWED >= end or a.allowed[index + FEW_ALLOWED] >= block * BLOCK:
+            highest = MINUS_INFINITY
+            while index < end and a.allowed[index] < block * BLOCK:
+                token = np.int64(a.allowed[index])
+                highest = max(highest, _token_bound(values, row_slack, factors, token, row, a))
+                index += 1
+            ceilings[following] = highest
+        else:
+            index = gallop(a.allowed, index, end, block * BLOCK)
+    ceilings[block:] = MINUS_INFINITY

@@ -1,0 +1,153 @@
+"""The tokens whose upper bound reaches a threshold, from the blocks that can hold them."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numba import njit
+
+from kernels.noise.cpu import block_draw, block_minimum, token_noise
+from kernels.penalties.cpu import MINUS_INFINITY, adjust_block, adjust_candidates
+from kernels.search.blocks import (
+    BLOCK,
+    NOISE_ROUNDING,
+    block_bounds,
+    cover,
+    slack_factors,
+    upper_bounds,
+)
+from kernels.search.kinds import GREEDY, GUMBEL, TOP_K
+
+
+@njit(nogil=True, cache=True)
+def _grown(ids, wanted):  # type: ignore[no-untyped-def]
+    if wanted <= ids.size:
+        return ids
+    larger = np.empty(max(wanted, 2 * ids.size), np.int32)
+    larger[: ids.size] = ids
+    return larger
+
+
+@njit(nogil=True, cache=True)
+def _keep_of_block(  # type: ignore[no-untyped-def]
+    upper, block, kind, key, position, scale, threshold, ids
+):
+    """Writes the ids of the block that reach the threshold; how many, and the largest bound."""
+    smallest, winner, highest_noise = 1.0, np.uint64(0), 0.0
+    if kind == GUMBEL:
+        uniform, winner = block_draw(key, position, np.uint64(block))
+        smallest = block_minimum(uniform)
+        highest_noise = -math.log(smallest) + NOISE_ROUNDING
+    count = 0
+    largest = MINUS_INFINITY
+    for offset in range(upper.size):
+        bound = upper[offset]
+        largest = max(largest, bound)
+        score = np.float64(bound) * scale
+        if bound == MINUS_INFINITY or score + highest_noise < threshold:
+            continue
+        token = block * BLOCK + offset
+        if kind == GUMBEL:
+            score += np.float64(token_noise(key, position, token, smallest, winner))
+            if score < threshold:
+                continue
+        ids[count] = token
+        count += 1
+    return count, largest
+
+
+@njit(nogil=True, cache=True)
+def find_candidates(  # type: ignore[no-untyped-def]
+    values,
+    row_slack,
+    hidden_slack,
+    block_slack,
+    size,
+    needs,
+    adjustments,
+    thresholds,
+    maxima,
+    noise,
+):
+    """The fields of `kernels.search.Found`."""
+    rows = values.shape[0]
+    offsets = np.zeros(rows + 1, np.int64)
+    largest = np.empty(rows, np.float64)
+    ids = np.empty(rows * 2 * BLOCK, np.int32)
+    count = 0
+    of_block = np.empty(BLOCK, np.float32)
+    for row in range(rows):
+        factors = slack_factors(hidden_slack[row])
+        ceilings = block_bounds(maxima[row], block_slack, factors)
+        if adjustments.active[row]:
+            cover(ceilings, values[row], row_slack, factors, size, row, adjustments)
+        kind, threshold = needs.kind[row], thresholds[row]
+        scale = 1.0 if kind in (GREEDY, TOP_K) else needs.inverse_temperature[row]
+        highest = MINUS_INFINITY
+        for block in range(ceilings.size):
+            ceiling = np.float64(ceilings[block]) * scale
+            if kind == GUMBEL:
+                ceiling += noise[row, block]
+            if ceilings[block] == MINUS_INFINITY or ceiling < threshold:
+                highest = max(highest, ceilings[block])
+                continue
+            ids = _grown(ids, count + BLOCK)
+            start = block * BLOCK
+            upper = of_block[: min(BLOCK, size - start)]
+            upper_bounds(values[row], row_slack, factors, start, upper)
+            if adjustments.active[row]:
+                adjust_block(upper, start, row, adjustments)
+            kept, of_tokens = _keep_of_block(
+                upper,
+                block,
+                kind,
+                needs.key[row],
+                needs.position[row],
+                scale,
+                threshold,
+                ids[count:],
+            )
+            count += kept
+            highest = max(highest, of_tokens)
+        largest[row] = highest
+        offsets[row + 1] = count
+    return ids[:count].copy(), offsets, largest
+
+
+@njit(nogil=True, cache=True)
+def narrow(  # type: ignore[no-untyped-def]
+    values, row_slack, hidden_slack, block_slack, ids, offsets, needs, adjustments, thresholds
+):
+    """Those of ``ids`` whose upper bound, from their own ``values``, reaches the threshold."""
+    rows = offsets.size - 1
+    upper = np.empty(ids.size, np.float32)
+    for row in range(rows):
+        error, size, rest, share = slack_factors(hidden_slack[row])
+        for index in range(offsets[row], offsets[row + 1]):
+            token, value = ids[index], values[index]
+            slack = error * row_slack[0, token] + size * row_slack[1, token]
+            upper[index] = value + (slack + rest + abs(value) * share)
+    upper = adjust_candidates(ids, upper, offsets, adjustments)
+    kept = np.empty(ids.size, np.int32)
+    kept_offsets = np.zeros(rows + 1, np.int64)
+    count = 0
+    for row in range(rows):
+        kind, scale = needs.kind[row], needs.inverse_temperature[row]
+        key, position = needs.key[row], needs.position[row]
+        for index in range(offsets[row], offsets[row + 1]):
+            token = ids[index]
+            score = np.float64(upper[index])
+            if score == -np.inf:
+                continue
+            if kind not in (GREEDY, TOP_K):
+                score *= scale
+            if kind == GUMBEL:
+                uniform, winner = block_draw(key, position, np.uint64(token // BLOCK))
+                smallest = block_minimum(uniform)
+                score += np.float64(token_noise(key, position, token, smallest, winner))
+            if score >= thresholds[row]:
+                kept[count] = token
+                count += 1
+        kept_offsets[row + 1] = count
+    return kept[:count].copy(), kept_offsets
