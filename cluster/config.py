@@ -27,7 +27,8 @@ class ServeConfig(BaseModel):
 
     ``kv_cache_memory`` is in bytes or a string like ``4GiB``. ``max_batch_size`` bounds the
     sequences of one engine step; ``max_running_requests`` the sequences admitted at all, and
-    ``max_waiting_tokens`` their prompt tokens that still wait to be computed.
+    ``max_waiting_tokens`` their prompt tokens that still wait to be computed. 0 ``samplers`` decide
+    in the engine's own thread.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -46,6 +47,10 @@ class ServeConfig(BaseModel):
         default_factory=lambda: list(DEFAULT_TIERS), min_length=1
     )
     index: str | None = None
+    samplers: int = Field(default=0, ge=0)
+    sampler_threads: int = Field(default=1, ge=1)
+    sampler_placement: Literal["threads", "processes", "ray"] = "processes"
+    hot_vocabulary: str | None = None
 
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=1, le=65535)

@@ -28,9 +28,10 @@ class EngineProcess:
         from transformers.utils import logging
 
         from actors.engine import Engine  # torch and numba load here, not in the driver
+        from cluster.samplers import start_sampler
 
         logging.disable_progress_bar()  # the log is no terminal
-        self._engine = Engine(self._configuration)
+        self._engine = Engine(self._configuration, start_sampler)
         self._engine.warm_up()
         return self._engine.information
 
@@ -43,6 +44,7 @@ class EngineProcess:
             run_engine(self._engine, side, side.emit)
         finally:
             side.close()
+            self._engine.close()
 
 
 def start_engine_actor(configuration: EngineConfiguration) -> Any:

@@ -1,0 +1,78 @@
+"""Whole messages over a stream socket between two processes, of any length, in order."""
+
+from __future__ import annotations
+
+import select
+import socket
+import struct
+from collections import deque
+
+from cluster.shared_memory.doorbell import PeerLostError
+
+_LENGTH = struct.Struct("<Q")
+_BYTES_AT_ONCE = 1 << 18
+
+
+class MessageSocket:
+    """One end. What arrives while a message is sent is kept, so two that send to each other at
+    the same time never wait for each other."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._socket = end
+        self._unread = bytearray()
+        self._inbox: deque[bytes] = deque()
+        self._ended = False
+        self._movable = select.poll()
+        self._movable.register(end, select.POLLIN | select.POLLOUT)
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def send(self, message: bytes) -> None:
+        """Waits until all of it is on its way. Raises `PeerLostError` where the peer is gone."""
+        unsent = memoryview(_LENGTH.pack(len(message)) + message)
+        while unsent:
+            try:
+                unsent = unsent[self._socket.send(unsent, socket.MSG_DONTWAIT) :]
+            except BlockingIOError:
+                self._movable.poll()
+                self._take_in(socket.MSG_DONTWAIT)
+            except (BrokenPipeError, ConnectionResetError) as error:
+                raise PeerLostError("the other process has gone") from error
+
+    def receive(self) -> bytes:
+        """The next message; waits for it. Raises `PeerLostError` where none can come any more."""
+        while not self._inbox:
+            if self._ended:
+                raise PeerLostError("the other process has gone")
+            self._take_in(0)
+        return self._inbox.popleft()
+
+    def receive_nowait(self) -> bytes | None:
+        """The next message, None where none has arrived. Raises `PeerLostError` like `receive`."""
+        if not self._inbox:
+            self._take_in(socket.MSG_DONTWAIT)
+            if not self._inbox and not self._ended:
+                return None
+        return self.receive()
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _take_in(self, flags: int) -> None:
+        try:
+            arrived = self._socket.recv(_BYTES_AT_ONCE, flags)
+        except BlockingIOError:
+            return
+        except ConnectionResetError:
+            arrived = b""
+        if not arrived:
+            self._ended = True
+        self._unread += arrived
+        while len(self._unread) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._unread)
+            end = _LENGTH.size + length
+            if len(self._unread) < end:
+                return
+            self._inbox.append(bytes(self._unread[_LENGTH.size : end]))
+            del self._unread[:end]
