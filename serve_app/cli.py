@@ -16,9 +16,15 @@ COMMANDS = {
         "build the vocabulary index of a model",
     ),
     ("index", "show"): ("serve_app.index_show_command", "report what an index file holds"),
+    ("hotset", "build"): (
+        "serve_app.hotset_build_command",
+        "choose the tokens that samplers look at first",
+    ),
+    ("hotset", "show"): ("serve_app.hotset_show_command", "report what a hot vocabulary holds"),
     ("demo", "train"): ("serve_app.demo.command", "train the small demonstration models"),
     ("bench", "engine"): ("loadtest.bench.engine", "measure the engine without HTTP"),
     ("bench", "head"): ("loadtest.bench.head", "measure the output head beside dense ones"),
+    ("bench", "sampler"): ("loadtest.bench.sampler", "measure the sampler beside vLLM's"),
 }
 
 
