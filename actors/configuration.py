@@ -12,6 +12,7 @@ Tier = Literal["int8", "int4", "int4-dither", "1-bit"]
 # Their bounds hold always; those of the other two with a stated probability.
 DEFAULT_TIERS: tuple[Tier, ...] = ("int8", "int4")
 HeadChoice = Literal["auto", "certified", "paper", "dense"]
+SamplerPlacement = Literal["threads", "processes", "ray"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,9 @@ class EngineConfiguration:
     one core left to HTTP. ``step_tokens`` bounds
     the tokens computed in one step: a smaller value keeps inter-token latency even while long
     prompts come in, a larger one computes prompts faster.
+    ``samplers`` decide tokens beside the next step's forward pass, with ``sampler_threads`` each;
+    0 decides in the engine's own thread, between the steps. ``sampler_placement`` says where they
+    run. ``hot_vocabulary`` is the file of tokens to look at first (see ``lexshard hotset``).
     """
 
     model: str
@@ -46,6 +50,10 @@ class EngineConfiguration:
     max_running: int = 64
     step_tokens: int = 512
     prefix_cache: bool = True
+    samplers: int = 0
+    sampler_threads: int = 1
+    sampler_placement: SamplerPlacement = "processes"
+    hot_vocabulary: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,4 +76,5 @@ class EngineInformation:
     kv_bytes: int
     parameters: int
     process_id: int
+    decisions: str = "in the engine's thread"
     head_timings: tuple[tuple[int, str, float], ...] = ()  # rows in a step, screen, milliseconds

@@ -1,7 +1,9 @@
 """The loop around an engine: take commands, step, tell what happened, and do both at once.
 
 While the body computes step N in its own thread (its kernels release the interpreter lock), this
-thread hands on what step N - 1 decided. Nothing waits for a message to be packed or sent.
+thread hands on what step N - 1 decided. Nothing waits for a message to be packed or sent. Where an
+engine's decisions overlap, step N computes other sequences than step N - 1, whose tokens are
+decided beside it.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from typing import Protocol
 
 from actors.engine import Engine
 from actors.messages import Request, SequenceEvent, StepOutput
+from actors.steps import Flight
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,7 @@ def run_engine(
     """Serve until told to stop. Speaks at least every ``report_seconds``, events or not: a front
     end can tell a busy or idle engine from a dead one (but for the length of one step)."""
     pending: list[SequenceEvent] = []
+    flight: Flight | None = None
     spoken = time.monotonic()
 
     def speak() -> None:
@@ -56,11 +60,19 @@ def run_engine(
                 _apply(engine, received, pending)
                 received = commands.receive(0.0)
             step = engine.plan()
-            if step is not None:
-                forward = body_thread.submit(engine.forward, step)
+            forward = None if step is None else body_thread.submit(engine.forward, step)
+            if flight is not None:
+                pending.extend(engine.commit(flight))
+                flight = None
+                if step is None:
+                    continue
+            if step is not None and forward is not None:
                 if pending or time.monotonic() - spoken >= report_seconds:
                     speak()
-                pending.extend(engine.finish(step, forward.result()))
+                flight = engine.decide(step, forward.result())
+                if not engine.overlaps:
+                    pending.extend(engine.commit(flight))
+                    flight = None
                 continue
             speak()
             engine.check_idle()

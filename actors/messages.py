@@ -145,15 +145,16 @@ class Adjustment:
     prompt or output, ``l / repetition`` if positive else ``l * repetition``; then, for tokens
     seen in the output, ``l - frequency * count`` and ``l - presence``.
 
-    ``seen_ids`` are the sorted distinct ids of prompt and output, ``output_counts`` how often each
-    stands in the output (0: prompt only). All id arrays are sorted and distinct.
+    What was seen stands in row ``table`` of ``tables`` (see `actors.penalty_tables`): 0 for a token
+    never seen, otherwise 1 + how often it stands in the output (1: prompt only). ``table`` is -1
+    where nothing is penalised. All id arrays are sorted and distinct.
     """
 
     repetition: float
     frequency: float
     presence: float
-    seen_ids: npt.NDArray[np.int32]
-    output_counts: npt.NDArray[np.int32]
+    tables: npt.NDArray[np.int32] | None  # [S, W], W at least the vocabulary size
+    table: int
     bias_ids: npt.NDArray[np.int32]
     bias_values: npt.NDArray[np.float32]
     banned: npt.NDArray[np.int32]
@@ -207,11 +208,10 @@ class Candidates:
 
 @dataclass(frozen=True, slots=True)
 class RowDecision:
-    """The token drawn for one row, with what its request asked to be told about it."""
+    """The token drawn for one row, with its log-probabilities where its request asked for them."""
 
     token_id: int
     logprobs: TokenLogprobs | None = None
-    certificate: Certificate | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +238,10 @@ class EngineStatistics:
     body_seconds: float = 0.0
     head_seconds: float = 0.0
     decide_seconds: float = 0.0
+    sampler_busy_seconds: float = 0.0
+    sampler_wait_seconds: float = 0.0
+    sampler_hidden_seconds: float = 0.0
+    samplers_lost: int = 0
     head_rows: int = 0
     head_certified_rows: int = 0
     head_rescored_rows: int = 0

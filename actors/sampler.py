@@ -1,215 +1,233 @@
-"""The decision plane: what each sequence asks of the head, and the token it gets.
+"""The sampler: it owns the sampling state of its sequences and decides their next tokens.
 
 The order of one decision: allowed ids, bad words and minimum length, logit bias; repetition,
 frequency and presence penalties; temperature; min-p; top-k; top-p; draw. Log-probabilities are
 those of the raw logits, before all of this.
+
+A decision depends on the sequence's own history and logits, and on nothing else: not on the rows
+beside it, not on how many samplers or threads there are.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from actors.messages import (
-    Adjustment,
-    Candidates,
-    Need,
-    NeedKind,
-    Request,
-    RowDecision,
-    SamplingParameters,
-    TokenLogprobs,
+from actors.decision_messages import (
+    CandidateRows,
+    DecisionResult,
+    DecisionWork,
+    Deltas,
+    DenseRows,
+    SamplerSettings,
 )
-from kernels.draw import Controls, draw
+from actors.messages import RowDecision, TokenLogprobs
+from actors.needs import flatten_adjustments
+from actors.sequence_state import SequenceState, SequenceStates
+from kernels import pool
+from kernels.decision import block_maxima, decide_candidates, decide_dense
+from kernels.draw import Controls
+from kernels.normalizer import log_normalizer
+from kernels.penalties import Adjustments, select_rows
 from kernels.truncate import best_ids
 
-NO_IDS = np.empty(0, np.int32)
-NO_VALUES = np.empty(0, np.float32)
+if TYPE_CHECKING:
+    from actors.hot_vocabulary import HotVocabulary
+
+
+# Of so many sets of sequences decided together the controls are remembered.
+KNOWN_ROWS = 32
+SECONDS_BETWEEN_LOOKS = 1.0
+
+logger = logging.getLogger("lexshard.sampler")
 
 
 class AllTokensExcludedError(ValueError):
-    """Some rows have no token left to draw. ``decisions`` holds the others' (None for ``rows``)."""
+    """A sequence has no token left to draw."""
 
-    def __init__(self, rows: Sequence[int], decisions: Sequence[RowDecision | None]) -> None:
-        self.rows = tuple(rows)
-        self.decisions = tuple(decisions)
+    def __init__(self) -> None:
         super().__init__(
             "every token is excluded by allowed token ids, bad words, logit bias or min_tokens: "
             "relax one of them"
         )
 
 
-class SequenceState:
-    """The sampling state of one sequence: its history, key and controls.
+@dataclass(frozen=True, slots=True, eq=False)
+class _Rows:
+    """Sequences that are decided together, as the kernels want them."""
 
-    ``vocabulary_size`` is the tokenizer's, ``eos_ids`` the model's end-of-sequence ids. Resumed
-    ids count as output. Raises `ValueError` for a temperature whose inverse fp32 cannot hold.
-    """
-
-    def __init__(self, request: Request, vocabulary_size: int, eos_ids: Sequence[int]) -> None:
-        parameters = request.parameters
-        self.parameters: SamplingParameters = parameters
-        self.key = (parameters.seed + request.choice) % 2**64
-        self.history: list[int] = list(request.prompt_ids)
-        self.prompt_length = len(self.history)
-        self.inverse_temperature = _inverse_temperature(parameters.temperature)
-        self.top_k = parameters.top_k if 0 < parameters.top_k < vocabulary_size else 0
-        self.log_min_p = math.log(parameters.min_p) if parameters.min_p > 0 else -math.inf
-        self._kind = self._need_kind()
-        self._penalised = (
-            parameters.repetition_penalty != 1.0
-            or parameters.frequency_penalty != 0.0
-            or parameters.presence_penalty != 0.0
-        )
-        self._seen_ids = NO_IDS
-        self._output_counts = NO_IDS
-        if self._penalised:
-            self._seen_ids = np.unique(np.array(self.history, np.int32))
-            self._output_counts = np.zeros(len(self._seen_ids), np.int32)
-        biases = dict(parameters.logit_bias)
-        self._bias_ids = _sorted_ids(biases)
-        self._bias_values = np.array([biases[i] for i in self._bias_ids.tolist()], np.float32)
-        self._allowed = None
-        if parameters.allowed_ids is not None:
-            self._allowed = _sorted_ids(parameters.allowed_ids)
-        words = parameters.bad_words
-        self._bad_phrases = tuple(word for word in words if len(word) > 1)
-        self._always_banned = _sorted_ids(word[0] for word in words if len(word) == 1)
-        self._early_banned = np.union1d(
-            self._always_banned, _sorted_ids((*eos_ids, *parameters.stop_token_ids))
-        ).astype(np.int32)
-        for token_id in request.resumed_ids:
-            self.append(token_id)
-
-    @property
-    def position(self) -> int:
-        """The index, in prompt + output, of the token to be drawn next."""
-        return len(self.history)
-
-    @property
-    def output_length(self) -> int:
-        return len(self.history) - self.prompt_length
-
-    def append(self, token_id: int) -> None:
-        """Records an output token. The last `Need` given must no longer be in use."""
-        self.history.append(token_id)
-        if not self._penalised:
-            return
-        place = int(np.searchsorted(self._seen_ids, token_id))
-        if place == len(self._seen_ids) or self._seen_ids[place] != token_id:
-            self._seen_ids = _inserted(self._seen_ids, place, token_id)
-            self._output_counts = _inserted(self._output_counts, place, 0)
-        self._output_counts[place] += 1
-
-    def need(self) -> Need:
-        """What the head must know to give this sequence its next token.
-
-        Its arrays are this object's own: they hold until the next `append`.
-        """
-        return Need(
-            kind=self._kind,
-            k=self.top_k,
-            min_p=self.parameters.min_p,
-            top_p=self.parameters.top_p,
-            key=self.key,
-            position=len(self.history),
-            inverse_temperature=self.inverse_temperature,
-            adjustment=self._adjustment(),
-        )
-
-    def _need_kind(self) -> NeedKind:
-        if self.parameters.logprobs is not None:
-            return "dense"
-        if self.inverse_temperature == 0:
-            return "top1"
-        if self.top_k:
-            return "topk"
-        if self.parameters.min_p > 0:
-            return "minp"
-        return "nucleus" if self.parameters.top_p < 1 else "top1"
-
-    def _banned(self) -> npt.NDArray[np.int32]:
-        early = self.output_length < self.parameters.min_tokens
-        banned = self._early_banned if early else self._always_banned
-        if not self._bad_phrases:
-            return banned
-        history = self.history
-        ends = [
-            phrase[-1]
-            for phrase in self._bad_phrases
-            if tuple(history[1 - len(phrase) :]) == phrase[:-1]
-        ]
-        return np.union1d(banned, _sorted_ids(ends)).astype(np.int32) if ends else banned
-
-    def _adjustment(self) -> Adjustment | None:
-        banned = self._banned()
-        if not (self._penalised or len(banned) or len(self._bias_ids) or self._allowed is not None):
-            return None
-        parameters = self.parameters
-        return Adjustment(
-            repetition=parameters.repetition_penalty,
-            frequency=parameters.frequency_penalty,
-            presence=parameters.presence_penalty,
-            seen_ids=self._seen_ids,
-            output_counts=self._output_counts,
-            bias_ids=self._bias_ids,
-            bias_values=self._bias_values,
-            banned=banned,
-            allowed=self._allowed,
-        )
+    states: tuple[SequenceState, ...]
+    controls: Controls
+    adjustments: Adjustments
+    tables: npt.NDArray[np.int32]
+    steady: bool
 
 
 class Sampler:
-    """Draws tokens from candidates. It keeps no state: the sequences do."""
+    """Decides the next tokens of its sequences.
 
-    def decide(
+    ``states`` are those of an engine in the same process, which keeps them itself; without them
+    the sampler has its own and learns from deltas. The same class runs in the engine's thread, in
+    a thread or process of its own, and as a Ray actor.
+    """
+
+    def __init__(
         self,
-        candidates: Candidates,
-        states: Sequence[SequenceState],
-        log_normalizers: npt.NDArray[np.float64] | None = None,
-    ) -> list[RowDecision]:
-        """One decision per row of ``candidates``, row ``r`` for ``states[r]``.
+        settings: SamplerSettings,
+        states: SequenceStates | None = None,
+        hot: HotVocabulary | None = None,
+    ) -> None:
+        if states is None:
+            states = SequenceStates(settings.vocabulary_size, settings.eos_ids, settings.capacity)
+        self._states = states
+        self._threads = settings.threads
+        self._hot = hot
+        self._look_again = 0.0
+        self._known_rows: dict[tuple[int, ...], _Rows] = {}
 
-        ``log_normalizers`` [N] is needed where a request asks for logprobs (see
-        `Shard.log_normalizers`). Raises `AllTokensExcludedError`, which carries the decisions of
-        all other rows, where a row has no token left.
-        """
-        controls = Controls(
-            inverse_temperature=np.array([s.inverse_temperature for s in states], np.float64),
-            top_k=np.array([s.top_k for s in states], np.int64),
-            top_p=np.array(
-                [
-                    1.0 if certificate.truncated else state.parameters.top_p
-                    for state, certificate in zip(states, candidates.certificates, strict=True)
-                ],
-                np.float64,
-            ),
-            log_min_p=np.array([s.log_min_p for s in states], np.float64),
-            key=np.array([s.key for s in states], np.uint64),
-            position=np.array([len(s.history) for s in states], np.uint64),
-        )
-        tokens = draw(candidates.ids, candidates.logits, candidates.offsets, controls).tolist()
+    def apply(self, deltas: Deltas) -> None:
+        """What happened to this sampler's sequences happens here."""
+        if deltas.closed:
+            self._known_rows.clear()
+        self._states.apply(deltas)
+
+    def decide(self, work: DecisionWork) -> DecisionResult:
+        """A decision per row: candidate rows first, then dense ones. Applies the deltas before."""
+        started = time.perf_counter()
+        self.apply(work.deltas)
         decisions: list[RowDecision | None] = []
-        for row, (token_id, state) in enumerate(zip(tokens, states, strict=True)):
-            if token_id < 0:
+        if work.candidates is not None:
+            rows = self._rows(work.candidates.sequences)
+            decisions.extend(self._decide_candidates(work.candidates, rows))
+        if work.dense is not None:
+            rows = self._rows(work.dense.sequences)
+            decisions.extend(self._decide_dense(work.dense, rows))
+        return DecisionResult(work.step, tuple(decisions), time.perf_counter() - started)
+
+    def _rows(self, sequences: tuple[int, ...]) -> _Rows:
+        """Controls and adjustments of the sequences; those of an earlier step where they still
+        hold, which is nearly always."""
+        known = self._known_rows.get(sequences)
+        if known is not None and known.steady and known.tables is self._states.tables:
+            known.controls.position[:] = [len(state.history) for state in known.states]
+            return known
+        states = tuple(self._states[sequence] for sequence in sequences)
+        for state in states:
+            state.adjustment()  # may make the tables grow; only then do all share one array
+        adjustments = flatten_adjustments([state.adjustment() for state in states])
+        if len(self._known_rows) >= KNOWN_ROWS:
+            self._known_rows.clear()
+        self._known_rows[sequences] = rows = _Rows(
+            states,
+            Controls(
+                inverse_temperature=np.array([s.inverse_temperature for s in states], np.float64),
+                top_k=np.array([s.top_k for s in states], np.int64),
+                top_p=np.array([s.parameters.top_p for s in states], np.float64),
+                log_min_p=np.array([s.log_min_p for s in states], np.float64),
+                key=np.array([s.key for s in states], np.uint64),
+                position=np.array([len(s.history) for s in states], np.uint64),
+            ),
+            adjustments,
+            self._states.tables,
+            all(state.steady for state in states),
+        )
+        return rows
+
+    def _decide_candidates(self, asked: CandidateRows, rows: _Rows) -> list[RowDecision | None]:
+        controls = rows.controls
+        if asked.truncated.any():
+            controls = controls._replace(top_p=np.where(asked.truncated, 1.0, controls.top_p))
+        shares = self._shares(np.diff(asked.offsets).tolist())
+        tokens = np.empty(len(rows.states), np.int64)
+
+        def decide(first: int, last: int) -> None:
+            whole = last - first == len(tokens)
+            tokens[first:last] = decide_candidates(
+                asked.ids,
+                asked.raw,
+                asked.offsets if whole else asked.offsets[first : last + 1],
+                controls if whole else _some_controls(controls, first, last),
+                rows.adjustments if whole else select_rows(rows.adjustments, first, last),
+            )
+
+        _run(decide, shares)
+        return [RowDecision(token) if token >= 0 else None for token in tokens.tolist()]
+
+    def _decide_dense(self, asked: DenseRows, rows: _Rows) -> list[RowDecision | None]:
+        size = self._states.vocabulary_size
+        logits = asked.logits[:size]
+        count = len(rows.states)
+        tokens = np.empty(count, np.int64)
+        visited = np.empty(count, np.int64)
+        hot = self._hot_ids()
+        started = time.perf_counter()
+
+        def decide(first: int, last: int) -> None:
+            own = logits[:, first:last]
+            maxima = block_maxima(own) if asked.maxima is None else asked.maxima[:, first:last]
+            whole = last - first == count
+            decided = decide_dense(
+                own,
+                maxima,
+                rows.controls if whole else _some_controls(rows.controls, first, last),
+                rows.adjustments if whole else select_rows(rows.adjustments, first, last),
+                hot,
+            )
+            tokens[first:last] = decided.tokens
+            visited[first:last] = decided.visited
+
+        _run(decide, self._shares([1] * count))
+        if self._hot is not None:
+            self._hot.observe(int(visited.sum()), count, time.perf_counter() - started)
+        decisions: list[RowDecision | None] = []
+        for column, token in enumerate(tokens.tolist()):
+            if token < 0:
                 decisions.append(None)
                 continue
-            logprobs, count = None, state.parameters.logprobs
-            if count is not None:
-                if log_normalizers is None:
-                    raise ValueError(f"row {row} asks for logprobs: give log_normalizers")
-                raw = candidates.raw[candidates.offsets[row] : candidates.offsets[row + 1]]
-                logprobs = token_logprobs(raw, float(log_normalizers[row]), token_id, count)
-            certificate = candidates.certificates[row] if state.parameters.certificate else None
-            decisions.append(RowDecision(token_id, logprobs, certificate))
-        complete = [decision for decision in decisions if decision is not None]
-        if len(complete) < len(decisions):
-            excluded = [row for row, decision in enumerate(decisions) if decision is None]
-            raise AllTokensExcludedError(excluded, decisions)
-        return complete
+            logprobs, wanted = None, rows.states[column].parameters.logprobs
+            if wanted is not None:
+                raw = np.ascontiguousarray(logits[:, column])
+                logprobs = token_logprobs(raw, log_normalizer(raw), token, wanted)
+            decisions.append(RowDecision(token, logprobs))
+        return decisions
+
+    def _hot_ids(self) -> npt.NDArray[np.int32] | None:
+        """The tokens to look at first; now and then the file they came from is looked at again."""
+        if self._hot is None:
+            return None
+        now = time.monotonic()
+        if now >= self._look_again:
+            self._look_again = now + SECONDS_BETWEEN_LOOKS
+            try:
+                if self._hot.reload_if_changed():
+                    logger.info("the hot vocabulary has changed")
+            except ValueError as error:
+                logger.warning("the changed hot vocabulary is not used: %s", error)
+        return self._hot.hot_ids
+
+    def _shares(self, sizes: Sequence[int]) -> list[tuple[int, int]]:
+        if self._threads == 1 or len(sizes) == 1:
+            return [(0, len(sizes))]
+        return pool.even_shares([size + 1 for size in sizes], self._threads)
+
+
+def _run(decide: Callable[[int, int], None], shares: Sequence[tuple[int, int]]) -> None:
+    if len(shares) == 1:
+        decide(*shares[0])
+    else:
+        pool.run([partial(decide, first, last) for first, last in shares])
+
+
+def _some_controls(controls: Controls, first: int, last: int) -> Controls:
+    parts: list[Any] = [each[first:last] for each in controls]
+    return Controls(*parts)
 
 
 def token_logprobs(
@@ -226,27 +244,3 @@ def token_logprobs(
             (place, float(raw[place]) - log_normalizer) for place in best_ids(raw, count).tolist()
         ),
     )
-
-
-def _inverse_temperature(temperature: float) -> float:
-    """``fp32(1 / temperature)``, 0 for greedy."""
-    if temperature == 0:
-        return 0.0
-    with np.errstate(over="ignore"):
-        inverse = float(np.float32(1.0 / temperature))
-    if not 0 < inverse < math.inf:
-        raise ValueError(f"temperature {temperature} is out of range: use 0 for greedy")
-    return inverse
-
-
-def _inserted(values: npt.NDArray[np.int32], place: int, value: int) -> npt.NDArray[np.int32]:
-    """`numpy.insert` of one value, ten times faster."""
-    result = np.empty(len(values) + 1, np.int32)
-    result[:place] = values[:place]
-    result[place] = value
-    result[place + 1 :] = values[place:]
-    return result
-
-
-def _sorted_ids(ids: Iterable[int]) -> npt.NDArray[np.int32]:
-    return np.array(sorted(set(ids)), np.int32)

@@ -46,13 +46,19 @@ class Scheduler:
     """Decides every step's ``StepPlan`` and owns the blocks.
 
     ``step_tokens`` bounds the tokens of one step, ``max_running`` the sequences that hold blocks.
+    Of the running sequences a step draws tokens for one of ``cohorts`` equal parts at most: with
+    two, one part's tokens are decided while the other's hidden states are computed. Sequences that
+    are awaiting a decision are in no plan.
     """
 
-    def __init__(self, pool: BlockPool, *, step_tokens: int, max_running: int) -> None:
+    def __init__(
+        self, pool: BlockPool, *, step_tokens: int, max_running: int, cohorts: int = 1
+    ) -> None:
         self.pool = pool
         self.preemptions = 0
         self._step_tokens = step_tokens
         self._max_running = max_running
+        self._cohorts = cohorts
         self._running: list[Sequence] = []
         self._waiting: list[Sequence] = []
 
@@ -90,8 +96,12 @@ class Scheduler:
         chunks: list[Chunk] = []
         preempted = False
         position = 0
-        while position < len(self._running) and budget > 0:
+        draws = -(-len(self._running) // self._cohorts)
+        while position < len(self._running) and budget > 0 and draws > 0:
             sequence = self._running[position]
+            if sequence.awaiting:
+                position += 1
+                continue
             count = min(len(sequence.token_ids) - sequence.computed, budget)
             while not self._reserve(sequence, sequence.computed + count):
                 victim = self._running.pop()
@@ -102,6 +112,7 @@ class Scheduler:
             else:
                 chunks.append(_chunk(sequence, count))
                 budget -= count
+                draws -= chunks[-1].draws
             position += 1
         if not preempted:
             self._admit(chunks, budget)
@@ -114,7 +125,7 @@ class Scheduler:
             if len(self._running) >= self._max_running:
                 return
             sequence = self._waiting[position]
-            if self._prompt_is_coming(sequence):
+            if sequence.awaiting or self._prompt_is_coming(sequence):
                 position += 1
                 continue
             sequence.take_cached_prefix(self.pool)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from actors.kv_cache import BLOCK_TOKENS, BlockHash, BlockPool, block_hash
 from actors.messages import Request, TokenLogprobs
-from actors.sampler import SequenceState
+from actors.sequence_state import SequenceState
 
 
 @dataclass(slots=True, eq=False)
@@ -15,7 +15,8 @@ class Sequence:
 
     ``token_ids`` are prompt and output; the keys and values of the first ``computed`` of them are
     in ``blocks``. There is no prefill or decode phase: a step computes some of the tokens that
-    are not computed yet, and whoever has caught up draws the next token.
+    are not computed yet, and whoever has caught up draws the next token. While that decision is
+    on its way it is ``awaiting``; ``cancelled`` says that nobody wants it any more.
     """
 
     request: Request
@@ -27,6 +28,8 @@ class Sequence:
     names: list[BlockHash] = field(default_factory=list)
     cached_tokens: int = 0
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+    awaiting: bool = False
+    cancelled: bool = False
 
     @property
     def prompt_length(self) -> int:

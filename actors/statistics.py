@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from actors.decision_plane import PlaneCounters
 from actors.messages import Certificate, EngineStatistics
 from actors.scheduler import Scheduler
 from actors.screens import DENSE
@@ -47,7 +48,7 @@ class Counters:
             self.head_bytes += certificate.bytes_read
             self.head_fallbacks += certificate.fallback
 
-    def snapshot(self, scheduler: Scheduler) -> EngineStatistics:
+    def snapshot(self, scheduler: Scheduler, plane: PlaneCounters) -> EngineStatistics:
         pool = scheduler.pool
         return EngineStatistics(
             steps=self.steps,
@@ -65,6 +66,10 @@ class Counters:
             body_seconds=self.body_seconds,
             head_seconds=self.head_seconds,
             decide_seconds=self.decide_seconds,
+            sampler_busy_seconds=plane.busy,
+            sampler_wait_seconds=plane.wait,
+            sampler_hidden_seconds=plane.hidden,
+            samplers_lost=plane.lost,
             head_rows=self.head_rows,
             head_certified_rows=self.head_certified_rows,
             head_rescored_rows=self.head_rescored_rows,

@@ -45,6 +45,10 @@ def start_engine(config: ServeConfig) -> EngineClient:
             tiers=tuple(dict.fromkeys(config.tiers)),
             index=config.index,
             max_running=config.max_batch_size,
+            samplers=config.samplers,
+            sampler_threads=config.sampler_threads,
+            sampler_placement=config.sampler_placement,
+            hot_vocabulary=config.hot_vocabulary,
         )
     )
     client.start()

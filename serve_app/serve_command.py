@@ -46,6 +46,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="int8, int4, int4-dither or 1-bit: what may screen, repeatable (default int8, int4)",
     )
     add("--index", metavar="FILE", help="vocabulary index (default: beside the model)")
+    add("--samplers", type=int, metavar="N", help="decide tokens beside the forward pass (0: not)")
+    add("--sampler-threads", type=int, metavar="T", help="threads of each sampler (default 1)")
+    add("--sampler-placement", help="threads, processes (default) or ray: where samplers run")
+    add("--hot-vocabulary", metavar="FILE", help="tokens to look at first (lexshard hotset build)")
     add("--fast-prefill", action="store_true", help="faster prompts, not batch-invariant")
     add("--max-batch-size", type=int, metavar="N", help="sequences in one engine step")
     add("--max-running-requests", type=int, metavar="N", help="sequences admitted at once")

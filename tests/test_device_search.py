@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from decisions import screen_and_decide
 from search_cases import random_adjustment
 from test_search import _answer
 
@@ -22,13 +23,13 @@ from actors.ladder import Ladder
 from actors.messages import Certificate, Need, Request, RowDecision, SamplingParameters
 from actors.needs import flatten_adjustments, flatten_needs
 from actors.output_rows import NonFiniteHiddenError
-from actors.sampler import Sampler, SequenceState
+from actors.sequence_state import SequenceState
 from actors.shard import Shard
 from kernels.penalties import adjust
 from kernels.quantize import quantize
 from kernels.rows import canonical_logits, postprocess
 from kernels.screen import Screened
-from kernels.search.reference import _scores, outward
+from kernels.search.reference import compared_values, outward
 
 ROOT = Path(__file__).parents[1]
 KINDS = ("greedy", "top1", "topk", "minp")
@@ -140,7 +141,7 @@ def _run(
             slack = factors[row, 0] * row_slack[0] + factors[row, 1] * row_slack[1]
             slack = slack + factors[row, 2] + np.abs(values[row]) * np.float32(2.0**-22)
             upper = np.where(values[row] > -np.inf, values[row] + slack, -np.inf)
-        scores = _scores(upper.astype(np.float32), every, flat, row)
+        scores = compared_values(upper.astype(np.float32), every, flat, row)
         scores = scores + (1e-5 if need.kind == "top1" and need.inverse_temperature else 0.0)
         expected = np.flatnonzero((scores >= tau[row]) & (values[row] > -np.inf))
         assert counts[row] == len(expected), (row, need.kind)
@@ -242,22 +243,18 @@ PARAMETERS = (
 
 def _decide(
     shard: object, hidden: np.ndarray | torch.Tensor, size: int
-) -> tuple[list[RowDecision], tuple[Certificate, ...]]:
+) -> tuple[list[RowDecision | None], tuple[Certificate, ...]]:
     random = np.random.default_rng(0)
     states = []
     for row in range(len(hidden)):
         prompt = tuple(random.integers(0, size, 12).tolist())
         request = Request(f"r{row}", 0, prompt, PARAMETERS[row % len(PARAMETERS)], resumed_ids=(1,))
         states.append(SequenceState(request, size, (2,)))
-    thresholds = shard.screen(hidden, [state.need() for state in states])  # type: ignore[attr-defined]
-    candidates = shard.rescore(thresholds)  # type: ignore[attr-defined]
-    dense = [row for row, state in enumerate(states) if state.parameters.logprobs is not None]
-    normalizers = shard.log_normalizers(candidates, dense)  # type: ignore[attr-defined]
-    return Sampler().decide(candidates, states, normalizers), candidates.certificates
+    return screen_and_decide(shard, hidden, states)
 
 
-def _tokens(decisions: list[RowDecision]) -> list[tuple[object, ...]]:
-    return [(decision.token_id, decision.logprobs) for decision in decisions]
+def _tokens(decisions: list[RowDecision | None]) -> list[tuple[object, ...]]:
+    return [(each.token_id, each.logprobs) for each in decisions if each is not None]
 
 
 def check_the_shard_draws_the_tokens_of_the_cpu(device: str) -> None:

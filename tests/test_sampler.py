@@ -8,6 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
+from decisions import screen_and_decide
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
@@ -15,7 +16,7 @@ from scipy import stats
 from actors.messages import Request, RowDecision, SamplingParameters
 from actors.needs import flatten_adjustments
 from actors.output_rows import NonFiniteHiddenError
-from actors.sampler import AllTokensExcludedError, Sampler, SequenceState
+from actors.sequence_state import SequenceState
 from actors.shard import Shard
 from kernels.draw import Controls, draw
 from kernels.penalties import adjust
@@ -99,10 +100,10 @@ class DenseHead:
         return int(draw(ids, logits, offsets, controls, implementation="reference")[0])
 
 
-def _step(shard: Shard, hidden: torch.Tensor, states: list[SequenceState]) -> list[RowDecision]:
-    candidates = shard.rescore(shard.screen(hidden, [state.need() for state in states]))
-    wanted = [row for row, s in enumerate(states) if s.parameters.logprobs is not None]
-    return Sampler().decide(candidates, states, shard.log_normalizers(candidates, wanted))
+def _step(
+    shard: Shard, hidden: torch.Tensor, states: list[SequenceState]
+) -> list[RowDecision | None]:
+    return screen_and_decide(shard, hidden, states)[0]
 
 
 def _state(
@@ -145,10 +146,7 @@ def test_certified_equals_dense_token_for_token(
     for _ in range(3):
         hidden = torch.from_numpy(random.standard_normal((rows, columns)).astype(np.float32))
         expected = [dense.token(h, state) for h, state in zip(hidden, states, strict=True)]
-        try:
-            decisions: list[RowDecision | None] = list(_step(shard, hidden, states))
-        except AllTokensExcludedError as error:
-            decisions = list(error.decisions)
+        decisions = _step(shard, hidden, states)
         assert [-1 if d is None else d.token_id for d in decisions] == expected
         for state, token in zip(states, expected, strict=True):
             state.append(max(token, 0))
@@ -168,10 +166,7 @@ def test_a_screen_beyond_its_bound_is_noticed(error: float) -> None:
     hidden = torch.randn(32, 16, generator=generator)
     states = [_state(SamplingParameters(seed=i), 400) for i in range(32)]
     expected = [dense.token(h, state) for h, state in zip(hidden, states, strict=True)]
-    try:
-        tokens = [decision.token_id for decision in _step(shard, hidden, states)]
-    except AllTokensExcludedError as noticed:
-        tokens = [-1 for _ in noticed.rows]
+    tokens = [-1 if each is None else each.token_id for each in _step(shard, hidden, states)]
     assert tokens != expected
 
 
@@ -239,9 +234,12 @@ def test_history_is_counted_token_by_token() -> None:
         state.append(token_id)
     adjustment = state.need().adjustment
     assert adjustment is not None
-    assert adjustment.seen_ids.tolist() == [1, 5, 7, 9]
-    assert adjustment.output_counts.tolist() == [1, 1, 0, 2]
-    assert state.need().position == 7
+    assert adjustment.tables is not None
+    table = adjustment.tables[adjustment.table]
+    assert {int(i): int(table[i]) for i in np.flatnonzero(table)} == {1: 2, 5: 2, 7: 1, 9: 3}
+    state.append(5)
+    assert table[5] == 3
+    assert state.need().position == 8
 
 
 def test_bad_words_minimum_length_and_eos() -> None:
@@ -298,11 +296,9 @@ def test_non_finite_hidden_states_never_become_a_token(value: float) -> None:
 def test_rows_without_a_token_leave_the_others_alone() -> None:
     shard, hidden = _head()
     states = [_state(SamplingParameters(allowed_ids=ids), 300) for ids in (None, (), (9,))]
-    with pytest.raises(AllTokensExcludedError) as caught:
-        _step(shard, hidden[:3], states)
-    assert caught.value.rows == (1,)
-    assert caught.value.decisions[1] is None
-    assert caught.value.decisions[2] == RowDecision(9)
+    decisions = _step(shard, hidden[:3], states)
+    assert [decision is None for decision in decisions] == [False, True, False]
+    assert decisions[2] == RowDecision(9)
 
 
 def test_certificates_say_what_was_done() -> None:

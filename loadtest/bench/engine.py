@@ -88,9 +88,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--against",
-        choices=("generate", "dense"),
-        help="in one process: transformers' generate, or ours with a dense head (default generate; "
-        "with --shape dense)",
+        choices=("generate", "dense", "samplers"),
+        help="in one process: transformers' generate, ours with a dense head, or ours with one "
+        "sampler process, which gets a core of its own (default generate; with --shape dense)",
     )
     parser.add_argument(
         "--tiers",
@@ -125,7 +125,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure and print; returns the exit status."""
     disable_progress_bar()
     try:
-        with pinned_to_cores(arguments.threads) as cores, checkpoint(arguments) as model:
+        wanted = arguments.threads + (arguments.against == "samplers")
+        with pinned_to_cores(wanted) as cores, checkpoint(arguments) as model:
             report = measure(arguments, model, cores)
     except (ValueError, OSError, RuntimeError) as error:
         print(f"lexshard bench engine: {error}", file=sys.stderr)
@@ -181,8 +182,17 @@ def measure(arguments: argparse.Namespace, model: str, cores: Sequence[int]) -> 
     settings = (model, arguments.dtype, arguments.threads, arguments.body)
     ours = EngineRunner(*settings, arguments.head, arguments.tiers)
     other: Runner
-    if (arguments.against or ("generate" if arguments.shape is None else "dense")) == "generate":
+    against = arguments.against or ("generate" if arguments.shape is None else "dense")
+    if against == "generate":
         other = GenerateRunner(model, arguments.dtype, arguments.threads)
+    elif against == "samplers":
+        other = EngineRunner(
+            *settings,
+            arguments.head,
+            arguments.tiers,
+            name="lexshard, a sampler beside",
+            samplers=1,
+        )
     else:
         other = EngineRunner(*settings, "dense", name="lexshard, dense head")
     parameters = ours.information.parameters

@@ -15,6 +15,7 @@ from actors.configuration import (
 )
 from actors.engine import Engine
 from actors.messages import Request, SamplingParameters
+from cluster.samplers import start_sampler
 from loadtest.bench.runs import Run
 from loadtest.bench.workload import Job
 
@@ -32,6 +33,7 @@ class EngineRunner:
         tiers: Sequence[Tier] = DEFAULT_TIERS,
         *,
         name: str = "lexshard",
+        samplers: int = 0,
     ) -> None:
         self.name = name
         self._engine = Engine(
@@ -44,7 +46,9 @@ class EngineRunner:
                 head=head,
                 tiers=tuple(tiers),
                 prefix_cache=False,
-            )
+                samplers=samplers,
+            ),
+            start_sampler,
         )
         self._engine.warm_up()
         self.information = self._engine.information

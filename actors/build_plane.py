@@ -1,0 +1,65 @@
+"""The decision plane an engine's configuration asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from actors.configuration import EngineConfiguration, SamplerPlacement
+from actors.decision_messages import SamplerSettings
+from actors.decision_plane import DecisionPlane, SamplerHandle
+from actors.hot_vocabulary import HotVocabulary
+from actors.hot_vocabulary.measurement import synthetic_decide
+from actors.local_samplers import InlineSampler, ThreadSampler
+from actors.sampler import Sampler
+from actors.sequence_state import SequenceStates
+
+# Starts a sampler outside of this process; the cluster layer knows how.
+StartSampler = Callable[[SamplerSettings, SamplerPlacement], SamplerHandle]
+
+
+def build_plane(
+    settings: SamplerSettings,
+    configuration: EngineConfiguration,
+    states: SequenceStates,
+    start_sampler: StartSampler | None,
+) -> DecisionPlane:
+    """Without samplers of their own, sequences are decided in the engine's thread, from the
+    engine's own ``states``. Raises ValueError for samplers that nobody can start, and what
+    starting them raises."""
+    size = settings.vocabulary_size
+    if configuration.samplers == 0:
+        engine_threads = replace(settings, threads=configuration.sampler_threads)
+        sampler = Sampler(engine_threads, states, load_hot_vocabulary(settings))
+        inline = InlineSampler(sampler)
+        return DecisionPlane(lambda: inline, 1, lambda: inline, size, informed=True)
+    if configuration.sampler_placement == "threads":
+        start: Callable[[], SamplerHandle] = partial(_thread, settings)
+    elif start_sampler is None:
+        raise ValueError(
+            f"samplers in {configuration.sampler_placement} are started by the cluster layer: "
+            "give start_sampler, or take threads"
+        )
+    else:
+        start = partial(start_sampler, settings, configuration.sampler_placement)
+    return DecisionPlane(start, configuration.samplers, partial(_substitute, settings), size)
+
+
+def load_hot_vocabulary(settings: SamplerSettings) -> HotVocabulary | None:
+    """The hot vocabulary, with what visiting a token costs here and now. Raises what
+    `HotVocabulary.load` raises."""
+    if settings.hot_vocabulary is None:
+        return None
+    size = settings.vocabulary_size
+    hot = HotVocabulary.load(settings.hot_vocabulary, size, settings.tokenizer)
+    hot.calibrate(synthetic_decide(size))
+    return hot
+
+
+def _thread(settings: SamplerSettings) -> SamplerHandle:
+    return ThreadSampler(Sampler(settings, hot=load_hot_vocabulary(settings)))
+
+
+def _substitute(settings: SamplerSettings) -> SamplerHandle:
+    return InlineSampler(Sampler(settings))

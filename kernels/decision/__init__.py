@@ -1,0 +1,87 @@
+"""One decision whole: adjust, truncate, draw, from raw canonical logits to a token, in one call.
+
+Two inputs, the same tokens: the few candidates that a certified search left, or every logit of the
+vocabulary, of which only blocks of 64 that can still matter are read.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from kernels.decision import cpu, reference
+from kernels.draw import Controls
+from kernels.penalties import Adjustments
+
+Implementation = Literal["reference", "cpu"]
+
+__all__ = ["NO_IDS", "Decided", "block_maxima", "decide_candidates", "decide_dense"]
+
+NO_IDS = np.empty(0, np.int32)
+
+
+class Decided(NamedTuple):
+    """What `decide_dense` found."""
+
+    tokens: npt.NDArray[np.int64]  # [B], -1 where every token is excluded
+    visited: npt.NDArray[np.int64]  # [B] tokens outside the hot set whose logit was read
+
+
+def block_maxima(
+    logits: npt.NDArray[np.float32], *, implementation: Implementation | None = None
+) -> npt.NDArray[np.float32]:
+    """The largest of every 64 logits of each column: [V, B] fp32, any strides, no NaN, to
+    [ceil(V / 64), B]."""
+    module = reference if implementation == "reference" else cpu
+    return module.block_maxima(logits)
+
+
+def decide_candidates(
+    ids: npt.NDArray[np.int32],
+    raw: npt.NDArray[np.float32],
+    offsets: npt.NDArray[np.int64],
+    controls: Controls,
+    adjustments: Adjustments,
+    *,
+    implementation: Implementation | None = None,
+) -> npt.NDArray[np.int64]:
+    """The token id drawn in each row [N], or -1 where every token is excluded.
+
+    Ragged candidates: row ``r`` owns ``offsets[r]:offsets[r + 1]`` of ``ids`` [total] (sorted
+    within a row) and ``raw`` [total], canonical logits before any processor. Adjusted as
+    `kernels.penalties.adjust` does, then decided as `kernels.draw.draw` does.
+    """
+    module = reference if implementation == "reference" else cpu
+    return module.decide_candidates(ids, raw, offsets, controls, adjustments)
+
+
+def decide_dense(
+    logits: npt.NDArray[np.float32],
+    maxima: npt.NDArray[np.float32],
+    controls: Controls,
+    adjustments: Adjustments,
+    hot_ids: npt.NDArray[np.int32] | None = None,
+    *,
+    implementation: Implementation | None = None,
+) -> Decided:
+    """The token each column's logits give: those of `decide_candidates` with every token.
+
+    ``logits`` [V, B] fp32 are raw canonical logits, one column per row of ``controls`` and
+    ``adjustments``, in any strides; ``maxima`` [ceil(V / 64), B] are their `block_maxima`. Neither
+    is written or copied, no column is sorted, and a history of any length costs the same.
+
+    ``hot_ids`` [H] (sorted, distinct, below V) are visited first, so that what they reach leaves
+    fewer other tokens to visit. Tokens never depend on them. Raises `ValueError` where the shapes
+    do not belong together.
+    """
+    size, columns = logits.shape
+    if maxima.shape != ((size + 63) // 64, columns):
+        raise ValueError(
+            f"logits {logits.shape} have block maxima of shape {((size + 63) // 64, columns)}, "
+            f"got {maxima.shape}"
+        )
+    hot = NO_IDS if hot_ids is None else hot_ids
+    module = reference if implementation == "reference" else cpu
+    return Decided(*module.decide_dense(logits, maxima, controls, adjustments, hot))

@@ -1,0 +1,174 @@
+"""The decision in numba: a whole batch in one call."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from kernels.decision import maxima as maxima_of_blocks
+from kernels.decision.column import Column, can_lift, lift_ceilings
+from kernels.decision.maxima import BLOCK
+from kernels.decision.nucleus import draw_nucleus
+from kernels.decision.survivors import draw_truncated
+from kernels.decision.winner import best_token, draw_token
+from kernels.draw.cpu import draw_row, draw_rows
+from kernels.penalties.cpu import adjust_candidates, adjust_token, lower_bound
+
+if TYPE_CHECKING:
+    from kernels.draw import Controls
+    from kernels.penalties import Adjustments
+
+
+@njit(nogil=True, cache=True)
+def _decide_candidates(ids, raw, offsets, controls, a):  # type: ignore[no-untyped-def]
+    return draw_rows(ids, adjust_candidates(ids, raw, offsets, a), offsets, controls)
+
+
+@njit(nogil=True, cache=True)
+def _decide_allowed(column, a, controls):  # type: ignore[no-untyped-def]
+    """The token of a row that considers allowed ids only."""
+    row = column.row
+    ids = a.allowed[a.allowed_offsets[row] : a.allowed_offsets[row + 1]]
+    values = np.empty(ids.size, np.float32)
+    count = 0
+    while count < ids.size and ids[count] < column.size:
+        token = np.int64(ids[count])
+        raw = column.memory[column.base + token * column.stride]
+        values[count] = adjust_token(raw, token, row, a)
+        count += 1
+    token = draw_row(ids[:count], values[:count], controls, row)
+    return token, count - _shared(ids[:count], column.hot_ids)
+
+
+@njit(nogil=True, cache=True)
+def _shared(ids, others):  # type: ignore[no-untyped-def]
+    """How many sorted ids are in both lists."""
+    shared = 0
+    for index in range(ids.size if others.size > 0 else 0):
+        place = lower_bound(others, 0, others.size, ids[index])
+        shared += place < others.size and others[place] == ids[index]
+    return shared
+
+
+@njit(nogil=True, cache=True)
+def _count_visited(was_read, size, hot_ids):  # type: ignore[no-untyped-def]
+    """How many tokens stand in the blocks that were read, without hot ids."""
+    count = 0
+    for block in range(was_read.size):
+        if was_read[block]:
+            start = block * BLOCK
+            stop = min(start + BLOCK, size)
+            count += stop - start
+            if hot_ids.size > 0:
+                first = lower_bound(hot_ids, 0, hot_ids.size, start)
+                while first < hot_ids.size and hot_ids[first] < stop:
+                    count -= 1
+                    first += 1
+    return count
+
+
+@njit(nogil=True, cache=True)
+def _decide_column(column, a, controls):  # type: ignore[no-untyped-def]
+    row = column.row
+    scale = controls.inverse_temperature[row]
+    if scale == 0.0:
+        return best_token(column, a)[0]
+    if controls.top_k[row] > 0 or controls.log_min_p[row] > -np.inf:
+        return draw_truncated(column, a, controls)
+    if controls.top_p[row] < 1.0:
+        return draw_nucleus(column, a, controls)
+    return draw_token(column, a, controls.key[row], controls.position[row], scale)
+
+
+@njit(nogil=True, cache=True)
+def _is_increasing(ids, size):  # type: ignore[no-untyped-def]
+    """Whether token ids are sorted, distinct and below ``size``."""
+    faults = 0
+    for index in range(1, ids.size):
+        faults += ids[index - 1] >= ids[index]
+    return faults == 0 and (ids.size == 0 or (ids[0] >= 0 and ids[-1] < size))
+
+
+@njit(nogil=True, cache=True)
+def _decide_dense(  # type: ignore[no-untyped-def]
+    memory, strides, size, columns, maxima, maxima_strides, controls, a, hot_ids
+):
+    if not _is_increasing(hot_ids, size):
+        raise ValueError("hot_ids must be sorted, distinct and below the vocabulary size")
+    tokens = np.empty(columns, np.int64)
+    visited = np.zeros(columns, np.int64)
+    blocks = (size + BLOCK - 1) // BLOCK
+    ceilings = np.empty(blocks, np.float32)
+    was_read = np.empty(blocks, np.bool_)
+    for row in range(columns):
+        was_read[:] = False
+        column = Column(
+            memory,
+            row * strides[1],
+            strides[0],
+            size,
+            row,
+            a.active[row],
+            can_lift(row, a),
+            ceilings,
+            hot_ids,
+            was_read,
+        )
+        if a.active[row] and a.restricted[row]:
+            tokens[row], visited[row] = _decide_allowed(column, a, controls)
+            continue
+        for block in range(blocks):
+            ceilings[block] = maxima[block * maxima_strides[0] + row * maxima_strides[1]]
+        if column.lifted:
+            lift_ceilings(column, a)
+        tokens[row] = _decide_column(column, a, controls)
+        visited[row] = _count_visited(was_read, size, hot_ids)
+    return tokens, visited
+
+
+def _memory(matrix: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], tuple[int, int]]:
+    """The memory of a matrix as one long array, and its strides in elements: one compiled kernel
+    then serves every layout, and sees which direction is contiguous."""
+    rows, columns = matrix.shape
+    if matrix.flags.c_contiguous:
+        return matrix.reshape(-1), (columns, 1) if columns > 1 else (1, 1)
+    if matrix.flags.f_contiguous:
+        return matrix.T.reshape(-1), (1, rows)
+    if min(matrix.strides) <= 0 or any(stride % matrix.itemsize for stride in matrix.strides):
+        return _memory(np.ascontiguousarray(matrix))
+    down, across = (stride // matrix.itemsize for stride in matrix.strides)
+    length = (rows - 1) * down + (columns - 1) * across + 1
+    flat = np.lib.stride_tricks.as_strided(matrix, (length,), (matrix.itemsize,))
+    return flat, (down, across)
+
+
+def block_maxima(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    memory, strides = _memory(logits)
+    return maxima_of_blocks.block_maxima(memory, strides, *logits.shape)
+
+
+def decide_candidates(
+    ids: npt.NDArray[np.int32],
+    raw: npt.NDArray[np.float32],
+    offsets: npt.NDArray[np.int64],
+    controls: Controls,
+    adjustments: Adjustments,
+) -> npt.NDArray[np.int64]:
+    return _decide_candidates(ids, raw, offsets, controls, adjustments)
+
+
+def decide_dense(
+    logits: npt.NDArray[np.float32],
+    maxima: npt.NDArray[np.float32],
+    controls: Controls,
+    adjustments: Adjustments,
+    hot_ids: npt.NDArray[np.int32],
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    memory, strides = _memory(logits)
+    size, columns = logits.shape
+    return _decide_dense(
+        memory, strides, size, columns, *_memory(maxima), controls, adjustments, hot_ids
+    )

@@ -1,0 +1,44 @@
+"""The decision, stated plainly: every token adjusted, sorted, weighed and given its noise."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from kernels.draw.reference import draw
+from kernels.penalties.reference import adjust
+
+if TYPE_CHECKING:
+    from kernels.draw import Controls
+    from kernels.penalties import Adjustments
+
+
+def block_maxima(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    return np.maximum.reduceat(logits, np.arange(0, len(logits), 64), axis=0)
+
+
+def decide_candidates(
+    ids: npt.NDArray[np.int32],
+    raw: npt.NDArray[np.float32],
+    offsets: npt.NDArray[np.int64],
+    controls: Controls,
+    adjustments: Adjustments,
+) -> npt.NDArray[np.int64]:
+    return draw(ids, adjust(ids, raw, offsets, adjustments), offsets, controls)
+
+
+def decide_dense(
+    logits: npt.NDArray[np.float32],
+    maxima: npt.NDArray[np.float32],
+    controls: Controls,
+    adjustments: Adjustments,
+    hot_ids: npt.NDArray[np.int32],
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Reads everything: ``maxima`` and ``hot_ids`` do not matter."""
+    size, columns = logits.shape
+    ids = np.tile(np.arange(size, dtype=np.int32), columns)
+    offsets = np.arange(columns + 1, dtype=np.int64) * size
+    tokens = decide_candidates(ids, logits.T.ravel(), offsets, controls, adjustments)
+    return tokens, np.full(columns, size - len(hot_ids), np.int64)
