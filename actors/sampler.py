@@ -142,22 +142,26 @@ class Sampler:
 
     def _decide_candidates(self, asked: CandidateRows, rows: _Rows) -> list[RowDecision | None]:
         controls = rows.controls
-        if asked.truncated.any():
+        if True in asked.truncated.tolist():
             controls = controls._replace(top_p=np.where(asked.truncated, 1.0, controls.top_p))
-        shares = self._shares(np.diff(asked.offsets).tolist())
-        tokens = np.empty(len(rows.states), np.int64)
-
-        def decide(first: int, last: int) -> None:
-            whole = last - first == len(tokens)
-            tokens[first:last] = decide_candidates(
-                asked.ids,
-                asked.raw,
-                asked.offsets if whole else asked.offsets[first : last + 1],
-                controls if whole else _some_controls(controls, first, last),
-                rows.adjustments if whole else select_rows(rows.adjustments, first, last),
+        if self._threads == 1 or len(rows.states) == 1:
+            tokens = decide_candidates(
+                asked.ids, asked.raw, asked.offsets, controls, rows.adjustments
             )
+        else:
+            tokens = np.empty(len(rows.states), np.int64)
 
-        _run(decide, shares)
+            def decide(first: int, last: int) -> None:
+                tokens[first:last] = decide_candidates(
+                    asked.ids,
+                    asked.raw,
+                    asked.offsets[first : last + 1],
+                    _some_controls(controls, first, last),
+                    select_rows(rows.adjustments, first, last),
+                )
+
+            sizes = np.diff(asked.offsets) + 1
+            _run(decide, pool.even_shares(sizes.tolist(), self._threads))
         return [RowDecision(token) if token >= 0 else None for token in tokens.tolist()]
 
     def _decide_dense(self, asked: DenseRows, rows: _Rows) -> list[RowDecision | None]:
@@ -183,7 +187,7 @@ class Sampler:
             tokens[first:last] = decided.tokens
             visited[first:last] = decided.visited
 
-        _run(decide, self._shares([1] * count))
+        _run(decide, pool.even_shares([1] * count, min(self._threads, count)))
         if self._hot is not None:
             self._hot.observe(int(visited.sum()), count, time.perf_counter() - started)
         decisions: list[RowDecision | None] = []
@@ -211,11 +215,6 @@ class Sampler:
             except ValueError as error:
                 logger.warning("the changed hot vocabulary is not used: %s", error)
         return self._hot.hot_ids
-
-    def _shares(self, sizes: Sequence[int]) -> list[tuple[int, int]]:
-        if self._threads == 1 or len(sizes) == 1:
-            return [(0, len(sizes))]
-        return pool.even_shares([size + 1 for size in sizes], self._threads)
 
 
 def _run(decide: Callable[[int, int], None], shares: Sequence[tuple[int, int]]) -> None:

@@ -1,0 +1,96 @@
+"""The controls the sampler benchmark switches on and off, each setting with a name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from actors.messages import SamplingParameters
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """How every row of a case is sampled; the defaults are everything off."""
+
+    name: str = "none"
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition: float = 1.0
+    frequency: float = 0.0
+    presence: float = 0.0
+
+    @property
+    def penalised(self) -> bool:
+        return self.repetition != 1.0 or self.frequency != 0.0 or self.presence != 0.0
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    @property
+    def certificate(self) -> str:
+        """What kind of certificate a row of this setting asks of the head."""
+        if self.greedy:
+            return "top1"
+        if self.top_k:
+            return "topk"
+        if self.min_p:
+            return "minp"
+        return "nucleus" if self.top_p < 1 else "gumbel"
+
+    def parameters(self, seed: int) -> SamplingParameters:
+        return SamplingParameters(
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition,
+            frequency_penalty=self.frequency,
+            presence_penalty=self.presence,
+            max_tokens=1 << 30,
+            seed=seed,
+        )
+
+
+ALL = Setting(
+    "all",
+    temperature=0.8,
+    top_k=50,
+    top_p=0.95,
+    min_p=0.05,
+    repetition=1.1,
+    frequency=0.3,
+    presence=0.2,
+)
+_PENALTIES = ("repetition", "frequency", "presence")
+_SWITCHES: dict[str, tuple[str, ...]] = {
+    "penalties": _PENALTIES,
+    **{name: (name,) for name in (*_PENALTIES, "temperature")},
+    "minp": ("min_p",),
+    "topk": ("top_k",),
+    "topp": ("top_p",),
+}
+
+
+def _only(name: str) -> Setting:
+    on = {field: getattr(ALL, field) for field in _SWITCHES[name]}
+    return replace(Setting(name), **on)
+
+
+def _without(name: str) -> Setting:
+    off = {field: getattr(Setting(), field) for field in _SWITCHES[name]}
+    return replace(ALL, name=f"all-but-{name}", **off)
+
+
+# All controls, none, greedy; each one alone, and all but each one.
+SETTINGS = {
+    setting.name: setting
+    for setting in (
+        ALL,
+        Setting(),
+        Setting("greedy", temperature=0.0),
+        *map(_only, _SWITCHES),
+        *map(_without, _SWITCHES),
+    )
+}
