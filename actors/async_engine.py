@@ -41,6 +41,7 @@ class AsyncEngine:
     """Runs ``engine`` in a thread until ``close``; use from one event loop."""
 
     def __init__(self, engine: Engine) -> None:
+        self._engine = engine
         self._mailbox = _Mailbox()
         self._streams: dict[tuple[str, int], asyncio.Queue[SequenceEvent]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -68,9 +69,10 @@ class AsyncEngine:
                 self._mailbox.put(Commands(cancel=(request.request_id,)))
 
     def close(self) -> None:
-        """Stop the loop after its current step."""
+        """Stop the loop after its current step, and the engine's samplers."""
         self._mailbox.put(Commands(stop=True))
         self._thread.join()
+        self._engine.close()
 
     def _emit(self, output: StepOutput) -> None:
         if output.events and self._loop is not None:

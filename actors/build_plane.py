@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
+
 from actors.configuration import EngineConfiguration, SamplerPlacement
 from actors.decision_messages import SamplerSettings
 from actors.decision_plane import DecisionPlane, SamplerHandle
@@ -13,6 +15,7 @@ from actors.hot_vocabulary import HotVocabulary
 from actors.hot_vocabulary.measurement import synthetic_decide
 from actors.local_samplers import InlineSampler, ThreadSampler
 from actors.sampler import Sampler
+from actors.sampler_warm_up import warm_up_work
 from actors.sequence_state import SequenceStates
 
 # Starts a sampler outside of this process; the cluster layer knows how.
@@ -35,6 +38,10 @@ def build_plane(
         inline = InlineSampler(sampler)
         return DecisionPlane(lambda: inline, 1, lambda: inline, size, informed=True)
     if configuration.sampler_placement == "threads":
+        if configuration.sampler_threads > 1:
+            raise ValueError(
+                "samplers in threads have no threads of their own: take more samplers, or processes"
+            )
         start: Callable[[], SamplerHandle] = partial(_thread, settings)
     elif start_sampler is None:
         raise ValueError(
@@ -62,4 +69,7 @@ def _thread(settings: SamplerSettings) -> SamplerHandle:
 
 
 def _substitute(settings: SamplerSettings) -> SamplerHandle:
+    """Warm, since it is needed at once when it is needed."""
+    rows = np.zeros((2, settings.vocabulary_size), np.float32)
+    Sampler(settings).decide(warm_up_work(rows.T))
     return InlineSampler(Sampler(settings))

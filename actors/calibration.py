@@ -1,33 +1,38 @@
 """Which tier screens best on this machine, measured on real hidden states when an engine starts.
 
-The figures depend on the machine, on the model and on the number of rows in a step, so nothing is
-assumed: every tier and the dense screen decide the same steps, and the fastest is chosen per size.
+The figures depend on the machine, on the model, on the number of rows in a step and on what they
+need, so nothing is assumed: every tier and the dense screen decide the same steps, and the fastest
+is chosen per size and kind of step.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from actors.ladder import Choices
+from actors.ladder import STEP_KINDS, Choices, StepKind
 from actors.messages import Candidates, Need
 from actors.screens import DENSE
 
 SIZES = (1, 2, 4, 8, 16, 32, 64)
-# Short steps are repeated more often: one interruption must not decide.
-FEWEST_REPEATS, MOST_REPEATS = 3, 15
-SECONDS = 0.02
+# Hidden states differ in how many tokens they leave: one alone must not decide.
+FEWEST_STATES = 4
+# The first turn of a size is slower and does not count as time. Short steps are repeated more often: one interruption must not
+# decide either.
+FEWEST_TURNS, MOST_TURNS = 2, 15
+SECONDS = 0.02  # per screen and size
 # A tier so much slower than the best at one size is not measured at larger ones.
 HOPELESS = 2.5
 TOP_K = 50
-KINDS = 3  # of needs, see `_need`
 # Timings this close are the same: machines are noisy.
 BARELY = 1.1
+
+Step = tuple[npt.NDArray[np.float32], Sequence[Need]]  # hidden states [N, d], N needs
 
 
 class LadderHead(Protocol):
@@ -46,10 +51,11 @@ class LadderHead(Protocol):
 class Timing:
     """What a step of ``rows`` rows took when it started with ``screen``."""
 
+    kind: StepKind
     rows: int
     screen: str
-    milliseconds: float  # the fastest of a few runs, mean over the mixes of needs
-    rescored_share: float  # of the vocabulary, mean over the rows and the mixes
+    milliseconds: float  # the fastest of a few runs, mean over steps with different hidden states
+    rescored_share: float  # of the vocabulary, mean over the rows
 
 
 def calibrate(
@@ -57,29 +63,36 @@ def calibrate(
 ) -> list[Timing]:
     """Times steps of up to ``largest`` rows with each of ``names``; ``hidden`` [M, d] are samples.
 
-    A third of the rows each is greedy, drawn at temperature 1, and cut to the 50 best; too few rows
-    for that are timed with one mix of needs after the other.
+    Steps of each kind are timed: greedy rows and draws at temperature 1 in turn, and rows that are
+    cut to the 50 best. There are no timings of sizes at which one name alone was left.
     """
     timings: list[Timing] = []
-    left = list(names)
-    for rows in [size for size in SIZES if size <= max(largest, 1)]:
-        states = hidden[np.arange(rows) * max(1, len(hidden) // rows) % len(hidden)]
-        mixes = [[_need(row + shift) for row in range(rows)] for shift in range(KINDS)]
-        if rows >= KINDS:
-            del mixes[1:]
-        states = np.ascontiguousarray(states)
-        timed = [_mean([_timed(shard, name, states, needs) for needs in mixes]) for name in left]
-        timings.extend(timed)
-        best = min(each.milliseconds for each in timed)
-        left = [each.screen for each in timed if each.milliseconds <= HOPELESS * best]
+    for kind in STEP_KINDS:
+        left = list(names)
+        for rows in [size for size in SIZES if size <= max(largest, 1)]:
+            steps = _steps(kind, rows, hidden)
+            timed = _timed(shard, left, kind, steps)
+            timings.extend(timed)
+            best = min(each.milliseconds for each in timed)
+            left = [each.screen for each in timed if each.milliseconds <= HOPELESS * best]
+            if len(left) == 1:
+                break
     return timings
 
 
-def choose(timings: Sequence[Timing], *, certified: bool) -> Choices:
-    """The fastest screen by number of rows; never the dense one where ``certified``.
+def choose(timings: Sequence[Timing], *, certified: bool) -> tuple[Choices, Choices]:
+    """The fastest screens by number of rows, of steps that need one token per row and of steps
+    with top-k rows; never the dense one where ``certified``.
 
     What was chosen for fewer rows is kept where another one is barely faster.
     """
+    one, several = (
+        _fastest([each for each in timings if each.kind == kind], certified) for kind in STEP_KINDS
+    )
+    return one, several
+
+
+def _fastest(timings: Sequence[Timing], certified: bool) -> Choices:
     choices: list[tuple[int, str]] = []
     for rows in sorted({each.rows for each in timings}):
         taken = {
@@ -98,35 +111,55 @@ def choose(timings: Sequence[Timing], *, certified: bool) -> Choices:
     return tuple(choices)
 
 
-def _need(row: int) -> Need:
-    key, position = row, 100 + row
-    if row % KINDS == 0:
-        return Need("top1", key=key, position=position, inverse_temperature=1.0)
-    if row % KINDS == 1:
+def _steps(kind: StepKind, rows: int, hidden: npt.NDArray[np.float32]) -> list[Step]:
+    """Steps of ``rows`` rows with hidden states from all over ``hidden`` [M, d]."""
+    samples = rows * max(1, FEWEST_STATES // rows)
+    places = np.arange(samples) * max(1, len(hidden) // samples) % len(hidden)
+    needs = [_need(kind, sample) for sample in range(samples)]
+    return [
+        (np.ascontiguousarray(hidden[places[first : first + rows]]), needs[first : first + rows])
+        for first in range(0, samples, rows)
+    ]
+
+
+def _need(kind: StepKind, sample: int) -> Need:
+    key, position = sample, 100 + sample
+    if kind == "several":
         return Need("topk", k=TOP_K, key=key, position=position, inverse_temperature=1.0)
+    if sample % 2 == 0:
+        return Need("top1", key=key, position=position, inverse_temperature=1.0)
     return Need("top1")
 
 
-def _mean(timings: Sequence[Timing]) -> Timing:
-    """One screen's timings for as many rows, with different needs."""
-    return replace(
-        timings[0],
-        milliseconds=float(np.mean([each.milliseconds for each in timings])),
-        rescored_share=float(np.mean([each.rescored_share for each in timings])),
-    )
-
-
 def _timed(
-    shard: LadderHead, name: str, hidden: npt.NDArray[np.float32], needs: Sequence[Need]
-) -> Timing:
-    shard.start_with(((1, name),))
-    seconds: list[float] = []
-    share = 0.0
-    while len(seconds) <= FEWEST_REPEATS or (
-        len(seconds) <= MOST_REPEATS and sum(seconds[1:]) < SECONDS
-    ):
-        started = time.perf_counter()
-        candidates = shard.rescore(shard.screen(hidden, needs))
-        seconds.append(time.perf_counter() - started)
-        share = float(candidates.offsets[-1]) / (len(needs) * shard.vocabulary_size)
-    return Timing(len(needs), name, 1000.0 * min(seconds[1:]), share)
+    shard: LadderHead, screens: Sequence[str], kind: StepKind, steps: Sequence[Step]
+) -> list[Timing]:
+    """Every screen's timing; they take turns, so that no one has the machine's quiet moments."""
+    best = np.full((len(screens), len(steps)), np.inf)
+    share = np.zeros_like(best)
+    enough = SECONDS * len(screens) / len(steps)
+    for place, step in enumerate(steps):
+        turns, seconds = 0, 0.0
+        while turns < FEWEST_TURNS or (turns < MOST_TURNS and seconds < enough):
+            for index, screen in enumerate(screens):
+                taken, share[index, place] = _run(shard, screen, step)
+                best[index, place] = min(best[index, place], taken)
+                seconds += taken if turns else 0.0
+            turns += 1
+    milliseconds, shares = 1000.0 * best.mean(axis=1), share.mean(axis=1)
+    rows = len(steps[0][1])
+    return [
+        Timing(kind, rows, screen, float(milliseconds[index]), float(shares[index]))
+        for index, screen in enumerate(screens)
+    ]
+
+
+def _run(shard: LadderHead, screen: str, step: Step) -> tuple[float, float]:
+    """Seconds of a step that is screened with ``screen``, and the share of rows it rescored."""
+    # This forgets crowding, too: a crowded screen would give way to another one after a few steps.
+    shard.start_with(((1, screen),))
+    hidden, needs = step
+    started = time.perf_counter()
+    candidates = shard.rescore(shard.screen(hidden, needs))
+    seconds = time.perf_counter() - started
+    return seconds, float(candidates.offsets[-1]) / (len(needs) * shard.vocabulary_size)

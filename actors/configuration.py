@@ -77,4 +77,5 @@ class EngineInformation:
     parameters: int
     process_id: int
     decisions: str = "in the engine's thread"
-    head_timings: tuple[tuple[int, str, float], ...] = ()  # rows in a step, screen, milliseconds
+    # Kind of step (see `actors.ladder.StepKind`), rows in it, screen, milliseconds.
+    head_timings: tuple[tuple[str, int, str, float], ...] = ()

@@ -39,6 +39,9 @@ class Deltas:
     appended: tuple[tuple[int, int], ...] = ()
 
 
+NO_DELTAS = Deltas()
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class CandidateRows:
     """Per row the tokens that can still win, with raw canonical logits (before any processor).
@@ -77,7 +80,7 @@ class DecisionWork:
     """
 
     step: int
-    deltas: Deltas
+    deltas: Deltas = NO_DELTAS
     candidates: CandidateRows | None = None
     dense: DenseRows | None = None
 

@@ -7,26 +7,24 @@ work of a sampler that died is done again by another one.
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import numpy as np
-
-from actors.decision_messages import (
-    CandidateRows,
-    DecisionResult,
-    DecisionWork,
-    Deltas,
-    DenseRows,
-    OpenSequence,
-)
+from actors.decision_messages import NO_DELTAS, DecisionResult, DecisionWork, Deltas, OpenSequence
+from actors.decision_rows import is_dense, sequences_of, work_of
 from actors.messages import Candidates, Request, RowDecision
 
 # Stands in for lost samplers until new ones are ready.
 SUBSTITUTE = -1
+# Seconds before a sampler that could not be started is tried again, doubling.
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
+
+logger = logging.getLogger("lexshard.sampler")
 
 
 class SamplerLostError(RuntimeError):
@@ -85,6 +83,8 @@ class _Outbox:
     appended: list[tuple[int, int]] = field(default_factory=list)
 
     def take(self) -> Deltas:
+        if not (self.closed or self.opened or self.appended):
+            return NO_DELTAS
         deltas = Deltas(tuple(self.closed), tuple(self.opened.values()), tuple(self.appended))
         self.closed, self.opened, self.appended = [], {}, []
         return deltas
@@ -98,8 +98,9 @@ class _Outbox:
 class DecisionPlane:
     """``count`` samplers made by ``start``; ``substitute`` makes one in this process.
 
-    Samplers that are ``informed`` share the caller's states and are told nothing. One thread uses
-    a plane. Raises what ``start`` raises.
+    The substitute decides while no other sampler is left. Samplers that are ``informed`` share the
+    caller's states, are told nothing, and have no substitute. One thread uses a plane. Raises what
+    ``start`` raises.
     """
 
     def __init__(
@@ -114,18 +115,26 @@ class DecisionPlane:
         self.counters = PlaneCounters()
         self._informed = informed
         self._start = start
-        self._make_substitute = substitute
         self._vocabulary_size = vocabulary_size
         self._starter = ThreadPoolExecutor(count, thread_name_prefix="start-sampler")
+        self._closing = threading.Event()
+        self._pause = SHORTEST_PAUSE
+        self._flying = 0
         self._handles: dict[int, SamplerHandle] = {}
         self._coming: dict[int, Future[SamplerHandle]] = {}
         self._members: dict[int, _Member] = {}
         self._outboxes: dict[int, _Outbox] = {}
         # The first alone: what it compiles, the others find.
         self._add(0, start())
-        starting = [self._starter.submit(start) for _ in range(1, count)]
-        for index, each in enumerate(starting, 1):
-            self._add(index, each.result())
+        self._coming = {index: self._starter.submit(start) for index in range(1, count)}
+        try:
+            while self._coming:
+                index, coming = self._coming.popitem()
+                self._add(index, coming.result())
+            self._substitute = self._handles[0] if informed else substitute()
+        except BaseException:
+            self.shut_down()
+            raise
 
     # -- sequences --------------------------------------------------------------------------------
 
@@ -160,17 +169,23 @@ class DecisionPlane:
         The arrays of ``candidates`` must stay as they are until the decisions are taken.
         """
         self._take_in()
-        rows_of: dict[int, list[int]] = {}
-        for row, sequence in enumerate(sequences):
-            rows_of.setdefault(self._members[sequence].sampler, []).append(row)
+        dense = is_dense(candidates, self._vocabulary_size)
+        groups: list[Sequence[int]] = [range(len(sequences))]
+        if len(self._handles) > 1:
+            rows_of: dict[int, list[int]] = {}
+            for row, sequence in enumerate(sequences):
+                rows_of.setdefault(self._members[sequence].sampler, []).append(row)
+            groups = list(rows_of.values())
         parts = []
-        for rows in rows_of.values():
-            order, asked = self._work(step, rows, sequences, candidates)
-            parts.append(_Part(order, asked, *self._hand_over(asked)))
+        for rows in groups:
+            order, asked = work_of(step, rows, sequences, candidates, dense)
+            parts.append(_Part(order, asked, *self.hand_over(asked)))
+        self._flying += 1
         return PendingStep(self, parts, len(sequences))
 
     def shut_down(self) -> None:
         """Ends every sampler."""
+        self._closing.set()
         self._starter.shutdown(wait=True)
         for coming in self._coming.values():
             if coming.exception() is None:
@@ -183,75 +198,103 @@ class DecisionPlane:
         """How many samplers are at work."""
         return len(self._handles)
 
-    def _work(
-        self, step: int, rows: Sequence[int], sequences: Sequence[int], candidates: Candidates
-    ) -> tuple[list[int], DecisionWork]:
-        """``rows`` in the order of their decisions, and the work without deltas."""
-        counts = np.diff(candidates.offsets).tolist()
-        whole = [
-            count == self._vocabulary_size and not certificate.truncated
-            for count, certificate in zip(counts, candidates.certificates, strict=True)
-        ]
-        dense = [row for row in rows if whole[row]]
-        chosen = [row for row in rows if not whole[row]]
-        work = DecisionWork(
-            step,
-            Deltas(),
-            _candidate_rows(chosen, sequences, candidates) if chosen else None,
-            _dense_rows(dense, sequences, candidates) if dense else None,
-        )
-        return [*chosen, *dense], work
+    def load(self) -> dict[int, int]:
+        """How many sequences each sampler has."""
+        load = dict.fromkeys(self._handles, 0)
+        for member in self._members.values():
+            if member.sampler in load:  # not those of one that has just been lost
+                load[member.sampler] += 1
+        return load
 
-    def _hand_over(self, asked: DecisionWork) -> tuple[int, PendingDecision]:
+    def landed(self) -> None:
+        """A step's decisions have been taken."""
+        self._flying -= 1
+
+    def hand_over(self, asked: DecisionWork) -> tuple[int, SamplerHandle, PendingDecision]:
         """Hands ``asked`` to the sampler of its sequences, wherever they must move for that."""
         while True:
-            sampler = self._members[_sequences(asked)[0]].sampler
-            deltas = self._outboxes[sampler].take()
-            work = DecisionWork(asked.step, deltas, asked.candidates, asked.dense)
+            sampler = self._members[sequences_of(asked)[0]].sampler
+            handle = self._handles[sampler]
+            work = asked
+            if not self._informed:
+                deltas = self._outboxes[sampler].take()
+                work = DecisionWork(asked.step, deltas, asked.candidates, asked.dense)
             try:
-                return sampler, self._handles[sampler].submit(work)
+                return sampler, handle, handle.submit(work)
             except SamplerLostError:
-                self.lose(sampler)
+                self.lose(sampler, handle)
 
     # -- losing and replacing ---------------------------------------------------------------------
 
-    def lose(self, sampler: int) -> None:
+    def lose(self, sampler: int, handle: SamplerHandle) -> None:
         """A sampler died: its sequences move to one other, and a new sampler is started."""
-        if sampler not in self._handles:
+        if self._handles.get(sampler) is not handle:
             return
         self.counters.lost += 1
-        self._handles.pop(sampler).close()
-        del self._outboxes[sampler]
+        del self._handles[sampler], self._outboxes[sampler]
+        handle.close()
         self._coming[sampler] = self._starter.submit(self._start)
         if not self._handles:
-            self._add(SUBSTITUTE, self._make_substitute())
-        self._move(sampler, self._least_loaded())
+            self._add(SUBSTITUTE, self._substitute)
+        # All to one: a step that is asked again needs its sequences together.
+        target = self._least_loaded()
+        for sequence, member in self._members.items():
+            if member.sampler == sampler:
+                self._give(sequence, member, target)
 
     def _take_in(self) -> None:
-        """Puts samplers that have become ready to work, in place of the substitute."""
+        """Puts samplers that have become ready to work, and spreads the sequences over all."""
+        if not self._coming or self._flying:
+            return
         ready = [index for index, coming in self._coming.items() if coming.done()]
         for index in ready:
-            self._add(index, self._coming.pop(index).result())
-        if ready and SUBSTITUTE in self._handles:
-            self._move(SUBSTITUTE, ready[0])
-            self._handles.pop(SUBSTITUTE).close()
-            del self._outboxes[SUBSTITUTE]
+            coming = self._coming.pop(index)
+            error = coming.exception()
+            if error is None:
+                self._add(index, coming.result())
+                self._pause = SHORTEST_PAUSE
+            else:
+                logger.warning("a sampler could not be started, trying again: %s", error)
+                self._coming[index] = self._starter.submit(self._start_later, self._pause)
+                self._pause = min(2.0 * self._pause, LONGEST_PAUSE)
+        if any(index in self._handles for index in ready):
+            self._spread()
+
+    def _start_later(self, pause: float) -> SamplerHandle:
+        if self._closing.wait(pause):
+            raise SamplerLostError("the decision plane has been shut down")
+        return self._start()
+
+    def _spread(self) -> None:
+        """Gives every sampler its share of the sequences, and the substitute none."""
+        kept = [index for index in self._handles if index != SUBSTITUTE]
+        most = -(-len(self._members) // len(kept))
+        load = dict.fromkeys(kept, 0)
+        moving = []
+        for sequence, member in self._members.items():
+            if member.sampler in load and load[member.sampler] < most:
+                load[member.sampler] += 1
+            else:
+                moving.append((sequence, member))
+        for sequence, member in moving:
+            target = min(load, key=lambda index: load[index])
+            load[target] += 1
+            self._outboxes[member.sampler].close(sequence)
+            self._give(sequence, member, target)
+        if self._handles.pop(SUBSTITUTE, None) is not None:
+            # It has nothing to decide, but must forget.
+            self._substitute.submit(DecisionWork(0, self._outboxes.pop(SUBSTITUTE).take()))
+
+    def _give(self, sequence: int, member: _Member, target: int) -> None:
+        member.sampler = target
+        self._outboxes[target].opened[sequence] = _opening(sequence, member)
 
     def _add(self, index: int, handle: SamplerHandle) -> None:
         self._handles[index] = handle
         self._outboxes[index] = _Outbox()
 
-    def _move(self, source: int, target: int) -> None:
-        for sequence, member in self._members.items():
-            if member.sampler == source:
-                member.sampler = target
-                self._outboxes[target].opened[sequence] = _opening(sequence, member)
-
     def _least_loaded(self) -> int:
-        load = dict.fromkeys(self._handles, 0)
-        for member in self._members.values():
-            if member.sampler in load:
-                load[member.sampler] += 1
+        load = self.load()
         return min(load, key=lambda index: load[index])
 
 
@@ -262,6 +305,7 @@ class _Part:
     rows: list[int]  # in the order of the sampler's decisions
     asked: DecisionWork
     sampler: int
+    handle: SamplerHandle
     pending: PendingDecision
 
 
@@ -274,7 +318,7 @@ class PendingStep:
         self._rows = rows
 
     def result(self) -> list[RowDecision | None]:
-        """Waits for a decision per row; None for a row that has no token left to draw."""
+        """Waits for a decision per row; None for a row that has no token left to draw. Once."""
         decisions: list[RowDecision | None] = [None] * self._rows
         counters = self._plane.counters
         longest = 0.0
@@ -288,6 +332,7 @@ class PendingStep:
         wait = time.perf_counter() - started
         counters.wait += wait
         counters.hidden += max(0.0, longest - wait)
+        self._plane.landed()
         return decisions
 
     def _result(self, part: _Part) -> DecisionResult:
@@ -295,38 +340,10 @@ class PendingStep:
             try:
                 return part.pending.result()
             except SamplerLostError:
-                self._plane.lose(part.sampler)
-                part.sampler, part.pending = self._plane._hand_over(part.asked)
+                self._plane.lose(part.sampler, part.handle)
+                part.sampler, part.handle, part.pending = self._plane.hand_over(part.asked)
 
 
 def _opening(sequence: int, member: _Member) -> OpenSequence:
     output = tuple(member.history[len(member.request.prompt_ids) :])
     return OpenSequence(sequence, member.request, output)
-
-
-def _sequences(work: DecisionWork) -> tuple[int, ...]:
-    first = () if work.candidates is None else work.candidates.sequences
-    return first if work.dense is None else (*first, *work.dense.sequences)
-
-
-def _candidate_rows(
-    rows: Sequence[int], sequences: Sequence[int], candidates: Candidates
-) -> CandidateRows:
-    truncated = np.array([candidates.certificates[row].truncated for row in rows], np.bool_)
-    ids, raw, offsets = candidates.ids, candidates.raw, candidates.offsets
-    if len(rows) < len(sequences):
-        own = [slice(offsets[row], offsets[row + 1]) for row in rows]
-        ids = np.concatenate([ids[each] for each in own])
-        raw = np.concatenate([raw[each] for each in own])
-        offsets = np.cumsum([0, *np.diff(offsets)[list(rows)]], dtype=np.int64)
-    return CandidateRows(tuple(sequences[row] for row in rows), ids, raw, offsets, truncated)
-
-
-def _dense_rows(rows: Sequence[int], sequences: Sequence[int], candidates: Candidates) -> DenseRows:
-    size = int(candidates.offsets[rows[0] + 1] - candidates.offsets[rows[0]])
-    first, last = candidates.offsets[rows[0]], candidates.offsets[rows[-1] + 1]
-    if last - first == size * len(rows):  # side by side
-        logits = candidates.raw[first:last].reshape(len(rows), size)
-    else:
-        logits = np.stack([candidates.raw[candidates.offsets[row] :][:size] for row in rows])
-    return DenseRows(tuple(sequences[row] for row in rows), logits.T)

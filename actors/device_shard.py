@@ -24,7 +24,7 @@ import numpy.typing as npt
 import torch
 
 from actors.device_step import DeviceStep, Screen, StepResults, pack_step
-from actors.ladder import Choices, Ladder, Pauses
+from actors.ladder import Choices, Ladder, Pauses, StepKind, step_kind
 from actors.messages import Candidates, Certificate, Need
 from actors.needs import flatten_adjustments, flatten_needs
 from actors.output_rows import log_normalizers, own_rows, refuse_unsound
@@ -133,23 +133,29 @@ class DeviceShard:
         self._ids = np.arange(vocabulary_size, dtype=np.int32)
         self._row_bytes = weight.shape[1] * weight.element_size()
         self._ladder = ladder
-        self.start_with(ladder.choices)
+        self.start_with(ladder.choices, ladder.for_several)
 
-    def start_with(self, choices: Choices) -> None:
+    def start_with(self, choices: Choices, for_several: Choices | None = None) -> None:
         """Which tiers later steps are screened with first (see `Ladder`)."""
-        if any(name == DENSE for _, name in choices):
+        if any(name == DENSE for _, name in (*choices, *(for_several or ()))):
             raise ValueError("a device has no dense screen: choose among the ladder's tiers")
-        self._ladder = replace(self._ladder, choices=choices)
+        self._ladder = replace(self._ladder, choices=choices, for_several=for_several)
         self._pauses = Pauses()
 
     def warm_up(self, largest: int = BUCKETS[-1]) -> None:
         """Compiles every kernel and captures the graphs of steps of up to ``largest`` rows."""
         for rows in [bucket for bucket in BUCKETS if bucket <= max(largest, 1)]:
             hidden = torch.zeros(rows, self.weight.shape[1], device=self.weight.device)
-            self.rescore(self.screen(hidden, [Need("top1")] * rows))
+            by_tier = {
+                self._ladder.choice(rows, step_kind([need])): need
+                for need in (Need("top1"), Need("topk", k=1))
+            }
+            for need in by_tier.values():
+                self.rescore(self.screen(hidden, [need] * rows))
 
     def replay(self, rows: int) -> Callable[[], None]:
-        """What runs the last step of ``rows`` rows again, on the device alone: for measuring."""
+        """What runs the last step of ``rows`` rows without top-k, or of any kind where all have the
+        same choices, again on the device alone: for measuring."""
         return self._step(rows, self._ladder.choice(rows)).replay
 
     # -- screening --------------------------------------------------------------------------------
@@ -168,7 +174,8 @@ class DeviceShard:
         if not states.is_cuda:
             refuse_unsound(torch.isfinite(states).all(dim=1).numpy())
         rows = [row for row, need in enumerate(needs) if self._searches(need)]
-        name = self._choose(len(rows)) if rows else ""
+        kind = step_kind([needs[row] for row in rows])
+        name = self._choose(len(rows), kind) if rows else ""
         launches = []
         for start in range(0, len(rows), BUCKETS[-1]):
             launch = self._launch(rows[start : start + BUCKETS[-1]], name, states, needs)
@@ -183,9 +190,9 @@ class DeviceShard:
             need.kind == "topk" and 0 < need.k <= self._largest_k
         )
 
-    def _choose(self, rows: int) -> str:
+    def _choose(self, rows: int, kind: StepKind) -> str:
         """The ladder's choice, or while that leaves too much the tier that reads most."""
-        name = self._ladder.choice(rows)
+        name = self._ladder.choice(rows, kind)
         if self._pauses.allows(name):
             return name
         return max(self._bytes, key=self._bytes.__getitem__)

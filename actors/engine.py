@@ -9,6 +9,7 @@ process in tests and scripts, and in a process of its own behind the server.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence as Sequenced
 from functools import partial
@@ -95,7 +96,7 @@ class Engine:
             parameters=model.parameters,
             process_id=os.getpid(),
             decisions=_where_decided(configuration),
-            head_timings=tuple((t.rows, t.screen, t.milliseconds) for t in built.timings),
+            head_timings=tuple((t.kind, t.rows, t.screen, t.milliseconds) for t in built.timings),
         )
 
     def _make_plane(self, start_sampler: StartSampler | None) -> DecisionPlane:
@@ -185,6 +186,10 @@ class Engine:
                 f"{length} prompt tokens and {wanted} to generate exceed the context of "
                 f"{self.max_model_len} tokens"
             )
+        if not -(2**63) <= request.parameters.seed < 2**64:
+            raise ValueError(f"seed {request.parameters.seed} does not fit 64 bits")
+        if not all(math.isfinite(bias) for _, bias in request.parameters.logit_bias):
+            raise ValueError("logit_bias holds a value that is not finite")
         if not all(0 <= token < vocabulary_size for token in request.prompt_ids):
             raise ValueError(f"a prompt token id is outside 0 to {vocabulary_size - 1}")
 

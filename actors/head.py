@@ -97,8 +97,8 @@ def build_head(model: LoadedModel, configuration: EngineConfiguration) -> BuiltH
     shard = _shard(model, weight, bias, Ladder(index.tiers, ((1, configuration.tiers[0]),)))
     timings = calibrate(shard, (DENSE, *index.tiers), index.hidden, configuration.max_running)
     choices = choose(timings, certified=certified)
-    shard.start_with(choices)
-    return BuiltHead(shard, f"certified ({_words(choices)})", tuple(timings))
+    shard.start_with(*choices)
+    return BuiltHead(shard, f"certified ({_words(*choices)})", tuple(timings))
 
 
 def _on_device(
@@ -123,8 +123,9 @@ def _on_device(
     shard.warm_up(largest)
     timings = calibrate(shard, names, index.hidden, largest)
     choices = choose(timings, certified=True)
-    shard.start_with(choices)
-    description = f"certified ({_words(choices)}), on the GPU"
+    shard.start_with(*choices)
+    shard.warm_up(largest)  # of sizes that were not timed
+    description = f"certified ({_words(*choices)}), on the GPU"
     return BuiltHead(shard, description, tuple(timings), model.body.device)
 
 
@@ -144,5 +145,9 @@ def _shard(
     )
 
 
-def _words(choices: Choices) -> str:
-    return ", ".join(name if rows == 1 else f"{name} from {rows} rows on" for rows, name in choices)
+def _words(choices: Choices, for_several: Choices) -> str:
+    one, several = (
+        ", ".join(name if rows == 1 else f"{name} from {rows} rows on" for rows, name in each)
+        for each in (choices, for_several)
+    )
+    return one if several == one else f"{one}; for top-k {several}"

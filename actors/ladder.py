@@ -1,15 +1,18 @@
 """Which low-precision copy of the output weights screens a step.
 
-A ladder holds the copies and, by the number of rows in a step, the one to start with. Where a
-step leaves more tokens than a rung is worth, later steps start elsewhere for a while: the tokens
+A ladder holds the copies and, by the number of rows in a step and by what they need, the one to
+start with: 50 best tokens crowd a coarse copy long before the best one does. Where a step leaves
+more tokens than a rung is worth, later steps start elsewhere for a while: the tokens
 that are drawn do not change, only what finding them costs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
+from actors.messages import Need
 from actors.screens import DENSE
 from kernels.quantize import Int4Tier, Tier
 
@@ -23,25 +26,37 @@ LONGEST_PAUSE = 2048
 
 
 Choices = tuple[tuple[int, str], ...]
+# Whether the rows of a step need one token each, or any of them its several best.
+StepKind = Literal["one", "several"]
+STEP_KINDS: tuple[StepKind, ...] = ("one", "several")
+
+
+def step_kind(needs: Sequence[Need]) -> StepKind:
+    """The kind of a step with ``needs``."""
+    return "several" if any(need.kind == "topk" for need in needs) else "one"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ladder:
     """Tiers by name, and which to start with: ``choices`` are (from so many rows on, name).
 
-    ``choices`` ascend and begin at one row; a name is a tier's or `DENSE`. Raises ValueError where
-    a choice names no tier or the choices do not begin at one row.
+    Steps with top-k rows have choices of their own in ``for_several``; None stands for the same.
+    Choices ascend and begin at one row; a name is a tier's or `DENSE`. Raises ValueError where a
+    choice names no tier or choices do not begin at one row.
     """
 
     tiers: Mapping[str, Tier]
     choices: Choices
+    for_several: Choices | None = None
 
     def __post_init__(self) -> None:
-        if not self.choices or self.choices[0][0] != 1:
-            raise ValueError("the first choice of a ladder is for one row")
-        for _, name in self.choices:
-            if name != DENSE and name not in self.tiers:
-                raise ValueError(f"the ladder has no tier {name!r}")
+        for kind in STEP_KINDS:
+            choices = self._choices(kind)
+            if not choices or choices[0][0] != 1:
+                raise ValueError("the first choice of a ladder is for one row")
+            for _, name in choices:
+                if name != DENSE and name not in self.tiers:
+                    raise ValueError(f"the ladder has no tier {name!r}")
 
     @property
     def fine(self) -> Int4Tier | None:
@@ -49,9 +64,13 @@ class Ladder:
         tier = self.tiers.get("int4")
         return tier if isinstance(tier, Int4Tier) else None
 
-    def choice(self, rows: int) -> str:
+    def choice(self, rows: int, kind: StepKind = "one") -> str:
         """What screens a step of ``rows`` rows."""
-        return max(each for each in self.choices if each[0] <= rows)[1]
+        return max(each for each in self._choices(kind) if each[0] <= rows)[1]
+
+    def _choices(self, kind: StepKind) -> Choices:
+        own = self.for_several if kind == "several" else None
+        return self.choices if own is None else own
 
 
 class Pauses:

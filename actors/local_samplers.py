@@ -5,10 +5,8 @@ from __future__ import annotations
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
-from actors.decision_messages import DecisionResult, DecisionWork, Deltas
+from actors.decision_messages import NO_DELTAS, DecisionResult, DecisionWork
 from actors.sampler import Sampler
-
-NOTHING_NEW = Deltas()
 
 
 class _Postponed:
@@ -27,9 +25,11 @@ class InlineSampler:
         self._sampler = sampler
 
     def submit(self, work: DecisionWork) -> _Postponed:
-        # At once: results may be asked for in another order.
-        self._sampler.apply(work.deltas)
-        return _Postponed(self._sampler, replace(work, deltas=NOTHING_NEW))
+        if work.deltas is not NO_DELTAS:
+            # At once: results may be asked for in another order.
+            self._sampler.apply(work.deltas)
+            work = replace(work, deltas=NO_DELTAS)
+        return _Postponed(self._sampler, work)
 
     def close(self) -> None:
         """Nothing to end."""

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from actors.decision_messages import (
+    NO_DELTAS,
     CandidateRows,
     DecisionResult,
     DecisionWork,
@@ -101,7 +102,8 @@ class Sampler:
     def decide(self, work: DecisionWork) -> DecisionResult:
         """A decision per row: candidate rows first, then dense ones. Applies the deltas before."""
         started = time.perf_counter()
-        self.apply(work.deltas)
+        if work.deltas is not NO_DELTAS:
+            self.apply(work.deltas)
         decisions: list[RowDecision | None] = []
         if work.candidates is not None:
             rows = self._rows(work.candidates.sequences)

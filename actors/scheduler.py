@@ -97,12 +97,12 @@ class Scheduler:
         preempted = False
         position = 0
         draws = -(-len(self._running) // self._cohorts)
-        while position < len(self._running) and budget > 0 and draws > 0:
+        while position < len(self._running) and budget > 0:
             sequence = self._running[position]
-            if sequence.awaiting:
+            count = min(len(sequence.token_ids) - sequence.computed, budget)
+            if sequence.awaiting or (draws == 0 and _chunk(sequence, count).draws):
                 position += 1
                 continue
-            count = min(len(sequence.token_ids) - sequence.computed, budget)
             while not self._reserve(sequence, sequence.computed + count):
                 victim = self._running.pop()
                 self._preempt(victim)
@@ -128,6 +128,7 @@ class Scheduler:
             if sequence.awaiting or self._prompt_is_coming(sequence):
                 position += 1
                 continue
+            sequence.prompt_logprobs.clear()  # of a run that was preempted
             sequence.take_cached_prefix(self.pool)
             count = min(len(sequence.token_ids) - sequence.computed, budget)
             if not self._reserve(sequence, sequence.computed + count):

@@ -15,8 +15,8 @@ class Sequence:
 
     ``token_ids`` are prompt and output; the keys and values of the first ``computed`` of them are
     in ``blocks``. There is no prefill or decode phase: a step computes some of the tokens that
-    are not computed yet, and whoever has caught up draws the next token. While that decision is
-    on its way it is ``awaiting``; ``cancelled`` says that nobody wants it any more.
+    are not computed yet, and whoever has caught up draws the next token. While that decision, or
+    its end, is on its way it is ``awaiting``; ``cancelled`` says that nobody wants it any more.
     """
 
     request: Request
@@ -80,4 +80,3 @@ class Sequence:
         self.blocks.clear()
         self.names.clear()
         self.computed = 0
-        self.prompt_logprobs.clear()

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from actors.ladder import Choices, Crowding, Ladder, Pauses
+from actors.ladder import Choices, Crowding, Ladder, Pauses, step_kind
 from actors.messages import Candidates, Need
 from actors.needs import flatten_adjustments, flatten_needs
 from actors.output_rows import log_normalizers, own_rows, refuse_unsound
@@ -46,8 +46,8 @@ MASS = "mass"
 
 
 def _way(screen: Screen, needs: Sequence[Need]) -> str:
-    """What is remembered about ``screen``: the best 50 tokens crowd it long before the best one."""
-    return f"{screen.name} for {'top-k' if any(need.kind == 'topk' for need in needs) else 'one'}"
+    """Under which name it is remembered whether ``screen`` is crowded."""
+    return f"{screen.name} for {step_kind(needs)}"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -109,11 +109,11 @@ class Shard:
         self._pauses = Pauses()
         self._ids = np.arange(vocabulary_size, dtype=np.int32)
 
-    def start_with(self, choices: Choices) -> None:
+    def start_with(self, choices: Choices, for_several: Choices | None = None) -> None:
         """Which tiers later steps are screened with first (see `Ladder`)."""
         if self._ladder is None:
             raise ValueError("a shard without a ladder has no choice")
-        self._ladder = replace(self._ladder, choices=choices)
+        self._ladder = replace(self._ladder, choices=choices, for_several=for_several)
         self._crowding, self._pauses = Crowding(), Pauses()
 
     # -- screening --------------------------------------------------------------------------------
@@ -149,7 +149,7 @@ class Shard:
         """The ladder's choice, or the next more precise screen that is worth a try now."""
         if self._ladder is None:
             return self._dense
-        chosen = self._screens[self._ladder.choice(len(needs))]
+        chosen = self._screens[self._ladder.choice(len(needs), step_kind(needs))]
         order = [chosen, *self._by_bytes[self._by_bytes.index(chosen) + 1 :]]
         allowed = (each for each in order if self._pauses.allows(_way(each, needs)))
         return next(allowed, self._dense)

@@ -126,10 +126,11 @@ class Steps:
             self.counters.prompt_tokens += max(
                 0, min(chunk.start + chunk.count, chunk.sequence.prompt_length) - chunk.start
             )
-            chunk.sequence.advance(chunk.count, self._scheduler.pool)
-        for each in asked:
-            for sequence in each.sequences:
-                sequence.awaiting = True
+            sequence = chunk.sequence
+            sequence.advance(chunk.count, self._scheduler.pool)
+            # What ends or draws must be in no other plan before that is booked.
+            caught_up = chunk.start + chunk.count == len(sequence.token_ids)
+            sequence.awaiting = caught_up or sequence in broken
         return Flight(plan, tuple(asked), broken)
 
     def _ask(
@@ -169,7 +170,6 @@ class Steps:
             for sequence, decision, certificate in zip(
                 asked.sequences, drawn, asked.certificates, strict=True
             ):
-                sequence.awaiting = False
                 certificates[sequence] = certificate
                 if decision is None:
                     flight.broken[sequence] = AllTokensExcludedError()
@@ -179,8 +179,10 @@ class Steps:
         events = []
         for chunk in flight.plan.chunks:
             sequence = chunk.sequence
+            awaited, sequence.awaiting = sequence.awaiting, False
             if sequence.cancelled:
-                self._close(sequence)
+                if awaited:  # otherwise it was closed when it was cancelled
+                    self._close(sequence)
                 continue
             event = self._book(chunk, decisions, certificates, flight.broken)
             if event is not None:

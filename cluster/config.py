@@ -93,4 +93,5 @@ def load_config(path: str | Path | None, overrides: Mapping[str, Any]) -> ServeC
     except ValidationError as error:
         problem = error.errors()[0]
         name = ".".join(str(part) for part in problem["loc"])
-        raise ConfigError(f"option '{name}': {problem['msg']}") from error
+        given = "" if problem["type"] == "missing" else f", not {problem['input']!r}"
+        raise ConfigError(f"option '{name}': {problem['msg']}{given}") from error

@@ -38,7 +38,8 @@ from cluster.shared_memory.doorbell import PeerLostError
 from cluster.shared_memory.ring import RingProducer, create_ring
 from kernels.columns import write_columns
 
-ENTRY = ("-m", "cluster.sampler_main")
+# -P: the folder it is started from must not shadow our modules.
+ENTRY = ("-P", "-m", "cluster.sampler_main")
 ROOT = Path(__file__).resolve().parent.parent
 
 # Eight rows are as fast to transpose as to copy; four slots keep a producer and a consumer busy.

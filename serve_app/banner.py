@@ -9,6 +9,7 @@ from typing import Any
 from cluster.config import ServeConfig
 
 LABEL_WIDTH = 9
+KINDS_OF_STEPS = {"one": "without top-k", "several": "with top-k"}
 
 
 def decisions(config: ServeConfig) -> str:
@@ -53,27 +54,35 @@ def banner(config: ServeConfig, information: dict[str, Any], has_chat: bool) -> 
     return f"\nlexshard is ready\n{text}\n\nTry it:\n{_curl(config, name, has_chat)}\n"
 
 
-def _timing_table(config: ServeConfig, timings: Sequence[tuple[int, str, float]]) -> list[str]:
+def _timing_table(config: ServeConfig, timings: Sequence[tuple[str, int, str, float]]) -> list[str]:
     """What the choice of a screen was based on. A screen that had fallen far behind at fewer rows
-    was not timed any more."""
+    was not timed any more, nor one that was left alone."""
     if not timings:
         return []
-    screens = list(dict.fromkeys(screen for _, screen, _ in timings))
-    by_rows: dict[int, dict[str, float]] = {}
-    for rows, screen, milliseconds in timings:
-        by_rows.setdefault(rows, {})[screen] = milliseconds
+    screens = list(dict.fromkeys(screen for _, _, screen, _ in timings))
+    kinds = list(dict.fromkeys(kind for kind, _, _, _ in timings))
+    taken = {(kind, rows, screen): each for kind, rows, screen, each in timings}
     widths = [max(len(screen), 8) for screen in screens]
+    group = sum(widths) + 2 * (len(widths) - 1)
     chosen = "fastest certified one" if config.head == "certified" else "fastest"
-    table = [f"milliseconds per step, by rows in the step and screen; the {chosen} was chosen:"]
-    header = (f"{screen:>{width}}" for screen, width in zip(screens, widths, strict=True))
-    table.append("  ".join([f"{'rows':>4}", *header]))
-    for rows, timed in by_rows.items():
+    header = [f"{screen:>{width}}" for screen, width in zip(screens, widths, strict=True)]
+    table = [
+        f"milliseconds per step, by rows in the step and screen; the {chosen} was chosen:",
+        "  ".join([f"{'':>4}", *(f"{KINDS_OF_STEPS[kind]:>{group}}" for kind in kinds)]),
+        "  ".join([f"{'rows':>4}", *header * len(kinds)]),
+    ]
+    for rows in dict.fromkeys(rows for _, rows, _, _ in timings):
         cells = (
-            f"{timed[screen]:>{width}.2f}" if screen in timed else f"{'-':>{width}}"
+            f"{_milliseconds(taken.get((kind, rows, screen))):>{width}}"
+            for kind in kinds
             for screen, width in zip(screens, widths, strict=True)
         )
         table.append("  ".join([f"{rows:>4}", *cells]))
     return [f"  {'':<{LABEL_WIDTH}} {line}" for line in table]
+
+
+def _milliseconds(taken: float | None) -> str:
+    return "-" if taken is None else f"{taken:.2f}"
 
 
 def _curl(config: ServeConfig, name: str, has_chat: bool) -> str:

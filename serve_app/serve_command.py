@@ -98,7 +98,7 @@ def check(config: ServeConfig) -> None:
     """What can be known to be wrong before anything is started.
 
     Raises:
-        StartupError: no model there, or the port is taken.
+        StartupError: no model or hot vocabulary there, or the port is taken.
     """
     folder = Path(config.model)
     if not folder.is_dir():
@@ -106,6 +106,8 @@ def check(config: ServeConfig) -> None:
     for name in ("config.json", "tokenizer.json"):
         if not (folder / name).is_file():
             raise StartupError(f"{config.model} is no model folder: it has no {name}")
+    if config.hot_vocabulary is not None and not Path(config.hot_vocabulary).is_file():
+        raise StartupError(f"no hot vocabulary at {config.hot_vocabulary}")
     try:
         check_port(config.host, config.port)
     except OSError as error:

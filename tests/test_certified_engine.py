@@ -14,6 +14,7 @@ from conftest import DEMO, ROOT
 from actors.completion import run_to_completion
 from actors.configuration import EngineConfiguration, HeadChoice
 from actors.engine import Engine
+from actors.ladder import STEP_KINDS
 from actors.messages import EngineStatistics, Request, SamplingParameters
 from actors.screens import DENSE
 
@@ -165,9 +166,10 @@ def test_auto_takes_certificates_or_says_why_not(
     _, share = _increase(EngineStatistics(), engine.statistics())
     timings = engine.information.head_timings
     print(f"{share:.1%} certified; {engine.information.head}; {timings}")
-    sizes = {rows for rows, _, _ in timings}
-    assert {1, 8} <= sizes
+    steps = {(kind, rows) for kind, rows, _, _ in timings}
+    assert {(kind, 1) for kind in STEP_KINDS} <= steps
     fastest = {
-        size: min((ms, screen) for rows, screen, ms in timings if rows == size)[1] for size in sizes
+        step: min((ms, screen) for kind, rows, screen, ms in timings if (kind, rows) == step)[1]
+        for step in steps
     }
     assert share >= 0.95 or DENSE in fastest.values()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -140,6 +141,10 @@ class MortalSampler:
     def close(self) -> None:
         self._dead = True
 
+    @property
+    def closed(self) -> bool:
+        return self._dead
+
 
 @dataclass
 class MortalPending:
@@ -253,7 +258,7 @@ def test_sequences_are_spread_over_the_samplers_and_stay() -> None:
         def close(self) -> None:
             """Nothing to end."""
 
-    plane = DecisionPlane(Watching, 3, Watching, SIZE)
+    plane = DecisionPlane(Watching, 3, lambda: InlineSampler(Sampler(SETTINGS)), SIZE)
     for name in range(7):
         parameters = SamplingParameters(seed=name)
         plane.open(name, Request(str(name), 0, (1,), parameters), [1])
@@ -285,3 +290,77 @@ def test_hidden_time_is_what_nobody_waited_for() -> None:
     assert 0 < counters.busy <= counters.wait
     assert counters.hidden == 0
     assert math.isfinite(counters.wait)
+
+
+class Starts:
+    """Starts samplers, or fails to: what a machine without memory does."""
+
+    def __init__(self, failures: set[int]) -> None:
+        self.count = 0
+        self.made: list[MortalSampler] = []
+        self._failures = failures
+
+    def __call__(self) -> SamplerHandle:
+        self.count += 1
+        if self.count - 1 in self._failures:
+            raise MemoryError("no room for a sampler")
+        self.made.append(MortalSampler(np.random.default_rng(0), 0.0))
+        return self.made[-1]
+
+
+def _plane_of_six(starts: Starts, count: int) -> tuple[DecisionPlane, Candidates]:
+    plane = DecisionPlane(starts, count, lambda: InlineSampler(Sampler(SETTINGS)), SIZE)
+    for name in range(6):
+        plane.open(name, Request(str(name), 0, (1,), SamplingParameters(seed=name)), [1])
+    row = Row(np.array([4, 9], np.int32), np.array([1.0, 2.0], np.float32), False)
+    return plane, candidates_of([row] * 6)
+
+
+def _until(plane: DecisionPlane, candidates: Candidates, done: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20.0
+    while not done():
+        assert time.monotonic() < deadline
+        plane.submit(0, range(6), candidates).result()
+        time.sleep(0.01)
+
+
+def test_replacements_take_their_share_of_the_sequences() -> None:
+    starts = Starts(set())
+    plane, candidates = _plane_of_six(starts, 3)
+    before = [each.token_id for each in plane.submit(0, range(6), candidates).result() if each]
+    for sampler in starts.made[:3]:
+        sampler.close()
+    after = [each.token_id for each in plane.submit(1, range(6), candidates).result() if each]
+    assert after == before
+    assert plane.counters.lost == 3
+    _until(plane, candidates, lambda: plane.samplers == 3)
+    assert sorted(plane.load().values()) == [2, 2, 2]
+    assert [e.token_id for e in plane.submit(2, range(6), candidates).result() if e] == before
+    plane.shut_down()
+
+
+def test_a_sampler_that_cannot_be_replaced_at_once_is_tried_again() -> None:
+    starts = Starts({1})
+    plane, candidates = _plane_of_six(starts, 1)
+    starts.made[0].close()
+    plane.submit(0, range(6), candidates).result()  # the substitute decides
+    _until(plane, candidates, lambda: len(starts.made) == 2)
+    assert starts.count == 3
+    plane.shut_down()
+
+
+def test_shutting_down_does_not_wait_for_the_next_try() -> None:
+    starts = Starts({1, 2, 3, 4, 5})
+    plane, candidates = _plane_of_six(starts, 1)
+    starts.made[0].close()
+    _until(plane, candidates, lambda: starts.count >= 3)
+    started = time.monotonic()
+    plane.shut_down()
+    assert time.monotonic() - started < 0.5
+
+
+def test_what_was_started_is_ended_when_not_all_can_start() -> None:
+    starts = Starts({2})
+    with pytest.raises(MemoryError):
+        DecisionPlane(starts, 3, lambda: InlineSampler(Sampler(SETTINGS)), SIZE)
+    assert [sampler.closed for sampler in starts.made] == [True, True]

@@ -24,7 +24,7 @@ from actors.ladder import (
 from actors.messages import Candidates, Need
 from actors.screens import DENSE
 from actors.shard import Shard
-from kernels.quantize import quantize
+from kernels.quantize import Tier, quantize
 
 
 def _weight() -> torch.Tensor:
@@ -41,31 +41,67 @@ def test_the_number_of_rows_decides() -> None:
 def test_a_ladder_without_a_first_rung_is_refused(choices: tuple) -> None:
     with pytest.raises(ValueError, match="ladder"):
         Ladder({}, choices)
+    with pytest.raises(ValueError, match="ladder"):
+        Ladder({}, ((1, DENSE),), choices)
+
+
+def test_one_top_k_row_makes_a_step_one_of_several() -> None:
+    weight = _weight()
+    tiers: dict[str, Tier] = {"int4": quantize(weight, "int4"), "int8": quantize(weight, "int8")}
+    one, several = ((1, "int4"),), ((1, "int4"), (2, "int8"))
+    shard = Shard(weight, None, None, 1.0, 3000, ladder=Ladder(tiers, one, several))
+    hidden = torch.randn(2, 256, generator=torch.Generator().manual_seed(1))
+
+    def used(*needs: Need) -> set[str]:
+        states = hidden[: len(needs)]
+        return {each.tier for each in shard.rescore(shard.screen(states, needs)).certificates}
+
+    greedy, top_k = Need("top1"), Need("topk", k=5)
+    assert used(greedy, greedy) == {"int4"}
+    assert used(top_k) == {"int4"}
+    assert used(greedy, top_k) == {"int8"}
+    shard.start_with(several)
+    assert used(greedy, greedy) == {"int8"}
+    shard.start_with(several, one)
+    assert used(greedy, top_k) == {"int4"}
 
 
 def test_the_fastest_is_chosen_and_dense_only_where_allowed() -> None:
     timings = [
-        Timing(1, DENSE, 3.0, 0.0),
-        Timing(1, "int4", 1.0, 0.0),
-        Timing(1, "int8", 2.0, 0.0),
-        Timing(2, DENSE, 3.0, 0.0),
-        Timing(2, "int8", 2.0, 0.0),
-        Timing(4, DENSE, 3.0, 0.0),
-        Timing(4, "int8", 4.0, 0.0),
-        Timing(8, DENSE, 3.0, 0.0),
+        Timing("one", 1, DENSE, 3.0, 0.0),
+        Timing("one", 1, "int4", 1.0, 0.0),
+        Timing("one", 1, "int8", 2.0, 0.0),
+        Timing("one", 2, DENSE, 3.0, 0.0),
+        Timing("one", 2, "int8", 2.0, 0.0),
+        Timing("one", 4, DENSE, 3.0, 0.0),
+        Timing("one", 4, "int8", 4.0, 0.0),
+        Timing("one", 8, DENSE, 3.0, 0.0),
     ]
-    assert choose(timings, certified=False) == ((1, "int4"), (2, "int8"), (4, DENSE))
-    assert choose(timings, certified=True) == ((1, "int4"), (2, "int8"))
+    one, _ = choose(timings, certified=False)
+    assert one == ((1, "int4"), (2, "int8"), (4, DENSE))
+    one, _ = choose(timings, certified=True)
+    assert one == ((1, "int4"), (2, "int8"))
 
 
 def test_a_barely_faster_screen_changes_nothing() -> None:
     timings = [
-        Timing(1, "int8", 1.0, 0.0),
-        Timing(1, DENSE, 2.0, 0.0),
-        Timing(2, "int8", 2.0, 0.0),
-        Timing(2, DENSE, 1.9, 0.0),
+        Timing("one", 1, "int8", 1.0, 0.0),
+        Timing("one", 1, DENSE, 2.0, 0.0),
+        Timing("one", 2, "int8", 2.0, 0.0),
+        Timing("one", 2, DENSE, 1.9, 0.0),
     ]
-    assert choose(timings, certified=False) == ((1, "int8"),)
+    one, _ = choose(timings, certified=False)
+    assert one == ((1, "int8"),)
+
+
+def test_top_k_has_a_choice_of_its_own() -> None:
+    timings = [
+        Timing("one", 1, "int4", 1.0, 0.0),
+        Timing("one", 1, "int8", 2.0, 0.0),
+        Timing("several", 1, "int4", 3.0, 0.0),
+        Timing("several", 1, "int8", 2.0, 0.0),
+    ]
+    assert choose(timings, certified=True) == (((1, "int4"),), ((1, "int8"),))
 
 
 def test_pauses_grow_while_failures_follow_each_other() -> None:
@@ -95,7 +131,7 @@ def test_one_flat_context_crowds_nothing() -> None:
 
 def test_a_crowded_screen_gives_way_to_the_next_finer_one() -> None:
     weight = _weight()
-    tiers = {"int4": quantize(weight, "int4"), "int8": quantize(weight, "int8")}
+    tiers: dict[str, Tier] = {"int4": quantize(weight, "int4"), "int8": quantize(weight, "int8")}
     shard = Shard(weight, None, None, 1.0, 3000, ladder=Ladder(tiers, ((1, "int4"),)))
     hidden = torch.randn(1, 256, generator=torch.Generator().manual_seed(1))
     # The 600th best of 3,000 Gaussian logits has many neighbours within int4's bounds.
@@ -117,7 +153,7 @@ class _Head:
         self._seconds = seconds
         self._screen = ""
 
-    def start_with(self, choices: Choices) -> None:
+    def start_with(self, choices: Choices, for_several: Choices | None = None) -> None:
         self._screen = choices[0][1]
 
     def screen(self, hidden: npt.NDArray[np.float32], needs: Sequence[Need]) -> Sequence[Need]:
@@ -128,7 +164,7 @@ class _Head:
         return SimpleNamespace(offsets=np.array([0, 10 * len(needs)]))  # type: ignore[return-value]
 
 
-def test_a_single_row_is_timed_with_every_kind_of_need() -> None:
+def test_each_kind_of_step_is_timed_by_itself() -> None:
     seconds = {
         ("int4", "top1"): 0.001,
         ("int4", "topk"): 0.012,
@@ -136,6 +172,12 @@ def test_a_single_row_is_timed_with_every_kind_of_need() -> None:
         ("int8", "topk"): 0.003,
     }
     timings = calibrate(_Head(seconds), ["int4", "int8"], np.zeros((4, 8), np.float32), 1)
-    assert choose(timings, certified=True) == ((1, "int8"),)
-    assert timings[0].milliseconds == pytest.approx(14.0 / 3.0, rel=0.2)
-    assert timings[0].rescored_share == pytest.approx(0.1)
+    assert choose(timings, certified=True) == (((1, "int4"),), ((1, "int8"),))
+    assert [(each.kind, each.screen) for each in timings] == [
+        ("one", "int4"),
+        ("one", "int8"),
+        ("several", "int4"),
+        ("several", "int8"),
+    ]
+    assert timings[2].milliseconds == pytest.approx(12.0, rel=0.2)
+    assert timings[2].rescored_share == pytest.approx(0.1)

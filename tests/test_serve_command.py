@@ -56,31 +56,36 @@ def test_bad_command_lines_end_with_one_clear_line(
 # -- the banner -----------------------------------------------------------------------------------
 
 
-def head_lines(head: str, timings: list[tuple[int, str, float]]) -> list[str]:
-    """The banner's lines from the head's to the context's, that one left out."""
+def head_lines(head: str, timings: list[tuple[str, int, str, float]]) -> list[str]:
+    """The banner's lines from the head's to the decisions', that one left out."""
     information = asdict(MockEngine().information) | {"head_timings": timings}
     text = banner(ServeConfig(model="mock", head=head), information, has_chat=False)  # type: ignore[arg-type]
     lines = text.splitlines()
     [begin] = [i for i, line in enumerate(lines) if line.startswith("  head ")]
-    [end] = [i for i, line in enumerate(lines) if line.startswith("  context ")]
+    [end] = [i for i, line in enumerate(lines) if line.startswith("  decisions ")]
     return lines[begin:end]
 
 
 def test_the_banner_shows_what_the_choice_of_a_screen_was_based_on() -> None:
     timings = [
-        (1, "dense-fp32", 1.25),
-        (1, "int8", 0.5),
-        (1, "int4", 12.0),
-        (64, "dense-fp32", 19.129),
-        (64, "int8", 25.0),
+        ("one", 1, "dense-fp32", 1.25),
+        ("one", 1, "int8", 0.5),
+        ("one", 1, "int4", 12.0),
+        ("one", 64, "dense-fp32", 19.129),
+        ("one", 64, "int8", 25.0),
+        ("several", 1, "dense-fp32", 2.25),
+        ("several", 1, "int8", 1.5),
+        ("several", 1, "int4", 22.0),
+        ("several", 64, "dense-fp32", 20.0),
     ]
     _, *table = head_lines("auto", timings)
     assert "the fastest was chosen" in table[0]
     assert "milliseconds" in table[0]
     assert [line.split() for line in table[1:]] == [
-        ["rows", "dense-fp32", "int8", "int4"],
-        ["1", "1.25", "0.50", "12.00"],
-        ["64", "19.13", "25.00", "-"],
+        ["without", "top-k", "with", "top-k"],
+        ["rows", *2 * ["dense-fp32", "int8", "int4"]],
+        ["1", "1.25", "0.50", "12.00", "2.25", "1.50", "22.00"],
+        ["64", "19.13", "25.00", "-", "20.00", "-", "-"],
     ]
     assert len({len(line) for line in table[1:]}) == 1
     assert "the fastest certified one was chosen" in head_lines("certified", timings)[1]

@@ -33,7 +33,7 @@ def block_maxima(
     logits: npt.NDArray[np.float32], *, implementation: Implementation | None = None
 ) -> npt.NDArray[np.float32]:
     """The largest of every 64 logits of each column: [V, B] fp32, any strides, no NaN, to
-    [ceil(V / 64), B]."""
+    [ceil(V / 64), B]. Raises `ValueError` for another type."""
     module = reference if implementation == "reference" else cpu
     return module.block_maxima(logits)
 
@@ -72,9 +72,10 @@ def decide_dense(
     ``adjustments``, in any strides; ``maxima`` [ceil(V / 64), B] are their `block_maxima`. Neither
     is written or copied, no column is sorted, and a history of any length costs the same.
 
-    ``hot_ids`` [H] (sorted, distinct, below V) are visited first, so that what they reach leaves
-    fewer other tokens to visit. Tokens never depend on them. Raises `ValueError` where the shapes
-    do not belong together.
+    ``hot_ids`` [H] (sorted, distinct, below V) are visited first where top-k is on, so that what
+    they reach leaves fewer other tokens to visit; elsewhere blocks come in the order of their
+    bounds, on which hot ids do not improve. Tokens never depend on them. Raises `ValueError` where
+    shapes, types or hot ids are not as said, or a maximum is NaN.
     """
     size, columns = logits.shape
     if maxima.shape != ((size + 63) // 64, columns):

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from numba import njit
 
 from kernels.decision import maxima as maxima_of_blocks
-from kernels.decision.column import Column, can_lift, lift_ceilings
+from kernels.decision.column import LOWEST, Column, can_lift, lift_ceilings
 from kernels.decision.maxima import BLOCK
 from kernels.decision.nucleus import draw_nucleus
 from kernels.decision.survivors import draw_truncated
@@ -80,7 +80,8 @@ def _decide_column(column, a, controls):  # type: ignore[no-untyped-def]
         return draw_truncated(column, a, controls)
     if controls.top_p[row] < 1.0:
         return draw_nucleus(column, a, controls)
-    return draw_token(column, a, controls.key[row], controls.position[row], scale)
+    key, position = controls.key[row], controls.position[row]
+    return draw_token(column, a, key, position, scale, LOWEST, column.size)
 
 
 @njit(nogil=True, cache=True)
@@ -120,8 +121,13 @@ def _decide_dense(  # type: ignore[no-untyped-def]
         if a.active[row] and a.restricted[row]:
             tokens[row], visited[row] = _decide_allowed(column, a, controls)
             continue
+        faults = 0
         for block in range(blocks):
-            ceilings[block] = maxima[block * maxima_strides[0] + row * maxima_strides[1]]
+            ceiling = maxima[block * maxima_strides[0] + row * maxima_strides[1]]
+            ceilings[block] = ceiling
+            faults += ceiling != ceiling
+        if faults > 0:
+            raise ValueError("a block maximum is NaN: logits must be checked before they come here")
         if column.lifted:
             lift_ceilings(column, a)
         tokens[row] = _decide_column(column, a, controls)
@@ -132,6 +138,8 @@ def _decide_dense(  # type: ignore[no-untyped-def]
 def _memory(matrix: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], tuple[int, int]]:
     """The memory of a matrix as one long array, and its strides in elements: one compiled kernel
     then serves every layout, and sees which direction is contiguous."""
+    if matrix.dtype != np.float32:
+        raise ValueError(f"logits and their maxima are fp32, got {matrix.dtype}")
     rows, columns = matrix.shape
     if matrix.flags.c_contiguous:
         return matrix.reshape(-1), (columns, 1) if columns > 1 else (1, 1)

@@ -13,10 +13,10 @@ from numba import njit
 from kernels.decision.column import ALL, least_logit, read_tokens
 from kernels.decision.maxima import BLOCK, greater, rank
 from kernels.decision.survivors import collect, count_reaching, level_of_blocks, ranks_of
-from kernels.decision.winner import best_token
-from kernels.draw.cpu import draw_kept
+from kernels.decision.winner import best_token, draw_token
 from kernels.penalties.cpu import adjust_block
-from kernels.truncate.cpu import keep_mass, target_mass, weigh
+from kernels.search.selection import key_value
+from kernels.truncate.cpu import nucleus_end, target_mass, weigh
 
 # A token so many nats below the best has no mass: 2**42 exp(-29.9) rounds to 0.
 MASSLESS = 29.9
@@ -120,13 +120,25 @@ def _tokens_holding(  # type: ignore[no-untyped-def]
     Tried with more blocks than ``wanted``, then more and more.
     """
     while True:
-        wanted += wanted // 2 + 8
+        # A third of the blocks is as good as all: a second attempt would cost more.
+        wanted = wanted + wanted // 2 + 8 if 3 * wanted < ranks.size else ranks.size
         own_level = greater(level_of_blocks(ranks, wanted), level)
         ids, values = collect(column, a, own_level, ALL)
         masses = np.empty(ids.size, np.int64)
         weigh(values, scale, top, masses)
         if own_level == level or _sum(masses) >= target:
             return ids, values, masses
+
+
+@njit(nogil=True, cache=True)
+def _last_equal(ids, values, value, count):  # type: ignore[no-untyped-def]
+    """The id of the ``count``-th token with a logit."""
+    for index in range(ids.size):
+        if values[index] == value:
+            count -= 1
+            if count == 0:
+                return np.int64(ids[index])
+    return -1
 
 
 @njit(nogil=True, cache=True)
@@ -163,12 +175,13 @@ def draw_nucleus(column, a, controls):  # type: ignore[no-untyped-def]
                 column, a, scale, top, ranks, count_reaching(ranks, low), level, most
             )
             if _sum(masses) >= most:
-                keep = np.ones(ids.size, np.bool_)
-                keep_mass(values, masses, least, keep)
+                end, ties, held = nucleus_end(values, masses, least)
                 # The fewest tokens for one target hold the other too: both have the same nucleus.
-                if _known_sum(masses, keep) >= most:
+                if held >= most:
+                    value = key_value(end)
+                    last = _last_equal(ids, values, value, ties)
                     key, position = controls.key[row], controls.position[row]
-                    return draw_kept(ids, values, keep, key, position, scale)
+                    return draw_token(column, a, key, position, scale, value, last)
         # What is left out then is likely to make no difference.
         enough, _ = _ranks_holding(ranks, block_masses, total - boundary_mass[0] // 4)
         wanted = max(2 * wanted, count_reaching(ranks, enough))

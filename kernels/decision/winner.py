@@ -8,7 +8,7 @@ import numpy as np
 from numba import njit
 
 from kernels.decision.column import ALL, LOWEST, least_logit, reaching, visit
-from kernels.decision.maxima import BLOCK, largest_rank, rank
+from kernels.decision.maxima import BLOCK, greater, largest_rank, rank
 from kernels.noise.cpu import block_draw, block_minimum, noise_ceiling, token_noise
 from kernels.search.blocks import NOISE_ROUNDING
 
@@ -75,18 +75,19 @@ def _largest_bound(bounds):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def _draw_block(  # type: ignore[no-untyped-def]
-    column, a, blocks, index, key, position, scale, ids, values, token, best
+    column, a, blocks, index, key, position, scale, least, last, ids, values, token, best
 ):
     """The better of (token, best) and the scores of the tokens of the block ``blocks[index]``."""
     block = blocks[index]
     uniform, winner = block_draw(key, position, np.uint64(block))
     smallest = block_minimum(uniform)
     highest_noise = -math.log(smallest) + NOISE_ROUNDING
-    level = least_logit(best - highest_noise, scale)
+    level = greater(least_logit(best - highest_noise, scale), least)
     count = visit(column, a, blocks[index:], 1, ALL, level, ids, values)
     for place in range(count):
         candidate, scaled = np.int64(ids[place]), np.float64(values[place]) * scale
-        if scaled + highest_noise >= best:
+        kept = values[place] > least or candidate <= last
+        if kept and scaled + highest_noise >= best:
             noise = token_noise(key, position, candidate, smallest, winner)
             score = scaled + np.float64(noise)
             if score > best or (score == best and candidate < token):
@@ -96,8 +97,11 @@ def _draw_block(  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def draw_token(column, a, key, position, scale):  # type: ignore[no-untyped-def]
-    """The token with the largest ``l scale + noise``, -1 where all are excluded."""
+def draw_token(column, a, key, position, scale, least, last):  # type: ignore[no-untyped-def]
+    """The token with the largest ``l scale + noise``, -1 where all are excluded.
+
+    Only tokens above the logit ``least`` count, and those that equal it up to the id ``last``.
+    """
     ceilings = column.ceilings
     token, best = -1, -np.inf
     bounds = np.empty(ceilings.size, np.float64)
@@ -108,11 +112,25 @@ def draw_token(column, a, key, position, scale):  # type: ignore[no-untyped-def]
     ids, values = np.empty(BLOCK, np.int32), np.empty(BLOCK, np.float32)
     blocks = np.empty(bounds.size, np.int64)
     likely = blocks[0] = _place_of(bounds, highest)
-    token, best = _draw_block(column, a, blocks, 0, key, position, scale, ids, values, token, best)
+    token, best = _draw_block(
+        column, a, blocks, 0, key, position, scale, least, last, ids, values, token, best
+    )
     for index in range(reaching(bounds, best, blocks)):
         block = blocks[index]
-        if bounds[block] >= best and block != likely and ceilings[block] >= LOWEST:
+        if bounds[block] >= best and block != likely and ceilings[block] >= least:
             token, best = _draw_block(
-                column, a, blocks, index, key, position, scale, ids, values, token, best
+                column,
+                a,
+                blocks,
+                index,
+                key,
+                position,
+                scale,
+                least,
+                last,
+                ids,
+                values,
+                token,
+                best,
             )
     return token

@@ -57,7 +57,7 @@ def _visit(  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def draw_kept(ids, logits, keep, key, position, scale):  # type: ignore[no-untyped-def]
+def _draw_kept(ids, logits, keep, key, position, scale):  # type: ignore[no-untyped-def]
     """The kept token with the largest score; some token is kept."""
     likely = -1
     for index in range(ids.size):
@@ -88,7 +88,7 @@ def draw_row(ids, logits, controls, row):  # type: ignore[no-untyped-def]
     top_k, top_p = controls.top_k[row], controls.top_p[row]
     if not truncate_row(logits, scale, top_k, top_p, controls.log_min_p[row], keep):
         return -1
-    return draw_kept(ids, logits, keep, controls.key[row], controls.position[row], scale)
+    return _draw_kept(ids, logits, keep, controls.key[row], controls.position[row], scale)
 
 
 @njit(nogil=True, cache=True)

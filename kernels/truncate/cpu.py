@@ -48,7 +48,12 @@ def boundary_key(keys, masses, count, target):  # type: ignore[no-untyped-def]
     ``keys[:count]`` and ``masses[:count]`` are scratch.
     """
     tally = np.empty(1 << WIDE_DIGIT, np.int64)
-    shift = 32
+    # Digits of the distance to the lowest key, so that the first one tells the keys apart.
+    lowest = keys[:count].min()
+    span = keys[:count].max() - lowest
+    shift = 0
+    while span >> shift:
+        shift += 1
     above = 0
     while shift > 0:
         width = min(WIDE_DIGIT if count >= MANY else NARROW_DIGIT, shift)
@@ -56,14 +61,14 @@ def boundary_key(keys, masses, count, target):  # type: ignore[no-untyped-def]
         mask = (1 << width) - 1
         tally[: mask + 1] = 0
         for index in range(count):
-            tally[(keys[index] >> shift) & mask] += masses[index]
+            tally[((keys[index] - lowest) >> shift) & mask] += masses[index]
         digit = mask
         while above + tally[digit] < target:
             above += tally[digit]
             digit -= 1
         kept = 0
         for index in range(count):
-            if (keys[index] >> shift) & mask == digit:
+            if ((keys[index] - lowest) >> shift) & mask == digit:
                 keys[kept] = keys[index]
                 masses[kept] = masses[index]
                 kept += 1
@@ -88,27 +93,18 @@ def target_mass(top_p, total):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def keep_mass(logits, masses, target, keep):  # type: ignore[no-untyped-def]
-    """Reduces ``keep`` to the fewest best tokens that hold the mass ``target``, which it has."""
-    size = logits.size
-    keys = np.empty(size, np.int64)
-    weights = np.empty(size, np.int64)
+def nucleus_end(logits, masses, target):  # type: ignore[no-untyped-def]
+    """Where the fewest best tokens that hold the mass ``target`` end: the key of their lowest
+    logit, how many of the tokens that equal it are kept (the lower places), and what all hold."""
+    keys, weights = np.empty(logits.size, np.int64), np.empty(logits.size, np.int64)
     count = 0
-    for index in range(size):
-        if keep[index] and masses[index] > 0:
-            keys[count] = order_key(logits[index])
-            weights[count] = masses[index]
-            count += 1
+    for index in range(logits.size):
+        keys[count] = order_key(logits[index])
+        weights[count] = masses[index]
+        count += masses[index] > 0
     boundary, mass, above = boundary_key(keys, weights, count, target)
     ties = (target - above + mass - 1) // mass
-    for index in range(size):
-        if keep[index]:
-            key = order_key(logits[index])
-            if key < boundary:
-                keep[index] = False
-            elif key == boundary:
-                keep[index] = ties > 0
-                ties -= 1
+    return boundary, ties, above + ties * mass
 
 
 @njit(nogil=True, cache=True)
@@ -118,8 +114,17 @@ def _keep_top_p(logits, scale, top, top_p, keep):  # type: ignore[no-untyped-def
     weigh(logits, scale, top, masses)
     total = 0
     for index in range(logits.size):
-        total += masses[index] if keep[index] else 0
-    keep_mass(logits, masses, target_mass(top_p, total), keep)
+        masses[index] = masses[index] if keep[index] else 0
+        total += masses[index]
+    boundary, ties, _ = nucleus_end(logits, masses, target_mass(top_p, total))
+    for index in range(logits.size):
+        if keep[index]:
+            key = order_key(logits[index])
+            if key < boundary:
+                keep[index] = False
+            elif key == boundary:
+                keep[index] = ties > 0
+                ties -= 1
 
 
 # The flags let the maximum vectorise; no logit is NaN, and the sign of a zero does not matter.

@@ -6,8 +6,6 @@ Hidden states start on the device, where the body leaves them; a step ends with 
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from torch.nn import functional
@@ -106,8 +104,8 @@ def cuda_sides(workload: Workload, tier: str, largest: int) -> list[Side]:
     )
     shard.warm_up(largest)
     if tier in ("auto", "any"):
-        as_any: Any = shard  # has what calibration calls
-        shard.start_with(calibrated(as_any, names, workload, largest))
+        shard.start_with(*calibrated(shard, names, workload, largest))
+        shard.warm_up(largest)  # of sizes that were not timed
     sides: list[Side] = [DeviceSide(shard), LibrarySide(workload, shard.weight)]
     if workload.bias is None and workload.scale == 1.0 and workload.softcap is None:
         sides.append(FusedSide(shard.weight))

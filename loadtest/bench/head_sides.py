@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch.nn import functional
 
-from actors.calibration import calibrate
+from actors.calibration import LadderHead, calibrate
 from actors.calibration import choose as choose_screens
 from actors.configuration import DEFAULT_TIERS
 from actors.ladder import Choices, Ladder
@@ -144,7 +144,7 @@ def cpu_sides(workload: Workload, tier: str, largest: int) -> list[Side]:
     ladder = Ladder(build_tiers(workload, names), ((1, DENSE if tier == "dense" else names[0]),))
     shard = _shard(workload, row_kernel, ladder)
     if tier in CALIBRATED:
-        shard.start_with(calibrated(shard, [*names, DENSE], workload, largest))
+        shard.start_with(*calibrated(shard, [*names, DENSE], workload, largest))
     dense = _shard(workload, row_kernel, None)
     wide, half, count = weight.float(), weight.bfloat16(), weight.numel()
     return [
@@ -158,18 +158,22 @@ def cpu_sides(workload: Workload, tier: str, largest: int) -> list[Side]:
     ]
 
 
-def calibrated(shard: Shard, names: Sequence[str], workload: Workload, largest: int) -> Choices:
-    """The screen that was fastest at each batch size, on hidden states that are not measured."""
+def calibrated(
+    shard: LadderHead, names: Sequence[str], workload: Workload, largest: int
+) -> tuple[Choices, Choices]:
+    """The screens that were fastest at each batch size, on hidden states that are not measured:
+    of steps without and with top-k rows."""
     timings = calibrate(shard, names, workload.calibration, largest)
     for each in timings:
         print(
-            f"  {each.rows:>2} rows, {each.screen}: {each.milliseconds:.2f} ms, rescored "
-            f"{100 * each.rescored_share:.3f}%"
+            f"  {each.kind}, {each.rows:>2} rows, {each.screen}: {each.milliseconds:.2f} ms, "
+            f"rescored {100 * each.rescored_share:.3f}%"
         )
-    choices = choose_screens(timings, certified=False)
-    found = ", ".join(f"{name} from {rows}" for rows, name in choices)
-    print(f"chosen by calibration, by rows in a step: {found}")
-    return choices
+    one, several = choose_screens(timings, certified=False)
+    for words, choices in (("one token per row", one), ("top-k", several)):
+        found = ", ".join(f"{name} from {rows}" for rows, name in choices)
+        print(f"chosen by calibration for {words}, by rows in a step: {found}")
+    return one, several
 
 
 def _shard(workload: Workload, linear_: Linear, ladder: Ladder | None) -> Shard:
