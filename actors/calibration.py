@@ -22,8 +22,8 @@ from actors.screens import DENSE
 SIZES = (1, 2, 4, 8, 16, 32, 64)
 # Hidden states differ in how many tokens they leave: one alone must not decide.
 FEWEST_STATES = 4
-# The first turn of a size is slower and does not count as time. Short steps are repeated more often: one interruption must not
-# decide either.
+# Short steps are repeated more often: one interruption must not decide either. The first turn of a
+# size is slower and does not count as time.
 FEWEST_TURNS, MOST_TURNS = 2, 15
 SECONDS = 0.02  # per screen and size
 # A tier so much slower than the best at one size is not measured at larger ones.

@@ -152,6 +152,7 @@ class DeviceShard:
             }
             for need in by_tier.values():
                 self.rescore(self.screen(hidden, [need] * rows))
+                self._pauses = Pauses()  # zeros crowd every tier
 
     def replay(self, rows: int) -> Callable[[], None]:
         """What runs the last step of ``rows`` rows without top-k, or of any kind where all have the
