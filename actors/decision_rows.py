@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
+import numpy.typing as npt
 
 from actors.decision_messages import CandidateRows, DecisionWork, DenseRows
 from actors.messages import Candidates
@@ -12,10 +14,10 @@ from actors.messages import Candidates
 
 def is_dense(candidates: Candidates, vocabulary_size: int) -> list[bool]:
     """Per row whether it holds every token, none of them taken away by top-p."""
-    counts = np.diff(candidates.offsets).tolist()
+    ends = candidates.offsets.tolist()
     return [
-        count == vocabulary_size and not certificate.truncated
-        for count, certificate in zip(counts, candidates.certificates, strict=True)
+        ends[row + 1] - ends[row] == vocabulary_size and not certificate.truncated
+        for row, certificate in enumerate(candidates.certificates)
     ]
 
 
@@ -30,6 +32,10 @@ def work_of(
 
     Row ``r`` belongs to ``sequences[r]``; ``dense`` is what `is_dense` says.
     """
+    if True not in dense:
+        return list(rows), DecisionWork(
+            step, candidates=_candidate_rows(rows, sequences, candidates)
+        )
     chosen = [row for row in rows if not dense[row]]
     whole = [row for row in rows if dense[row]]
     work = DecisionWork(
@@ -46,10 +52,17 @@ def sequences_of(work: DecisionWork) -> tuple[int, ...]:
     return first if work.dense is None else (*first, *work.dense.sequences)
 
 
+@cache
+def _none(rows: int) -> npt.NDArray[np.bool_]:
+    return np.zeros(rows, np.bool_)
+
+
 def _candidate_rows(
     rows: Sequence[int], sequences: Sequence[int], candidates: Candidates
 ) -> CandidateRows:
-    truncated = np.array([candidates.certificates[row].truncated for row in rows], np.bool_)
+    truncated = _none(len(rows))
+    if any(candidates.certificates[row].truncated for row in rows):
+        truncated = np.array([candidates.certificates[row].truncated for row in rows], np.bool_)
     ids, raw, offsets = candidates.ids, candidates.raw, candidates.offsets
     if len(rows) < len(sequences):
         own = [slice(offsets[row], offsets[row + 1]) for row in rows]

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 
 from kernels.penalties import Adjustments, adjust
-from kernels.rows import canonical_logits, postprocess
+from kernels.rows import as_array, canonical_logits, postprocess
 
 Ids = npt.NDArray[np.int32]
 Offsets = npt.NDArray[np.int64]
@@ -30,7 +30,7 @@ class Rescorer:
         self.bias = bias
         self.scale = scale
         self.softcap = softcap
-        self._weight = weight
+        self._weight = as_array(weight)
 
     def raw(
         self,

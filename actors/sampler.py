@@ -34,7 +34,7 @@ from actors.needs import flatten_adjustments
 from actors.sequence_state import SequenceState, SequenceStates
 from kernels import pool
 from kernels.decision import block_maxima, decide_candidates, decide_dense
-from kernels.draw import Controls
+from kernels.draw import Controls, draw
 from kernels.normalizer import log_normalizer
 from kernels.penalties import Adjustments, select_rows
 from kernels.truncate import best_ids
@@ -68,6 +68,7 @@ class _Rows:
     controls: Controls
     adjustments: Adjustments
     tables: npt.NDArray[np.int32]
+    adjusted: bool  # whether any adjustment is active
     steady: bool
 
 
@@ -138,6 +139,7 @@ class Sampler:
             ),
             adjustments,
             self._states.tables,
+            bool(adjustments.active.any()),
             all(state.steady for state in states),
         )
         return rows
@@ -147,9 +149,12 @@ class Sampler:
         if True in asked.truncated.tolist():
             controls = controls._replace(top_p=np.where(asked.truncated, 1.0, controls.top_p))
         if self._threads == 1 or len(rows.states) == 1:
-            tokens = decide_candidates(
-                asked.ids, asked.raw, asked.offsets, controls, rows.adjustments
-            )
+            if rows.adjusted:
+                tokens = decide_candidates(
+                    asked.ids, asked.raw, asked.offsets, controls, rows.adjustments
+                )
+            else:
+                tokens = draw(asked.ids, asked.raw, asked.offsets, controls)
         else:
             tokens = np.empty(len(rows.states), np.int64)
 

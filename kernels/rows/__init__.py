@@ -13,7 +13,7 @@ from kernels.rows.postprocess import postprocess
 
 Implementation = Literal["reference", "cpu", "triton"]
 
-__all__ = ["canonical_logits", "postprocess"]
+__all__ = ["as_array", "canonical_logits", "postprocess"]
 
 
 def canonical_logits(
@@ -52,14 +52,19 @@ def canonical_logits(
         )
     module = reference if chosen == "reference" else cpu
     return module.canonical_logits(
-        np.ascontiguousarray(_as_array(hidden), np.float32),
-        np.ascontiguousarray(_as_array(weight)),
-        None if ids is None else np.ascontiguousarray(_as_array(ids), np.int32),
-        None if offsets is None else np.ascontiguousarray(_as_array(offsets), np.int64),
+        np.ascontiguousarray(as_array(hidden), np.float32),
+        np.ascontiguousarray(as_array(weight)),
+        None if ids is None else np.ascontiguousarray(as_array(ids), np.int32),
+        None if offsets is None else np.ascontiguousarray(as_array(offsets), np.int64),
     )
 
 
-def _as_array(values: Any) -> npt.NDArray[Any]:
+def as_array(values: Any) -> npt.NDArray[Any]:
+    """A view of a CPU tensor (bf16 as its bits, ``uint16``), or what `numpy.asarray` gives.
+
+    `canonical_logits` takes either; who calls it often converts once. Raises `ValueError` for
+    floats that are neither fp32 nor bf16.
+    """
     if not isinstance(values, torch.Tensor):
         array = np.asarray(values)
     elif values.dtype == torch.bfloat16:
