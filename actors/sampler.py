@@ -33,8 +33,15 @@ from actors.messages import RowDecision, TokenLogprobs
 from actors.needs import flatten_adjustments
 from actors.sequence_state import SequenceState, SequenceStates
 from kernels import pool
-from kernels.decision import block_maxima, decide_candidates, decide_dense
-from kernels.draw import Controls, draw
+from kernels.decision import (
+    PackedRows,
+    block_maxima,
+    decide_candidates,
+    decide_dense,
+    decide_packed,
+    pack,
+)
+from kernels.draw import Controls
 from kernels.normalizer import log_normalizer
 from kernels.penalties import Adjustments, select_rows
 from kernels.truncate import best_ids
@@ -67,8 +74,8 @@ class _Rows:
     states: tuple[SequenceState, ...]
     controls: Controls
     adjustments: Adjustments
+    packed: PackedRows | None  # the same for candidates, where no row has lists of ids
     tables: npt.NDArray[np.int32]
-    adjusted: bool  # whether any adjustment is active
     steady: bool
 
 
@@ -120,6 +127,8 @@ class Sampler:
         known = self._known_rows.get(sequences)
         if known is not None and known.steady and known.tables is self._states.tables:
             known.controls.position[:] = [len(state.history) for state in known.states]
+            if known.packed is not None:
+                known.packed.position[:] = known.controls.position
             return known
         states = tuple(self._states[sequence] for sequence in sequences)
         for state in states:
@@ -127,19 +136,20 @@ class Sampler:
         adjustments = flatten_adjustments([state.adjustment() for state in states])
         if len(self._known_rows) >= KNOWN_ROWS:
             self._known_rows.clear()
+        controls = Controls(
+            inverse_temperature=np.array([s.inverse_temperature for s in states], np.float64),
+            top_k=np.array([s.top_k for s in states], np.int64),
+            top_p=np.array([s.parameters.top_p for s in states], np.float64),
+            log_min_p=np.array([s.log_min_p for s in states], np.float64),
+            key=np.array([s.key for s in states], np.uint64),
+            position=np.array([len(s.history) for s in states], np.uint64),
+        )
         self._known_rows[sequences] = rows = _Rows(
             states,
-            Controls(
-                inverse_temperature=np.array([s.inverse_temperature for s in states], np.float64),
-                top_k=np.array([s.top_k for s in states], np.int64),
-                top_p=np.array([s.parameters.top_p for s in states], np.float64),
-                log_min_p=np.array([s.log_min_p for s in states], np.float64),
-                key=np.array([s.key for s in states], np.uint64),
-                position=np.array([len(s.history) for s in states], np.uint64),
-            ),
+            controls,
             adjustments,
+            pack(controls, adjustments),
             self._states.tables,
-            bool(adjustments.active.any()),
             all(state.steady for state in states),
         )
         return rows
@@ -149,12 +159,12 @@ class Sampler:
         if True in asked.truncated.tolist():
             controls = controls._replace(top_p=np.where(asked.truncated, 1.0, controls.top_p))
         if self._threads == 1 or len(rows.states) == 1:
-            if rows.adjusted:
+            if rows.packed is not None and controls is rows.controls:
+                tokens = decide_packed(asked.ids, asked.raw, asked.offsets, rows.packed)
+            else:
                 tokens = decide_candidates(
                     asked.ids, asked.raw, asked.offsets, controls, rows.adjustments
                 )
-            else:
-                tokens = draw(asked.ids, asked.raw, asked.offsets, controls)
         else:
             tokens = np.empty(len(rows.states), np.int64)
 

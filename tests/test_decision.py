@@ -12,7 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from kernels.decision import block_maxima, decide_candidates, decide_dense
+from kernels.decision import (
+    block_maxima,
+    decide_candidates,
+    decide_dense,
+    decide_packed,
+    pack,
+)
 from kernels.draw import Controls
 from kernels.penalties import Adjustments, select_rows
 from kernels.truncate import truncate
@@ -207,6 +213,50 @@ def test_ragged_candidates_give_the_reference_token(seed: int, rows: int) -> Non
     arguments = (ids, raw, offsets, controls, select_rows(adjustments, 0, rows))
     expected = decide_candidates(*arguments, implementation="reference")
     assert decide_candidates(*arguments).tolist() == expected.tolist()
+
+
+@given(seed=st.integers(0, 2**32), rows=st.integers(1, 9))
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_packed_rows_give_the_reference_token(seed: int, rows: int) -> None:
+    random = np.random.default_rng(seed)
+    size = 3000
+    lists = [np.flatnonzero(random.random(size) < random.random() * 0.2) for _ in range(rows)]
+    ids = np.concatenate(lists).astype(np.int32)
+    offsets = np.cumsum([0, *map(len, lists)], dtype=np.int64)
+    raw = random_logits(random, str(random.choice(FLAVOURS)), 1, len(ids) + 1)[0, :-1]
+    controls = random_controls(random, rows)
+    adjustments = select_rows(random_adjustments(random, rows, size), 0, rows)
+    nothing, everywhere = np.empty(0, np.int32), np.zeros(rows + 1, np.int64)
+    adjustments = adjustments._replace(
+        active=adjustments.table >= 0,
+        bias_ids=nothing,
+        bias_values=np.empty(0, np.float32),
+        bias_offsets=everywhere,
+        banned=nothing,
+        banned_offsets=everywhere,
+        allowed=nothing,
+        allowed_offsets=everywhere,
+        restricted=np.zeros(rows, np.bool_),
+    )
+    packed = pack(controls, adjustments)
+    assert packed is not None
+    expected = decide_candidates(
+        ids, raw, offsets, controls, adjustments, implementation="reference"
+    )
+    assert decide_packed(ids, raw, offsets, packed).tolist() == expected.tolist()
+
+
+def test_rows_with_lists_are_not_packed() -> None:
+    random = np.random.default_rng(0)
+    controls = random_controls(random, 3)
+    adjustments = no_adjustments(3)
+    assert pack(controls, adjustments) is not None
+    for lists in (
+        {"bias_ids": np.array([1], np.int32)},
+        {"banned": np.array([1], np.int32)},
+        {"restricted": np.array([False, True, False])},
+    ):
+        assert pack(controls, adjustments._replace(**lists)) is None  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("layout", ["vocabulary-major", "row-major"])

@@ -12,12 +12,22 @@ import numpy as np
 import numpy.typing as npt
 
 from kernels.decision import cpu, reference
+from kernels.decision.packed import PackedRows, decide_packed, pack
 from kernels.draw import Controls
 from kernels.penalties import Adjustments
 
 Implementation = Literal["reference", "cpu"]
 
-__all__ = ["NO_IDS", "Decided", "block_maxima", "decide_candidates", "decide_dense"]
+__all__ = [
+    "NO_IDS",
+    "Decided",
+    "PackedRows",
+    "block_maxima",
+    "decide_candidates",
+    "decide_dense",
+    "decide_packed",
+    "pack",
+]
 
 NO_IDS = np.empty(0, np.int32)
 
