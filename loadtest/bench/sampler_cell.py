@@ -165,6 +165,11 @@ class Cell:
         theirs = self.milliseconds[self.baseline]
         return paired_ratio(self.milliseconds[name], theirs, higher_is_better=False)
 
+    def faster(self, name: str) -> str:
+        """`ratio` in words, nothing where there is none."""
+        measured = self.baseline in self.milliseconds
+        return f"{self.ratio(name):.2f}x" if measured and name != self.baseline else ""
+
     def tokens_looked_at(self, name: str) -> str:
         """Where that is not the whole vocabulary: hot tokens (first) or candidates per row."""
         if name == HOT and self.hot_size is not None:
@@ -177,7 +182,7 @@ class Cell:
         report.add(self.case, THROUGHPUT, throughput)
         report.add(self.case, LARGEST, self.largest)
         for name in self.milliseconds:
-            if name != self.baseline:
+            if self.baseline in self.milliseconds and name != self.baseline:
                 case = {**self.case, "measure": TIME.name, "of": name}
                 report.ratios.append(Ratio(case, self.baseline, self.ratio(name)))
         if self.hot_size is not None:
@@ -206,7 +211,7 @@ def table(cells: Sequence[Cell]) -> str:
                     f"{min(times):.4f}",
                     f"{max(cell.largest[name]):.3f}",
                     format_number(percentile(cell.throughput(name), 50)),
-                    "" if name == cell.baseline else f"{cell.ratio(name):.2f}x",
+                    cell.faster(name),
                 ]
             )
     headers = [
