@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -33,9 +32,7 @@ def build_plane(
     starting them raises."""
     size = settings.vocabulary_size
     if configuration.samplers == 0:
-        engine_threads = replace(settings, threads=configuration.sampler_threads)
-        sampler = Sampler(engine_threads, states, load_hot_vocabulary(settings))
-        inline = InlineSampler(sampler)
+        inline = InlineSampler(Sampler(settings, states, load_hot_vocabulary(settings)))
         return DecisionPlane(lambda: inline, 1, lambda: inline, size, informed=True)
     if configuration.sampler_placement == "threads":
         if configuration.sampler_threads > 1:
