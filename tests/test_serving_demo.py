@@ -6,84 +6,27 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
-from conftest import DEMO, ROOT
+from real_server import Server, healthy, running_server, wait
 
 PROMPT = "Once upon a time there was a little girl who"
 CHAT = [{"role": "user", "content": "I want to book a table for two tonight."}]
 
 
-@dataclass(frozen=True)
-class Server:
-    url: str
-    log: Path
-    process: subprocess.Popen[bytes]
-
-    def client(self) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
-
-    def metric(self, name: str) -> float:
-        lines = httpx.get(f"{self.url}/metrics").text.splitlines()
-        return next(float(line.split()[-1]) for line in lines if line.startswith(f"{name} "))
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def _wait(condition: Any, seconds: float, what: str) -> float:
-    started = time.monotonic()
-    while not condition():
-        assert time.monotonic() - started < seconds, f"waited {seconds} s for {what}"
-        time.sleep(0.05)
-    return time.monotonic() - started
-
-
-def _healthy(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/health", timeout=5).status_code == 200
-    except httpx.HTTPError:
-        return False
-
-
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    port = _free_port()
-    log = tmp_path_factory.mktemp("server") / "log"
-    command = [sys.executable, "-m", "serve_app.cli", "serve", "--model", str(DEMO)]
-    command += ["--port", str(port), "--threads", "1", "--dtype", "float32", "--device", "cpu"]
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command, cwd=ROOT, stdout=output, stderr=output, start_new_session=True
-        )
-    url = f"http://127.0.0.1:{port}"
-    try:
-        _wait(lambda: _healthy(url) or process.poll() is not None, 240, "the server")
-        assert process.poll() is None, log.read_text()
-        yield Server(url, log, process)
-    finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(60)
-        finally:
-            print(log.read_text()[-3000:])
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
+    with running_server(tmp_path_factory.mktemp("server")) as running:
+        yield running
 
 
 def test_the_first_request_after_health_is_no_slower_than_the_tenth(server: Server) -> None:
@@ -101,7 +44,7 @@ def test_the_first_request_after_health_is_no_slower_than_the_tenth(server: Serv
 
 
 def test_banner_names_model_capacity_and_a_curl(server: Server) -> None:
-    _wait(lambda: "lexshard is ready" in server.log.read_text(), 30, "the banner")
+    wait(lambda: "lexshard is ready" in server.log.read_text(), 30, "the banner")
     text = server.log.read_text()
     for expected in ("lexshard-demo", "KV cache", "batch-invariant", "curl ", server.url):
         assert expected in text
@@ -185,7 +128,7 @@ def test_certificates_are_told_and_counted_by_tier(server: Server) -> None:
     pieces: Any = client.completions.create(**arguments, stream=True)
     streamed = [entry for piece in pieces for entry in piece.choices[0].certificates]
     assert len(streamed) == len(whole.choices[0].certificates)
-    _wait(lambda: server.metric("lexshard_running") == 0, 5, "the last count")
+    wait(lambda: server.metric("lexshard_running") == 0, 5, "the last count")
     lines = httpx.get(f"{server.url}/metrics").text.splitlines()
     by_tier = [line for line in lines if line.startswith("lexshard_head_rows_by_tier_total{")]
     assert sum(float(line.split()[-1]) for line in by_tier) == server.metric(
@@ -222,9 +165,9 @@ def test_a_client_that_leaves_frees_its_blocks(server: Server) -> None:
     with httpx.stream("POST", f"{server.url}/v1/completions", json=body) as response:
         lines = response.iter_lines()  # held: a dropped iterator closes the connection
         next(lines)
-        _wait(lambda: server.metric("lexshard_running") >= 1, 5, "the sequence to run")
-    _wait(lambda: server.metric("lexshard_running") == 0, 5, "the sequence to be cancelled")
-    _wait(lambda: server.metric("lexshard_kv_blocks_used") == 0, 5, "its blocks")
+        wait(lambda: server.metric("lexshard_running") >= 1, 5, "the sequence to run")
+    wait(lambda: server.metric("lexshard_running") == 0, 5, "the sequence to be cancelled")
+    wait(lambda: server.metric("lexshard_kv_blocks_used") == 0, 5, "its blocks")
     assert server.metric("lexshard_cancelled_total") == before + 1
 
 
@@ -252,7 +195,7 @@ def test_bad_requests_get_a_clear_error_and_harm_nobody(
     assert set(error) == {"message", "type", "param", "code"}
     if named is not None:
         assert named in f"{error['param']}"
-    assert _healthy(server.url)
+    assert healthy(server.url)
 
 
 def test_killing_the_engine_keeps_streams_and_the_server_answers_within_15_seconds(
@@ -293,8 +236,8 @@ def test_killing_the_engine_keeps_streams_and_the_server_answers_within_15_secon
             assert event.wait(30)
         os.kill(mine[0], signal.SIGKILL)
         killed = time.monotonic()
-        _wait(lambda: not _healthy(server.url), 10, "the death to be noticed")
-        _wait(lambda: _healthy(server.url), 60, "the new engine")
+        wait(lambda: not healthy(server.url), 10, "the death to be noticed")
+        wait(lambda: healthy(server.url), 60, "the new engine")
         server.client().completions.create(model="lexshard-demo", prompt="x", max_tokens=1)
         seconds = time.monotonic() - killed
         assert server.metric("lexshard_engine_restarts_total") == 1
