@@ -4,21 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from actors.configuration import EngineConfiguration, SamplerPlacement
 from actors.decision_messages import SamplerSettings
 from actors.decision_plane import DecisionPlane, SamplerHandle
-from actors.hot_vocabulary import HotVocabulary
-from actors.hot_vocabulary.measurement import synthetic_decide
 from actors.local_samplers import InlineSampler, ThreadSampler
 from actors.sampler import Sampler
 from actors.sampler_warm_up import warm_up_work
 from actors.sequence_state import SequenceStates
 
+if TYPE_CHECKING:
+    from actors.hot_vocabulary import HotVocabulary
+
 # Starts a sampler outside of this process; the cluster layer knows how.
 StartSampler = Callable[[SamplerSettings, SamplerPlacement], SamplerHandle]
+
+
+def sampler_settings(
+    configuration: EngineConfiguration, vocabulary_size: int, eos_ids: tuple[int, ...]
+) -> SamplerSettings:
+    """What each of an engine's samplers must know to start."""
+    tokenizer = None
+    if configuration.hot_vocabulary is not None:
+        from actors.hot_vocabulary import tokenizer_hash
+
+        tokenizer = tokenizer_hash(configuration.model)
+    return SamplerSettings(
+        vocabulary_size,
+        eos_ids,
+        threads=configuration.sampler_threads,
+        capacity=-(-configuration.max_running // max(configuration.samplers, 1)),
+        hot_vocabulary=configuration.hot_vocabulary,
+        tokenizer=tokenizer,
+    )
 
 
 def build_plane(
@@ -55,6 +76,10 @@ def load_hot_vocabulary(settings: SamplerSettings) -> HotVocabulary | None:
     `HotVocabulary.load` raises."""
     if settings.hot_vocabulary is None:
         return None
+    # Not needed, nor what they need installed, everywhere.
+    from actors.hot_vocabulary import HotVocabulary
+    from actors.hot_vocabulary.measurement import synthetic_decide
+
     size = settings.vocabulary_size
     hot = HotVocabulary.load(settings.hot_vocabulary, size, settings.tokenizer)
     hot.calibrate(synthetic_decide(size))

@@ -17,13 +17,11 @@ from functools import partial
 import torch
 
 from actors.body.loading import LoadedModel, load
-from actors.build_plane import StartSampler, build_plane
+from actors.build_plane import StartSampler, build_plane, sampler_settings
 from actors.completion import Completion, run_to_completion
 from actors.configuration import EngineConfiguration, EngineInformation
-from actors.decision_messages import SamplerSettings
 from actors.decision_plane import DecisionPlane
 from actors.head import build_head
-from actors.hot_vocabulary import tokenizer_hash
 from actors.kv_cache import BLOCK_TOKENS, BlockPool
 from actors.memory import default_kv_bytes
 from actors.messages import (
@@ -101,14 +99,7 @@ class Engine:
 
     def _make_plane(self, start_sampler: StartSampler | None) -> DecisionPlane:
         configuration, model = self.configuration, self.model
-        settings = SamplerSettings(
-            model.vocabulary_size,
-            model.eos_token_ids,
-            threads=configuration.sampler_threads,
-            capacity=-(-configuration.max_running // max(configuration.samplers, 1)),
-            hot_vocabulary=configuration.hot_vocabulary,
-            tokenizer=tokenizer_hash(configuration.model),
-        )
+        settings = sampler_settings(configuration, model.vocabulary_size, model.eos_token_ids)
         return build_plane(settings, configuration, self._states, start_sampler)
 
     def _make_scheduler(self) -> Scheduler:
