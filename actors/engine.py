@@ -263,8 +263,9 @@ def _context_length(configuration: EngineConfiguration, model: LoadedModel) -> i
 
 def _where_decided(configuration: EngineConfiguration) -> str:
     count, threads = configuration.samplers, configuration.sampler_threads
+    each = f", {threads} threads each" if threads > 1 else ""
     if not count:
-        return "in the engine's thread" + (f", {threads} threads" if threads > 1 else "")
-    kind = {"threads": "threads", "processes": "processes", "ray": "Ray actors"}
-    place = kind[configuration.sampler_placement]
-    return f"{count} samplers ({place}, threads each: {threads}) beside the forward pass"
+        return f"in the engine's thread{each}"
+    place = {"threads": "threads", "processes": "processes", "ray": "Ray actors"}
+    beside = f"beside the forward pass by {count} sampler{'s' if count > 1 else ''}"
+    return f"{beside} in {place[configuration.sampler_placement]}{each}"
