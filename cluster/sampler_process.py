@@ -37,6 +37,7 @@ from cluster.sampler_messages import (
 from cluster.shared_memory.doorbell import PeerLostError
 from cluster.shared_memory.ring import RingProducer, create_ring
 from kernels.columns import write_columns
+from kernels.decision import block_maxima
 
 # -P: the folder it is started from must not shadow our modules.
 ENTRY = ("-P", "-m", "cluster.sampler_main")
@@ -141,11 +142,17 @@ class SamplerProcess:
         return dense
 
     def _write(self, dense: DenseRows) -> None:
-        rows = dense.logits.T
-        for first in range(0, len(rows), self._columns):
-            part = rows[first : first + self._columns]
-            logits, maxima = dense_views(self._reserve(), self._vocabulary_size, len(part))
-            write_columns(part, logits, maxima)
+        for first in range(0, len(dense.sequences), self._columns):
+            part = dense.logits[:, first : first + self._columns]
+            logits, maxima = dense_views(self._reserve(), *part.shape)
+            if part.strides[1] == part.itemsize:  # vocabulary-major already
+                logits[:] = part
+                if dense.maxima is None:
+                    maxima[:] = block_maxima(logits)
+                else:
+                    maxima[:] = dense.maxima[:, first : first + self._columns]
+            else:
+                write_columns(part.T, logits, maxima)
             self._ring.publish()
 
     def _reserve(self) -> npt.NDArray[np.uint8]:

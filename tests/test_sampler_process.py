@@ -32,6 +32,7 @@ from actors.local_samplers import InlineSampler
 from actors.messages import Candidates, Certificate, Request, SamplingParameters
 from actors.sampler import Sampler
 from cluster.sampler_process import SamplerProcess
+from kernels.decision import block_maxima
 
 SIZE = 1_000
 SETTINGS = SamplerSettings(SIZE, (0, 3), capacity=4)
@@ -89,8 +90,10 @@ def opened(first: int, count: int, prompt: int = 20) -> tuple[OpenSequence, ...]
 
 
 def dense_rows(random: np.random.Generator, sequences: tuple[int, ...]) -> DenseRows:
+    """In either layout, with the producer's maxima or without."""
     rows = (3 * random.standard_normal((len(sequences), SIZE))).astype(np.float32)
-    return DenseRows(sequences, rows.T)
+    logits = rows.T if random.random() < 0.5 else np.ascontiguousarray(rows.T)
+    return DenseRows(sequences, logits, block_maxima(logits) if random.random() < 0.5 else None)
 
 
 def candidate_rows(random: np.random.Generator, sequences: tuple[int, ...]) -> CandidateRows:
