@@ -73,7 +73,7 @@ class SequenceState:
 
     @property
     def steady(self) -> bool:
-        """Whether `adjustment` stays the same object's worth from now on: no ban comes or goes."""
+        """Whether `adjustment` means the same from now on, counts aside: no ban comes or goes."""
         return not self._bad_phrases and self.output_length >= self.parameters.min_tokens
 
     def append(self, token_id: int) -> None:

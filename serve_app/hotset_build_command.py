@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from actors.hot_vocabulary.file import FILE_NAME
 from actors.hot_vocabulary.report import describe, write_report
+from serve_app.argument_types import at_least
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,13 +29,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--positions",
-        type=_at_least(1),
+        type=at_least(1),
         metavar="N",
         help="to measure at (default: at most 256, as many as take about a minute)",
     )
     parser.add_argument(
         "--generate",
-        type=_at_least(0),
+        type=at_least(0),
         default=32,
         metavar="N",
         help="tokens by which the model continues a text (default: 32; 0: none)",
@@ -45,19 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help=".html or .json: measured against fitted throughput",
     )
-    parser.add_argument("--seed", type=_at_least(0), default=0, metavar="N")
+    parser.add_argument("--seed", type=at_least(0), default=0, metavar="N")
     parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default="auto")
-    parser.add_argument("--threads", type=_at_least(1), metavar="N", help="default: one per core")
-
-
-def _at_least(least: int) -> Callable[[str], int]:
-    def whole_number(text: str) -> int:
-        value = int(text)
-        if value < least:
-            raise argparse.ArgumentTypeError(f"{value} is less than {least}")
-        return value
-
-    return whole_number
+    parser.add_argument("--threads", type=at_least(1), metavar="N", help="default: one per core")
 
 
 def run(arguments: argparse.Namespace) -> int:

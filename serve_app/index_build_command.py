@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
+
+from serve_app.argument_types import at_least
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,25 +22,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--tiers", metavar="LIST", help="divided by commas (default: every kind)")
     parser.add_argument(
-        "--clusters", type=_at_least(0), metavar="N", help="default: 0.015 per token; 0: none"
+        "--clusters", type=at_least(0), metavar="N", help="default: 0.015 per token; 0: none"
     )
     parser.add_argument("--kind", choices=("euclidean", "spherical"), default="euclidean")
     parser.add_argument(
-        "--iterations", type=_at_least(1), default=15, metavar="N", help="of k-means"
+        "--iterations", type=at_least(1), default=15, metavar="N", help="of k-means"
     )
-    parser.add_argument("--seed", type=_at_least(0), default=0, metavar="N")
+    parser.add_argument("--seed", type=at_least(0), default=0, metavar="N")
     parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default="auto")
-    parser.add_argument("--threads", type=_at_least(1), metavar="N", help="default: one per core")
-
-
-def _at_least(least: int) -> Callable[[str], int]:
-    def whole_number(text: str) -> int:
-        value = int(text)
-        if value < least:
-            raise argparse.ArgumentTypeError(f"{value} is less than {least}")
-        return value
-
-    return whole_number
+    parser.add_argument("--threads", type=at_least(1), metavar="N", help="default: one per core")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -425,7 +425,7 @@ def test_several_threads_decide_columns_of_one_read_only_matrix() -> None:
 
 
 def test_a_long_history_costs_what_a_short_one_does() -> None:
-    """The best of many runs with 32k tokens behind takes less than 1.5 times that with 100."""
+    """The best of many runs with 32k tokens behind takes less than 1.2 times that with 100."""
     random = np.random.default_rng(8)
     size = 65_536
     logits = (3 * random.standard_normal((size, 1))).astype(np.float32)
@@ -452,7 +452,9 @@ def test_a_long_history_costs_what_a_short_one_does() -> None:
 
     short, long = adjustments(100), adjustments(32_768)
     times = np.array([(seconds(short), seconds(long)) for _ in range(300)])
-    assert times[:, 1].min() < 1.5 * times[:, 0].min()
+    ratio = times[:, 1].min() / times[:, 0].min()
+    print(f"32,768 tokens of history against 100: {ratio:.2f}x")
+    assert ratio < 1.2
 
 
 def test_what_does_not_belong_together_is_refused() -> None:

@@ -10,6 +10,7 @@ that a sampler has for itself: code and state are in its caches, logits that oth
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from typing import Protocol
 
 import numpy as np
@@ -105,7 +106,7 @@ class TorchSide:
             return torch.isfinite(self._samplers[0].process(logits, self._outputs)).numpy()
 
 
-class _SamplerSide:
+class _SamplerSide(ABC):
     """Our sampler with sequences of its own; ``hot`` are the tokens it looks at first, ``cold``
     says that the processor's caches hold nothing of it when a step begins."""
 
@@ -136,8 +137,9 @@ class _SamplerSide:
             return opening(self._scene, self._rows)
         return appending(self._scene, step - 1, self._rows)
 
+    @abstractmethod
     def _work(self, step: int, deltas: Deltas) -> DecisionWork:
-        raise NotImplementedError
+        """What the sampler is asked in a step."""
 
 
 class DenseSide(_SamplerSide):
