@@ -37,11 +37,7 @@ def mixed_jobs(tokenizer: Tokenizer, count: int, seed: int) -> tuple[Job, ...]:
     if count < 1:
         raise ValueError("a case needs at least one request")
     chance = random.Random(f"{seed}-{count}")
-    text = [
-        token
-        for paragraph in _STORY.read_text(encoding="utf-8").splitlines(keepends=True)
-        for token in tokenizer.encode(paragraph, add_special_tokens=False)
-    ]
+    text = story_tokens(tokenizer)
     prompt_lengths = _slice_midpoints(*PROMPT_TOKENS, count)
     output_lengths = _slice_midpoints(*OUTPUT_TOKENS, count)
     chance.shuffle(prompt_lengths)
@@ -51,6 +47,15 @@ def mixed_jobs(tokenizer: Tokenizer, count: int, seed: int) -> tuple[Job, ...]:
         start = chance.randrange(len(text) - prompt_length)
         jobs.append(Job(tuple(text[start : start + prompt_length]), output_length))
     return tuple(jobs)
+
+
+def story_tokens(tokenizer: Tokenizer) -> list[int]:
+    """The story that every prompt is an excerpt of."""
+    return [
+        token
+        for paragraph in _STORY.read_text(encoding="utf-8").splitlines(keepends=True)
+        for token in tokenizer.encode(paragraph, add_special_tokens=False)
+    ]
 
 
 def _slice_midpoints(low: int, high: int, count: int) -> list[int]:
