@@ -77,5 +77,5 @@ class EngineInformation:
     parameters: int
     process_id: int
     decisions: str = "in the engine's thread"
-    # Kind of step (see `actors.ladder.StepKind`), rows in it, screen, milliseconds.
+    # Kind of step (see `actors.head.ladder.StepKind`), rows in it, screen, milliseconds.
     head_timings: tuple[tuple[str, int, str, float], ...] = ()

@@ -145,9 +145,9 @@ class Adjustment:
     prompt or output, ``l / repetition`` if positive else ``l * repetition``; then, for tokens
     seen in the output, ``l - frequency * count`` and ``l - presence``.
 
-    What was seen stands in row ``table`` of ``tables`` (see `actors.penalty_tables`): 0 for a token
-    never seen, otherwise 1 + how often it stands in the output (1: prompt only). ``table`` is -1
-    where nothing is penalised. All id arrays are sorted and distinct.
+    What was seen stands in row ``table`` of ``tables`` (`actors.states.penalty_tables`): 0 for a
+    token never seen, otherwise 1 + how often it stands in the output (1: prompt only). ``table`` is
+    -1 where nothing is penalised. All id arrays are sorted and distinct.
     """
 
     repetition: float

@@ -21,11 +21,11 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from actors.completion import Completion, run_to_completion
 from actors.configuration import EngineConfiguration
-from actors.engine import Engine
+from actors.engine.completion import Completion, run_to_completion
+from actors.engine.engine import Engine
 from actors.messages import Request, SamplingParameters
-from cluster.samplers import start_sampler
+from cluster.samplers.start import start_sampler
 from loadtest.bench.workload import Tokenizer, story_tokens
 
 REQUESTS = 500
@@ -161,7 +161,9 @@ def _engine(model: str, variant: Variant) -> Engine:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--model", default="models/lexshard-demo", metavar="DIR")
     parser.add_argument("--requests", type=int, default=REQUESTS)
     parser.add_argument("--seed", type=int, default=1)

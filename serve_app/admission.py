@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from serve_app.errors import bad_request, overloaded, rate_limited
+from serve_app.openai.errors import bad_request, overloaded, rate_limited
 
 
 class Ticket:

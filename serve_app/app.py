@@ -13,16 +13,16 @@ from starlette.exceptions import HTTPException
 from cluster.config import ServeConfig
 from serve_app.admission import Admission
 from serve_app.authentication import ApiKeys
-from serve_app.chat import create_chat_completion
-from serve_app.completions import create_completion
 from serve_app.engine_client import EngineClient
-from serve_app.errors import ApiError, ClientDisconnectedError, bad_request, model_not_found
 from serve_app.metrics import CONTENT_TYPE, ServerMetrics
 from serve_app.middleware import RECORD_KEY, RequestMiddleware
+from serve_app.openai.chat import create_chat_completion
+from serve_app.openai.completions import create_completion
+from serve_app.openai.errors import ApiError, ClientDisconnectedError, bad_request, model_not_found
+from serve_app.openai.tokenization import ModelTokenizer
+from serve_app.openai.tokenizer_routes import detokenize, tokenize
 from serve_app.request_record import RequestRecord
 from serve_app.server_state import VERSION, ServerState
-from serve_app.tokenization import ModelTokenizer
-from serve_app.tokenizer_routes import detokenize, tokenize
 
 PATHS = (
     "/v1/models",

@@ -6,7 +6,7 @@ import hashlib
 import hmac
 from collections.abc import Sequence
 
-from serve_app.errors import unauthorized
+from serve_app.openai.errors import unauthorized
 
 
 class ApiKeys:

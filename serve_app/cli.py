@@ -10,18 +10,18 @@ from collections.abc import Sequence
 from importlib.metadata import version
 
 COMMANDS = {
-    ("serve",): ("serve_app.serve_command", "serve a model over an OpenAI-compatible API"),
+    ("serve",): ("serve_app.commands.serve", "serve a model over an OpenAI-compatible API"),
     ("index", "build"): (
-        "serve_app.index_build_command",
+        "serve_app.commands.index_build",
         "build the vocabulary index of a model",
     ),
-    ("index", "show"): ("serve_app.index_show_command", "report what an index file holds"),
+    ("index", "show"): ("serve_app.commands.index_show", "report what an index file holds"),
     ("hotset", "build"): (
-        "serve_app.hotset_build_command",
+        "serve_app.commands.hotset_build",
         "choose the tokens that samplers look at first",
     ),
-    ("hotset", "show"): ("serve_app.hotset_show_command", "report what a hot vocabulary holds"),
-    ("demo", "train"): ("serve_app.demo.command", "train the small demonstration models"),
+    ("hotset", "show"): ("serve_app.commands.hotset_show", "report what a hot vocabulary holds"),
+    ("demo", "train"): ("serve_app.commands.demo_train", "train the small demonstration models"),
     ("bench", "engine"): ("loadtest.bench.engine", "measure the engine without HTTP"),
     ("bench", "head"): ("loadtest.bench.head", "measure the output head beside dense ones"),
     ("bench", "sampler"): ("loadtest.bench.sampler", "measure the sampler beside vLLM's"),

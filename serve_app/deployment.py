@@ -21,7 +21,7 @@ from actors.configuration import EngineConfiguration
 from cluster.config import ServeConfig
 from serve_app.app import create_app
 from serve_app.engine_client import EngineClient, EngineConnector
-from serve_app.tokenization import ModelTokenizer
+from serve_app.openai.tokenization import ModelTokenizer
 
 APPLICATION_NAME = "lexshard"
 MAX_ONGOING_REQUESTS = 100_000
@@ -29,7 +29,7 @@ MAX_ONGOING_REQUESTS = 100_000
 
 def start_engine(config: ServeConfig) -> EngineClient:
     """The connector of a real server: an engine process of this replica's own."""
-    from cluster.engine_client import EngineClient as ProcessClient
+    from cluster.engine.client import EngineClient as ProcessClient
 
     client = ProcessClient(
         EngineConfiguration(

@@ -11,8 +11,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from serve_app.errors import ClientDisconnectedError, internal_error
 from serve_app.metrics import ServerMetrics
+from serve_app.openai.errors import ClientDisconnectedError, internal_error
 from serve_app.request_record import RequestRecord
 
 logger = logging.getLogger("lexshard.http")

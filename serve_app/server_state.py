@@ -11,9 +11,9 @@ from actors.configuration import EngineInformation
 from cluster.config import ServeConfig
 from serve_app.admission import Admission
 from serve_app.engine_client import EngineClient
-from serve_app.errors import model_not_found, overloaded
 from serve_app.metrics import ServerMetrics
-from serve_app.tokenization import ModelTokenizer
+from serve_app.openai.errors import model_not_found, overloaded
+from serve_app.openai.tokenization import ModelTokenizer
 
 VERSION = version("lexshard")
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
+from tests.support.paths import DEMO, ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
-DEMO = ROOT / "models" / "lexshard-demo"
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -20,7 +20,7 @@ from numba import njit
 
 from kernels import pool
 from kernels.attention.layout import BLOCK_SIZE
-from kernels.elementwise.cpu import exponential
+from kernels.exponential.single_precision import exponential
 from kernels.linear.tile import PANEL, tile
 
 Array = npt.NDArray[Any]

@@ -16,7 +16,7 @@ from kernels.certify.margins import (
     SUM_ROUNDING,
     TERM_ROUNDING,
 )
-from kernels.normalizer.exponential import exponential
+from kernels.exponential.double_precision import exponential
 from kernels.penalties.cpu import MINUS_INFINITY
 from kernels.search.selection import key_value, kth_largest_key, order_key
 from kernels.truncate.cpu import boundary_key, largest

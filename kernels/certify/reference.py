@@ -15,7 +15,7 @@ from kernels.certify.margins import (
     SUM_ROUNDING,
     TERM_ROUNDING,
 )
-from kernels.normalizer.exponential import exponential_array
+from kernels.exponential.double_precision import exponential_array
 from kernels.truncate.reference import MASS_UNIT, best_ids
 
 

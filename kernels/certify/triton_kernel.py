@@ -23,7 +23,7 @@ from kernels.certify.margins import (
     SUM_ROUNDING,
     TERM_ROUNDING,
 )
-from kernels.normalizer.exponential import (
+from kernels.exponential.double_precision import (
     COEFFICIENTS,
     INVERSE_LN2,
     LN2_HIGH,
@@ -53,7 +53,7 @@ def _key_value(key):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _exponential(x, constants):  # type: ignore[no-untyped-def]
-    """`kernels.normalizer.exponential`, operation by operation."""
+    """`kernels.exponential.double_precision`, operation by operation."""
     smallest = tl.load(constants + 4)
     clamped = tl.where(x > smallest, x, smallest)
     rounder = tl.load(constants + 3)

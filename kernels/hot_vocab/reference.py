@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from kernels.normalizer.exponential import exponential_array
+from kernels.exponential.double_precision import exponential_array
 from kernels.truncate.reference import MASS_UNIT, truncate
 
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from numba import njit
 
 from kernels.attention.cpu import attention_rows, write_cache_rows
-from kernels.elementwise.cpu import silu
+from kernels.exponential.single_precision import silu
 from kernels.linear.cpu import multiply
 from kernels.linear.tile import PANEL
 

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
+from kernels.exponential.double_precision import exponential
 from kernels.mass.reference import BIN_WIDTH, BINS, CONFIDENCE, MASS_MARGIN
-from kernels.normalizer.exponential import exponential
 from kernels.penalties.cpu import MINUS_INFINITY, adjust_block
 from kernels.search.blocks import slack_factors, upper_bounds
 

@@ -13,7 +13,7 @@ from kernels.screen import reference
 from kernels.screen.hidden import HiddenBits, QuantizedHidden, quantize_hidden, tier_vectors
 
 if TYPE_CHECKING:
-    from kernels.screen.triton_kernel import DeviceTier
+    from kernels.screen.gpu.triton_kernel import DeviceTier
 
 Implementation = Literal["reference", "cpu"]
 
@@ -45,7 +45,7 @@ def screen(
     Hidden states become 16-bit integers as fine as 32-bit sums allow; the products with the tier's
     integers are then exact, and each estimate is scaled and rounded to fp32 once. The bound holds
     always for int8 and int4, and with the tier's probability per row for the others. A tier
-    placed on a CUDA device (`kernels.screen.triton_kernel.place`) is screened there, without
+    placed on a CUDA device (`kernels.screen.gpu.triton_kernel.place`) is screened there, without
     synchronising.
 
     Five or more hidden states meet an int8 tier as 8-bit integers where the processor multiplies
@@ -60,7 +60,7 @@ def screen(
     if not _on_cpu(tier):
         if hidden_bits is not None:
             raise ValueError("hidden_bits is a choice of the CPU; leave it out on a device")
-        from kernels.screen import triton_kernel
+        from kernels.screen.gpu import triton_kernel
 
         return triton_kernel.screen(torch.as_tensor(hidden), tier)  # type: ignore[arg-type]
     quantized = _quantized(hidden, tier, implementation, hidden_bits)  # type: ignore[arg-type]

@@ -36,7 +36,7 @@ def truncate(
 
     Masses are integers, so that their sums do not depend on an order and every implementation
     agrees at the boundary: ``mass = round(2**42 exp(f64(l) s - f64(l_max) s))`` with the
-    exponential of `kernels.normalizer`, and the tokens kept hold at least
+    exponential of `kernels.exponential`, and the tokens kept hold at least
     ``ceil(top_p * f64(total))``, between 1 and the total. Vocabularies below 2**20 tokens.
     """
     module = reference if implementation == "reference" else cpu

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from kernels.normalizer.exponential import exponential
+from kernels.exponential.double_precision import exponential
 from kernels.penalties.cpu import MINUS_INFINITY
 from kernels.search.selection import kth_largest_key, order_key
 from kernels.truncate.reference import MASS_UNIT

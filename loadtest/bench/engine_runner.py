@@ -13,9 +13,9 @@ from actors.configuration import (
     HeadChoice,
     Tier,
 )
-from actors.engine import Engine
+from actors.engine.engine import Engine
 from actors.messages import Request, SamplingParameters
-from cluster.samplers import start_sampler
+from cluster.samplers.start import start_sampler
 from loadtest.bench.runs import Run
 from loadtest.bench.workload import Job
 

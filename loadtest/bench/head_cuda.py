@@ -11,8 +11,8 @@ import torch
 from torch.nn import functional
 
 from actors.configuration import DEFAULT_TIERS
-from actors.device_shard import DeviceShard
-from actors.ladder import Ladder
+from actors.head.device_shard import DeviceShard
+from actors.head.ladder import Ladder
 from kernels.dense import Draws, dense_gumbel
 from kernels.draw import draw
 from loadtest.bench.head_sides import (

@@ -19,11 +19,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from actors.ladder import Ladder
+from actors.head.ladder import Ladder
+from actors.head.paper.paper_head import PaperHead
+from actors.head.paper.settings import PaperSettings
+from actors.head.shard import Shard
 from actors.messages import Candidates, Certificate, Need
-from actors.paper_head import PaperHead
-from actors.paper_settings import PaperSettings
-from actors.shard import Shard
 from kernels.bounds import Clusters, Kind, summarise
 from kernels.clustering import Kind as Clustering
 from kernels.clustering import cluster

@@ -16,13 +16,13 @@ import numpy.typing as npt
 import torch
 from torch.nn import functional
 
-from actors.calibration import LadderHead, calibrate
-from actors.calibration import choose as choose_screens
 from actors.configuration import DEFAULT_TIERS
-from actors.ladder import Choices, Ladder
+from actors.head.calibration import LadderHead, calibrate
+from actors.head.calibration import choose as choose_screens
+from actors.head.ladder import Choices, Ladder
+from actors.head.screens import DENSE, Linear
+from actors.head.shard import Shard
 from actors.messages import Candidates, Certificate, Need
-from actors.screens import DENSE, Linear
-from actors.shard import Shard
 from kernels.draw import Controls, draw
 from kernels.linear import linear, pack
 from kernels.quantize import Tier, quantize

@@ -6,8 +6,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from actors.hot_vocabulary import HotVocabulary
-from actors.hot_vocabulary.measurement import Columns, columns_of
+from actors.decision.hot_vocabulary import HotVocabulary
+from actors.decision.hot_vocabulary.measurement import Columns, columns_of
 from kernels.hot_vocab import Cost, Curve, best_size, skip_rate
 from loadtest.bench.sampler_scene import Scene
 

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from actors.decision_messages import CandidateRows, Deltas, OpenSequence
+from actors.decision.messages import CandidateRows
 from actors.messages import Request
+from actors.states.deltas import Deltas, OpenSequence
 from loadtest.bench.sampler_scene import Scene
 
 

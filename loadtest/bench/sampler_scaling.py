@@ -19,10 +19,10 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from actors.decision_messages import DecisionWork, DenseRows, SamplerSettings
-from actors.decision_plane import SamplerHandle
-from actors.local_samplers import ThreadSampler
-from actors.sampler import Sampler
+from actors.decision.local_samplers import ThreadSampler
+from actors.decision.messages import DecisionWork, DenseRows, SamplerSettings
+from actors.decision.plane import SamplerHandle
+from actors.decision.sampler import Sampler
 from kernels.decision import block_maxima
 from loadtest.bench.machine import pinned_to_cores
 from loadtest.bench.record import Case, Report, format_number, format_table, percentile
@@ -217,6 +217,6 @@ def _thread(settings: SamplerSettings) -> SamplerHandle:
 
 
 def _process(settings: SamplerSettings) -> SamplerHandle:
-    from cluster.sampler_process import SamplerProcess
+    from cluster.samplers.process import SamplerProcess
 
     return SamplerProcess(settings)

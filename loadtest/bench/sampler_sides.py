@@ -17,9 +17,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from actors.decision_messages import DecisionWork, Deltas, DenseRows, SamplerSettings
-from actors.hot_vocabulary import HotVocabulary
-from actors.sampler import Sampler
+from actors.decision.hot_vocabulary import HotVocabulary
+from actors.decision.messages import DecisionWork, DenseRows, SamplerSettings
+from actors.decision.sampler import Sampler
+from actors.states.deltas import Deltas
 from kernels.decision import block_maxima
 from kernels.hot_vocab import mixture_draw
 from loadtest.bench.sampler_messages import appending, candidate_rows, opening

@@ -40,7 +40,7 @@ def gpu_test_files() -> list[Path]:
     """The test modules with a test marked ``gpu``. The others may need what is not installed."""
     files = [
         path
-        for path in (ROOT / "tests").glob("test_*.py")
+        for path in (ROOT / "tests").rglob("test_*.py")
         if MARK in path.read_text(encoding="utf-8")
     ]
     return sorted(files, key=lambda path: (path.name in LAST, path.name))

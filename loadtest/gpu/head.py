@@ -15,16 +15,16 @@ from itertools import product
 import numpy as np
 import torch
 
-from actors.device_shard import CAPACITY, DeviceShard
-from actors.ladder import Ladder
+from actors.head.device_shard import CAPACITY, DeviceShard
+from actors.head.ladder import Ladder
+from actors.head.screens import tier_bytes
 from actors.messages import Need
-from actors.screens import tier_bytes
 from kernels.dense import Draws
 from kernels.dense import triton_kernel as dense
 from kernels.draw import Controls, draw
 from kernels.quantize import Kind, Tier
 from kernels.rows import canonical_logits
-from kernels.screen.tensor_cores import place, screen
+from kernels.screen.gpu.tensor_cores import place, screen
 from loadtest.bench.record import Case, Measure, Report
 from loadtest.gpu.budget import Budget
 from loadtest.gpu.synthetic import Shape, make_hidden, make_weight, quantize_in_parallel

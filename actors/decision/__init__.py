@@ -1,0 +1,1 @@
+"""The decision plane: samplers own sequences and decide their next tokens."""

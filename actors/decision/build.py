@@ -1,0 +1,97 @@
+"""The decision plane an engine's configuration asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from actors.configuration import EngineConfiguration, SamplerPlacement
+from actors.decision.local_samplers import InlineSampler, ThreadSampler
+from actors.decision.messages import SamplerSettings
+from actors.decision.plane import DecisionPlane, SamplerHandle
+from actors.decision.sampler import Sampler
+from actors.decision.warm_up import warm_up_work
+from actors.states.sequence_state import SequenceStates
+
+if TYPE_CHECKING:
+    from actors.decision.hot_vocabulary import HotVocabulary
+
+# Starts a sampler outside of this process; the cluster layer knows how.
+StartSampler = Callable[[SamplerSettings, SamplerPlacement], SamplerHandle]
+
+
+def sampler_settings(
+    configuration: EngineConfiguration, vocabulary_size: int, eos_ids: tuple[int, ...]
+) -> SamplerSettings:
+    """What each of an engine's samplers must know to start."""
+    tokenizer = None
+    if configuration.hot_vocabulary is not None:
+        from actors.decision.hot_vocabulary import tokenizer_hash
+
+        tokenizer = tokenizer_hash(configuration.model)
+    return SamplerSettings(
+        vocabulary_size,
+        eos_ids,
+        threads=configuration.sampler_threads,
+        capacity=-(-configuration.max_running // max(configuration.samplers, 1)),
+        hot_vocabulary=configuration.hot_vocabulary,
+        tokenizer=tokenizer,
+    )
+
+
+def build_plane(
+    settings: SamplerSettings,
+    configuration: EngineConfiguration,
+    states: SequenceStates,
+    start_sampler: StartSampler | None,
+) -> DecisionPlane:
+    """Without samplers of their own, sequences are decided in the engine's thread, from the
+    engine's own ``states``. Raises ValueError for samplers that nobody can start, and what
+    starting them raises."""
+    size = settings.vocabulary_size
+    if configuration.samplers == 0:
+        inline = InlineSampler(Sampler(settings, states, load_hot_vocabulary(settings)))
+        return DecisionPlane(lambda: inline, 1, lambda: inline, size, informed=True)
+    if configuration.sampler_placement == "threads":
+        if configuration.sampler_threads > 1:
+            raise ValueError(
+                "samplers in threads have no threads of their own: take more samplers, or processes"
+            )
+        start: Callable[[], SamplerHandle] = partial(_thread, settings)
+    elif start_sampler is None:
+        raise ValueError(
+            f"samplers in {configuration.sampler_placement} are started by the cluster layer: "
+            "give start_sampler, or take threads"
+        )
+    else:
+        start = partial(start_sampler, settings, configuration.sampler_placement)
+    return DecisionPlane(start, configuration.samplers, partial(_substitute, settings), size)
+
+
+def load_hot_vocabulary(settings: SamplerSettings) -> HotVocabulary | None:
+    """The hot vocabulary, with what visiting a token costs here and now. Raises what
+    `HotVocabulary.load` raises."""
+    if settings.hot_vocabulary is None:
+        return None
+    # Not needed, nor what they need installed, everywhere.
+    from actors.decision.hot_vocabulary import HotVocabulary
+    from actors.decision.hot_vocabulary.measurement import synthetic_decide
+
+    size = settings.vocabulary_size
+    hot = HotVocabulary.load(settings.hot_vocabulary, size, settings.tokenizer)
+    hot.calibrate(synthetic_decide(size))
+    return hot
+
+
+def _thread(settings: SamplerSettings) -> SamplerHandle:
+    return ThreadSampler(Sampler(settings, hot=load_hot_vocabulary(settings)))
+
+
+def _substitute(settings: SamplerSettings) -> SamplerHandle:
+    """Warm, since it is needed at once when it is needed."""
+    rows = np.zeros((2, settings.vocabulary_size), np.float32)
+    Sampler(settings).decide(warm_up_work(rows.T))
+    return InlineSampler(Sampler(settings))

@@ -1,0 +1,88 @@
+"""What the engine and its samplers say to each other.
+
+A sampler keeps the state of its sequences from deltas: what was opened, which tokens were appended,
+what was closed. A decision is a pure function of that state and of a `DecisionWork`, so that work
+lost with a sampler is done again elsewhere with the same result.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from actors.messages import RowDecision
+from actors.states.deltas import NO_DELTAS, Deltas
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CandidateRows:
+    """Per row the tokens that can still win, with raw canonical logits (before any processor).
+
+    Ragged: row ``r`` owns ``ids[offsets[r]:offsets[r + 1]]``, sorted by id. ``truncated`` says that
+    top-p has been applied already: the tokens are the nucleus itself.
+    """
+
+    sequences: tuple[int, ...]  # [N]
+    ids: npt.NDArray[np.int32]  # [total]
+    raw: npt.NDArray[np.float32]  # [total]
+    offsets: npt.NDArray[np.int64]  # [N + 1]
+    truncated: npt.NDArray[np.bool_]  # [N]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DenseRows:
+    """Rows whose decision needs the raw canonical logit of every token: one column each.
+
+    ``logits`` [V, B] fp32 is vocabulary-major with any strides, and ``maxima`` [ceil(V / 64), B]
+    holds the largest of every 64 of them, where the producer has it at hand. Both are views of
+    memory that is the producer's: they hold until the decision is made.
+    """
+
+    sequences: tuple[int, ...]  # [B]
+    logits: npt.NDArray[np.float32]
+    maxima: npt.NDArray[np.float32] | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DecisionWork:
+    """One step's decisions for one sampler, and what it must know before.
+
+    Either part may be None. The decisions come back in the order of ``candidates.sequences``, then
+    of ``dense.sequences``.
+    """
+
+    step: int
+    deltas: Deltas = NO_DELTAS
+    candidates: CandidateRows | None = None
+    dense: DenseRows | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionResult:
+    """What a sampler decided: a token for every row, or None where every token is excluded.
+
+    ``busy_seconds`` is the time it computed, without waiting.
+    """
+
+    step: int
+    decisions: tuple[RowDecision | None, ...]
+    busy_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerSettings:
+    """What a sampler must know to start, wherever it runs.
+
+    ``threads`` share its rows. ``capacity`` is how many penalised sequences it has room for at
+    first. ``hot_vocabulary`` is the file of the tokens to look at first, if any; it must be of the
+    tokenizer whose hash is ``tokenizer``, where that is known.
+    """
+
+    vocabulary_size: int
+    eos_ids: tuple[int, ...]
+    threads: int = 1
+    capacity: int = 16
+    hot_vocabulary: str | None = None
+    tokenizer: str | None = None

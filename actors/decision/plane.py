@@ -1,0 +1,350 @@
+"""The decision plane: which sampler decides which sequence, and what happens when one is lost.
+
+Sequences stay with the sampler they were given to, so that only deltas travel. A decision depends
+on a sequence's own history and on its logits, so the number of samplers changes no token, and the
+work of a sampler that died is done again by another one.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from actors.decision.messages import DecisionResult, DecisionWork
+from actors.decision.rows import is_dense, sequences_of, work_of
+from actors.messages import Candidates, Request, RowDecision
+from actors.states.deltas import NO_DELTAS, Deltas, OpenSequence
+
+# Stands in for lost samplers until new ones are ready.
+SUBSTITUTE = -1
+# Seconds before a sampler that could not be started is tried again, doubling.
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
+
+logger = logging.getLogger("lexshard.sampler")
+
+
+class SamplerLostError(RuntimeError):
+    """A sampler died; what it was asked must be asked elsewhere."""
+
+
+class PendingDecision(Protocol):
+    """Decisions on their way."""
+
+    def result(self) -> DecisionResult:
+        """Waits for them. Raises `SamplerLostError` where the sampler died."""
+
+
+class SamplerHandle(Protocol):
+    """A sampler, wherever it runs."""
+
+    def submit(self, work: DecisionWork) -> PendingDecision:
+        """Hands over ``work``, and waits only while the sampler has no room for it.
+
+        Raises `SamplerLostError` where the sampler died.
+        """
+
+    def close(self) -> None:
+        """Ends the sampler."""
+
+
+@dataclass(slots=True)
+class PlaneCounters:
+    """Totals since the start; times in seconds.
+
+    ``busy`` is the time all samplers computed, ``wait`` how long their decisions were waited for,
+    and ``hidden`` how much of the busiest sampler's time of each step nobody waited for.
+    """
+
+    busy: float = 0.0
+    wait: float = 0.0
+    hidden: float = 0.0
+    lost: int = 0
+
+
+@dataclass(slots=True)
+class _Member:
+    """A sequence: its request, its tokens (the engine's own list) and the sampler it is with."""
+
+    request: Request
+    history: list[int]
+    sampler: int
+
+
+@dataclass(slots=True)
+class _Outbox:
+    """Deltas a sampler has not been told."""
+
+    closed: list[int] = field(default_factory=list)
+    opened: dict[int, OpenSequence] = field(default_factory=dict)
+    appended: list[tuple[int, int]] = field(default_factory=list)
+
+    def take(self) -> Deltas:
+        if not (self.closed or self.opened or self.appended):
+            return NO_DELTAS
+        deltas = Deltas(tuple(self.closed), tuple(self.opened.values()), tuple(self.appended))
+        self.closed, self.opened, self.appended = [], {}, []
+        return deltas
+
+    def close(self, sequence: int) -> None:
+        if self.opened.pop(sequence, None) is None:
+            self.closed.append(sequence)
+        self.appended = [each for each in self.appended if each[0] != sequence]
+
+
+class DecisionPlane:
+    """``count`` samplers made by ``start``; ``substitute`` makes one in this process.
+
+    The substitute decides while no other sampler is left. Samplers that are ``informed`` share the
+    caller's states, are told nothing, and have no substitute. One thread uses a plane. Raises what
+    ``start`` raises.
+    """
+
+    def __init__(
+        self,
+        start: Callable[[], SamplerHandle],
+        count: int,
+        substitute: Callable[[], SamplerHandle],
+        vocabulary_size: int,
+        *,
+        informed: bool = False,
+    ) -> None:
+        self.counters = PlaneCounters()
+        self._informed = informed
+        self._start = start
+        self._vocabulary_size = vocabulary_size
+        self._starter = ThreadPoolExecutor(count, thread_name_prefix="start-sampler")
+        self._closing = threading.Event()
+        self._pause = SHORTEST_PAUSE
+        self._flying = 0
+        self._handles: dict[int, SamplerHandle] = {}
+        self._coming: dict[int, Future[SamplerHandle]] = {}
+        self._members: dict[int, _Member] = {}
+        self._outboxes: dict[int, _Outbox] = {}
+        # The first alone: what it compiles, the others find.
+        self._add(0, start())
+        self._coming = {index: self._starter.submit(start) for index in range(1, count)}
+        try:
+            while self._coming:
+                index, coming = self._coming.popitem()
+                self._add(index, coming.result())
+            self._substitute = self._handles[0] if informed else substitute()
+        except BaseException:
+            self.shut_down()
+            raise
+
+    # -- sequences --------------------------------------------------------------------------------
+
+    def open(self, sequence: int, request: Request, history: list[int]) -> None:
+        """A new sequence; ``history`` is prompt and output, which the caller keeps up to date."""
+        self._members[sequence] = member = _Member(request, history, self._least_loaded())
+        if self._informed:
+            return
+        self._outboxes[member.sampler].opened[sequence] = _opening(sequence, member)
+
+    def append(self, sequence: int, token_id: int) -> None:
+        """A token has been added to a sequence's history."""
+        if self._informed:
+            return
+        outbox = self._outboxes[self._members[sequence].sampler]
+        if sequence in outbox.opened:
+            outbox.opened[sequence] = _opening(sequence, self._members[sequence])
+        else:
+            outbox.appended.append((sequence, token_id))
+
+    def close(self, sequence: int) -> None:
+        """A sequence has ended."""
+        member = self._members.pop(sequence)
+        if not self._informed:
+            self._outboxes[member.sampler].close(sequence)
+
+    # -- decisions --------------------------------------------------------------------------------
+
+    def submit(self, step: int, sequences: Sequence[int], candidates: Candidates) -> PendingStep:
+        """Asks for a decision per row of ``candidates``, which belongs to ``sequences[row]``.
+
+        The arrays of ``candidates`` must stay as they are until the decisions are taken.
+        """
+        self._take_in()
+        dense = is_dense(candidates, self._vocabulary_size)
+        groups: list[Sequence[int]] = [range(len(sequences))]
+        if len(self._handles) > 1:
+            rows_of: dict[int, list[int]] = {}
+            for row, sequence in enumerate(sequences):
+                rows_of.setdefault(self._members[sequence].sampler, []).append(row)
+            groups = list(rows_of.values())
+        parts = []
+        for rows in groups:
+            order, asked = work_of(step, rows, sequences, candidates, dense)
+            parts.append(_Part(order, asked, *self.hand_over(asked)))
+        self._flying += 1
+        return PendingStep(self, parts, len(sequences))
+
+    def shut_down(self) -> None:
+        """Ends every sampler."""
+        self._closing.set()
+        self._starter.shutdown(wait=True)
+        for coming in self._coming.values():
+            if coming.exception() is None:
+                coming.result().close()
+        for handle in self._handles.values():
+            handle.close()
+
+    @property
+    def samplers(self) -> int:
+        """How many samplers are at work."""
+        return len(self._handles)
+
+    def load(self) -> dict[int, int]:
+        """How many sequences each sampler has."""
+        load = dict.fromkeys(self._handles, 0)
+        for member in self._members.values():
+            if member.sampler in load:  # not those of one that has just been lost
+                load[member.sampler] += 1
+        return load
+
+    def landed(self) -> None:
+        """A step's decisions have been taken."""
+        self._flying -= 1
+
+    def hand_over(self, asked: DecisionWork) -> tuple[int, SamplerHandle, PendingDecision]:
+        """Hands ``asked`` to the sampler of its sequences, wherever they must move for that."""
+        while True:
+            sampler = self._members[sequences_of(asked)[0]].sampler
+            handle = self._handles[sampler]
+            work = asked
+            if not self._informed:
+                deltas = self._outboxes[sampler].take()
+                work = DecisionWork(asked.step, deltas, asked.candidates, asked.dense)
+            try:
+                return sampler, handle, handle.submit(work)
+            except SamplerLostError:
+                self.lose(sampler, handle)
+
+    # -- losing and replacing ---------------------------------------------------------------------
+
+    def lose(self, sampler: int, handle: SamplerHandle) -> None:
+        """A sampler died: its sequences move to one other, and a new sampler is started."""
+        if self._handles.get(sampler) is not handle:
+            return
+        self.counters.lost += 1
+        del self._handles[sampler], self._outboxes[sampler]
+        handle.close()
+        self._coming[sampler] = self._starter.submit(self._start)
+        if not self._handles:
+            self._add(SUBSTITUTE, self._substitute)
+        # All to one: a step that is asked again needs its sequences together.
+        target = self._least_loaded()
+        for sequence, member in self._members.items():
+            if member.sampler == sampler:
+                self._give(sequence, member, target)
+
+    def _take_in(self) -> None:
+        """Puts samplers that have become ready to work, and spreads the sequences over all."""
+        if not self._coming or self._flying:
+            return
+        ready = [index for index, coming in self._coming.items() if coming.done()]
+        for index in ready:
+            coming = self._coming.pop(index)
+            error = coming.exception()
+            if error is None:
+                self._add(index, coming.result())
+                self._pause = SHORTEST_PAUSE
+            else:
+                logger.warning("a sampler could not be started, trying again: %s", error)
+                self._coming[index] = self._starter.submit(self._start_later, self._pause)
+                self._pause = min(2.0 * self._pause, LONGEST_PAUSE)
+        if any(index in self._handles for index in ready):
+            self._spread()
+
+    def _start_later(self, pause: float) -> SamplerHandle:
+        if self._closing.wait(pause):
+            raise SamplerLostError("the decision plane has been shut down")
+        return self._start()
+
+    def _spread(self) -> None:
+        """Gives every sampler its share of the sequences, and the substitute none."""
+        kept = [index for index in self._handles if index != SUBSTITUTE]
+        most = -(-len(self._members) // len(kept))
+        load = dict.fromkeys(kept, 0)
+        moving = []
+        for sequence, member in self._members.items():
+            if member.sampler in load and load[member.sampler] < most:
+                load[member.sampler] += 1
+            else:
+                moving.append((sequence, member))
+        for sequence, member in moving:
+            target = min(load, key=lambda index: load[index])
+            load[target] += 1
+            self._outboxes[member.sampler].close(sequence)
+            self._give(sequence, member, target)
+        if self._handles.pop(SUBSTITUTE, None) is not None:
+            # It has nothing to decide, but must forget.
+            self._substitute.submit(DecisionWork(0, self._outboxes.pop(SUBSTITUTE).take()))
+
+    def _give(self, sequence: int, member: _Member, target: int) -> None:
+        member.sampler = target
+        self._outboxes[target].opened[sequence] = _opening(sequence, member)
+
+    def _add(self, index: int, handle: SamplerHandle) -> None:
+        self._handles[index] = handle
+        self._outboxes[index] = _Outbox()
+
+    def _least_loaded(self) -> int:
+        load = self.load()
+        return min(load, key=lambda index: load[index])
+
+
+@dataclass(slots=True)
+class _Part:
+    """One sampler's share of a step."""
+
+    rows: list[int]  # in the order of the sampler's decisions
+    asked: DecisionWork
+    sampler: int
+    handle: SamplerHandle
+    pending: PendingDecision
+
+
+class PendingStep:
+    """The decisions of one step."""
+
+    def __init__(self, plane: DecisionPlane, parts: list[_Part], rows: int) -> None:
+        self._plane = plane
+        self._parts = parts
+        self._rows = rows
+
+    def result(self) -> list[RowDecision | None]:
+        """Waits for a decision per row; None for a row that has no token left to draw. Once."""
+        decisions: list[RowDecision | None] = [None] * self._rows
+        counters = self._plane.counters
+        longest = 0.0
+        started = time.perf_counter()
+        for part in self._parts:
+            result = self._result(part)
+            counters.busy += result.busy_seconds
+            longest = max(longest, result.busy_seconds)
+            for row, decision in zip(part.rows, result.decisions, strict=True):
+                decisions[row] = decision
+        wait = time.perf_counter() - started
+        counters.wait += wait
+        counters.hidden += max(0.0, longest - wait)
+        self._plane.landed()
+        return decisions
+
+    def _result(self, part: _Part) -> DecisionResult:
+        while True:
+            try:
+                return part.pending.result()
+            except SamplerLostError:
+                self._plane.lose(part.sampler, part.handle)
+                part.sampler, part.handle, part.pending = self._plane.hand_over(part.asked)
+
+
+def _opening(sequence: int, member: _Member) -> OpenSequence:
+    output = tuple(member.history[len(member.request.prompt_ids) :])
+    return OpenSequence(sequence, member.request, output)

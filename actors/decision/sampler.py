@@ -1,0 +1,261 @@
+"""The sampler: it owns the sampling state of its sequences and decides their next tokens.
+
+The order of one decision: allowed ids, bad words and minimum length, logit bias; repetition,
+frequency and presence penalties; temperature; min-p; top-k; top-p; draw. Log-probabilities are
+those of the raw logits, before all of this.
+
+A decision depends on the sequence's own history and logits, and on nothing else: not on the rows
+beside it, not on how many samplers or threads there are.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from actors.decision.messages import (
+    CandidateRows,
+    DecisionResult,
+    DecisionWork,
+    DenseRows,
+    SamplerSettings,
+)
+from actors.messages import RowDecision, TokenLogprobs
+from actors.states.deltas import NO_DELTAS, Deltas
+from actors.states.needs import flatten_adjustments
+from actors.states.sequence_state import SequenceState, SequenceStates
+from kernels import pool
+from kernels.decision import (
+    PackedRows,
+    block_maxima,
+    decide_candidates,
+    decide_dense,
+    decide_packed,
+    pack,
+)
+from kernels.draw import Controls
+from kernels.exponential import log_normalizer
+from kernels.penalties import Adjustments, select_rows
+from kernels.truncate import best_ids
+
+if TYPE_CHECKING:
+    from actors.decision.hot_vocabulary import HotVocabulary
+
+
+# Of so many sets of sequences decided together the controls are remembered.
+KNOWN_ROWS = 32
+SECONDS_BETWEEN_LOOKS = 1.0
+
+logger = logging.getLogger("lexshard.sampler")
+
+
+class AllTokensExcludedError(ValueError):
+    """A sequence has no token left to draw."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "every token is excluded by allowed token ids, bad words, logit bias or min_tokens: "
+            "relax one of them"
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Rows:
+    """Sequences that are decided together, as the kernels want them."""
+
+    states: tuple[SequenceState, ...]
+    controls: Controls
+    adjustments: Adjustments
+    packed: PackedRows | None  # the same for candidates, where no row has lists of ids
+    tables: npt.NDArray[np.int32]
+    steady: bool
+
+
+class Sampler:
+    """Decides the next tokens of its sequences.
+
+    ``states`` are those of an engine in the same process, which keeps them itself; without them
+    the sampler has its own and learns from deltas. The same class runs in the engine's thread, in
+    a thread or process of its own, and as a Ray actor.
+    """
+
+    def __init__(
+        self,
+        settings: SamplerSettings,
+        states: SequenceStates | None = None,
+        hot: HotVocabulary | None = None,
+    ) -> None:
+        if states is None:
+            states = SequenceStates(settings.vocabulary_size, settings.eos_ids, settings.capacity)
+        self._states = states
+        self._threads = settings.threads
+        self._hot = hot
+        self._look_again = 0.0
+        self._known_rows: dict[tuple[int, ...], _Rows] = {}
+
+    def apply(self, deltas: Deltas) -> None:
+        """What happened to this sampler's sequences happens here."""
+        if deltas.closed:
+            self._known_rows.clear()
+        self._states.apply(deltas)
+
+    def decide(self, work: DecisionWork) -> DecisionResult:
+        """A decision per row: candidate rows first, then dense ones. Applies the deltas before."""
+        started = time.perf_counter()
+        if work.deltas is not NO_DELTAS:
+            self.apply(work.deltas)
+        decisions: list[RowDecision | None] = []
+        if work.candidates is not None:
+            rows = self._rows(work.candidates.sequences)
+            decisions.extend(self._decide_candidates(work.candidates, rows))
+        if work.dense is not None:
+            rows = self._rows(work.dense.sequences)
+            decisions.extend(self._decide_dense(work.dense, rows))
+        return DecisionResult(work.step, tuple(decisions), time.perf_counter() - started)
+
+    def _rows(self, sequences: tuple[int, ...]) -> _Rows:
+        """Controls and adjustments of the sequences; those of an earlier step where they still
+        hold, which is nearly always."""
+        known = self._known_rows.get(sequences)
+        if known is not None and known.steady and known.tables is self._states.tables:
+            known.controls.position[:] = [len(state.history) for state in known.states]
+            if known.packed is not None:
+                known.packed.position[:] = known.controls.position
+            return known
+        states = tuple(self._states[sequence] for sequence in sequences)
+        for state in states:
+            state.adjustment()  # may make the tables grow; only then do all share one array
+        adjustments = flatten_adjustments([state.adjustment() for state in states])
+        if len(self._known_rows) >= KNOWN_ROWS:
+            self._known_rows.clear()
+        controls = Controls(
+            inverse_temperature=np.array([s.inverse_temperature for s in states], np.float64),
+            top_k=np.array([s.top_k for s in states], np.int64),
+            top_p=np.array([s.parameters.top_p for s in states], np.float64),
+            log_min_p=np.array([s.log_min_p for s in states], np.float64),
+            key=np.array([s.key for s in states], np.uint64),
+            position=np.array([len(s.history) for s in states], np.uint64),
+        )
+        self._known_rows[sequences] = rows = _Rows(
+            states,
+            controls,
+            adjustments,
+            pack(controls, adjustments),
+            self._states.tables,
+            all(state.steady for state in states),
+        )
+        return rows
+
+    def _decide_candidates(self, asked: CandidateRows, rows: _Rows) -> list[RowDecision | None]:
+        controls = rows.controls
+        if True in asked.truncated.tolist():
+            controls = controls._replace(top_p=np.where(asked.truncated, 1.0, controls.top_p))
+        if self._threads == 1 or len(rows.states) == 1:
+            if rows.packed is not None and controls is rows.controls:
+                tokens = decide_packed(asked.ids, asked.raw, asked.offsets, rows.packed)
+            else:
+                tokens = decide_candidates(
+                    asked.ids, asked.raw, asked.offsets, controls, rows.adjustments
+                )
+        else:
+            tokens = np.empty(len(rows.states), np.int64)
+
+            def decide(first: int, last: int) -> None:
+                tokens[first:last] = decide_candidates(
+                    asked.ids,
+                    asked.raw,
+                    asked.offsets[first : last + 1],
+                    _some_controls(controls, first, last),
+                    select_rows(rows.adjustments, first, last),
+                )
+
+            sizes = np.diff(asked.offsets) + 1
+            _run(decide, pool.even_shares(sizes.tolist(), self._threads))
+        return [RowDecision(token) if token >= 0 else None for token in tokens.tolist()]
+
+    def _decide_dense(self, asked: DenseRows, rows: _Rows) -> list[RowDecision | None]:
+        size = self._states.vocabulary_size
+        logits = asked.logits[:size]
+        count = len(rows.states)
+        tokens = np.empty(count, np.int64)
+        visited = np.empty(count, np.int64)
+        hot = self._hot_ids()
+        started = time.perf_counter()
+
+        def decide(first: int, last: int) -> None:
+            own = logits[:, first:last]
+            maxima = block_maxima(own) if asked.maxima is None else asked.maxima[:, first:last]
+            whole = last - first == count
+            decided = decide_dense(
+                own,
+                maxima,
+                rows.controls if whole else _some_controls(rows.controls, first, last),
+                rows.adjustments if whole else select_rows(rows.adjustments, first, last),
+                hot,
+            )
+            tokens[first:last] = decided.tokens
+            visited[first:last] = decided.visited
+
+        _run(decide, pool.even_shares([1] * count, min(self._threads, count)))
+        if self._hot is not None:
+            self._hot.observe(int(visited.sum()), count, time.perf_counter() - started)
+        decisions: list[RowDecision | None] = []
+        for column, token in enumerate(tokens.tolist()):
+            if token < 0:
+                decisions.append(None)
+                continue
+            logprobs, wanted = None, rows.states[column].parameters.logprobs
+            if wanted is not None:
+                raw = np.ascontiguousarray(logits[:, column])
+                logprobs = token_logprobs(raw, log_normalizer(raw), token, wanted)
+            decisions.append(RowDecision(token, logprobs))
+        return decisions
+
+    def _hot_ids(self) -> npt.NDArray[np.int32] | None:
+        """The tokens to look at first; now and then the file they came from is looked at again."""
+        if self._hot is None:
+            return None
+        now = time.monotonic()
+        if now >= self._look_again:
+            self._look_again = now + SECONDS_BETWEEN_LOOKS
+            try:
+                if self._hot.reload_if_changed():
+                    logger.info("the hot vocabulary has changed")
+            except ValueError as error:
+                logger.warning("the changed hot vocabulary is not used: %s", error)
+        return self._hot.hot_ids
+
+
+def _run(decide: Callable[[int, int], None], shares: Sequence[tuple[int, int]]) -> None:
+    if len(shares) == 1:
+        decide(*shares[0])
+    else:
+        pool.run([partial(decide, first, last) for first, last in shares])
+
+
+def _some_controls(controls: Controls, first: int, last: int) -> Controls:
+    parts: list[Any] = [each[first:last] for each in controls]
+    return Controls(*parts)
+
+
+def token_logprobs(
+    raw: npt.NDArray[np.float32], log_normalizer: float, token_id: int, count: int
+) -> TokenLogprobs:
+    """Log-probabilities of one position from all its raw logits [V]: the token's, and the
+    ``count`` most likely ones by (logit descending, id ascending)."""
+    logit = raw[token_id]
+    return TokenLogprobs(
+        token_id=token_id,
+        logprob=float(logit) - log_normalizer,
+        rank=1 + int(np.count_nonzero(raw > logit)),
+        top=tuple(
+            (place, float(raw[place]) - log_normalizer) for place in best_ids(raw, count).tolist()
+        ),
+    )

@@ -1,0 +1,50 @@
+"""Work that drives every kernel of a sampler once, so that no decision waits for a compiler."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from actors.decision.messages import CandidateRows, DecisionWork, DenseRows
+from actors.messages import Request, SamplingParameters
+from actors.states.deltas import Deltas, OpenSequence
+
+EVERY_CONTROL = SamplingParameters(
+    temperature=0.8,
+    top_k=5,
+    top_p=0.9,
+    min_p=0.01,
+    repetition_penalty=1.1,
+    presence_penalty=0.1,
+    frequency_penalty=0.1,
+    logit_bias=((1, 0.5),),
+    bad_words=((2,),),
+)
+KINDS = (EVERY_CONTROL, SamplingParameters(temperature=0.0, logprobs=1))
+
+
+def warm_up_work(
+    logits: npt.NDArray[np.float32], maxima: npt.NDArray[np.float32] | None = None
+) -> DecisionWork:
+    """Every kind of decision for dense ``logits`` [V, B] in the layout that will be served, and
+    for as many candidate rows, of sequences that are opened."""
+    vocabulary_size, columns = logits.shape
+    sequences = tuple(range(columns, 2 * columns))  # not those of other numbers of columns
+    candidates = min(vocabulary_size, 90)
+    return DecisionWork(
+        step=0,
+        deltas=Deltas(
+            opened=tuple(
+                OpenSequence(each, Request("", 0, (0,), KINDS[each % len(KINDS)]))
+                for each in sequences
+            )
+        ),
+        candidates=CandidateRows(
+            sequences,
+            np.tile(np.arange(candidates, dtype=np.int32), columns),
+            np.zeros(columns * candidates, np.float32),
+            np.arange(columns + 1, dtype=np.int64) * candidates,
+            np.zeros(columns, np.bool_),
+        ),
+        dense=DenseRows(sequences, logits, maxima),
+    )

@@ -1,0 +1,1 @@
+"""The engine: continuous batching, from requests to events."""

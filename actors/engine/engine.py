@@ -1,0 +1,271 @@
+"""The engine: continuous batching over a body, a head and a sampler.
+
+    engine = Engine(EngineConfiguration(model="models/lexshard-demo"))
+    engine.generate(["Once upon a time"], SamplingParameters(max_tokens=64))
+
+``step()`` is the whole story: plan, forward, decide, commit. A plain class: it runs in this
+process in tests and scripts, and in a process of its own behind the server.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence as Sequenced
+from functools import partial
+
+import torch
+
+from actors.body.loading import LoadedModel, load
+from actors.configuration import EngineConfiguration, EngineInformation
+from actors.decision.build import StartSampler, build_plane, sampler_settings
+from actors.decision.plane import DecisionPlane
+from actors.engine.completion import Completion, run_to_completion
+from actors.engine.kv_cache import BLOCK_TOKENS, BlockPool
+from actors.engine.memory import default_kv_bytes
+from actors.engine.scheduler import Scheduler, StepPlan
+from actors.engine.sequence import Sequence
+from actors.engine.statistics import Counters
+from actors.engine.steps import Flight, Steps
+from actors.engine.warm_up import warm_up_requests
+from actors.head.build import build_head
+from actors.messages import (
+    EngineStatistics,
+    Request,
+    SamplingParameters,
+    SequenceEvent,
+)
+from actors.states.sequence_state import SequenceStates
+from actors.text.codec import TextCodec
+from kernels import pool
+
+
+class Engine:
+    """Serves sequences step by step. Not thread-safe: one thread plans, finishes and submits.
+
+    Raises what ``actors.body.loading.load`` raises (``ModelRefusedError``) and ValueError for
+    settings that cannot work together.
+    """
+
+    def __init__(
+        self, configuration: EngineConfiguration, start_sampler: StartSampler | None = None
+    ) -> None:
+        threads = configuration.threads or max(1, (os.cpu_count() or 1) - 1)
+        torch.set_num_threads(threads)
+        pool.set_threads(threads)
+        model = load(
+            configuration.model,
+            configuration.dtype,
+            body=configuration.body,
+            fast_prefill=configuration.fast_prefill,
+            device=configuration.device,
+        )
+        self.configuration = configuration
+        self.model = model
+        self.max_model_len = _context_length(configuration, model)
+        self._body = model.body
+        built = build_head(model, configuration)
+        self._states = SequenceStates(
+            model.vocabulary_size, model.eos_token_ids, configuration.max_running
+        )
+        self._scheduler = self._make_scheduler()
+        self._plane = self._make_plane(start_sampler)
+        self._steps = Steps(
+            model, built, self._plane, self._states, self._scheduler, overlaps=self.overlaps
+        )
+        self._codec: TextCodec | None = None
+        self._arrivals = 0
+        blocks = self._scheduler.pool.count
+        self.information = EngineInformation(
+            model=configuration.model,
+            dtype=model.dtype,
+            device=str(model.body.device),
+            body=model.body.name,
+            head=built.description,
+            batch_invariant=model.body.batch_invariant,
+            threads=threads,
+            max_model_len=self.max_model_len,
+            vocabulary_size=model.vocabulary_size,
+            eos_token_ids=model.eos_token_ids,
+            default_sampling=dict(model.default_sampling),
+            kv_blocks=blocks,
+            kv_tokens=blocks * BLOCK_TOKENS,
+            kv_bytes=blocks * model.body.kv_bytes_per_block(),
+            parameters=model.parameters,
+            process_id=os.getpid(),
+            decisions=_where_decided(configuration),
+            head_timings=tuple((t.kind, t.rows, t.screen, t.milliseconds) for t in built.timings),
+        )
+
+    def _make_plane(self, start_sampler: StartSampler | None) -> DecisionPlane:
+        configuration, model = self.configuration, self.model
+        settings = sampler_settings(configuration, model.vocabulary_size, model.eos_token_ids)
+        return build_plane(settings, configuration, self._states, start_sampler)
+
+    def _make_scheduler(self) -> Scheduler:
+        configuration = self.configuration
+        block_bytes = self._body.kv_bytes_per_block()
+        kv_bytes = configuration.kv_cache_bytes or default_kv_bytes(
+            block_bytes, self.max_model_len, configuration.max_running
+        )
+        blocks = kv_bytes // block_bytes
+        if blocks * BLOCK_TOKENS < self.max_model_len:
+            wanted = -(-self.max_model_len // BLOCK_TOKENS) * block_bytes
+            raise ValueError(
+                f"{kv_bytes} bytes of KV cache hold {blocks * BLOCK_TOKENS} tokens, fewer than one "
+                f"sequence of {self.max_model_len}: raise --kv-cache-memory to at least {wanted} "
+                "bytes or lower --max-model-len"
+            )
+        self._body.allocate_cache(blocks)
+        return Scheduler(
+            BlockPool(blocks, prefix_cache=configuration.prefix_cache),
+            step_tokens=configuration.step_tokens,
+            max_running=configuration.max_running,
+            cohorts=2 if self.overlaps else 1,
+        )
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether decisions are made beside the next step's forward pass, of other sequences."""
+        return self.configuration.samplers > 0
+
+    def close(self) -> None:
+        """End the samplers; the engine is of no use any more."""
+        self._plane.shut_down()
+
+    def warm_up(self) -> None:
+        """Compile and run every kernel once, then forget it: cache and counts are as new."""
+        rounds = warm_up_requests(
+            self.max_model_len,
+            self.configuration.max_running,
+            self.configuration.step_tokens,
+            self.model.vocabulary_size,
+        )
+        for requests in rounds:
+            run_to_completion(self, requests)
+        self._scheduler.pool.drop_cache()
+        self._steps.counters = Counters()
+
+    # -- requests ---------------------------------------------------------------------------------
+
+    def submit(self, request: Request) -> SequenceEvent | None:
+        """Queue a sequence; returns an error event if it can never be served."""
+        try:
+            self._check(request)
+            state = self._states.open(self._arrivals + 1, request)
+        except ValueError as error:
+            return SequenceEvent(
+                request.request_id,
+                request.choice,
+                (),
+                finish_reason="error",
+                error=str(error),
+                refused=True,
+            )
+        self._arrivals += 1
+        self._plane.open(self._arrivals, request, state.history)
+        self._scheduler.add(Sequence(request, self._arrivals, state, state.history))
+        return None
+
+    def _check(self, request: Request) -> None:
+        length, wanted = len(request.prompt_ids), request.parameters.max_tokens
+        vocabulary_size = self.model.vocabulary_size
+        if length == 0:
+            raise ValueError("the prompt is empty")
+        if length + wanted > self.max_model_len:
+            raise ValueError(
+                f"{length} prompt tokens and {wanted} to generate exceed the context of "
+                f"{self.max_model_len} tokens"
+            )
+        if not -(2**63) <= request.parameters.seed < 2**64:
+            raise ValueError(f"seed {request.parameters.seed} does not fit 64 bits")
+        if not all(math.isfinite(bias) for _, bias in request.parameters.logit_bias):
+            raise ValueError("logit_bias holds a value that is not finite")
+        if not all(0 <= token < vocabulary_size for token in request.prompt_ids):
+            raise ValueError(f"a prompt token id is outside 0 to {vocabulary_size - 1}")
+
+    def cancel(self, request_id: str) -> None:
+        """End every sequence of a request now; its blocks are free for the next step."""
+        self._steps.cancel(request_id)
+
+    def generate(
+        self,
+        prompts: Sequenced[str | Sequenced[int]],
+        parameters: SamplingParameters,
+        *,
+        stop: Sequenced[str] = (),
+    ) -> list[Completion]:
+        """Run prompts (text or token ids) to their end in one continuous batch, in order.
+
+        ``stop`` strings end a completion's text before them. Models without a tokenizer take
+        token ids only, and their completions have no text.
+        """
+        codec = self._text_codec()
+        if codec is None and (stop or any(isinstance(prompt, str) for prompt in prompts)):
+            raise ValueError(f"{self.configuration.model} has no tokenizer: give token ids")
+        requests = []
+        for index, prompt in enumerate(prompts):
+            token_ids = codec.encode(prompt) if codec and isinstance(prompt, str) else prompt
+            name = f"generate-{self._arrivals}-{index}"
+            requests.append(Request(name, 0, tuple(map(int, token_ids)), parameters))
+        if codec is None:
+            return run_to_completion(self, requests)
+        return run_to_completion(
+            self, requests, partial(codec.detokenizer, stop, parameters.min_tokens)
+        )
+
+    def _text_codec(self) -> TextCodec | None:
+        if self._codec is None:
+            self._codec = TextCodec.load(self.configuration.model)
+        return self._codec
+
+    def statistics(self) -> EngineStatistics:
+        return self._steps.counters.snapshot(self._scheduler, self._plane.counters)
+
+    def check_idle(self) -> None:
+        """Raise RuntimeError if an idle engine holds blocks or has lost some."""
+        self._scheduler.pool.check()
+        if self._scheduler.idle and self._scheduler.pool.used:
+            raise RuntimeError(f"{self._scheduler.pool.used} KV blocks leaked")
+
+    # -- one step ---------------------------------------------------------------------------------
+
+    def step(self) -> list[SequenceEvent]:
+        """See `Steps.step`."""
+        return self._steps.step()
+
+    def plan(self) -> StepPlan | None:
+        """See `Steps.plan`."""
+        return self._steps.plan()
+
+    def forward(self, plan: StepPlan) -> torch.Tensor:
+        """See `Steps.forward`."""
+        return self._steps.forward(plan)
+
+    def decide(self, plan: StepPlan, hidden: torch.Tensor) -> Flight:
+        """See `Steps.decide`."""
+        return self._steps.decide(plan, hidden)
+
+    def commit(self, flight: Flight) -> list[SequenceEvent]:
+        """See `Steps.commit`."""
+        return self._steps.commit(flight)
+
+
+def _context_length(configuration: EngineConfiguration, model: LoadedModel) -> int:
+    most = model.body.max_positions
+    wanted = configuration.max_model_len
+    if wanted is not None and wanted > most:
+        raise ValueError(
+            f"--max-model-len {wanted} is more than the {most} positions the model knows"
+        )
+    return wanted or most
+
+
+def _where_decided(configuration: EngineConfiguration) -> str:
+    count, threads = configuration.samplers, configuration.sampler_threads
+    each = f", {threads} threads each" if threads > 1 else ""
+    if not count:
+        return f"in the engine's thread{each}"
+    place = {"threads": "threads", "processes": "processes", "ray": "Ray actors"}
+    beside = f"beside the forward pass by {count} sampler{'s' if count > 1 else ''}"
+    return f"{beside} in {place[configuration.sampler_placement]}{each}"

@@ -1,0 +1,92 @@
+"""The loop around an engine: take commands, step, tell what happened, and do both at once.
+
+While the body computes step N in its own thread (its kernels release the interpreter lock), this
+thread hands on what step N - 1 decided. Nothing waits for a message to be packed or sent. Where an
+engine's decisions overlap, step N computes other sequences than step N - 1, whose tokens are
+decided beside it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol
+
+from actors.engine.engine import Engine
+from actors.engine.steps import Flight
+from actors.messages import Request, SequenceEvent, StepOutput
+
+
+@dataclass(frozen=True, slots=True)
+class Commands:
+    """What the front end asks of the engine since the last step. ``stop`` ends the loop."""
+
+    submit: tuple[Request, ...] = ()
+    cancel: tuple[str, ...] = ()
+    stop: bool = False
+
+
+class CommandSource(Protocol):
+    def receive(self, wait_seconds: float) -> Commands | None:
+        """The next commands, or None when none came within ``wait_seconds`` (0: do not wait)."""
+
+
+def run_engine(
+    engine: Engine,
+    commands: CommandSource,
+    emit: Callable[[StepOutput], None],
+    *,
+    report_seconds: float = 1.0,
+) -> None:
+    """Serve until told to stop. Speaks at least every ``report_seconds``, events or not: a front
+    end can tell a busy or idle engine from a dead one (but for the length of one step)."""
+    pending: list[SequenceEvent] = []
+    flight: Flight | None = None
+    spoken = time.monotonic()
+
+    def speak() -> None:
+        nonlocal pending, spoken
+        emit(StepOutput(tuple(pending), engine.statistics()))
+        pending, spoken = [], time.monotonic()
+
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="body") as body_thread:
+        while True:
+            received = commands.receive(0.0)
+            while received is not None:
+                if received.stop:
+                    return
+                _apply(engine, received, pending)
+                received = commands.receive(0.0)
+            step = engine.plan()
+            forward = None if step is None else body_thread.submit(engine.forward, step)
+            if flight is not None:
+                pending.extend(engine.commit(flight))
+                flight = None
+                if step is None:
+                    continue
+            if step is not None and forward is not None:
+                if pending or time.monotonic() - spoken >= report_seconds:
+                    speak()
+                flight = engine.decide(step, forward.result())
+                if not engine.overlaps:
+                    pending.extend(engine.commit(flight))
+                    flight = None
+                continue
+            speak()
+            engine.check_idle()
+            received = commands.receive(report_seconds)
+            if received is not None:
+                if received.stop:
+                    return
+                _apply(engine, received, pending)
+
+
+def _apply(engine: Engine, commands: Commands, pending: list[SequenceEvent]) -> None:
+    for request_id in commands.cancel:
+        engine.cancel(request_id)
+    for request in commands.submit:
+        refusal = engine.submit(request)
+        if refusal is not None:
+            pending.append(refusal)

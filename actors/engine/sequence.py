@@ -1,0 +1,82 @@
+"""One sequence in the engine: its tokens, how far they are computed, and the blocks it holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from actors.engine.kv_cache import BLOCK_TOKENS, BlockHash, BlockPool, block_hash
+from actors.messages import Request, TokenLogprobs
+from actors.states.sequence_state import SequenceState
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """A request's choice on its way through the engine.
+
+    ``token_ids`` are prompt and output; the keys and values of the first ``computed`` of them are
+    in ``blocks``. There is no prefill or decode phase: a step computes some of the tokens that
+    are not computed yet, and whoever has caught up draws the next token. While that decision, or
+    its end, is on its way it is ``awaiting``; ``cancelled`` says that nobody wants it any more.
+    """
+
+    request: Request
+    arrival: int
+    state: SequenceState
+    token_ids: list[int]  # the state's own history: one list, appended to by the state
+    computed: int = 0
+    blocks: list[int] = field(default_factory=list)
+    names: list[BlockHash] = field(default_factory=list)
+    cached_tokens: int = 0
+    prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+    awaiting: bool = False
+    cancelled: bool = False
+
+    @property
+    def prompt_length(self) -> int:
+        return len(self.request.prompt_ids)
+
+    @property
+    def output_length(self) -> int:
+        return len(self.token_ids) - len(self.request.prompt_ids)
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Who goes first: lower priority value, then earlier arrival."""
+        return (self.request.priority, self.arrival)
+
+    def take_cached_prefix(self, pool: BlockPool) -> None:
+        """Share the cached blocks that hold a beginning of this sequence.
+
+        The last token is always computed anew: its hidden state is wanted. Prompt scoring wants
+        every hidden state, so it shares nothing.
+        """
+        if self.request.parameters.prompt_logprobs is not None:
+            return
+        name: BlockHash = b""
+        for start in range(0, len(self.token_ids) - BLOCK_TOKENS, BLOCK_TOKENS):
+            name = block_hash(name, self.token_ids[start : start + BLOCK_TOKENS])
+            index = pool.find(name)
+            if index is None:
+                break
+            pool.share(index)
+            self.blocks.append(index)
+            self.names.append(name)
+        self.computed = len(self.blocks) * BLOCK_TOKENS
+        self.cached_tokens = max(self.cached_tokens, min(self.computed, self.prompt_length))
+
+    def advance(self, count: int, pool: BlockPool) -> None:
+        """``count`` more tokens are computed; publish the blocks that are full now."""
+        self.computed += count
+        while len(self.names) < self.computed // BLOCK_TOKENS:
+            index = len(self.names)
+            parent = self.names[-1] if self.names else b""
+            tokens = self.token_ids[index * BLOCK_TOKENS : (index + 1) * BLOCK_TOKENS]
+            self.names.append(block_hash(parent, tokens))
+            pool.publish(self.blocks[index], self.names[index])
+
+    def give_up_blocks(self, pool: BlockPool) -> None:
+        """Release every block; the tokens stay and can be computed again."""
+        pool.release(self.blocks)
+        self.blocks.clear()
+        self.names.clear()
+        self.computed = 0

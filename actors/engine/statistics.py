@@ -1,0 +1,82 @@
+"""The engine's running counts, from which every step's ``EngineStatistics`` is taken."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from actors.decision.plane import PlaneCounters
+from actors.engine.scheduler import Scheduler
+from actors.head.screens import DENSE
+from actors.messages import Certificate, EngineStatistics
+
+
+@dataclass(slots=True)
+class Counters:
+    """Totals since the engine started; times in seconds."""
+
+    steps: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    cached_prompt_tokens: int = 0
+    finished: int = 0
+    cancelled: int = 0
+    body_seconds: float = 0.0
+    head_seconds: float = 0.0
+    decide_seconds: float = 0.0
+    head_rows: int = 0
+    head_certified_rows: int = 0
+    head_rescored_rows: int = 0
+    head_opened_share: float = 0.0
+    head_tightness: float = 0.0
+    head_tightness_rows: int = 0
+    head_bytes: int = 0
+    head_fallbacks: int = 0
+    head_rows_by_tier: Counter[str] = field(default_factory=Counter)
+
+    def count_certificates(self, certificates: Iterable[Certificate]) -> None:
+        for certificate in certificates:
+            self.head_rows += 1
+            dense = certificate.tier == DENSE or certificate.guarantee == "dense"
+            self.head_certified_rows += not dense
+            self.head_rescored_rows += certificate.rescored_rows
+            self.head_opened_share += certificate.opened_share
+            self.head_tightness += certificate.tightness
+            self.head_tightness_rows += certificate.tightness > 0
+            self.head_rows_by_tier[certificate.tier] += 1
+            self.head_bytes += certificate.bytes_read
+            self.head_fallbacks += certificate.fallback
+
+    def snapshot(self, scheduler: Scheduler, plane: PlaneCounters) -> EngineStatistics:
+        pool = scheduler.pool
+        return EngineStatistics(
+            steps=self.steps,
+            running=scheduler.running,
+            waiting=scheduler.waiting,
+            kv_blocks_total=pool.count,
+            kv_blocks_used=pool.used,
+            kv_blocks_cached=pool.cached,
+            prompt_tokens=self.prompt_tokens,
+            generated_tokens=self.generated_tokens,
+            cached_prompt_tokens=self.cached_prompt_tokens,
+            preemptions=scheduler.preemptions,
+            finished=self.finished,
+            cancelled=self.cancelled,
+            body_seconds=self.body_seconds,
+            head_seconds=self.head_seconds,
+            decide_seconds=self.decide_seconds,
+            sampler_busy_seconds=plane.busy,
+            sampler_wait_seconds=plane.wait,
+            sampler_hidden_seconds=plane.hidden,
+            samplers_lost=plane.lost,
+            head_rows=self.head_rows,
+            head_certified_rows=self.head_certified_rows,
+            head_rescored_rows=self.head_rescored_rows,
+            head_opened_share=self.head_opened_share,
+            head_tightness=self.head_tightness,
+            head_tightness_rows=self.head_tightness_rows,
+            head_bytes=self.head_bytes,
+            head_fallbacks=self.head_fallbacks,
+            head_rows_by_tier=dict(self.head_rows_by_tier),
+        )

@@ -1,0 +1,59 @@
+"""A step's plan as flat arrays for the body: packed tokens, slots and block tables."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from actors.body.batch import Batch
+from actors.engine.kv_cache import BLOCK_TOKENS
+from actors.engine.scheduler import Chunk, StepPlan
+
+
+def scored_rows(chunk: Chunk) -> int:
+    """How many rows of the chunk predict a prompt token whose log-probability is wanted."""
+    if not chunk.scores:
+        return 0
+    return max(0, min(chunk.count, chunk.sequence.prompt_length - 1 - chunk.start))
+
+
+def build_batch(plan: StepPlan) -> Batch:
+    """Pack a plan's chunks one after the other.
+
+    Output rows, chunk by chunk: the rows that score prompt tokens, then the row that draws.
+    """
+    total = plan.tokens
+    widest = max(len(chunk.sequence.blocks) for chunk in plan.chunks)
+    token_ids = np.empty(total, dtype=np.int32)
+    positions = np.empty(total, dtype=np.int32)
+    row_sequence = np.empty(total, dtype=np.int32)
+    block_tables = np.zeros((len(plan.chunks), widest), dtype=np.int32)
+    output_rows: list[int] = []
+    start = 0
+    for index, chunk in enumerate(plan.chunks):
+        sequence, stop = chunk.sequence, start + chunk.count
+        if chunk.count == 1:
+            token_ids[start] = sequence.token_ids[chunk.start]
+            positions[start] = chunk.start
+            row_sequence[start] = index
+        else:
+            token_ids[start:stop] = sequence.token_ids[chunk.start : chunk.start + chunk.count]
+            positions[start:stop] = np.arange(chunk.start, chunk.start + chunk.count)
+            row_sequence[start:stop] = index
+        block_tables[index, : len(sequence.blocks)] = sequence.blocks
+        scored = scored_rows(chunk)
+        output_rows.extend(range(start, start + scored))
+        if chunk.draws:  # its last row predicts no prompt token, so it is not among the scored
+            output_rows.append(stop - 1)
+        start = stop
+    slots = (
+        block_tables[row_sequence, positions // BLOCK_TOKENS].astype(np.int64) * BLOCK_TOKENS
+        + positions % BLOCK_TOKENS
+    )
+    return Batch(
+        token_ids=token_ids,
+        positions=positions,
+        slots=slots,
+        row_sequence=row_sequence,
+        block_tables=block_tables,
+        output_rows=np.asarray(output_rows, dtype=np.int32),
+    )

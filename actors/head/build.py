@@ -1,0 +1,153 @@
+"""The output head of a loaded model: a shard with every row, and the fastest screen here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from actors.body.loading import LoadedModel
+from actors.configuration import EngineConfiguration
+from actors.head.calibration import Timing, calibrate, choose
+from actors.head.ladder import Choices, Ladder
+from actors.head.paper.paper_head import PaperHead
+from actors.head.screens import DENSE
+from actors.head.shard import Shard
+from actors.messages import Candidates, Need
+from kernels.linear import fits_bfloat16, linear, pack
+
+if TYPE_CHECKING:
+    from actors.index.format import Index
+
+# A smaller head is read from the cache in no time: nothing to certify would be worth a file.
+SMALLEST_WEIGHTS = 1 << 21
+
+
+class OutputHead(Protocol):
+    """From hidden states to candidates, in two steps that belong together (see `Shard`)."""
+
+    vocabulary_size: int
+
+    def screen(
+        self, hidden: torch.Tensor | npt.NDArray[np.float32], needs: Sequence[Need]
+    ) -> Any: ...
+
+    def rescore(self, thresholds: Any) -> Candidates: ...
+
+    def log_normalizers(
+        self, candidates: Candidates, rows: Sequence[int]
+    ) -> npt.NDArray[np.float64]: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BuiltHead:
+    """A head, what it is in words, and what choosing it was based on."""
+
+    head: OutputHead
+    description: str
+    timings: tuple[Timing, ...] = ()
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+
+def build_head(model: LoadedModel, configuration: EngineConfiguration) -> BuiltHead:
+    """The head that ``configuration`` asks for. A certified head is where the body is; the paper's
+    and a dense one are on the CPU also where the body is on a GPU.
+
+    Loads the model's index or builds it (see `actors.index.automatic`), which runs the body and
+    takes its cache. Raises what that raises, and ValueError where clusters are missing.
+    """
+    rows = model.vocabulary_size
+    weight = model.head.weight.detach()[:rows].cpu().contiguous()
+    # Half the bytes, and the same products.
+    weight = weight.bfloat16() if fits_bfloat16(weight) else weight
+    bias = None if model.head.bias is None else model.head.bias.detach()[:rows].cpu().float()
+    small = weight.numel() < SMALLEST_WEIGHTS
+    choice = configuration.head
+    if choice == "dense" or (choice == "auto" and small):
+        return BuiltHead(_shard(model, weight, bias, None), "dense")
+    from actors.index.automatic import open_or_build  # not needed, nor installed, everywhere
+
+    clusters = choice == "paper"
+    index = open_or_build(
+        configuration.model,
+        model,
+        configuration.index,
+        parts=["clusters" if clusters else "tiers"],
+        tiers=() if clusters else configuration.tiers,
+    )
+    if clusters:
+        if index.clusters is None:
+            raise ValueError(
+                "the paper's head needs clusters, which take long for this model: make them with "
+                f"`lexshard index build {configuration.model}`"
+            )
+        head = PaperHead(
+            weight, bias, model.head.softcap, model.head.scale, rows, clusters=index.clusters
+        )
+        return BuiltHead(head, "paper (cluster bounds)")
+    device = model.body.device
+    if device.type == "cuda":
+        return _on_device(model, weight, bias, index, configuration.max_running)
+    certified = choice == "certified"
+    shard = _shard(model, weight, bias, Ladder(index.tiers, ((1, configuration.tiers[0]),)))
+    timings = calibrate(shard, (DENSE, *index.tiers), index.hidden, configuration.max_running)
+    choices = choose(timings, certified=certified)
+    shard.start_with(*choices)
+    return BuiltHead(shard, f"certified ({_words(*choices)})", tuple(timings))
+
+
+def _on_device(
+    model: LoadedModel,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    index: Index,
+    largest: int,
+) -> BuiltHead:
+    from actors.head.device_shard import DeviceShard  # needs Triton
+
+    names = tuple(index.tiers)
+    shard = DeviceShard(
+        weight,
+        bias,
+        model.head.softcap,
+        model.head.scale,
+        model.vocabulary_size,
+        Ladder(index.tiers, ((1, names[0]),)),
+        device=model.body.device,
+    )
+    shard.warm_up(largest)
+    timings = calibrate(shard, names, index.hidden, largest)
+    choices = choose(timings, certified=True)
+    shard.start_with(*choices)
+    shard.warm_up(largest)  # of sizes that were not timed
+    description = f"certified ({_words(*choices)}), on the GPU"
+    return BuiltHead(shard, description, tuple(timings), model.body.device)
+
+
+def _shard(
+    model: LoadedModel, weight: torch.Tensor, bias: torch.Tensor | None, ladder: Ladder | None
+) -> Shard:
+    """The row kernel is the dense screen: half the bytes of fp32 for bf16 weights, and four to six
+    times as fast as torch at one row."""
+    return Shard(
+        weight,
+        bias,
+        softcap=model.head.softcap,
+        scale=model.head.scale,
+        vocabulary_size=model.vocabulary_size,
+        linear=partial(linear, weight=pack(weight)),
+        ladder=ladder,
+    )
+
+
+def _words(choices: Choices, for_several: Choices) -> str:
+    one, several = (
+        ", ".join(name if rows == 1 else f"{name} from {rows} rows on" for rows, name in each)
+        for each in (choices, for_several)
+    )
+    return one if several == one else f"{one}; for top-k {several}"

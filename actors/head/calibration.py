@@ -1,0 +1,165 @@
+"""Which tier screens best on this machine, measured on real hidden states when an engine starts.
+
+The figures depend on the machine, on the model, on the number of rows in a step and on what they
+need, so nothing is assumed: every tier and the dense screen decide the same steps, and the fastest
+is chosen per size and kind of step.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from actors.head.ladder import STEP_KINDS, Choices, StepKind
+from actors.head.screens import DENSE
+from actors.messages import Candidates, Need
+
+SIZES = (1, 2, 4, 8, 16, 32, 64)
+# Hidden states differ in how many tokens they leave: one alone must not decide.
+FEWEST_STATES = 4
+# Short steps are repeated more often: one interruption must not decide either. The first turn of a
+# size is slower and does not count as time.
+FEWEST_TURNS, MOST_TURNS = 2, 15
+SECONDS = 0.02  # per screen and size
+# A tier so much slower than the best at one size is not measured at larger ones.
+HOPELESS = 2.5
+TOP_K = 50
+# Timings this close are the same: machines are noisy.
+BARELY = 1.1
+
+Step = tuple[npt.NDArray[np.float32], Sequence[Need]]  # hidden states [N, d], N needs
+
+
+class LadderHead(Protocol):
+    """A head whose first screen can be chosen."""
+
+    vocabulary_size: int
+
+    def start_with(self, choices: Choices) -> None: ...
+
+    def screen(self, hidden: npt.NDArray[np.float32], needs: Sequence[Need]) -> Any: ...
+
+    def rescore(self, thresholds: Any) -> Candidates: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """What a step of ``rows`` rows took when it started with ``screen``."""
+
+    kind: StepKind
+    rows: int
+    screen: str
+    milliseconds: float  # the fastest of a few runs, mean over steps with different hidden states
+    rescored_share: float  # of the vocabulary, mean over the rows
+
+
+def calibrate(
+    shard: LadderHead, names: Sequence[str], hidden: npt.NDArray[np.float32], largest: int
+) -> list[Timing]:
+    """Times steps of up to ``largest`` rows with each of ``names``; ``hidden`` [M, d] are samples.
+
+    Steps of each kind are timed: greedy rows and draws at temperature 1 in turn, and rows that are
+    cut to the 50 best. There are no timings of sizes at which one name alone was left.
+    """
+    timings: list[Timing] = []
+    for kind in STEP_KINDS:
+        left = list(names)
+        for rows in [size for size in SIZES if size <= max(largest, 1)]:
+            steps = _steps(kind, rows, hidden)
+            timed = _timed(shard, left, kind, steps)
+            timings.extend(timed)
+            best = min(each.milliseconds for each in timed)
+            left = [each.screen for each in timed if each.milliseconds <= HOPELESS * best]
+            if len(left) == 1:
+                break
+    return timings
+
+
+def choose(timings: Sequence[Timing], *, certified: bool) -> tuple[Choices, Choices]:
+    """The fastest screens by number of rows, of steps that need one token per row and of steps
+    with top-k rows; never the dense one where ``certified``.
+
+    What was chosen for fewer rows is kept where another one is barely faster.
+    """
+    one, several = (
+        _fastest([each for each in timings if each.kind == kind], certified) for kind in STEP_KINDS
+    )
+    return one, several
+
+
+def _fastest(timings: Sequence[Timing], certified: bool) -> Choices:
+    choices: list[tuple[int, str]] = []
+    for rows in sorted({each.rows for each in timings}):
+        taken = {
+            each.screen: each.milliseconds
+            for each in timings
+            if each.rows == rows and not (certified and each.screen == DENSE)
+        }
+        if not taken:
+            continue
+        best = min(taken, key=lambda screen: taken[screen])
+        before = choices[-1][1] if choices else None
+        if before in taken and taken[before] <= BARELY * taken[best]:
+            continue
+        if before != best:
+            choices.append((rows, best))
+    return tuple(choices)
+
+
+def _steps(kind: StepKind, rows: int, hidden: npt.NDArray[np.float32]) -> list[Step]:
+    """Steps of ``rows`` rows with hidden states from all over ``hidden`` [M, d]."""
+    samples = rows * max(1, FEWEST_STATES // rows)
+    places = np.arange(samples) * max(1, len(hidden) // samples) % len(hidden)
+    needs = [_need(kind, sample) for sample in range(samples)]
+    return [
+        (np.ascontiguousarray(hidden[places[first : first + rows]]), needs[first : first + rows])
+        for first in range(0, samples, rows)
+    ]
+
+
+def _need(kind: StepKind, sample: int) -> Need:
+    key, position = sample, 100 + sample
+    if kind == "several":
+        return Need("topk", k=TOP_K, key=key, position=position, inverse_temperature=1.0)
+    if sample % 2 == 0:
+        return Need("top1", key=key, position=position, inverse_temperature=1.0)
+    return Need("top1")
+
+
+def _timed(
+    shard: LadderHead, screens: Sequence[str], kind: StepKind, steps: Sequence[Step]
+) -> list[Timing]:
+    """Every screen's timing; they take turns, so that no one has the machine's quiet moments."""
+    best = np.full((len(screens), len(steps)), np.inf)
+    share = np.zeros_like(best)
+    enough = SECONDS * len(screens) / len(steps)
+    for place, step in enumerate(steps):
+        turns, seconds = 0, 0.0
+        while turns < FEWEST_TURNS or (turns < MOST_TURNS and seconds < enough):
+            for index, screen in enumerate(screens):
+                taken, share[index, place] = _run(shard, screen, step)
+                best[index, place] = min(best[index, place], taken)
+                seconds += taken if turns else 0.0
+            turns += 1
+    milliseconds, shares = 1000.0 * best.mean(axis=1), share.mean(axis=1)
+    rows = len(steps[0][1])
+    return [
+        Timing(kind, rows, screen, float(milliseconds[index]), float(shares[index]))
+        for index, screen in enumerate(screens)
+    ]
+
+
+def _run(shard: LadderHead, screen: str, step: Step) -> tuple[float, float]:
+    """Seconds of a step that is screened with ``screen``, and the share of rows it rescored."""
+    # This forgets crowding, too: a crowded screen would give way to another one after a few steps.
+    shard.start_with(((1, screen),))
+    hidden, needs = step
+    started = time.perf_counter()
+    candidates = shard.rescore(shard.screen(hidden, needs))
+    seconds = time.perf_counter() - started
+    return seconds, float(candidates.offsets[-1]) / (len(needs) * shard.vocabulary_size)

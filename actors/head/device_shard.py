@@ -1,0 +1,372 @@
+"""A shard of the output head on a GPU: the same tokens as `Shard`'s, from one CUDA graph per step.
+
+Screen, leaders, threshold, candidates and their canonical products are found on the device
+(`kernels.search.gpu`); post-processing, adjustments and everything after them happen on the host
+in the arithmetic of `Shard`, on a few hundred tokens per row.
+
+Who decides what:
+
+- greedy, sampled, top-k (up to ``largest_k``) and min-p rows, with or without penalties, biases and
+  bans: the search on the device;
+- rows restricted to allowed ids: those ids are the candidates;
+- all others (returned logprobs, top-p alone, epsilon, larger k) and rows with more candidates than
+  there is room for: every canonical logit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from actors.head.device_step import DeviceStep, Screen, StepResults, pack_step
+from actors.head.ladder import Choices, Ladder, Pauses, StepKind, step_kind
+from actors.head.output_rows import log_normalizers, own_rows, refuse_unsound
+from actors.head.screens import DENSE, tier_bytes
+from actors.messages import Candidates, Certificate, Need
+from actors.states.needs import flatten_adjustments, flatten_needs
+from kernels.penalties import adjust
+from kernels.quantize import OneBitTier, Tier
+from kernels.rows import canonical_logits, postprocess
+from kernels.screen.gpu import tensor_cores, triton_kernel
+from kernels.search.gpu.search import post_processing
+
+BUCKETS = (1, 2, 4, 8, 16, 32, 64)
+CAPACITY = 1024  # candidates a row has room for
+LARGEST_K = 64
+LARGEST_SUPPORT = 1 << 17  # adjusted tokens of a step
+DENSE_ROWS = 32  # rows whose canonical logits are computed at a time
+
+Ids = npt.NDArray[np.int32]
+Float32s = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Launch:
+    """Rows that one step of the device serves."""
+
+    rows: tuple[int, ...]
+    tier: str
+    results: StepResults
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeviceThresholds:
+    """What `DeviceShard.screen` leaves for `DeviceShard.rescore`: work under way on the device."""
+
+    needs: tuple[Need, ...]  # [N]
+    hidden: torch.Tensor  # [N, d], on either side of the bus
+    launches: tuple[Launch, ...]
+
+    @property
+    def tau(self) -> npt.NDArray[np.float64]:
+        """Per row [N] a bound that its answer reaches, NaN where no threshold decides.
+
+        Reading it waits for the device, and must come before the next `DeviceShard.screen`.
+        """
+        result = np.full(len(self.needs), np.nan)
+        for launch in self.launches:
+            result[list(launch.rows)] = launch.results.thresholds[: len(launch.rows)].cpu().numpy()
+        return result
+
+
+@dataclass(slots=True, eq=False)
+class Found:
+    """One row on its way to `Candidates`."""
+
+    ids: Ids
+    products: Float32s  # canonical, before post-processing
+    certificate: Certificate
+    largest: float = 0.0  # upper bound of any logit
+
+
+class DeviceShard:
+    """The output rows of one shard on ``device``, with the interface of `Shard`.
+
+    ``weight``, ``bias``, ``softcap``, ``scale`` and ``vocabulary_size`` as for `Shard`; ``ladder``
+    says which tier screens a step (never the dense screen, which a device does not have) and its
+    tiers are copied to the device. ``largest_k`` is a power of two. Memory on the device: weights,
+    tiers, and 8 bytes per row and vocabulary entry of the largest step.
+
+    Raises `ValueError` where shapes do not fit, the weights are not finite, or the ladder chooses
+    the dense screen.
+    """
+
+    def __init__(
+        self,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        softcap: float | None,
+        scale: float,
+        vocabulary_size: int,
+        ladder: Ladder,
+        *,
+        device: torch.device | str = "cuda",
+        capacity: int = CAPACITY,
+        largest_k: int = LARGEST_K,
+    ) -> None:
+        rows, self._bias = own_rows(weight, bias, vocabulary_size)
+        self.vocabulary_size = vocabulary_size
+        self.weight = rows.to(device)
+        self._scale = scale
+        self._softcap = softcap
+        self._capacity = capacity
+        self._largest_k = largest_k
+        for name, tier in ladder.tiers.items():
+            if len(tier.scale) != vocabulary_size or tier.columns != weight.shape[1]:
+                raise ValueError(f"tier {name} does not fit the output weights")
+        self._screens = {name: _screen(tier, device) for name, tier in ladder.tiers.items()}
+        self._bytes = {name: tier_bytes(tier) for name, tier in ladder.tiers.items()}
+        own_bias = None if self._bias is None else torch.from_numpy(self._bias)
+        self._post = {
+            name: post_processing(own_bias, scale, softcap, tier.largest_size, device)
+            for name, tier in ladder.tiers.items()
+        }
+        self._entries = torch.zeros(LARGEST_SUPPORT, 6, dtype=torch.int32, device=device)
+        self._steps: dict[tuple[int, str], DeviceStep] = {}
+        cuda = self.weight.is_cuda
+        self._pool = torch.cuda.graph_pool_handle() if cuda else None
+        self._ids = np.arange(vocabulary_size, dtype=np.int32)
+        self._row_bytes = weight.shape[1] * weight.element_size()
+        self._ladder = ladder
+        self.start_with(ladder.choices, ladder.for_several)
+
+    def start_with(self, choices: Choices, for_several: Choices | None = None) -> None:
+        """Which tiers later steps are screened with first (see `Ladder`)."""
+        if any(name == DENSE for _, name in (*choices, *(for_several or ()))):
+            raise ValueError("a device has no dense screen: choose among the ladder's tiers")
+        self._ladder = replace(self._ladder, choices=choices, for_several=for_several)
+        self._pauses = Pauses()
+
+    def warm_up(self, largest: int = BUCKETS[-1]) -> None:
+        """Compiles every kernel and captures the graphs of steps of up to ``largest`` rows."""
+        for rows in [bucket for bucket in BUCKETS if bucket <= max(largest, 1)]:
+            hidden = torch.zeros(rows, self.weight.shape[1], device=self.weight.device)
+            by_tier = {
+                self._ladder.choice(rows, step_kind([need])): need
+                for need in (Need("top1"), Need("topk", k=1))
+            }
+            for need in by_tier.values():
+                self.rescore(self.screen(hidden, [need] * rows))
+                self._pauses = Pauses()  # zeros crowd every tier
+
+    def replay(self, rows: int) -> Callable[[], None]:
+        """What runs the last step of ``rows`` rows without top-k, or of any kind where all have the
+        same choices, again on the device alone: for measuring."""
+        return self._step(rows, self._ladder.choice(rows)).replay
+
+    # -- screening --------------------------------------------------------------------------------
+
+    def screen(
+        self, hidden: torch.Tensor | npt.NDArray[np.float32], needs: Sequence[Need]
+    ) -> DeviceThresholds:
+        """Starts the search for the rows of ``hidden`` [N, d] fp32, one `Need` per row.
+
+        Hidden states on the device stay there. Raises `NonFiniteHiddenError` naming the rows that
+        contain NaN or infinity; for hidden states on the device `rescore` does.
+        """
+        states = torch.as_tensor(hidden, dtype=torch.float32).detach()
+        if len(needs) != len(states):
+            raise ValueError(f"{len(states)} hidden states but {len(needs)} needs")
+        if not states.is_cuda:
+            refuse_unsound(torch.isfinite(states).all(dim=1).numpy())
+        rows = [row for row, need in enumerate(needs) if self._searches(need)]
+        kind = step_kind([needs[row] for row in rows])
+        name = self._choose(len(rows), kind) if rows else ""
+        launches = []
+        for start in range(0, len(rows), BUCKETS[-1]):
+            launch = self._launch(rows[start : start + BUCKETS[-1]], name, states, needs)
+            if launch is not None:
+                launches.append(launch)
+        return DeviceThresholds(tuple(needs), states, tuple(launches))
+
+    def _searches(self, need: Need) -> bool:
+        if need.adjustment is not None and need.adjustment.allowed is not None:
+            return False
+        return need.kind in ("top1", "minp") or (
+            need.kind == "topk" and 0 < need.k <= self._largest_k
+        )
+
+    def _choose(self, rows: int, kind: StepKind) -> str:
+        """The ladder's choice, or while that leaves too much the tier that reads most."""
+        name = self._ladder.choice(rows, kind)
+        if self._pauses.allows(name):
+            return name
+        return max(self._bytes, key=self._bytes.__getitem__)
+
+    def _launch(
+        self, rows: Sequence[int], name: str, hidden: torch.Tensor, needs: Sequence[Need]
+    ) -> Launch | None:
+        chosen = [needs[row] for row in rows]
+        adjustments = flatten_adjustments([need.adjustment for need in chosen])
+        packed = pack_step(flatten_needs(chosen), adjustments, self.vocabulary_size)
+        if len(packed.support.entries) > len(self._entries):
+            return None
+        states = hidden if len(rows) == len(hidden) else hidden[list(rows)]
+        return Launch(tuple(rows), name, self._step(len(rows), name).launch(states, packed))
+
+    def _step(self, rows: int, name: str) -> DeviceStep:
+        bucket = next(bucket for bucket in BUCKETS if bucket >= rows)
+        step = self._steps.get((bucket, name))
+        if step is None:
+            step = self._steps[bucket, name] = DeviceStep(
+                bucket,
+                self.weight,
+                self._screens[name],
+                self._post[name],
+                self._entries,
+                capacity=self._capacity,
+                leaders=self._largest_k,
+                pool=self._pool,
+            )
+        return step
+
+    # -- rescoring --------------------------------------------------------------------------------
+
+    def rescore(self, thresholds: DeviceThresholds) -> Candidates:
+        """Canonical logits of every token that may reach its row's threshold, and of all tokens
+        of dense rows, with a certificate per row. Waits for the device.
+
+        Where shards share a larger threshold, what this one keeps by its own is still enough.
+        """
+        needs = thresholds.needs
+        found: list[Found | None] = [None] * len(needs)
+        read = [0] * len(needs)
+        sound = np.ones(len(needs), np.bool_)
+        for launch in thresholds.launches:
+            self._collect(launch, needs, found, read, sound)
+        dense = [row for row in range(len(needs)) if found[row] is None]
+        if thresholds.hidden.is_cuda and dense:
+            finite = torch.isfinite(thresholds.hidden[dense]).all(dim=1)
+            sound[dense] &= finite.cpu().numpy()
+        refuse_unsound(sound)
+        self._complete(thresholds, found, read)
+        return self._candidates(needs, [row for row in found if row is not None])
+
+    def _collect(
+        self,
+        launch: Launch,
+        needs: Sequence[Need],
+        found: list[Found | None],
+        read: list[int],
+        sound: npt.NDArray[np.bool_],
+    ) -> None:
+        """Fills in what a launch has decided, and what every row of it has read."""
+        largest, finite, counts, candidates, products = launch.results.read()
+        tier = self._ladder.tiers[launch.tier]
+        failure = float(getattr(tier, "failure_probability", 0.0)) * self.vocabulary_size
+        share = self._bytes[launch.tier] // len(launch.rows)
+        overflows = 0
+        for place_in_step, row in enumerate(launch.rows):
+            need, count = needs[row], int(counts[place_in_step])
+            leaders = need.k if need.kind == "topk" else 4
+            read[row] = share + leaders * self._row_bytes
+            sound[row] = bool(finite[place_in_step])
+            if count > self._capacity:
+                overflows += 1
+                continue
+            certificate = Certificate(
+                need.kind,
+                "probabilistic" if failure else "deterministic",
+                launch.tier,
+                count,
+                read[row] + count * self._row_bytes,
+                count / self.vocabulary_size,
+                failure_probability=min(1.0, failure),
+            )
+            found[row] = Found(
+                candidates[place_in_step, :count],
+                products[place_in_step, :count],
+                certificate,
+                float(largest[place_in_step]),
+            )
+        self._pauses.record(launch.tier, failed=2 * overflows > len(launch.rows))
+
+    def _complete(
+        self, thresholds: DeviceThresholds, found: list[Found | None], read: Sequence[int]
+    ) -> None:
+        """Fills in the rows that no launch has decided."""
+        dense = []
+        for row, need in enumerate(thresholds.needs):
+            if found[row] is not None:
+                continue
+            allowed = None if need.adjustment is None else need.adjustment.allowed
+            if need.kind == "dense" or allowed is None:
+                dense.append(row)
+                continue
+            ids = allowed[allowed < self.vocabulary_size]
+            hidden = thresholds.hidden[row : row + 1].to(self.weight.device)
+            products = self._products(hidden, ids)
+            share = len(ids) / self.vocabulary_size
+            cost = len(ids) * self._row_bytes
+            certificate = Certificate(need.kind, "dense", DENSE, len(ids), cost, share)
+            found[row] = Found(ids, products, replace(certificate, tightness=0.0))
+        passes = self.vocabulary_size * self._row_bytes // max(len(dense), 1)
+        for start in range(0, len(dense), DENSE_ROWS):
+            rows = dense[start : start + DENSE_ROWS]
+            hidden = thresholds.hidden[rows].to(self.weight.device)
+            every = self._products(hidden, None)
+            for products, row in zip(every, rows, strict=True):
+                certificate = Certificate(
+                    thresholds.needs[row].kind,
+                    "dense",
+                    DENSE,
+                    self.vocabulary_size,
+                    read[row] + passes,
+                    fallback=read[row] > 0,
+                    tightness=0.0,
+                )
+                found[row] = Found(self._ids, products, certificate)
+
+    def _products(self, hidden: torch.Tensor, ids: Ids | None) -> Float32s:
+        """Canonical products [N, V] of ``hidden`` on the device, or [I] of one row and ``ids``."""
+        if ids is None:
+            every = canonical_logits(hidden, self.weight, implementation="triton")
+        else:
+            every = canonical_logits(
+                hidden,
+                self.weight,
+                torch.from_numpy(np.ascontiguousarray(ids, np.int32)).to(hidden.device),
+                torch.tensor([0, len(ids)], device=hidden.device),
+                implementation="triton",
+            )
+        result: Float32s = every.cpu().numpy()
+        return result
+
+    def _candidates(self, needs: Sequence[Need], found: Sequence[Found]) -> Candidates:
+        ids = np.concatenate([row.ids for row in found])
+        offsets = np.cumsum([0, *(len(row.ids) for row in found)], dtype=np.int64)
+        raw = np.concatenate([row.products for row in found])
+        if self._bias is not None:
+            raw = postprocess(raw, bias=self._bias[ids])
+        raw = postprocess(raw, scale=self._scale, softcap=self._softcap)
+        logits = raw
+        adjustments = flatten_adjustments([need.adjustment for need in needs])
+        if adjustments.active.any():
+            logits = adjust(ids, raw, offsets, adjustments)
+        certificates = []
+        for row, each in enumerate(found):
+            best = float(logits[offsets[row] : offsets[row + 1]].max(initial=-math.inf))
+            tightness = best / each.largest if 0 < best <= each.largest else 0.0
+            certificates.append(replace(each.certificate, tightness=tightness))
+        return Candidates(ids, logits, raw, offsets, tuple(certificates))
+
+    def log_normalizers(
+        self, candidates: Candidates, rows: Sequence[int]
+    ) -> npt.NDArray[np.float64]:
+        """See `actors.head.output_rows.log_normalizers`."""
+        return log_normalizers(candidates, rows, self.vocabulary_size)
+
+
+def _screen(tier: Tier, device: torch.device | str) -> Screen:
+    """The screen of a tier, placed on a device: on its tensor cores wherever products are of
+    bytes."""
+    if isinstance(tier, OneBitTier):
+        signs = triton_kernel.place(tier, device)
+        return lambda hidden: triton_kernel.screen(hidden, signs)
+    placed = tensor_cores.place(tier, device)
+    return lambda hidden: tensor_cores.screen(hidden, placed)

@@ -1,0 +1,169 @@
+"""One step of the head on a device: fixed buffers for so many rows, and the graph that fills them.
+
+On a CUDA device the whole search (screen, leaders, threshold, candidates, canonical products) is
+one CUDA graph: a step is a few small copies, one launch and one copy back, and nothing in between
+waits for the host. Elsewhere (Triton's interpreter) the same launches run one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from kernels.penalties import Adjustments
+from kernels.screen import Screened
+from kernels.search import Needs
+from kernels.search.gpu.search import (
+    IDLE,
+    PackedSupport,
+    PostProcessing,
+    Questions,
+    Support,
+    allocate,
+    pack_questions,
+    pack_support,
+    search,
+    unpack_results,
+)
+
+Screen = Callable[[torch.Tensor], Screened]
+
+__all__ = ["DeviceStep", "PackedStep", "StepResults", "pack_step"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedStep:
+    """What N rows ask, as the bytes that travel to the device."""
+
+    integers: npt.NDArray[np.int64]  # [N, 5]
+    reals: npt.NDArray[np.float64]  # [N, 4]
+    support: PackedSupport
+
+
+def pack_step(needs: Needs, adjustments: Adjustments, vocabulary_size: int) -> PackedStep:
+    """``adjustments`` restrict no row to allowed ids."""
+    support = pack_support(adjustments, vocabulary_size)
+    integers, reals = pack_questions(needs)
+    reals[:, 2], reals[:, 3] = support.slope, support.size
+    return PackedStep(integers, reals, support)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepResults:
+    """What a launched step will have written to the host's memory."""
+
+    memory: torch.Tensor
+    thresholds: torch.Tensor  # [N] float64
+    rows: int  # of the buffers
+    wait: Callable[[], None]
+
+    def read(self) -> tuple[npt.NDArray[Any], ...]:
+        """Waits; ``largest``, ``finite``, ``counts``, ``candidates`` and ``logits``."""
+        self.wait()
+        return tuple(part.numpy() for part in unpack_results(self.memory, self.rows))
+
+
+class DeviceStep:
+    """Buffers for up to ``rows`` hidden states, screened with one tier (``screen``).
+
+    ``weight`` [V, d] lies on the device; ``entries`` [S, 6] int32 is room for the adjusted tokens
+    of a step, shared by all steps; ``pool`` is the memory of the CUDA graphs, likewise.
+    """
+
+    def __init__(
+        self,
+        rows: int,
+        weight: torch.Tensor,
+        screen: Screen,
+        post: PostProcessing,
+        entries: torch.Tensor,
+        *,
+        capacity: int,
+        leaders: int,
+        pool: Any,
+    ) -> None:
+        size, columns = weight.shape
+        device = weight.device
+        self.rows = rows
+        self._weight = weight
+        self._screen = screen
+        self._post = post
+        self._pool = pool
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._hidden = torch.zeros(rows, columns, device=device)
+        # One piece of memory, so that one copy fills it.
+        self._words = torch.zeros(10 * rows + 1, dtype=torch.int64, device=device)
+        integers, reals, offsets = self._words.split([5 * rows, 4 * rows, rows + 1])
+        self._questions = Questions(integers.view(rows, 5), reals.view(torch.float64).view(rows, 4))
+        self._support = Support(offsets, entries)
+        self._workspace = allocate(rows, size, capacity=capacity, leaders=leaders, device=device)
+
+    def launch(self, hidden: torch.Tensor, packed: PackedStep) -> StepResults:
+        """Starts the step of ``hidden`` [N, d] fp32, N up to ``rows``, wherever it lies."""
+        count = len(hidden)
+        words = np.zeros(10 * self.rows + 1, np.int64)
+        words[: 5 * self.rows : 5] = IDLE
+        words[: 5 * count] = packed.integers.ravel()
+        words[5 * self.rows : 5 * self.rows + 4 * count] = packed.reals.ravel().view(np.int64)
+        words[9 * self.rows :] = packed.support.offsets[-1]
+        words[9 * self.rows : 9 * self.rows + count] = packed.support.offsets[:-1]
+        self._send(self._hidden[:count], hidden)
+        self._send(self._words, torch.from_numpy(words))
+        entries = packed.support.entries
+        if len(entries):
+            self._send(self._support.entries[: len(entries)], torch.from_numpy(entries))
+        if self._weight.is_cuda and self._graph is None:
+            self._capture()
+        self.replay()
+        return self._results()
+
+    def replay(self) -> None:
+        """Runs the search on what the buffers hold."""
+        if self._graph is None:
+            self._compute()
+        else:
+            self._graph.replay()
+
+    def _compute(self) -> None:
+        search(
+            self._hidden,
+            self._weight,
+            self._screen(self._hidden),
+            self._post,
+            self._questions,
+            self._support,
+            self._workspace,
+        )
+
+    def _capture(self) -> None:
+        """The first launch compiles, which a capture must not see."""
+        current, aside = torch.cuda.current_stream(), torch.cuda.Stream()
+        aside.wait_stream(current)
+        with torch.cuda.stream(aside):
+            self._compute()
+        current.wait_stream(aside)
+        self._graph = torch.cuda.CUDAGraph()
+        # The body may be using the device from another thread.
+        with torch.cuda.graph(self._graph, pool=self._pool, capture_error_mode="thread_local"):
+            self._compute()
+
+    def _results(self) -> StepResults:
+        workspace, cuda = self._workspace, self._weight.is_cuda
+        memory = torch.empty(workspace.results.shape, dtype=torch.int32, pin_memory=cuda)
+        memory.copy_(workspace.results, non_blocking=True)
+        if not cuda:
+            return StepResults(memory, workspace.thresholds, self.rows, lambda: None)
+        event = torch.cuda.Event()
+        event.record()
+        return StepResults(memory, workspace.thresholds, self.rows, event.synchronize)
+
+    def _send(self, target: torch.Tensor, values: torch.Tensor) -> None:
+        if target.is_cuda and not values.is_cuda:
+            # The allocator of pinned memory keeps it until the copy is done.
+            values = values.pin_memory()
+        target.copy_(values, non_blocking=True)

@@ -1,0 +1,1 @@
+"""CSV-Decode as published: clusters of output rows, opened until a certificate holds."""

@@ -1,0 +1,381 @@
+"""CSV-Decode's online algorithm as an output head, on canonical logits.
+
+It stands where `Shard` stands: the same two steps, the same candidates. It is the paper's own mode,
+for comparison and for heads whose clusters are tight enough; with the fallbacks ``full`` and
+``partial`` its tokens are those of every other head, bit for bit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from actors.head.output_rows import log_normalizers, own_rows, refuse_unsound
+from actors.head.paper.settings import PaperSettings, next_budget
+from actors.messages import Adjustment, Candidates, Certificate, Guarantee, Need
+from actors.states.needs import flatten_adjustments
+from kernels import opening as openings
+from kernels.bounds import Clusters, cluster_bounds, remaining_bias
+from kernels.certify import (
+    coverage_log_odds,
+    known_log_mass,
+    log_odds,
+    nucleus_certificate,
+    within_odds,
+)
+from kernels.noise import gumbel_row
+from kernels.opening import CERTIFIED, EXAMINE, Goal, Head, Opening
+from kernels.penalties import Adjustments, adjust, select_row
+from kernels.rows import canonical_logits, postprocess
+from kernels.truncate import best_ids
+
+Ids = npt.NDArray[np.int32]
+Float32s = npt.NDArray[np.float32]
+
+UNLIMITED = np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PaperThresholds:
+    """What `PaperHead.screen` leaves for `PaperHead.rescore`: the bounds of every cluster.
+
+    ``tau`` is NaN: no threshold is known before clusters are opened.
+    """
+
+    tau: npt.NDArray[np.float64]  # [N]
+    needs: tuple[Need, ...]  # [N]
+    hidden: Float32s  # [N, d]
+    adjustments: Adjustments  # N rows
+    upper: Float32s  # [N, C] of raw logits, after post-processing
+    first_ids: tuple[Ids, ...]  # [N] tokens that the bounds leave out
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Outcome:
+    """How the opening of one row ended. ``ids`` None: every logit is needed."""
+
+    ids: Ids | None
+    guarantee: Guarantee
+    opening: Opening | None
+    spent: bool
+
+
+class PaperHead:
+    """The output rows of a model in clusters.
+
+    ``weight`` [V, d] fp32 or bf16, ``bias`` [V] or None, ``softcap`` and ``scale`` as for `Shard`;
+    ``clusters`` of the first ``vocabulary_size`` rows. ``budget`` is ``K_max``, in rows.
+
+    Raises `ValueError` where shapes do not fit and for a scale that is not positive.
+    """
+
+    def __init__(
+        self,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        softcap: float | None,
+        scale: float,
+        vocabulary_size: int,
+        clusters: Clusters,
+        settings: PaperSettings | None = None,
+    ) -> None:
+        rows, self._bias = own_rows(weight, bias, vocabulary_size)
+        if len(clusters.order) != vocabulary_size or clusters.centroid.shape[1] != weight.shape[1]:
+            raise ValueError(
+                f"clusters of {len(clusters.order)} rows do not fit a vocabulary of "
+                f"{vocabulary_size}: build the index again"
+            )
+        if not scale > 0:
+            raise ValueError(
+                f"a logit scale of {scale} turns bounds around; use another head for this model"
+            )
+        self.vocabulary_size = vocabulary_size
+        self.settings = settings or PaperSettings()
+        self.budget = self.settings.budget_share * vocabulary_size
+        self._weight = rows
+        self._softcap = softcap
+        self._scale = scale
+        self._clusters = clusters
+        self._ids = np.arange(vocabulary_size, dtype=np.int32)
+        owner = np.repeat(np.arange(len(clusters.radius)), clusters.sizes)
+        self._head = Head(
+            weight=(rows.view(torch.uint16) if rows.dtype == torch.bfloat16 else rows).numpy(),
+            bias=np.empty(0, np.float32) if self._bias is None else self._bias,
+            scale=np.float32(scale),
+            softcap=softcap or 0.0,
+            order=clusters.order[np.lexsort((clusters.order, owner))],
+            offsets=clusters.offsets,
+        )
+
+    # -- screening --------------------------------------------------------------------------------
+
+    def screen(
+        self, hidden: torch.Tensor | npt.NDArray[np.float32], needs: Sequence[Need]
+    ) -> PaperThresholds:
+        """Bounds of all clusters for the rows of ``hidden`` [N, d] fp32, one `Need` per row.
+
+        Raises `NonFiniteHiddenError` naming the rows that contain NaN or infinity.
+        """
+        array = torch.as_tensor(hidden, dtype=torch.float32).detach().numpy()
+        if len(needs) != len(array):
+            raise ValueError(f"{len(array)} hidden states but {len(needs)} needs")
+        refuse_unsound(np.logical_and.reduce(np.isfinite(array), axis=1))
+        wanted = tuple(self._wanted(need) for need in needs)
+        first = tuple(self._first_ids(need.adjustment) for need in wanted)
+        return PaperThresholds(
+            tau=np.full(len(array), np.nan),
+            needs=wanted,
+            hidden=array,
+            adjustments=flatten_adjustments([need.adjustment for need in wanted]),
+            upper=self._upper(array, wanted, first),
+            first_ids=first,
+        )
+
+    def _wanted(self, need: Need) -> Need:
+        """The guarantee this head gives to ``need``."""
+        epsilon = self.settings.epsilon
+        if epsilon is None or need.kind != "top1" or not need.inverse_temperature:
+            return need
+        return replace(need, kind="epsilon", epsilon=epsilon)
+
+    def _first_ids(self, adjustment: Adjustment | None) -> Ids:
+        """Tokens to know first: those that an adjustment may raise, or all that are allowed."""
+        if adjustment is None:
+            return np.empty(0, np.int32)
+        ids = raised_ids(adjustment) if adjustment.allowed is None else adjustment.allowed
+        return ids[ids < self.vocabulary_size]
+
+    def _upper(self, hidden: Float32s, needs: Sequence[Need], first: Sequence[Ids]) -> Float32s:
+        shape = (len(hidden), len(self._clusters.radius))
+        if all(need.kind == "dense" for need in needs):
+            return np.full(shape, np.inf, np.float32)
+        largest = None
+        if self._bias is not None:
+            largest = np.broadcast_to(self._clusters.bias_values[:, 0], shape).copy()
+            for row, ids in enumerate(first):
+                if len(ids):
+                    largest[row] = remaining_bias(self._clusters, ids)
+        bounds = cluster_bounds(
+            hidden, self._clusters, kind=self.settings.bounds, largest_bias=largest
+        )
+        upper = postprocess(bounds, scale=self._scale, softcap=self._softcap)
+        if self._softcap is not None:
+            # tanh of a library need not be monotone in its last bit.
+            upper = np.nextafter(upper, np.float32(np.inf))
+        for row, need in enumerate(needs):
+            if need.adjustment is not None and need.adjustment.allowed is not None:
+                upper[row] = -np.inf
+        return upper
+
+    # -- rescoring --------------------------------------------------------------------------------
+
+    def rescore(self, thresholds: PaperThresholds) -> Candidates:
+        """Opens clusters until each row's certificate holds: the tokens known then, with canonical
+        logits and a certificate per row."""
+        outcomes = [self._open(thresholds, row) for row in range(len(thresholds.needs))]
+        self._adapt(outcomes)
+        dense = [row for row, outcome in enumerate(outcomes) if outcome.ids is None]
+        every = canonical_logits(thresholds.hidden[dense], self._weight) if dense else None
+        lists = [self._ids if outcome.ids is None else outcome.ids for outcome in outcomes]
+        offsets = np.cumsum([0, *(len(ids) for ids in lists)], dtype=np.int64)
+        ids = np.concatenate(lists)
+        products = np.empty(len(ids), np.float32)
+        for row, outcome in enumerate(outcomes):
+            own = products[offsets[row] : offsets[row + 1]]
+            if outcome.opening is not None and outcome.ids is not None:
+                own[:] = outcome.opening.products[outcome.ids]
+            elif every is not None:
+                own[:] = every[dense.index(row)]
+        raw = self._postprocessed(products, ids)
+        return Candidates(
+            ids=ids,
+            logits=self._adjusted(ids, raw, offsets, thresholds.adjustments),
+            raw=raw,
+            offsets=offsets,
+            certificates=self._certificates(thresholds, outcomes, raw, offsets),
+        )
+
+    def log_normalizers(
+        self, candidates: Candidates, rows: Sequence[int]
+    ) -> npt.NDArray[np.float64]:
+        """See `actors.head.output_rows.log_normalizers`."""
+        return log_normalizers(candidates, rows, self.vocabulary_size)
+
+    def _open(self, thresholds: PaperThresholds, row: int) -> Outcome:
+        """Algorithm 1 for one row, with the chosen fallback."""
+        need = thresholds.needs[row]
+        if need.kind == "dense":
+            return Outcome(None, "dense", None, spent=False)
+        goal = _goal(need)
+        hidden = thresholds.hidden[row]
+        own = select_row(thresholds.adjustments, row)
+        noise = None
+        if goal.kind == openings.GUMBEL:
+            noise = gumbel_row(need.key, need.position, self.vocabulary_size)
+        opening = openings.begin(
+            self._head,
+            hidden,
+            thresholds.upper[row],
+            goal,
+            own,
+            thresholds.first_ids[row],
+            noise,
+        )
+        budget = int(self.budget)
+        if need.position < self.settings.short_context:
+            budget = min(2 * budget, self.vocabulary_size)
+        found = self._advance(hidden, need, goal, own, opening, budget, UNLIMITED)
+        if found is not None:
+            return Outcome(found, "deterministic", opening, spent=False)
+        if self.settings.fallback == "partial":
+            more = math.ceil(self.settings.partial_share * len(self._clusters.radius))
+            limit = opening.clusters_opened + more
+            found = self._advance(hidden, need, goal, own, opening, UNLIMITED, limit)
+            if found is not None:
+                return Outcome(found, "deterministic", opening, spent=True)
+        elif self.settings.fallback == "relaxed" and self._holds_twice(need, own, opening):
+            return Outcome(opening.ids, "relaxed", opening, spent=True)
+        return Outcome(None, "dense", opening, spent=True)
+
+    def _advance(
+        self,
+        hidden: Float32s,
+        need: Need,
+        goal: Goal,
+        adjustments: Adjustments,
+        opening: Opening,
+        row_limit: int,
+        cluster_limit: int,
+    ) -> Ids | None:
+        """The candidates of a row once its certificate holds; None where a limit comes first."""
+        while True:
+            status = openings.advance(
+                self._head,
+                hidden,
+                goal,
+                adjustments,
+                opening,
+                row_limit=row_limit,
+                cluster_limit=cluster_limit,
+            )
+            if goal.kind != openings.NUCLEUS:
+                return opening.ids if status == CERTIFIED else None
+            nucleus = self._nucleus(need, adjustments, opening)
+            if nucleus is not None or status != EXAMINE:
+                return nucleus
+
+    def _nucleus(self, need: Need, adjustments: Adjustments, opening: Opening) -> Ids | None:
+        """The top-p set, where what is known decides which it is."""
+        ids = opening.ids
+        known = self._known_logits(ids, adjustments, opening)
+        outside, largest = openings.outside_log_mass(opening)
+        size = nucleus_certificate(
+            known, need.inverse_temperature, need.top_p, outside, -math.inf, largest
+        )
+        return np.sort(ids[best_ids(known, size)]) if size > 0 else None
+
+    def _holds_twice(self, need: Need, adjustments: Adjustments, opening: Opening) -> bool:
+        """Whether twice the epsilon asked for is certain."""
+        if need.kind != "epsilon" or not 2 * need.epsilon < 1:
+            return False
+        known = self._known_logits(opening.ids, adjustments, opening)
+        inside = known_log_mass(known, need.inverse_temperature)
+        outside, _ = openings.outside_log_mass(opening)
+        return within_odds(inside, outside, log_odds(2 * need.epsilon))
+
+    def _known_logits(self, ids: Ids, adjustments: Adjustments, opening: Opening) -> Float32s:
+        raw = self._postprocessed(opening.products[ids], ids)
+        return self._adjusted(ids, raw, np.array([0, len(ids)]), adjustments)
+
+    def _postprocessed(self, products: Float32s, ids: Ids) -> Float32s:
+        bias = None if self._bias is None else self._bias[ids]
+        return postprocess(products, bias=bias, scale=self._scale, softcap=self._softcap)
+
+    def _adjusted(
+        self, ids: Ids, raw: Float32s, offsets: npt.NDArray[np.int64], adjustments: Adjustments
+    ) -> Float32s:
+        return adjust(ids, raw, offsets, adjustments) if adjustments.active.any() else raw
+
+    def _adapt(self, outcomes: Sequence[Outcome]) -> None:
+        opened = [outcome for outcome in outcomes if outcome.opening is not None]
+        if self.settings.adaptive and opened:
+            failures = sum(outcome.spent for outcome in opened) / len(opened)
+            self.budget = next_budget(self.budget, failures, self.vocabulary_size)
+
+    # -- certificates -----------------------------------------------------------------------------
+
+    def _certificates(
+        self,
+        thresholds: PaperThresholds,
+        outcomes: Sequence[Outcome],
+        raw: Float32s,
+        offsets: npt.NDArray[np.int64],
+    ) -> tuple[Certificate, ...]:
+        """One per row; the bytes of a pass are shared equally by the rows it served."""
+        size = self.vocabulary_size
+        row_bytes = self._weight.shape[1] * self._weight.element_size()
+        dense_count = sum(outcome.ids is None for outcome in outcomes)
+        dense_bytes = size * row_bytes // max(dense_count, 1)
+        opened = sum(outcome.opening is not None for outcome in outcomes)
+        passes = 2 if self.settings.bounds == "best" else 1
+        bound_bytes = passes * self._clusters.metadata_bytes // max(opened, 1)
+        tier = f"clusters-{self.settings.bounds}"
+        certificates = []
+        for row, (need, outcome) in enumerate(zip(thresholds.needs, outcomes, strict=True)):
+            if outcome.opening is None:
+                certificates.append(Certificate("dense", "dense", tier, size, dense_bytes))
+                continue
+            known = outcome.opening.rows_known
+            read = bound_bytes + known * row_bytes
+            if outcome.ids is None:
+                read, known = read + dense_bytes, size
+            best = float(raw[offsets[row] : offsets[row + 1]].max(initial=-math.inf))
+            certificates.append(
+                Certificate(
+                    need=need.kind,
+                    guarantee=outcome.guarantee,
+                    tier=tier,
+                    rescored_rows=known,
+                    bytes_read=read,
+                    opened_share=known / size,
+                    fallback=outcome.spent,
+                    tightness=_tightness(best, float(thresholds.upper[row].max())),
+                )
+            )
+        return tuple(certificates)
+
+
+def raised_ids(adjustment: Adjustment) -> Ids:
+    """The sorted ids whose logits some processor may raise: no bound on raw logits covers them."""
+    raised = [adjustment.bias_ids[adjustment.bias_values > 0]]
+    if adjustment.tables is not None and adjustment.table >= 0:
+        table = adjustment.tables[adjustment.table]
+        if adjustment.repetition < 1:
+            raised.append(np.flatnonzero(table).astype(np.int32))
+        elif adjustment.frequency < 0 or adjustment.presence < 0:
+            raised.append(np.flatnonzero(table > 1).astype(np.int32))
+    return np.unique(np.concatenate(raised)).astype(np.int32)
+
+
+def _goal(need: Need) -> Goal:
+    scale = need.inverse_temperature
+    if need.kind == "topk":
+        return Goal(openings.TOP_K, need.k, 0.0, scale)
+    if need.kind == "minp":
+        return Goal(openings.MIN_P, 0, math.log(need.min_p), scale)
+    if need.kind == "epsilon":
+        return Goal(openings.EPSILON, 0, log_odds(need.epsilon), scale)
+    if need.kind == "nucleus":
+        return Goal(openings.NUCLEUS, 0, coverage_log_odds(need.top_p), scale)
+    return Goal(openings.GUMBEL if scale else openings.GREEDY, 0, 0.0, scale)
+
+
+def _tightness(best: float, largest_bound: float) -> float:
+    """CSV-Decode's xi: the best logit over the largest bound; tokens that adjustments may raise
+    are known first and not bounded."""
+    return best / max(best, largest_bound) if 0 < best < math.inf else 0.0

@@ -1,0 +1,37 @@
+"""What one screen knows about the rows it served."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from actors.head.screens import Screen
+from kernels.penalties import Adjustments, select_row
+from kernels.search import Estimates, Leaders, Needs
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScreenedRows:
+    """Estimates of the raw logits of ``rows``, and what is searched for in them."""
+
+    rows: npt.NDArray[np.int64]  # [S]
+    screen: Screen
+    estimates: Estimates  # [S, V]
+    search: Needs  # S rows
+    adjustments: Adjustments  # S rows
+    known: npt.NDArray[np.bool_]  # [S] whether the estimates mean anything
+    leaders: Leaders
+
+    def one_row(self, place: int) -> tuple[Estimates, Needs, Adjustments]:
+        """The same of the row at ``place`` alone."""
+        one = slice(place, place + 1)
+        estimates = self.estimates
+        return (
+            estimates._replace(
+                values=estimates.values[one], hidden_slack=estimates.hidden_slack[one]
+            ),
+            self.search._replace(**{n: f[one] for n, f in self.search._asdict().items()}),
+            select_row(self.adjustments, place),
+        )

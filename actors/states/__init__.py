@@ -1,0 +1,1 @@
+"""The sampling state of sequences, kept by deltas wherever it is needed: samplers and heads."""

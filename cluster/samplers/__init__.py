@@ -1,0 +1,1 @@
+"""Samplers outside of the engine's process: child processes and Ray actors."""

@@ -1,0 +1,114 @@
+"""A sampler as a Ray actor, on this machine or another one.
+
+Candidate rows are small messages. Dense rows go by value: Ray puts what is large into its object
+store, from where the actor transposes them into memory of its own. On the engine's own machine a
+`SamplerProcess` is the faster choice.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import ray
+
+from actors.decision.messages import (
+    CandidateRows,
+    DecisionResult,
+    DecisionWork,
+    DenseRows,
+    SamplerSettings,
+)
+from actors.decision.plane import SamplerLostError
+from cluster.samplers.dense_slots import dense_views, slot_bytes
+from kernels.columns import write_columns
+
+
+class RemoteSampler:
+    """The actor. Arrays arrive read-only, for which the sampler's kernels are not compiled: small
+    ones are copied, dense rows transposed into memory that grows with the largest step."""
+
+    def __init__(self, settings: SamplerSettings) -> None:
+        from cluster.samplers.warm_up import warm_sampler
+
+        self._sampler = warm_sampler(settings)
+        self._memory = np.empty(0, np.uint8)
+        for columns in (1, 2):
+            rows = np.zeros((columns, 64), np.float32)
+            rows.flags.writeable = False
+            self._columns(DenseRows((), rows.T))
+
+    def process_id(self) -> int:
+        """Answers once the sampler is warm."""
+        return os.getpid()
+
+    def decide(self, work: DecisionWork) -> DecisionResult:
+        return self._sampler.decide(
+            replace(
+                work,
+                candidates=None if work.candidates is None else _writable(work.candidates),
+                dense=None if work.dense is None else self._columns(work.dense),
+            )
+        )
+
+    def _columns(self, dense: DenseRows) -> DenseRows:
+        size, columns = dense.logits.shape
+        needed = slot_bytes(size, columns)
+        if self._memory.size < needed:
+            self._memory = np.empty(needed, np.uint8)
+        logits, maxima = dense_views(self._memory, size, columns)
+        write_columns(dense.logits.T, logits, maxima)
+        return DenseRows(dense.sequences, logits, maxima)
+
+
+class SamplerActor:
+    """A `RemoteSampler` of its own; Ray must be running. Returns when it is warm.
+
+    ``options`` are Ray's for the actor: where it runs and what it reserves. Raises
+    `SamplerLostError`, with the reason, where the actor dies before that or cannot be made.
+    """
+
+    def __init__(self, settings: SamplerSettings, **options: Any) -> None:
+        chosen = {"num_cpus": 0, "max_restarts": 0, "max_task_retries": 0, **options}
+        self._actor = ray.remote(RemoteSampler).options(**chosen).remote(settings)
+        self.process_id: int = _get(self._actor.process_id.remote())
+
+    def submit(self, work: DecisionWork) -> ActorDecision:
+        """Hands ``work`` over; its arrays may change once this returns."""
+        return ActorDecision(self._actor.decide.remote(work))
+
+    def close(self) -> None:
+        """Ends the actor. What is pending is lost. Closing twice is harmless."""
+        ray.kill(self._actor)
+
+
+class ActorDecision:
+    """A decision on its way from a `SamplerActor`."""
+
+    __slots__ = ("_reference",)
+
+    def __init__(self, reference: Any) -> None:
+        self._reference = reference
+
+    def result(self) -> DecisionResult:
+        """Waits for it. Raises `SamplerLostError` where the actor died, and what it raised."""
+        return _get(self._reference)
+
+
+def _get(reference: Any) -> Any:
+    try:
+        return ray.get(reference)
+    except ray.exceptions.RayActorError as error:
+        raise SamplerLostError(f"the sampler actor has died: {error}") from error
+
+
+def _writable(rows: CandidateRows) -> CandidateRows:
+    return replace(
+        rows,
+        ids=rows.ids.copy(),
+        raw=rows.raw.copy(),
+        offsets=rows.offsets.copy(),
+        truncated=rows.truncated.copy(),
+    )

@@ -1,0 +1,82 @@
+"""What a sampler process and its owner send each other, as msgpack of the dataclasses themselves.
+
+Nothing that arrives is ever executed. Arrays travel as their bytes; logits of dense rows do not
+travel here at all but through a ring of shared memory.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, get_args
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from actors.decision.messages import CandidateRows, DecisionResult, SamplerSettings
+from actors.states.deltas import Deltas
+
+
+class SamplerSetup(msgspec.Struct, frozen=True):
+    """The first message: ``columns`` dense rows fit one of the ``slots`` of the ring."""
+
+    settings: SamplerSettings
+    columns: int
+    slots: int
+
+
+class Assignment(msgspec.Struct, frozen=True):
+    """A `DecisionWork` whose dense rows, those of the sequences ``dense``, come through the ring.
+
+    They fill one slot after the other, ``SamplerSetup.columns`` in each.
+    """
+
+    step: int
+    deltas: Deltas
+    candidates: CandidateRows | None
+    dense: tuple[int, ...]
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """The answer to `SamplerSetup`: the kernels are loaded or compiled, which took so long."""
+
+    warm_up_seconds: float
+
+
+class Answer(msgspec.Struct, frozen=True, tag=True):
+    """The decisions of one `Assignment`. They come in the order of the assignments."""
+
+    result: DecisionResult
+
+
+class Refusal(msgspec.Struct, frozen=True, tag=True):
+    """What was raised instead. ``bad_value``: a ValueError, which says what was asked wrongly."""
+
+    message: str
+    bad_value: bool
+
+
+Reply = Ready | Answer | Refusal
+
+
+@lru_cache
+def _element(kind: Any) -> npt.DTypeLike:
+    """The element type of ``NDArray[element]``."""
+    return np.dtype(get_args(get_args(kind)[1])[0])
+
+
+def _bytes(value: Any) -> bytes:
+    if not isinstance(value, np.ndarray):
+        raise NotImplementedError(f"{type(value)} does not travel")
+    return value.tobytes()
+
+
+def _array(kind: Any, value: bytes) -> npt.NDArray[Any]:
+    # Writable: compiled kernels tell read-only arrays apart, and would compile again for them.
+    return np.frombuffer(value, _element(kind)).copy()
+
+
+encode = msgspec.msgpack.Encoder(enc_hook=_bytes).encode
+decode_setup = msgspec.msgpack.Decoder(SamplerSetup).decode
+decode_assignment = msgspec.msgpack.Decoder(Assignment, dec_hook=_array).decode
+decode_reply = msgspec.msgpack.Decoder(Reply).decode

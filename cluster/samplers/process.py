@@ -1,0 +1,235 @@
+"""A sampler in a process of its own: messages through a socket, dense rows through shared memory.
+
+Submitting returns as soon as the rows are in the ring, so that the sampler decides one step while
+the next is computed. Neither process outlives the other: the child ends with its owner's socket,
+and the owner learns of the child's death from the same socket. The memory has no name, so nothing
+is left of it.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from actors.decision.messages import DecisionResult, DecisionWork, DenseRows, SamplerSettings
+from actors.decision.plane import SamplerLostError
+from cluster.samplers.dense_slots import dense_views, slot_bytes
+from cluster.samplers.message_socket import MessageSocket
+from cluster.samplers.messages import (
+    Answer,
+    Assignment,
+    Ready,
+    Refusal,
+    SamplerSetup,
+    decode_reply,
+    encode,
+)
+from cluster.shared_memory.doorbell import PeerLostError
+from cluster.shared_memory.ring import RingProducer, create_ring
+from kernels.columns import write_columns
+from kernels.decision import block_maxima
+
+# -P: the folder it is started from must not shadow our modules.
+ENTRY = ("-P", "-m", "cluster.samplers.main")
+ROOT = Path(__file__).resolve().parents[2]
+
+# Eight rows are as fast to transpose as to copy; four slots keep a producer and a consumer busy.
+COLUMNS = 8
+SLOTS = 4
+EXIT_SECONDS = 5.0
+
+
+class SamplerProcess:
+    """One child process with a `Sampler`; use it from one thread at a time.
+
+    ``columns`` dense rows fit a slot, of which there are ``slots``: columns * slots * V * 4 bytes
+    of memory, which is committed when dense rows first use it. Returns when the child is warm.
+    Raises ValueError or RuntimeError where the sampler cannot be made, with its reason, and
+    `SamplerLostError` where the child dies before that.
+    """
+
+    def __init__(
+        self,
+        settings: SamplerSettings,
+        *,
+        columns: int = COLUMNS,
+        slots: int = SLOTS,
+        entry: Sequence[str] = ENTRY,
+    ) -> None:
+        started = time.perf_counter()
+        self._vocabulary_size = settings.vocabulary_size
+        self._columns = columns
+        self._lost: str | None = None
+        self._waiting: deque[ProcessDecision] = deque()
+        self._ring, self._messages, self._process = _start(settings, columns, slots, entry)
+        self._progress = select.poll()
+        self._progress.register(self._messages, select.POLLIN)
+        self._progress.register(self._ring, select.POLLIN)
+        self.warm_up_seconds = self._set_up(SamplerSetup(settings, columns, slots))
+        self.start_seconds = time.perf_counter() - started
+
+    @property
+    def process_id(self) -> int:
+        return self._process.pid
+
+    def submit(self, work: DecisionWork) -> ProcessDecision:
+        """Hands ``work`` over; its arrays may change once this returns.
+
+        Waits only while the ring is full. Raises `SamplerLostError` where the child is gone, and
+        ValueError for dense rows of another vocabulary.
+        """
+        if self._lost is not None:
+            raise SamplerLostError(self._lost)
+        dense = () if work.dense is None else self._checked(work.dense).sequences
+        message = encode(Assignment(work.step, work.deltas, work.candidates, dense))
+        pending = ProcessDecision(self)
+        self._waiting.append(pending)
+        try:
+            self._messages.send(message)
+            if work.dense is not None:
+                self._write(work.dense)
+        except PeerLostError:
+            raise self._lose() from None
+        except BaseException:  # half of a step has been handed over: there is no way on from here
+            self._lose()
+            raise
+        return pending
+
+    def close(self) -> None:
+        """Ends the child. What is pending is lost. Closing twice is harmless."""
+        if self._lost is not None:
+            return
+        self._let_go("the sampler process has been closed")
+        try:
+            self._process.wait(EXIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def settle(self, pending: ProcessDecision) -> None:
+        """Waits until ``pending`` has its outcome, which may be that the child died."""
+        while pending.outcome is None:
+            try:
+                self._take(self._messages.receive())
+            except PeerLostError:
+                self._lose()
+
+    def _set_up(self, setup: SamplerSetup) -> float:
+        try:
+            self._messages.send(encode(setup))
+            reply = decode_reply(self._messages.receive())
+        except PeerLostError:
+            raise self._lose() from None
+        if isinstance(reply, Ready):
+            return reply.warm_up_seconds
+        self.close()
+        raise _raised(reply)
+
+    def _checked(self, dense: DenseRows) -> DenseRows:
+        expected = (self._vocabulary_size, len(dense.sequences))
+        if dense.logits.shape != expected:
+            raise ValueError(f"dense logits {expected} expected, got {dense.logits.shape}")
+        return dense
+
+    def _write(self, dense: DenseRows) -> None:
+        for first in range(0, len(dense.sequences), self._columns):
+            part = dense.logits[:, first : first + self._columns]
+            logits, maxima = dense_views(self._reserve(), *part.shape)
+            if part.strides[1] == part.itemsize:  # vocabulary-major already
+                logits[:] = part
+                if dense.maxima is None:
+                    maxima[:] = block_maxima(logits)
+                else:
+                    maxima[:] = dense.maxima[:, first : first + self._columns]
+            else:
+                write_columns(part.T, logits, maxima)
+            self._ring.publish()
+
+    def _reserve(self) -> npt.NDArray[np.uint8]:
+        """A free slot. Answers are taken in meanwhile: a child that cannot send frees no slot."""
+        while (slot := self._ring.reserve(timeout=0)) is None:
+            self._progress.poll()
+            while (message := self._messages.receive_nowait()) is not None:
+                self._take(message)
+        return slot
+
+    def _take(self, message: bytes) -> None:
+        reply = decode_reply(message)
+        pending = self._waiting.popleft()
+        pending.outcome = reply.result if isinstance(reply, Answer) else _raised(reply)
+
+    def _lose(self) -> SamplerLostError:
+        if self._lost is None:
+            self._process.kill()  # it has gone, or has let go of its socket and is of no use
+            code = self._process.wait()
+            self._let_go(f"the sampler process {self.process_id} has ended with code {code}")
+        return SamplerLostError(self._lost)
+
+    def _let_go(self, reason: str) -> None:
+        self._lost = reason
+        self._messages.close()
+        self._ring.close()
+        for pending in self._waiting:
+            pending.outcome = SamplerLostError(reason)
+        self._waiting.clear()
+
+
+class ProcessDecision:
+    """A decision on its way from a `SamplerProcess`."""
+
+    __slots__ = ("_process", "outcome")
+
+    def __init__(self, process: SamplerProcess) -> None:
+        self._process = process
+        self.outcome: DecisionResult | Exception | None = None
+
+    def result(self) -> DecisionResult:
+        """Waits for it. Raises `SamplerLostError` where the child died, ValueError or RuntimeError
+        where the sampler raised."""
+        if self.outcome is None:
+            self._process.settle(self)
+        assert self.outcome is not None
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        return self.outcome
+
+
+def _start(
+    settings: SamplerSettings, columns: int, slots: int, entry: Sequence[str]
+) -> tuple[RingProducer, MessageSocket, subprocess.Popen[bytes]]:
+    ring, inherited = create_ring(slots, slot_bytes(settings.vocabulary_size, columns))
+    own, other = socket.socketpair()
+    descriptors = (other.fileno(), *inherited)
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    try:
+        process = subprocess.Popen(
+            (sys.executable, *entry, *map(str, descriptors)),
+            pass_fds=descriptors,
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": str(settings.threads)},
+            process_group=0,  # an interrupt from the terminal is for the owner alone
+        )
+    except BaseException:
+        ring.close()
+        own.close()
+        raise
+    finally:  # the child's ends must be open in the child alone, or its death cannot be seen
+        other.close()
+        os.close(inherited[1])
+    return ring, MessageSocket(own), process
+
+
+def _raised(reply: Ready | Answer | Refusal) -> Exception:
+    if isinstance(reply, Refusal):
+        return ValueError(reply.message) if reply.bad_value else RuntimeError(reply.message)
+    return RuntimeError(f"the sampler process sent {type(reply).__name__} out of turn")

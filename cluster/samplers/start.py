@@ -1,0 +1,18 @@
+"""Samplers outside of the engine's process: what an engine is given to start them."""
+
+from __future__ import annotations
+
+from actors.configuration import SamplerPlacement
+from actors.decision.messages import SamplerSettings
+from actors.decision.plane import SamplerHandle
+
+
+def start_sampler(settings: SamplerSettings, placement: SamplerPlacement) -> SamplerHandle:
+    """A sampler that is ready for work, in a child process or as a Ray actor."""
+    if placement == "ray":
+        from cluster.samplers.actor import SamplerActor
+
+        return SamplerActor(settings)
+    from cluster.samplers.process import SamplerProcess
+
+    return SamplerProcess(settings)

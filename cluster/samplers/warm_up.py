@@ -1,0 +1,39 @@
+"""A sampler that leaves nothing to load or compile for the first decision it is asked for."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+
+import numpy as np
+
+from actors.decision.build import load_hot_vocabulary
+from actors.decision.messages import DecisionWork, SamplerSettings
+from actors.decision.sampler import Sampler
+from actors.decision.warm_up import KINDS, warm_up_work
+from cluster.samplers.dense_slots import dense_views, slot_bytes
+from kernels import pool
+from kernels.columns import write_columns
+
+
+def warm_sampler(settings: SamplerSettings) -> Sampler:
+    """A new sampler in a process that is its own: threads are set for the whole process.
+
+    Raises what `Sampler` raises, and ValueError where the hot vocabulary does not fit.
+    """
+    pool.set_threads(settings.threads)
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(settings.threads)
+    # Of its own, so that nothing of it counts for the hot vocabulary's statistics.
+    sampler = Sampler(replace(settings, hot_vocabulary=None))
+    for columns in sorted({1, len(KINDS) * settings.threads}):
+        sampler.decide(_work(settings.vocabulary_size, columns))
+    return Sampler(settings, hot=load_hot_vocabulary(settings))
+
+
+def _work(vocabulary_size: int, columns: int) -> DecisionWork:
+    """Work on arrays of the types and layouts of a slot."""
+    slot = np.zeros(slot_bytes(vocabulary_size, columns), np.uint8)
+    logits, maxima = dense_views(slot, vocabulary_size, columns)
+    write_columns(np.zeros((columns, vocabulary_size), np.float32), logits, maxima)
+    return warm_up_work(logits, maxima)

@@ -1,0 +1,436 @@
+"""The screens on the tensor cores: 8-bit integer products, exact in 32 bits, for any batch size.
+
+A 16-bit hidden integer is ``256 high + low`` with two signed bytes, so a hidden row becomes two
+rows of bytes and a screen an integer matrix product. Weights are read once for up to 64 hidden
+rows. Sums wrap at 32 bits on the way and are right in the end, since the whole sum fits.
+
+The arithmetic is that of `kernels.screen.hidden` and of the CPU's screens; the integers of a hidden
+state may differ from the host's in the last place (its step is a little larger), and with them
+estimates, within the same bound.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+
+from kernels.quantize.layout import unpack_nibbles
+from kernels.quantize.tiers import DitheredInt4Tier, Int4Tier, Int8Tier, Tier
+from kernels.screen import Screened
+from kernels.screen.hidden import LARGEST_PRODUCT, ROUNDING, padded_columns
+
+LARGEST_INTEGER = 32512.0  # 256 * 127: the high byte of every hidden integer fits
+# A tier with coins assumes a step of at most ``||h|| / 32767`` for what rounding the coins' share
+# costs, as a part of its error norm.
+COIN_FACTOR = 32767.0 / LARGEST_INTEGER * (1.0 + 1e-6)
+LARGEST_HIDDEN_ROWS = 64  # of a program
+ROW_BLOCK = 4096  # rows repacked at a time
+
+_CHUNK = tl.constexpr(2048)
+_LARGEST_INTEGER = tl.constexpr(LARGEST_INTEGER)
+_LARGEST_PRODUCT = tl.constexpr(LARGEST_PRODUCT)
+_ROUNDING = tl.constexpr(ROUNDING)
+_COIN_UNIT = tl.constexpr(2.0**-16)
+_COIN_FACTOR = tl.constexpr(COIN_FACTOR)
+_SMALLEST = tl.constexpr(2.0**-88)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlacedTier:
+    """A tier whose arrays lie on a device, in the order the tensor cores take them.
+
+    Of two groups of 32 columns, byte ``k`` holds column ``k`` of the first in its low nibble and
+    column ``k`` of the second in its high one.
+    """
+
+    tier: Int8Tier | Int4Tier | DitheredInt4Tier
+    values: torch.Tensor  # [V, D] int8, or [V, D / 2] int8 of two nibbles
+    multipliers: torch.Tensor | None  # [D / 32, V] uint8; None for int8
+    scale: torch.Tensor  # [V] float64, what an integer of the screen stands for
+    row_slack: torch.Tensor  # [2, V] fp32
+    direction: torch.Tensor | None  # [d] fp32
+    products: torch.Tensor | None  # [V] fp32
+    coins: torch.Tensor | None  # [D] int16
+    constants: torch.Tensor  # [3] float64: room for hidden integers, largest size, ||direction||
+
+
+def place(tier: Tier, device: torch.device | str) -> PlacedTier:
+    """``tier`` on a device, for `screen`; of an int4 tier the high plane.
+
+    Raises ValueError for a 1-bit tier, whose products are not of bytes.
+    """
+    if not isinstance(tier, Int8Tier | Int4Tier | DitheredInt4Tier):
+        raise ValueError("a 1-bit tier is screened by kernels.screen.gpu.triton_kernel")
+    columns = padded_columns(tier)
+    scale = torch.from_numpy(tier.scale).to(device).double()
+    multipliers = coins = None
+    if isinstance(tier, Int8Tier):
+        values = torch.from_numpy(tier.values).to(device)
+    else:
+        nibbles = tier.nibbles if isinstance(tier, DitheredInt4Tier) else tier.high
+        values = _repack(nibbles, device)
+        multipliers = torch.from_numpy(tier.multipliers).to(device).T.contiguous()
+        if isinstance(tier, DitheredInt4Tier):
+            coins = torch.from_numpy(tier.coins).to(device)
+        else:
+            scale = 16.0 * scale
+    common = tier.common
+    length = 1.0 if common is None else float(np.linalg.norm(common.vector.astype(np.float64)))
+    room = float(tier.hidden_limit) - math.sqrt(columns) / 2.0 - 1.0
+    return PlacedTier(
+        tier,
+        values,
+        multipliers,
+        scale,
+        torch.from_numpy(tier.row_slack).to(device),
+        None if common is None else torch.from_numpy(common.vector).to(device),
+        None if common is None else torch.from_numpy(common.products).to(device),
+        coins,
+        torch.tensor([room, tier.largest_size, length], dtype=torch.float64, device=device),
+    )
+
+
+def _repack(nibbles: np.ndarray, device: torch.device | str) -> torch.Tensor:
+    parts = []
+    for start in range(0, len(nibbles), ROW_BLOCK):
+        natural = torch.from_numpy(unpack_nibbles(nibbles[start : start + ROW_BLOCK])).to(device)
+        pairs = natural.view(len(natural), -1, 2, 32)
+        packed = (pairs[:, :, 0] & 15) | (pairs[:, :, 1] << 4)
+        parts.append(packed.reshape(len(natural), -1))
+    return torch.cat(parts)
+
+
+@triton.jit
+def hidden_kernel(  # type: ignore[no-untyped-def]
+    hidden,
+    direction,
+    coins,
+    constants,
+    halves,
+    starts,
+    step,
+    share,
+    slack,
+    columns,
+    width,
+    rows,
+    COMMON: tl.constexpr,
+    COINS: tl.constexpr,
+):
+    """One hidden state: its bytes, step and share, and the slack of all that (`quantize_hidden`).
+
+    Rows ``2 n`` and ``2 n + 1`` of ``halves`` [2 N, width] are the low and high bytes of state
+    ``n``; ``starts`` [width / 32, 2 N] is what sums of groups start from.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    lane = tl.arange(0, _CHUNK)
+    room = tl.load(constants)
+    largest_size = tl.load(constants + 1)
+    length = tl.load(constants + 2)
+    squares = tl.zeros((_CHUNK,), tl.float64)
+    dots = tl.zeros((_CHUNK,), tl.float64)
+    for start in range(0, columns, _CHUNK):
+        place = start + lane
+        value = tl.load(hidden + row * columns + place, mask=place < columns, other=0.0)
+        value = value.to(tl.float64)
+        squares += value * value
+        if COMMON:
+            wide = tl.load(direction + place, mask=place < columns, other=0.0).to(tl.float64)
+            dots += value * wide
+    size = tl.sqrt(tl.sum(squares, 0))
+    amount = tl.sum(dots, 0)
+    if COMMON:
+        amount = (amount / (length * length)).to(tl.float32).to(tl.float64)
+    along = tl.abs(amount) * length
+    squares = tl.zeros((_CHUNK,), tl.float64)
+    peaks = tl.zeros((_CHUNK,), tl.float64)
+    for start in range(0, columns, _CHUNK):
+        place = start + lane
+        value = tl.load(hidden + row * columns + place, mask=place < columns, other=0.0)
+        rest = value.to(tl.float64)
+        if COMMON:
+            wide = tl.load(direction + place, mask=place < columns, other=0.0).to(tl.float64)
+            rest -= amount * wide
+        squares += rest * rest
+        peaks = tl.maximum(peaks, tl.abs(rest))
+    norm = tl.sqrt(tl.sum(squares, 0))
+    usable = largest_size * (size + norm + along) < _LARGEST_PRODUCT
+    unit = tl.maximum(tl.max(peaks, 0) / _LARGEST_INTEGER, norm * (1.0 + 1e-6) / room)
+    unit = tl.where(usable & (unit > 0.0), unit, 1.0)
+    amount = tl.where(usable, amount, 0.0)
+    losses = tl.zeros((_CHUNK,), tl.float64)
+    reaches = tl.zeros((_CHUNK,), tl.float64)
+    for start in range(0, width, _CHUNK):
+        place = start + lane
+        inside = place < columns
+        value = tl.load(hidden + row * columns + place, mask=inside, other=0.0)
+        rest = value.to(tl.float64)
+        if COMMON:
+            wide = tl.load(direction + place, mask=inside, other=0.0).to(tl.float64)
+            rest -= amount * wide
+        rest = tl.where(inside, tl.where(usable, rest, 0.0), 0.0)
+        whole = tl.floor(rest / unit + 0.5)
+        losses += (rest - unit * whole) * (rest - unit * whole)
+        reaches += unit * whole * (unit * whole)
+        integer = whole.to(tl.int32)
+        high = (integer + 128) >> 8
+        low = integer - (high << 8)
+        stored = place < width
+        tl.store(halves + 2 * row * width + place, low.to(tl.int8), mask=stored)
+        tl.store(halves + (2 * row + 1) * width + place, high.to(tl.int8), mask=stored)
+        if COINS:
+            coin = tl.load(coins + place, mask=stored, other=0).to(tl.int64)
+            shares = tl.sum(tl.reshape(integer.to(tl.int64) * coin, (_CHUNK // 16, 16)), 1)
+            begins = tl.floor(shares.to(tl.float64) * _COIN_UNIT + 0.5).to(tl.int32)
+            begins = -tl.sum(tl.reshape(begins, (_CHUNK // 32, 2)), 1)
+            group = start // 32 + tl.arange(0, _CHUNK // 32)
+            tl.store(starts + group * (2 * rows) + 2 * row, begins, mask=group * 32 < width)
+    loss = tl.sqrt(tl.sum(losses, 0))
+    reached = tl.sqrt(tl.sum(reaches, 0))
+    scaled = loss * (1.0 + 1e-9) + _ROUNDING * (reached + 2.0 * along + size) + _SMALLEST
+    error = norm * (1.0 + 1e-9)
+    if COINS:
+        error *= _COIN_FACTOR
+    tl.store(slack + 2 * row, error)
+    tl.store(slack + 2 * row + 1, tl.where(usable, scaled, float("inf")))
+    tl.store(step + row, unit)
+    tl.store(share + row, amount)
+
+
+@triton.jit
+def _store(  # type: ignore[no-untyped-def]
+    total,
+    scale,
+    products,
+    step,
+    share,
+    result,
+    row,
+    first,
+    size,
+    rows,
+    COMMON: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """Sums [ROWS, 2 hidden rows] to estimates, as the CPU's screens scale them."""
+    low, high = tl.split(tl.reshape(total, (ROWS, COLUMNS // 2, 2)))
+    sums = low + high * 256
+    query = first + tl.arange(0, COLUMNS // 2)
+    inside = row < size
+    present = query < rows
+    unit = tl.load(scale + row, mask=inside, other=0.0)[:, None]
+    unit = unit * tl.load(step + query, mask=present, other=0.0)[None, :]
+    value = sums.to(tl.float64) * unit
+    if COMMON:
+        product = tl.load(products + row, mask=inside, other=0.0).to(tl.float64)
+        value += tl.load(share + query, mask=present, other=0.0)[None, :] * product[:, None]
+    place = query.to(tl.int64)[None, :] * size + row[:, None]
+    tl.store(result + place, value.to(tl.float32), mask=inside[:, None] & present[None, :])
+
+
+@triton.jit
+def bytes_kernel(  # type: ignore[no-untyped-def]
+    values,
+    halves,
+    scale,
+    products,
+    step,
+    share,
+    result,
+    size,
+    rows,
+    width,
+    COMMON: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+):
+    """ROWS weight rows x COLUMNS rows of hidden bytes."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    half = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    weight_rows = values + row.to(tl.int64)[:, None] * width
+    hidden_rows = halves + half.to(tl.int64)[None, :] * width
+    inside = (row < size)[:, None]
+    present = (half < 2 * rows)[None, :]
+    total = tl.zeros((ROWS, COLUMNS), tl.int32)
+    for start in range(0, width, DEPTH):
+        place = start + tl.arange(0, DEPTH)
+        valid = place < width
+        weights = tl.load(weight_rows + place[None, :], mask=inside & valid[None, :], other=0)
+        words = tl.load(hidden_rows + place[:, None], mask=present & valid[:, None], other=0)
+        total = tl.dot(weights, words, total)
+    first = tl.program_id(1) * (COLUMNS // 2)
+    _store(
+        total, scale, products, step, share, result, row, first, size, rows, COMMON, ROWS, COLUMNS
+    )
+
+
+@triton.jit
+def _group_sums(  # type: ignore[no-untyped-def]
+    weights,
+    group,
+    multipliers,
+    hidden_rows,
+    starts,
+    row,
+    half,
+    inside,
+    present,
+    size,
+    rows,
+    COINS: tl.constexpr,
+):
+    """The products of one group of 32 columns, times the multipliers of its rows."""
+    place = group * 32 + tl.arange(0, 32)
+    words = tl.load(hidden_rows + place[:, None], mask=present[None, :], other=0)
+    sums = tl.dot(weights, words)
+    if COINS:
+        begin = tl.load(starts + group * (2 * rows) + half, mask=present, other=0)
+        sums += begin[None, :]
+    factor = tl.load(multipliers + group * size + row, mask=inside, other=0)
+    return sums * factor.to(tl.int32)[:, None]
+
+
+@triton.jit
+def nibbles_kernel(  # type: ignore[no-untyped-def]
+    values,
+    multipliers,
+    halves,
+    starts,
+    scale,
+    products,
+    step,
+    share,
+    result,
+    size,
+    rows,
+    width,
+    COMMON: tl.constexpr,
+    COINS: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    half = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    weight_rows = values + row.to(tl.int64)[:, None] * (width // 2)
+    hidden_rows = halves + half.to(tl.int64)[None, :] * width
+    inside = row < size
+    present = half < 2 * rows
+    total = tl.zeros((ROWS, COLUMNS), tl.int32)
+    for pair in range(width // 64):
+        byte = pair * 32 + tl.arange(0, 32)
+        both = tl.load(weight_rows + byte[None, :], mask=inside[:, None], other=0)
+        total += _group_sums(
+            (both << 4) >> 4,
+            2 * pair,
+            multipliers,
+            hidden_rows,
+            starts,
+            row,
+            half,
+            inside,
+            present,
+            size,
+            rows,
+            COINS,
+        )
+        total += _group_sums(
+            both >> 4,
+            2 * pair + 1,
+            multipliers,
+            hidden_rows,
+            starts,
+            row,
+            half,
+            inside,
+            present,
+            size,
+            rows,
+            COINS,
+        )
+    first = tl.program_id(1) * (COLUMNS // 2)
+    _store(
+        total, scale, products, step, share, result, row, first, size, rows, COMMON, ROWS, COLUMNS
+    )
+
+
+def screen(hidden: torch.Tensor, placed: PlacedTier) -> Screened:
+    """`kernels.screen.screen` of ``hidden`` [N, d] fp32, contiguous, on the device of ``placed``.
+
+    Two launches, nothing is waited for, and values are not checked: NaN and infinity give finite
+    estimates with an infinite slack.
+    """
+    rows, columns = hidden.shape
+    tier, device = placed.tier, placed.values.device
+    size, width = len(placed.scale), padded_columns(tier)
+    common, coins = placed.direction is not None, placed.coins is not None
+
+    def empty(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    halves = empty(torch.int8, 2 * rows, width)
+    starts = torch.zeros(width // 32, 2 * rows, dtype=torch.int32, device=device)
+    step, share = empty(torch.float64, rows), empty(torch.float64, rows)
+    slack = empty(torch.float64, rows, 2)
+    result = empty(torch.float32, rows, size)
+    hidden_kernel[(rows,)](
+        hidden,
+        placed.direction if common else hidden,
+        placed.coins if coins else halves,
+        placed.constants,
+        halves,
+        starts,
+        step,
+        share,
+        slack,
+        columns,
+        width,
+        rows,
+        COMMON=common,
+        COINS=coins,
+        num_warps=8,
+        enable_fp_fusion=False,
+    )
+    products = placed.products if common else placed.scale
+    # The tensor cores want 16 columns at least.
+    halves_at_a_time = min(max(triton.next_power_of_2(2 * rows), 16), 2 * LARGEST_HIDDEN_ROWS)
+    # As many weight rows as leave the sums in registers; nibbles need two tiles of them.
+    wide = halves_at_a_time <= (64 if placed.multipliers is None else 32)
+    block = 128 if wide else 64
+    grid = (triton.cdiv(size, block), triton.cdiv(2 * rows, halves_at_a_time))
+    last = (placed.scale, products, step, share, result, size, rows, width)
+    if placed.multipliers is None:
+        bytes_kernel[grid](
+            placed.values,
+            halves,
+            *last,
+            COMMON=common,
+            ROWS=block,
+            COLUMNS=halves_at_a_time,
+            DEPTH=128,
+            num_warps=4,
+            num_stages=4,
+            enable_fp_fusion=False,
+        )
+    else:
+        nibbles_kernel[grid](
+            placed.values,
+            placed.multipliers,
+            halves,
+            starts,
+            *last,
+            COMMON=common,
+            COINS=coins,
+            ROWS=block,
+            COLUMNS=halves_at_a_time,
+            num_warps=4,
+            num_stages=4,
+            enable_fp_fusion=False,
+        )
+    return Screened(result, placed.row_slack, slack)

@@ -1,0 +1,1 @@
+"""The subcommands of `lexshard`, one file each."""

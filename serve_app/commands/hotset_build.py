@@ -1,0 +1,129 @@
+"""``lexshard hotset build``: the tokens a sampler looks at first, and how many of them pay."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from actors.decision.hot_vocabulary.file import FILE_NAME
+from actors.decision.hot_vocabulary.report import describe, write_report
+from serve_app.commands.argument_types import at_least
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options to a parser."""
+    parser.add_argument("model", metavar="MODEL", help="model folder")
+    parser.add_argument(
+        "--traces",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="JSON lines (token_ids, messages, prompt or text) or plain text of what the model is "
+        "asked (default: the bundled passages)",
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help=f"default: {FILE_NAME} beside the model"
+    )
+    parser.add_argument(
+        "--positions",
+        type=at_least(1),
+        metavar="N",
+        help="to measure at (default: at most 256, as many as take about a minute)",
+    )
+    parser.add_argument(
+        "--generate",
+        type=at_least(0),
+        default=32,
+        metavar="N",
+        help="tokens by which the model continues a text (default: 32; 0: none)",
+    )
+    parser.add_argument(
+        "--report",
+        type=Path,
+        metavar="FILE",
+        help=".html or .json: measured against fitted throughput",
+    )
+    parser.add_argument("--seed", type=at_least(0), default=0, metavar="N")
+    parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default="auto")
+    parser.add_argument("--threads", type=at_least(1), metavar="N", help="default: one per core")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Build and report; returns the exit status."""
+    try:
+        _build(arguments)
+    except (ValueError, OSError) as error:  # among them every refusal of a model
+        print(f"lexshard: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("\nlexshard: interrupted; nothing was written", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _build(arguments: argparse.Namespace) -> None:
+    folder = Path(arguments.model)
+    if not folder.is_dir():
+        raise ValueError(f"no model folder at {folder}")
+    missing = [str(path) for path in arguments.traces or () if not path.is_file()]
+    if missing:
+        raise ValueError(f"no traces at {', '.join(missing)}")
+    report = arguments.report
+    if report is not None and report.suffix not in (".html", ".json"):
+        raise ValueError(f"a report is .html or .json, not {report.name}")
+    # Seconds: a mistyped name should not wait for it.
+    from actors.configuration import EngineConfiguration
+    from actors.decision.hot_vocabulary.build import BuildSettings, build_hot_file
+    from actors.decision.hot_vocabulary.file import write_hot_file
+    from actors.decision.hot_vocabulary.traces import bundled_traces, read_traces
+    from actors.engine.engine import Engine
+    from actors.index.hidden import load_tokenizer
+    from actors.index.steps import ProgressBar
+    from actors.messages import SamplingParameters
+
+    settings = BuildSettings(arguments.positions, arguments.generate, arguments.seed)
+    engine = Engine(
+        EngineConfiguration(
+            model=str(folder),
+            dtype=arguments.dtype,
+            threads=arguments.threads or os.cpu_count() or 1,
+            head="dense",
+        )
+    )
+    model = engine.model
+    tokenizer = load_tokenizer(folder)
+    if arguments.traces:
+        traces = read_traces(arguments.traces, tokenizer, model.vocabulary_size)
+    else:
+        traces = bundled_traces(
+            tokenizer, model.vocabulary_size, model.max_positions, settings.seed
+        )
+    out = arguments.out or folder / FILE_NAME
+    decisions = {
+        "model": folder,
+        "out": out,
+        "vocabulary": f"{model.vocabulary_size:,} tokens",
+        "traces": f"{', '.join(traces.sources)}: {len(traces.texts):,} texts",
+        "generated": f"{settings.generated} tokens a text" if settings.generated else "nothing",
+        "seed": settings.seed,
+    }
+    lines = "\n".join(f"  {name:<24} {value}" for name, value in decisions.items())
+    print(f"lexshard hotset build with:\n{lines}", flush=True)
+
+    def continue_texts(prompts: Sequence[tuple[int, ...]], count: int) -> list[tuple[int, ...]]:
+        parameters = SamplingParameters(temperature=1.0, max_tokens=count, seed=settings.seed)
+        return [done.token_ids for done in engine.generate(prompts, parameters)]
+
+    progress = ProgressBar(4)
+    try:
+        hot = build_hot_file(folder, model, traces, continue_texts, settings, progress)
+    finally:
+        progress.close()
+    write_hot_file(out, hot)
+    print(describe(out, hot))
+    if report is not None:
+        write_report(report, hot)
+        print(f"report: {report}")

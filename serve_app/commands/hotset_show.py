@@ -1,0 +1,25 @@
+"""``lexshard hotset show``: what a hot-vocabulary file says about itself."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from actors.decision.hot_vocabulary.file import read_hot_file
+from actors.decision.hot_vocabulary.report import describe
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options to a parser."""
+    parser.add_argument("file", type=Path, metavar="FILE", help="hot-vocabulary file")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the report; returns the exit status."""
+    try:
+        print(describe(arguments.file, read_hot_file(arguments.file)))
+    except ValueError as error:
+        print(f"lexshard: {error}", file=sys.stderr)
+        return 2
+    return 0

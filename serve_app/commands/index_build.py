@@ -1,0 +1,90 @@
+"""``lexshard index build``: the vocabulary index of a model, with a report of what it is worth."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from serve_app.commands.argument_types import at_least
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options to a parser."""
+    parser.add_argument("model", metavar="MODEL", help="model folder")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="default: vocabulary.lexshard beside the model, or in the user's cache where "
+        "the model's folder cannot be written",
+    )
+    parser.add_argument("--tiers", metavar="LIST", help="divided by commas (default: every kind)")
+    parser.add_argument(
+        "--clusters", type=at_least(0), metavar="N", help="default: 0.015 per token; 0: none"
+    )
+    parser.add_argument("--kind", choices=("euclidean", "spherical"), default="euclidean")
+    parser.add_argument(
+        "--iterations", type=at_least(1), default=15, metavar="N", help="of k-means"
+    )
+    parser.add_argument("--seed", type=at_least(0), default=0, metavar="N")
+    parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default="auto")
+    parser.add_argument("--threads", type=at_least(1), metavar="N", help="default: one per core")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Build and report; returns the exit status."""
+    try:
+        _build(arguments)
+    except (ValueError, OSError) as error:  # among them every refusal of a model
+        print(f"lexshard: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("\nlexshard: interrupted; the same command goes on where it stopped", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _build(arguments: argparse.Namespace) -> None:
+    if not Path(arguments.model).is_dir():
+        raise ValueError(f"no model folder at {arguments.model}")
+    import torch  # seconds: a mistyped folder should not wait for it
+
+    from actors.body.loading import load
+    from actors.index.automatic import default_index_path
+    from actors.index.build import TIER_KINDS, BuildSettings, build_index, cluster_count, own_rows
+    from actors.index.format import describe_weights
+    from actors.index.report import describe
+    from kernels import pool
+
+    threads = arguments.threads or os.cpu_count() or 1
+    torch.set_num_threads(threads)
+    pool.set_threads(threads)
+    tiers = TIER_KINDS if arguments.tiers is None else tuple(arguments.tiers.split(","))
+    settings = BuildSettings(
+        tiers=tiers,
+        clusters=arguments.clusters,
+        kind=arguments.kind,
+        iterations=arguments.iterations,
+        seed=arguments.seed,
+    )
+    model = load(arguments.model, arguments.dtype)
+    head = own_rows(model)
+    weights = describe_weights(head.weight, head.bias)
+    out = arguments.out or default_index_path(arguments.model, weights)
+    count = cluster_count(settings, weights.rows)
+    clusters = f"{count:,} {settings.kind}, {settings.iterations} iterations"
+    decisions = {
+        "model": arguments.model,
+        "out": out,
+        "output weights": f"{weights.rows:,} x {weights.columns:,} {weights.dtype}",
+        "tiers": ", ".join(settings.tiers),
+        "clusters": clusters if count else "none",
+        "seed": settings.seed,
+        "threads": threads,
+    }
+    lines = "\n".join(f"  {name:<24} {value}" for name, value in decisions.items())
+    print(f"lexshard index build with:\n{lines}", flush=True)
+    header = build_index(arguments.model, model, out, settings)
+    print(describe(out, header.metadata()))

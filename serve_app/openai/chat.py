@@ -1,0 +1,123 @@
+"""``POST /v1/chat/completions``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import Request, Response
+
+from serve_app.openai.assembly import Shape, has_news, respond, told_tokens
+from serve_app.openai.choice import Delta
+from serve_app.openai.output_budget import OutputBudget
+from serve_app.openai.parameters import check_chat, sampling_parameters
+from serve_app.openai.prompts import (
+    check_characters,
+    conversation_characters,
+    encode_conversation,
+    estimated_tokens,
+    read_messages,
+)
+from serve_app.openai.protocol import ChatCompletionRequest, parse
+from serve_app.openai.reply import Reply, output_options, prepare
+from serve_app.request_record import RequestRecord
+from serve_app.server_state import ServerState
+
+
+async def create_chat_completion(
+    state: ServerState, request: Request, body: Any, record: RequestRecord
+) -> Response:
+    """Raises:
+    ApiError: whatever is wrong with the request.
+    """
+    chat = parse(ChatCompletionRequest, body)
+    state.model_name(chat.model)
+    check_chat(chat)
+    messages = read_messages(chat.messages)
+    information = state.information()
+    logprobs = (chat.top_logprobs or 0) if chat.logprobs else None
+    field = "max_tokens" if chat.max_completion_tokens is None else "max_completion_tokens"
+    if chat.truncate_prompt_tokens is None:
+        characters = conversation_characters(messages)
+        check_characters(characters, "messages", information, state.tokenizer)
+    contents = "".join(message["content"] for message in messages)
+    estimate = estimated_tokens([contents], information.max_model_len)
+    ticket = state.admission.admit(record.client, chat.choices, estimate * chat.choices)
+    with ticket.released_on_error():
+        prompt = await encode_conversation(
+            chat, messages, bool(chat.add_special_tokens), state.tokenizer
+        )
+        reply, generation = prepare(
+            state,
+            information,
+            chat,
+            [prompt],
+            sampling_parameters(chat, logprobs, chat.prompt_logprobs, information, state.tokenizer),
+            output_options(chat, logprobs, echo=False, discard_output=False),
+            OutputBudget(field, getattr(chat, field), None),
+            "chatcmpl",
+            "chat.completion.chunk" if chat.stream else "chat.completion",
+            ticket,
+            record,
+        )
+    return await respond(request, reply, generation, record, SHAPE, stream=bool(chat.stream))
+
+
+def _whole(reply: Reply, deltas: Sequence[Delta]) -> dict[str, Any]:
+    body: dict[str, Any] = {"choices": [_choice(reply, delta) for delta in deltas]}
+    first = deltas[0].choice
+    if reply.options.prompt_logprobs:
+        body["prompt_logprobs"] = reply.formatter.prompt(first.prompt_logprobs or ())
+    if reply.options.return_token_ids:
+        body["prompt_token_ids"] = first.request.prompt_ids
+    return body
+
+
+def _choice(reply: Reply, delta: Delta) -> dict[str, Any]:
+    return {
+        "index": delta.choice.index,
+        "message": {"role": "assistant", "content": delta.text, "refusal": None},
+        "logprobs": _logprobs(reply, delta),
+        "finish_reason": delta.finish_reason,
+        "stop_reason": delta.choice.stop_reason,
+        **told_tokens(reply.options, delta),
+    }
+
+
+def _chunks(reply: Reply, delta: Delta) -> list[dict[str, Any]]:
+    """The first delta of a choice is told after a chunk with the role."""
+    chunks = [_opening(reply, delta)] if delta.first else []
+    if not has_news(reply.options, delta):
+        return chunks
+    choice: dict[str, Any] = {
+        "index": delta.choice.index,
+        "delta": {"content": delta.text} if delta.text or not delta.finish_reason else {},
+        "logprobs": _logprobs(reply, delta),
+        "finish_reason": delta.finish_reason,
+        **told_tokens(reply.options, delta),
+    }
+    if delta.finish_reason is not None:
+        choice["stop_reason"] = delta.choice.stop_reason
+    return [*chunks, {"choices": [choice]}]
+
+
+SHAPE = Shape(_whole, _chunks)
+
+
+def _opening(reply: Reply, delta: Delta) -> dict[str, Any]:
+    choice: dict[str, Any] = {
+        "index": delta.choice.index,
+        "delta": {"role": "assistant", "content": ""},
+        "logprobs": None,
+        "finish_reason": None,
+    }
+    if reply.options.certificate:
+        choice["certificates"] = []
+    opening: dict[str, Any] = {"choices": [choice]}
+    if reply.options.return_token_ids:
+        opening["prompt_token_ids"] = delta.choice.request.prompt_ids
+    return opening
+
+
+def _logprobs(reply: Reply, delta: Delta) -> dict[str, Any] | None:
+    return None if reply.options.logprobs is None else reply.formatter.chat(delta.logprobs)

@@ -1,0 +1,149 @@
+"""One choice of a response: from the engine's events to text, with what belongs to each token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from actors.messages import Certificate, FinishReason, Request, SequenceEvent, TokenLogprobs
+from actors.text.detokenizer import Detokenizer
+from actors.text.token_bytes import TokenBytes
+
+
+@dataclass(frozen=True, slots=True)
+class OutputOptions:
+    """How tokens become the reply. ``logprobs`` None: no log-probabilities in the reply."""
+
+    stop: tuple[str, ...] = ()
+    include_stop: bool = False
+    skip_special_tokens: bool = True
+    logprobs: int | None = None
+    echo: bool = False
+    discard_output: bool = False
+    tokens_as_ids: bool = False
+    return_token_ids: bool = False
+    prompt_logprobs: bool = False
+    certificate: bool = False
+
+    @property
+    def tells_tokens(self) -> bool:
+        """Whether the reply speaks of single tokens, also of those whose text is held back."""
+        return self.logprobs is not None or self.return_token_ids or self.certificate
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What one event adds to a choice. ``offsets`` are where in the choice's text its tokens
+    begin, in characters; they and ``logprobs`` stand side by side, after those of an echoed prompt.
+    ``certificates`` stand beside ``token_ids``; empty unless asked for."""
+
+    choice: Choice
+    text: str
+    token_ids: Sequence[int]
+    logprobs: Sequence[TokenLogprobs | None]
+    offsets: Sequence[int]
+    certificates: Sequence[Certificate]
+    first: bool
+    finish_reason: FinishReason | None
+
+
+class Choice:
+    """The state of one choice. ``finish_reason`` is None while it runs."""
+
+    __slots__ = (
+        "_detokenizer",
+        "_echo_length",
+        "_options",
+        "_started",
+        "cached_tokens",
+        "echo_text",
+        "finish_reason",
+        "generated",
+        "index",
+        "prompt_logprobs",
+        "request",
+        "stop_reason",
+    )
+
+    def __init__(
+        self,
+        index: int,
+        request: Request,
+        echo_text: str,
+        options: OutputOptions,
+        token_bytes: TokenBytes,
+    ) -> None:
+        self.index = index
+        self.request = request
+        self.echo_text = echo_text
+        self.generated = 0
+        self.cached_tokens = 0
+        self.prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: int | str | None = None
+        self._options = options
+        self._echo_length = len(echo_text)
+        self._started = False
+        self._detokenizer = Detokenizer(
+            token_bytes, options.stop, options.include_stop, request.parameters.min_tokens
+        )
+
+    def take(self, event: SequenceEvent, token_bytes: TokenBytes) -> Delta:
+        """What ``event`` adds. A stop string ends the choice, whatever the engine thinks."""
+        first, self._started = not self._started, True
+        self.cached_tokens = max(self.cached_tokens, event.cached_tokens)
+        if event.prompt_logprobs is not None:
+            self.prompt_logprobs = event.prompt_logprobs
+        token_ids: Sequence[int] = event.token_ids
+        logprobs: Sequence[TokenLogprobs | None] = event.logprobs
+        certificates: Sequence[Certificate] = event.certificates
+        reason = event.finish_reason
+        stop_reason = event.stop_reason
+        offsets: list[int] = []
+        if self._options.discard_output:
+            token_ids, logprobs, certificates = (), (), ()
+            reason, stop_reason = "length", None
+        elif token_ids:
+            used, stop_string = self._push(token_ids, reason, offsets)
+            if stop_string is not None:
+                reason, stop_reason = "stop", stop_string
+                token_ids, logprobs = token_ids[:used], logprobs[:used]
+                certificates = certificates[:used]
+        self.generated += len(token_ids)
+        text = self._detokenizer.finish() if reason is not None else self._detokenizer.take()
+        if first and self._options.echo:
+            text = self.echo_text + text
+            if self._options.logprobs is not None:
+                offsets = [*self._prompt_offsets(token_bytes), *offsets]
+                logprobs = [*(self.prompt_logprobs or ()), *logprobs]
+        self.finish_reason = reason
+        self.stop_reason = stop_reason
+        return Delta(self, text, token_ids, logprobs, offsets, certificates, first, reason)
+
+    def _push(
+        self, token_ids: Sequence[int], reason: FinishReason | None, offsets: list[int]
+    ) -> tuple[int, str | None]:
+        """Feeds tokens to the text; how many were used and the stop string they completed.
+
+        The token the engine stopped at is part of the text only on request.
+        """
+        detokenizer = self._detokenizer
+        shown = len(token_ids)
+        if reason == "stop" and not self._options.include_stop:
+            shown -= 1
+        wants_offsets = self._options.logprobs is not None
+        for i, token_id in enumerate(token_ids):
+            if wants_offsets:
+                offsets.append(self._echo_length + detokenizer.decoded_length)
+            if i < shown and detokenizer.push(token_id):
+                return i + 1, detokenizer.stop_string
+        return len(token_ids), None
+
+    def _prompt_offsets(self, token_bytes: TokenBytes) -> list[int]:
+        """Where the prompt's tokens begin in the echoed text."""
+        detokenizer = Detokenizer(token_bytes)
+        offsets: list[int] = []
+        for token_id in self.request.prompt_ids:
+            offsets.append(min(detokenizer.decoded_length, self._echo_length))
+            detokenizer.push(token_id)
+        return offsets

@@ -1,0 +1,114 @@
+"""``POST /v1/completions``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import Request, Response
+
+from actors.messages import TokenLogprobs
+from serve_app.openai.assembly import Shape, has_news, respond, told_tokens
+from serve_app.openai.choice import Delta
+from serve_app.openai.output_budget import OutputBudget
+from serve_app.openai.parameters import check_completion, sampling_parameters
+from serve_app.openai.prompts import (
+    check_characters,
+    encode_prompts,
+    estimated_tokens,
+    read_prompts,
+)
+from serve_app.openai.protocol import CompletionRequest, parse
+from serve_app.openai.reply import Reply, output_options, prepare
+from serve_app.request_record import RequestRecord
+from serve_app.server_state import ServerState
+
+DEFAULT_MAX_TOKENS = 16
+
+
+async def create_completion(
+    state: ServerState, request: Request, body: Any, record: RequestRecord
+) -> Response:
+    """Raises:
+    ApiError: whatever is wrong with the request.
+    """
+    completion = parse(CompletionRequest, body)
+    state.model_name(completion.model)
+    check_completion(completion)
+    raw_prompts = read_prompts(completion.prompt)
+    information = state.information()
+    if completion.truncate_prompt_tokens is None:
+        longest = max(len(prompt) if isinstance(prompt, str) else 0 for prompt in raw_prompts)
+        check_characters(longest, "prompt", information, state.tokenizer)
+    n = completion.choices
+    estimate = estimated_tokens(raw_prompts, information.max_model_len)
+    ticket = state.admission.admit(record.client, len(raw_prompts) * n, estimate * n)
+    with ticket.released_on_error():
+        special = completion.add_special_tokens
+        prompts = await encode_prompts(
+            raw_prompts, True if special is None else special, state.tokenizer
+        )
+        echo = bool(completion.echo)
+        scores = completion.prompt_logprobs
+        if echo and completion.logprobs is not None:
+            scores = max(completion.logprobs, scores or 0)
+        reply, generation = prepare(
+            state,
+            information,
+            completion,
+            prompts,
+            sampling_parameters(
+                completion, completion.logprobs, scores, information, state.tokenizer
+            ),
+            output_options(completion, completion.logprobs, echo, completion.max_tokens == 0),
+            OutputBudget("max_tokens", completion.max_tokens, DEFAULT_MAX_TOKENS),
+            "cmpl",
+            "text_completion",
+            ticket,
+            record,
+        )
+    return await respond(request, reply, generation, record, SHAPE, stream=bool(completion.stream))
+
+
+def _whole(reply: Reply, deltas: Sequence[Delta]) -> dict[str, Any]:
+    return {"choices": [_choice(reply, delta) for delta in deltas]}
+
+
+def _chunks(reply: Reply, delta: Delta) -> list[dict[str, Any]]:
+    tells_seed = delta.first and reply.seed is not None
+    if not (tells_seed or has_news(reply.options, delta)):
+        return []
+    return [{"choices": [_choice(reply, delta)]}]
+
+
+SHAPE = Shape(_whole, _chunks)
+
+
+def _choice(reply: Reply, delta: Delta) -> dict[str, Any]:
+    options = reply.options
+    choice = delta.choice
+    logprobs = None
+    if options.logprobs is not None:
+        top = options.logprobs
+        entries = [entry and _with_top(entry, top) for entry in delta.logprobs]
+        logprobs = reply.formatter.completion(entries, delta.offsets, choice.request.prompt_ids[0])
+    result = {
+        "index": choice.index,
+        "text": delta.text,
+        "logprobs": logprobs,
+        "finish_reason": delta.finish_reason,
+        "stop_reason": None if delta.finish_reason is None else choice.stop_reason,
+        **told_tokens(options, delta),
+    }
+    if options.prompt_logprobs:
+        result["prompt_logprobs"] = reply.formatter.prompt(choice.prompt_logprobs or ())
+    if options.return_token_ids and delta.first:
+        result["prompt_token_ids"] = choice.request.prompt_ids
+    return result
+
+
+def _with_top(entry: TokenLogprobs, count: int) -> TokenLogprobs:
+    """``prompt_logprobs`` may have asked the engine for more than ``logprobs`` shows."""
+    if len(entry.top) <= count:
+        return entry
+    return TokenLogprobs(entry.token_id, entry.logprob, entry.rank, entry.top[:count])

@@ -1,0 +1,110 @@
+"""One HTTP request while the engine works on it: submit, follow, cancel."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from actors.messages import SequenceEvent
+from actors.text.token_bytes import TokenBytes
+from serve_app.admission import Ticket
+from serve_app.engine_client import EngineClient, EventStream
+from serve_app.openai.choice import Choice, Delta
+from serve_app.openai.errors import ApiError, bad_request, internal_error, overloaded
+from serve_app.request_record import RequestRecord
+
+logger = logging.getLogger("lexshard.http")
+
+
+class Generation:
+    """The sequences of one HTTP request. ``close`` must be called whatever happens."""
+
+    def __init__(
+        self,
+        client: EngineClient,
+        choices: Sequence[Choice],
+        prompt_tokens: int,
+        token_bytes: TokenBytes,
+        ticket: Ticket,
+        record: RequestRecord,
+    ) -> None:
+        self.choices = choices
+        self.prompt_tokens = prompt_tokens
+        self._client = client
+        self._token_bytes = token_bytes
+        self._ticket = ticket
+        self._record = record
+        self._stream: EventStream | None = None
+        record.prompt_tokens = prompt_tokens
+
+    async def batches(self) -> AsyncIterator[list[Delta]]:
+        """Deltas as they come; those of events that arrived together come together.
+
+        Raises:
+            ApiError: the engine refused or lost a sequence.
+        """
+        by_id = {choice.request.request_id: choice for choice in self.choices}
+        waiting_tokens = {
+            request_id: len(choice.request.prompt_ids) for request_id, choice in by_id.items()
+        }
+        running = len(self.choices)
+        self._stream = stream = self._client.submit([choice.request for choice in self.choices])
+        async for event in stream:
+            deltas: list[Delta] = []
+            for arrived in (event, *stream.drain()):
+                choice = by_id[arrived.request_id]
+                if choice.finish_reason is not None:
+                    continue
+                if arrived.finish_reason in ("error", "abort"):
+                    raise self._failure(arrived)
+                delta = choice.take(arrived, self._token_bytes)
+                deltas.append(delta)
+                if delta.first:
+                    self._note_first_token(waiting_tokens.pop(arrived.request_id))
+                if delta.finish_reason is not None:
+                    running -= 1
+                    if arrived.finish_reason is None:  # a stop string: the engine goes on
+                        self._client.cancel(arrived.request_id)
+            self._record.completion_tokens = self.completion_tokens
+            if deltas:
+                yield deltas
+            if not running:
+                return
+        raise overloaded("the engine ended before the request did; try again")
+
+    @property
+    def completion_tokens(self) -> int:
+        return sum(choice.generated for choice in self.choices)
+
+    def usage(self) -> dict[str, Any]:
+        """Token counts. The n choices of a prompt share it: it counts once."""
+        completion_tokens = self.completion_tokens
+        first_choices = (choice for choice in self.choices if choice.request.choice == 0)
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": completion_tokens,
+            "total_tokens": self.prompt_tokens + completion_tokens,
+            "prompt_tokens_details": {
+                "cached_tokens": sum(choice.cached_tokens for choice in first_choices)
+            },
+        }
+
+    def close(self) -> None:
+        """Cancels what runs and leaves the admission count; twice does no harm."""
+        if self._stream is not None:
+            self._stream.close()
+        self._ticket.release()
+
+    def _note_first_token(self, prompt_tokens: int) -> None:
+        self._ticket.set_waiting(max(0, self._ticket.waiting - prompt_tokens))
+        if self._record.first_token_time is None:
+            self._record.first_token_time = time.monotonic()
+
+    def _failure(self, event: SequenceEvent) -> ApiError:
+        reason = event.error or f"the engine ended the sequence ({event.finish_reason})"
+        if event.refused:
+            return bad_request(reason)
+        logger.error("id=%s engine error: %s", self._record.request_id, reason)
+        return internal_error(self._record.request_id)

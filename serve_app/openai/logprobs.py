@@ -1,0 +1,96 @@
+"""Log-probabilities in the three shapes clients know."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from actors.messages import TokenLogprobs
+from actors.text.token_bytes import TokenBytes, token_text
+
+LOWEST_LOGPROB = -9999.0
+
+
+def clamp(logprob: float) -> float:
+    """JSON has no infinity."""
+    return max(float(logprob), LOWEST_LOGPROB)
+
+
+class LogprobsFormatter:
+    """``tokens_as_ids`` writes tokens as ``token_id:5`` instead of their text."""
+
+    def __init__(self, token_bytes: TokenBytes, tokens_as_ids: bool) -> None:
+        self._token_bytes = token_bytes
+        self._tokens_as_ids = tokens_as_ids
+
+    def token(self, token_id: int) -> str:
+        if self._tokens_as_ids:
+            return f"token_id:{token_id}"
+        return token_text(self._token_bytes[token_id])
+
+    def completion(
+        self, entries: Sequence[TokenLogprobs | None], offsets: Sequence[int], first_id: int
+    ) -> dict[str, Any]:
+        """The completions shape. ``first_id`` is the token of an entry that is None: the first
+        of an echoed prompt, which nothing predicts."""
+        tokens: list[str] = []
+        token_logprobs: list[float | None] = []
+        top_logprobs: list[dict[str, float] | None] = []
+        for entry in entries:
+            if entry is None:
+                tokens.append(self.token(first_id))
+                token_logprobs.append(None)
+                top_logprobs.append(None)
+                continue
+            token = self.token(entry.token_id)
+            tokens.append(token)
+            token_logprobs.append(clamp(entry.logprob))
+            top: dict[str, float] = {}
+            for token_id, logprob in entry.top:
+                top.setdefault(self.token(token_id), clamp(logprob))
+            top.setdefault(token, clamp(entry.logprob))
+            top_logprobs.append(top)
+        return {
+            "text_offset": list(offsets),
+            "token_logprobs": token_logprobs,
+            "tokens": tokens,
+            "top_logprobs": top_logprobs,
+        }
+
+    def chat(self, entries: Sequence[TokenLogprobs | None]) -> dict[str, Any]:
+        """The chat shape."""
+        return {
+            "content": [
+                self._chat_token(entry.token_id, entry.logprob)
+                | {"top_logprobs": [self._chat_token(*pair) for pair in entry.top]}
+                for entry in entries
+                if entry is not None
+            ],
+            "refusal": None,
+        }
+
+    def prompt(
+        self, entries: Sequence[TokenLogprobs | None]
+    ) -> list[dict[str, dict[str, Any]] | None]:
+        """The ``prompt_logprobs`` shape: per position, id to logprob, rank and token."""
+        return [None if entry is None else self._ranked(entry) for entry in entries]
+
+    def _chat_token(self, token_id: int, logprob: float) -> dict[str, Any]:
+        return {
+            "token": self.token(token_id),
+            "logprob": clamp(logprob),
+            "bytes": list(self._token_bytes[token_id]),
+        }
+
+    def _ranked(self, entry: TokenLogprobs) -> dict[str, dict[str, Any]]:
+        ranked = [
+            (token_id, logprob, rank) for rank, (token_id, logprob) in enumerate(entry.top, 1)
+        ]
+        return {
+            str(token_id): {
+                "logprob": clamp(logprob),
+                "rank": rank,
+                "decoded_token": token_text(self._token_bytes[token_id]),
+            }
+            for token_id, logprob, rank in [*ranked, (entry.token_id, entry.logprob, entry.rank)]
+        }

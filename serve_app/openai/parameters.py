@@ -1,0 +1,175 @@
+"""From request fields to ``SamplingParameters``; everything checked, so that nothing a client
+sends can fail inside a step."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable
+
+from actors.configuration import EngineInformation
+from actors.messages import SamplingParameters
+from serve_app.openai.errors import bad_request, not_implemented
+from serve_app.openai.protocol import (
+    MAX_BAD_WORD_CHARACTERS,
+    MAX_LOGPROBS,
+    ChatCompletionRequest,
+    CompletionRequest,
+)
+from serve_app.openai.tokenization import ModelTokenizer
+
+# Colder than this the noise no longer changes the argmax, and 1 / temperature may overflow.
+GREEDY_BELOW = 1e-5
+
+GenerationRequest = CompletionRequest | ChatCompletionRequest
+
+
+def random_seed() -> int:
+    """63 random bits, so that the seed is an int64 in every client's language."""
+    return secrets.randbits(63)
+
+
+def stop_strings(request: GenerationRequest) -> tuple[str, ...]:
+    if request.stop is None:
+        return ()
+    return (request.stop,) if isinstance(request.stop, str) else tuple(request.stop)
+
+
+def check_common(request: GenerationRequest) -> None:
+    """The rules between fields that completions and chat share."""
+    if request.stream_options is not None and not request.stream:
+        raise bad_request("'stream_options' needs 'stream'", "stream_options")
+    if request.prompt_logprobs is not None and request.stream:
+        raise bad_request("'prompt_logprobs' cannot be streamed", "prompt_logprobs")
+    if request.truncate_prompt_tokens == 0:
+        raise bad_request(
+            "'truncate_prompt_tokens' must be -1 or at least 1", "truncate_prompt_tokens"
+        )
+    check_logprob_count(request.prompt_logprobs, "prompt_logprobs")
+    characters = sum(map(len, request.bad_words or ()))
+    if characters > MAX_BAD_WORD_CHARACTERS:
+        raise bad_request(
+            f"'bad_words' hold {characters} characters, more than {MAX_BAD_WORD_CHARACTERS}",
+            "bad_words",
+        )
+
+
+def check_logprob_count(count: int | None, parameter: str) -> None:
+    if count is not None and not 0 <= count <= MAX_LOGPROBS:
+        asked = "the whole vocabulary" if count == -1 else str(count)
+        raise bad_request(
+            f"'{parameter}' asks for {asked}; this server returns at most {MAX_LOGPROBS}",
+            parameter,
+        )
+
+
+def check_completion(request: CompletionRequest) -> None:
+    check_common(request)
+    check_logprob_count(request.logprobs, "logprobs")
+    if request.best_of is not None and request.best_of != request.choices:
+        raise not_implemented("best_of")
+    if request.suffix:
+        raise not_implemented("suffix")
+    if request.max_tokens == 0 and not request.echo:
+        raise bad_request("'max_tokens' must be at least 1 unless 'echo' is set", "max_tokens")
+
+
+def check_chat(request: ChatCompletionRequest) -> None:
+    check_common(request)
+    if request.top_logprobs is not None and not request.logprobs:
+        raise bad_request("'top_logprobs' needs 'logprobs'", "top_logprobs")
+    for name in ("max_tokens", "max_completion_tokens"):
+        if getattr(request, name) == 0:
+            raise bad_request(f"'{name}' must be at least 1", name)
+    asks_for_nothing = {
+        "response_format": ({"type": "text"},),
+        "tools": ([],),
+        "tool_choice": ("none", "auto"),
+        "functions": ([],),
+        "function_call": ("none", "auto"),
+        "reasoning_effort": (),
+        "audio": (),
+        "modalities": (["text"],),
+        "prediction": (),
+        "web_search_options": (),
+    }
+    for name, harmless in asks_for_nothing.items():
+        value = getattr(request, name)
+        if value is not None and value not in harmless:
+            raise not_implemented(name)
+
+
+def sampling_parameters(
+    request: GenerationRequest,
+    logprobs: int | None,
+    prompt_logprobs: int | None,
+    information: EngineInformation,
+    tokenizer: ModelTokenizer,
+) -> SamplingParameters:
+    """Everything but ``max_tokens`` and ``seed``, which belong to one prompt.
+
+    A field the request leaves out takes the model's own default, then the neutral value.
+    """
+
+    def value(name: str, neutral: float) -> float:
+        given = getattr(request, name)
+        return information.default_sampling.get(name, neutral) if given is None else given
+
+    vocabulary = information.vocabulary_size
+    temperature = float(value("temperature", 1.0))
+    top_k = int(value("top_k", 0))
+    top_p = float(value("top_p", 1.0))
+    if top_p == 0.0:  # the smallest nucleus there is: the best token alone
+        top_k, top_p = 1, 1.0
+    return SamplingParameters(
+        temperature=0.0 if temperature < GREEDY_BELOW else temperature,
+        top_k=top_k if 0 < top_k < vocabulary else 0,
+        top_p=top_p,
+        min_p=float(value("min_p", 0.0)),
+        repetition_penalty=float(value("repetition_penalty", 1.0)),
+        presence_penalty=float(value("presence_penalty", 0.0)),
+        frequency_penalty=float(value("frequency_penalty", 0.0)),
+        logit_bias=_logit_bias(request.logit_bias, vocabulary),
+        bad_words=_bad_words(request.bad_words, tokenizer),
+        allowed_ids=_allowed_ids(request.allowed_token_ids, vocabulary),
+        min_tokens=request.min_tokens or 0,
+        stop_token_ids=_token_ids(request.stop_token_ids or (), vocabulary, "stop_token_ids"),
+        ignore_eos=bool(request.ignore_eos),
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        certificate=bool(request.certificate),
+    )
+
+
+def _token_ids(ids: Iterable[int], vocabulary: int, parameter: str) -> tuple[int, ...]:
+    distinct = tuple(sorted(set(ids)))
+    if distinct and distinct[-1] >= vocabulary:
+        raise bad_request(
+            f"'{parameter}' holds {distinct[-1]}, outside 0..{vocabulary - 1}", parameter
+        )
+    return distinct
+
+
+def _allowed_ids(ids: list[int] | None, vocabulary: int) -> tuple[int, ...] | None:
+    return None if ids is None else _token_ids(ids, vocabulary, "allowed_token_ids")
+
+
+def _logit_bias(bias: dict[str, float] | None, vocabulary: int) -> tuple[tuple[int, float], ...]:
+    by_id: dict[int, float] = {}
+    for key, amount in (bias or {}).items():
+        if not (key.isascii() and key.isdecimal() and len(key) < 11 and int(key) < vocabulary):
+            raise bad_request(
+                f"'logit_bias' has the key {key[:40]!r}: keys are token ids in 0..{vocabulary - 1}",
+                "logit_bias",
+            )
+        by_id[int(key)] = float(amount)
+    return tuple(sorted(by_id.items()))
+
+
+def _bad_words(words: list[str] | None, tokenizer: ModelTokenizer) -> tuple[tuple[int, ...], ...]:
+    """The token sequences of each word, at the beginning of a text and after a space."""
+    sequences = {
+        tuple(tokenizer.encode(prefix + word.lstrip(), add_special_tokens=False))
+        for word in words or ()
+        for prefix in ("", " ")
+    }
+    return tuple(sorted(sequences - {()}))

@@ -1,0 +1,193 @@
+"""The bodies clients send, field by field.
+
+A field is implemented, listed among the accepted-and-ignored, or listed as not implemented: then
+anything but null (or the value that asks for nothing) is refused by name. Unknown fields are
+refused. Numbers are strict: a bool is no int, a string is no number; an int may stand for a float.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from serve_app.openai.errors import bad_request, shortened
+
+MAX_CHOICES = 128
+MAX_PROMPTS = 1024
+MAX_STOP_STRINGS = 4
+MAX_STOP_LENGTH = 1024
+MAX_LIST_ENTRIES = 1024
+MAX_LOGPROBS = 20
+# All bad words of a request together: every choice carries their tokens and looks for them.
+MAX_BAD_WORD_CHARACTERS = 16_384
+
+Count = Annotated[int, Field(ge=0)]
+StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
+TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
+SeedNumber = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
+RequestName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._:-]{1,128}$")]
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class StrictModel(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class StreamOptions(StrictModel):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: Literal[False] | None = None
+
+
+class IgnoredFields(StrictModel):
+    """Accepted because clients send them; they change nothing here."""
+
+    user: Any = None
+    store: Any = None
+    metadata: Any = None
+    service_tier: Any = None
+    safety_identifier: Any = None
+    verbosity: Any = None
+    prompt_cache_key: Any = None
+    prompt_cache_retention: Any = None
+    prompt_cache_options: Any = None
+
+
+class GenerationFields(IgnoredFields):
+    """What completions and chat completions share."""
+
+    model: str | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    max_tokens: Count | None = None
+    min_tokens: Count | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    seed: SeedNumber | None = None
+    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_LIST_ENTRIES)] | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+
+    temperature: Annotated[float, Field(ge=0.0, le=100.0)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
+    top_p: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
+    min_p: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100.0)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] | None = None
+    logit_bias: (
+        Annotated[
+            dict[str, Annotated[float, Field(ge=-100.0, le=100.0)]],
+            Field(max_length=MAX_LIST_ENTRIES),
+        ]
+        | None
+    ) = None
+    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1)] | None = None
+    bad_words: (
+        Annotated[
+            list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]],
+            Field(max_length=MAX_LIST_ENTRIES),
+        ]
+        | None
+    ) = None
+    prompt_logprobs: Annotated[int, Field(ge=-1)] | None = None
+
+    skip_special_tokens: bool | None = None
+    add_special_tokens: bool | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
+    return_tokens_as_token_ids: bool | None = None
+    return_token_ids: bool | None = None
+    return_seed: bool | None = None
+    certificate: bool | None = None
+    priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
+    request_id: RequestName | None = None
+
+    @property
+    def choices(self) -> int:
+        return self.n or 1
+
+
+class CompletionRequest(GenerationFields):
+    """``POST /v1/completions``. ``prompt`` is checked in ``prompts.py``."""
+
+    prompt: Any = None
+    echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=-1)] | None = None
+    best_of: int | None = None
+    suffix: str | None = None
+
+
+class ChatFields(StrictModel):
+    """A conversation, and how it becomes a prompt. ``messages`` are checked in ``prompts.py``."""
+
+    messages: list[Any]
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class ChatCompletionRequest(ChatFields, GenerationFields):
+    """``POST /v1/chat/completions``."""
+
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    max_completion_tokens: Count | None = None
+
+    # Means nothing without tools, which are not implemented.
+    parallel_tool_calls: bool | None = None
+
+    # Not implemented: refused by name when they ask for something.
+    response_format: Any = None
+    tools: Any = None
+    tool_choice: Any = None
+    functions: Any = None
+    function_call: Any = None
+    reasoning_effort: Any = None
+    audio: Any = None
+    modalities: Any = None
+    prediction: Any = None
+    web_search_options: Any = None
+
+
+class TokenizeFields(StrictModel):
+    model: str | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class TokenizeTextRequest(TokenizeFields):
+    """``POST /tokenize`` with a text."""
+
+    prompt: str
+
+
+class TokenizeChatRequest(ChatFields, TokenizeFields):
+    """``POST /tokenize`` with a conversation."""
+
+
+class DetokenizeRequest(StrictModel):
+    """``POST /detokenize``."""
+
+    model: str | None = None
+    tokens: list[TokenId]
+
+
+def parse(model: type[Model], body: Any) -> Model:
+    """Validates a decoded JSON body.
+
+    Raises:
+        ApiError: 400 naming the first field that is wrong.
+    """
+    if not isinstance(body, dict):
+        raise bad_request("the body must be a JSON object")
+    try:
+        return model.model_validate(body)
+    except ValidationError as error:
+        problem = error.errors(include_url=False, include_context=False)[0]
+        path = [str(part) for part in problem["loc"]]
+        field = path[0] if path else None
+        if problem["type"] == "extra_forbidden":
+            name = shortened(".".join(path))
+            raise bad_request(f"unknown field '{name}'", name) from error
+        raise bad_request(f"'{field}': {problem['msg']}", field) from error

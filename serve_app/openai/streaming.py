@@ -1,0 +1,114 @@
+"""Server-sent events, and noticing that the client has gone."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+import orjson
+from fastapi import Request, Response
+from starlette.types import Receive, Scope, Send
+
+from serve_app.openai.errors import ApiError, ClientDisconnectedError, internal_error
+from serve_app.openai.generation import Generation
+from serve_app.request_record import RequestRecord
+
+logger = logging.getLogger("lexshard.http")
+Result = TypeVar("Result")
+
+DONE = b"data: [DONE]\n\n"
+
+
+def server_sent_event(payload: dict[str, Any]) -> bytes:
+    return b"data: " + orjson.dumps(payload) + b"\n\n"
+
+
+async def run_unless_disconnected(
+    receive: Callable[[], Awaitable[Any]], work: Coroutine[Any, Any, Result]
+) -> Result:
+    """Runs ``work`` to its end, or cancels it as soon as the client closes the connection.
+
+    Raises:
+        ClientDisconnectedError: the client was gone first.
+    """
+    working = asyncio.ensure_future(work)
+    watching = asyncio.ensure_future(_disconnection(receive))
+    try:
+        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnectedError
+        return working.result()
+    finally:
+        for task in (working, watching):
+            task.cancel()
+        await asyncio.gather(working, watching, return_exceptions=True)
+
+
+async def _disconnection(receive: Callable[[], Awaitable[Any]]) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def json_response(
+    request: Request, generation: Generation, work: Coroutine[Any, Any, bytes]
+) -> Response:
+    """The whole response, once ``work`` has made it.
+
+    Raises:
+        ClientDisconnectedError: the client was gone first; its sequences are cancelled.
+    """
+    try:
+        content = await run_unless_disconnected(request.receive, work)
+        return Response(content, media_type="application/json")
+    finally:
+        generation.close()
+
+
+class EventStreamResponse(Response):
+    """Writes blocks of server-sent events as they are made.
+
+    The status waits for the first block: a request that fails before it gets a proper error
+    response. A later failure is told in the stream.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self, blocks: AsyncIterator[bytes], generation: Generation, record: RequestRecord
+    ) -> None:
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._blocks = blocks
+        self._generation = generation
+        self._record = record
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await run_unless_disconnected(receive, self._write(scope, receive, send))
+        finally:
+            self._generation.close()
+
+    async def _write(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+        failure: ApiError | None = None
+        try:
+            async for block in self._blocks:
+                if not started:
+                    await self._send_start(send)
+                    started = True
+                await send({"type": "http.response.body", "body": block, "more_body": True})
+        except ApiError as error:
+            failure = error
+        except Exception:
+            logger.exception("id=%s failed", self._record.request_id)
+            failure = internal_error(self._record.request_id)
+        if failure is not None and not started:
+            await failure.response()(scope, receive, send)
+            return
+        last = b"" if failure is None else server_sent_event(failure.body()) + DONE
+        await send({"type": "http.response.body", "body": last, "more_body": False})
+
+    async def _send_start(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})

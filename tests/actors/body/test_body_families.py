@@ -1,0 +1,230 @@
+"""The general body is right and batch-invariant for every family it serves.
+
+Random tiny checkpoints (`tiny_models`) are loaded and compared with transformers' own plain
+forward pass: prompts in chunks, single tokens, several sequences in one batch, scattered blocks.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from actors.body.batch import Body
+from actors.body.loading import LoadedModel, load
+from actors.body.self_test import Piece, pack_batch
+from kernels import pool
+from tests.support.paths import DEMO
+from tests.support.tiny_models import SERVED, VOCABULARY, save_tiny
+
+LENGTHS = (45, 18, 33)
+BLOCKS = 12
+LIMIT = 1e-5
+
+
+def _token_ids(seed: int) -> list[list[int]]:
+    generator = np.random.default_rng(seed)
+    return [generator.integers(3, VOCABULARY, length).tolist() for length in LENGTHS]
+
+
+def _tables(seed: int) -> list[list[int]]:
+    """Three blocks for every sequence, scattered over the cache."""
+    return np.random.default_rng(seed).permutation(BLOCKS)[:9].reshape(3, 3).tolist()
+
+
+def _run(
+    body: Body,
+    token_ids: Sequence[Sequence[int]],
+    tables: Sequence[Sequence[int]],
+    steps: Sequence[Sequence[Piece]],
+) -> list[torch.Tensor]:
+    """Hidden states of every token of every sequence, computed in the given steps."""
+    body.allocate_cache(BLOCKS)
+    found: list[list[torch.Tensor]] = [[] for _ in token_ids]
+    for pieces in steps:
+        hidden = body.forward(pack_batch(token_ids, pieces, tables))
+        first = 0
+        for sequence, start, stop in pieces:
+            found[sequence].append(hidden[first : first + stop - start])
+            first += stop - start
+    return [torch.cat(parts) for parts in found]
+
+
+# Every sequence is computed once: chunks beside prompts, then decoding of all three together.
+MIXED_STEPS: list[list[Piece]] = [
+    [(0, 0, 16), (1, 0, 7)],
+    [(0, 16, 17), (1, 7, 15), (2, 0, 30)],
+    [(0, 17, 42)],
+    *[[(s, LENGTHS[s] - 3 + i, LENGTHS[s] - 2 + i) for s in range(3)] for i in range(3)],
+]
+ALONE_STEPS: list[list[Piece]] = [[(s, 0, length)] for s, length in enumerate(LENGTHS)]
+
+
+def _plain(folder: Path, token_ids: Sequence[Sequence[int]]) -> tuple[Any, Any]:
+    """transformers' own hidden states and logits, one sequence at a time, no cache."""
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    with torch.inference_mode():
+        rows = [torch.tensor([tokens]) for tokens in token_ids]
+        hidden = [model.base_model(row, use_cache=False).last_hidden_state[0] for row in rows]
+        logits = [model(row, use_cache=False).logits[0] for row in rows]
+    return hidden, logits
+
+
+def _load(family: str, folder: Path, **settings: Any) -> tuple[Path, LoadedModel]:
+    save_tiny(family, folder / family)
+    return folder / family, load(
+        folder / family, "float32", body="general", **{"device": "cpu", **settings}
+    )
+
+
+@pytest.mark.parametrize("family", SERVED)
+def test_equals_the_plain_forward_pass(family: str, tmp_path: Path) -> None:
+    folder, model = _load(family, tmp_path)
+    token_ids = _token_ids(1)
+    hidden, logits = _plain(folder, token_ids)
+    ours = _run(model.body, token_ids, _tables(2), MIXED_STEPS)
+    difference = max(float((a - b).abs().max()) for a, b in zip(ours, hidden, strict=True))
+    head_difference = max(
+        float((model.head.logits(a) - b).abs().max()) for a, b in zip(hidden, logits, strict=True)
+    )
+    print(f"{family}: hidden states differ by {difference:.1e}, logits by {head_difference:.1e}")
+    assert difference < LIMIT
+    assert head_difference < LIMIT
+    assert model.body.hidden_size == hidden[0].shape[1] == model.head.weight.shape[1]
+
+
+@pytest.mark.parametrize("family", SERVED)
+def test_a_row_has_the_same_bits_however_it_is_computed(family: str, tmp_path: Path) -> None:
+    _, model = _load(family, tmp_path)
+    assert model.body.batch_invariant
+    token_ids = _token_ids(3)
+    mixed = _run(model.body, token_ids, _tables(4), MIXED_STEPS)
+    alone = _run(model.body, token_ids, _tables(5), ALONE_STEPS)
+    assert all(torch.equal(a, b) for a, b in zip(mixed, alone, strict=True))
+
+
+def test_long_batches_and_threads_do_not_change_bits(tmp_path: Path) -> None:
+    """Enough elements that torch splits element-wise work among threads at odd places."""
+    shape = {"hidden_size": 96, "intermediate_size": 168, "max_position_embeddings": 1024}
+    save_tiny("llama", tmp_path, **shape)
+    body = load(tmp_path, "float32", body="general", device="cpu").body
+    token_ids = [np.random.default_rng(6).integers(3, VOCABULARY, 611).tolist()]
+    tables = [np.random.default_rng(7).permutation(40).tolist()]
+    body.allocate_cache(40)
+    batch = pack_batch(token_ids, [(0, 0, 611)], tables)
+    whole = body.forward(batch)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        pool.set_threads(3)
+        assert torch.equal(body.forward(batch), whole)
+    finally:
+        torch.set_num_threads(threads)
+        pool.set_threads(1)
+    for start, stop in ((0, 1), (1, 300), (300, 303), (303, 611)):
+        part = body.forward(pack_batch(token_ids, [(0, start, stop)], tables))
+        assert torch.equal(part, whole[start:stop])
+
+
+def test_only_wanted_rows_come_back(tmp_path: Path) -> None:
+    _, model = _load("llama", tmp_path)
+    token_ids, tables = _token_ids(8), _tables(9)
+    model.body.allocate_cache(BLOCKS)
+    batch = pack_batch(token_ids, [(0, 0, 20), (1, 0, 5)], tables)
+    every = model.body.forward(batch)
+    some = model.body.forward(replace(batch, output_rows=np.array([3, 19, 24], np.int32)))
+    assert torch.equal(some, every[[3, 19, 24]])
+
+
+def test_fast_prefill_is_right_but_makes_no_promise_about_bits(tmp_path: Path) -> None:
+    folder, model = _load("mistral", tmp_path, fast_prefill=True)
+    token_ids = _token_ids(10)
+    hidden, _ = _plain(folder, token_ids)
+    for steps in (MIXED_STEPS, ALONE_STEPS):
+        ours = _run(model.body, token_ids, _tables(11), steps)
+        assert max(float((a - b).abs().max()) for a, b in zip(ours, hidden, strict=True)) < LIMIT
+    assert not model.body.batch_invariant
+
+
+def test_bfloat16_rounds_weights_and_computes_in_float32(tmp_path: Path) -> None:
+    save_tiny("llama", tmp_path)
+    model = load(tmp_path, "bfloat16", body="general", device="cpu")
+    token_ids = _token_ids(12)
+    plain = AutoModelForCausalLM.from_pretrained(
+        tmp_path, dtype=torch.bfloat16, attn_implementation="eager"
+    ).float()
+    with torch.inference_mode():
+        expected = plain.base_model(torch.tensor([token_ids[0]]), use_cache=False)
+    ours = _run(model.body, token_ids, _tables(13), ALONE_STEPS)
+    assert model.dtype == "bfloat16"
+    assert model.head.weight.dtype == torch.bfloat16
+    assert float((ours[0] - expected.last_hidden_state[0]).abs().max()) < LIMIT
+
+
+def test_the_fused_body_agrees_with_the_general_one(tmp_path: Path) -> None:
+    shape = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
+    save_tiny("qwen3", tmp_path, **shape)
+    fused = load(tmp_path, body="fused", device="cpu").body
+    general = load(tmp_path, body="general", device="cpu").body
+    assert (fused.name, general.name) == ("fused", "general")
+    assert load(tmp_path, device="cpu").body.name == "fused"
+    assert load(tmp_path, fast_prefill=True).body.name == "general"
+    token_ids = _token_ids(14)
+    results = [_run(body, token_ids, _tables(15), MIXED_STEPS) for body in (fused, general)]
+    assert all(float((a - b).abs().max()) < LIMIT for a, b in zip(*results, strict=True))
+
+
+def test_ends_and_sampling_defaults_come_from_the_folder(tmp_path: Path) -> None:
+    """Every end of generation_config.json and config.json; ids beyond the head are dropped."""
+    save_tiny("llama", tmp_path)  # config.json: eos 2
+    settings = {"eos_token_id": [5, 2, 4000], "temperature": 0.6, "top_k": 20, "do_sample": True}
+    (tmp_path / "generation_config.json").write_text(json.dumps(settings))
+    model = load(tmp_path)
+    assert model.eos_token_ids == (5, 2)
+    assert model.default_sampling == {"temperature": 0.6, "top_k": 20}
+    assert (model.vocabulary_size, model.max_positions) == (VOCABULARY, 128)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": 7}))
+    assert load(tmp_path).eos_token_ids == (7, 2)
+
+
+def test_the_demo_model_loads_as_it_is_stored() -> None:
+    model = load(DEMO, device="cpu")
+    assert (model.body.name, model.dtype, model.vocabulary_size) == ("fused", "bfloat16", 16384)
+    assert model.body.batch_invariant
+    assert model.parameters == 7_145_728
+    assert model.eos_token_ids == (0, 4)
+
+
+def test_the_cache_costs_what_it_says(tmp_path: Path) -> None:
+    _, model = _load("llama", tmp_path)  # 2 layers, 2 kv heads of 8, float32
+    assert model.body.kv_bytes_per_block() == 2 * 2 * 16 * 2 * 8 * 4
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("family", ["llama", "gemma2", "mistral", "qwen3_moe"])
+def test_equals_the_plain_forward_pass_on_a_gpu(family: str, tmp_path: Path) -> None:
+    """float32 on both sides; the sums differ in order only."""
+    folder, model = _load(family, tmp_path, device="cuda")
+    token_ids = _token_ids(16)
+    hidden, _ = _plain(folder, token_ids)
+    ours = _run(model.body, token_ids, _tables(17), MIXED_STEPS)
+    assert max(float((a.cpu() - b).abs().max()) for a, b in zip(ours, hidden, strict=True)) < 1e-3
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_bfloat16_passes_its_self_test_on_a_gpu(tmp_path: Path) -> None:
+    save_tiny("qwen3", tmp_path)
+    model = load(tmp_path, "bfloat16", device="cuda")
+    assert model.body.name == "general"
+    assert model.body.device.type == "cuda"

@@ -1,0 +1,210 @@
+"""What cannot be served correctly is refused when it is loaded, with what to do about it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from actors.body import paged_attention
+from actors.body.errors import (
+    InsufficientMemoryError,
+    ModelPathError,
+    ModelRefusedError,
+    SelfTestError,
+    UnsupportedModelError,
+    WeightsError,
+)
+from actors.body.loading import load
+from actors.body.output_head import Head, check_head
+from actors.body.paged_attention import AttentionStep
+from actors.body.self_test import check_windows
+from tests.support.tiny_models import REFUSED, save_tiny
+
+REASONS = {
+    "gpt_oss": "s_aux",
+    "bloom": "ALiBi",
+    "mpt": "ALiBi",
+    "falcon": "_supports_attention_backend",
+    "gptj": "_supports_attention_backend",
+    "stablelm": "_supports_attention_backend",
+    "llama_dynamic_rope": "dynamic rotary embeddings",
+    "deepseek_v3": "MLA",
+    "t5": "encoder-decoder",
+    "bert": "output head",
+}
+
+
+@pytest.mark.parametrize("family", REFUSED)
+def test_families_that_would_be_wrong_are_refused(family: str, tmp_path: Path) -> None:
+    save_tiny(family, tmp_path)
+    with pytest.raises(ModelRefusedError, match=REASONS[family]):
+        load(tmp_path)
+
+
+def _rewrite_config(folder: Path, **changes: Any) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        (
+            {
+                "rope_parameters": {
+                    "rope_type": "longrope",
+                    "rope_theta": 1e4,
+                    "short_factor": [1.0] * 4,
+                    "long_factor": [2.0] * 4,
+                    "original_max_position_embeddings": 64,
+                }
+            },
+            "longrope",
+        ),
+        ({"num_kv_shared_layers": 1}, "shares keys and values"),
+        ({"layer_types": ["full_attention", "linear_attention"]}, "linear_attention"),
+        ({"model_type": "new", "auto_map": {"AutoConfig": "new.Configuration"}}, "code of its own"),
+        ({"model_type": "no_such_family"}, "cannot read"),
+    ],
+)
+def test_configurations_that_would_be_wrong_are_refused(
+    changes: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    save_tiny("llama", tmp_path)
+    _rewrite_config(tmp_path, **changes)
+    with pytest.raises(UnsupportedModelError, match=reason):
+        load(tmp_path)
+
+
+def test_code_beside_a_known_model_is_left_alone(tmp_path: Path) -> None:
+    """Many folders carry code for older versions of transformers: it is not needed and not run."""
+    save_tiny("llama", tmp_path)
+    _rewrite_config(tmp_path, auto_map={"AutoConfig": "bad.C", "AutoModelForCausalLM": "bad.M"})
+    (tmp_path / "bad.py").write_text("raise SystemExit('this must not run')")
+    assert load(tmp_path).body.batch_invariant
+
+
+def test_a_missing_folder_or_configuration_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelPathError, match="not a folder"):
+        load(tmp_path / "nothing")
+    with pytest.raises(ModelPathError, match=r"config\.json"):
+        load(tmp_path)
+
+
+def test_only_safetensors_are_read(tmp_path: Path) -> None:
+    save_tiny("llama", tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(WeightsError, match="incomplete"):
+        load(tmp_path)
+    torch.save(weights, tmp_path / "pytorch_model.bin")
+    with pytest.raises(WeightsError, match="can run code"):
+        load(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"\0\0")
+    with pytest.raises(WeightsError, match="not a safetensors file"):
+        load(tmp_path)
+
+
+def test_missing_weights_are_never_made_up(tmp_path: Path) -> None:
+    save_tiny("llama", tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(WeightsError, match="up_proj"):
+        load(tmp_path)
+
+
+def test_memory_that_is_too_small_is_named_in_bytes(tmp_path: Path) -> None:
+    save_tiny("llama", tmp_path)
+    with pytest.raises(InsufficientMemoryError, match=r"need \d+ bytes .* 1000 bytes"):
+        load(tmp_path, memory_bytes=1000)
+
+
+def test_the_fused_body_is_refused_where_it_does_not_fit(tmp_path: Path) -> None:
+    save_tiny("gpt2", tmp_path)
+    with pytest.raises(UnsupportedModelError, match="body=general"):
+        load(tmp_path, body="fused")
+    save_tiny("qwen3", tmp_path, hidden_size=64, intermediate_size=96, num_attention_heads=4)
+    with pytest.raises(UnsupportedModelError, match="fast prefill"):
+        load(tmp_path, body="fused", fast_prefill=True)
+
+
+def test_a_body_that_is_wrong_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A soft-cap lost on the way to attention must not go unnoticed."""
+    save_tiny("gemma2", tmp_path)
+    attend = paged_attention.attend
+
+    def forgetful(*arguments: Any, **named: Any) -> Any:
+        return attend(*arguments, **{**named, "softcap": None})
+
+    monkeypatch.setattr(paged_attention, "attend", forgetful)
+    with pytest.raises(SelfTestError, match="hidden states"):
+        load(tmp_path)
+
+
+def _head(**changes: Any) -> tuple[Head, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(50, 16, generator=generator)
+    settings = {"weight": weight, "bias": None, "softcap": None, "scale": 1.0, **changes}
+    return Head(**settings), torch.randn(8, 16, generator=generator)
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        ({"scale": 0.25}, "multiplies its logits by 0.25"),
+        ({"bias": torch.linspace(-1.0, 1.0, 50)}, "bias"),
+        ({"softcap": 5.0}, "soft-cap"),
+        ({"weight": torch.ones(50, 16)}, "other weights"),
+    ],
+)
+def test_a_wrong_head_is_told_what_differs(model: dict[str, Any], reason: str) -> None:
+    ours, hidden = _head()
+    theirs, _ = _head(**model)
+    check_head(ours, hidden, ours.logits(hidden), 1e-4)
+    with pytest.raises(SelfTestError, match=reason):
+        check_head(ours, hidden, theirs.logits(hidden), 1e-4)
+
+
+def test_a_sliding_layer_that_hides_its_window_is_refused() -> None:
+    by_layer = SimpleNamespace(layer_types=("full_attention", "sliding_attention"))
+    check_windows((0, 8), by_layer)
+    with pytest.raises(UnsupportedModelError, match="layer 1"):
+        check_windows((0, 0), by_layer)
+    everywhere = SimpleNamespace(sliding_window=8)
+    check_windows((8, 8), everywhere)
+    with pytest.raises(UnsupportedModelError, match="window of 8"):
+        check_windows((0, 0), everywhere)
+
+
+def _step() -> AttentionStep:
+    nothing = torch.zeros(0, dtype=torch.int32)
+    return AttentionStep([], 0, nothing.long(), nothing, nothing, nothing[None])
+
+
+def test_steps_do_not_nest() -> None:
+    with (
+        paged_attention.running(_step()),
+        pytest.raises(AssertionError, match="inside another"),
+        paged_attention.running(_step()),
+    ):
+        pass
+
+
+def test_attention_outside_of_a_step_is_an_error() -> None:
+    vector = torch.zeros(1, 1, 1, 8)
+    with pytest.raises(AssertionError, match="outside"):
+        paged_attention.attend(torch.nn.Identity(), vector, vector, vector, None)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_gpu_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    save_tiny("llama", tmp_path)
+    with pytest.raises(ModelRefusedError, match="--device cpu"):
+        load(tmp_path, device="cuda")

@@ -1,0 +1,366 @@
+"""The decision plane: the number of samplers, where they run and their deaths change no token."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from actors.decision.local_samplers import InlineSampler, ThreadSampler
+from actors.decision.messages import DecisionResult, DecisionWork, SamplerSettings
+from actors.decision.plane import (
+    DecisionPlane,
+    PendingDecision,
+    SamplerHandle,
+    SamplerLostError,
+)
+from actors.decision.sampler import Sampler
+from actors.messages import Candidates, Certificate, Request, SamplingParameters
+from actors.states.needs import flatten_adjustments
+from actors.states.sequence_state import SequenceState
+from kernels.draw import Controls, draw
+from kernels.penalties import adjust
+
+settings.register_profile("plane", deadline=None, max_examples=60)
+settings.load_profile("plane")
+
+SIZE = 200
+EOS = (0, 3)
+SETTINGS = SamplerSettings(SIZE, EOS, capacity=2)
+
+
+def random_parameters(random: np.random.Generator) -> SamplingParameters:
+    """Any combination of controls."""
+
+    def maybe(share: float, value: object, otherwise: object) -> object:
+        return value if random.random() < share else otherwise
+
+    def ids(count: int) -> tuple[int, ...]:
+        return tuple(random.integers(0, SIZE, count).tolist())
+
+    return SamplingParameters(
+        temperature=float(random.choice([0.0, 0.3, 1.0, 2.0])),
+        top_k=int(maybe(0.4, random.integers(1, 60), 0)),  # type: ignore[call-overload]
+        top_p=float(maybe(0.4, random.uniform(0.1, 1.0), 1.0)),  # type: ignore[arg-type]
+        min_p=float(maybe(0.3, random.uniform(0.001, 1.0), 0.0)),  # type: ignore[arg-type]
+        repetition_penalty=float(maybe(0.5, random.choice([0.8, 1.2]), 1.0)),  # type: ignore[arg-type]
+        presence_penalty=float(maybe(0.4, random.choice([-1.0, 0.5]), 0.0)),  # type: ignore[arg-type]
+        frequency_penalty=float(maybe(0.4, random.choice([-0.5, 0.7]), 0.0)),  # type: ignore[arg-type]
+        logit_bias=tuple((i, 2.0) for i in sorted(set(maybe(0.3, ids(3), ())))),  # type: ignore[call-overload]
+        bad_words=maybe(0.3, (ids(1), ids(2)), ()),  # type: ignore[arg-type]
+        allowed_ids=maybe(0.2, ids(20), None),  # type: ignore[arg-type]
+        min_tokens=int(maybe(0.3, 4, 0)),  # type: ignore[call-overload]
+        seed=int(random.integers(0, 2**63)),
+        logprobs=maybe(0.2, 2, None),  # type: ignore[arg-type]
+    )
+
+
+def reference_token(
+    state: SequenceState, ids: np.ndarray, raw: np.ndarray, *, truncated: bool
+) -> int:
+    """The plain decision: adjust, truncate, add noise, take the best."""
+    offsets = np.array([0, len(ids)])
+    adjustments = flatten_adjustments([state.adjustment()])
+    logits = adjust(ids, raw, offsets, adjustments, implementation="reference")
+    parameters = state.parameters
+    controls = Controls(
+        np.array([state.inverse_temperature]),
+        np.array([state.top_k]),
+        np.array([1.0 if truncated else parameters.top_p]),
+        np.array([state.log_min_p]),
+        np.array([state.key], np.uint64),
+        np.array([state.position], np.uint64),
+    )
+    return int(draw(ids, logits, offsets, controls, implementation="reference")[0])
+
+
+@dataclass
+class Row:
+    """One row of a step: its tokens, their logits and whether top-p has been applied."""
+
+    ids: np.ndarray
+    raw: np.ndarray
+    truncated: bool
+
+
+def random_row(random: np.random.Generator, state: SequenceState) -> Row:
+    raw = (3 * random.standard_normal(SIZE)).astype(np.float32)
+    if random.random() < 0.2:
+        raw = raw.round()
+    dense = random.random() < 0.4 or state.parameters.logprobs is not None
+    ids = np.arange(SIZE) if dense else np.flatnonzero(random.random(SIZE) < random.random())
+    ids = ids if len(ids) else np.array([7])
+    return Row(ids.astype(np.int32), raw[ids], not dense and bool(random.random() < 0.2))
+
+
+def candidates_of(rows: list[Row]) -> Candidates:
+    raw = np.concatenate([row.raw for row in rows])
+    certificates = tuple(
+        Certificate(
+            "nucleus" if row.truncated else "topk",
+            "deterministic" if row.truncated or len(row.ids) < SIZE else "dense",
+            "int8",
+            len(row.ids),
+            0,
+        )
+        for row in rows
+    )
+    return Candidates(
+        ids=np.concatenate([row.ids for row in rows]),
+        logits=raw,
+        raw=raw,
+        offsets=np.cumsum([0, *(len(row.ids) for row in rows)], dtype=np.int64),
+        certificates=certificates,
+    )
+
+
+class MortalSampler:
+    """Dies with some probability when it is given work or asked for a result."""
+
+    def __init__(self, random: np.random.Generator, share: float) -> None:
+        self._own = InlineSampler(Sampler(SETTINGS))
+        self._random = random
+        self._share = share
+        self._dead = False
+
+    def die(self) -> None:
+        self._dead = self._dead or self._random.random() < self._share
+        if self._dead:
+            raise SamplerLostError("gone")
+
+    def submit(self, work: DecisionWork) -> MortalPending:
+        self.die()
+        return MortalPending(self, self._own.submit(work))
+
+    def close(self) -> None:
+        self._dead = True
+
+    @property
+    def closed(self) -> bool:
+        return self._dead
+
+
+@dataclass
+class MortalPending:
+    sampler: MortalSampler
+    pending: PendingDecision
+
+    def result(self) -> DecisionResult:
+        self.sampler.die()
+        return self.pending.result()
+
+
+def run(seed: int, start: Callable[[], SamplerHandle], count: int, steps: int = 12) -> int:
+    """Sequences come, are decided and go; every token is compared. Returns how many were."""
+    random = np.random.default_rng(seed)
+    plane = DecisionPlane(start, count, lambda: InlineSampler(Sampler(SETTINGS)), SIZE)
+    states: dict[int, SequenceState] = {}
+    compared = 0
+    for step in range(steps):
+        for name in [n for n in states if random.random() < 0.1]:
+            plane.close(name)
+            states.pop(name).close()
+        for _ in range(int(random.integers(0, 4))):
+            prompt = tuple(random.integers(0, SIZE, random.integers(1, 30)).tolist())
+            resumed = tuple(random.integers(0, SIZE, random.integers(0, 3)).tolist())
+            name = step * 10 + len(states) + 1000 * int(random.integers(1, 10**6))
+            request = Request(str(name), 0, prompt, random_parameters(random), 0, resumed)
+            states[name] = SequenceState(request, SIZE, EOS)
+            plane.open(name, request, states[name].history)
+        asked = [name for name in states if random.random() < 0.8]
+        if not asked:
+            continue
+        rows = [random_row(random, states[name]) for name in asked]
+        decisions = plane.submit(step, asked, candidates_of(rows)).result()
+        for name, row, decision in zip(asked, rows, decisions, strict=True):
+            expected = reference_token(states[name], row.ids, row.raw, truncated=row.truncated)
+            assert (-1 if decision is None else decision.token_id) == expected
+            compared += 1
+            if decision is not None:
+                wants = states[name].parameters.logprobs is not None
+                assert (decision.logprobs is not None) == wants
+                states[name].append(expected)
+                plane.append(name, expected)
+    plane.shut_down()
+    return compared
+
+
+@given(seed=st.integers(0, 2**32), count=st.sampled_from([1, 2, 4]), threads=st.integers(1, 3))
+def test_any_number_of_samplers_decides_like_the_reference(
+    seed: int, count: int, threads: int
+) -> None:
+    chosen = SamplerSettings(SIZE, EOS, threads=threads, capacity=1)
+    run(seed, lambda: InlineSampler(Sampler(chosen)), count)
+
+
+@given(seed=st.integers(0, 2**32), count=st.sampled_from([1, 2, 4]))
+def test_samplers_in_threads_decide_like_the_reference(seed: int, count: int) -> None:
+    run(seed, lambda: ThreadSampler(Sampler(SETTINGS)), count)
+
+
+@given(seed=st.integers(0, 2**32), count=st.sampled_from([1, 2, 4]))
+def test_lost_samplers_lose_no_decision(seed: int, count: int) -> None:
+    deaths = np.random.default_rng(seed)
+    run(seed, lambda: MortalSampler(deaths, 0.15), count)
+
+
+def test_what_is_remembered_of_a_batch_follows_tables_that_grow() -> None:
+    """Five penalised sequences in a sampler with room for one, decided together again and again."""
+    random = np.random.default_rng(0)
+    plane = DecisionPlane(
+        lambda: InlineSampler(Sampler(SamplerSettings(SIZE, EOS, capacity=1))),
+        1,
+        lambda: None,
+        SIZE,  # type: ignore[arg-type,return-value]
+    )
+    parameters = SamplingParameters(temperature=0.0, frequency_penalty=2.0)
+    states = {}
+    for name in range(5):
+        request = Request(str(name), 0, (1, 2), parameters)
+        states[name] = SequenceState(request, SIZE, EOS)
+        plane.open(name, request, states[name].history)
+    raw = (3 * random.standard_normal(SIZE)).astype(np.float32)
+    row = Row(np.arange(SIZE, dtype=np.int32), raw, False)
+    for step in range(20):
+        decisions = plane.submit(step, range(5), candidates_of([row] * 5)).result()
+        for name, decision in enumerate(decisions):
+            assert decision is not None
+            expected = reference_token(states[name], row.ids, row.raw, truncated=False)
+            assert decision.token_id == expected
+            states[name].append(expected)
+            plane.append(name, expected)
+
+
+def test_the_tests_compare_many_decisions() -> None:
+    assert run(1, lambda: InlineSampler(Sampler(SETTINGS)), 2, steps=60) > 300
+
+
+def test_sequences_are_spread_over_the_samplers_and_stay() -> None:
+    seen: list[list[tuple[int, ...]]] = []
+
+    class Watching:
+        def __init__(self) -> None:
+            self.log: list[tuple[int, ...]] = []
+            seen.append(self.log)
+            self._own = InlineSampler(Sampler(SETTINGS))
+
+        def submit(self, work: DecisionWork):  # type: ignore[no-untyped-def]
+            assert work.candidates is not None
+            self.log.append(work.candidates.sequences)
+            return self._own.submit(work)
+
+        def close(self) -> None:
+            """Nothing to end."""
+
+    plane = DecisionPlane(Watching, 3, lambda: InlineSampler(Sampler(SETTINGS)), SIZE)
+    for name in range(7):
+        parameters = SamplingParameters(seed=name)
+        plane.open(name, Request(str(name), 0, (1,), parameters), [1])
+    row = Row(np.array([4, 9], np.int32), np.array([1.0, 2.0], np.float32), False)
+    for step in range(3):
+        plane.submit(step, range(7), candidates_of([row] * 7)).result()
+    assert sorted(len(log[0]) for log in seen) == [2, 2, 3]
+    assert all(log == [log[0]] * 3 for log in seen)
+
+
+def test_a_failing_sampler_is_not_taken_for_a_dead_one() -> None:
+    class Broken(InlineSampler):
+        def submit(self, work: DecisionWork):  # type: ignore[no-untyped-def]
+            raise RuntimeError("a bug")
+
+    plane = DecisionPlane(lambda: Broken(Sampler(SETTINGS)), 1, lambda: None, SIZE)  # type: ignore[arg-type,return-value]
+    plane.open(1, Request("1", 0, (1,), SamplingParameters()), [1])
+    row = Row(np.array([4], np.int32), np.array([1.0], np.float32), False)
+    with pytest.raises(RuntimeError, match="a bug"):
+        plane.submit(0, [1], candidates_of([row]))
+
+
+def test_hidden_time_is_what_nobody_waited_for() -> None:
+    plane = DecisionPlane(lambda: InlineSampler(Sampler(SETTINGS)), 1, lambda: None, SIZE)  # type: ignore[arg-type,return-value]
+    plane.open(1, Request("1", 0, (1,), SamplingParameters()), [1])
+    row = Row(np.array([4], np.int32), np.array([1.0], np.float32), False)
+    plane.submit(0, [1], candidates_of([row])).result()
+    counters = plane.counters
+    assert 0 < counters.busy <= counters.wait
+    assert counters.hidden == 0
+    assert math.isfinite(counters.wait)
+
+
+class Starts:
+    """Starts samplers, or fails to: what a machine without memory does."""
+
+    def __init__(self, failures: set[int]) -> None:
+        self.count = 0
+        self.made: list[MortalSampler] = []
+        self._failures = failures
+
+    def __call__(self) -> SamplerHandle:
+        self.count += 1
+        if self.count - 1 in self._failures:
+            raise MemoryError("no room for a sampler")
+        self.made.append(MortalSampler(np.random.default_rng(0), 0.0))
+        return self.made[-1]
+
+
+def _plane_of_six(starts: Starts, count: int) -> tuple[DecisionPlane, Candidates]:
+    plane = DecisionPlane(starts, count, lambda: InlineSampler(Sampler(SETTINGS)), SIZE)
+    for name in range(6):
+        plane.open(name, Request(str(name), 0, (1,), SamplingParameters(seed=name)), [1])
+    row = Row(np.array([4, 9], np.int32), np.array([1.0, 2.0], np.float32), False)
+    return plane, candidates_of([row] * 6)
+
+
+def _until(plane: DecisionPlane, candidates: Candidates, done: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20.0
+    while not done():
+        assert time.monotonic() < deadline
+        plane.submit(0, range(6), candidates).result()
+        time.sleep(0.01)
+
+
+def test_replacements_take_their_share_of_the_sequences() -> None:
+    starts = Starts(set())
+    plane, candidates = _plane_of_six(starts, 3)
+    before = [each.token_id for each in plane.submit(0, range(6), candidates).result() if each]
+    for sampler in starts.made[:3]:
+        sampler.close()
+    after = [each.token_id for each in plane.submit(1, range(6), candidates).result() if each]
+    assert after == before
+    assert plane.counters.lost == 3
+    _until(plane, candidates, lambda: plane.samplers == 3)
+    assert sorted(plane.load().values()) == [2, 2, 2]
+    assert [e.token_id for e in plane.submit(2, range(6), candidates).result() if e] == before
+    plane.shut_down()
+
+
+def test_a_sampler_that_cannot_be_replaced_at_once_is_tried_again() -> None:
+    starts = Starts({1})
+    plane, candidates = _plane_of_six(starts, 1)
+    starts.made[0].close()
+    plane.submit(0, range(6), candidates).result()  # the substitute decides
+    _until(plane, candidates, lambda: len(starts.made) == 2)
+    assert starts.count == 3
+    plane.shut_down()
+
+
+def test_shutting_down_does_not_wait_for_the_next_try() -> None:
+    starts = Starts({1, 2, 3, 4, 5})
+    plane, candidates = _plane_of_six(starts, 1)
+    starts.made[0].close()
+    _until(plane, candidates, lambda: starts.count >= 3)
+    started = time.monotonic()
+    plane.shut_down()
+    assert time.monotonic() - started < 0.5
+
+
+def test_what_was_started_is_ended_when_not_all_can_start() -> None:
+    starts = Starts({2})
+    with pytest.raises(MemoryError):
+        DecisionPlane(starts, 3, lambda: InlineSampler(Sampler(SETTINGS)), SIZE)
+    assert [sampler.closed for sampler in starts.made] == [True, True]

@@ -1,0 +1,157 @@
+"""Deciding takes no time of its own while it is shorter than the forward pass beside it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from actors.decision.local_samplers import InlineSampler, ThreadSampler
+from actors.decision.messages import DecisionResult, DecisionWork, SamplerSettings
+from actors.decision.plane import DecisionPlane, PlaneCounters, SamplerHandle
+from actors.decision.sampler import Sampler
+from actors.engine.kv_cache import BlockPool
+from actors.engine.scheduler import Scheduler
+from actors.engine.sequence import Sequence as EngineSequence
+from actors.engine.steps import Steps
+from actors.messages import Candidates, Certificate, Need, Request, SamplingParameters
+from actors.states.sequence_state import SequenceStates
+
+PromptIds = list[tuple[int, ...]]
+
+
+SIZE = 151_936
+WARM_UP, MEASURED = 6, 18
+
+
+class _Head:
+    """Logits that are at hand: what a device has left in memory when its forward pass ends."""
+
+    def __init__(self, rows: int, size: int) -> None:
+        generator = np.random.default_rng(0)
+        self._raw = (3 * generator.standard_normal((rows, size))).astype(np.float32)
+        self._ids = np.tile(np.arange(size, dtype=np.int32), rows)
+        self._size = size
+        self.vocabulary_size = size
+
+    def screen(self, hidden: torch.Tensor, needs: Sequence[Need]) -> int:
+        return len(needs)
+
+    def rescore(self, rows: int) -> Candidates:
+        certificate = Certificate("dense", "dense", "dense", self._size, 0)
+        raw = self._raw[:rows].reshape(-1)
+        offsets = np.arange(rows + 1) * self._size
+        return Candidates(self._ids[: len(raw)], raw, raw, offsets, (certificate,) * rows)
+
+
+class _Body:
+    """A forward pass that takes a known time on another machine."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    def forward(self, batch: Any) -> torch.Tensor:
+        time.sleep(self._seconds)
+        return torch.zeros(len(batch.output_rows), 1)
+
+
+class _Slow:
+    """A sampler that takes ``seconds`` longer."""
+
+    def __init__(self, settings: SamplerSettings, seconds: float) -> None:
+        self._own = Sampler(settings)
+        self._seconds = seconds
+
+    def decide(self, work: DecisionWork) -> DecisionResult:
+        time.sleep(self._seconds)
+        result = self._own.decide(work)
+        return replace(result, busy_seconds=result.busy_seconds + self._seconds)
+
+
+def _steps(
+    forward: float, handle: SamplerHandle, size: int, sequences: int, parameters: SamplingParameters
+) -> tuple[float, Steps, DecisionPlane]:
+    """Median seconds of a step of half of the sequences, all of them decoding."""
+    states = SequenceStates(size, (), sequences)
+    plane = DecisionPlane(lambda: handle, 1, lambda: handle, size)
+    pool = BlockPool(sequences * 8, prefix_cache=False)
+    scheduler = Scheduler(pool, step_tokens=512, max_running=sequences, cohorts=2)
+    model: Any = SimpleNamespace(body=_Body(forward), eos_token_ids=(), vocabulary_size=size)
+    head: Any = SimpleNamespace(head=_Head(sequences, size), device=torch.device("cpu"))
+    steps = Steps(model, head, plane, states, scheduler, overlaps=True)
+    for name in range(sequences):
+        own = replace(parameters, seed=name, max_tokens=60, ignore_eos=True)
+        request = Request(str(name), 0, (1, 2, 3), own)
+        state = states.open(name, request)
+        plane.open(name, request, state.history)
+        scheduler.add(EngineSequence(request, name, state, state.history))
+    seconds = []
+    for step in range(WARM_UP + MEASURED):
+        if step == WARM_UP:
+            plane.counters = PlaneCounters()
+        started = time.perf_counter()
+        steps.step()
+        seconds.append(time.perf_counter() - started)
+    return float(np.median(seconds[WARM_UP:])), steps, plane
+
+
+FORWARD = 0.04
+
+
+@pytest.mark.parametrize("share", [0.3, 0.9])
+def test_deciding_is_hidden_while_it_is_shorter_than_the_forward_pass(share: float) -> None:
+    """A step takes what its forward pass takes, within 3%."""
+    settings = SamplerSettings(1000, ())
+    slow: Any = _Slow(settings, share * FORWARD)
+    handle = ThreadSampler(slow)
+    seconds, _, plane = _steps(FORWARD, handle, 1000, 8, SamplingParameters(top_k=50))
+    assert FORWARD <= seconds < 1.03 * FORWARD
+    assert plane.counters.hidden > 0.9 * plane.counters.busy
+    plane.shut_down()
+
+
+def test_deciding_longer_than_the_forward_pass_shows() -> None:
+    slow: Any = _Slow(SamplerSettings(1000, ()), 1.5 * FORWARD)
+    handle = ThreadSampler(slow)
+    seconds, _, plane = _steps(FORWARD, handle, 1000, 8, SamplingParameters(top_k=50))
+    assert seconds > 1.4 * FORWARD
+    assert plane.counters.wait > 0
+    plane.shut_down()
+
+
+def test_inline_decisions_are_not_called_hidden() -> None:
+    handle = InlineSampler(Sampler(SamplerSettings(1000, ())))
+    _, _, plane = _steps(0.001, handle, 1000, 4, SamplingParameters(top_k=50))
+    assert plane.counters.hidden == 0
+    assert plane.counters.wait >= plane.counters.busy
+
+
+def test_a_process_with_every_control_on_every_logit_is_hidden() -> None:
+    """Real rows of 151,936 logits through shared memory, all controls on."""
+    from cluster.samplers.process import SamplerProcess
+
+    handle = SamplerProcess(SamplerSettings(SIZE, (), capacity=8))
+    parameters = SamplingParameters(
+        temperature=0.8,
+        top_k=50,
+        top_p=0.95,
+        min_p=0.01,
+        repetition_penalty=1.1,
+        presence_penalty=0.2,
+        frequency_penalty=0.1,
+    )
+    forward = 0.2
+    seconds, _, plane = _steps(forward, handle, SIZE, 8, parameters)
+    busy = plane.counters.busy / MEASURED
+    assert busy < forward
+    assert seconds < 1.03 * forward
+    assert plane.counters.wait / MEASURED < 0.01 * forward
+    plane.shut_down()

@@ -1,0 +1,183 @@
+"""Which screen a step starts with, and when it starts elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from types import SimpleNamespace
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from actors.head.calibration import Timing, calibrate, choose
+from actors.head.ladder import (
+    CROWDED_SHARE,
+    FIRST_PAUSE,
+    LONGEST_PAUSE,
+    Choices,
+    Crowding,
+    Ladder,
+    Pauses,
+)
+from actors.head.screens import DENSE
+from actors.head.shard import Shard
+from actors.messages import Candidates, Need
+from kernels.quantize import Tier, quantize
+
+
+def _weight() -> torch.Tensor:
+    return torch.randn(3000, 256, generator=torch.Generator().manual_seed(0))
+
+
+def test_the_number_of_rows_decides() -> None:
+    tiers = {"int8": quantize(_weight(), "int8")}
+    ladder = Ladder(tiers, ((1, "int8"), (8, DENSE)))
+    assert [ladder.choice(rows) for rows in (1, 7, 8, 100)] == ["int8", "int8", DENSE, DENSE]
+
+
+@pytest.mark.parametrize("choices", [(), ((2, DENSE),), ((1, "int5"),)])
+def test_a_ladder_without_a_first_rung_is_refused(choices: tuple) -> None:
+    with pytest.raises(ValueError, match="ladder"):
+        Ladder({}, choices)
+    with pytest.raises(ValueError, match="ladder"):
+        Ladder({}, ((1, DENSE),), choices)
+
+
+def test_one_top_k_row_makes_a_step_one_of_several() -> None:
+    weight = _weight()
+    tiers: dict[str, Tier] = {"int4": quantize(weight, "int4"), "int8": quantize(weight, "int8")}
+    one, several = ((1, "int4"),), ((1, "int4"), (2, "int8"))
+    shard = Shard(weight, None, None, 1.0, 3000, ladder=Ladder(tiers, one, several))
+    hidden = torch.randn(2, 256, generator=torch.Generator().manual_seed(1))
+
+    def used(*needs: Need) -> set[str]:
+        states = hidden[: len(needs)]
+        return {each.tier for each in shard.rescore(shard.screen(states, needs)).certificates}
+
+    greedy, top_k = Need("top1"), Need("topk", k=5)
+    assert used(greedy, greedy) == {"int4"}
+    assert used(top_k) == {"int4"}
+    assert used(greedy, top_k) == {"int8"}
+    shard.start_with(several)
+    assert used(greedy, greedy) == {"int8"}
+    shard.start_with(several, one)
+    assert used(greedy, top_k) == {"int4"}
+
+
+def test_the_fastest_is_chosen_and_dense_only_where_allowed() -> None:
+    timings = [
+        Timing("one", 1, DENSE, 3.0, 0.0),
+        Timing("one", 1, "int4", 1.0, 0.0),
+        Timing("one", 1, "int8", 2.0, 0.0),
+        Timing("one", 2, DENSE, 3.0, 0.0),
+        Timing("one", 2, "int8", 2.0, 0.0),
+        Timing("one", 4, DENSE, 3.0, 0.0),
+        Timing("one", 4, "int8", 4.0, 0.0),
+        Timing("one", 8, DENSE, 3.0, 0.0),
+    ]
+    one, _ = choose(timings, certified=False)
+    assert one == ((1, "int4"), (2, "int8"), (4, DENSE))
+    one, _ = choose(timings, certified=True)
+    assert one == ((1, "int4"), (2, "int8"))
+
+
+def test_a_barely_faster_screen_changes_nothing() -> None:
+    timings = [
+        Timing("one", 1, "int8", 1.0, 0.0),
+        Timing("one", 1, DENSE, 2.0, 0.0),
+        Timing("one", 2, "int8", 2.0, 0.0),
+        Timing("one", 2, DENSE, 1.9, 0.0),
+    ]
+    one, _ = choose(timings, certified=False)
+    assert one == ((1, "int8"),)
+
+
+def test_top_k_has_a_choice_of_its_own() -> None:
+    timings = [
+        Timing("one", 1, "int4", 1.0, 0.0),
+        Timing("one", 1, "int8", 2.0, 0.0),
+        Timing("several", 1, "int4", 3.0, 0.0),
+        Timing("several", 1, "int8", 2.0, 0.0),
+    ]
+    assert choose(timings, certified=True) == (((1, "int4"),), ((1, "int8"),))
+
+
+def test_pauses_grow_while_failures_follow_each_other() -> None:
+    pauses = Pauses()
+    lengths = []
+    for _ in range(9):
+        assert pauses.allows("int4")
+        pauses.record("int4", failed=True)
+        length = 0
+        while not pauses.allows("int4"):
+            length += 1
+        lengths.append(length)
+    assert lengths[:3] == [FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE]
+    assert lengths[-1] == LONGEST_PAUSE
+    pauses.record("int4", failed=False)
+    pauses.record("int4", failed=True)
+    assert not pauses.allows("int4")
+    assert pauses.allows("int8")
+
+
+def test_one_flat_context_crowds_nothing() -> None:
+    crowding = Crowding()
+    assert not crowding.record("int4", 0.4)
+    assert not any(crowding.record("int4", 0.001) for _ in range(20))
+    assert any(crowding.record("int4", 2 * CROWDED_SHARE) for _ in range(20))
+
+
+def test_a_crowded_screen_gives_way_to_the_next_finer_one() -> None:
+    weight = _weight()
+    tiers: dict[str, Tier] = {"int4": quantize(weight, "int4"), "int8": quantize(weight, "int8")}
+    shard = Shard(weight, None, None, 1.0, 3000, ladder=Ladder(tiers, ((1, "int4"),)))
+    hidden = torch.randn(1, 256, generator=torch.Generator().manual_seed(1))
+    # The 600th best of 3,000 Gaussian logits has many neighbours within int4's bounds.
+    needs = [Need("topk", k=600)]
+    used = [shard.rescore(shard.screen(hidden, needs)).certificates[0].tier for _ in range(12)]
+    assert used[0] == "int4"
+    assert used[-1] == "int8"
+    # What the best 600 crowd is still the best to find one token with.
+    one = shard.rescore(shard.screen(hidden, [Need("top1")])).certificates[0]
+    assert one.tier == "int4"
+
+
+class _Head:
+    """Takes as long for a step as ``seconds`` say by screen and kind of need."""
+
+    vocabulary_size = 100
+
+    def __init__(self, seconds: dict[tuple[str, str], float]) -> None:
+        self._seconds = seconds
+        self._screen = ""
+
+    def start_with(self, choices: Choices, for_several: Choices | None = None) -> None:
+        self._screen = choices[0][1]
+
+    def screen(self, hidden: npt.NDArray[np.float32], needs: Sequence[Need]) -> Sequence[Need]:
+        return needs
+
+    def rescore(self, needs: Sequence[Need]) -> Candidates:
+        time.sleep(sum(self._seconds[self._screen, need.kind] for need in needs))
+        return SimpleNamespace(offsets=np.array([0, 10 * len(needs)]))  # type: ignore[return-value]
+
+
+def test_each_kind_of_step_is_timed_by_itself() -> None:
+    seconds = {
+        ("int4", "top1"): 0.001,
+        ("int4", "topk"): 0.012,
+        ("int8", "top1"): 0.003,
+        ("int8", "topk"): 0.003,
+    }
+    timings = calibrate(_Head(seconds), ["int4", "int8"], np.zeros((4, 8), np.float32), 1)
+    assert choose(timings, certified=True) == (((1, "int4"),), ((1, "int8"),))
+    assert [(each.kind, each.screen) for each in timings] == [
+        ("one", "int4"),
+        ("one", "int8"),
+        ("several", "int4"),
+        ("several", "int8"),
+    ]
+    assert timings[2].milliseconds == pytest.approx(12.0, rel=0.2)
+    assert timings[2].rescored_share == pytest.approx(0.1)

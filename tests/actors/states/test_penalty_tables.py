@@ -1,0 +1,69 @@
+"""Tables of counts say what the histories say, and cost the same whatever their length."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors.states.penalty_tables import PenaltyTables
+
+VOCABULARY = 97
+IDS = st.lists(st.integers(0, VOCABULARY - 1), max_size=30)
+
+
+def _expected(prompt: list[int], output: list[int]) -> np.ndarray:
+    table = np.zeros(VOCABULARY, np.int32)
+    table[prompt] = 1
+    for token_id, count in Counter(output).items():
+        table[token_id] = 1 + count
+    return table
+
+
+@given(st.lists(st.tuples(IDS, IDS, IDS, st.booleans()), min_size=1, max_size=12))
+def test_rows_count_what_was_seen(
+    sequences: list[tuple[list[int], list[int], list[int], bool]],
+) -> None:
+    """Through openings, appended tokens, closings and growth, no row knows of another."""
+    tables = PenaltyTables(VOCABULARY, 1)
+    living: dict[int, tuple[list[int], list[int]]] = {}
+    for prompt, output, appended, closes in sequences:
+        row = tables.open(prompt, output)
+        assert row not in living
+        living[row] = (prompt, [*output, *appended])
+        for token_id in appended:
+            tables.append(row, token_id)
+        if closes:
+            oldest = next(iter(living))
+            tables.close(oldest, [token for part in living.pop(oldest) for token in part])
+            assert not tables.tables[oldest].any()
+        for each, (seen, drawn) in living.items():
+            assert np.array_equal(tables.tables[each], _expected(seen, drawn))
+
+
+def test_a_closed_row_is_used_again() -> None:
+    tables = PenaltyTables(VOCABULARY, 2)
+    rows = [tables.open([1, 2], [3]), tables.open([4], [])]
+    first = tables.tables
+    tables.close(rows[0], [1, 2, 3])
+    assert tables.open([5], []) == rows[0]
+    assert tables.tables is first
+
+
+def test_many_tokens_are_cleared_too() -> None:
+    tables = PenaltyTables(VOCABULARY, 1)
+    row = tables.open(list(range(VOCABULARY)), [3, 3])
+    tables.close(row, [*range(VOCABULARY), 3, 3])
+    assert not tables.tables.any()
+
+
+def test_rows_are_contiguous_in_one_array() -> None:
+    tables = PenaltyTables(VOCABULARY, 3)
+    assert tables.tables.flags.c_contiguous
+    assert tables.tables.dtype == np.int32
+    for _ in range(4):
+        tables.open([0], [])
+    assert tables.tables.flags.c_contiguous
+    assert tables.tables.shape == (6, VOCABULARY)

@@ -1,0 +1,119 @@
+"""The engine in its own process, through real Ray: streams, cancellation, death and replay."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from actors.configuration import EngineConfiguration
+from actors.messages import Request, SamplingParameters
+from tests.support.paths import DEMO
+
+CONFIGURATION = EngineConfiguration(str(DEMO), dtype="float32", device="cpu", threads=1)
+LONG = SamplingParameters(temperature=0.9, seed=4, max_tokens=1500, ignore_eos=True)
+SHORT = SamplingParameters(temperature=0.9, seed=4, max_tokens=30, ignore_eos=True)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _ray() -> Iterator[None]:
+    from cluster.lifecycle import start_local_ray
+
+    start_local_ray()
+    yield
+    import ray
+
+    ray.shutdown()
+
+
+@asynccontextmanager
+async def running_client(configuration: EngineConfiguration = CONFIGURATION) -> AsyncIterator[Any]:
+    from cluster.engine.client import EngineClient
+
+    client = EngineClient(configuration)
+    client.start()
+    try:
+        await _until(lambda: client.ready or client.failure is not None, 120)
+        yield client
+    finally:
+        await client.stop()
+
+
+async def _until(condition: Any, seconds: float) -> float:
+    started = time.monotonic()
+    while not condition():
+        assert time.monotonic() - started < seconds, "waited too long"
+        await asyncio.sleep(0.02)
+    return time.monotonic() - started
+
+
+async def _collect(stream: Any, sequences: int = 1) -> dict[int, list[int]]:
+    tokens: dict[int, list[int]] = {}
+    async for event in stream:
+        assert event.error is None, event.error
+        tokens.setdefault(event.choice, []).extend(event.token_ids)
+        sequences -= event.finish_reason is not None
+        if not sequences:
+            return tokens
+    raise AssertionError("a stream ends with its sequences")
+
+
+def test_streams_and_cancels_across_processes() -> None:
+    async def scenario() -> None:
+        async with running_client() as client:
+            information = client.information
+            assert information.process_id != os.getpid()
+            assert information.batch_invariant
+            requests = [Request("two", choice, (5, 6, 7), SHORT) for choice in range(2)]
+            tokens = await _collect(client.submit(requests), 2)
+            assert [len(tokens[choice]) for choice in range(2)] == [30, 30]
+            assert tokens[0] != tokens[1]
+            stream = client.submit([Request("gone", 0, (5, 6, 7), LONG)])
+            await anext(stream)
+            stream.close()
+            await _until(lambda: client.statistics.running == 0, 5)
+            assert client.statistics.cancelled == 1
+            assert client.statistics.kv_blocks_used == 0
+
+    asyncio.run(scenario())
+
+
+def test_killing_the_engine_loses_no_stream_and_changes_no_token() -> None:
+    """kill -9 in mid-stream: a new engine takes over and the text goes on as if nothing was."""
+
+    async def scenario() -> None:
+        async with running_client() as client:
+            requests = [Request(f"k{i}", 0, (9, 8, 7, i), LONG) for i in range(3)]
+            expected = await asyncio.gather(*(_collect(client.submit([r])) for r in requests))
+            victim = client.information.process_id
+            tasks = [asyncio.create_task(_collect(client.submit([r]))) for r in requests]
+            await _until(lambda: client.statistics.running == 3, 10)
+            await asyncio.sleep(0.2)
+            assert not any(task.done() for task in tasks)
+            os.kill(victim, signal.SIGKILL)
+            await _until(lambda: not client.ready, 10)
+            recovery = await _until(lambda: client.ready, 60)
+            print(f"engine back {recovery:.1f} s after its death")
+            assert await asyncio.gather(*tasks) == expected
+            assert client.information.process_id != victim
+
+    asyncio.run(scenario())
+
+
+def test_a_model_that_cannot_be_served_says_why() -> None:
+    async def scenario() -> None:
+        nowhere = EngineConfiguration("/nonexistent/model")
+        async with running_client(nowhere) as client:
+            assert client.failure is not None
+            assert "/nonexistent/model" in client.health_reason
+            stream = client.submit([Request("x", 0, (1,), SHORT)])
+            event = await anext(stream)
+            assert event.finish_reason == "error"
+
+    asyncio.run(scenario())

@@ -1,0 +1,77 @@
+"""A sampler as a Ray actor decides what one in this process does, and its death is noticed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from actors.decision.local_samplers import InlineSampler
+from actors.decision.messages import DecisionWork
+from actors.decision.plane import SamplerLostError
+from actors.decision.sampler import Sampler
+from actors.states.deltas import Deltas
+from tests.support.sampler_work import SETTINGS, candidate_rows, comparable, dense_rows, opened
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _ray() -> Iterator[None]:
+    from cluster.lifecycle import start_local_ray
+
+    start_local_ray()
+    yield
+    import ray
+
+    ray.shutdown()
+
+
+def test_its_decisions_are_those_of_a_sampler_in_this_process() -> None:
+    """Small rows that travel inside the message, and large ones through the object store."""
+    from cluster.samplers.actor import SamplerActor
+
+    actor = SamplerActor(SETTINGS)
+    inline = InlineSampler(Sampler(SETTINGS))
+    random = np.random.default_rng(0)
+    for count in (1, 2, 40):
+        sequences = tuple(range(count))
+        deltas = Deltas(opened=opened(0, count))
+        for step in range(4):
+            work = DecisionWork(
+                step, deltas, candidate_rows(random, sequences), dense_rows(random, sequences)
+            )
+            result = actor.submit(work).result()
+            assert comparable(result) == comparable(inline.submit(work).result())
+            decisions = result.decisions[:count]
+            tokens = [0 if each is None else each.token_id for each in decisions]
+            deltas = Deltas(appended=tuple(zip(sequences, tokens, strict=True)))
+        work = DecisionWork(9, Deltas(closed=sequences))
+        assert actor.submit(work).result().decisions == ()
+        inline.submit(work)
+    with pytest.raises(KeyError):
+        actor.submit(DecisionWork(9, Deltas(closed=(1,)))).result()
+    actor.close()
+
+
+def test_kill_9_of_the_actor_ends_every_wait() -> None:
+    from cluster.samplers.actor import SamplerActor
+
+    actor = SamplerActor(SETTINGS)
+    rows = dense_rows(np.random.default_rng(0), (0,))
+    pending = [
+        actor.submit(DecisionWork(0, Deltas(opened=opened(0, 1)), None, rows)) for _ in range(50)
+    ]
+    os.kill(actor.process_id, signal.SIGKILL)
+    started = time.monotonic()
+    with pytest.raises(SamplerLostError):
+        [each.result() for each in pending]
+    with pytest.raises(SamplerLostError):
+        actor.submit(DecisionWork(1, Deltas())).result()
+    assert time.monotonic() - started < 30
+    actor.close()
+    actor.close()

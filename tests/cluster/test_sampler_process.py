@@ -1,0 +1,363 @@
+"""A sampler in a process of its own: the same tokens, and no death goes unnoticed or leaves a
+trace."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from actors.decision.local_samplers import InlineSampler
+from actors.decision.messages import (
+    DecisionWork,
+    DenseRows,
+    SamplerSettings,
+)
+from actors.decision.plane import DecisionPlane, SamplerHandle, SamplerLostError
+from actors.decision.sampler import Sampler
+from actors.messages import Candidates, Certificate
+from actors.states.deltas import Deltas
+from cluster.samplers.process import SamplerProcess
+from tests.support.paths import ROOT, SUPPORT
+from tests.support.processes import holders
+from tests.support.sampler_stand_in import SLOW_SECONDS
+from tests.support.sampler_work import (
+    SETTINGS,
+    SIZE,
+    candidate_rows,
+    comparable,
+    dense_rows,
+    opened,
+)
+
+STAND_IN = str(SUPPORT / "sampler_stand_in.py")
+
+
+@contextmanager
+def running(how: str | None = None, **options: int) -> Iterator[SamplerProcess]:
+    """A real sampler, or the stand-in that behaves like ``how``."""
+    entry = {} if how is None else {"entry": (STAND_IN, how)}
+    process = SamplerProcess(SETTINGS, **options, **entry)  # type: ignore[arg-type]
+    try:
+        yield process
+    finally:
+        process.close()
+
+
+@pytest.fixture(scope="module")
+def process() -> Iterator[SamplerProcess]:
+    with running(columns=3, slots=2) as started:
+        yield started
+
+
+def lost_within(seconds: float, what: object) -> None:
+    started = time.monotonic()
+    with pytest.raises(SamplerLostError):
+        what()  # type: ignore[operator]
+    assert time.monotonic() - started < seconds
+
+
+def gone(process_id: int, seconds: float) -> bool:
+    """Whether a process ends in time (a zombie nobody has waited for counts)."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            status = Path(f"/proc/{process_id}/stat").read_text()
+        except OSError:
+            return True
+        if status.rsplit(")", 1)[1].split()[0] == "Z":
+            return True
+        time.sleep(0.005)
+    return False
+
+
+# -- the same decisions ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 3, 8, 13])
+def test_its_decisions_are_those_of_a_sampler_in_this_process(
+    process: SamplerProcess, count: int
+) -> None:
+    """Candidates and dense rows in one step, in fewer columns than there are rows, over steps."""
+    random = np.random.default_rng(count)
+    inline = InlineSampler(Sampler(SETTINGS))
+    first = 100 * count
+    sequences = tuple(range(first, first + count))
+    deltas = Deltas(opened=opened(first, count))
+    for step in range(6):
+        cut = int(random.integers(0, count + 1)) if step else count
+        work = DecisionWork(
+            step,
+            deltas,
+            candidate_rows(random, sequences[:cut]) if cut else None,
+            dense_rows(random, sequences[cut:]) if cut < count else None,
+        )
+        result = process.submit(work).result()
+        assert comparable(result) == comparable(inline.submit(work).result())
+        tokens = [0 if each is None else each.token_id for each in result.decisions]
+        deltas = Deltas(appended=tuple(zip(sequences, tokens, strict=True)))
+    process.submit(DecisionWork(6, Deltas(closed=sequences))).result()
+
+
+def test_several_threads_decide_the_same() -> None:
+    random = np.random.default_rng(5)
+    sequences = tuple(range(7))
+    work = DecisionWork(
+        0,
+        Deltas(opened=opened(0, 7)),
+        candidate_rows(random, sequences),
+        dense_rows(random, sequences),
+    )
+    expected = InlineSampler(Sampler(SETTINGS)).submit(work).result()
+    process = SamplerProcess(SamplerSettings(SIZE, (0, 3), threads=2))
+    assert comparable(process.submit(work).result()) == comparable(expected)
+    process.close()
+
+
+def test_steps_may_be_submitted_ahead_and_results_taken_in_any_order(
+    process: SamplerProcess,
+) -> None:
+    random = np.random.default_rng(2)
+    inline = InlineSampler(Sampler(SETTINGS))
+    sequences = tuple(range(4))
+    deltas = Deltas(opened=opened(0, 4))
+    pending, expected = [], []
+    for step in range(20):
+        work = DecisionWork(step, deltas, None, dense_rows(random, sequences))
+        pending.append(process.submit(work))
+        expected.append(comparable(inline.submit(work).result()))
+        deltas = Deltas(appended=((step % 4, step),))
+    order = random.permutation(20).tolist()
+    assert [comparable(pending[i].result()) for i in order] == [expected[i] for i in order]
+    assert comparable(pending[3].result()) == expected[3]
+    process.submit(DecisionWork(20, Deltas(closed=sequences))).result()
+
+
+def test_thousands_of_results_nobody_has_taken_block_nobody() -> None:
+    """Far more answers than a socket holds, and dense rows in between that need free slots."""
+    random = np.random.default_rng(3)
+    sequences = tuple(range(40))
+    with running("prompt", columns=8, slots=2) as process:
+        candidates = candidate_rows(random, sequences)
+        dense = dense_rows(random, sequences[:9])
+        pending = [
+            process.submit(DecisionWork(i, Deltas(), candidates, dense if i % 50 == 0 else None))
+            for i in range(1_500)
+        ]
+        lengths = [len(each.result().decisions) for each in pending]
+        assert lengths == [49 if i % 50 == 0 else 40 for i in range(1_500)]
+
+
+def test_long_histories_pass_through_the_socket(process: SamplerProcess) -> None:
+    """Megabytes in one message, which both sides' buffers are far too small for."""
+    long = opened(0, 20, prompt=32_000)
+    random = np.random.default_rng(4)
+    work = DecisionWork(0, Deltas(opened=long), candidate_rows(random, tuple(range(20))))
+    expected = InlineSampler(Sampler(SETTINGS)).submit(work).result()
+    assert comparable(process.submit(work).result()) == comparable(expected)
+    process.submit(DecisionWork(1, Deltas(closed=tuple(range(20))))).result()
+
+
+# -- back-pressure --------------------------------------------------------------------------------
+
+
+def test_submitting_waits_only_while_the_ring_is_full() -> None:
+    random = np.random.default_rng(0)
+    dense = dense_rows(random, (0, 1))
+    with running("slow", columns=2, slots=3) as process:
+        started = time.monotonic()
+        pending = [process.submit(DecisionWork(i, Deltas(), None, dense)) for i in range(3)]
+        assert time.monotonic() - started < SLOW_SECONDS / 2
+        pending.append(process.submit(DecisionWork(3, Deltas(), None, dense)))  # a slot first
+        assert time.monotonic() - started > SLOW_SECONDS / 2
+        best = tuple(dense.logits.argmax(axis=0).tolist())
+        for each in pending:
+            result = each.result()
+            assert tuple(d.token_id for d in result.decisions if d is not None) == best
+
+
+# -- errors ---------------------------------------------------------------------------------------
+
+
+def test_what_the_sampler_raises_comes_back_and_the_next_step_is_decided() -> None:
+    """Also the slots of the dense rows that were not decided come back."""
+    random = np.random.default_rng(0)
+    dense = dense_rows(random, tuple(range(5)))
+    with running("prompt", columns=2, slots=2) as process:
+        for _ in range(3):
+            bad_value = process.submit(DecisionWork(0, Deltas(closed=(1,)), None, dense))
+            fault = process.submit(DecisionWork(1, Deltas(closed=(2,)), None, dense))
+            good = process.submit(DecisionWork(2, Deltas(), None, dense))
+            with pytest.raises(ValueError, match="this cannot be asked"):
+                bad_value.result()
+            with pytest.raises(RuntimeError, match=r"sampler_stand_in[\s\S]*a fault of ours"):
+                fault.result()
+            assert len(good.result().decisions) == 5
+
+
+def test_dense_rows_of_another_vocabulary_are_refused(process: SamplerProcess) -> None:
+    rows = DenseRows((0,), np.zeros((SIZE + 1, 1), np.float32))
+    with pytest.raises(ValueError, match=r"\(1000, 1\) expected"):
+        process.submit(DecisionWork(0, Deltas(), None, rows))
+    assert process.submit(DecisionWork(1, Deltas())).result().decisions == ()
+
+
+def test_a_sampler_that_cannot_start_says_why() -> None:
+    with pytest.raises(ValueError, match="no such hot vocabulary"), running("unmakeable"):
+        pass
+    with pytest.raises(SamplerLostError, match="code -9"), running("stillborn"):
+        pass
+
+
+# -- deaths ---------------------------------------------------------------------------------------
+
+
+def test_kill_9_of_the_sampler_ends_every_wait() -> None:
+    """What is pending, what is submitted later, and a submission that waits for a slot."""
+    random = np.random.default_rng(0)
+    dense, more = dense_rows(random, (0, 1)), dense_rows(random, tuple(range(4)))
+    with running("slow", columns=1, slots=2) as process:
+        done = process.submit(DecisionWork(0, Deltas(), None, dense))
+        assert len(done.result().decisions) == 2
+        pending = [process.submit(DecisionWork(1, Deltas(), None, None)) for _ in range(3)]
+        killing = threading.Timer(0.05, os.kill, (process.process_id, signal.SIGKILL))
+        killing.start()
+        lost_within(5, lambda: process.submit(DecisionWork(2, Deltas(), None, more)))
+        for each in pending:
+            lost_within(0.1, each.result)
+        lost_within(0.1, lambda: process.submit(DecisionWork(3, Deltas())))
+        assert len(done.result().decisions) == 2
+        assert gone(process.process_id, 0.1)
+
+
+def decide_for(seconds: float, process: SamplerProcess, dense: DenseRows) -> None:
+    best = dense.logits.argmax(axis=0).tolist()
+    started = time.monotonic()
+    while time.monotonic() - started < seconds:
+        result = process.submit(DecisionWork(0, Deltas(), None, dense)).result()
+        assert [d.token_id for d in result.decisions if d is not None] == best
+
+
+def test_kill_9_at_any_moment_is_noticed() -> None:
+    """Eight deaths at random moments of a stream of steps; tokens that came were right."""
+    random = np.random.default_rng(0)
+    dense = dense_rows(random, (0, 1, 2))
+    detection = []
+    for _ in range(8):
+        with running("prompt", columns=2, slots=2) as process:
+            delay = float(random.uniform(0.0, 0.02))
+            killing = threading.Timer(delay, os.kill, (process.process_id, signal.SIGKILL))
+            killing.start()
+            started = time.monotonic()
+            with pytest.raises(SamplerLostError):
+                decide_for(10, process, dense)
+            detection.append(time.monotonic() - started - delay)
+    assert max(detection) < 2.0
+    print(f"noticed {1e3 * np.median(detection):.1f} ms after the kill (median of 8)")
+
+
+def test_closing_loses_what_is_pending() -> None:
+    with running("slow") as process:
+        pending = process.submit(DecisionWork(0, Deltas()))
+        process.close()
+        lost_within(0.1, pending.result)
+        process.close()
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs /proc to look for leaks")
+def test_kill_9_of_the_owner_ends_the_sampler_and_leaves_nothing() -> None:
+    script = (
+        "import os, sys, time, numpy as np\n"
+        "from actors.decision.messages import *\n"
+        "from cluster.samplers.process import SamplerProcess\n"
+        f"process = SamplerProcess(SamplerSettings({SIZE}, ()), slots=2, columns=1,\n"
+        f"    entry=({STAND_IN!r}, 'slow'))\n"
+        f"dense = DenseRows((0,), np.zeros(({SIZE}, 1), np.float32))\n"
+        "inode = os.fstat(process._ring._segment.descriptor).st_ino\n"
+        "print(process.process_id, inode, flush=True)\n"
+        "for step in range(1000): process.submit(DecisionWork(step, Deltas(), None, dense))\n"
+    )
+    owner = subprocess.Popen(
+        (sys.executable, "-c", script), stdout=subprocess.PIPE, text=True, cwd=ROOT
+    )
+    assert owner.stdout is not None
+    child, inode = map(int, owner.stdout.readline().split())
+    assert set(holders(inode)) == {owner.pid, child}
+    time.sleep(0.3)  # it waits for a slot now
+    owner.kill()
+    owner.wait()
+    assert gone(child, 5)
+    assert holders(inode) == []
+
+
+def test_an_interrupt_is_the_owners_to_handle(process: SamplerProcess) -> None:
+    os.kill(process.process_id, signal.SIGINT)
+    assert process.submit(DecisionWork(0, Deltas())).result().decisions == ()
+    assert os.getpgid(process.process_id) != os.getpgid(0)
+
+
+def test_the_child_loads_neither_torch_nor_ray_nor_http() -> None:
+    script = (
+        "import sys, cluster.samplers.main\n"
+        "print({'torch', 'ray', 'fastapi', 'pydantic', 'transformers'} & set(sys.modules))"
+    )
+    printed = subprocess.check_output((sys.executable, "-c", script), cwd=ROOT, text=True)
+    assert printed.strip() == "set()"
+
+
+# -- in the decision plane ------------------------------------------------------------------------
+
+
+def play(plane: DecisionPlane, kill_before: int | None = None) -> list[list[int]]:
+    """25 steps of six sequences, candidates and dense rows mixed; one sampler dies mid-step."""
+    random = np.random.default_rng(6)
+    histories = [list(each.request.prompt_ids) for each in opened(0, 6)]
+    for each, history in zip(opened(0, 6), histories, strict=True):
+        plane.open(each.sequence, each.request, history)
+    for step in range(25):
+        dense = random.random(6) < 0.5
+        ids = [
+            np.arange(SIZE) if whole else np.flatnonzero(random.random(SIZE) < 0.2)
+            for whole in dense
+        ]
+        raw = (3 * random.standard_normal(sum(map(len, ids)))).astype(np.float32)
+        candidates = Candidates(
+            np.concatenate(ids).astype(np.int32),
+            raw,
+            raw,
+            np.cumsum([0, *map(len, ids)], dtype=np.int64),
+            tuple(
+                Certificate("dense" if whole else "topk", "dense", "", len(each), 0)
+                for whole, each in zip(dense, ids, strict=True)
+            ),
+        )
+        submitted = plane.submit(step, range(6), candidates)
+        if step == kill_before:
+            victim = next(iter(plane._handles.values()))
+            assert isinstance(victim, SamplerProcess)
+            os.kill(victim.process_id, signal.SIGKILL)
+        for sequence, decision in enumerate(submitted.result()):
+            token = 0 if decision is None else decision.token_id
+            histories[sequence].append(token)
+            plane.append(sequence, token)
+    plane.shut_down()
+    return histories
+
+
+def test_a_sampler_killed_in_mid_step_changes_no_token() -> None:
+    def inline() -> SamplerHandle:
+        return InlineSampler(Sampler(SETTINGS))
+
+    expected = play(DecisionPlane(inline, 1, inline, SIZE))
+    plane = DecisionPlane(lambda: SamplerProcess(SETTINGS), 2, inline, SIZE)
+    assert play(plane, kill_before=10) == expected
+    assert plane.counters.lost == 1

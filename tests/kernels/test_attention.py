@@ -1,0 +1,284 @@
+"""Paged attention: right against float64, and a row's bits are its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kernels import pool
+from kernels.attention import BLOCK_SIZE, allocate_cache, paged_attention, write_cache
+from tests.support.paths import ROOT
+
+HEAD_DIMS = (32, 48, 64, 80, 128, 256, 20)
+GROUPS = ((1, 1), (4, 2), (3, 1), (7, 1), (8, 2), (6, 6))  # query heads, kv heads
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Case:
+    """Sequences whose last tokens are queried: ``(context length, queried rows)`` each."""
+
+    query: torch.Tensor  # [T, H, D]
+    keys: list[torch.Tensor]  # [length, Hkv, D] per sequence
+    values: list[torch.Tensor]
+    row_sequence: torch.Tensor  # [T]
+    positions: torch.Tensor  # [T]
+    scale: float
+    window: int
+    softcap: float
+
+
+def make_case(
+    sequences: list[tuple[int, int]],
+    heads: int,
+    kv_heads: int,
+    width: int,
+    *,
+    window: int = 0,
+    softcap: float = 0.0,
+    seed: int = 0,
+) -> Case:
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    owners = [s for s, (_, rows) in enumerate(sequences) for _ in range(rows)]
+    positions = [p for length, rows in sequences for p in range(length - rows, length)]
+    return Case(
+        query=normal(len(owners), heads, width) * 2,
+        keys=[normal(length, kv_heads, width) for length, _ in sequences],
+        values=[normal(length, kv_heads, width) for length, _ in sequences],
+        row_sequence=torch.tensor(owners, dtype=torch.int32),
+        positions=torch.tensor(positions, dtype=torch.int32),
+        scale=width**-0.5,
+        window=window,
+        softcap=softcap,
+    )
+
+
+def fill(case: Case, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Caches with the case's keys in scattered blocks, NaN everywhere else, and block tables."""
+    blocks = [-(-keys.shape[0] // BLOCK_SIZE) for keys in case.keys]
+    total = sum(blocks) + 3
+    key_cache, value_cache = allocate_cache(total, *case.keys[0].shape[1:])
+    key_cache.fill_(float("nan"))
+    value_cache.fill_(float("nan"))
+    order = torch.randperm(total, generator=torch.Generator().manual_seed(seed)).int()
+    tables = torch.zeros(len(blocks), max(blocks), dtype=torch.int32)
+    for s, (keys, values, count) in enumerate(zip(case.keys, case.values, blocks, strict=True)):
+        tables[s, :count] = order[sum(blocks[:s]) :][:count]
+        place = torch.arange(keys.shape[0])
+        slots = tables[s][place // BLOCK_SIZE].long() * BLOCK_SIZE + place % BLOCK_SIZE
+        write_cache(keys, values, slots, key_cache, value_cache)
+    return key_cache, value_cache, tables
+
+
+def attend(
+    case: Case, *, seed: int = 0, rows: slice = slice(None), implementation: str | None = None
+) -> torch.Tensor:
+    caches_and_tables = fill(case, seed)
+    return paged_attention(
+        case.query[rows],
+        *caches_and_tables,
+        case.row_sequence[rows],
+        case.positions[rows],
+        case.scale,
+        case.window,
+        case.softcap,
+        implementation=implementation,  # type: ignore[arg-type]
+    )
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    heads, kv_heads = draw(st.sampled_from(GROUPS))
+    sequences = []
+    for _ in range(draw(st.integers(1, 3))):
+        length = draw(st.integers(1, 90))
+        sequences.append((length, draw(st.integers(1, length))))
+    return make_case(
+        sequences,
+        heads,
+        kv_heads,
+        draw(st.sampled_from(HEAD_DIMS)),
+        window=draw(st.sampled_from((0, 1, 5, 16, 23, 64))),
+        softcap=draw(st.sampled_from((0.0, 0.0, 2.0, 50.0))),
+        seed=draw(st.integers(0, 2**31)),
+    )
+
+
+@settings(deadline=None, max_examples=200)
+@given(case=cases())
+def test_agrees_with_float64(case: Case) -> None:
+    """A score of up to 256 terms of size 2 errs by some 10^-6, values are of size 1."""
+    result = attend(case)
+    expected = attend(case, implementation="reference")
+    assert float((result - expected).abs().max()) < 2e-5
+
+
+@settings(deadline=None, max_examples=150)
+@given(case=cases(), data=st.data())
+def test_a_row_has_the_same_bits_in_every_batch(case: Case, data: st.DataObject) -> None:
+    """Alone, in any piece of the batch, and wherever its blocks lie."""
+    whole = attend(case, seed=1)
+    total = whole.shape[0]
+    start = data.draw(st.integers(0, total - 1))
+    stop = data.draw(st.integers(start + 1, total))
+    assert torch.equal(attend(case, seed=2, rows=slice(start, stop)), whole[start:stop])
+    alone = [attend(case, seed=3, rows=slice(t, t + 1)) for t in range(start, min(stop, start + 4))]
+    assert torch.equal(torch.cat(alone), whole[start : start + len(alone)])
+
+
+def test_rows_in_any_order_have_the_same_bits() -> None:
+    case = make_case([(70, 60), (33, 33)], 4, 2, 64)
+    whole = attend(case)
+    order = torch.randperm(93, generator=torch.Generator().manual_seed(4))
+    shuffled = paged_attention(
+        case.query[order],
+        *fill(case, 5),
+        case.row_sequence[order],
+        case.positions[order],
+        case.scale,
+    )
+    assert torch.equal(shuffled, whole[order])
+
+
+def test_threads_do_not_change_bits() -> None:
+    case = make_case([(400, 300), (90, 90), (500, 1)], 4, 2, 64)
+    whole = attend(case)
+    pool.set_threads(3)
+    try:
+        assert torch.equal(attend(case), whole)
+    finally:
+        pool.set_threads(1)
+
+
+def test_a_long_context_is_right() -> None:
+    case = make_case([(3000, 2)], 4, 2, 64)
+    expected = attend(case, implementation="reference")
+    assert float((attend(case) - expected).abs().max()) < 5e-6
+
+
+def test_extreme_scores_neither_overflow_nor_vanish() -> None:
+    case = make_case([(40, 40)], 2, 1, 32, seed=6)
+    case.keys[0].mul_(300.0)
+    result, expected = attend(case), attend(case, implementation="reference")
+    assert bool(result.isfinite().all())
+    # Scores of size 10^4 keep an absolute error of about 10^-3 in float32.
+    assert float((result - expected).abs().max()) < 2e-2
+
+
+def test_what_an_earlier_owner_left_behind_cannot_leak() -> None:
+    """`fill` leaves NaN in every slot that belongs to nobody."""
+    case = make_case([(17, 3), (5, 5)], 4, 2, 48, window=4, softcap=3.0)
+    assert bool(attend(case).isfinite().all())
+
+
+def test_writes_go_where_the_reference_puts_them() -> None:
+    generator = torch.Generator().manual_seed(7)
+    key, value = (torch.randn(9, 3, 20, generator=generator) for _ in range(2))
+    slots = torch.randperm(4 * BLOCK_SIZE, generator=generator)[:9]
+    ours, expected = allocate_cache(4, 3, 20), allocate_cache(4, 3, 20)
+    write_cache(key, value, slots, *ours)
+    write_cache(key, value, slots, *expected, implementation="reference")
+    assert all(torch.equal(a, b) for a, b in zip(ours, expected, strict=True))
+
+
+def test_head_counts_and_cache_types_that_do_not_fit_are_refused() -> None:
+    case = make_case([(5, 5)], 4, 2, 32)
+    with pytest.raises(ValueError, match="evenly"):
+        paged_attention(
+            case.query[:, :3], *fill(case, 0), case.row_sequence, case.positions, case.scale
+        )
+    with pytest.raises(ValueError, match="float32"):
+        allocate_cache(1, 1, 32, dtype=torch.bfloat16)
+
+
+def test_queries_of_any_stride_are_taken() -> None:
+    """transformers hands over [1, H, T, D]."""
+    case = make_case([(20, 20)], 4, 2, 32)
+    strided = case.query.transpose(0, 1).contiguous().transpose(0, 1)
+    result = paged_attention(strided, *fill(case, 0), case.row_sequence, case.positions, case.scale)
+    assert torch.equal(result, attend(case))
+
+
+# -- triton ---------------------------------------------------------------------------------------
+
+TRITON_CASES = (
+    make_case([(5, 5), (130, 1), (101, 70)], 4, 2, 64),
+    make_case([(90, 3), (33, 33)], 7, 1, 48, window=19),
+    make_case([(150, 40), (1, 1)], 5, 5, 80, softcap=2.0),
+    make_case([(70, 2)], 2, 2, 256, window=33, softcap=5.0),
+)
+SPLITS = (1024, 64)  # keys per split: one split, several
+
+
+def triton_difference(device: str, dtype: torch.dtype) -> float:
+    """Largest difference of the Triton kernel to the float64 reference of the same inputs."""
+    from kernels.attention import triton_kernel
+
+    largest = 0.0
+    for case in TRITON_CASES:
+        key_cache, value_cache, tables = fill(case, 8)
+        caches = [cache.to(dtype) for cache in (key_cache, value_cache)]
+        query = case.query.to(dtype)
+        rows = (case.row_sequence, case.positions)
+        limits = (case.scale, case.window, case.softcap)
+        expected = paged_attention(
+            query.double(), *caches, tables, *rows, *limits, implementation="reference"
+        )
+        moved = [each.to(device) for each in (query, *caches, tables, *rows)]
+        for split in SPLITS:
+            out = torch.full_like(moved[0], float("nan"))
+            triton_kernel.paged_attention(*moved, *limits, out, split_keys=split)
+            difference = (out.cpu().double() - expected).abs().max()
+            assert bool(difference.isfinite())
+            largest = max(largest, float(difference))
+    return largest
+
+
+def test_triton_kernel_agrees_with_float64_in_the_interpreter() -> None:
+    """In a process of its own: the interpreter is chosen when triton is imported."""
+    pytest.importorskip("triton")
+    program = (
+        "import sys, torch; sys.path.insert(0, 'tests'); torch.set_num_threads(1); "
+        "from test_attention import triton_difference; "
+        "print(triton_difference('cpu', torch.float32))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout.split()[-1]) < 5e-6
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-5), (torch.bfloat16, 4e-2)])
+def test_triton_kernel_agrees_with_float64_on_a_gpu(dtype: torch.dtype, limit: float) -> None:
+    assert triton_difference("cuda", dtype) < limit
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_cache_writes_on_a_gpu_go_where_the_reference_puts_them() -> None:
+    generator = torch.Generator().manual_seed(10)
+    key, value = (torch.randn(9, 3, 32, generator=generator).cuda() for _ in range(2))
+    slots = torch.randperm(4 * BLOCK_SIZE, generator=generator)[:9].cuda()
+    ours, expected = (allocate_cache(4, 3, 32, device="cuda") for _ in range(2))
+    write_cache(key, value, slots, *ours)
+    write_cache(key, value, slots, *expected, implementation="reference")
+    assert all(torch.equal(a, b) for a, b in zip(ours, expected, strict=True))

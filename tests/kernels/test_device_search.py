@@ -1,0 +1,380 @@
+"""The search on a device: nothing that can still matter is lost, and nothing else is kept.
+
+The same checks run in Triton's interpreter, in a process of its own (it is chosen when triton is
+imported), and on a CUDA device where there is one.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from actors.head.ladder import Ladder
+from actors.head.output_rows import NonFiniteHiddenError
+from actors.head.shard import Shard
+from actors.messages import Certificate, Need, Request, RowDecision, SamplingParameters
+from actors.states.needs import flatten_adjustments, flatten_needs
+from actors.states.sequence_state import SequenceState
+from kernels.penalties import adjust
+from kernels.quantize import quantize
+from kernels.rows import canonical_logits, postprocess
+from kernels.screen import Screened
+from kernels.search.reference import compared_values, outward
+from tests.support.decisions import screen_and_decide
+from tests.support.paths import ROOT
+from tests.support.search_answers import answer
+from tests.support.search_cases import random_adjustment
+
+KINDS = ("greedy", "top1", "topk", "minp")
+# Post-processing: nothing, bias, scale, soft-cap, all of it.
+HEADS = ((False, 1.0, None), (True, 1.0, None), (False, 0.125, None), (True, 0.7, 5.0))
+
+
+def _need(random: np.random.Generator, kind: str, size: int, adjusted: bool) -> Need:
+    adjustment = None
+    if adjusted:
+        adjustment = replace(random_adjustment(random, size), allowed=None)
+    return Need(
+        kind="top1" if kind == "greedy" else kind,  # type: ignore[arg-type]
+        k=int(random.integers(1, 9)),
+        min_p=float(random.choice([1e-3, 0.5])),
+        key=int(random.integers(0, 2**64, dtype=np.uint64)),
+        position=int(random.integers(0, 1000)),
+        inverse_temperature=0.0
+        if kind == "greedy"
+        else float(np.float32(random.choice([0.5, 1.0, 1 / 0.7, 20.0]))),
+        adjustment=adjustment,
+    )
+
+
+def _weights(random: np.random.Generator, size: int, flavour: str) -> np.ndarray:
+    weight = random.standard_normal((size, 16)).astype(np.float32)
+    if flavour == "ties":
+        return weight.round(0)
+    if flavour == "duplicates":
+        return weight[random.integers(0, max(size // 3, 1), size)]
+    if flavour == "zero":
+        return np.zeros_like(weight)
+    return weight
+
+
+def _run(
+    device: str,
+    random: np.random.Generator,
+    size: int,
+    flavour: str,
+    head: tuple[bool, float, float | None],
+    needs: list[Need],
+    *,
+    width: float = 0.02,
+    capacity: int = 128,
+    leaders: int = 8,
+    slack_factor: float = 1.0,
+    terms: int = 2,
+) -> bool:
+    """Checks one search against brute force and the reference; True if no answer was lost."""
+    from kernels.search.gpu import search
+
+    rows = len(needs)
+    hidden = random.standard_normal((rows, 16)).astype(np.float32) * 2
+    weight = _weights(random, size, flavour)
+    has_bias, scale, softcap = head
+    bias = random.standard_normal(size).astype(np.float32) if has_bias else None
+    raw = canonical_logits(hidden, weight, implementation="reference")
+    norms = np.linalg.norm(weight.astype(np.float64), axis=1)
+    row_slack = np.stack([width * norms * random.random(size), norms + 1e-30])
+    row_slack = (row_slack * (1 + 1e-6)).astype(np.float32)
+    length = np.linalg.norm(hidden.astype(np.float64), axis=1)
+    hidden_slack = np.stack([length, 1e-5 * length, 1e-4 * length], axis=1)[:, :terms]
+    error = hidden_slack[:, :2] @ row_slack.astype(np.float64)
+    if terms == 3:
+        error += hidden_slack[:, 2:]
+    estimate = np.full((rows, size + int(random.integers(0, 70))), 1e30, np.float32)
+    sign = random.choice([-1.0, 1.0, 0.3], (rows, size))
+    estimate[:, :size] = raw + sign * error * (1 - 1e-5)
+    hidden_slack[:, 1] += 2.0**-23 * length  # the rounding of the line above
+
+    adjustments = flatten_adjustments([need.adjustment for need in needs])
+    flat = flatten_needs(needs)
+    packed = search.pack_support(adjustments, size)
+    integers, reals = search.pack_questions(flat)
+    reals[:, 2], reals[:, 3] = packed.slope, packed.size
+
+    def put(array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(device)
+
+    entries = np.zeros((len(packed.entries) + 1, 6), np.int32)
+    entries[:-1] = packed.entries
+    screened = Screened(put(estimate), put(row_slack), put(slack_factor * hidden_slack))
+    workspace = search.allocate(rows, size, capacity=capacity, leaders=leaders, device=device)
+    largest = float(row_slack[1].max())
+    search.search(
+        put(hidden),
+        put(weight),
+        screened,
+        search.post_processing(
+            None if bias is None else torch.from_numpy(bias), scale, softcap, largest, device
+        ),
+        search.Questions(put(integers), put(reals)),
+        search.Support(put(packed.offsets), put(entries)),
+        workspace,
+    )
+
+    every = np.arange(size, dtype=np.int32)
+    values = screened.estimate.cpu().numpy()[:, :size]  # post-processed and adjusted
+    tau, counts = workspace.thresholds.cpu().numpy(), workspace.counts.cpu().numpy()
+    factors = workspace.factors.cpu().numpy()
+    sound = True
+    for row, need in enumerate(needs):
+        canonical = postprocess(raw[row], bias=bias, scale=scale, softcap=softcap)
+        one = flatten_adjustments([need.adjustment])
+        canonical = adjust(every, canonical, np.array([0, size]), one)
+        # The candidates are exactly the ids whose upper bound reaches the threshold.
+        with np.errstate(invalid="ignore"):
+            slack = factors[row, 0] * row_slack[0] + factors[row, 1] * row_slack[1]
+            slack = slack + factors[row, 2] + np.abs(values[row]) * np.float32(2.0**-22)
+            upper = np.where(values[row] > -np.inf, values[row] + slack, -np.inf)
+        scores = compared_values(upper.astype(np.float32), every, flat, row)
+        scores = scores + (1e-5 if need.kind == "top1" and need.inverse_temperature else 0.0)
+        expected = np.flatnonzero((scores >= tau[row]) & (values[row] > -np.inf))
+        assert counts[row] == len(expected), (row, need.kind)
+        kept = workspace.candidates[row, : min(counts[row], capacity)].cpu().numpy()
+        assert np.array_equal(kept, expected[:capacity])
+        # Their canonical products, bit for bit.
+        products = workspace.logits[row, : len(kept)].cpu().numpy()
+        assert np.array_equal(products, raw[row, kept])
+        # Adjusted values are those of the kernel that adjusts (estimates know no soft-cap bits).
+        found = kept if counts[row] <= capacity else every
+        sound &= answer(need, found, canonical[found]) == answer(need, every, canonical)
+        sound &= bool(np.all(upper >= canonical))
+    if not adjustments.active.any() and not has_bias and scale == 1.0 and softcap is None:
+        # Without anything else the factors are those of the search on the CPU.
+        three = np.zeros(3)
+        three[:terms] = slack_factor * hidden_slack[0]
+        want = outward(values[0], row_slack, three)
+        got = factors[0, 0] * row_slack[0] + factors[0, 1] * row_slack[1] + factors[0, 2]
+        assert np.array_equal(got + np.abs(values[0]) * np.float32(2.0**-22), want)
+    return sound
+
+
+def check_no_answer_is_lost(device: str) -> None:
+    flavours = (("plain", 300), ("ties", 1100), ("duplicates", 65), ("zero", 30))
+    cases = [(HEADS[0], *flavour) for flavour in flavours]
+    cases += [(head, *flavours[0]) for head in HEADS[1:]]
+    for seed, (head, flavour, size) in enumerate(cases):
+        random = np.random.default_rng(seed)
+        needs = [_need(random, kind, size, seed % 2 == 0) for kind in KINDS]
+        needs.insert(2, _need(random, "top1", size, True))
+        assert _run(device, random, size, flavour, head, needs, terms=2 + seed % 2), seed
+
+
+def check_a_wrong_slack_is_noticed(device: str) -> None:
+    lost = 0
+    for seed in range(4):
+        random = np.random.default_rng(100 + seed)
+        needs = [_need(random, kind, 300, False) for kind in KINDS]
+        lost += not _run(device, random, 300, "plain", HEADS[0], needs, width=0.2, slack_factor=0.5)
+    assert lost >= 3
+
+
+def check_too_many_candidates_are_counted(device: str) -> None:
+    random = np.random.default_rng(200)
+    needs = [_need(random, kind, 300, False) for kind in KINDS]
+    assert _run(device, random, 300, "zero", HEADS[0], needs, capacity=16)
+    assert _run(device, random, 300, "plain", HEADS[0], needs, capacity=1, width=1.0)
+
+
+def check_the_threshold_is_the_answer_itself(device: str) -> None:
+    """With estimates that are exact, leaders are the best tokens and tau their k-th value."""
+    from kernels.search.gpu import search
+
+    random = np.random.default_rng(300)
+    size, k = 2500, 50
+    values = (3 * random.standard_normal((2, size))).astype(np.float32)
+    weight = np.zeros((size, 16), np.float32)
+    weight[:, 0] = values[0]
+    hidden = np.zeros((2, 16), np.float32)
+    hidden[:, 0] = 1.0
+    needs = flatten_needs([Need("topk", k=k), Need("top1", key=9, inverse_temperature=1.0)])
+    integers, reals = search.pack_questions(needs)
+
+    def put(array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array).to(device)
+
+    workspace = search.allocate(2, size, capacity=256, leaders=64, device=device)
+    search.search(
+        put(hidden),
+        put(weight),
+        Screened(put(values[[0, 0]]), put(np.zeros((2, size), np.float32)), put(np.zeros((2, 2)))),
+        search.post_processing(None, 1.0, None, 1.0, device),
+        search.Questions(put(integers), put(reals)),
+        search.Support(
+            torch.zeros(3, dtype=torch.int64, device=device),
+            torch.zeros(1, 6, dtype=torch.int32, device=device),
+        ),
+        workspace,
+    )
+    assert float(workspace.thresholds[0]) == float(np.sort(values[0])[-k])
+    assert workspace.counts.tolist() == [k, 1]
+    assert workspace.leader_counts.tolist() == [k, 4]
+
+
+PARAMETERS = (
+    SamplingParameters(temperature=0.0),
+    SamplingParameters(temperature=1.0, seed=3),
+    SamplingParameters(temperature=0.7, top_k=5, top_p=0.9, seed=4),
+    SamplingParameters(temperature=1.5, min_p=0.1, seed=5),
+    SamplingParameters(temperature=0.9, top_k=200, seed=6),  # beyond the room for leaders
+    SamplingParameters(temperature=1.0, top_p=0.8, seed=7),
+    SamplingParameters(temperature=0.0, logprobs=3),
+    SamplingParameters(temperature=0.0, repetition_penalty=1.3, frequency_penalty=0.4),
+    SamplingParameters(temperature=1.0, presence_penalty=-1.0, min_tokens=9, seed=8),
+    SamplingParameters(temperature=0.8, top_k=3, logit_bias=((7, 4.0), (9, -100.0)), seed=9),
+    SamplingParameters(temperature=1.0, allowed_ids=(3, 5, 250), bad_words=((5,),), seed=10),
+)
+
+
+def _decide(
+    shard: object, hidden: np.ndarray | torch.Tensor, size: int
+) -> tuple[list[RowDecision | None], tuple[Certificate, ...]]:
+    random = np.random.default_rng(0)
+    states = []
+    for row in range(len(hidden)):
+        prompt = tuple(random.integers(0, size, 12).tolist())
+        request = Request(f"r{row}", 0, prompt, PARAMETERS[row % len(PARAMETERS)], resumed_ids=(1,))
+        states.append(SequenceState(request, size, (2,)))
+    return screen_and_decide(shard, hidden, states)
+
+
+def _tokens(decisions: list[RowDecision | None]) -> list[tuple[object, ...]]:
+    return [(each.token_id, each.logprobs) for each in decisions if each is not None]
+
+
+def check_the_shard_draws_the_tokens_of_the_cpu(device: str) -> None:
+    from actors.head.device_shard import DeviceShard
+
+    generator = torch.Generator().manual_seed(1)
+    size, columns, rows = 300, 48, len(PARAMETERS)
+    hidden = torch.randn(rows, columns, generator=generator).numpy()
+    for kind, (has_bias, scale, softcap) in (("int8", HEADS[0]), ("int4", HEADS[3])):
+        weight = torch.randn(size + 5, columns, generator=generator).bfloat16()
+        bias = torch.randn(size + 5, generator=generator) if has_bias else None
+        tier = quantize(weight[:size], kind)  # type: ignore[call-overload]
+        ladder = Ladder({kind: tier}, ((1, kind),))
+        arguments = (weight, bias, softcap, scale, size)
+        expected, _ = _decide(Shard(*arguments), hidden, size)
+        ours = DeviceShard(*arguments, ladder, device=device, capacity=256, largest_k=8)
+        got, certificates = _decide(ours, hidden, size)
+        assert _tokens(got) == _tokens(expected)
+        assert [each.guarantee for each in certificates] == [
+            "dense" if row in (4, 5, 6, 10) else "deterministic" for row in range(rows)
+        ]
+        assert not any(each.fallback for each in certificates)
+        # Rows without room for their candidates have every logit computed, and say so.
+        cramped = DeviceShard(*arguments, ladder, device=device, capacity=1, largest_k=8)
+        got, certificates = _decide(cramped, hidden[:3], size)
+        assert _tokens(got) == _tokens(expected[:3])
+        assert certificates[2].fallback
+        assert certificates[2].guarantee == "dense"
+
+
+def check_hidden_states_that_are_not_finite_are_named(device: str) -> None:
+    from actors.head.device_shard import DeviceShard
+
+    weight = torch.randn(70, 16, generator=torch.Generator().manual_seed(2))
+    ladder = Ladder({"int8": quantize(weight, "int8")}, ((1, "int8"),))
+    shard = DeviceShard(weight, None, None, 1.0, 70, ladder, device=device)
+    hidden = torch.ones(3, 16)
+    hidden[1, 3] = float("nan")
+    hidden[2, 5] = float("inf")
+    for states in (hidden, hidden.to(device)):
+        with pytest.raises(NonFiniteHiddenError) as caught:
+            shard.rescore(shard.screen(states, [Need("top1")] * 3))
+        assert caught.value.rows == (1, 2)
+
+
+CHECKS = (
+    check_the_shard_draws_the_tokens_of_the_cpu,
+    check_hidden_states_that_are_not_finite_are_named,
+    check_no_answer_is_lost,
+    check_a_wrong_slack_is_noticed,
+    check_too_many_candidates_are_counted,
+    check_the_threshold_is_the_answer_itself,
+)
+
+
+def test_the_search_keeps_its_promises_in_the_interpreter() -> None:
+    pytest.importorskip("triton")
+    program = (
+        "import sys; sys.path.insert(0, 'tests'); import test_device_search as checks\n"
+        "for check in checks.CHECKS: check('cpu')\n"
+    )
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    subprocess.run([sys.executable, "-c", program], check=True, env=environment, cwd=ROOT)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_the_search_keeps_its_promises_on_the_gpu(check: object) -> None:
+    check("cuda")  # type: ignore[operator]
+
+
+COMPILE = """
+import sys; sys.path.insert(0, "tests")
+import numpy as np, torch
+from tests.support.compile_only import check, compiling
+from actors.head.device_shard import DeviceShard
+from actors.head.ladder import Ladder
+from actors.messages import Need
+from kernels.dense import Draws, dense_gumbel
+from kernels.quantize import quantize
+from kernels.rows import canonical_logits
+weight = torch.randn(1300, 256).bfloat16()
+ladder = Ladder({kind: quantize(weight, kind) for kind in ("int8", "int4")}, ((1, "int8"),))
+with compiling() as compiled:
+    plain = DeviceShard(weight, None, None, 1.0, 1300, ladder, device="cpu")
+    plain.screen(torch.zeros(1, 256), [Need("top1")])
+    shard = DeviceShard(weight, torch.zeros(1300), 30.0, 0.5, 1300, ladder, device="cpu")
+    shard.start_with(((1, "int4"),))
+    shard.screen(torch.zeros(64, 256), [Need("top1")] * 64)
+    canonical_logits(torch.zeros(2, 256), weight, implementation="triton")
+    for scale in (0.0, 1.0):
+        draws = Draws(np.zeros(1, np.uint64), np.zeros(1, np.uint64), np.full(1, scale))
+        dense_gumbel(torch.zeros(1, 256), weight, draws, implementation="triton")
+check(compiled)
+assert len({kernel.name for kernel in compiled}) >= 14
+"""
+
+
+def test_every_kernel_of_a_step_compiles_for_a_gpu() -> None:
+    """Down to machine code for compute capability 9.0, without a device."""
+    pytest.importorskip("triton")
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    subprocess.run([sys.executable, "-c", COMPILE], check=True, env=environment, cwd=ROOT)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("kind", ["int8", "int4", "int4-dither"])
+def test_replayed_graphs_draw_the_tokens_of_the_cpu(kind: str) -> None:
+    """Many steps of changing sizes and needs, also larger than any graph, from either memory."""
+    from actors.head.device_shard import DeviceShard
+
+    generator = torch.Generator().manual_seed(3)
+    size, columns = 5000, 256
+    weight = torch.randn(size, columns, generator=generator).bfloat16() / 16
+    tier = quantize(weight, kind)  # type: ignore[call-overload]
+    expected = Shard(weight, None, None, 1.0, size)
+    ours = DeviceShard(weight, None, None, 1.0, size, Ladder({kind: tier}, ((1, kind),)))
+    for step, rows in enumerate((1, 3, 64, 2, 100, 7, 1)):
+        hidden = 8 * torch.randn(rows, columns, generator=generator)
+        where = hidden.cuda() if step % 2 else hidden
+        got, _ = _decide(ours, where, size)
+        assert _tokens(got) == _tokens(_decide(expected, hidden.numpy(), size)[0])

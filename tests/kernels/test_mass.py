@@ -1,0 +1,111 @@
+"""The mass outside of a list of tokens is within its bounds, and plans lead to certificates."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from actors.states.needs import flatten_adjustments, flatten_needs
+from kernels.mass import outside_mass, plan
+from kernels.mass.reference import BIN_WIDTH
+from kernels.penalties import adjust
+from tests.support.search_cases import canonical_row, estimates_of, random_need
+
+settings.register_profile("mass", deadline=None)
+settings.load_profile("mass")
+
+
+def _outside_mass_holds(
+    seed: int, rows: int, size: int, flavour: str, width: float, slack_factor: float = 1.0
+) -> bool:
+    random = np.random.default_rng(seed)
+    canonical = np.stack([canonical_row(random, size, flavour) for _ in range(rows)])
+    estimates = estimates_of(random, canonical, width, slack_factor)
+    needs = [replace(random_need(random, size), inverse_temperature=0.5) for _ in range(rows)]
+    flat = flatten_adjustments([need.adjustment for need in needs])
+    search = flatten_needs(needs)
+    listed = [np.flatnonzero(random.random(size) < 0.3).astype(np.int32) for _ in range(rows)]
+    offsets = np.cumsum([0, *map(len, listed)])
+    arguments = (estimates, size, search, flat, np.concatenate(listed), offsets)
+    found = outside_mass(*arguments)
+    expected = outside_mass(*arguments, implementation="reference")
+    assert np.allclose(found, expected, rtol=1e-12, atol=1e-12)
+    holds = True
+    every = np.arange(size, dtype=np.int32)
+    for row, need in enumerate(needs):
+        one = flatten_adjustments([need.adjustment])
+        dense = adjust(every, canonical[row], np.array([0, size]), one).astype(np.float64)
+        outside = np.delete(dense, listed[row])
+        log_mass = np.logaddexp.reduce(outside * 0.5) if len(outside) else -np.inf
+        holds &= bool(found.log_lower[row] <= log_mass <= found.log_upper[row])
+        holds &= bool(outside.max(initial=-np.inf) <= found.largest[row])
+    return holds
+
+
+@given(
+    st.integers(0, 2**32),
+    st.integers(1, 3),
+    st.integers(1, 200),
+    st.sampled_from(["plain", "ties", "zero", "duplicates"]),
+    st.sampled_from([0.0, 1e-5, 0.3]),
+)
+def test_the_outside_mass_is_within_its_bounds(
+    seed: int, rows: int, size: int, flavour: str, width: float
+) -> None:
+    assert _outside_mass_holds(seed, rows, size, flavour, width)
+
+
+def test_a_wrong_mass_is_noticed() -> None:
+    assert sum(not _outside_mass_holds(seed, 3, 200, "plain", 0.3, 0.5) for seed in range(50)) > 10
+
+
+@given(
+    st.integers(0, 2**32),
+    st.integers(1, 3),
+    st.integers(1, 300),
+    st.sampled_from(["plain", "ties", "zero", "duplicates"]),
+    st.sampled_from([0.0, 1e-5, 0.3]),
+    st.booleans(),
+)
+def test_plans_agree_with_the_reference(
+    seed: int, rows: int, size: int, flavour: str, width: float, epsilon: bool
+) -> None:
+    random = np.random.default_rng(seed)
+    canonical = np.stack([canonical_row(random, size, flavour) for _ in range(rows)])
+    estimates = estimates_of(random, canonical, width, 1.0)
+    needs = [replace(random_need(random, size), inverse_temperature=0.5) for _ in range(rows)]
+    needs = [replace(need, adjustment=None) for need in needs]
+    flat = flatten_adjustments([None] * rows)
+    arguments = (
+        estimates,
+        size,
+        flatten_needs(needs),
+        flat,
+        random.uniform(0.05, 0.99, rows),
+        np.full(rows, 0.1 if epsilon else 0.0),
+    )
+    ours, expected = plan(*arguments), plan(*arguments, implementation="reference")
+    # The order of sums, and empty bins, decide at edges only: the plans are a bin apart at most.
+    distance = (canonical.max(axis=1, keepdims=True) - canonical) * 0.5
+    fullest = [np.bincount((each / BIN_WIDTH).astype(np.int64)).max() for each in distance]
+    assert np.all(np.abs(ours - expected) <= np.maximum(fullest, max(0.2 * size, 5)))
+    assert np.all((ours >= 1) & (ours <= size))
+
+
+@pytest.mark.parametrize("top_p", [0.5, 0.9])
+def test_a_plan_holds_the_nucleus(top_p: float) -> None:
+    random = np.random.default_rng(1)
+    canonical = (3 * random.standard_normal((1, 20_000))).astype(np.float32)
+    estimates = estimates_of(random, canonical, 1e-6, 1.0)
+    need = flatten_needs(
+        [replace(random_need(random, 10), kind="nucleus", inverse_temperature=1.0)]
+    )
+    none = flatten_adjustments([None])
+    count = plan(estimates, 20_000, need, none, np.array([top_p]), np.zeros(1))[0]
+    masses = np.sort(np.exp(canonical[0].astype(np.float64)))[::-1]
+    nucleus = int(np.searchsorted(np.cumsum(masses), top_p * masses.sum())) + 1
+    assert nucleus <= count < 4 * nucleus + 100

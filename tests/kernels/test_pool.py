@@ -1,0 +1,72 @@
+"""Work is shared out whole and in order, and stale kernels are never loaded."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kernels import pool
+from kernels.compile_cache import sources_digest
+from tests.support.paths import ROOT
+
+
+@given(sizes=st.lists(st.integers(1, 50), min_size=1, max_size=40), parts=st.integers(1, 8))
+def test_shares_cover_everything_once_in_order(sizes: list[int], parts: int) -> None:
+    shares = pool.even_shares(sizes, parts)
+    assert 1 <= len(shares) <= parts
+    assert [i for first, last in shares for i in range(first, last)] == list(range(len(sizes)))
+    largest = max(sum(sizes[first:last]) for first, last in shares)
+    assert largest <= sum(sizes) / parts + max(sizes)
+
+
+def test_every_piece_runs_and_errors_come_back() -> None:
+    try:
+        pool.set_threads(3)
+        done: list[int] = []
+        pool.run([lambda i=i: done.append(i) for i in range(5)])  # type: ignore[misc]
+        assert sorted(done) == list(range(5))
+
+        def fail() -> None:
+            raise ArithmeticError("broken")
+
+        with pytest.raises(ArithmeticError):
+            pool.run([lambda: None, fail])
+    finally:
+        pool.set_threads(1)
+    with pytest.raises(ValueError, match="at least 1"):
+        pool.set_threads(0)
+
+
+def test_the_compile_cache_follows_every_source(tmp_path: Path) -> None:
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "a.py").write_text("x = 1\n")
+    (tmp_path / "inner" / "b.py").write_text("y = 1\n")
+    before = sources_digest(tmp_path)
+    assert sources_digest(tmp_path) == before
+    (tmp_path / "inner" / "b.py").write_text("y = 2\n")
+    assert sources_digest(tmp_path) != before
+
+
+@pytest.mark.parametrize("chosen", [None, "elsewhere"])
+def test_compiled_kernels_lie_in_the_cache_folder(tmp_path: Path, chosen: str | None) -> None:
+    environment = {key: value for key, value in os.environ.items() if key != "NUMBA_CACHE_DIR"}
+    environment["XDG_CACHE_HOME"] = str(tmp_path)
+    if chosen is not None:
+        environment["NUMBA_CACHE_DIR"] = str(tmp_path / chosen)
+    code = "import numba, kernels; print(numba.config.CACHE_DIR)"
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    expected = f"{tmp_path}/lexshard/kernels-" if chosen is None else str(tmp_path / chosen)
+    assert result.stdout.startswith(expected)

@@ -1,0 +1,231 @@
+"""``python -m loadtest.gpu``: runs where little is installed, in the time it promises."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from kernels.quantize import Kind, quantize
+from loadtest.bench.record import Measure, Report
+from loadtest.gpu.__main__ import NO_DEVICE, main
+from loadtest.gpu.budget import Budget
+from loadtest.gpu.checks import gpu_test_files, joined, read_outcome
+from loadtest.gpu.summary import summary_page
+from loadtest.gpu.synthetic import Shape, make_hidden, make_weight, quantize_in_parallel
+from loadtest.gpu.timing import Call, copy_bandwidth, in_turns
+from tests.support.paths import ROOT
+
+# What the product may need elsewhere and a bare CUDA machine lacks.
+ABSENT = (
+    "faiss",
+    "fastapi",
+    "httpx",
+    "msgspec",
+    "openai",
+    "orjson",
+    "prometheus_client",
+    "pydantic",
+    "ray",
+    "starlette",
+    "uvicorn",
+    "zmq",
+)
+IMPORTS = """
+import importlib, importlib.abc, sys
+
+class Refuse(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ABSENT:
+            raise ModuleNotFoundError(f"{name} is not on a bare CUDA machine", name=name)
+
+sys.meta_path.insert(0, Refuse())
+sys.path.insert(0, "tests")
+for name in NAMES:
+    importlib.import_module(name)
+assert not ABSENT & {name.partition(".")[0] for name in sys.modules}
+"""
+
+
+class HostTimer:
+    """Stands for a device where there is none."""
+
+    device = "cpu"
+
+    def captured(self, call: Call) -> Call:
+        call()
+        return call
+
+    def device_run(self, call: Call, repeats: int) -> float:
+        started = time.perf_counter()
+        call()
+        return 1e3 * (time.perf_counter() - started)
+
+    wall_run = device_run
+
+
+def test_nothing_is_imported_that_a_bare_cuda_machine_lacks() -> None:
+    pytest.importorskip("triton")
+    names = ["conftest", *(path.stem for path in gpu_test_files())]
+    names += ["loadtest.gpu.__main__", "loadtest.gpu.head", "loadtest.gpu.timing"]
+    script = f"ABSENT = set({ABSENT!r})\nNAMES = {names!r}\n{IMPORTS}"
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_module_with_a_gpu_test_is_run() -> None:
+    names = {path.name for path in gpu_test_files()}
+    assert {"test_device_search.py", "test_dense.py", "test_rows.py", "test_screen.py"} <= names
+    assert "test_kv_cache.py" not in names
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
+def test_without_a_cuda_device_it_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--out", str(tmp_path)]) == NO_DEVICE
+    assert "no CUDA device" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_part_never_outlasts_the_whole() -> None:
+    now = [100.0]
+    whole = Budget(10.0, clock=lambda: now[0])
+    part = whole.part(8.0)
+    now[0] += 7.0
+    late = whole.part(8.0)
+    assert (whole.left, part.left, late.left) == (3.0, 1.0, 3.0)
+    now[0] += 5.0
+    assert whole.spent
+    assert late.spent
+    assert late.left == 0.0
+
+
+def test_a_spent_budget_ends_after_one_turn() -> None:
+    turns: list[str] = []
+
+    def run(call: Call, repeats: int) -> float:
+        call()
+        return 1.0
+
+    calls = {name: (lambda name=name: turns.append(name)) for name in ("a", "b")}
+    times = in_turns(run, calls, 5, Budget(0.0))
+    assert times == {"a": [1.0], "b": [1.0]}
+    assert turns == ["a", "b", "a", "b"]  # once to see how long it takes, once measured
+
+
+def test_pytest_s_last_line_is_understood() -> None:
+    outcome = read_outcome("...\n3 failed, 40 passed, 2 skipped, 1 error in 9.1s", finished=True)
+    assert (outcome.passed, outcome.failed, outcome.skipped) == (40, 4, 2)
+    assert not outcome.sound
+    assert not read_outcome("40 passed in 3s", finished=False).sound
+    assert not read_outcome("2 skipped in 3s", finished=True).sound
+    sound = read_outcome("40 passed in 3s", finished=True)
+    assert sound.sound
+    assert joined([sound, sound]).passed == 80
+    assert not joined([sound, outcome]).sound
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4", "int4-dither"])
+def test_threads_make_the_same_tier(kind: Kind) -> None:
+    weight = torch.randn(5000, 96, generator=torch.Generator().manual_seed(0)).bfloat16()
+    together, alone = quantize_in_parallel(weight, kind, 3), quantize(weight, kind)
+    for field in dataclasses.fields(alone):
+        ours, expected = (getattr(tier, field.name) for tier in (together, alone))
+        if isinstance(expected, np.ndarray):
+            assert np.array_equal(ours, expected), field.name
+    assert together.hidden_limit == pytest.approx(float(alone.hidden_limit), rel=0.05)
+    assert together.largest_size == alone.largest_size
+
+
+def test_hidden_states_have_the_likely_tokens_they_promise() -> None:
+    weight = make_weight(Shape("test", 4000, 2304), 0, "cpu")
+    hidden = make_hidden(weight, 4, 1)
+    logits = (hidden @ weight.float().T).sort(dim=1, descending=True).values
+    assert torch.all((logits[:, 0] > 18) & (logits[:, 0] < 34))
+    assert torch.all((logits[:, 50] > 7) & (logits[:, 50] < 12))
+    assert 2.0 < float(logits[:, 64:].std()) < 2.8
+
+
+BENCH = """
+import sys
+import torch
+from pathlib import Path
+from loadtest.bench.record import Report
+from loadtest.gpu.budget import Budget
+from loadtest.gpu.head import Bench, Settings
+from loadtest.gpu.synthetic import Shape
+from tests.loadtest.test_loadtest_gpu import HostTimer
+report = Report({}, {}, "test", 0)
+tiers = (("int8", ("sample", "top-50")), ("int4", ("greedy",)))
+settings = Settings(batches=(2,), tiers=tiers, runs=1, checked_rows=2, capacity=128)
+bench = Bench(Shape("test", 400, 64), HostTimer(), report, Budget(600), settings, lambda: None)
+torch.Tensor.bfloat16 = torch.Tensor.float  # the interpreter's products do not know bf16
+wrong = bench.run()
+assert wrong == 0, wrong
+report.write(Path(sys.argv[1]))
+"""
+
+
+@pytest.mark.slow
+def test_the_head_benchmark_runs_in_the_interpreter(tmp_path: Path) -> None:
+    """Every case, with its competitors; the times mean nothing."""
+    pytest.importorskip("triton")
+    path = tmp_path / "gpu.json"
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", BENCH, str(path)]
+    subprocess.run(command, check=True, env=environment, cwd=ROOT)
+    found = json.loads(path.read_text())
+    cases = {
+        (case["tier"], case["rows"], case["wish"], case["measure"])
+        for case in (each["case"] for each in found["results"])
+        if "wish" in case and "rows" in case
+    }
+    measures = {"rescored", "fallbacks", "step"}
+    assert {("int8", 2, "top-50", measure) for measure in measures} <= cases
+    assert ("int8", 2, "sample", "device") in cases
+    against = {each["against"] for each in found["ratios"]}
+    assert {"cuBLAS + argmax", "fused dense", "fused dense + Gumbel"} <= against
+
+
+def test_the_page_shows_what_was_measured_and_nothing_else() -> None:
+    report = Report({"gpu": "NVIDIA H200"}, {"torch": "2.11"}, "python -m loadtest.gpu", 0)
+    empty = summary_page(report, None, finished=False, wrong=0)
+    assert "Time ran out" in empty
+    assert empty.count("Not run.") == 3
+    case = {"head": "128,256 x 4,096", "model": "m", "tier": "int8", "rows": 1, "wish": "greedy"}
+    device = Measure("device", "ms", higher_is_better=False)
+    rescored = Measure("rescored", "tokens per row", higher_is_better=False)
+    bandwidth = Measure("bandwidth", "GB/s", higher_is_better=True)
+    report.add(case, rescored, {"certified": [2.0, 4.0]})
+    report.add(case, device, {"certified": [0.1], "cuBLAS + argmax": [0.3]}, ours="certified")
+    report.add({"what": "memory"}, bandwidth, {"copy": [4000.0]})
+    report.add({k: case[k] for k in ("head", "tier", "rows")}, bandwidth, {"screen": [3000.0]})
+    outcome = read_outcome("7 passed in 1s", finished=True)
+    page = summary_page(report, outcome, finished=True, wrong=0)
+    assert "Not run." not in page
+    assert "7 passed, 0 failed, 0 skipped." in page
+    assert "| 3.00 |" in page
+    assert "cuBLAS + argmax 0.30 (**3.00x**)" in page
+    assert "| 3,000 | 75% |" in page
+
+
+def test_the_copy_is_counted_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loadtest.gpu.timing.COPIED_BYTES", 1000)
+
+    class Millisecond(HostTimer):
+        def device_run(self, call: Call, repeats: int) -> float:
+            call()
+            return 1.0
+
+    assert copy_bandwidth(Millisecond(), Budget(10), runs=2) == [2e-3, 2e-3]

@@ -1,0 +1,300 @@
+"""The demo checkpoints that ship in ``models/`` and the recipe that makes them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from jinja2.exceptions import TemplateError
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from serve_app.commands.demo_train import main
+from serve_app.demo import train_demo
+from serve_app.demo.corpus import clean_book, load_corpus
+from serve_app.demo.evaluate import ended_count
+from serve_app.demo.loss import fused_cross_entropy, fused_distillation
+from serve_app.demo.network import hidden_states, initial_weights, rotary_table
+from serve_app.demo.pipeline import DRAFT_FOLDER, TARGET_FOLDER
+from serve_app.demo.prepare import prepare
+from serve_app.demo.recipe import DemoRecipe, Measurement, Mixture, NetworkShape, Schedule
+from serve_app.demo.stages import target_checkpoint, target_trainer, train_target
+from serve_app.demo.tokenizer import render_chat
+from tests.support.paths import ROOT
+
+MODELS = ROOT / "models"
+LARGEST_PAIR = 45_000_000
+CONVERSATION = [
+    {"role": "system", "content": "Be kind."},
+    {"role": "user", "content": "Hello, it's 12:30!"},
+    {"role": "assistant", "content": "Good day."},
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def shipped() -> tuple[Any, Any]:
+    target = AutoModelForCausalLM.from_pretrained(MODELS / TARGET_FOLDER, dtype=torch.float32)
+    return target.eval(), AutoTokenizer.from_pretrained(MODELS / TARGET_FOLDER)
+
+
+@pytest.fixture(scope="module")
+def evaluation() -> dict[str, Any]:
+    return json.loads((MODELS / TARGET_FOLDER / "evaluation.json").read_text(encoding="utf-8"))
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    """A tiny folder of the shape the command takes."""
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    paragraph = (
+        "Once upon a time there was an old king who lived in a castle by the sea, number {}. "
+        "He had a dog and a horse, and he was fond of both of them. "
+        "Every morning he walked in the garden and looked at the roses and at the ships. "
+        'One day a bird came and said, "Good morning, your majesty." The king was glad.'
+    )
+    books = [
+        "\n\n".join(paragraph.format(7 * book + row) for row in range(40)) for book in range(4)
+    ]
+    (folder / "tales.txt").write_text("\n\n<|endoftext|>\n\n".join(books), encoding="utf-8")
+    turns = [["U", "I need a room for 2 nights."], ["S", "In which city?"], ["U", "In York."]]
+    records = [
+        {"id": f"{part}/{number}", "services": [], "turns": [*turns, ["S", f"Room {number}."]]}
+        for part in ("train", "test")
+        for number in range(60)
+    ]
+    lines = "\n".join(json.dumps(record) for record in records)
+    (folder / "talk.jsonl").write_text(lines, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def recipe() -> DemoRecipe:
+    schedule = Schedule(
+        tokens=8 * 256,
+        batch_tokens=256,
+        micro_tokens=64,
+        sequence=64,
+        long_sequence=128,
+        long_fraction=0.25,
+        warmup_steps=2,
+        frequent_tokens=64,
+        sampled_tokens=32,
+    )
+    shape = NetworkShape(
+        hidden=32, layers=1, heads=2, kv_heads=1, intermediate=48, vocabulary=400, positions=128
+    )
+    return DemoRecipe(
+        tokenizer_sample_bytes=40_000,
+        mixture=Mixture(held_out_books=1, story_chat_records=50),
+        target=shape,
+        draft=shape,
+        target_schedules=(schedule, replace(schedule, muon_rate=0.01)),
+        draft_schedule=schedule,
+        measurement=Measurement(
+            held_out_bytes=5_000,
+            end_prompts=4,
+            end_tokens=8,
+            match_prompts=4,
+            match_tokens=8,
+            sample_tokens=8,
+            shipped_prompts=2,
+        ),
+    )
+
+
+def test_shipped_pair_is_small_and_shares_its_tokenizer(shipped: tuple[Any, Any]) -> None:
+    target, tokenizer = shipped
+    draft = AutoModelForCausalLM.from_pretrained(MODELS / DRAFT_FOLDER)
+    other = AutoTokenizer.from_pretrained(MODELS / DRAFT_FOLDER)
+    assert target.config.vocab_size == draft.config.vocab_size == 16_384
+    assert len(tokenizer) == len(other) == 16_384
+    assert tokenizer.get_vocab() == other.get_vocab()
+    files = [
+        path
+        for folder in (TARGET_FOLDER, DRAFT_FOLDER)
+        for path in (MODELS / folder).rglob("*")
+        if path.is_file()
+    ]
+    assert sum(path.stat().st_size for path in files) <= LARGEST_PAIR
+    stored = load_file(MODELS / TARGET_FOLDER / "model.safetensors")
+    assert {value.dtype for value in stored.values()} == {torch.bfloat16}
+
+
+def test_chat_template_round_trip(shipped: tuple[Any, Any]) -> None:
+    _, tokenizer = shipped
+    text = tokenizer.apply_chat_template(CONVERSATION, tokenize=False)
+    assert text == render_chat(CONVERSATION)
+    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+    prompt = tokenizer.apply_chat_template(
+        CONVERSATION[:2], tokenize=False, add_generation_prompt=True
+    )
+    assert text.startswith(prompt)
+    assert prompt.endswith("<|assistant|>\n")
+    unfinished = tokenizer.apply_chat_template(
+        CONVERSATION, tokenize=False, continue_final_message=True
+    )
+    assert unfinished == prompt + "Good day."
+
+
+def test_chat_template_rejects_unknown_roles(shipped: tuple[Any, Any]) -> None:
+    _, tokenizer = shipped
+    with pytest.raises(TemplateError, match="unknown role"):
+        tokenizer.apply_chat_template([{"role": "wizard", "content": "x"}], tokenize=False)
+
+
+def test_tokenizer_keeps_bytes_and_splits_digits(shipped: tuple[Any, Any]) -> None:
+    _, tokenizer = shipped
+    text = "Zürich 2026: 東京\n\n  \t🙂 'tis"
+    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+    assert tokenizer.tokenize("1234") == ["1", "2", "3", "4"]
+
+
+def test_shipped_numbers_meet_the_floors(evaluation: dict[str, Any]) -> None:
+    ended = evaluation["ended_prompts"]
+    assert ended["prompts"] == 100
+    assert min(ended["greedy"], ended["sampled"]) >= 90
+    assert evaluation["greedy_match_rate"]["mean"] >= 0.5
+    for name in ("children", "novels", "dialogues", "all"):
+        row = evaluation["bits_per_byte"][name]
+        assert row["target"] < row["draft"] < row["unigram"]
+    assert (
+        evaluation["bits_per_byte"]["all"]["target"] < evaluation["bits_per_byte"]["all"]["xz -9e"]
+    )
+
+
+def test_shipped_target_ends_its_answers(
+    shipped: tuple[Any, Any], evaluation: dict[str, Any]
+) -> None:
+    prompts = evaluation["prompts"][:10]
+    assert ended_count(*shipped, prompts, 128, sample=False) >= 9
+    assert ended_count(*shipped, prompts, 128, sample=True) >= 8
+
+
+def test_network_equals_transformers(shipped: tuple[Any, Any]) -> None:
+    target, tokenizer = shipped
+    shape = DemoRecipe().target
+    tokens = tokenizer("The king said to the wolf:", return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        ours = hidden_states(
+            target.state_dict(), shape, tokens, rotary_table(shape, tokens.shape[1])
+        )
+        theirs = target.model(tokens).last_hidden_state[0]
+    assert torch.allclose(ours, theirs, atol=1e-4)
+
+
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_fused_cross_entropy_equals_torch(with_bias: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(600, 12, generator=generator, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(70, 12, generator=generator, dtype=torch.float64, requires_grad=True)
+    targets = torch.randint(70, (600,), generator=generator)
+    bias = torch.randn(70, generator=generator, dtype=torch.float64) if with_bias else None
+    logits = hidden @ weight.t() + (0 if bias is None else bias)
+    expected = torch.nn.functional.cross_entropy(logits, targets, reduction="sum")
+    loss = fused_cross_entropy(hidden, weight, targets, bias)
+    assert torch.allclose(loss, expected, rtol=1e-12)
+    for ours, theirs in zip(
+        torch.autograd.grad(3 * loss, (hidden, weight)),
+        torch.autograd.grad(3 * expected, (hidden, weight)),
+        strict=True,
+    ):
+        assert torch.allclose(ours, theirs, rtol=1e-9, atol=1e-10)
+
+
+def test_fused_distillation_equals_torch() -> None:
+    generator = torch.Generator().manual_seed(1)
+    hidden = torch.randn(300, 8, generator=generator, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(50, 8, generator=generator, dtype=torch.float64, requires_grad=True)
+    taught = torch.randn(300, 10, generator=generator, dtype=torch.float64)
+    teacher = torch.randn(50, 10, generator=generator, dtype=torch.float64)
+    wanted = torch.nn.functional.one_hot((taught @ teacher.t()).argmax(1), 50).double()
+    blend = 0.7 * (taught @ teacher.t()).softmax(1) + 0.3 * wanted
+    expected = torch.nn.functional.cross_entropy(hidden @ weight.t(), blend, reduction="sum")
+    loss = fused_distillation(hidden, weight, taught, teacher, 0.3)
+    assert torch.allclose(loss, expected, rtol=1e-12)
+    for ours, theirs in zip(
+        torch.autograd.grad(loss, (hidden, weight)),
+        torch.autograd.grad(expected, (hidden, weight)),
+        strict=True,
+    ):
+        assert torch.allclose(ours, theirs, rtol=1e-9, atol=1e-10)
+
+
+def test_schedule_warms_up_glides_and_decays() -> None:
+    schedule = Schedule(
+        tokens=100 * 4_096, warmup_steps=10, glide_from=0.5, glide_until=1.5, decay_fraction=0.2
+    )
+    assert schedule.steps == 100
+    assert schedule.rate_factor(0) == pytest.approx(0.1)
+    assert schedule.rate_factor(49) == 1.0
+    assert schedule.rate_factor(70) == pytest.approx(0.8)
+    assert schedule.rate_factor(90) == pytest.approx(0.5)
+    assert 0 < schedule.rate_factor(99) < 0.06
+
+
+def test_clean_book_keeps_prose_only() -> None:
+    prose = "The old man walked slowly down to the sea. " * 6
+    front = "THE TITLE\n\nby\n\nAn Author\n\nCHAPTER I."
+    book = f"{front}\n\n{prose}\n\nA verse\nof two lines.\n\n“Yes,” he said."
+    assert clean_book(book) == [prose.strip(), '"Yes," he said.']
+
+
+def test_held_out_texts_are_not_trained_on(texts: Path) -> None:
+    corpus = load_corpus(texts, Mixture(held_out_books=1))
+    assert len(corpus.prose["prose"]) == 3
+    assert len(corpus.held_out_prose["prose"]) == 1
+    assert {dialogue.identity.split("/")[0] for dialogue in corpus.dialogues} == {"train"}
+    assert len(corpus.held_out_dialogues) == 60
+
+
+def test_recipe_is_reproducible_and_resumes(
+    texts: Path, recipe: DemoRecipe, tmp_path: Path
+) -> None:
+    folders = [tmp_path / name for name in ("first", "second", "third")]
+    for folder in folders:
+        folder.mkdir()
+    whole = train_target(prepare(texts, folders[0], recipe, 3), recipe, folders[0], 3)
+    again = train_target(prepare(texts, folders[1], recipe, 3), recipe, folders[1], 3)
+    prepared = prepare(texts, folders[2], recipe, 3)
+    started = target_trainer(prepared, recipe, 3, 0)
+    started.run("target", target_checkpoint(folders[2], 3, 0), stop_after=3)
+    resumed = train_target(prepare(texts, folders[2], recipe, 3), recipe, folders[2], 3)
+    untrained = initial_weights(recipe.target, 3)
+    for name, value in whole.weights.items():
+        assert torch.equal(value, again.weights[name])
+        assert torch.equal(value, resumed.weights[name])
+        assert not torch.equal(value, untrained[name])
+
+
+def test_whole_recipe_makes_a_loadable_pair(
+    texts: Path, recipe: DemoRecipe, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    result = train_demo(texts, out, 5, recipe=recipe)
+    assert 0 < result["bits_per_byte"]["all"]["target"] < 8
+    assert result["training"]["draft"]["steps"] == recipe.draft_schedule.steps
+    for folder in (TARGET_FOLDER, DRAFT_FOLDER):
+        model = AutoModelForCausalLM.from_pretrained(out / folder)
+        assert model.config.vocab_size == len(AutoTokenizer.from_pretrained(out / folder))
+        assert (out / folder / "README.md").read_text(encoding="utf-8").startswith("---")
+
+
+def test_command_reports_an_empty_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--data", str(tmp_path), "--out", str(tmp_path / "out")]) == 1
+    assert "no .txt" in capsys.readouterr().err

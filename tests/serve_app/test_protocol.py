@@ -1,0 +1,395 @@
+"""What clients may send, and that everything else is a 400 that names the field."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from cluster.config import ConfigError, ServeConfig, load_config
+from serve_app.app import create_app
+from tests.support.mock_engine import VOCABULARY, MockEngine, Script, byte_tokenizer, ids
+
+HELLO = [{"role": "user", "content": "Hi"}]
+
+
+def ask(
+    path: str,
+    body: Any,
+    engine: MockEngine | None = None,
+    chat_template: bool = True,
+    **config: Any,
+) -> httpx.Response:
+    """One POST to a fresh application; ``body`` may be raw bytes."""
+    tokenizer = byte_tokenizer() if chat_template else byte_tokenizer(None)
+    settings = ServeConfig(model="mock", **config)
+    app = create_app(settings, engine or MockEngine(), tokenizer)
+
+    async def post() -> httpx.Response:
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            content = body if isinstance(body, bytes) else json.dumps(body).encode()
+            return await client.post(path, content=content)
+
+    return asyncio.run(post())
+
+
+def complete(body: dict[str, Any], engine: MockEngine | None = None) -> httpx.Response:
+    return ask("/v1/completions", {"prompt": "abc", **body}, engine)
+
+
+def chat(body: dict[str, Any], engine: MockEngine | None = None) -> httpx.Response:
+    return ask("/v1/chat/completions", {"messages": HELLO, **body}, engine)
+
+
+def assert_refused(response: httpx.Response, parameter: str | None, status: int = 400) -> None:
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["param"] == parameter
+    assert error["code"] == status
+    assert isinstance(error["message"], str)
+
+
+BAD_IN_BOTH = [
+    ({"no_such_field": 1}, "no_such_field"),
+    ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ({"stream": True, "stream_options": {"what": True}}, "stream_options.what"),
+    ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+    ({"prompt_logprobs": -1}, "prompt_logprobs"),
+    ({"prompt_logprobs": -2}, "prompt_logprobs"),
+    ({"max_tokens": -1}, "max_tokens"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": "16"}, "max_tokens"),
+    ({"max_tokens": 1.5}, "max_tokens"),
+    ({"max_tokens": True}, "max_tokens"),
+    ({"max_tokens": 5000}, "max_tokens"),
+    ({"min_tokens": 9, "max_tokens": 8}, "min_tokens"),
+    ({"n": 0}, "n"),
+    ({"n": 129}, "n"),
+    ({"n": False}, "n"),
+    ({"temperature": -0.1}, "temperature"),
+    ({"temperature": True}, "temperature"),
+    ({"temperature": "hot"}, "temperature"),
+    ({"top_p": 1.5}, "top_p"),
+    ({"top_k": -2}, "top_k"),
+    ({"min_p": 2}, "min_p"),
+    ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"presence_penalty": 2.5}, "presence_penalty"),
+    ({"frequency_penalty": -3}, "frequency_penalty"),
+    ({"seed": 2**63}, "seed"),
+    ({"seed": 1.0}, "seed"),
+    ({"stop": ["a", "b", "c", "d", "e"]}, "stop"),
+    ({"stop": [""]}, "stop"),
+    ({"stop": 3}, "stop"),
+    ({"stop": "a" * 2000}, "stop"),
+    ({"stop_token_ids": [VOCABULARY]}, "stop_token_ids"),
+    ({"stop_token_ids": [-1]}, "stop_token_ids"),
+    ({"allowed_token_ids": []}, "allowed_token_ids"),
+    ({"allowed_token_ids": [VOCABULARY]}, "allowed_token_ids"),
+    ({"logit_bias": {"x": 1}}, "logit_bias"),
+    ({"logit_bias": {"-1": 1}}, "logit_bias"),
+    ({"logit_bias": {str(VOCABULARY): 1}}, "logit_bias"),
+    ({"logit_bias": {"1": 101}}, "logit_bias"),
+    ({"logit_bias": {"1": None}}, "logit_bias"),
+    ({"logit_bias": {str(i): 0 for i in range(1025)}}, "logit_bias"),
+    ({"logit_bias": {"²": 1}}, "logit_bias"),
+    ({"bad_words": [""]}, "bad_words"),
+    ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+    ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
+    ({"priority": 1.5}, "priority"),
+    ({"request_id": "two words"}, "request_id"),
+    ({"stream": "yes"}, "stream"),
+]
+
+
+@pytest.mark.parametrize(("fields", "parameter"), BAD_IN_BOTH, ids=lambda value: str(value)[:50])
+def test_bad_fields_are_named(fields: dict[str, Any], parameter: str) -> None:
+    assert_refused(complete(fields), parameter)
+    assert_refused(chat(fields), parameter)
+
+
+@pytest.mark.parametrize(
+    ("fields", "parameter"),
+    [
+        ({"prompt": None}, "prompt"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [[]]}, "prompt"),
+        ({"prompt": ["a", ""]}, "prompt"),
+        ({"prompt": ["a", 1]}, "prompt"),
+        ({"prompt": [1, True]}, "prompt"),
+        ({"prompt": [1.0]}, "prompt"),
+        ({"prompt": [-1]}, "prompt"),
+        ({"prompt": [VOCABULARY]}, "prompt"),
+        ({"prompt": {"text": "a"}}, "prompt"),
+        ({"prompt": ["a"] * 1025}, "prompt"),
+        ({"prompt": "a" * 5000}, "max_tokens"),
+        ({"logprobs": -1}, "logprobs"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"logprobs": True}, "logprobs"),
+        ({"best_of": 2}, "best_of"),
+        ({"suffix": "end"}, "suffix"),
+        ({"messages": HELLO}, "messages"),
+        ({"n": 100, "prompt": ["a", "b", "c"]}, "n"),
+    ],
+    ids=lambda value: str(value)[:50],
+)
+def test_bad_completion_fields_are_named(fields: dict[str, Any], parameter: str) -> None:
+    assert_refused(complete(fields), parameter)
+
+
+@pytest.mark.parametrize(
+    ("fields", "parameter"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": "hi"}, "messages"),
+        ({"messages": ["hi"]}, "messages.0"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "messages.0.role"),
+        ({"messages": [{"role": "user"}]}, "messages.0.content"),
+        ({"messages": [{"role": "user", "content": 1}]}, "messages.0.content"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+            "messages.0.content.0",
+        ),
+        (
+            {"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]},
+            "messages.0.tool_calls",
+        ),
+        ({"messages": [HELLO[0], {"role": "system", "content": "late"}]}, "messages"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"logprobs": False, "top_logprobs": 2}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"logprobs": 1}, "logprobs"),
+        ({"max_completion_tokens": 0}, "max_completion_tokens"),
+        ({"max_completion_tokens": 5000, "max_tokens": 5}, "max_completion_tokens"),
+        (
+            {"continue_final_message": True, "add_generation_prompt": True},
+            "continue_final_message",
+        ),
+        ({"chat_template": "{{ 1 }}"}, "chat_template"),
+        ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"functions": [{}]}, "functions"),
+        ({"reasoning_effort": "high"}, "reasoning_effort"),
+        ({"audio": {"voice": "x"}}, "audio"),
+        ({"modalities": ["text", "audio"]}, "modalities"),
+        ({"prediction": {"type": "content"}}, "prediction"),
+        ({"web_search_options": {}}, "web_search_options"),
+        ({"prompt": "x"}, "prompt"),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_bad_chat_fields_are_named(fields: dict[str, Any], parameter: str) -> None:
+    assert_refused(chat(fields), parameter)
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[1]", b'"x"', b"null", b"\xff", b"[" * 5000])
+def test_bodies_that_are_no_object_are_refused(body: bytes) -> None:
+    assert_refused(ask("/v1/completions", body), None)
+
+
+@pytest.mark.parametrize("number", [b"NaN", b"Infinity", b"-Infinity", b"1e999"])
+def test_numbers_json_does_not_have_are_refused(number: bytes) -> None:
+    body = b'{"prompt": "a", "temperature": ' + number + b"}"
+    assert_refused(ask("/v1/completions", body), None)
+
+
+def test_a_lone_surrogate_is_refused() -> None:
+    assert_refused(ask("/v1/completions", b'{"prompt": "\\ud800"}'), None)
+
+
+def test_both_lengths_are_told_when_they_do_not_fit() -> None:
+    response = complete({"max_tokens": 4095})
+    assert "4096" in response.text
+    assert "has 3 and 4095" in response.text
+
+
+def test_a_prompt_that_fills_the_context_leaves_no_room() -> None:
+    engine = MockEngine(max_model_len=8)
+    assert_refused(complete({"prompt": "x" * 8}, engine), "max_tokens")
+    assert complete({"prompt": "x" * 7}, engine).status_code == 200
+    assert engine.requests[0].parameters.max_tokens == 1
+
+
+def test_the_kv_cache_bounds_the_context_too() -> None:
+    response = complete({"max_tokens": 100}, MockEngine(kv_tokens=64))
+    assert_refused(response, "max_tokens")
+    assert "KV cache holds 64" in response.text
+
+
+def test_null_and_harmless_values_ask_for_nothing() -> None:
+    engine = MockEngine()
+    harmless_chat: dict[str, Any] = {
+        "tools": [],
+        "tool_choice": "auto",
+        "response_format": {"type": "text"},
+        "modalities": ["text"],
+        "parallel_tool_calls": True,
+        "user": "u",
+        "store": True,
+        "metadata": {"a": "b"},
+        "service_tier": "auto",
+        "prompt_cache_key": "k",
+        "safety_identifier": "s",
+        "verbosity": "low",
+        "reasoning_effort": None,
+        "logit_bias": None,
+        "stop": None,
+        "temperature": 1,
+        "seed": None,
+        "n": None,
+    }
+    assert chat(harmless_chat, engine).status_code == 200
+    assert complete({"suffix": "", "best_of": 1, "logprobs": None}, engine).status_code == 200
+
+
+def test_messages_clients_send_back_are_accepted() -> None:
+    previous = {
+        "role": "assistant",
+        "content": "Hello",
+        "refusal": None,
+        "annotations": [],
+        "audio": None,
+        "function_call": None,
+        "tool_calls": None,
+    }
+    assert chat({"messages": [*HELLO, previous, *HELLO]}).status_code == 200
+
+
+def test_parameters_reach_the_engine() -> None:
+    engine = MockEngine(default_sampling={"temperature": 0.6, "top_k": 20, "top_p": 0.9})
+    fields = {
+        "max_tokens": 9,
+        "min_tokens": 2,
+        "top_p": 0.5,
+        "min_p": 0.1,
+        "repetition_penalty": 1.1,
+        "presence_penalty": 1,
+        "frequency_penalty": -1,
+        "logit_bias": {"7": 5, "3": -100},
+        "bad_words": ["no"],
+        "allowed_token_ids": [3, 1, 3],
+        "stop_token_ids": [5],
+        "ignore_eos": True,
+        "seed": -1,
+        "priority": 4,
+        "logprobs": 2,
+    }
+    assert complete(fields, engine).status_code == 200
+    [request] = engine.requests
+    parameters = request.parameters
+    assert request.prompt_ids == ids("abc")
+    assert request.priority == 4
+    assert (parameters.temperature, parameters.top_k, parameters.top_p) == (0.6, 20, 0.5)
+    assert (parameters.min_p, parameters.repetition_penalty) == (0.1, 1.1)
+    assert (parameters.presence_penalty, parameters.frequency_penalty) == (1.0, -1.0)
+    assert parameters.logit_bias == ((3, -100.0), (7, 5.0))
+    assert parameters.bad_words == (ids(" no"), ids("no"))
+    assert parameters.allowed_ids == (1, 3)
+    assert parameters.stop_token_ids == (5,)
+    assert parameters.ignore_eos
+    assert (parameters.min_tokens, parameters.max_tokens) == (2, 9)
+    assert parameters.seed == 2**64 - 1
+    assert (parameters.logprobs, parameters.prompt_logprobs) == (2, None)
+
+
+def test_extreme_values_become_safe_ones() -> None:
+    engine = MockEngine()
+    assert complete({"temperature": 1e-300, "top_k": 10**6}, engine).status_code == 200
+    assert complete({"top_p": 0}, engine).status_code == 200
+    cold, narrow = (request.parameters for request in engine.requests)
+    assert (cold.temperature, cold.top_k) == (0.0, 0)
+    assert (narrow.top_k, narrow.top_p) == (1, 1.0)
+
+
+def test_unseeded_requests_get_seeds_of_their_own_and_given_ones_are_shared() -> None:
+    engine = MockEngine()
+    free = complete({"prompt": ["a", "a"], "return_seed": True}, engine).json()
+    assert free["seed"] == [request.parameters.seed for request in engine.requests]
+    assert len(set(free["seed"])) == 2
+    assert all(0 <= seed < 2**63 for seed in free["seed"])
+    engine.requests.clear()
+    given = complete({"prompt": ["a", "a"], "n": 2, "seed": 5, "return_seed": True}, engine).json()
+    assert given["seed"] == [5, 5]
+    assert [(r.parameters.seed, r.choice) for r in engine.requests] == [(5, 0), (5, 1)] * 2
+    assert len({request.request_id for request in engine.requests}) == 4
+    assert "seed" not in complete({}).json()
+
+
+def test_chat_takes_the_rest_of_the_context_and_completions_sixteen() -> None:
+    engine = MockEngine()
+    chat({}, engine)
+    complete({}, engine)
+    complete({"prompt": "x" * 4090}, engine)
+    chat({"max_tokens": 9, "max_completion_tokens": 7}, engine)
+    template = "<user>Hi\n<assistant>"
+    assert engine.requests[0].prompt_ids == ids(template)
+    wanted = [request.parameters.max_tokens for request in engine.requests]
+    assert wanted == [4096 - len(template), 16, 6, 7]
+
+
+def test_prompts_are_truncated_from_the_left() -> None:
+    engine = MockEngine(max_model_len=32)
+    complete({"prompt": "abcdef", "truncate_prompt_tokens": 2}, engine)
+    complete({"prompt": "y" * 100, "truncate_prompt_tokens": -1, "max_tokens": 10}, engine)
+    assert engine.requests[0].prompt_ids == ids("ef")
+    assert len(engine.requests[1].prompt_ids) == 22
+
+
+def test_the_template_sees_parts_names_and_flags() -> None:
+    engine = MockEngine()
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    messages = [{"role": "developer", "content": "rule"}, {"role": "user", "content": parts}]
+    chat({"messages": messages, "add_generation_prompt": False}, engine)
+    continued = [*HELLO, {"role": "assistant", "content": "Sure"}]
+    chat({"messages": continued, "continue_final_message": True}, engine)
+    assert engine.requests[0].prompt_ids == ids("<system>rule\n<user>a\nb\n")
+    assert engine.requests[1].prompt_ids == ids("<user>Hi\n<assistant>Sure")
+
+
+def test_a_model_without_template_refuses_chat() -> None:
+    response = ask("/v1/chat/completions", {"messages": HELLO}, chat_template=False)
+    assert_refused(response, "messages")
+    assert "no chat template" in response.text
+
+
+def test_unknown_models_are_404_and_known_names_are_answered() -> None:
+    assert_refused(complete({"model": "other"}), "model", 404)
+    assert complete({"model": "mock"}).json()["model"] == "mock"
+
+
+def test_large_bodies_are_413() -> None:
+    body = {"prompt": "x" * 3000}
+    assert_refused(ask("/v1/completions", body, max_body_bytes=2048), None, 413)
+
+
+def test_engine_refusals_are_400_and_failures_500() -> None:
+    refusing = MockEngine(script=lambda _: Script([], error="too odd", refused=True))
+    failing = MockEngine(script=lambda _: Script([], error="secret detail"))
+    assert_refused(complete({}, refusing), None)
+    response = complete({}, failing)
+    assert_refused(response, None, 500)
+    assert "secret" not in response.text
+
+
+def test_configuration_layers_and_strictness(tmp_path: Any) -> None:
+    path = tmp_path / "serve.yaml"
+    path.write_text("model: /models/a\nport: 9000\nthreads: 2\n")
+    config = load_config(path, {"port": 9001})
+    assert (config.model, config.port, config.threads) == ("/models/a", 9001, 2)
+    assert config.model_names == ("a",)
+    path.write_text("model: a\nprot: 1\n")
+    with pytest.raises(ConfigError, match="prot"):
+        load_config(path, {})
+    with pytest.raises(ConfigError, match="no model"):
+        load_config(None, {})
+    with pytest.raises(ConfigError, match="cannot read"):
+        load_config(tmp_path / "absent.yaml", {})

@@ -1,0 +1,119 @@
+"""``lexshard serve``: bad command lines, what it prints, and everything real but the engine."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from cluster.config import ServeConfig
+from serve_app.banner import banner
+from serve_app.cli import main
+from tests.support.mock_engine import MockEngine
+from tests.support.mock_server import free_port, model_folder
+from tests.support.paths import ROOT
+
+
+def test_bad_command_lines_end_with_one_clear_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = str(model_folder(tmp_path))
+    latin, numbered = tmp_path / "latin.yaml", tmp_path / "numbered.yaml"
+    latin.write_bytes(b"model: caf\xe9\n")
+    numbered.write_text("model: a\n1: 2\n")
+    mistyped = tmp_path / "mistyped.yaml"
+    mistyped.write_text("model: a\nthreads: true\n")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        cases = [
+            (["serve"], "no model"),
+            (["serve", "--model", str(tmp_path / "absent")], "no model folder at"),
+            (["serve", "--model", str(tmp_path)], "has no config.json"),
+            (["serve", "--model", folder, "--dtype", "int3"], "dtype"),
+            (["serve", "--model", folder, "--kv-cache-memory", "lots"], "kv_cache_memory"),
+            (["serve", "--model", folder, "--port", port], "in use"),
+            (["serve", "--config", str(tmp_path / "absent.yaml")], "cannot read"),
+            (["serve", "--model", folder, "--kv-cache-memory", "0"], "kv_cache_memory"),
+            (["serve", "--model", folder, "--api-key", ""], "api_keys"),
+            (["serve", "--config", str(latin)], "not valid YAML"),
+            (["serve", "--config", str(numbered)], "must hold a mapping"),
+            (["serve", "--config", str(mistyped)], "threads"),
+        ]
+        for arguments, expected in cases:
+            assert main(arguments) == 2
+            error = capsys.readouterr().err
+            assert expected in error
+            assert error.count("\n") == 1
+    assert main(["frobnicate"]) == 2
+    assert main(["--help"]) == 0
+
+
+# -- the banner -----------------------------------------------------------------------------------
+
+
+def head_lines(head: str, timings: list[tuple[str, int, str, float]]) -> list[str]:
+    """The banner's lines from the head's to the decisions', that one left out."""
+    information = asdict(MockEngine().information) | {"head_timings": timings}
+    text = banner(ServeConfig(model="mock", head=head), information, has_chat=False)  # type: ignore[arg-type]
+    lines = text.splitlines()
+    [begin] = [i for i, line in enumerate(lines) if line.startswith("  head ")]
+    [end] = [i for i, line in enumerate(lines) if line.startswith("  decisions ")]
+    return lines[begin:end]
+
+
+def test_the_banner_shows_what_the_choice_of_a_screen_was_based_on() -> None:
+    timings = [
+        ("one", 1, "dense-fp32", 1.25),
+        ("one", 1, "int8", 0.5),
+        ("one", 1, "int4", 12.0),
+        ("one", 64, "dense-fp32", 19.129),
+        ("one", 64, "int8", 25.0),
+        ("several", 1, "dense-fp32", 2.25),
+        ("several", 1, "int8", 1.5),
+        ("several", 1, "int4", 22.0),
+        ("several", 64, "dense-fp32", 20.0),
+    ]
+    _, *table = head_lines("auto", timings)
+    assert "the fastest was chosen" in table[0]
+    assert "milliseconds" in table[0]
+    assert [line.split() for line in table[1:]] == [
+        ["without", "top-k", "with", "top-k"],
+        ["rows", *2 * ["dense-fp32", "int8", "int4"]],
+        ["1", "1.25", "0.50", "12.00", "2.25", "1.50", "22.00"],
+        ["64", "19.13", "25.00", "-", "20.00", "-", "-"],
+    ]
+    assert len({len(line) for line in table[1:]}) == 1
+    assert "the fastest certified one was chosen" in head_lines("certified", timings)[1]
+
+
+def test_the_banner_says_nothing_of_timings_that_were_not_taken() -> None:
+    [line] = head_lines("dense", [])
+    assert "264 tokens" in line
+
+
+# -- everything real but the engine ----------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_openai_clients_through_ray_serve(tmp_path: Path) -> None:
+    """The openai package, sync and async, against the application inside Ray Serve."""
+    folder = model_folder(tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.support.serve_mock", str(folder), str(free_port())],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "all answered" in done.stdout
+    log = done.stdout + done.stderr
+    assert "POST /v1/completions status=200" in log
+    assert "engine error" in log

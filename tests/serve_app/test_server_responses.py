@@ -1,0 +1,195 @@
+"""Whole responses: their shape, where they end, what they tell of single tokens."""
+
+from __future__ import annotations
+
+from actors.messages import Request
+from tests.support.mock_engine import BOS, EOS, MockEngine, Script, ids, spell
+from tests.support.mock_server import chat, complete, says
+
+
+def test_completion_has_openai_shape() -> None:
+    reply = complete({"request_id": "mine"})
+    assert reply["id"] == "cmpl-mine"
+    assert reply["object"] == "text_completion"
+    assert reply["model"] == "mock"
+    assert isinstance(reply["created"], int)
+    assert reply["system_fingerprint"].startswith("lexshard-")
+    assert reply["choices"] == [
+        {
+            "index": 0,
+            "text": "Hello",
+            "logprobs": None,
+            "finish_reason": "stop",
+            "stop_reason": None,
+        }
+    ]
+    assert reply["usage"] == {
+        "prompt_tokens": 3,
+        "completion_tokens": 6,
+        "total_tokens": 9,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
+
+
+def test_chat_has_openai_shape() -> None:
+    engine = MockEngine(script=lambda _: spell("Hello", cached_tokens=16))
+    reply = chat({"n": 2}, engine)
+    assert reply["id"].startswith("chatcmpl-")
+    assert reply["object"] == "chat.completion"
+    assert [choice["index"] for choice in reply["choices"]] == [0, 1]
+    message = {"role": "assistant", "content": "Hello", "refusal": None}
+    assert all(choice["message"] == message for choice in reply["choices"])
+    assert reply["usage"]["prompt_tokens"] == len("<user>Hi\n<assistant>")
+    assert reply["usage"]["completion_tokens"] == 12
+    assert reply["usage"]["prompt_tokens_details"]["cached_tokens"] == 16
+
+
+def test_choices_of_batched_prompts_are_in_order() -> None:
+    def script(request: Request) -> Script:
+        text = bytes(request.prompt_ids).decode() + str(request.choice)
+        return spell(text, seconds_per_step=0.002 * (3 - len(request.prompt_ids)))
+
+    reply = complete({"prompt": ["x", "yy"], "n": 2}, MockEngine(script=script))
+    assert [choice["text"] for choice in reply["choices"]] == ["x0", "x1", "yy0", "yy1"]
+    assert [choice["index"] for choice in reply["choices"]] == [0, 1, 2, 3]
+    assert reply["usage"]["prompt_tokens"] == 3
+
+
+def test_length_is_told() -> None:
+    reply = complete({"max_tokens": 3})
+    assert reply["choices"][0]["text"] == "Hel"
+    assert reply["choices"][0]["finish_reason"] == "length"
+
+
+def test_a_character_cut_off_by_the_length_is_replaced() -> None:
+    assert complete({"max_tokens": 2}, says("aé"))["choices"][0]["text"] == "a\ufffd"
+
+
+def test_stop_strings_cut_the_text_cancel_the_sequence_and_count_what_was_generated() -> None:
+    engine = MockEngine(script=lambda _: Script([ids("one t"), ids("wo three"), (65,)], hangs=True))
+    reply = complete({"stop": ["zzz", "two"]}, engine)
+    [choice] = reply["choices"]
+    assert choice["text"] == "one "
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", "two")
+    assert reply["usage"]["completion_tokens"] == len("one two")
+    assert engine.cancelled == [engine.requests[0].request_id]
+    assert engine.running == 0
+
+
+def test_a_stop_string_ends_one_choice_and_leaves_the_others() -> None:
+    def script(request: Request) -> Script:
+        return spell("a stop b") if request.choice == 0 else spell("long enough text")
+
+    engine = MockEngine(script=script)
+    reply = complete({"n": 2, "stop": "stop"}, engine)
+    assert [choice["text"] for choice in reply["choices"]] == ["a ", "long enough text"]
+    assert len(engine.cancelled) == 1
+
+
+def test_the_stop_string_is_kept_on_request() -> None:
+    reply = complete({"stop": "ll", "include_stop_str_in_output": True})
+    assert reply["choices"][0]["text"] == "Hell"
+
+
+def test_stop_tokens_are_shown_on_request_only() -> None:
+    engine = MockEngine(script=lambda _: Script([ids("ab"), ids("!")], stop_reason=33))
+    plain = complete({"stop_token_ids": [33]}, engine)["choices"][0]
+    assert (plain["text"], plain["stop_reason"]) == ("ab", 33)
+    fields = {"stop_token_ids": [33], "include_stop_str_in_output": True}
+    assert complete(fields, engine)["choices"][0]["text"] == "ab!"
+
+
+def test_special_tokens_are_shown_on_request_only() -> None:
+    engine = MockEngine(script=lambda _: Script([(BOS, 65), (66,)], finish_reason="length"))
+    assert complete({}, engine)["choices"][0]["text"] == "AB"
+    shown = complete({"skip_special_tokens": False}, engine)["choices"][0]["text"]
+    assert shown == "<|begin|>AB"
+
+
+def test_token_ids_are_returned_on_request() -> None:
+    choice = complete({"return_token_ids": True})["choices"][0]
+    assert choice["prompt_token_ids"] == list(ids("abc"))
+    assert choice["token_ids"] == [*ids("Hello"), EOS]
+    reply = chat({"return_token_ids": True})
+    assert reply["prompt_token_ids"] == list(ids("<user>Hi\n<assistant>"))
+    assert reply["choices"][0]["token_ids"] == [*ids("Hello"), EOS]
+
+
+# -- log-probabilities -----------------------------------------------------------------------------
+
+
+def test_completion_logprobs() -> None:
+    engine = MockEngine(script=lambda _: Script([ids("aé")], finish_reason="length"))
+    logprobs = complete({"logprobs": 3}, engine)["choices"][0]["logprobs"]
+    assert logprobs["tokens"] == ["a", "bytes:\\xc3", "bytes:\\xa9"]
+    assert logprobs["token_logprobs"] == [-1.5] * 3
+    assert logprobs["text_offset"] == [0, 1, 1]
+    assert logprobs["top_logprobs"][0] == {"b": -0.25, "a": -1.5, "c": -9999.0}
+
+
+def test_zero_logprobs_still_tell_the_chosen_token() -> None:
+    engine = MockEngine(script=lambda _: Script([ids("ab")], finish_reason="length"))
+    logprobs = complete({"logprobs": 0}, engine)["choices"][0]["logprobs"]
+    assert logprobs["top_logprobs"] == [{"a": -1.5}, {"b": -1.5}]
+
+
+def test_chat_logprobs_keep_the_bytes_of_split_characters() -> None:
+    engine = MockEngine(script=lambda _: Script([ids("é")], finish_reason="length"))
+    choice = chat({"logprobs": True, "top_logprobs": 1}, engine)["choices"][0]
+    assert choice["message"]["content"] == "é"
+    content = choice["logprobs"]["content"]
+    assert bytes(byte for token in content for byte in token["bytes"]).decode() == "é"
+    assert [len(token["top_logprobs"]) for token in content] == [1, 1]
+    bare = chat({"logprobs": True}, engine)["choices"][0]["logprobs"]["content"][0]
+    assert (bare["logprob"], bare["top_logprobs"]) == (-1.5, [])
+
+
+def test_tokens_can_be_written_as_ids() -> None:
+    logprobs = complete({"logprobs": 1, "return_tokens_as_token_ids": True, "max_tokens": 1})
+    assert logprobs["choices"][0]["logprobs"]["tokens"] == ["token_id:72"]
+
+
+def test_prompt_logprobs() -> None:
+    scores = complete({"prompt_logprobs": 1})["choices"][0]["prompt_logprobs"]
+    assert scores[0] is None
+    assert scores[1] == {
+        "99": {"logprob": -0.25, "rank": 1, "decoded_token": "c"},
+        "98": {"logprob": -1.5, "rank": 2, "decoded_token": "b"},
+    }
+    assert len(chat({"prompt_logprobs": 0})["prompt_logprobs"]) == len("<user>Hi\n<assistant>")
+
+
+def test_what_lm_eval_sends_is_scored() -> None:
+    """Echo, one logprob and one token over batches of ids; scores are sliced [ctxlen:-1]."""
+    body = {
+        "prompt": [list(ids("the cat")), list(ids("a"))],
+        "temperature": 0,
+        "max_tokens": 1,
+        "logprobs": 1,
+        "seed": 1234,
+        "echo": True,
+    }
+    for prompt, choice in zip(body["prompt"], complete(body)["choices"], strict=True):
+        logprobs = choice["logprobs"]
+        assert choice["text"] == bytes(prompt).decode() + "H"
+        assert len(logprobs["tokens"]) == len(prompt) + 1
+        assert logprobs["token_logprobs"][0] is None
+        assert logprobs["top_logprobs"][0] is None
+        for token, score, top in zip(
+            logprobs["tokens"][1:],
+            logprobs["token_logprobs"][1:],
+            logprobs["top_logprobs"][1:],
+            strict=True,
+        ):
+            assert top[token] == score
+        assert logprobs["text_offset"] == list(range(len(prompt) + 1))
+
+
+def test_echo_without_output_scores_the_prompt_alone() -> None:
+    engine = MockEngine()
+    reply = complete({"echo": True, "logprobs": 1, "max_tokens": 0}, engine)
+    [choice] = reply["choices"]
+    assert (choice["text"], choice["finish_reason"]) == ("abc", "length")
+    assert choice["logprobs"]["tokens"] == ["a", "b", "c"]
+    assert reply["usage"]["completion_tokens"] == 0
+    assert engine.running == 0

@@ -1,0 +1,172 @@
+"""Streams: what they add up to, what is written when, and what a disconnect does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any
+
+import pytest
+
+from actors.messages import Request, SequenceEvent
+from tests.support.mock_engine import MockEngine, MockStream, Script, ids
+from tests.support.mock_server import HELLO, Wire, complete, post, says, stream, until
+
+
+@pytest.mark.parametrize("text", ["Hello", "aé漢🙂b", "", "stop at the end"])
+def test_a_stream_adds_up_to_the_whole_response(text: str) -> None:
+    fields = {"n": 2, "stop": "at", "logprobs": 1, "return_token_ids": True, "seed": 1}
+    whole = complete(fields, says(text))
+    chunks = stream("/v1/completions", {"prompt": "abc", **fields}, says(text))
+    for choice in whole["choices"]:
+        own = [c["choices"][0] for c in chunks if c["choices"][0]["index"] == choice["index"]]
+        assert "".join(part["text"] for part in own) == choice["text"]
+        streamed_ids = chain.from_iterable(part["token_ids"] for part in own)
+        assert list(streamed_ids) == choice["token_ids"]
+        for field in choice["logprobs"]:
+            parts = [part["logprobs"][field] for part in own]
+            assert list(chain.from_iterable(parts)) == choice["logprobs"][field]
+        assert [part["finish_reason"] for part in own][:-1] == [None] * (len(own) - 1)
+        assert own[-1]["finish_reason"] == choice["finish_reason"]
+        assert own[-1]["stop_reason"] == choice["stop_reason"]
+
+
+def test_a_chat_stream_begins_with_the_role_of_each_choice() -> None:
+    chunks = stream("/v1/chat/completions", {"messages": HELLO, "n": 2}, says("aé!"))
+    for index in range(2):
+        own = [c["choices"][0] for c in chunks if c["choices"][0]["index"] == index]
+        assert own[0]["delta"] == {"role": "assistant", "content": ""}
+        texts = [part["delta"].get("content", "") for part in own]
+        assert "".join(texts) == "aé!"
+        assert texts[1:4] == ["a", "é", "!"]
+        assert own[-1]["finish_reason"] == "stop"
+    assert len({chunk["id"] for chunk in chunks}) == 1
+    assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
+
+
+def test_usage_is_streamed_on_request() -> None:
+    body = {"prompt": "abc", "stream_options": {"include_usage": True}}
+    chunks = stream("/v1/completions", body)
+    assert all(chunk["usage"] is None for chunk in chunks[:-1])
+    assert chunks[-1]["choices"] == []
+    assert chunks[-1]["usage"]["total_tokens"] == 9
+    body["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
+    counts = [c["usage"]["completion_tokens"] for c in stream("/v1/completions", body)]
+    assert counts == sorted(counts)
+    assert counts[0] >= 1
+    assert counts[-1] == 6
+    assert "usage" not in stream("/v1/completions", {"prompt": "abc"})[0]
+
+
+def test_an_echo_is_streamed_first() -> None:
+    body = {"prompt": "abc", "echo": True, "logprobs": 0}
+    chunks = stream("/v1/completions", body)
+    assert chunks[0]["choices"][0]["text"] == "abcH"
+    assert chunks[0]["choices"][0]["logprobs"]["tokens"] == ["a", "b", "c", "H"]
+
+
+def test_a_failure_before_the_first_token_has_a_status() -> None:
+    engine = MockEngine(script=lambda _: Script([], error="broken"))
+    response = post("/v1/completions", {"prompt": "a", "stream": True}, engine)
+    assert response.status_code == 500
+    assert response.json()["error"]["type"] == "InternalServerError"
+
+
+def test_a_failure_after_the_first_token_is_told_in_the_stream() -> None:
+    engine = MockEngine(script=lambda _: Script([ids("a"), ids("b")], error="broken"))
+    chunks = stream("/v1/completions", {"prompt": "a"}, engine)
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks[:-1]) == "ab"
+    assert chunks[-1]["error"]["code"] == 500
+    assert "broken" not in chunks[-1]["error"]["message"]
+
+
+# -- the wire: what is written when, and what a disconnect does ------------------------------------
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+@pytest.mark.parametrize("steps", [[], [ids("a"), ids("b")]])
+def test_a_disconnect_cancels_every_sequence(streaming: bool, steps: list[Any]) -> None:
+    engine = MockEngine(script=lambda _: Script(steps, hangs=True))
+
+    async def check() -> None:
+        body = {"prompt": ["a", "b"], "n": 2, "stream": streaming, "max_tokens": 9}
+        wire = Wire("/v1/completions", body, engine)
+        task = asyncio.ensure_future(wire.run())
+        await until(lambda: engine.running == 4)
+        await asyncio.sleep(0.02)
+        wire.gone.set()
+        await asyncio.wait_for(task, 5)
+        assert engine.running == 0
+        assert len(engine.cancelled) == 4
+
+    asyncio.run(check())
+
+
+def test_a_cancelled_handler_cancels_its_sequences() -> None:
+    """Ray Serve tells of a disconnect by cancelling the task."""
+    engine = MockEngine(script=lambda _: Script([ids("a")], hangs=True))
+
+    async def check() -> None:
+        for streaming in (True, False):
+            wire = Wire("/v1/completions", {"prompt": "a", "stream": streaming}, engine)
+            task = asyncio.ensure_future(wire.run())
+            await until(lambda: engine.running == 1)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            assert engine.running == 0
+
+    asyncio.run(check())
+
+
+class SteppedEngine(MockEngine):
+    """Tells every sequence's token at the same moment, as engine steps do."""
+
+    def submit(self, requests: Sequence[Request]) -> MockStream:
+        stream = MockStream(self, requests)
+        self.steps = asyncio.ensure_future(self._step(requests, stream))
+        return stream
+
+    async def _step(self, requests: Sequence[Request], stream: MockStream) -> None:
+        for token, reason in ((97, None), (98, "length")):
+            for request in requests:
+                event = SequenceEvent(request.request_id, 0, (token,), finish_reason=reason)  # type: ignore[arg-type]
+                stream.queue.put_nowait(event)
+            await asyncio.sleep(0.1)
+
+
+def test_the_first_token_is_written_at_once_and_simultaneous_events_together() -> None:
+    async def check() -> list[dict[str, Any]]:
+        wire = Wire("/v1/completions", {"prompt": ["x"] * 8, "stream": True}, SteppedEngine())
+        task = asyncio.ensure_future(wire.run())
+        await until(lambda: len(wire.writes) >= 2)
+        assert not task.done()
+        await task
+        return wire.writes
+
+    writes = asyncio.run(check())
+    bodies = [write["body"] for write in writes if write["type"] == "http.response.body"]
+    assert [body.count(b"data: ") for body in bodies] == [8, 8, 1, 0]
+
+
+def test_only_the_last_chunk_of_a_choice_tells_its_end() -> None:
+    """Also when a slow loop meets several steps of a sequence at once."""
+
+    class Hurried(MockEngine):
+        def submit(self, requests: Sequence[Request]) -> MockStream:
+            stream = MockStream(self, requests)
+            for token, reason in ((97, None), (98, None), (99, "length")):
+                for request in requests:
+                    event = SequenceEvent(request.request_id, 0, (token,), finish_reason=reason)  # type: ignore[arg-type]
+                    stream.queue.put_nowait(event)
+            return stream
+
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/completions": {"prompt": "x"},
+        "/v1/chat/completions": {"messages": HELLO},
+    }
+    for path, body in bodies.items():
+        chunks = stream(path, body, Hurried())
+        reasons = [chunk["choices"][0]["finish_reason"] for chunk in chunks]
+        assert reasons[-1] == "length"
+        assert not any(reasons[:-1])

@@ -1,0 +1,1 @@
+"""What several tests use: cases, stand-ins, servers."""

@@ -1,0 +1,44 @@
+"""Decisions from a head and loose sequence states, as an engine makes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from actors.decision.local_samplers import InlineSampler
+from actors.decision.messages import SamplerSettings
+from actors.decision.plane import DecisionPlane
+from actors.decision.sampler import Sampler
+from actors.messages import Candidates, Certificate, Request, RowDecision
+from actors.states.sequence_state import SequenceState, SequenceStates
+
+
+class LooseStates(SequenceStates):
+    """States that somebody else keeps."""
+
+    def __init__(self, vocabulary_size: int, states: Sequence[SequenceState]) -> None:
+        super().__init__(vocabulary_size, (), 1)
+        self._states = dict(enumerate(states))
+
+
+def decide(
+    candidates: Candidates, states: Sequence[SequenceState], vocabulary_size: int
+) -> list[RowDecision | None]:
+    """A decision per row of ``candidates``, row ``r`` for ``states[r]``."""
+    loose = LooseStates(vocabulary_size, states)
+    sampler = InlineSampler(Sampler(SamplerSettings(vocabulary_size, ()), loose))
+    plane = DecisionPlane(lambda: sampler, 1, lambda: sampler, vocabulary_size, informed=True)
+    for name, state in enumerate(states):
+        plane.open(name, Request(str(name), 0, (1,), state.parameters), state.history)
+    return plane.submit(0, range(len(states)), candidates).result()
+
+
+def screen_and_decide(
+    head: Any, hidden: torch.Tensor | np.ndarray, states: Sequence[SequenceState]
+) -> tuple[list[RowDecision | None], tuple[Certificate, ...]]:
+    """Decisions of the rows of ``hidden`` [N, d], with the head's certificates."""
+    candidates = head.rescore(head.screen(hidden, [state.need() for state in states]))
+    return decide(candidates, states, head.vocabulary_size), candidates.certificates

@@ -1,0 +1,9 @@
+"""Where things are in the checkout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+DEMO = ROOT / "models" / "lexshard-demo"
+SUPPORT = ROOT / "tests" / "support"

@@ -1,0 +1,91 @@
+"""A real server: the command in a process of its own, as a stranger would start it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+
+from tests.support.paths import DEMO, ROOT
+
+
+@dataclass(frozen=True)
+class Server:
+    url: str
+    log: Path
+    process: subprocess.Popen[bytes]
+
+    def client(self) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
+
+    def metric(self, name: str) -> float:
+        lines = httpx.get(f"{self.url}/metrics").text.splitlines()
+        return next(float(line.split()[-1]) for line in lines if line.startswith(f"{name} "))
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait(condition: Any, seconds: float, what: str) -> float:
+    started = time.monotonic()
+    while not condition():
+        assert time.monotonic() - started < seconds, f"waited {seconds} s for {what}"
+        time.sleep(0.05)
+    return time.monotonic() - started
+
+
+def healthy(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/health", timeout=5).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+@contextmanager
+def running_server(folder: Path, *flags: str) -> Iterator[Server]:
+    """The demo model served with one thread and ``flags``; its log is kept in ``folder``."""
+    port = free_port()
+    log = folder / "log"
+    command = [sys.executable, "-m", "serve_app.cli", "serve", "--model", str(DEMO)]
+    command += [
+        "--port",
+        str(port),
+        "--threads",
+        "1",
+        "--dtype",
+        "float32",
+        "--device",
+        "cpu",
+        *flags,
+    ]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, cwd=ROOT, stdout=output, stderr=output, start_new_session=True
+        )
+    url = f"http://127.0.0.1:{port}"
+    try:
+        wait(lambda: healthy(url) or process.poll() is not None, 240, "the server")
+        assert process.poll() is None, log.read_text()
+        yield Server(url, log, process)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(60)
+        finally:
+            print(log.read_text()[-3000:])
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)

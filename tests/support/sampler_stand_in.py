@@ -1,0 +1,48 @@
+"""Sampler processes that misbehave: ``sampler_stand_in.py HOW`` and the arguments of the real one.
+
+Their token is the largest logit of the row.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+import numpy as np
+
+from actors.decision.messages import DecisionResult, DecisionWork, SamplerSettings
+from actors.messages import RowDecision
+from cluster.samplers.main import main
+
+SLOW_SECONDS = 0.3
+
+
+class StandIn:
+    def __init__(self, settings: SamplerSettings, how: str) -> None:
+        self._how = how
+        if how == "unmakeable":
+            raise ValueError("no such hot vocabulary")
+        if how == "stillborn":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def decide(self, work: DecisionWork) -> DecisionResult:
+        if self._how == "slow":
+            time.sleep(SLOW_SECONDS)
+        if work.deltas.closed == (1,):
+            raise ValueError("this cannot be asked")
+        if work.deltas.closed == (2,):
+            raise KeyError("a fault of ours")
+        tokens: list[int] = []
+        if work.candidates is not None:
+            rows = np.split(work.candidates.raw, work.candidates.offsets[1:-1])
+            tokens += [int(row.argmax()) for row in rows]
+        if work.dense is not None:
+            tokens += work.dense.logits.argmax(axis=0).tolist()
+        decisions = tuple(RowDecision(token) for token in tokens)
+        return DecisionResult(work.step, decisions, 0.0)
+
+
+if __name__ == "__main__":
+    main(lambda settings: StandIn(settings, sys.argv[1]))

@@ -1,0 +1,75 @@
+"""Work for samplers wherever they run, and their answers side by side."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from actors.decision.messages import (
+    CandidateRows,
+    DecisionResult,
+    DenseRows,
+    SamplerSettings,
+)
+from actors.messages import Request, SamplingParameters
+from actors.states.deltas import OpenSequence
+from kernels.decision import block_maxima
+
+SIZE = 1_000
+
+
+SETTINGS = SamplerSettings(SIZE, (0, 3), capacity=4)
+
+
+PARAMETERS = (
+    SamplingParameters(
+        temperature=0.9,
+        top_k=50,
+        top_p=0.9,
+        min_p=0.01,
+        repetition_penalty=1.2,
+        presence_penalty=0.3,
+        frequency_penalty=0.2,
+        logit_bias=((7, 2.0),),
+        bad_words=((9,), (4, 5)),
+        seed=1,
+    ),
+    SamplingParameters(temperature=0.0),
+    SamplingParameters(temperature=1.3, top_p=0.8, seed=3, allowed_ids=tuple(range(0, 800, 3))),
+    SamplingParameters(temperature=1.0, seed=2**63, min_tokens=3),
+)
+
+
+def opened(first: int, count: int, prompt: int = 20) -> tuple[OpenSequence, ...]:
+    random = np.random.default_rng(first)
+    return tuple(
+        OpenSequence(
+            first + i,
+            Request(
+                str(first + i),
+                0,
+                tuple(random.integers(0, SIZE, prompt).tolist()),
+                PARAMETERS[i % len(PARAMETERS)],
+            ),
+        )
+        for i in range(count)
+    )
+
+
+def dense_rows(random: np.random.Generator, sequences: tuple[int, ...]) -> DenseRows:
+    """In either layout, with the producer's maxima or without."""
+    rows = (3 * random.standard_normal((len(sequences), SIZE))).astype(np.float32)
+    logits = rows.T if random.random() < 0.5 else np.ascontiguousarray(rows.T)
+    return DenseRows(sequences, logits, block_maxima(logits) if random.random() < 0.5 else None)
+
+
+def candidate_rows(random: np.random.Generator, sequences: tuple[int, ...]) -> CandidateRows:
+    ids = [np.flatnonzero(random.random(SIZE) < 0.1).astype(np.int32) for _ in sequences]
+    ids = [each if len(each) else np.array([5], np.int32) for each in ids]
+    raw = (3 * random.standard_normal(sum(map(len, ids)))).astype(np.float32)
+    offsets = np.cumsum([0, *map(len, ids)], dtype=np.int64)
+    truncated = random.random(len(sequences)) < 0.2
+    return CandidateRows(sequences, np.concatenate(ids), raw, offsets, truncated)
+
+
+def comparable(result: DecisionResult) -> tuple[int, object]:
+    return result.step, result.decisions
