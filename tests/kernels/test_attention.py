@@ -248,8 +248,8 @@ def test_triton_kernel_agrees_with_float64_in_the_interpreter() -> None:
     """In a process of its own: the interpreter is chosen when triton is imported."""
     pytest.importorskip("triton")
     program = (
-        "import sys, torch; sys.path.insert(0, 'tests'); torch.set_num_threads(1); "
-        "from test_attention import triton_difference; "
+        "import torch; torch.set_num_threads(1); "
+        "from tests.kernels.test_attention import triton_difference; "
         "print(triton_difference('cpu', torch.float32))"
     )
     done = subprocess.run(

@@ -90,7 +90,7 @@ def test_triton_draws_the_best_token_in_the_interpreter() -> None:
     """fp32 only: the interpreter's matrix product does not know bf16."""
     pytest.importorskip("triton")
     program = (
-        "import sys; sys.path.insert(0, 'tests'); import test_dense as cases\n"
+        "from tests.kernels import test_dense as cases\n"
         "cases.check('cpu', 'triton', cases.SHAPES); cases.check_ties('cpu')\n"
     )
     environment = {**os.environ, "TRITON_INTERPRET": "1"}

@@ -312,7 +312,7 @@ CHECKS = (
 def test_the_search_keeps_its_promises_in_the_interpreter() -> None:
     pytest.importorskip("triton")
     program = (
-        "import sys; sys.path.insert(0, 'tests'); import test_device_search as checks\n"
+        "from tests.kernels import test_device_search as checks\n"
         "for check in checks.CHECKS: check('cpu')\n"
     )
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
@@ -327,7 +327,6 @@ def test_the_search_keeps_its_promises_on_the_gpu(check: object) -> None:
 
 
 COMPILE = """
-import sys; sys.path.insert(0, "tests")
 import numpy as np, torch
 from tests.support.compile_only import check, compiling
 from actors.head.device_shard import DeviceShard

@@ -125,7 +125,7 @@ def check_all(device: str) -> None:
 def test_the_screens_keep_their_bounds_in_the_interpreter() -> None:
     pytest.importorskip("triton")
     program = (
-        "import sys; sys.path.insert(0, 'tests'); import test_tensor_cores as cases\n"
+        "from tests.kernels import test_tensor_cores as cases\n"
         "cases.check_all('cpu')\n"
     )
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
@@ -133,7 +133,6 @@ def test_the_screens_keep_their_bounds_in_the_interpreter() -> None:
 
 
 COMPILE = """
-import sys; sys.path.insert(0, "tests")
 import numpy as np, torch
 from tests.support.compile_only import check, compiling
 from kernels.quantize import quantize

@@ -48,7 +48,7 @@ class Refuse(importlib.abc.MetaPathFinder):
             raise ModuleNotFoundError(f"{name} is not on a bare CUDA machine", name=name)
 
 sys.meta_path.insert(0, Refuse())
-sys.path.insert(0, "tests")
+
 for name in NAMES:
     importlib.import_module(name)
 assert not ABSENT & {name.partition(".")[0] for name in sys.modules}
@@ -74,7 +74,10 @@ class HostTimer:
 
 def test_nothing_is_imported_that_a_bare_cuda_machine_lacks() -> None:
     pytest.importorskip("triton")
-    names = ["conftest", *(path.stem for path in gpu_test_files())]
+    names = ["tests.conftest"]
+    names += [
+        ".".join(path.relative_to(ROOT).with_suffix("").parts) for path in gpu_test_files()
+    ]
     names += ["loadtest.gpu.__main__", "loadtest.gpu.head", "loadtest.gpu.timing"]
     script = f"ABSENT = set({ABSENT!r})\nNAMES = {names!r}\n{IMPORTS}"
     done = subprocess.run(
