@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-DataType = Literal["auto", "float32", "bfloat16"]
-BodyChoice = Literal["auto", "general", "fused"]
+DataType = Literal["float32", "bfloat16", "auto"]
+BodyChoice = Literal["auto", "fused", "general"]
 Device = Literal["auto", "cpu", "cuda"]
 Tier = Literal["int8", "int4", "int4-dither", "1-bit"]
 # Their bounds hold always; those of the other two with a stated probability.

@@ -12,6 +12,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from actors.statistic import counter, gauge
+
 FinishReason = Literal["stop", "length", "abort", "error"]
 NeedKind = Literal["top1", "topk", "minp", "nucleus", "epsilon", "dense"]
 Guarantee = Literal["deterministic", "probabilistic", "relaxed", "dense"]
@@ -221,36 +223,95 @@ class EngineStatistics:
     A head row is one decision. ``head_certified_rows`` were decided by a certificate without all
     canonical logits and without a dense screen. ``head_opened_share`` and ``head_tightness`` are
     sums over rows (the latter over ``head_tightness_rows``), so that ratios of increases are means.
+    `actors.engine.statistics.Counters` holds what is not keyword-only, under the same names.
     """
 
-    steps: int = 0
-    running: int = 0
-    waiting: int = 0
-    kv_blocks_total: int = 0
-    kv_blocks_used: int = 0
-    kv_blocks_cached: int = 0
-    prompt_tokens: int = 0
-    generated_tokens: int = 0
-    cached_prompt_tokens: int = 0
-    preemptions: int = 0
-    finished: int = 0
-    cancelled: int = 0
-    body_seconds: float = 0.0
-    head_seconds: float = 0.0
-    decide_seconds: float = 0.0
-    sampler_busy_seconds: float = 0.0
-    sampler_wait_seconds: float = 0.0
-    sampler_hidden_seconds: float = 0.0
-    samplers_lost: int = 0
-    head_rows: int = 0
-    head_certified_rows: int = 0
-    head_rescored_rows: int = 0
-    head_opened_share: float = 0.0
-    head_tightness: float = 0.0
-    head_tightness_rows: int = 0
-    head_bytes: int = 0
-    head_fallbacks: int = 0
-    head_rows_by_tier: dict[str, int] = field(default_factory=dict)
+    steps: int = field(default=0, metadata=counter("Engine steps"))
+    running: int = field(default=0, kw_only=True, metadata=gauge("Sequences that hold KV blocks"))
+    waiting: int = field(
+        default=0,
+        kw_only=True,
+        metadata=gauge("Sequences that wait for KV blocks or a place in a step"),
+    )
+    kv_blocks_total: int = field(default=0, kw_only=True, metadata=gauge("KV blocks there are"))
+    kv_blocks_used: int = field(
+        default=0, kw_only=True, metadata=gauge("KV blocks held by running sequences")
+    )
+    kv_blocks_cached: int = field(
+        default=0, kw_only=True, metadata=gauge("Free KV blocks that still hold a prefix")
+    )
+    prompt_tokens: int = field(default=0, metadata=counter("Prompt tokens computed"))
+    generated_tokens: int = field(default=0, metadata=counter("Tokens drawn"))
+    cached_prompt_tokens: int = field(
+        default=0, metadata=counter("Prompt tokens found in the prefix cache")
+    )
+    preemptions: int = field(
+        default=0,
+        kw_only=True,
+        metadata=counter("Sequences that gave up their KV blocks to others"),
+    )
+    finished: int = field(default=0, metadata=counter("Sequences that came to their end"))
+    cancelled: int = field(default=0, metadata=counter("Sequences whose client left or had enough"))
+    body_seconds: float = field(default=0.0, metadata=counter("Seconds in the model body"))
+    head_seconds: float = field(default=0.0, metadata=counter("Seconds in the output head"))
+    decide_seconds: float = field(
+        default=0.0,
+        metadata=counter("Seconds the engine's loop spent on decisions: asking, waiting, deciding"),
+    )
+    sampler_busy_seconds: float = field(
+        default=0.0,
+        kw_only=True,
+        metadata=counter("Seconds samplers spent deciding, summed over the samplers"),
+    )
+    sampler_wait_seconds: float = field(
+        default=0.0, kw_only=True, metadata=counter("Seconds the engine's loop waited for samplers")
+    )
+    sampler_hidden_seconds: float = field(
+        default=0.0,
+        kw_only=True,
+        metadata=counter("Seconds of the busiest sampler of each step nobody waited for"),
+    )
+    samplers_lost: int = field(
+        default=0, kw_only=True, metadata=counter("Samplers that died and were replaced")
+    )
+    head_rows: int = field(
+        default=0,
+        metadata=counter("Rows (one token of one sequence each) the output head has decided"),
+    )
+    head_certified_rows: int = field(
+        default=0, metadata=counter("Head rows decided by a certificate, not by every exact logit")
+    )
+    head_rescored_rows: int = field(
+        default=0, metadata=counter("Exact logits computed, summed over the head rows")
+    )
+    head_opened_share: float = field(
+        default=0.0,
+        metadata=counter(
+            "Share of the vocabulary (0 to 1) whose exact logits were computed, "
+            "summed over the head rows"
+        ),
+    )
+    head_tightness: float = field(
+        default=0.0,
+        metadata=counter(
+            "Best exact logit over best upper bound (0 to 1), "
+            "summed over the head rows that have one"
+        ),
+    )
+    head_tightness_rows: int = field(default=0, metadata=counter("Head rows that have a tightness"))
+    head_bytes: int = field(
+        default=0,
+        metadata=counter("Bytes of output weights, exact and low-precision, read by the head"),
+    )
+    head_fallbacks: int = field(
+        default=0,
+        metadata=counter("Head rows for which a cheaper way was tried first and did not suffice"),
+    )
+    head_rows_by_tier: dict[str, int] = field(
+        default_factory=dict,
+        kw_only=True,
+        metadata=counter("Head rows by what they were screened with", label="tier"),
+    )
 
 
 @dataclass(frozen=True, slots=True)

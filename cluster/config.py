@@ -1,18 +1,33 @@
-"""The configuration of a server: defaults, then a YAML file, then command-line flags.
+"""The options of a server: defaults, then a YAML file, then the environment, then flags.
 
-Unknown keys and values of the wrong type are errors: a misspelt key must never be ignored.
+Each is declared once, as a field of ``ServeConfig``; ``OPTIONS`` is what the file, the environment
+and the command line read there. Unknown names and values of the wrong type are errors: a misspelt
+name must never be ignored.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, TypeAdapter, ValidationError
 
-from actors.configuration import DEFAULT_TIERS
+from actors.configuration import (
+    BodyChoice,
+    DataType,
+    Device,
+    EngineConfiguration,
+    HeadChoice,
+    SamplerPlacement,
+    Tier,
+)
+
+VARIABLE_PREFIX = "LEXSHARD_"
+ENGINE = EngineConfiguration(model="")  # for its defaults
 
 # An empty key would open the server to everyone who sends an empty one.
 Name = Annotated[str, Field(pattern=r"\S")]
@@ -22,49 +37,174 @@ class ConfigError(ValueError):
     """A configuration that cannot be used, with one line that says why."""
 
 
-class ServeConfig(BaseModel):
-    """Everything ``lexshard serve`` can be told.
+def option(
+    default: Any,
+    description: str,
+    metavar: str | None = None,
+    flag: str | None = None,
+    **rules: Any,
+) -> Any:
+    """A field of ``ServeConfig``.
 
-    ``kv_cache_memory`` is in bytes or a string like ``4GiB``. ``max_batch_size`` bounds the
-    sequences of one engine step; ``max_running_requests`` the sequences admitted at all, and
-    ``max_waiting_tokens`` their prompt tokens that still wait to be computed. 0 ``samplers`` decide
-    in the engine's own thread.
+    Its key is the ``alias`` among the ``rules`` (which are pydantic's), else its name. ``flag`` and
+    ``metavar`` are the command line's words where the key does not give them.
+    """
+    words: dict[str, Any] = {"metavar": metavar, "flag": flag}
+    return Field(default, description=description, json_schema_extra=words, **rules)
+
+
+class ServeConfig(BaseModel):
+    """Everything ``lexshard serve`` can be told. The settings of its engine have the names they
+    have in ``EngineConfiguration``, which says more of them.
+
+    ``max_running`` bounds the sequences of one engine step; ``max_running_requests`` the sequences
+    admitted at all, and ``max_waiting_tokens`` their prompt tokens that still wait to be computed.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    model: str
-    served_model_name: list[Name] = Field(default_factory=list)
-    dtype: Literal["float32", "bfloat16", "auto"] = "auto"
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    max_model_len: int | None = Field(default=None, ge=1)
-    kv_cache_memory: ByteSize | None = Field(default=None, gt=0)
-    threads: int | None = Field(default=None, ge=1)
-    body: Literal["auto", "fused", "general"] = "auto"
-    fast_prefill: bool = False
-    head: Literal["auto", "certified", "paper", "dense"] = "auto"
-    tiers: list[Literal["int8", "int4", "int4-dither", "1-bit"]] = Field(
-        default_factory=lambda: list(DEFAULT_TIERS), min_length=1
+    model: str = option(
+        ..., "model folder (safetensors, config.json, tokenizer.json)", metavar="FOLDER"
     )
-    index: str | None = None
-    samplers: int = Field(default=0, ge=0)
-    sampler_threads: int = Field(default=1, ge=1)
-    sampler_placement: Literal["threads", "processes", "ray"] = "processes"
-    hot_vocabulary: str | None = None
+    served_model_name: list[Name] = option([], "name for clients; repeatable", metavar="NAME")
+    dtype: DataType = option(ENGINE.dtype, "auto, float32 or bfloat16")
+    device: Device = option(ENGINE.device, "auto, cpu or cuda: where the model body computes")
+    max_model_len: int | None = option(
+        ENGINE.max_model_len, "longest prompt plus output", metavar="TOKENS", ge=1
+    )
+    kv_cache_bytes: ByteSize | None = option(
+        ENGINE.kv_cache_bytes,
+        "memory of the KV cache, for example 4GiB",
+        metavar="BYTES",
+        alias="kv_cache_memory",
+        gt=0,
+    )
+    threads: int | None = option(ENGINE.threads, "threads of the engine", ge=1)
+    body: BodyChoice = option(ENGINE.body, "auto, fused or general")
+    fast_prefill: bool = option(ENGINE.fast_prefill, "faster prompts, not batch-invariant")
+    head: HeadChoice = option(
+        ENGINE.head, "auto, certified, paper or dense: how tokens are found, never which"
+    )
+    tiers: list[Tier] = option(
+        list(ENGINE.tiers),
+        "int8, int4, int4-dither or 1-bit: what may screen, repeatable (default int8, int4)",
+        flag="--tier",
+        min_length=1,
+    )
+    index: str | None = option(
+        ENGINE.index, "vocabulary index (default: beside the model)", metavar="FILE"
+    )
+    samplers: int = option(
+        ENGINE.samplers, "decide tokens beside the forward pass (0: not)", metavar="N", ge=0
+    )
+    sampler_threads: int = option(
+        ENGINE.sampler_threads, "threads of each sampler (default 1)", metavar="T", ge=1
+    )
+    sampler_placement: SamplerPlacement = option(
+        ENGINE.sampler_placement, "threads, processes (default) or ray: where samplers run"
+    )
+    hot_vocabulary: str | None = option(
+        ENGINE.hot_vocabulary, "tokens to look at first (lexshard hotset build)", metavar="FILE"
+    )
 
-    host: str = "127.0.0.1"
-    port: int = Field(default=8000, ge=1, le=65535)
-    api_keys: list[Name] = Field(default_factory=list)
-    max_batch_size: int = Field(default=64, ge=1)
-    max_running_requests: int = Field(default=256, ge=1)
-    max_waiting_tokens: int = Field(default=131_072, ge=1)
-    max_requests_per_client: int | None = Field(default=None, ge=1)
-    max_body_bytes: int = Field(default=16 * 1024 * 1024, ge=1024)
+    host: str = option("127.0.0.1", "address to listen on (default 127.0.0.1)")
+    port: int = option(8000, "port to listen on (default 8000)", ge=1, le=65535)
+    api_keys: list[Name] = option([], "repeatable", metavar="KEY", flag="--api-key")
+    max_running: int = option(
+        ENGINE.max_running,
+        "sequences in one engine step",
+        metavar="N",
+        alias="max_batch_size",
+        ge=1,
+    )
+    max_running_requests: int = option(256, "sequences admitted at once", metavar="N", ge=1)
+    max_waiting_tokens: int = option(131_072, "prompt tokens that may wait", metavar="N", ge=1)
+    max_requests_per_client: int | None = option(
+        None, "open requests of one client", metavar="N", ge=1
+    )
+    max_body_bytes: int = option(
+        16 * 1024 * 1024, "largest body of a request", metavar="BYTES", ge=1024
+    )
 
     @property
     def model_names(self) -> tuple[str, ...]:
         """The names clients may use: the given ones, else the name of the model's folder."""
         return tuple(self.served_model_name) or (Path(self.model).resolve().name,)
+
+    @property
+    def engine_configuration(self) -> EngineConfiguration:
+        """The options that are the engine's; what is no option keeps the engine's default."""
+        settings = self.model_dump(include={item.name for item in fields(EngineConfiguration)})
+        settings["tiers"] = tuple(dict.fromkeys(self.tiers))
+        return EngineConfiguration(**settings)
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A field of ``ServeConfig`` as it can be set: by a ``key`` of the file, a ``variable`` of the
+    environment or a ``flag``. ``kind`` is the type of its value; None may be among its choices."""
+
+    key: str
+    variable: str
+    flag: str
+    metavar: str | None
+    description: str
+    kind: Any
+
+    @property
+    def repeatable(self) -> bool:
+        return get_origin(self.kind) is list
+
+    @property
+    def is_whole_number(self) -> bool:
+        return int in (self.kind, *get_args(self.kind))
+
+
+def _options() -> tuple[Option, ...]:
+    options: list[Option] = []
+    for name, field in ServeConfig.model_fields.items():
+        key = field.alias or name
+        words: Any = field.json_schema_extra
+        options.append(
+            Option(
+                key=key,
+                variable=VARIABLE_PREFIX + key.upper(),
+                flag=words["flag"] or "--" + key.replace("_", "-"),
+                metavar=words["metavar"],
+                description=field.description or "",
+                kind=field.annotation,
+            )
+        )
+    return tuple(options)
+
+
+OPTIONS = _options()
+
+
+def environment_values(environment: Mapping[str, str]) -> dict[str, Any]:
+    """The options that variables set, such as ``LEXSHARD_PORT=80``. Commas divide what is
+    repeatable.
+
+    Raises:
+        ConfigError: a variable of ours is unknown or its value of the wrong type.
+    """
+    options = {option.variable: option for option in OPTIONS}
+    values: dict[str, Any] = {}
+    for variable, text in environment.items():
+        if not variable.startswith(VARIABLE_PREFIX):
+            continue
+        if variable not in options:
+            [nearest] = get_close_matches(variable, options, n=1, cutoff=0.0)
+            raise ConfigError(f"unknown environment variable {variable}: did you mean {nearest}?")
+        option = options[variable]
+        given = text.split(",") if option.repeatable else text
+        try:
+            values[option.key] = TypeAdapter(option.kind).validate_python(given)
+        except ValidationError as error:
+            problem = error.errors()[0]
+            reason = f"{problem['msg']}, not {problem['input']!r}"
+            raise ConfigError(f"environment variable {variable}: {reason}") from error
+    return values
 
 
 def load_config(path: str | Path | None, overrides: Mapping[str, Any]) -> ServeConfig:

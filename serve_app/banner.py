@@ -14,7 +14,7 @@ KINDS_OF_STEPS = {"one": "without top-k", "several": "with top-k"}
 
 def decisions(config: ServeConfig) -> str:
     """The configuration in effect, keys aside, one option a line."""
-    values = config.model_dump(exclude={"api_keys"})
+    values = config.model_dump(exclude={"api_keys"}, by_alias=True)
     values["api_keys"] = f"{len(config.api_keys)} set" if config.api_keys else "none: open to all"
     return "\n".join(f"  {name:<24} {_shown(value)}" for name, value in values.items())
 

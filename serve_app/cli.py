@@ -22,9 +22,9 @@ COMMANDS = {
     ),
     ("hotset", "show"): ("serve_app.commands.hotset_show", "report what a hot vocabulary holds"),
     ("demo", "train"): ("serve_app.commands.demo_train", "train the small demonstration models"),
-    ("bench", "engine"): ("loadtest.bench.engine", "measure the engine without HTTP"),
-    ("bench", "head"): ("loadtest.bench.head", "measure the output head beside dense ones"),
-    ("bench", "sampler"): ("loadtest.bench.sampler", "measure the sampler beside vLLM's"),
+    ("bench", "engine"): ("loadtest.bench.engine.command", "measure the engine without HTTP"),
+    ("bench", "head"): ("loadtest.bench.head.command", "measure the output head beside dense ones"),
+    ("bench", "sampler"): ("loadtest.bench.sampler.command", "measure the sampler beside vLLM's"),
 }
 
 

@@ -17,7 +17,6 @@ from fastapi import FastAPI
 from ray import serve
 from ray.serve import Application
 
-from actors.configuration import EngineConfiguration
 from cluster.config import ServeConfig
 from serve_app.app import create_app
 from serve_app.engine_client import EngineClient, EngineConnector
@@ -29,30 +28,11 @@ MAX_ONGOING_REQUESTS = 100_000
 
 def start_engine(config: ServeConfig) -> EngineClient:
     """The connector of a real server: an engine process of this replica's own."""
-    from cluster.engine.client import EngineClient as ProcessClient
+    from cluster.engine.supervisor import EngineSupervisor
 
-    client = ProcessClient(
-        EngineConfiguration(
-            model=config.model,
-            dtype=config.dtype,
-            device=config.device,
-            max_model_len=config.max_model_len,
-            kv_cache_bytes=config.kv_cache_memory,
-            threads=config.threads,
-            body=config.body,
-            fast_prefill=config.fast_prefill,
-            head=config.head,
-            tiers=tuple(dict.fromkeys(config.tiers)),
-            index=config.index,
-            max_running=config.max_batch_size,
-            samplers=config.samplers,
-            sampler_threads=config.sampler_threads,
-            sampler_placement=config.sampler_placement,
-            hot_vocabulary=config.hot_vocabulary,
-        )
-    )
-    client.start()
-    return client
+    supervisor = EngineSupervisor(config.engine_configuration)
+    supervisor.start()
+    return supervisor
 
 
 def log_to_stderr() -> None:

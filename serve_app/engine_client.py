@@ -1,7 +1,7 @@
 """What the front end asks of an engine, wherever the engine runs.
 
 The engine lives in another process. Anything with these methods can stand behind the HTTP
-application: ``cluster.engine.client.EngineClient`` in production, a scripted one in tests.
+application: ``cluster.engine.supervisor.EngineSupervisor`` in production, a scripted one in tests.
 """
 
 from __future__ import annotations

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import fields
+from collections.abc import Iterator
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from actors.messages import EngineStatistics
+from actors.statistic import Statistic, statistics_of
 from serve_app.admission import Admission
 from serve_app.engine_client import EngineClient
 from serve_app.request_record import RequestRecord
@@ -16,43 +18,6 @@ from serve_app.request_record import RequestRecord
 SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0)
 SECONDS_PER_TOKEN = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-
-# Of the engine's statistics these are states; all others only ever grow.
-ENGINE_GAUGES = {"running", "waiting", "kv_blocks_total", "kv_blocks_used", "kv_blocks_cached"}
-# Statistics that are counts by something: the name of their label.
-ENGINE_LABELS = {"head_rows_by_tier": "tier"}
-ENGINE_DESCRIPTIONS = {
-    "steps": "Engine steps",
-    "running": "Sequences that hold KV blocks",
-    "waiting": "Sequences that wait for KV blocks or a place in a step",
-    "kv_blocks_total": "KV blocks there are",
-    "kv_blocks_used": "KV blocks held by running sequences",
-    "kv_blocks_cached": "Free KV blocks that still hold a prefix",
-    "prompt_tokens": "Prompt tokens computed",
-    "generated_tokens": "Tokens drawn",
-    "cached_prompt_tokens": "Prompt tokens found in the prefix cache",
-    "preemptions": "Sequences that gave up their KV blocks to others",
-    "finished": "Sequences that came to their end",
-    "cancelled": "Sequences whose client left or had enough",
-    "body_seconds": "Seconds in the model body",
-    "head_seconds": "Seconds in the output head",
-    "decide_seconds": "Seconds the engine's loop spent on decisions: asking, waiting, deciding",
-    "sampler_busy_seconds": "Seconds samplers spent deciding, summed over the samplers",
-    "sampler_wait_seconds": "Seconds the engine's loop waited for samplers",
-    "sampler_hidden_seconds": "Seconds of the busiest sampler of each step nobody waited for",
-    "samplers_lost": "Samplers that died and were replaced",
-    "head_rows": "Rows (one token of one sequence each) the output head has decided",
-    "head_certified_rows": "Head rows decided by a certificate, not by every exact logit",
-    "head_rescored_rows": "Exact logits computed, summed over the head rows",
-    "head_opened_share": "Share of the vocabulary (0 to 1) whose exact logits were computed, "
-    "summed over the head rows",
-    "head_tightness": "Best exact logit over best upper bound (0 to 1), "
-    "summed over the head rows that have one",
-    "head_tightness_rows": "Head rows that have a tightness",
-    "head_bytes": "Bytes of output weights, exact and low-precision, read by the head",
-    "head_fallbacks": "Head rows for which a cheaper way was tried first and did not suffice",
-    "head_rows_by_tier": "Head rows by what they were screened with",
-}
 
 
 class EngineCollector(Collector):
@@ -64,8 +29,8 @@ class EngineCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         statistics = self._client.statistics
-        for field in fields(statistics):
-            yield _engine_metric(field.name, getattr(statistics, field.name))
+        for name, declared in statistics_of(EngineStatistics).items():
+            yield _engine_metric(name, declared, getattr(statistics, name))
         yield GaugeMetricFamily(
             "lexshard_ready", "1 while the engine answers", value=float(self._client.ready)
         )
@@ -84,12 +49,13 @@ class EngineCollector(Collector):
         )
 
 
-def _engine_metric(name: str, value: float | Mapping[str, float]) -> Metric:
-    family = GaugeMetricFamily if name in ENGINE_GAUGES else CounterMetricFamily
-    full_name, description = f"lexshard_{name}", ENGINE_DESCRIPTIONS[name]
-    if not isinstance(value, Mapping):
-        return family(full_name, description, value=value)
-    metric = family(full_name, description, labels=(ENGINE_LABELS[name],))
+def _engine_metric(name: str, declared: Statistic, value: Any) -> Metric:
+    """``value`` is a number, or counts by the declared label."""
+    family = GaugeMetricFamily if declared.gauge else CounterMetricFamily
+    full_name = f"lexshard_{name}"
+    if declared.label is None:
+        return family(full_name, declared.description, value=value)
+    metric = family(full_name, declared.description, labels=(declared.label,))
     for label, count in sorted(value.items()):
         metric.add_metric((label,), count)
     return metric

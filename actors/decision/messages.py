@@ -21,7 +21,8 @@ class CandidateRows:
     """Per row the tokens that can still win, with raw canonical logits (before any processor).
 
     Ragged: row ``r`` owns ``ids[offsets[r]:offsets[r + 1]]``, sorted by id. ``truncated`` says that
-    top-p has been applied already: the tokens are the nucleus itself.
+    top-p has been applied already: the tokens are the nucleus itself. ``drafted`` are the guesses
+    that each row assumes to follow its sequence's tokens, empty where no row assumes any.
     """
 
     sequences: tuple[int, ...]  # [N]
@@ -29,6 +30,7 @@ class CandidateRows:
     raw: npt.NDArray[np.float32]  # [total]
     offsets: npt.NDArray[np.int64]  # [N + 1]
     truncated: npt.NDArray[np.bool_]  # [N]
+    drafted: tuple[tuple[int, ...], ...] = ()  # [N] or none
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,12 +39,14 @@ class DenseRows:
 
     ``logits`` [V, B] fp32 is vocabulary-major with any strides, and ``maxima`` [ceil(V / 64), B]
     holds the largest of every 64 of them, where the producer has it at hand. Both are views of
-    memory that is the producer's: they hold until the decision is made.
+    memory that is the producer's: they hold until the decision is made. ``drafted`` as for
+    `CandidateRows`.
     """
 
     sequences: tuple[int, ...]  # [B]
     logits: npt.NDArray[np.float32]
     maxima: npt.NDArray[np.float32] | None = None
+    drafted: tuple[tuple[int, ...], ...] = ()  # [B] or none
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -12,13 +12,13 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from actors.decision.messages import DecisionResult, DecisionWork
 from actors.decision.rows import is_dense, sequences_of, work_of
 from actors.messages import Candidates, Request, RowDecision
-from actors.states.deltas import NO_DELTAS, Deltas, OpenSequence
+from actors.states.deltas import OpenSequence, Outbox
 
 # Stands in for lost samplers until new ones are ready.
 SUBSTITUTE = -1
@@ -75,27 +75,6 @@ class _Member:
     sampler: int
 
 
-@dataclass(slots=True)
-class _Outbox:
-    """Deltas a sampler has not been told."""
-
-    closed: list[int] = field(default_factory=list)
-    opened: dict[int, OpenSequence] = field(default_factory=dict)
-    appended: list[tuple[int, int]] = field(default_factory=list)
-
-    def take(self) -> Deltas:
-        if not (self.closed or self.opened or self.appended):
-            return NO_DELTAS
-        deltas = Deltas(tuple(self.closed), tuple(self.opened.values()), tuple(self.appended))
-        self.closed, self.opened, self.appended = [], {}, []
-        return deltas
-
-    def close(self, sequence: int) -> None:
-        if self.opened.pop(sequence, None) is None:
-            self.closed.append(sequence)
-        self.appended = [each for each in self.appended if each[0] != sequence]
-
-
 class DecisionPlane:
     """``count`` samplers made by ``start``; ``substitute`` makes one in this process.
 
@@ -124,7 +103,7 @@ class DecisionPlane:
         self._handles: dict[int, SamplerHandle] = {}
         self._coming: dict[int, Future[SamplerHandle]] = {}
         self._members: dict[int, _Member] = {}
-        self._outboxes: dict[int, _Outbox] = {}
+        self._outboxes: dict[int, Outbox] = {}
         # The first alone: what it compiles, the others find.
         self._add(0, start())
         self._coming = {index: self._starter.submit(start) for index in range(1, count)}
@@ -144,17 +123,17 @@ class DecisionPlane:
         self._members[sequence] = member = _Member(request, history, self._least_loaded())
         if self._informed:
             return
-        self._outboxes[member.sampler].opened[sequence] = _opening(sequence, member)
+        self._outboxes[member.sampler].open(_opening(sequence, member))
 
-    def append(self, sequence: int, token_id: int) -> None:
-        """A token has been added to a sequence's history."""
+    def append(self, sequence: int, *token_ids: int) -> None:
+        """Tokens have been added to a sequence's history."""
         if self._informed:
             return
         outbox = self._outboxes[self._members[sequence].sampler]
         if sequence in outbox.opened:
-            outbox.opened[sequence] = _opening(sequence, self._members[sequence])
+            outbox.open(_opening(sequence, self._members[sequence]))
         else:
-            outbox.appended.append((sequence, token_id))
+            outbox.append(sequence, token_ids)
 
     def close(self, sequence: int) -> None:
         """A sequence has ended."""
@@ -164,10 +143,18 @@ class DecisionPlane:
 
     # -- decisions --------------------------------------------------------------------------------
 
-    def submit(self, step: int, sequences: Sequence[int], candidates: Candidates) -> PendingStep:
+    def submit(
+        self,
+        step: int,
+        sequences: Sequence[int],
+        candidates: Candidates,
+        drafted: Sequence[tuple[int, ...]] = (),
+    ) -> PendingStep:
         """Asks for a decision per row of ``candidates``, which belongs to ``sequences[row]``.
 
-        The arrays of ``candidates`` must stay as they are until the decisions are taken.
+        ``drafted[row]`` are the guesses that a row assumes to follow its sequence's tokens; empty
+        where no row assumes any. The arrays of ``candidates`` must stay as they are until the
+        decisions are taken.
         """
         self._take_in()
         dense = is_dense(candidates, self._vocabulary_size)
@@ -179,7 +166,7 @@ class DecisionPlane:
             groups = list(rows_of.values())
         parts = []
         for rows in groups:
-            order, asked = work_of(step, rows, sequences, candidates, dense)
+            order, asked = work_of(step, rows, sequences, candidates, dense, drafted)
             parts.append(_Part(order, asked, *self.hand_over(asked)))
         self._flying += 1
         return PendingStep(self, parts, len(sequences))
@@ -288,11 +275,11 @@ class DecisionPlane:
 
     def _give(self, sequence: int, member: _Member, target: int) -> None:
         member.sampler = target
-        self._outboxes[target].opened[sequence] = _opening(sequence, member)
+        self._outboxes[target].open(_opening(sequence, member))
 
     def _add(self, index: int, handle: SamplerHandle) -> None:
         self._handles[index] = handle
-        self._outboxes[index] = _Outbox()
+        self._outboxes[index] = Outbox()
 
     def _least_loaded(self) -> int:
         load = self.load()

@@ -27,21 +27,23 @@ def work_of(
     sequences: Sequence[int],
     candidates: Candidates,
     dense: Sequence[bool],
+    drafted: Sequence[tuple[int, ...]] = (),
 ) -> tuple[list[int], DecisionWork]:
     """``rows`` of ``candidates`` in the order of their decisions, and the work without deltas.
 
-    Row ``r`` belongs to ``sequences[r]``; ``dense`` is what `is_dense` says.
+    Row ``r`` belongs to ``sequences[r]`` and assumes ``drafted[r]``, if anything is drafted;
+    ``dense`` is what `is_dense` says.
     """
     if True not in dense:
         return list(rows), DecisionWork(
-            step, candidates=_candidate_rows(rows, sequences, candidates)
+            step, candidates=_candidate_rows(rows, sequences, candidates, drafted)
         )
     chosen = [row for row in rows if not dense[row]]
     whole = [row for row in rows if dense[row]]
     work = DecisionWork(
         step,
-        candidates=_candidate_rows(chosen, sequences, candidates) if chosen else None,
-        dense=_dense_rows(whole, sequences, candidates) if whole else None,
+        candidates=_candidate_rows(chosen, sequences, candidates, drafted) if chosen else None,
+        dense=_dense_rows(whole, sequences, candidates, drafted) if whole else None,
     )
     return [*chosen, *whole], work
 
@@ -58,7 +60,10 @@ def _none(rows: int) -> npt.NDArray[np.bool_]:
 
 
 def _candidate_rows(
-    rows: Sequence[int], sequences: Sequence[int], candidates: Candidates
+    rows: Sequence[int],
+    sequences: Sequence[int],
+    candidates: Candidates,
+    drafted: Sequence[tuple[int, ...]],
 ) -> CandidateRows:
     truncated = _none(len(rows))
     if any(candidates.certificates[row].truncated for row in rows):
@@ -69,14 +74,27 @@ def _candidate_rows(
         ids = np.concatenate([ids[each] for each in own])
         raw = np.concatenate([raw[each] for each in own])
         offsets = np.cumsum([0, *np.diff(offsets)[list(rows)]], dtype=np.int64)
-    return CandidateRows(tuple(sequences[row] for row in rows), ids, raw, offsets, truncated)
+    names = tuple(sequences[row] for row in rows)
+    return CandidateRows(names, ids, raw, offsets, truncated, _of_rows(drafted, rows))
 
 
-def _dense_rows(rows: Sequence[int], sequences: Sequence[int], candidates: Candidates) -> DenseRows:
+def _of_rows(
+    drafted: Sequence[tuple[int, ...]], rows: Sequence[int]
+) -> tuple[tuple[int, ...], ...]:
+    return tuple(drafted[row] for row in rows) if drafted else ()
+
+
+def _dense_rows(
+    rows: Sequence[int],
+    sequences: Sequence[int],
+    candidates: Candidates,
+    drafted: Sequence[tuple[int, ...]],
+) -> DenseRows:
     size = int(candidates.offsets[rows[0] + 1] - candidates.offsets[rows[0]])
     first, last = candidates.offsets[rows[0]], candidates.offsets[rows[-1] + 1]
     if last - first == size * len(rows):  # side by side
         logits = candidates.raw[first:last].reshape(len(rows), size)
     else:
         logits = np.stack([candidates.raw[candidates.offsets[row] :][:size] for row in rows])
-    return DenseRows(tuple(sequences[row] for row in rows), logits.T)
+    names = tuple(sequences[row] for row in rows)
+    return DenseRows(names, logits.T, drafted=_of_rows(drafted, rows))

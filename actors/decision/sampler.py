@@ -113,37 +113,43 @@ class Sampler:
             self.apply(work.deltas)
         decisions: list[RowDecision | None] = []
         if work.candidates is not None:
-            rows = self._rows(work.candidates.sequences)
+            rows = self._rows(work.candidates.sequences, work.candidates.drafted)
             decisions.extend(self._decide_candidates(work.candidates, rows))
         if work.dense is not None:
-            rows = self._rows(work.dense.sequences)
+            rows = self._rows(work.dense.sequences, work.dense.drafted)
             decisions.extend(self._decide_dense(work.dense, rows))
         return DecisionResult(work.step, tuple(decisions), time.perf_counter() - started)
 
-    def _rows(self, sequences: tuple[int, ...]) -> _Rows:
-        """Controls and adjustments of the sequences; those of an earlier step where they still
-        hold, which is nearly always."""
+    def _rows(self, sequences: tuple[int, ...], drafted: tuple[tuple[int, ...], ...]) -> _Rows:
+        """Controls and adjustments of the rows; those of an earlier step where they still hold,
+        which is nearly always where nothing is drafted."""
+        if drafted:
+            return self._make_rows(sequences, drafted)
         known = self._known_rows.get(sequences)
         if known is not None and known.steady and known.tables is self._states.tables:
             known.controls.position[:] = [len(state.history) for state in known.states]
             if known.packed is not None:
                 known.packed.position[:] = known.controls.position
             return known
-        states = tuple(self._states[sequence] for sequence in sequences)
-        for state in states:
-            state.adjustment()  # may make the tables grow; only then do all share one array
-        adjustments = flatten_adjustments([state.adjustment() for state in states])
         if len(self._known_rows) >= KNOWN_ROWS:
             self._known_rows.clear()
+        self._known_rows[sequences] = rows = self._make_rows(sequences, ((),) * len(sequences))
+        return rows
+
+    def _make_rows(self, sequences: tuple[int, ...], drafted: tuple[tuple[int, ...], ...]) -> _Rows:
+        states = tuple(self._states[sequence] for sequence in sequences)
+        adjustments = flatten_adjustments(self._states.adjustments(sequences, drafted))
         controls = Controls(
             inverse_temperature=np.array([s.inverse_temperature for s in states], np.float64),
             top_k=np.array([s.top_k for s in states], np.int64),
             top_p=np.array([s.parameters.top_p for s in states], np.float64),
             log_min_p=np.array([s.log_min_p for s in states], np.float64),
             key=np.array([s.key for s in states], np.uint64),
-            position=np.array([len(s.history) for s in states], np.uint64),
+            position=np.array(
+                [len(s.history) + len(d) for s, d in zip(states, drafted, strict=True)], np.uint64
+            ),
         )
-        self._known_rows[sequences] = rows = _Rows(
+        return _Rows(
             states,
             controls,
             adjustments,
@@ -151,7 +157,6 @@ class Sampler:
             self._states.tables,
             all(state.steady for state in states),
         )
-        return rows
 
     def _decide_candidates(self, asked: CandidateRows, rows: _Rows) -> list[RowDecision | None]:
         controls = rows.controls

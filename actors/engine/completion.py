@@ -78,7 +78,7 @@ class Collector:
         )
 
 
-class Steps(Protocol):
+class SteppingEngine(Protocol):
     """The part of an engine that running to completion needs."""
 
     def submit(self, request: Request) -> SequenceEvent | None: ...
@@ -87,7 +87,7 @@ class Steps(Protocol):
 
 
 def run_to_completion(
-    engine: Steps,
+    engine: SteppingEngine,
     requests: Sequence[Request],
     make_detokenizer: Callable[[], Detokenizer] | None = None,
 ) -> list[Completion]:

@@ -3,8 +3,8 @@
     engine = Engine(EngineConfiguration(model="models/lexshard-demo"))
     engine.generate(["Once upon a time"], SamplingParameters(max_tokens=64))
 
-``step()`` is the whole story: plan, forward, decide, commit. A plain class: it runs in this
-process in tests and scripts, and in a process of its own behind the server.
+``step()`` is the whole story: plan, forward, decide, commit (`actors.engine.steps`). A plain class:
+it runs in this process in tests and scripts, and in a process of its own behind the server.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from actors.configuration import EngineConfiguration, EngineInformation
 from actors.decision.build import StartSampler, build_plane, sampler_settings
 from actors.decision.plane import DecisionPlane
 from actors.engine.completion import Completion, run_to_completion
+from actors.engine.drafting import Drafter
 from actors.engine.kv_cache import BLOCK_TOKENS, BlockPool
 from actors.engine.memory import default_kv_bytes
-from actors.engine.scheduler import Scheduler, StepPlan
+from actors.engine.scheduler import Scheduler
 from actors.engine.sequence import Sequence
 from actors.engine.statistics import Counters
-from actors.engine.steps import Flight, Steps
+from actors.engine.steps import Steps
 from actors.engine.warm_up import warm_up_requests
 from actors.head.build import build_head
 from actors.messages import (
@@ -43,12 +44,18 @@ from kernels import pool
 class Engine:
     """Serves sequences step by step. Not thread-safe: one thread plans, finishes and submits.
 
+    ``start_sampler`` starts samplers outside of this process; ``drafter`` guesses tokens, which
+    changes when they come and never which they are.
+
     Raises what ``actors.body.loading.load`` raises (``ModelRefusedError``) and ValueError for
     settings that cannot work together.
     """
 
     def __init__(
-        self, configuration: EngineConfiguration, start_sampler: StartSampler | None = None
+        self,
+        configuration: EngineConfiguration,
+        start_sampler: StartSampler | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
         threads = configuration.threads or max(1, (os.cpu_count() or 1) - 1)
         torch.set_num_threads(threads)
@@ -70,8 +77,14 @@ class Engine:
         )
         self._scheduler = self._make_scheduler()
         self._plane = self._make_plane(start_sampler)
-        self._steps = Steps(
-            model, built, self._plane, self._states, self._scheduler, overlaps=self.overlaps
+        self.steps = Steps(
+            model,
+            built,
+            self._plane,
+            self._states,
+            self._scheduler,
+            overlaps=self.overlaps,
+            drafter=drafter,
         )
         self._codec: TextCodec | None = None
         self._arrivals = 0
@@ -144,7 +157,7 @@ class Engine:
         for requests in rounds:
             run_to_completion(self, requests)
         self._scheduler.pool.drop_cache()
-        self._steps.counters = Counters()
+        self.steps.counters = Counters()
 
     # -- requests ---------------------------------------------------------------------------------
 
@@ -186,7 +199,7 @@ class Engine:
 
     def cancel(self, request_id: str) -> None:
         """End every sequence of a request now; its blocks are free for the next step."""
-        self._steps.cancel(request_id)
+        self.steps.cancel(request_id)
 
     def generate(
         self,
@@ -220,7 +233,7 @@ class Engine:
         return self._codec
 
     def statistics(self) -> EngineStatistics:
-        return self._steps.counters.snapshot(self._scheduler, self._plane.counters)
+        return self.steps.counters.snapshot(self._scheduler, self._plane.counters)
 
     def check_idle(self) -> None:
         """Raise RuntimeError if an idle engine holds blocks or has lost some."""
@@ -228,27 +241,9 @@ class Engine:
         if self._scheduler.idle and self._scheduler.pool.used:
             raise RuntimeError(f"{self._scheduler.pool.used} KV blocks leaked")
 
-    # -- one step ---------------------------------------------------------------------------------
-
     def step(self) -> list[SequenceEvent]:
-        """See `Steps.step`."""
-        return self._steps.step()
-
-    def plan(self) -> StepPlan | None:
-        """See `Steps.plan`."""
-        return self._steps.plan()
-
-    def forward(self, plan: StepPlan) -> torch.Tensor:
-        """See `Steps.forward`."""
-        return self._steps.forward(plan)
-
-    def decide(self, plan: StepPlan, hidden: torch.Tensor) -> Flight:
-        """See `Steps.decide`."""
-        return self._steps.decide(plan, hidden)
-
-    def commit(self, flight: Flight) -> list[SequenceEvent]:
-        """See `Steps.commit`."""
-        return self._steps.commit(flight)
+        """Plan, forward, decide, commit; what clients are told (see `Steps.step`)."""
+        return self.steps.step()
 
 
 def _context_length(configuration: EngineConfiguration, model: LoadedModel) -> int:

@@ -1,9 +1,8 @@
 """The loop around an engine: take commands, step, tell what happened, and do both at once.
 
 While the body computes step N in its own thread (its kernels release the interpreter lock), this
-thread hands on what step N - 1 decided. Nothing waits for a message to be packed or sent. Where an
-engine's decisions overlap, step N computes other sequences than step N - 1, whose tokens are
-decided beside it.
+thread hands on what step N - 1 decided. Nothing waits for a message to be packed or sent. The order
+of steps is that of `actors.engine.steps.Steps.run`.
 """
 
 from __future__ import annotations
@@ -14,8 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
+
 from actors.engine.engine import Engine
-from actors.engine.steps import Flight
+from actors.engine.scheduler import StepPlan
 from actors.messages import Request, SequenceEvent, StepOutput
 
 
@@ -43,7 +44,6 @@ def run_engine(
     """Serve until told to stop. Speaks at least every ``report_seconds``, events or not: a front
     end can tell a busy or idle engine from a dead one (but for the length of one step)."""
     pending: list[SequenceEvent] = []
-    flight: Flight | None = None
     spoken = time.monotonic()
 
     def speak() -> None:
@@ -51,36 +51,34 @@ def run_engine(
         emit(StepOutput(tuple(pending), engine.statistics()))
         pending, spoken = [], time.monotonic()
 
-    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="body") as body_thread:
-        while True:
+    def obey(wait_seconds: float) -> bool:
+        """Does what has been asked for meanwhile; False when that is to stop."""
+        received = commands.receive(wait_seconds)
+        while received is not None:
+            if received.stop:
+                return False
+            _apply(engine, received, pending)
             received = commands.receive(0.0)
-            while received is not None:
-                if received.stop:
-                    return
-                _apply(engine, received, pending)
-                received = commands.receive(0.0)
-            step = engine.plan()
-            forward = None if step is None else body_thread.submit(engine.forward, step)
-            if flight is not None:
-                pending.extend(engine.commit(flight))
-                flight = None
-                if step is None:
-                    continue
-            if step is not None and forward is not None:
+        return True
+
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="body") as body_thread:
+
+        def start(plan: StepPlan) -> Callable[[], torch.Tensor]:
+            return body_thread.submit(engine.steps.forward, plan).result
+
+        if not obey(0.0):
+            return
+        for progress in engine.steps.run(start):
+            pending.extend(progress.events)
+            if progress.computing:
                 if pending or time.monotonic() - spoken >= report_seconds:
                     speak()
-                flight = engine.decide(step, forward.result())
-                if not engine.overlaps:
-                    pending.extend(engine.commit(flight))
-                    flight = None
                 continue
-            speak()
-            engine.check_idle()
-            received = commands.receive(report_seconds)
-            if received is not None:
-                if received.stop:
-                    return
-                _apply(engine, received, pending)
+            if progress.idle:
+                speak()
+                engine.check_idle()
+            if not obey(report_seconds if progress.idle else 0.0):
+                return
 
 
 def _apply(engine: Engine, commands: Commands, pending: list[SequenceEvent]) -> None:

@@ -20,15 +20,18 @@ from actors.engine.sequence import Sequence
 class Chunk:
     """``count`` tokens of one sequence from position ``start`` on.
 
-    ``draws`` says that the chunk catches up with the sequence, which then draws a token;
-    ``scores`` that the log-probabilities of the prompt tokens are wanted.
+    Its last ``draws`` rows draw a token each: the first of them for the token after the sequence's
+    own, the others for those after one more of the ``drafted`` tokens each, which are the last
+    tokens of the chunk. None draws while the chunk does not catch up with the sequence.
+    ``scores`` says that the log-probabilities of the prompt tokens are wanted.
     """
 
     sequence: Sequence
     start: int
     count: int
-    draws: bool
+    draws: int
     scores: bool
+    drafted: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,6 +93,15 @@ class Scheduler:
         everyone = (*self._running, *self._waiting)
         return [each for each in everyone if each.request.request_id == request_id]
 
+    def drawing(self) -> list[Sequence]:
+        """The running sequences that the next step may draw a token for: all but one of their
+        tokens are computed."""
+        return [
+            each
+            for each in self._running
+            if not each.awaiting and each.computed == len(each.token_ids) - 1
+        ]
+
     def plan(self) -> StepPlan:
         """The next step; empty when nothing can be computed."""
         budget = self._step_tokens
@@ -99,7 +111,7 @@ class Scheduler:
         draws = -(-len(self._running) // self._cohorts)
         while position < len(self._running) and budget > 0:
             sequence = self._running[position]
-            count = min(len(sequence.token_ids) - sequence.computed, budget)
+            count = min(sequence.uncomputed, budget)
             if sequence.awaiting or (draws == 0 and _chunk(sequence, count).draws):
                 position += 1
                 continue
@@ -112,7 +124,7 @@ class Scheduler:
             else:
                 chunks.append(_chunk(sequence, count))
                 budget -= count
-                draws -= chunks[-1].draws
+                draws -= chunks[-1].draws > 0
             position += 1
         if not preempted:
             self._admit(chunks, budget)
@@ -130,7 +142,7 @@ class Scheduler:
                 continue
             sequence.prompt_logprobs.clear()  # of a run that was preempted
             sequence.take_cached_prefix(self.pool)
-            count = min(len(sequence.token_ids) - sequence.computed, budget)
+            count = min(sequence.uncomputed, budget)
             if not self._reserve(sequence, sequence.computed + count):
                 sequence.give_up_blocks(self.pool)
                 return
@@ -168,15 +180,16 @@ class Scheduler:
 
 def _chunk(sequence: Sequence, count: int) -> Chunk:
     parameters = sequence.request.parameters
-    catches_up = sequence.computed + count == len(sequence.token_ids)
+    beyond = sequence.computed + count - len(sequence.token_ids)
     return Chunk(
         sequence=sequence,
         start=sequence.computed,
         count=count,
-        draws=catches_up and parameters.max_tokens > 0,
+        draws=beyond + 1 if beyond >= 0 and parameters.max_tokens > 0 else 0,
         scores=(
             parameters.prompt_logprobs is not None
             and sequence.computed < sequence.prompt_length
             and not sequence.request.resumed_ids
         ),
+        drafted=tuple(sequence.drafted[:beyond]) if beyond > 0 else (),
     )

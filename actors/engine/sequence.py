@@ -17,6 +17,10 @@ class Sequence:
     in ``blocks``. There is no prefill or decode phase: a step computes some of the tokens that
     are not computed yet, and whoever has caught up draws the next token. While that decision, or
     its end, is on its way it is ``awaiting``; ``cancelled`` says that nobody wants it any more.
+
+    ``drafted`` are guesses at what follows. They are computed after the sequence's own tokens and
+    are none of them: `roll_back` takes them back, nobody is told of them, and no block that holds
+    one has a name.
     """
 
     request: Request
@@ -28,6 +32,7 @@ class Sequence:
     names: list[BlockHash] = field(default_factory=list)
     cached_tokens: int = 0
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+    drafted: list[int] = field(default_factory=list)
     awaiting: bool = False
     cancelled: bool = False
 
@@ -38,6 +43,11 @@ class Sequence:
     @property
     def output_length(self) -> int:
         return len(self.token_ids) - len(self.request.prompt_ids)
+
+    @property
+    def uncomputed(self) -> int:
+        """How many tokens, own and drafted ones, are still to be computed."""
+        return len(self.token_ids) + len(self.drafted) - self.computed
 
     @property
     def order(self) -> tuple[int, int]:
@@ -65,9 +75,20 @@ class Sequence:
         self.cached_tokens = max(self.cached_tokens, min(self.computed, self.prompt_length))
 
     def advance(self, count: int, pool: BlockPool) -> None:
-        """``count`` more tokens are computed; publish the blocks that are full now."""
+        """``count`` more tokens are computed; publish the blocks that its own tokens fill now."""
         self.computed += count
-        while len(self.names) < self.computed // BLOCK_TOKENS:
+        self._name_blocks(pool)
+
+    def roll_back(self, length: int, pool: BlockPool) -> None:
+        """Keeps what is computed of the first ``length`` tokens, which are its own, and forgets
+        every guess. Blocks stay with the sequence: it will soon fill them again."""
+        self.computed = min(self.computed, length)
+        self.drafted.clear()
+        self._name_blocks(pool)
+
+    def _name_blocks(self, pool: BlockPool) -> None:
+        own = min(self.computed, len(self.token_ids))
+        while len(self.names) < own // BLOCK_TOKENS:
             index = len(self.names)
             parent = self.names[-1] if self.names else b""
             tokens = self.token_ids[index * BLOCK_TOKENS : (index + 1) * BLOCK_TOKENS]
@@ -79,4 +100,5 @@ class Sequence:
         pool.release(self.blocks)
         self.blocks.clear()
         self.names.clear()
+        self.drafted.clear()
         self.computed = 0

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from operator import attrgetter
 
 from actors.decision.plane import PlaneCounters
 from actors.engine.scheduler import Scheduler
 from actors.head.screens import DENSE
 from actors.messages import Certificate, EngineStatistics
 
+# Every step takes a snapshot: one call reads all of ``Counters``, in the message's own order.
+_counted = attrgetter(*(item.name for item in fields(EngineStatistics) if not item.kw_only))
+
 
 @dataclass(slots=True)
 class Counters:
-    """Totals since the engine started; times in seconds."""
+    """Totals since the engine started; times in seconds. ``EngineStatistics`` describes them."""
 
     steps: int = 0
     prompt_tokens: int = 0
@@ -51,32 +55,16 @@ class Counters:
     def snapshot(self, scheduler: Scheduler, plane: PlaneCounters) -> EngineStatistics:
         pool = scheduler.pool
         return EngineStatistics(
-            steps=self.steps,
+            *_counted(self),
             running=scheduler.running,
             waiting=scheduler.waiting,
             kv_blocks_total=pool.count,
             kv_blocks_used=pool.used,
             kv_blocks_cached=pool.cached,
-            prompt_tokens=self.prompt_tokens,
-            generated_tokens=self.generated_tokens,
-            cached_prompt_tokens=self.cached_prompt_tokens,
             preemptions=scheduler.preemptions,
-            finished=self.finished,
-            cancelled=self.cancelled,
-            body_seconds=self.body_seconds,
-            head_seconds=self.head_seconds,
-            decide_seconds=self.decide_seconds,
             sampler_busy_seconds=plane.busy,
             sampler_wait_seconds=plane.wait,
             sampler_hidden_seconds=plane.hidden,
             samplers_lost=plane.lost,
-            head_rows=self.head_rows,
-            head_certified_rows=self.head_certified_rows,
-            head_rescored_rows=self.head_rescored_rows,
-            head_opened_share=self.head_opened_share,
-            head_tightness=self.head_tightness,
-            head_tightness_rows=self.head_tightness_rows,
-            head_bytes=self.head_bytes,
-            head_fallbacks=self.head_fallbacks,
             head_rows_by_tier=dict(self.head_rows_by_tier),
         )

@@ -19,7 +19,7 @@ def scored_rows(chunk: Chunk) -> int:
 def build_batch(plan: StepPlan) -> Batch:
     """Pack a plan's chunks one after the other.
 
-    Output rows, chunk by chunk: the rows that score prompt tokens, then the row that draws.
+    Output rows, chunk by chunk: the rows that score prompt tokens, then the rows that draw.
     """
     total = plan.tokens
     widest = max(len(chunk.sequence.blocks) for chunk in plan.chunks)
@@ -36,14 +36,15 @@ def build_batch(plan: StepPlan) -> Batch:
             positions[start] = chunk.start
             row_sequence[start] = index
         else:
-            token_ids[start:stop] = sequence.token_ids[chunk.start : chunk.start + chunk.count]
+            own = sequence.token_ids[chunk.start : chunk.start + chunk.count]
+            token_ids[start:stop] = [*own, *chunk.drafted] if chunk.drafted else own
             positions[start:stop] = np.arange(chunk.start, chunk.start + chunk.count)
             row_sequence[start:stop] = index
         block_tables[index, : len(sequence.blocks)] = sequence.blocks
         scored = scored_rows(chunk)
         output_rows.extend(range(start, start + scored))
-        if chunk.draws:  # its last row predicts no prompt token, so it is not among the scored
-            output_rows.append(stop - 1)
+        # These predict no prompt tokens, so none is among the scored.
+        output_rows.extend(range(stop - chunk.draws, stop))
         start = stop
     slots = (
         block_tables[row_sequence, positions // BLOCK_TOKENS].astype(np.int64) * BLOCK_TOKENS

@@ -1,15 +1,22 @@
-"""The steps of an engine: plan, forward, decide, commit, and what each does to its sequences."""
+"""The steps of an engine: plan, forward, decide, commit, and what each does to its sequences.
+
+Two ways to put steps one after the other stand side by side: `Steps.in_turn` and
+`Steps.overlapped`. Whoever drives them (`Steps.step`, `actors.engine.loop`) says where the body
+computes, and tells what happened.
+"""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
 import torch
 
 from actors.body.loading import LoadedModel
 from actors.decision.plane import DecisionPlane, PendingStep
 from actors.decision.sampler import AllTokensExcludedError
+from actors.engine.drafting import Drafter
 from actors.engine.scheduler import Chunk, Scheduler, StepPlan
 from actors.engine.scoring import score_prompt
 from actors.engine.sequence import Sequence
@@ -17,33 +24,69 @@ from actors.engine.statistics import Counters
 from actors.engine.step_batch import build_batch, scored_rows
 from actors.head.build import BuiltHead
 from actors.head.output_rows import NonFiniteHiddenError
-from actors.messages import Certificate, FinishReason, RowDecision, SequenceEvent
+from actors.head.sequence_head import SequenceHead
+from actors.messages import (
+    Certificate,
+    FinishReason,
+    RowDecision,
+    SequenceEvent,
+    TokenLogprobs,
+)
 from actors.states.sequence_state import SequenceStates
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Asked:
-    """Sequences of a step and their decisions on the way, with the certificates of their rows."""
-
-    sequences: tuple[Sequence, ...]
-    pending: PendingStep
-    certificates: tuple[Certificate, ...]
+# Starts a forward pass; what it returns waits for the hidden states.
+StartForward = Callable[[StepPlan], Callable[[], torch.Tensor]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Flight:
+class PendingRows:
+    """Rows of a step whose decisions are on their way, with their certificates.
+
+    The rows of one sequence stand side by side, in order of position.
+    """
+
+    sequences: tuple[Sequence, ...]  # [N]
+    decisions: PendingStep
+    certificates: tuple[Certificate, ...]  # [N]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InFlightStep:
     """A step whose decisions have been asked for: `Steps.commit` ends it."""
 
     plan: StepPlan
-    asked: tuple[Asked, ...]
+    pending: tuple[PendingRows, ...]
     broken: dict[Sequence, Exception]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What has happened since the last one.
+
+    While ``computing``, the body is at work: there is time to tell, but sequences must neither
+    come nor go. ``idle`` says that there was nothing to compute and nothing to wait for.
+    """
+
+    events: list[SequenceEvent] = field(default_factory=list)
+    computing: bool = False
+    idle: bool = False
+
+
+@dataclass(slots=True)
+class _Drawn:
+    """What the rows of one sequence have drawn, in order of position."""
+
+    decisions: list[RowDecision | None] = field(default_factory=list)
+    certificates: list[Certificate] = field(default_factory=list)
 
 
 class Steps:
     """Moves the sequences of ``scheduler`` on, whose sampling state is in ``states``.
 
     Where decisions overlap (``overlaps``), those of a step are made beside the forward pass of the
-    next one, which is of other sequences.
+    next one, which is of other sequences. ``drafter`` guesses tokens that are verified in the
+    step that would have drawn them: a guess that is what its row draws saves a step, and none
+    changes a token.
     """
 
     def __init__(
@@ -55,38 +98,75 @@ class Steps:
         scheduler: Scheduler,
         *,
         overlaps: bool,
+        drafter: Drafter | None = None,
     ) -> None:
         self.counters = Counters()
         self.overlaps = overlaps
         self._model = model
-        self._head = head.head
+        self._head = SequenceHead(head.head, states)
         self._head_device = head.device
         self._plane = plane
         self._states = states
         self._scheduler = scheduler
-        self._flight: Flight | None = None
+        self._drafter = drafter
+        self._in_flight: InFlightStep | None = None
+
+    # -- one step after the other -----------------------------------------------------------------
 
     def step(self) -> list[SequenceEvent]:
-        """Plan, forward, decide, commit. Empty when there is nothing to tell.
+        """One step in this thread. Empty when there is nothing to tell.
 
         Where decisions overlap, those of the step before are committed: they were made beside this
         one's forward pass.
         """
-        plan = self.plan()
-        hidden = None if plan is None else self.forward(plan)
-        events = [] if self._flight is None else self.commit(self._flight)
-        self._flight = None
-        if plan is not None and hidden is not None:
-            self._flight = self.decide(plan, hidden)
-            if not self.overlaps:
-                events = self.commit(self._flight)
-                self._flight = None
+        events: list[SequenceEvent] = []
+        for progress in self.run(self._forward_here):
+            events += progress.events
+            if not progress.computing:
+                break
         return events
+
+    def run(self, start: StartForward) -> Iterator[Progress]:
+        """Steps without end, their forward passes started by ``start``."""
+        return self.overlapped(start) if self.overlaps else self.in_turn(start)
+
+    def in_turn(self, start: StartForward) -> Iterator[Progress]:
+        """The tokens of a step are decided before the next one is planned."""
+        while True:
+            plan = self.plan()
+            if plan is None:
+                yield Progress(idle=True)
+                continue
+            hidden = start(plan)
+            yield Progress(computing=True)
+            yield Progress(self.commit(self.decide(plan, hidden())))
+
+    def overlapped(self, start: StartForward) -> Iterator[Progress]:
+        """The tokens of a step are decided beside the forward pass of the next one."""
+        while True:
+            plan = self.plan()
+            hidden = None if plan is None else start(plan)
+            before, self._in_flight = self._in_flight, None
+            events = [] if before is None else self.commit(before)
+            if plan is None or hidden is None:
+                yield Progress(events, idle=before is None)
+                continue
+            yield Progress(events, computing=True)
+            self._in_flight = self.decide(plan, hidden())
+            yield Progress()
+
+    def _forward_here(self, plan: StepPlan) -> Callable[[], torch.Tensor]:
+        hidden = self.forward(plan)
+        return lambda: hidden
+
+    # -- the four parts of a step -----------------------------------------------------------------
 
     def plan(self) -> StepPlan | None:
         """What the next step computes, or None when nothing can be computed now."""
         if self._scheduler.idle:
             return None
+        if self._drafter is not None:
+            self._draft(self._drafter)
         plan = self._scheduler.plan()
         return plan if plan.chunks else None
 
@@ -97,134 +177,158 @@ class Steps:
         self.counters.body_seconds += time.perf_counter() - started
         return hidden
 
-    def decide(self, plan: StepPlan, hidden: torch.Tensor) -> Flight:
+    def decide(self, plan: StepPlan, hidden: torch.Tensor) -> InFlightStep:
         """The head, and the decisions asked for: the plan's sequences that draw wait for them."""
         rows: list[int] = []
-        drawing: list[Sequence] = []
+        sequences: list[Sequence] = []
+        drafted: list[tuple[int, ...]] = []
         broken: dict[Sequence, Exception] = {}
         row = 0
         for chunk in plan.chunks:
             scored = scored_rows(chunk)
             if scored:
                 try:
-                    score_prompt(self._head, chunk, hidden[row : row + scored])
+                    score_prompt(self._head.head, chunk, hidden[row : row + scored])
                 except NonFiniteHiddenError as error:
                     broken[chunk.sequence] = error
                 row += scored
             if chunk.draws:
                 if chunk.sequence not in broken:
-                    rows.append(row)
-                    drawing.append(chunk.sequence)
-                row += 1
-        asked: list[Asked] = []
-        if drawing:
+                    rows.extend(range(row, row + chunk.draws))
+                    sequences.extend([chunk.sequence] * chunk.draws)
+                    drafted.extend(chunk.drafted[:place] for place in range(chunk.draws))
+                row += chunk.draws
+        pending: list[PendingRows] = []
+        if sequences:
             if len(rows) < hidden.shape[0]:
                 hidden = hidden[rows]
-            self._ask(hidden, drawing, asked, broken)
+            self._ask(hidden, sequences, drafted if any(drafted) else (), pending, broken)
         self.counters.steps += 1
         for chunk in plan.chunks:
-            self.counters.prompt_tokens += max(
-                0, min(chunk.start + chunk.count, chunk.sequence.prompt_length) - chunk.start
-            )
             sequence = chunk.sequence
+            stop = chunk.start + chunk.count
+            self.counters.prompt_tokens += max(0, min(stop, sequence.prompt_length) - chunk.start)
             sequence.advance(chunk.count, self._scheduler.pool)
             # What ends or draws must be in no other plan before that is booked.
-            caught_up = chunk.start + chunk.count == len(sequence.token_ids)
-            sequence.awaiting = caught_up or sequence in broken
-        return Flight(plan, tuple(asked), broken)
+            sequence.awaiting = stop >= len(sequence.token_ids) or sequence in broken
+        return InFlightStep(plan, tuple(pending), broken)
 
-    def _ask(
-        self,
-        hidden: torch.Tensor,
-        sequences: list[Sequence],
-        asked: list[Asked],
-        broken: dict[Sequence, Exception],
-    ) -> None:
-        """Ask for a token for every row ``hidden [N, d]``; a row that cannot harms only itself."""
-        started = time.perf_counter()
-        try:
-            needs = [sequence.state.need() for sequence in sequences]
-            candidates = self._head.rescore(self._head.screen(hidden, needs))
-        except NonFiniteHiddenError as error:
-            for row in error.rows:
-                broken[sequences[row]] = error
-            sound = [row for row in range(len(sequences)) if row not in error.rows]
-            if sound:
-                self._ask(hidden[sound], [sequences[row] for row in sound], asked, broken)
-            return
-        self.counters.count_certificates(candidates.certificates)
-        decided = time.perf_counter()
-        self.counters.head_seconds += decided - started
-        names = [sequence.arrival for sequence in sequences]
-        pending = self._plane.submit(self.counters.steps, names, candidates)
-        asked.append(Asked(tuple(sequences), pending, candidates.certificates))
-        self.counters.decide_seconds += time.perf_counter() - decided
-
-    def commit(self, flight: Flight) -> list[SequenceEvent]:
+    def commit(self, step: InFlightStep) -> list[SequenceEvent]:
         """Wait for a step's decisions and book them; what the clients are told."""
         started = time.perf_counter()
-        decisions: dict[Sequence, RowDecision] = {}
-        certificates: dict[Sequence, Certificate] = {}
-        for asked in flight.asked:
-            drawn = asked.pending.result()
+        drawn: dict[Sequence, _Drawn] = {}
+        for rows in step.pending:
+            decisions = rows.decisions.result()
             for sequence, decision, certificate in zip(
-                asked.sequences, drawn, asked.certificates, strict=True
+                rows.sequences, decisions, rows.certificates, strict=True
             ):
-                certificates[sequence] = certificate
-                if decision is None:
-                    flight.broken[sequence] = AllTokensExcludedError()
-                else:
-                    decisions[sequence] = decision
+                own = drawn.get(sequence)
+                if own is None:
+                    own = drawn[sequence] = _Drawn()
+                own.decisions.append(decision)
+                own.certificates.append(certificate)
         self.counters.decide_seconds += time.perf_counter() - started
         events = []
-        for chunk in flight.plan.chunks:
+        for chunk in step.plan.chunks:
             sequence = chunk.sequence
             awaited, sequence.awaiting = sequence.awaiting, False
             if sequence.cancelled:
                 if awaited:  # otherwise it was closed when it was cancelled
                     self._close(sequence)
                 continue
-            event = self._book(chunk, decisions, certificates, flight.broken)
+            event = self._book(chunk, drawn.get(sequence), step.broken.get(sequence))
             if event is not None:
                 events.append(event)
         return events
 
-    def _book(
+    # -- what they are made of --------------------------------------------------------------------
+
+    def _draft(self, drafter: Drafter) -> None:
+        """Give guesses to the sequences that draw next; none beyond what each may still say."""
+        drawing = self._scheduler.drawing()
+        guesses = drafter.propose(
+            [sequence.arrival for sequence in drawing],
+            [sequence.token_ids for sequence in drawing],
+        )
+        for sequence, guessed in zip(drawing, guesses, strict=True):
+            room = sequence.request.parameters.max_tokens - sequence.output_length - 1
+            sequence.drafted = list(guessed[: max(room, 0)])
+
+    def _ask(
         self,
-        chunk: Chunk,
-        decisions: dict[Sequence, RowDecision],
-        certificates: dict[Sequence, Certificate],
+        hidden: torch.Tensor,
+        sequences: list[Sequence],
+        drafted: list[tuple[int, ...]] | tuple[()],
+        pending: list[PendingRows],
         broken: dict[Sequence, Exception],
+    ) -> None:
+        """Ask for a token for every row ``hidden [N, d]``; rows that cannot have one end their
+        sequence alone. ``drafted`` is empty where no row assumes any guess."""
+        started = time.perf_counter()
+        names = [sequence.arrival for sequence in sequences]
+        try:
+            candidates = self._head.candidates(hidden, names, drafted)
+        except NonFiniteHiddenError as error:
+            for row in error.rows:
+                broken[sequences[row]] = error
+            sound = [row for row, sequence in enumerate(sequences) if sequence not in broken]
+            if sound:
+                own = [drafted[row] for row in sound] if drafted else ()
+                self._ask(hidden[sound], [sequences[row] for row in sound], own, pending, broken)
+            return
+        self.counters.count_certificates(candidates.certificates)
+        decided = time.perf_counter()
+        self.counters.head_seconds += decided - started
+        decisions = self._plane.submit(self.counters.steps, names, candidates, drafted)
+        pending.append(PendingRows(tuple(sequences), decisions, candidates.certificates))
+        self.counters.decide_seconds += time.perf_counter() - decided
+
+    def _book(
+        self, chunk: Chunk, drawn: _Drawn | None, broken: Exception | None
     ) -> SequenceEvent | None:
-        """Book what one chunk led to; what its client is told, if anything."""
+        """Book what one chunk led to; what its client is told, if anything.
+
+        A row's token is the sequence's own where all guesses before it were drawn, too.
+        """
         sequence = chunk.sequence
-        request = sequence.request
-        if sequence in broken:
-            return self._end(sequence, (), "error", None, error=broken[sequence])
-        decision = decisions.get(sequence)
-        if decision is None:
+        if broken is None and drawn is not None and drawn.decisions[0] is None:
+            broken = AllTokensExcludedError()
+        if broken is not None:
+            return self._event(sequence, sequence.output_length, (), reason="error", error=broken)
+        if drawn is None:
             caught_up = chunk.start + chunk.count == len(sequence.token_ids)
-            return self._end(sequence, (), "length", None) if caught_up else None
-        token_id = decision.token_id
-        sequence.state.append(token_id)
-        self._plane.append(sequence.arrival, token_id)
-        self.counters.generated_tokens += 1
-        logprobs = () if decision.logprobs is None else (decision.logprobs,)
-        told = (certificates[sequence],) if request.parameters.certificate else ()
-        reason, stop = self._finish_reason(sequence, token_id)
-        if reason is not None:
-            return self._end(
-                sequence, (token_id,), reason, stop, logprobs=logprobs, certificates=told
-            )
-        first = sequence.output_length == len(request.resumed_ids) + 1
-        return SequenceEvent(
-            request.request_id,
-            request.choice,
-            (token_id,),
-            logprobs,
-            prompt_logprobs=_scores(sequence) if first else None,
-            cached_tokens=sequence.cached_tokens,
-            certificates=told,
+            told = sequence.output_length
+            return self._event(sequence, told, (), reason="length") if caught_up else None
+        length, told = len(sequence.token_ids), sequence.output_length
+        made: list[RowDecision] = []
+        reason: FinishReason | None = None
+        stop: int | None = None
+        for place, decision in enumerate(drawn.decisions):
+            if decision is None:  # the next step says so, when it is this token's turn
+                break
+            sequence.state.append(decision.token_id)
+            made.append(decision)
+            reason, stop = self._finish_reason(sequence, decision.token_id)
+            guessed = chunk.drafted[place] if place < len(chunk.drafted) else None
+            if reason is not None or decision.token_id != guessed:
+                break
+        token_ids = tuple(decision.token_id for decision in made)
+        self._plane.append(sequence.arrival, *token_ids)
+        self.counters.generated_tokens += len(made)
+        if chunk.drafted:
+            matched = sum(map(int.__eq__, token_ids, chunk.drafted))
+            sequence.roll_back(length + matched, self._scheduler.pool)
+        certificates: tuple[Certificate, ...] = ()
+        if sequence.request.parameters.certificate:
+            certificates = tuple(drawn.certificates[: len(made)])
+        return self._event(
+            sequence,
+            told,
+            token_ids,
+            logprobs=tuple(each.logprobs for each in made if each.logprobs is not None),
+            certificates=certificates,
+            reason=reason,
+            stop=stop,
         )
 
     def _finish_reason(
@@ -240,27 +344,27 @@ class Steps:
             return "length", None
         return None, None
 
-    def _end(
+    def _event(
         self,
         sequence: Sequence,
+        told: int,
         token_ids: tuple[int, ...],
-        reason: FinishReason,
-        stop: int | None,
         *,
-        logprobs: tuple = (),
+        logprobs: tuple[TokenLogprobs, ...] = (),
         certificates: tuple[Certificate, ...] = (),
+        reason: FinishReason | None = None,
+        stop: int | None = None,
         error: Exception | None = None,
     ) -> SequenceEvent:
+        """What a client is told that has been told ``told`` output tokens; with a ``reason`` the
+        sequence ends."""
         request = sequence.request
-        self.counters.cached_prompt_tokens += sequence.cached_tokens
-        self.counters.finished += 1
-        first = sequence.output_length <= len(request.resumed_ids) + 1
         event = SequenceEvent(
             request.request_id,
             request.choice,
             token_ids,
             logprobs,
-            prompt_logprobs=_scores(sequence) if first else None,
+            prompt_logprobs=_scores(sequence) if told <= len(request.resumed_ids) else None,
             finish_reason=reason,
             stop_reason=stop,
             cached_tokens=sequence.cached_tokens,
@@ -268,8 +372,11 @@ class Steps:
             refused=isinstance(error, AllTokensExcludedError),
             certificates=certificates,
         )
-        self._scheduler.remove(sequence)
-        self._close(sequence)
+        if reason is not None:
+            self.counters.cached_prompt_tokens += sequence.cached_tokens
+            self.counters.finished += 1
+            self._scheduler.remove(sequence)
+            self._close(sequence)
         return event
 
     def cancel(self, request_id: str) -> None:
@@ -287,7 +394,7 @@ class Steps:
         self._states.close(sequence.arrival)
 
 
-def _scores(sequence: Sequence) -> tuple | None:
+def _scores(sequence: Sequence) -> tuple[TokenLogprobs | None, ...] | None:
     if sequence.request.parameters.prompt_logprobs is None or sequence.request.resumed_ids:
         return None
     return tuple(sequence.prompt_logprobs)

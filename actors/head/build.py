@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -15,33 +14,15 @@ from actors.body.loading import LoadedModel
 from actors.configuration import EngineConfiguration
 from actors.head.calibration import Timing, calibrate, choose
 from actors.head.ladder import Choices, Ladder
+from actors.head.output_head import OutputHead
 from actors.head.paper.paper_head import PaperHead
 from actors.head.screens import DENSE
 from actors.head.shard import Shard
-from actors.messages import Candidates, Need
 from kernels.linear import fits_bfloat16, linear, pack
-
-if TYPE_CHECKING:
-    from actors.index.format import Index
+from kernels.quantize import Tier
 
 # A smaller head is read from the cache in no time: nothing to certify would be worth a file.
 SMALLEST_WEIGHTS = 1 << 21
-
-
-class OutputHead(Protocol):
-    """From hidden states to candidates, in two steps that belong together (see `Shard`)."""
-
-    vocabulary_size: int
-
-    def screen(
-        self, hidden: torch.Tensor | npt.NDArray[np.float32], needs: Sequence[Need]
-    ) -> Any: ...
-
-    def rescore(self, thresholds: Any) -> Candidates: ...
-
-    def log_normalizers(
-        self, candidates: Candidates, rows: Sequence[int]
-    ) -> npt.NDArray[np.float64]: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,7 +73,7 @@ def build_head(model: LoadedModel, configuration: EngineConfiguration) -> BuiltH
         return BuiltHead(head, "paper (cluster bounds)")
     device = model.body.device
     if device.type == "cuda":
-        return _on_device(model, weight, bias, index, configuration.max_running)
+        return _on_device(model, weight, bias, index.tiers, index.hidden, configuration.max_running)
     certified = choice == "certified"
     shard = _shard(model, weight, bias, Ladder(index.tiers, ((1, configuration.tiers[0]),)))
     timings = calibrate(shard, (DENSE, *index.tiers), index.hidden, configuration.max_running)
@@ -105,23 +86,24 @@ def _on_device(
     model: LoadedModel,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
-    index: Index,
+    tiers: Mapping[str, Tier],
+    samples: npt.NDArray[np.float32],
     largest: int,
 ) -> BuiltHead:
     from actors.head.device_shard import DeviceShard  # needs Triton
 
-    names = tuple(index.tiers)
+    names = tuple(tiers)
     shard = DeviceShard(
         weight,
         bias,
         model.head.softcap,
         model.head.scale,
         model.vocabulary_size,
-        Ladder(index.tiers, ((1, names[0]),)),
+        Ladder(tiers, ((1, names[0]),)),
         device=model.body.device,
     )
     shard.warm_up(largest)
-    timings = calibrate(shard, names, index.hidden, largest)
+    timings = calibrate(shard, names, samples, largest)
     choices = choose(timings, certified=True)
     shard.start_with(*choices)
     shard.warm_up(largest)  # of sizes that were not timed

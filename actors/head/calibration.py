@@ -10,14 +10,15 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from actors.head.ladder import STEP_KINDS, Choices, StepKind
+from actors.head.output_head import OutputHead
 from actors.head.screens import DENSE
-from actors.messages import Candidates, Need
+from actors.messages import Need
 
 SIZES = (1, 2, 4, 8, 16, 32, 64)
 # Hidden states differ in how many tokens they leave: one alone must not decide.
@@ -32,19 +33,13 @@ TOP_K = 50
 # Timings this close are the same: machines are noisy.
 BARELY = 1.1
 
-Step = tuple[npt.NDArray[np.float32], Sequence[Need]]  # hidden states [N, d], N needs
+SampleStep = tuple[npt.NDArray[np.float32], Sequence[Need]]  # hidden states [N, d], N needs
 
 
-class LadderHead(Protocol):
+class LadderHead(OutputHead, Protocol):
     """A head whose first screen can be chosen."""
 
-    vocabulary_size: int
-
     def start_with(self, choices: Choices) -> None: ...
-
-    def screen(self, hidden: npt.NDArray[np.float32], needs: Sequence[Need]) -> Any: ...
-
-    def rescore(self, thresholds: Any) -> Candidates: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +106,7 @@ def _fastest(timings: Sequence[Timing], certified: bool) -> Choices:
     return tuple(choices)
 
 
-def _steps(kind: StepKind, rows: int, hidden: npt.NDArray[np.float32]) -> list[Step]:
+def _steps(kind: StepKind, rows: int, hidden: npt.NDArray[np.float32]) -> list[SampleStep]:
     """Steps of ``rows`` rows with hidden states from all over ``hidden`` [M, d]."""
     samples = rows * max(1, FEWEST_STATES // rows)
     places = np.arange(samples) * max(1, len(hidden) // samples) % len(hidden)
@@ -132,7 +127,7 @@ def _need(kind: StepKind, sample: int) -> Need:
 
 
 def _timed(
-    shard: LadderHead, screens: Sequence[str], kind: StepKind, steps: Sequence[Step]
+    shard: LadderHead, screens: Sequence[str], kind: StepKind, steps: Sequence[SampleStep]
 ) -> list[Timing]:
     """Every screen's timing; they take turns, so that no one has the machine's quiet moments."""
     best = np.full((len(screens), len(steps)), np.inf)
@@ -154,9 +149,9 @@ def _timed(
     ]
 
 
-def _run(shard: LadderHead, screen: str, step: Step) -> tuple[float, float]:
+def _run(shard: LadderHead, screen: str, step: SampleStep) -> tuple[float, float]:
     """Seconds of a step that is screened with ``screen``, and the share of rows it rescored."""
-    # This forgets crowding, too: a crowded screen would give way to another one after a few steps.
+    # This forgets what screens left, too: one that leaves much would give way after a few steps.
     shard.start_with(((1, screen),))
     hidden, needs = step
     started = time.perf_counter()

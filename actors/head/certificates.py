@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,16 +12,20 @@ import numpy.typing as npt
 from actors.head.screened_rows import ScreenedRows
 from actors.head.screens import DENSE
 from actors.head.whole_softmax import Mass
-from actors.messages import Certificate, Need
+from actors.messages import Certificate, Guarantee, Need
+
+# What shards guarantee together is what the first of these that one of them says guarantees; all
+# logits of one shard ("dense") take nothing from what another one promises.
+WEAKEST_FIRST: tuple[Guarantee, ...] = ("relaxed", "probabilistic", "deterministic", "dense")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Cost:
+class SearchCost:
     """What finding the candidates of a step took, besides the rows it rescored."""
 
     refined: npt.NDArray[np.int64]  # [N] tokens whose estimates were refined
     largest: npt.NDArray[np.float64]  # [N] the largest upper bound
-    masses: dict[int, Mass]  # rows that bounds on the whole softmax decided
+    masses: Mapping[int, Mass]  # rows that bounds on the whole softmax decided
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +42,7 @@ def step_certificates(
     screened: ScreenedRows | None,
     candidates: tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]],
     dense: Sequence[int],
-    cost: Cost,
+    cost: SearchCost,
     reading: Reading,
 ) -> tuple[Certificate, ...]:
     """One certificate per row; the bytes of a pass are shared equally by the rows it served.
@@ -51,7 +55,7 @@ def step_certificates(
     dense_rows = set(dense)
     again = 0
     if screened is not None:
-        again = sum(mass.screen is not screened.screen for mass in cost.masses.values())
+        again = sum(mass.precise for mass in cost.masses.values())
     certificates = []
     for row, need in enumerate(needs):
         count = int(offsets[row + 1] - offsets[row])
@@ -65,28 +69,55 @@ def step_certificates(
                 Certificate(need.kind, "dense", DENSE, count, read, 1.0, fallback, 0.0)
             )
             continue
-        screen = screened.screen
+        tier, failure = screened.screen.name, screened.screen.failure_probability
         mass = cost.masses.get(row)
         if mass is not None:
             count = mass.rescored
-            if mass.screen is not screen:
-                screen = mass.screen
-                read += screen.bytes_per_pass // again
-        vocabulary_size = screened.estimates.row_slack.shape[1]
-        failure = min(1.0, screen.failure_probability * vocabulary_size)
+            if mass.precise:
+                tier, failure = DENSE, 0.0
+                read += reading.dense_pass // again
+        size = screened.estimates.row_slack.shape[1]
+        failure = min(1.0, failure * size)
         best = float(logits[offsets[row] : offsets[row + 1]].max(initial=-math.inf))
         largest = float(cost.largest[row])
         certificates.append(
             Certificate(
                 need.kind,
                 "probabilistic" if failure else "deterministic",
-                screen.name,
+                tier,
                 count,
                 read + int(cost.refined[row]) * reading.refined_row + count * reading.row,
-                count / vocabulary_size,
-                screen is not screened.screen,
+                count / size,
+                mass is not None and mass.precise,
                 best / largest if 0 < best <= largest else 0.0,
                 failure,
             )
         )
     return tuple(certificates)
+
+
+def merge_certificates(certificates: Sequence[Certificate], vocabulary_size: int) -> Certificate:
+    """The certificate of a row from those of shards that make up the vocabulary.
+
+    It guarantees what the weakest does: a probability of failure is at most the sum, a row is dense
+    where all are. ``tightness`` is a lower bound of the whole vocabulary's: its best logit is at
+    least that of the shard with the largest bound.
+    """
+    first = certificates[0]
+    if len(certificates) == 1:
+        return first
+    guarantees = {each.guarantee for each in certificates}
+    failure = min(1.0, sum(each.failure_probability for each in certificates))
+    weakest = next(each for each in WEAKEST_FIRST if each in guarantees)
+    rescored = sum(each.rescored_rows for each in certificates)
+    return Certificate(
+        need=first.need,
+        guarantee=weakest,
+        tier="+".join(dict.fromkeys(each.tier for each in certificates)),
+        rescored_rows=rescored,
+        bytes_read=sum(each.bytes_read for each in certificates),
+        opened_share=rescored / vocabulary_size,
+        fallback=any(each.fallback for each in certificates),
+        tightness=min(each.tightness for each in certificates),
+        failure_probability=failure,
+    )

@@ -23,8 +23,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from actors.head.device_step import DeviceStep, Screen, StepResults, pack_step
-from actors.head.ladder import Choices, Ladder, Pauses, StepKind, step_kind
+from actors.head.backoff import Backoff
+from actors.head.device_step import DeviceScreen, DeviceStep, StepResults, pack_step
+from actors.head.ladder import Choices, Ladder, StepKind, step_kind
+from actors.head.output_head import Hidden, Screening, Thresholds
 from actors.head.output_rows import log_normalizers, own_rows, refuse_unsound
 from actors.head.screens import DENSE, tier_bytes
 from actors.messages import Candidates, Certificate, Need
@@ -55,27 +57,15 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class DeviceThresholds:
-    """What `DeviceShard.screen` leaves for `DeviceShard.rescore`: work under way on the device."""
+class DeviceScreening(Screening):
+    """What a `DeviceShard` has under way on the device."""
 
-    needs: tuple[Need, ...]  # [N]
     hidden: torch.Tensor  # [N, d], on either side of the bus
     launches: tuple[Launch, ...]
 
-    @property
-    def tau(self) -> npt.NDArray[np.float64]:
-        """Per row [N] a bound that its answer reaches, NaN where no threshold decides.
-
-        Reading it waits for the device, and must come before the next `DeviceShard.screen`.
-        """
-        result = np.full(len(self.needs), np.nan)
-        for launch in self.launches:
-            result[list(launch.rows)] = launch.results.thresholds[: len(launch.rows)].cpu().numpy()
-        return result
-
 
 @dataclass(slots=True, eq=False)
-class Found:
+class FoundRow:
     """One row on its way to `Candidates`."""
 
     ids: Ids
@@ -140,7 +130,7 @@ class DeviceShard:
         if any(name == DENSE for _, name in (*choices, *(for_several or ()))):
             raise ValueError("a device has no dense screen: choose among the ladder's tiers")
         self._ladder = replace(self._ladder, choices=choices, for_several=for_several)
-        self._pauses = Pauses()
+        self._backoff = Backoff()
 
     def warm_up(self, largest: int = BUCKETS[-1]) -> None:
         """Compiles every kernel and captures the graphs of steps of up to ``largest`` rows."""
@@ -152,7 +142,7 @@ class DeviceShard:
             }
             for need in by_tier.values():
                 self.rescore(self.screen(hidden, [need] * rows))
-                self._pauses = Pauses()  # zeros crowd every tier
+                self._backoff = Backoff()  # zeros leave much of every tier
 
     def replay(self, rows: int) -> Callable[[], None]:
         """What runs the last step of ``rows`` rows without top-k, or of any kind where all have the
@@ -161,9 +151,7 @@ class DeviceShard:
 
     # -- screening --------------------------------------------------------------------------------
 
-    def screen(
-        self, hidden: torch.Tensor | npt.NDArray[np.float32], needs: Sequence[Need]
-    ) -> DeviceThresholds:
+    def screen(self, hidden: Hidden, needs: Sequence[Need]) -> Thresholds:
         """Starts the search for the rows of ``hidden`` [N, d] fp32, one `Need` per row.
 
         Hidden states on the device stay there. Raises `NonFiniteHiddenError` naming the rows that
@@ -178,11 +166,15 @@ class DeviceShard:
         kind = step_kind([needs[row] for row in rows])
         name = self._choose(len(rows), kind) if rows else ""
         launches = []
+        tau = torch.full((len(needs),), math.nan, dtype=torch.float64, device=self.weight.device)
         for start in range(0, len(rows), BUCKETS[-1]):
-            launch = self._launch(rows[start : start + BUCKETS[-1]], name, states, needs)
+            own = rows[start : start + BUCKETS[-1]]
+            launch = self._launch(own, name, states, needs)
             if launch is not None:
                 launches.append(launch)
-        return DeviceThresholds(tuple(needs), states, tuple(launches))
+                # A copy at once: the next launch of this size writes to the same memory.
+                tau[torch.tensor(own, device=tau.device)] = launch.results.thresholds[: len(own)]
+        return Thresholds(tau, tuple(needs), DeviceScreening(states, tuple(launches)))
 
     def _searches(self, need: Need) -> bool:
         if need.adjustment is not None and need.adjustment.allowed is not None:
@@ -194,7 +186,7 @@ class DeviceShard:
     def _choose(self, rows: int, kind: StepKind) -> str:
         """The ladder's choice, or while that leaves too much the tier that reads most."""
         name = self._ladder.choice(rows, kind)
-        if self._pauses.allows(name):
+        if self._backoff.allows(name):
             return name
         return max(self._bytes, key=self._bytes.__getitem__)
 
@@ -227,31 +219,33 @@ class DeviceShard:
 
     # -- rescoring --------------------------------------------------------------------------------
 
-    def rescore(self, thresholds: DeviceThresholds) -> Candidates:
+    def rescore(self, thresholds: Thresholds) -> Candidates:
         """Canonical logits of every token that may reach its row's threshold, and of all tokens
         of dense rows, with a certificate per row. Waits for the device.
 
         Where shards share a larger threshold, what this one keeps by its own is still enough.
         """
+        step = thresholds.screening
+        assert isinstance(step, DeviceScreening)
         needs = thresholds.needs
-        found: list[Found | None] = [None] * len(needs)
+        found: list[FoundRow | None] = [None] * len(needs)
         read = [0] * len(needs)
         sound = np.ones(len(needs), np.bool_)
-        for launch in thresholds.launches:
+        for launch in step.launches:
             self._collect(launch, needs, found, read, sound)
         dense = [row for row in range(len(needs)) if found[row] is None]
-        if thresholds.hidden.is_cuda and dense:
-            finite = torch.isfinite(thresholds.hidden[dense]).all(dim=1)
+        if step.hidden.is_cuda and dense:
+            finite = torch.isfinite(step.hidden[dense]).all(dim=1)
             sound[dense] &= finite.cpu().numpy()
         refuse_unsound(sound)
-        self._complete(thresholds, found, read)
+        self._complete(step, needs, found, read)
         return self._candidates(needs, [row for row in found if row is not None])
 
     def _collect(
         self,
         launch: Launch,
         needs: Sequence[Need],
-        found: list[Found | None],
+        found: list[FoundRow | None],
         read: list[int],
         sound: npt.NDArray[np.bool_],
     ) -> None:
@@ -278,20 +272,24 @@ class DeviceShard:
                 count / self.vocabulary_size,
                 failure_probability=min(1.0, failure),
             )
-            found[row] = Found(
+            found[row] = FoundRow(
                 candidates[place_in_step, :count],
                 products[place_in_step, :count],
                 certificate,
                 float(largest[place_in_step]),
             )
-        self._pauses.record(launch.tier, failed=2 * overflows > len(launch.rows))
+        self._backoff.record(launch.tier, failed=2 * overflows > len(launch.rows))
 
     def _complete(
-        self, thresholds: DeviceThresholds, found: list[Found | None], read: Sequence[int]
+        self,
+        step: DeviceScreening,
+        needs: Sequence[Need],
+        found: list[FoundRow | None],
+        read: Sequence[int],
     ) -> None:
         """Fills in the rows that no launch has decided."""
         dense = []
-        for row, need in enumerate(thresholds.needs):
+        for row, need in enumerate(needs):
             if found[row] is not None:
                 continue
             allowed = None if need.adjustment is None else need.adjustment.allowed
@@ -299,20 +297,20 @@ class DeviceShard:
                 dense.append(row)
                 continue
             ids = allowed[allowed < self.vocabulary_size]
-            hidden = thresholds.hidden[row : row + 1].to(self.weight.device)
+            hidden = step.hidden[row : row + 1].to(self.weight.device)
             products = self._products(hidden, ids)
             share = len(ids) / self.vocabulary_size
             cost = len(ids) * self._row_bytes
             certificate = Certificate(need.kind, "dense", DENSE, len(ids), cost, share)
-            found[row] = Found(ids, products, replace(certificate, tightness=0.0))
+            found[row] = FoundRow(ids, products, replace(certificate, tightness=0.0))
         passes = self.vocabulary_size * self._row_bytes // max(len(dense), 1)
         for start in range(0, len(dense), DENSE_ROWS):
             rows = dense[start : start + DENSE_ROWS]
-            hidden = thresholds.hidden[rows].to(self.weight.device)
+            hidden = step.hidden[rows].to(self.weight.device)
             every = self._products(hidden, None)
             for products, row in zip(every, rows, strict=True):
                 certificate = Certificate(
-                    thresholds.needs[row].kind,
+                    needs[row].kind,
                     "dense",
                     DENSE,
                     self.vocabulary_size,
@@ -320,7 +318,7 @@ class DeviceShard:
                     fallback=read[row] > 0,
                     tightness=0.0,
                 )
-                found[row] = Found(self._ids, products, certificate)
+                found[row] = FoundRow(self._ids, products, certificate)
 
     def _products(self, hidden: torch.Tensor, ids: Ids | None) -> Float32s:
         """Canonical products [N, V] of ``hidden`` on the device, or [I] of one row and ``ids``."""
@@ -337,7 +335,7 @@ class DeviceShard:
         result: Float32s = every.cpu().numpy()
         return result
 
-    def _candidates(self, needs: Sequence[Need], found: Sequence[Found]) -> Candidates:
+    def _candidates(self, needs: Sequence[Need], found: Sequence[FoundRow]) -> Candidates:
         ids = np.concatenate([row.ids for row in found])
         offsets = np.cumsum([0, *(len(row.ids) for row in found)], dtype=np.int64)
         raw = np.concatenate([row.products for row in found])
@@ -362,7 +360,7 @@ class DeviceShard:
         return log_normalizers(candidates, rows, self.vocabulary_size)
 
 
-def _screen(tier: Tier, device: torch.device | str) -> Screen:
+def _screen(tier: Tier, device: torch.device | str) -> DeviceScreen:
     """The screen of a tier, placed on a device: on its tensor cores wherever products are of
     bytes."""
     if isinstance(tier, OneBitTier):

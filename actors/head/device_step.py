@@ -31,7 +31,7 @@ from kernels.search.gpu.search import (
     unpack_results,
 )
 
-Screen = Callable[[torch.Tensor], Screened]
+DeviceScreen = Callable[[torch.Tensor], Screened]
 
 __all__ = ["DeviceStep", "PackedStep", "StepResults", "pack_step"]
 
@@ -79,7 +79,7 @@ class DeviceStep:
         self,
         rows: int,
         weight: torch.Tensor,
-        screen: Screen,
+        screen: DeviceScreen,
         post: PostProcessing,
         entries: torch.Tensor,
         *,

@@ -1,9 +1,9 @@
 """Which low-precision copy of the output weights screens a step.
 
 A ladder holds the copies and, by the number of rows in a step and by what they need, the one to
-start with: 50 best tokens crowd a coarse copy long before the best one does. Where a step leaves
-more tokens than a rung is worth, later steps start elsewhere for a while: the tokens
-that are drawn do not change, only what finding them costs.
+start with: a coarse copy leaves many tokens beside the 50 best long before it does beside the best
+one. Where a step leaves more than a rung is worth, later steps start elsewhere for a while
+(`actors.head.backoff`): the tokens that are drawn do not change, only what finding them costs.
 """
 
 from __future__ import annotations
@@ -15,15 +15,6 @@ from typing import Literal
 from actors.head.screens import DENSE
 from actors.messages import Need
 from kernels.quantize import Int4Tier, Tier
-
-# A screen that leaves more than this share of the vocabulary, on a moving average, does not pay:
-# refining and rescoring what is left costs more than a more precise screen would.
-CROWDED_SHARE = 1.0 / 16.0
-WEIGHT_OF_LAST = 1.0 / 8.0
-# How many steps stay away from a crowded screen, doubling while it stays crowded.
-FIRST_PAUSE = 32
-LONGEST_PAUSE = 2048
-
 
 Choices = tuple[tuple[int, str], ...]
 # Whether the rows of a step need one token each, or any of them its several best.
@@ -71,41 +62,3 @@ class Ladder:
     def _choices(self, kind: StepKind) -> Choices:
         own = self.for_several if kind == "several" else None
         return self.choices if own is None else own
-
-
-class Pauses:
-    """Which ways are not worth trying for a while, by how often they failed lately."""
-
-    def __init__(self) -> None:
-        self._length: dict[str, int] = {}
-        self._left: dict[str, int] = {}
-
-    def allows(self, name: str) -> bool:
-        """Whether ``name`` is worth a try now; counts down its pause otherwise."""
-        left = self._left.get(name, 0)
-        if left:
-            self._left[name] = left - 1
-        return left == 0
-
-    def record(self, name: str, *, failed: bool) -> None:
-        """A try of ``name`` has failed or not: failures in a row pause it ever longer."""
-        if not failed:
-            self._length.pop(name, None)
-            return
-        length = min(2 * self._length.get(name, FIRST_PAUSE // 2), LONGEST_PAUSE)
-        self._length[name] = self._left[name] = length
-
-
-class Crowding:
-    """How much the screens have left lately."""
-
-    def __init__(self) -> None:
-        self._share: dict[str, float] = {}
-
-    def record(self, name: str, share: float) -> bool:
-        """Whether ``name`` leaves too much, now that it has left ``share`` of the vocabulary."""
-        average = self._share.get(name, 0.0)
-        average += WEIGHT_OF_LAST * (share - average)
-        crowded = average > CROWDED_SHARE
-        self._share[name] = 0.0 if crowded else average
-        return crowded

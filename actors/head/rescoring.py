@@ -25,7 +25,7 @@ class Rescorer:
         scale: float,
         softcap: float | None,
     ) -> None:
-        self.vocabulary_size = weight.shape[0]
+        self.size = weight.shape[0]
         self.row_bytes = weight.shape[1] * weight.element_size()
         self.bias = bias
         self.scale = scale

@@ -16,11 +16,10 @@ import numpy.typing as npt
 import torch
 
 from kernels.quantize import Int4Tier, Tier
+from kernels.rounding import UNIT_ROUNDOFF
 from kernels.screen import refine, screen
 from kernels.search import Estimates, block_slack
 
-# Half the distance from 1 to the next fp32 number: the relative error of one rounding.
-UNIT_ROUNDOFF = 2.0**-24
 # Beyond this, fp32 sums might overflow on the way and an estimate says nothing.
 LARGEST_BOUND = 1e37
 DENSE = "dense-fp32"
@@ -150,7 +149,7 @@ def postprocess_estimates(
     units in the last place of the cap. Rows whose slack is not finite in fp32 get an infinite one
     and zeros.
     """
-    values, _, slack, _ = estimates
+    values, slack = estimates.values, estimates.hidden_slack
     with np.errstate(invalid="ignore", over="ignore"):
         if bias is not None or scale != 1.0 or softcap is not None:
             values, slack = _postprocessed(estimates, bias, scale, softcap)
@@ -169,8 +168,8 @@ def _postprocessed(
     scale: float,
     softcap: float | None,
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float64]]:
-    values, row_slack, slack, _ = estimates
-    largest = row_slack.max(axis=1, initial=0.0).astype(np.float64)
+    values, slack = estimates.values, estimates.hidden_slack
+    largest = estimates.row_slack.max(axis=1, initial=0.0).astype(np.float64)
     reach = np.abs(values).max(axis=1) if values.ndim == 2 else np.abs(values).max(initial=0.0)
     # At least the magnitude of every estimate and canonical logit, whatever has been done to them.
     size = reach + 2.0 * (slack[:, :2] @ largest + slack[:, 2])

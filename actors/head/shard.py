@@ -2,7 +2,8 @@
 
 Two steps, with room for an exchange between shards: `Shard.screen` finds per row a threshold that
 the answer certainly reaches, `Shard.rescore` gives the canonical logits of every token that may
-reach it, with a certificate. What screens is a ladder's affair; callers see `Thresholds.tau` only.
+reach it, with a certificate. What screens is a ladder's affair; callers see `Thresholds.tau` only,
+and what `Shard.bound_masses` tells of the whole softmax.
 """
 
 from __future__ import annotations
@@ -14,9 +15,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from actors.head.certificates import Cost, Reading, step_certificates
-from actors.head.ladder import Choices, Crowding, Ladder, Pauses, step_kind
+from actors.head.backoff import Backoff, CandidateShare
+from actors.head.certificates import Reading, SearchCost, step_certificates
+from actors.head.exchange import MASS_NEEDS, decide_masses
+from actors.head.ladder import Choices, Ladder, step_kind
+from actors.head.output_head import Hidden, Screening, Thresholds
 from actors.head.output_rows import log_normalizers, own_rows, refuse_unsound
+from actors.head.owned_rows import OwnedRows
 from actors.head.rescoring import Rescorer
 from actors.head.screened_rows import ScreenedRows
 from actors.head.screens import (
@@ -29,7 +34,7 @@ from actors.head.screens import (
     hidden_norms,
     postprocess_estimates,
 )
-from actors.head.whole_softmax import Mass, find_mass
+from actors.head.whole_softmax import PartialMass, bound_mass
 from actors.messages import Candidates, Need
 from actors.states.needs import flatten_adjustments, flatten_needs
 from kernels.penalties import Adjustments
@@ -39,28 +44,18 @@ from kernels.search import Estimates, find_candidates, find_leaders, find_thresh
 LARGEST_SHARE = 0.5
 # Fewer tokens than this per row are rescored at once rather than refined first.
 WORTH_REFINING = 64
-# Computing all canonical logits takes four times as long as a dense screen or more.
-HOPELESS_SHARE = 0.75
-MASS_NEEDS = ("nucleus", "epsilon")
 MASS = "mass"
 
 
-def _way(screen: Screen, needs: Sequence[Need]) -> str:
-    """Under which name it is remembered whether ``screen`` is crowded."""
+def _use(screen: Screen, needs: Sequence[Need]) -> str:
+    """Under which name it is remembered whether ``screen`` leaves too much."""
     return f"{screen.name} for {step_kind(needs)}"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Thresholds:
-    """What a screen leaves behind for the rescoring of the same rows.
+class ShardScreening(Screening):
+    """What a `Shard` keeps of a screen; rows of the vocabulary are numbered as its own."""
 
-    ``tau`` [N] is the only part shards exchange: the larger of two shards' thresholds holds for
-    their union (`dataclasses.replace` puts it back). It is NaN for rows that are not decided by a
-    threshold: those that need every logit or bounds on the whole softmax.
-    """
-
-    tau: npt.NDArray[np.float64]  # [N]
-    needs: tuple[Need, ...]  # [N]
     hidden: npt.NDArray[np.float32]  # [N, d]
     adjustments: Adjustments  # N rows
     screened: ScreenedRows | None
@@ -71,11 +66,13 @@ class Shard:
 
     ``weight`` [V, d] fp32 or bf16, ``bias`` [V] or None; then the model's own ``scale`` and
     ``softcap`` (see `kernels.rows.postprocess`). Rows at or beyond ``vocabulary_size``, the
-    tokenizer's, are padding and never candidates. ``ladder`` holds low-precision copies of the
-    first ``vocabulary_size`` rows to screen with; without one every screen is dense. ``linear``
-    replaces the fp32 product ``hidden @ weight.T`` -> [N, V or vocabulary_size] of the dense
-    screen; it must add up fp32 products in fp32, in any order, without bias. Without it, bf16
-    weights are kept in fp32 as well.
+    tokenizer's, are padding and never candidates. ``owned`` says which tokens the rows are, where
+    they are not all of the vocabulary: then there is one row for each of its ids, in their order.
+    Candidates, needs and adjustments speak of the vocabulary's token ids all the same. ``ladder``
+    holds low-precision copies of the rows to screen with; without one every screen is dense.
+    ``linear`` replaces the fp32 product ``hidden @ weight.T`` -> [N, V or vocabulary_size] of the
+    dense screen; it must add up fp32 products in fp32, in any order, without bias. Without it,
+    bf16 weights are kept in fp32 as well.
 
     Raises `ValueError` where shapes do not fit or the weights are not finite.
     """
@@ -89,8 +86,13 @@ class Shard:
         vocabulary_size: int,
         linear: Linear | None = None,
         ladder: Ladder | None = None,
+        owned: OwnedRows | None = None,
     ) -> None:
-        rows, biases = own_rows(weight, bias, vocabulary_size)
+        self.owned = OwnedRows.every(vocabulary_size) if owned is None else owned
+        if self.owned.vocabulary_size != vocabulary_size:
+            raise ValueError("the owned rows are of another vocabulary")
+        self._size = len(self.owned.ids)
+        rows, biases = own_rows(weight, bias, self._size)
         self.vocabulary_size = vocabulary_size
         self.weight = rows
         self._rescorer = Rescorer(rows, biases, scale, softcap)
@@ -100,27 +102,25 @@ class Shard:
         self._fine: FineRows | None = None
         if ladder is not None:
             for name, tier in ladder.tiers.items():
-                if len(tier.scale) != vocabulary_size or tier.columns != rows.shape[1]:
+                if len(tier.scale) != self._size or tier.columns != rows.shape[1]:
                     raise ValueError(f"tier {name} does not fit the output weights")
                 self._screens[name] = TierScreen(name, tier)
             self._fine = None if ladder.fine is None else FineRows(ladder.fine)
         self._by_bytes = sorted(self._screens.values(), key=lambda screen: screen.bytes_per_pass)
-        self._crowding = Crowding()
-        self._pauses = Pauses()
-        self._ids = np.arange(vocabulary_size, dtype=np.int32)
+        self._share = CandidateShare()
+        self._backoff = Backoff()
+        self._rows = np.arange(self._size, dtype=np.int32)
 
     def start_with(self, choices: Choices, for_several: Choices | None = None) -> None:
         """Which tiers later steps are screened with first (see `Ladder`)."""
         if self._ladder is None:
             raise ValueError("a shard without a ladder has no choice")
         self._ladder = replace(self._ladder, choices=choices, for_several=for_several)
-        self._crowding, self._pauses = Crowding(), Pauses()
+        self._share, self._backoff = CandidateShare(), Backoff()
 
     # -- screening --------------------------------------------------------------------------------
 
-    def screen(
-        self, hidden: torch.Tensor | npt.NDArray[np.float32], needs: Sequence[Need]
-    ) -> Thresholds:
+    def screen(self, hidden: Hidden, needs: Sequence[Need]) -> Thresholds:
         """Thresholds of the rows of ``hidden`` [N, d] fp32, one `Need` per row.
 
         Raises `NonFiniteHiddenError` naming the rows that contain NaN or infinity.
@@ -129,7 +129,7 @@ class Shard:
         if len(needs) != len(array):
             raise ValueError(f"{len(array)} hidden states but {len(needs)} needs")
         refuse_unsound(np.isfinite(hidden_norms(array)))
-        adjustments = flatten_adjustments([need.adjustment for need in needs])
+        adjustments = self._flattened(needs)
         kinds = {need.kind for need in needs}
         # Rows whose mass cannot be certified lately go the dense way at once.
         out = {"dense"} if self._worth_a_try(kinds) else {"dense", *MASS_NEEDS}
@@ -140,10 +140,13 @@ class Shard:
             screen = self._choose([needs[row] for row in rows])
             screened = self._screened(screen, rows, array, needs, adjustments)
             self._find_thresholds(screened, array, needs, tau)
-        return Thresholds(tau, tuple(needs), array, adjustments, screened)
+        return Thresholds(tau, tuple(needs), ShardScreening(array, adjustments, screened))
+
+    def _flattened(self, needs: Sequence[Need]) -> Adjustments:
+        return self.owned.of_rows(flatten_adjustments([need.adjustment for need in needs]))
 
     def _worth_a_try(self, kinds: Set[str]) -> bool:
-        return kinds.isdisjoint(MASS_NEEDS) or self._pauses.allows(MASS)
+        return kinds.isdisjoint(MASS_NEEDS) or self._backoff.allows(MASS)
 
     def _choose(self, needs: Sequence[Need]) -> Screen:
         """The ladder's choice, or the next more precise screen that is worth a try now."""
@@ -151,7 +154,7 @@ class Shard:
             return self._dense
         chosen = self._screens[self._ladder.choice(len(needs), step_kind(needs))]
         order = [chosen, *self._by_bytes[self._by_bytes.index(chosen) + 1 :]]
-        allowed = (each for each in order if self._pauses.allows(_way(each, needs)))
+        allowed = (each for each in order if self._backoff.allows(_use(each, needs)))
         return next(allowed, self._dense)
 
     def _screened(
@@ -163,7 +166,7 @@ class Shard:
         adjustments: Adjustments,
     ) -> ScreenedRows:
         every = len(rows) == len(needs)
-        estimates = self._postprocess(screen(hidden if every else hidden[rows]))
+        estimates = self.owned.locate(self._postprocess(screen(hidden if every else hidden[rows])))
         known = np.logical_and.reduce(np.isfinite(estimates.hidden_slack), axis=1)
         if not known.all():
             slack = np.where(known[:, None], estimates.hidden_slack, 0.0)
@@ -171,8 +174,8 @@ class Shard:
         chosen = [needs[row] for row in rows]
         search = flatten_needs(chosen)
         if not every:
-            adjustments = flatten_adjustments([need.adjustment for need in chosen])
-        leaders = find_leaders(estimates, self.vocabulary_size, search, adjustments)
+            adjustments = self._flattened(chosen)
+        leaders = find_leaders(estimates, self._size, search, adjustments)
         return ScreenedRows(
             np.array(rows, np.int64), screen, estimates, search, adjustments, known, leaders
         )
@@ -197,7 +200,7 @@ class Shard:
         ids, offsets = screened.leaders.ids, screened.leaders.offsets
         own = hidden if len(screened.rows) == len(needs) else hidden[screened.rows]
         exact = self._rescorer.adjusted(own, ids, offsets, screened.adjustments)
-        found = find_thresholds(ids, exact, offsets, screened.search)
+        found = find_thresholds(self.owned.tokens(ids), exact, offsets, screened.search)
         decided = screened.known & [needs[row].kind not in MASS_NEEDS for row in screened.rows]
         tau[screened.rows[decided]] = found[decided]
 
@@ -206,25 +209,30 @@ class Shard:
     def rescore(self, thresholds: Thresholds) -> Candidates:
         """Canonical logits of every token that may reach its row's threshold, and of all tokens
         of dense rows, with a certificate per row."""
+        step = _screening(thresholds)
+        masses = thresholds.masses
+        if masses is None:
+            [masses] = decide_masses([self], [thresholds])
         lists: list[npt.NDArray[np.int32] | None] = [None] * len(thresholds.needs)
-        cost = Cost(refined=np.zeros(len(lists), np.int64), largest=np.zeros(len(lists)), masses={})
-        if thresholds.screened is not None:
-            self._decide_by_threshold(thresholds, lists, cost)
-            self._decide_by_mass(thresholds, lists, cost.masses)
-        dense = [row for row, ids in enumerate(lists) if ids is None]
-        counts = [self.vocabulary_size if ids is None else len(ids) for ids in lists]
+        cost = SearchCost(np.zeros(len(lists), np.int64), np.zeros(len(lists)), masses)
+        if step.screened is not None:
+            self._decide_by_threshold(thresholds, step.screened, lists, cost)
+        for row, mass in masses.items():
+            lists[row] = self.owned.rows(mass.ids)
+        dense = [row for row, rows in enumerate(lists) if rows is None]
+        counts = [self._size if rows is None else len(rows) for rows in lists]
         offsets = np.cumsum([0, *counts], dtype=np.int64)
-        ids = np.concatenate([self._ids if each is None else each for each in lists])
-        raw = self._rescorer.raw(thresholds.hidden, ids, offsets, dense)
-        logits = self._rescorer.adjust(ids, raw, offsets, thresholds.adjustments)
+        ids = np.concatenate([self._rows if each is None else each for each in lists])
+        raw = self._rescorer.raw(step.hidden, ids, offsets, dense)
+        logits = self._rescorer.adjust(ids, raw, offsets, step.adjustments)
         return Candidates(
-            ids=ids,
+            ids=self.owned.tokens(ids),
             logits=logits,
             raw=raw,
             offsets=offsets,
             certificates=step_certificates(
                 thresholds.needs,
-                thresholds.screened,
+                step.screened,
                 (logits, offsets),
                 dense,
                 cost,
@@ -239,14 +247,14 @@ class Shard:
     def _decide_by_threshold(
         self,
         thresholds: Thresholds,
+        screened: ScreenedRows,
         lists: list[npt.NDArray[np.int32] | None],
-        cost: Cost,
+        cost: SearchCost,
     ) -> None:
         """Fills in the candidates of rows that have a threshold."""
-        screened = thresholds.screened
-        assert screened is not None
-        tau = thresholds.tau[screened.rows]
-        decided = ~np.isnan(tau)
+        tau = np.asarray(thresholds.tau)[screened.rows]
+        # A threshold of another shard is of no use where this one's estimates say nothing.
+        decided = screened.known & ~np.isnan(tau)
         if not decided.any():
             return
         # Rows without a threshold reach none.
@@ -254,7 +262,7 @@ class Shard:
         search, adjustments = screened.search, screened.adjustments
         ids, offsets, cost.largest[screened.rows] = find_candidates(
             screened.estimates,
-            self.vocabulary_size,
+            self._size,
             search,
             adjustments,
             tau,
@@ -262,87 +270,88 @@ class Shard:
         )
         counts = np.diff(offsets)
         if screened.screen is not self._dense:
-            way = _way(screened.screen, [thresholds.needs[row] for row in screened.rows])
+            use = _use(screened.screen, [thresholds.needs[row] for row in screened.rows])
             excess = max(0, int(counts.sum()) - len(screened.leaders.ids))
-            share = excess / (self.vocabulary_size * int(decided.sum()))
-            self._pauses.record(way, failed=self._crowding.record(way, share))
+            share = excess / (self._size * int(decided.sum()))
+            self._backoff.record(use, failed=self._share.record(use, share))
             if self._refines(screened.screen) and counts.max() > WORTH_REFINING:
                 assert self._fine is not None
-                hidden = thresholds.hidden[screened.rows]
+                hidden = _screening(thresholds).hidden[screened.rows]
                 better = self._postprocess(self._fine(hidden, ids, offsets), ids)
                 if np.isfinite(better.hidden_slack).all():
                     cost.refined[screened.rows] = counts
+                    better = self.owned.locate(better)
                     ids, offsets = narrow(better, ids, offsets, search, adjustments, tau)
         for place in np.flatnonzero(decided).tolist():
             own = ids[offsets[place] : offsets[place + 1]]
-            if len(own) <= LARGEST_SHARE * self.vocabulary_size:
+            if len(own) <= LARGEST_SHARE * self._size:
                 lists[screened.rows[place]] = own
 
     def _refines(self, screen: Screen) -> bool:
         """Whether what ``screen`` leaves has estimates that can be bettered cheaply."""
         fine = self._fine
-        return (
-            fine is not None and screen.bytes_per_pass < self.vocabulary_size * fine.bytes_per_row
-        )
+        return fine is not None and screen.bytes_per_pass < self._size * fine.bytes_per_row
 
-    def _decide_by_mass(
-        self,
-        thresholds: Thresholds,
-        lists: list[npt.NDArray[np.int32] | None],
-        found: dict[int, Mass],
-    ) -> None:
-        """Fills in the candidates of rows that bounds on the whole softmax decide.
+    # -- the whole softmax ------------------------------------------------------------------------
 
-        Where the low-precision bounds are too loose for that, the dense screen's are tried.
-        """
-        screened = thresholds.screened
+    def mass_rows(self, thresholds: Thresholds) -> list[int]:
+        """The rows that bounds on the whole softmax may decide."""
+        screened = _screening(thresholds).screened
+        if screened is None:
+            return []
+        return [row for row in screened.rows.tolist() if thresholds.needs[row].kind in MASS_NEEDS]
+
+    def bound_masses(
+        self, thresholds: Thresholds, rows: Sequence[int], *, precisely: bool
+    ) -> list[PartialMass | None] | None:
+        """What this shard knows of the softmax of ``rows``, from the bounds that screened the step
+        or, ``precisely``, from the dense screen's. None where that is not worth a try now."""
+        step = _screening(thresholds)
+        screened = step.screened
         assert screened is not None
-        rows = [row for row in screened.rows.tolist() if thresholds.needs[row].kind in MASS_NEEDS]
-        if not rows:
-            return
-        left = rows
-        way = f"{MASS} by {screened.screen.name}"
-        if self._pauses.allows(way):
-            left = self._try_mass(screened, left, thresholds, lists, found)
-            self._pauses.record(way, failed=len(left) > HOPELESS_SHARE * len(rows))
-        if left and screened.screen is not self._dense:
-            again = self._screened(
-                self._dense, left, thresholds.hidden, thresholds.needs, thresholds.adjustments
+        if precisely:
+            if screened.screen is self._dense:
+                return None
+            screened = self._screened(
+                self._dense, rows, step.hidden, thresholds.needs, step.adjustments
             )
-            left = self._try_mass(again, left, thresholds, lists, found)
-        self._pauses.record(MASS, failed=len(left) > HOPELESS_SHARE * len(rows))
-
-    def _try_mass(
-        self,
-        screened: ScreenedRows,
-        rows: Sequence[int],
-        thresholds: Thresholds,
-        lists: list[npt.NDArray[np.int32] | None],
-        found: dict[int, Mass],
-    ) -> list[int]:
-        """Decides what ``screened`` can decide of ``rows``; returns the others."""
+        elif not self._backoff.allows(_mass_by(screened.screen)):
+            return None
         place = {row: index for index, row in enumerate(screened.rows.tolist())}
-        left = []
-        for row in rows:
-            index = place[row]
-            mass = None
-            if screened.known[index]:
-                mass = find_mass(
-                    screened.one_row(index),
-                    self._rescorer,
-                    thresholds.hidden[row : row + 1],
-                    thresholds.needs[row],
-                    screened.screen,
-                )
-            if mass is None:
-                left.append(row)
-            else:
-                lists[row] = mass.ids
-                found[row] = mass
-        return left
+        return [
+            bound_mass(
+                screened.one_row(place[row]),
+                self._rescorer,
+                self.owned,
+                step.hidden[row : row + 1],
+                thresholds.needs[row],
+            )
+            if screened.known[place[row]]
+            else None
+            for row in rows
+        ]
+
+    def record_bounds(self, thresholds: Thresholds, *, failed: bool) -> None:
+        """Whether the bounds that screened the step were too loose for most of its rows."""
+        screened = _screening(thresholds).screened
+        assert screened is not None
+        self._backoff.record(_mass_by(screened.screen), failed=failed)
+
+    def record_masses(self, *, failed: bool) -> None:
+        """Whether no bounds were tight enough for most rows of a step."""
+        self._backoff.record(MASS, failed=failed)
 
     def log_normalizers(
         self, candidates: Candidates, rows: Sequence[int]
     ) -> npt.NDArray[np.float64]:
         """See `actors.head.output_rows.log_normalizers`."""
         return log_normalizers(candidates, rows, self.vocabulary_size)
+
+
+def _screening(thresholds: Thresholds) -> ShardScreening:
+    assert isinstance(thresholds.screening, ShardScreening)
+    return thresholds.screening
+
+
+def _mass_by(screen: Screen) -> str:
+    return f"{MASS} by {screen.name}"

@@ -2,21 +2,24 @@
 
 The best tokens are computed exactly, the mass of all others is bounded from both sides by the
 screen. How many those best are is planned from the estimates; where no plan promises a certificate
-at less than the dense way costs, none is tried.
+at less than the dense way costs, none is tried. Every shard bounds its own tokens (`bound_mass`);
+all of them together decide (`decide_mass`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from actors.head.owned_rows import OwnedRows
 from actors.head.rescoring import Rescorer
-from actors.head.screens import Screen
 from actors.messages import Need
 from kernels.certify import epsilon_certificate, nucleus_certificate
 from kernels.mass import outside_mass, plan
+from kernels.mass.reference import MASS_MARGIN
 from kernels.penalties import Adjustments
 from kernels.search import TOP_K, Estimates, Needs, find_leaders
 from kernels.truncate import best_ids
@@ -26,43 +29,77 @@ LARGEST_SHARE = 0.25
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class PartialMass:
+    """What one shard knows of one row's softmax: some tokens exactly, bounds on all others."""
+
+    ids: npt.NDArray[np.int32]  # [K] sorted, of the vocabulary
+    logits: npt.NDArray[np.float32]  # [K] canonical, after adjustment
+    log_upper: float  # of the tempered mass of the shard's other tokens
+    log_lower: float
+    largest: float  # upper bound of any other logit
+    outside_count: int  # how many they are
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Mass:
-    """The tokens that hold the wanted mass, sorted, and what it took to certify them."""
+    """The tokens of one shard in the set that holds the wanted mass, and what it took.
 
-    ids: npt.NDArray[np.int32]
+    ``precise`` says that the bounds were the dense screen's.
+    """
+
+    ids: npt.NDArray[np.int32]  # sorted
     rescored: int
-    screen: Screen
+    precise: bool
 
 
-def find_mass(
+def bound_mass(
     row: tuple[Estimates, Needs, Adjustments],
     rescorer: Rescorer,
+    owned: OwnedRows,
     hidden: npt.NDArray[np.float32],
     need: Need,
-    screen: Screen,
-) -> Mass | None:
-    """The nucleus or epsilon set of one row, ``hidden`` [1, d]; None where bounds are too loose."""
+) -> PartialMass | None:
+    """The part of one row, ``hidden`` [1, d]; None where no plan promises a certificate."""
     estimates, needs, adjustments = row
-    size = rescorer.vocabulary_size
+    size = rescorer.size
     top_p, epsilon = np.array([need.top_p]), np.array([need.epsilon])
     count = int(plan(estimates, size, needs, adjustments, top_p, epsilon)[0])
     if count > LARGEST_SHARE * size:
         return None
     wanted = needs._replace(kind=np.array([TOP_K]), k=np.array([count]))
-    ids, offsets, _, _ = find_leaders(estimates, size, wanted, adjustments)
-    exact = rescorer.adjusted(hidden, ids, offsets, adjustments)
+    leaders = find_leaders(estimates, size, wanted, adjustments)
+    ids, offsets = leaders.ids, leaders.offsets
     outside = outside_mass(estimates, size, needs, adjustments, ids, offsets)
     upper, lower, largest = (float(each[0]) for each in outside)
+    exact = rescorer.adjusted(hidden, ids, offsets, adjustments)
+    return PartialMass(owned.tokens(ids), exact, upper, lower, largest, size - len(ids))
+
+
+def decide_mass(need: Need, parts: Sequence[PartialMass]) -> npt.NDArray[np.int32] | None:
+    """The sorted ids that ``need`` is about; None where the bounds are too loose to tell.
+
+    The parts are of disjoint sets of tokens that make up the vocabulary.
+    """
+    ids, logits = parts[0].ids, parts[0].logits
+    upper, lower, largest = parts[0].log_upper, parts[0].log_lower, parts[0].largest
+    if len(parts) > 1:
+        ids = np.concatenate([part.ids for part in parts])
+        order = np.argsort(ids)
+        ids, logits = ids[order], np.concatenate([part.logits for part in parts])[order]
+        # The margins stay above the roundings of these sums.
+        upper = float(np.logaddexp.reduce([part.log_upper for part in parts])) + MASS_MARGIN
+        lower = float(np.logaddexp.reduce([part.log_lower for part in parts])) - MASS_MARGIN
+        largest = max(part.largest for part in parts)
     if need.kind == "epsilon":
-        certain = epsilon_certificate(exact, need.inverse_temperature, need.epsilon, upper)
-        return Mass(ids, len(ids), screen) if certain else None
+        certain = epsilon_certificate(logits, need.inverse_temperature, need.epsilon, upper)
+        return ids if certain else None
     kept = nucleus_certificate(
-        exact,
+        logits,
         need.inverse_temperature,
         need.top_p,
         upper,
         lower,
         largest,
-        outside_count=size - len(ids),
+        outside_count=sum(part.outside_count for part in parts),
     )
-    return Mass(np.sort(ids[best_ids(exact, kept)]), len(ids), screen) if kept > 0 else None
+    return np.sort(ids[best_ids(logits, kept)]) if kept > 0 else None

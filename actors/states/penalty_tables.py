@@ -38,10 +38,24 @@ class PenaltyTables:
         table[ids] = 1 + counts
         return row
 
-    def append(self, row: int, token_id: int) -> None:
-        """Counts one more output token."""
+    def copy(self, row: int) -> int:
+        """A new row that has seen what ``row`` has."""
+        if not self._free:
+            self._grow()
+        other = self._free.pop()
+        self.tables[other] = self.tables[row]
+        return other
+
+    def append(self, row: int, token_id: int) -> int:
+        """Counts one more output token; the entry of before, by which `take_back` undoes it."""
         table = self.tables[row]
-        table[token_id] = max(table[token_id], 1) + 1
+        before = int(table[token_id])
+        table[token_id] = max(before, 1) + 1
+        return before
+
+    def take_back(self, row: int, token_id: int, before: int) -> None:
+        """Undoes the last `append` that has not been undone."""
+        self.tables[row, token_id] = before
 
     def close(self, row: int, token_ids: Sequence[int]) -> None:
         """Gives the row back; ``token_ids`` are all that its sequence has seen."""
@@ -58,3 +72,38 @@ class PenaltyTables:
         larger[:capacity] = self.tables
         self.tables = larger
         self._free = list(range(2 * capacity - 1, capacity - 1, -1))
+
+
+class TableAhead:
+    """A row of counts for one row of a step that assumes guessed tokens.
+
+    It follows the row ``own`` of its sequence, ``length`` tokens of whose history it has seen, and
+    shows the guesses on top of it; the next time these are taken back first. So what it costs is
+    the new tokens and the guesses, not the vocabulary.
+    """
+
+    def __init__(self, tables: PenaltyTables, own: int, length: int) -> None:
+        self._tables = tables
+        self._row = tables.copy(own)
+        self._length = length
+        self._guesses: list[tuple[int, int]] = []  # with the entries of before
+
+    def show(self, history: Sequence[int], guesses: Sequence[int]) -> int:
+        """The row, which now has seen ``history`` and then ``guesses``."""
+        self._take_back()
+        for token_id in history[self._length :]:
+            self._tables.append(self._row, token_id)
+        self._length = len(history)
+        self._guesses = [
+            (token_id, self._tables.append(self._row, token_id)) for token_id in guesses
+        ]
+        return self._row
+
+    def close(self, history: Sequence[int]) -> None:
+        """Gives the row back; ``history`` are all tokens that its sequence has seen."""
+        self._take_back()
+        self._tables.close(self._row, history)
+
+    def _take_back(self) -> None:
+        while self._guesses:
+            self._tables.take_back(self._row, *self._guesses.pop())

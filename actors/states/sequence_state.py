@@ -1,4 +1,9 @@
-"""The sampling state of sequences: histories, keys and controls, and what they ask of the head."""
+"""The sampling state of sequences: histories, keys and controls, and what they ask of the head.
+
+A row draws a token for a sequence, perhaps on the assumption that some guessed tokens follow its
+own. Position, bans and penalties of a row are those of the sequence with these guesses appended;
+the sequence itself does not change before tokens are its own.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +15,7 @@ import numpy.typing as npt
 
 from actors.messages import Adjustment, Need, NeedKind, Request, SamplingParameters
 from actors.states.deltas import Deltas
-from actors.states.penalty_tables import PenaltyTables
+from actors.states.penalty_tables import PenaltyTables, TableAhead
 
 
 class SequenceState:
@@ -59,8 +64,8 @@ class SequenceState:
             self._always_banned, _sorted_ids((*eos_ids, *parameters.stop_token_ids))
         ).astype(np.int32)
         self._last: Adjustment | None = None
-        for token_id in request.resumed_ids:
-            self.append(token_id)
+        self._ahead: list[TableAhead] = []
+        self.append(*request.resumed_ids)
 
     @property
     def position(self) -> int:
@@ -76,22 +81,27 @@ class SequenceState:
         """Whether `adjustment` means the same from now on, counts aside: no ban comes or goes."""
         return not self._bad_phrases and self.output_length >= self.parameters.min_tokens
 
-    def append(self, token_id: int) -> None:
-        """Records an output token. The last `Need` given must no longer be in use."""
-        self.history.append(token_id)
+    def append(self, *token_ids: int) -> None:
+        """Records output tokens. The last `Need` given must no longer be in use."""
+        self.history.extend(token_ids)
         if self._tables is not None and self._table >= 0:
-            self._tables.append(self._table, token_id)
+            for token_id in token_ids:
+                self._tables.append(self._table, token_id)
 
     def close(self) -> None:
         """Gives back what the sequence holds of the tables."""
         if self._tables is not None and self._table >= 0:
+            for ahead in self._ahead:
+                ahead.close(self.history)
+            self._ahead.clear()
             self._tables.close(self._table, self.history)
             self._table = -1
 
-    def need(self) -> Need:
-        """What the head must know to give this sequence its next token.
+    def need(self, drafted: tuple[int, ...] = ()) -> Need:
+        """What the head must know to give this sequence the token after its own and ``drafted``.
 
-        Its arrays are this object's own: they hold until the next `append`.
+        Its arrays are this object's own: they hold until the next `append`, and until as many
+        other tokens are drafted.
         """
         return Need(
             kind=self._kind,
@@ -99,33 +109,52 @@ class SequenceState:
             min_p=self.parameters.min_p,
             top_p=self.parameters.top_p,
             key=self.key,
-            position=len(self.history),
+            position=len(self.history) + len(drafted),
             inverse_temperature=self.inverse_temperature,
-            adjustment=self.adjustment(),
+            adjustment=self.adjustment(drafted),
         )
 
-    def adjustment(self) -> Adjustment | None:
-        """The processors of the next token; None where there are none."""
-        banned = self._banned()
+    def adjustment(self, drafted: tuple[int, ...] = ()) -> Adjustment | None:
+        """The processors of the token after the sequence's own and ``drafted``; None where there
+        are none."""
+        banned = self._banned(drafted)
         if not (self._penalised or len(banned) or len(self._bias_ids) or self._allowed is not None):
             return None
         tables = self._own_table()
+        if drafted:
+            if tables is None:
+                return self._adjustment(None, -1, banned)
+            table = self._table_ahead(drafted)  # may make the tables grow
+            return self._adjustment(self._own_table(), table, banned)
         last = self._last
         if last is not None and last.banned is banned and last.tables is tables:
             return last
+        self._last = self._adjustment(tables, self._table, banned)
+        return self._last
+
+    def _adjustment(
+        self, tables: npt.NDArray[np.int32] | None, table: int, banned: npt.NDArray[np.int32]
+    ) -> Adjustment:
         parameters = self.parameters
-        self._last = Adjustment(
+        return Adjustment(
             repetition=parameters.repetition_penalty,
             frequency=parameters.frequency_penalty,
             presence=parameters.presence_penalty,
             tables=tables,
-            table=self._table,
+            table=table,
             bias_ids=self._bias_ids,
             bias_values=self._bias_values,
             banned=banned,
             allowed=self._allowed,
         )
-        return self._last
+
+    def _table_ahead(self, drafted: tuple[int, ...]) -> int:
+        """The row that counts what will have been seen after ``drafted``: one for every number of
+        guesses, so that the rows of a step do not disturb each other."""
+        assert self._tables is not None
+        while len(self._ahead) < len(drafted):
+            self._ahead.append(TableAhead(self._tables, self._table, len(self.history)))
+        return self._ahead[len(drafted) - 1].show(self.history, drafted)
 
     def _own_table(self) -> npt.NDArray[np.int32] | None:
         """The array in which row ``self._table`` counts what has been seen."""
@@ -149,12 +178,12 @@ class SequenceState:
             return "minp"
         return "nucleus" if self.parameters.top_p < 1 else "top1"
 
-    def _banned(self) -> npt.NDArray[np.int32]:
-        early = self.output_length < self.parameters.min_tokens
+    def _banned(self, drafted: tuple[int, ...]) -> npt.NDArray[np.int32]:
+        early = self.output_length + len(drafted) < self.parameters.min_tokens
         banned = self._early_banned if early else self._always_banned
         if not self._bad_phrases:
             return banned
-        history = self.history
+        history = [*self.history, *drafted] if drafted else self.history
         ends = [
             phrase[-1]
             for phrase in self._bad_phrases
@@ -192,16 +221,44 @@ class SequenceStates:
     def close(self, sequence: int) -> None:
         self._states.pop(sequence).close()
 
+    def needs(
+        self, sequences: Sequence[int], drafted: Sequence[tuple[int, ...]] = ()
+    ) -> list[Need]:
+        """What the rows ask of a head: row ``r`` draws for ``sequences[r]`` after its own tokens
+        and ``drafted[r]``. ``drafted`` is empty where no row assumes any guess."""
+        if not drafted:
+            return [self._states[sequence].need() for sequence in sequences]
+        self.adjustments(sequences, drafted)
+        return [
+            self._states[sequence].need(guesses)
+            for sequence, guesses in zip(sequences, drafted, strict=True)
+        ]
+
+    def adjustments(
+        self, sequences: Sequence[int], drafted: Sequence[tuple[int, ...]]
+    ) -> list[Adjustment | None]:
+        """The processors of the rows, all in one array of tables."""
+
+        def every() -> list[Adjustment | None]:
+            return [
+                self._states[sequence].adjustment(guesses)
+                for sequence, guesses in zip(sequences, drafted, strict=True)
+            ]
+
+        tables = self.tables
+        found = every()
+        # Where the tables had to grow, the first rows still have the array of before.
+        return found if self.tables is tables else every()
+
     def apply(self, deltas: Deltas) -> None:
         """What happened elsewhere happens here."""
         for sequence in deltas.closed:
             self.close(sequence)
         for opened in deltas.opened:
             state = self.open(opened.sequence, opened.request)
-            for token_id in opened.output_ids[len(opened.request.resumed_ids) :]:
-                state.append(token_id)
-        for sequence, token_id in deltas.appended:
-            self._states[sequence].append(token_id)
+            state.append(*opened.output_ids[len(opened.request.resumed_ids) :])
+        for sequence, token_ids in deltas.appended:
+            self._states[sequence].append(*token_ids)
 
 
 def _inverse_temperature(temperature: float) -> float:

@@ -12,12 +12,12 @@ from kernels.bounds.clusters import Clusters
 from kernels.bounds.query import (
     COSINE_ROUNDING,
     DOT_ROUNDING,
-    SMALLEST_SLACK,
-    TINY,
+    FLUSHED,
     TRIGONOMETRY_ROUNDING,
     Query,
     depth,
 )
+from kernels.rounding import SMALLEST_STEP
 from kernels.rows import canonical_logits
 
 
@@ -38,7 +38,7 @@ def _balls(dots, norm, radius, largest_norm, rounding, bias, result):  # type: i
             reach = np.float64(radius[cluster])
             size = reach + np.float64(largest_norm[cluster])
             slack = abs(dot) * DOT_ROUNDING + size * norm[row] * rounding
-            raw = dot + reach * norm[row] + (slack + SMALLEST_SLACK)
+            raw = dot + reach * norm[row] + (slack + FLUSHED)
             result[row, cluster] = _with_bias(raw, bias[row, cluster])
 
 
@@ -49,7 +49,7 @@ def _cones(  # type: ignore[no-untyped-def]
     """Lowers ``result`` to the bounds of the cones."""
     for row in range(dots.shape[0]):
         inverse = 1.0 / norm[row] if norm[row] > 0.0 else 0.0
-        cosine_rounding = COSINE_ROUNDING + rounding + TINY * inverse
+        cosine_rounding = COSINE_ROUNDING + rounding + SMALLEST_STEP * inverse
         for cluster in range(dots.shape[1]):
             dot = np.float64(dots[row, cluster])
             if not math.isfinite(dot):
@@ -62,7 +62,7 @@ def _cones(  # type: ignore[no-untyped-def]
                 closest = min(closest + TRIGONOMETRY_ROUNDING, 1.0)
             largest = np.float64(largest_norm[cluster])
             row_norm = largest if closest > 0.0 else np.float64(smallest_norm[cluster])
-            slack = largest * norm[row] * rounding + SMALLEST_SLACK
+            slack = largest * norm[row] * rounding + FLUSHED
             bound = _with_bias(norm[row] * row_norm * closest + slack, bias[row, cluster])
             result[row, cluster] = min(result[row, cluster], bound)
 

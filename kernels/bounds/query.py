@@ -20,12 +20,10 @@ from kernels.quantize.rounding import norms
 DOT_ROUNDING = 2.0**-23
 # The rounding of the dot product, the length of the rounded direction, and as much again.
 COSINE_ROUNDING = 2.0**-22
-# A dot product below the normal fp32 numbers errs by half of their last place.
-TINY = 2.0**-149
 # The cosine of a difference: two products, a root, one sum.
 TRIGONOMETRY_ROUNDING = 2.0**-49
 # Where a device takes tiny fp32 numbers for zero.
-SMALLEST_SLACK = 2.0**-100
+FLUSHED = 2.0**-100
 
 
 class Query(NamedTuple):

@@ -9,12 +9,12 @@ from kernels.bounds.clusters import Clusters
 from kernels.bounds.query import (
     COSINE_ROUNDING,
     DOT_ROUNDING,
-    SMALLEST_SLACK,
-    TINY,
+    FLUSHED,
     TRIGONOMETRY_ROUNDING,
     Query,
     depth,
 )
+from kernels.rounding import SMALLEST_STEP
 from kernels.rows import canonical_logits
 
 Float64s = npt.NDArray[np.float64]
@@ -49,7 +49,7 @@ def _ball(query: Query, clusters: Clusters) -> Float64s:
     radius = clusters.radius.astype(np.float64)
     size = radius + clusters.largest_norm.astype(np.float64)
     slack = np.abs(dots) * DOT_ROUNDING + size * norm * depth(query.hidden.shape[1])
-    return dots + radius * norm + (slack + SMALLEST_SLACK)
+    return dots + radius * norm + (slack + FLUSHED)
 
 
 def _cone(query: Query, clusters: Clusters) -> Float64s:
@@ -59,7 +59,7 @@ def _cone(query: Query, clusters: Clusters) -> Float64s:
     inverse = np.divide(1.0, norm, out=np.zeros_like(norm), where=norm > 0)
     angle = clusters.angular_radius.astype(np.float64)
     cosine_theta, sine_theta = np.cos(angle), np.sin(angle)
-    rounding = COSINE_ROUNDING + depth(columns) + TINY * inverse
+    rounding = COSINE_ROUNDING + depth(columns) + SMALLEST_STEP * inverse
     cosine = np.clip(dots * inverse + rounding, -1.0, 1.0)
     sine = np.sqrt((1.0 - cosine) * (1.0 + cosine))
     inside = cosine * cosine_theta + sine * sine_theta + TRIGONOMETRY_ROUNDING
@@ -67,6 +67,6 @@ def _cone(query: Query, clusters: Clusters) -> Float64s:
     closest = np.where(cosine >= cosine_theta, 1.0, np.minimum(inside, 1.0))
     largest = clusters.largest_norm.astype(np.float64)
     row_norm = np.where(closest > 0, largest, clusters.smallest_norm.astype(np.float64))
-    slack = largest * norm * depth(columns) + SMALLEST_SLACK
+    slack = largest * norm * depth(columns) + FLUSHED
     result = norm * row_norm * closest + slack
     return np.where(np.isnan(dots), np.nan, result)

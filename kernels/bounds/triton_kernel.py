@@ -13,11 +13,11 @@ from kernels.bounds.clusters import Clusters
 from kernels.bounds.query import (
     COSINE_ROUNDING,
     DOT_ROUNDING,
-    SMALLEST_SLACK,
-    TINY,
+    FLUSHED,
     TRIGONOMETRY_ROUNDING,
     depth,
 )
+from kernels.rounding import SMALLEST_STEP
 from kernels.rows import triton_kernel as rows
 
 CLUSTERS = 128
@@ -153,9 +153,9 @@ def cluster_bounds(
             CLUSTERS=CLUSTERS,
             DOT=DOT_ROUNDING,
             COSINE=COSINE_ROUNDING,
-            TINY_DOT=TINY,
+            TINY_DOT=SMALLEST_STEP,
             TRIGONOMETRY=TRIGONOMETRY_ROUNDING,
-            SMALLEST=SMALLEST_SLACK,
+            SMALLEST=FLUSHED,
             enable_fp_fusion=False,
         )
     return result

@@ -16,43 +16,19 @@ import numpy as np
 import numpy.typing as npt
 
 from kernels.certify import cpu, reference
-from kernels.certify.evidence import Evidence, Questions, gather_evidence
-from kernels.certify.margins import LARGEST_VOCABULARY, LOG_ROUNDING, MASS_ROUNDING
+from kernels.certify.margins import LARGEST_VOCABULARY, LOG_ROUNDING
 
 Implementation = Literal["reference", "cpu"]
 Float32s = npt.NDArray[np.float32]
 
 __all__ = [
-    "Evidence",
-    "Questions",
-    "coverage_certificate",
     "coverage_log_odds",
     "epsilon_certificate",
-    "gather_evidence",
     "known_log_mass",
     "log_odds",
     "nucleus_certificate",
-    "outside_log_mass",
-    "outside_share",
-    "top_certificate",
     "within_odds",
 ]
-
-
-def top_certificate(
-    known: Float32s, k: int, outside_upper: float, *, implementation: Implementation | None = None
-) -> bool:
-    """Whether the ``k`` best of ``known`` are the k best of all (CSV-Decode definition 1).
-
-    ``outside_upper`` is the largest upper bound of any other token. It must be below the k-th
-    largest of ``known``: on equality the other token might win by its lower id. Where nothing but
-    excluded tokens is left outside (``-inf``), it holds for any k. Raises `ValueError` for k < 1.
-    """
-    if k < 1:
-        raise ValueError(f"the best {k} tokens are not a set: give k >= 1")
-    if outside_upper == -math.inf:
-        return True
-    return outside_upper < _module(implementation).kth_largest(_row(known), k)
 
 
 def known_log_mass(
@@ -61,42 +37,6 @@ def known_log_mass(
     """``Z_S = log sum exp(known * s)``, rounded down; ``-inf`` where all are excluded."""
     _check_temperature(inverse_temperature)
     return float(_module(implementation).known_log_mass(_row(known), inverse_temperature))
-
-
-def outside_log_mass(
-    upper: Float32s,
-    sizes: npt.NDArray[np.int64],
-    inverse_temperature: float,
-    *,
-    implementation: Implementation | None = None,
-) -> float:
-    """``log sum_c |c| exp(U_c s)``, rounded up, of clusters with ``upper`` [C] bounds and ``sizes``
-    [C] rows; ``-inf`` where there are none. Clusters of no rows do not count."""
-    _check_temperature(inverse_temperature)
-    counts = np.ascontiguousarray(sizes, np.int64)
-    return float(_module(implementation).outside_log_mass(_row(upper), counts, inverse_temperature))
-
-
-def outside_share(
-    known: Float32s,
-    inverse_temperature: float,
-    outside_log_mass_upper: float,
-    *,
-    implementation: Implementation | None = None,
-) -> float:
-    """An upper bound of ``R / (Z + R)``, the share of the mass that is not in ``known``.
-
-    It is the total variation between the softmax over ``known`` and over all (CSV-Decode theorem
-    2). 1 where nothing can be said.
-    """
-    inside = known_log_mass(known, inverse_temperature, implementation=implementation)
-    if outside_log_mass_upper == -math.inf:
-        return 0.0
-    if math.isinf(outside_log_mass_upper) or inside == -math.inf:
-        return 1.0
-    distance = inside - outside_log_mass_upper
-    slack = LOG_ROUNDING * (abs(inside) + abs(outside_log_mass_upper))
-    return min(1.0, (1.0 + MASS_ROUNDING) / (1.0 + math.exp(min(distance - slack, 700.0))))
 
 
 def epsilon_certificate(
@@ -116,25 +56,6 @@ def epsilon_certificate(
         raise ValueError(f"epsilon {epsilon} is not between 0 and 1")
     inside = known_log_mass(known, inverse_temperature, implementation=implementation)
     return within_odds(inside, outside_log_mass_upper, log_odds(epsilon))
-
-
-def coverage_certificate(
-    known: Float32s,
-    inverse_temperature: float,
-    top_p: float,
-    outside_log_mass_upper: float,
-    *,
-    implementation: Implementation | None = None,
-) -> bool:
-    """Whether ``known`` holds at least ``top_p`` of the mass: CSV-Decode's nucleus condition.
-
-    It covers the nucleus. Which tokens the nucleus consists of is another question: see
-    `nucleus_certificate`. Raises `ValueError` unless ``0 < top_p <= 1``.
-    """
-    if not 0 < top_p <= 1:
-        raise ValueError(f"top_p {top_p} is not between 0 and 1")
-    inside = known_log_mass(known, inverse_temperature, implementation=implementation)
-    return within_odds(inside, outside_log_mass_upper, coverage_log_odds(top_p))
 
 
 def nucleus_certificate(

@@ -18,19 +18,9 @@ from kernels.certify.margins import (
 )
 from kernels.exponential.double_precision import exponential
 from kernels.penalties.cpu import MINUS_INFINITY
-from kernels.search.selection import key_value, kth_largest_key, order_key
+from kernels.search.selection import key_value, order_key
 from kernels.truncate.cpu import boundary_key, largest
 from kernels.truncate.reference import MASS_UNIT
-
-
-@njit(nogil=True, cache=True)
-def _kth_largest(known, k):  # type: ignore[no-untyped-def]
-    if k > known.size:
-        return MINUS_INFINITY
-    keys = np.empty(known.size, np.int64)
-    for index in range(known.size):
-        keys[index] = order_key(known[index])
-    return key_value(kth_largest_key(keys, known.size, k))
 
 
 @njit(nogil=True, cache=True)
@@ -57,18 +47,6 @@ def _known_log_mass(known, scale):  # type: ignore[no-untyped-def]
         terms[index] = np.float64(known[index]) * scale
     value, slack = _log_sum_exp(terms, known.size)
     return value - slack
-
-
-@njit(nogil=True, cache=True)
-def outside_mass(upper, sizes, scale):  # type: ignore[no-untyped-def]
-    terms = np.empty(sizes.size, np.float64)
-    count = 0
-    for index in range(sizes.size):
-        if sizes[index] > 0:
-            terms[count] = math.log(np.float64(sizes[index])) + np.float64(upper[index]) * scale
-            count += 1
-    value, slack = _log_sum_exp(terms, count)
-    return value + slack
 
 
 @njit(nogil=True, cache=True)
@@ -129,18 +107,8 @@ def _nucleus_size(  # type: ignore[no-untyped-def]
     return size if _size_of_mass(keys, masses, count, least_wanted)[0] == size else -1
 
 
-def kth_largest(known: npt.NDArray[np.float32], k: int) -> float:
-    return float(_kth_largest(known, k))
-
-
 def known_log_mass(known: npt.NDArray[np.float32], inverse_temperature: float) -> float:
     return float(_known_log_mass(known, inverse_temperature))
-
-
-def outside_log_mass(
-    upper: npt.NDArray[np.float32], sizes: npt.NDArray[np.int64], inverse_temperature: float
-) -> float:
-    return float(outside_mass(upper, sizes, inverse_temperature))
 
 
 def nucleus_size(

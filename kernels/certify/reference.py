@@ -19,10 +19,6 @@ from kernels.exponential.double_precision import exponential_array
 from kernels.truncate.reference import MASS_UNIT, best_ids
 
 
-def kth_largest(known: npt.NDArray[np.float32], k: int) -> float:
-    return float(np.sort(known)[-k]) if k <= len(known) else -math.inf
-
-
 def log_sum_exp(terms: npt.NDArray[np.float64]) -> tuple[float, float]:
     """The log-sum-exp and what it may err by."""
     top = float(terms.max(initial=-math.inf))
@@ -35,15 +31,6 @@ def log_sum_exp(terms: npt.NDArray[np.float64]) -> tuple[float, float]:
 def known_log_mass(known: npt.NDArray[np.float32], inverse_temperature: float) -> float:
     value, slack = log_sum_exp(known.astype(np.float64) * inverse_temperature)
     return value - slack
-
-
-def outside_log_mass(
-    upper: npt.NDArray[np.float32], sizes: npt.NDArray[np.int64], inverse_temperature: float
-) -> float:
-    some = sizes > 0
-    terms = np.log(sizes[some]) + upper[some].astype(np.float64) * inverse_temperature
-    value, slack = log_sum_exp(terms)
-    return value + slack
 
 
 def nucleus_size(

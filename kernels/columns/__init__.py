@@ -7,13 +7,12 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from kernels.blocks import BLOCK, blocks_of
 from kernels.columns import cpu, reference
 
 Implementation = Literal["reference", "cpu"]
 
-__all__ = ["BLOCK", "write_columns"]
-
-BLOCK = reference.BLOCK
+__all__ = ["write_columns"]
 
 
 def write_columns(
@@ -30,7 +29,7 @@ def write_columns(
     `ValueError` on shapes, types or layouts that do not fit.
     """
     count, size = rows.shape
-    blocks = -(-size // BLOCK)
+    blocks = blocks_of(size)
     if count < 1 or size < 1 or logits.shape != (size, count) or maxima.shape != (blocks, count):
         raise ValueError(
             f"rows [B, V], logits [V, B] and maxima [ceil(V / {BLOCK}), B] expected, got "

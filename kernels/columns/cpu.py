@@ -6,7 +6,8 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from kernels.columns.tile import BLOCK, copy_block, transpose_block
+from kernels.blocks import BLOCK
+from kernels.columns.tile import copy_block, transpose_block
 
 
 @njit(nogil=True, cache=True)

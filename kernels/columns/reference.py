@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-BLOCK = 64
+from kernels.blocks import BLOCK
 
 
 def write_columns(

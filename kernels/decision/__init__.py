@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from kernels.blocks import blocks_of
 from kernels.decision import cpu, reference
 from kernels.decision.packed import PackedRows, decide_packed, pack
 from kernels.draw import Controls
@@ -19,7 +20,6 @@ from kernels.penalties import Adjustments
 Implementation = Literal["reference", "cpu"]
 
 __all__ = [
-    "NO_IDS",
     "Decided",
     "PackedRows",
     "block_maxima",
@@ -88,9 +88,9 @@ def decide_dense(
     shapes, types or hot ids are not as said, or a maximum is NaN.
     """
     size, columns = logits.shape
-    if maxima.shape != ((size + 63) // 64, columns):
+    if maxima.shape != (blocks_of(size), columns):
         raise ValueError(
-            f"logits {logits.shape} have block maxima of shape {((size + 63) // 64, columns)}, "
+            f"logits {logits.shape} have block maxima of shape {(blocks_of(size), columns)}, "
             f"got {maxima.shape}"
         )
     hot = NO_IDS if hot_ids is None else hot_ids

@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from kernels.decision.maxima import BLOCK, greater
+from kernels.blocks import BLOCK
+from kernels.decision.maxima import greater
 from kernels.penalties.cpu import adjust_token, adjust_tokens, lower_bound, raised
 
 # Which tokens of a block: those of the hot set, the others, or both.

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from kernels.decision import maxima as maxima_of_blocks
+import kernels.decision.maxima as maxima_of_blocks
+from kernels.blocks import BLOCK
 from kernels.decision.column import LOWEST, Column, can_lift, lift_ceilings
-from kernels.decision.maxima import BLOCK
 from kernels.decision.nucleus import draw_nucleus
 from kernels.decision.survivors import draw_truncated
 from kernels.decision.winner import best_token, draw_token
+from kernels.draw import Controls
 from kernels.draw.cpu import draw_row, draw_rows
+from kernels.penalties import Adjustments
 from kernels.penalties.cpu import adjust_candidates, adjust_token, lower_bound
-
-if TYPE_CHECKING:
-    from kernels.draw import Controls
-    from kernels.penalties import Adjustments
 
 
 @njit(nogil=True, cache=True)

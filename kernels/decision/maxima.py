@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-BLOCK = 64
+from kernels.blocks import BLOCK
+
 # Fewer columns side by side than this are not worth a loop of their own.
 FEW = 16
 MAGNITUDE = np.int32(0x7FFFFFFF)

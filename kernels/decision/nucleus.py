@@ -10,8 +10,9 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from kernels.blocks import BLOCK
 from kernels.decision.column import ALL, least_logit, read_tokens
-from kernels.decision.maxima import BLOCK, greater, rank
+from kernels.decision.maxima import greater, rank
 from kernels.decision.survivors import collect, count_reaching, level_of_blocks, ranks_of
 from kernels.decision.winner import best_token, draw_token
 from kernels.penalties.cpu import adjust_block

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import numpy.typing as npt
 
+from kernels.blocks import BLOCK
+from kernels.draw import Controls
 from kernels.draw.reference import draw
+from kernels.penalties import Adjustments
 from kernels.penalties.reference import adjust
-
-if TYPE_CHECKING:
-    from kernels.draw import Controls
-    from kernels.penalties import Adjustments
 
 
 def block_maxima(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    return np.maximum.reduceat(logits, np.arange(0, len(logits), 64), axis=0)
+    return np.maximum.reduceat(logits, np.arange(0, len(logits), BLOCK), axis=0)
 
 
 def decide_candidates(

@@ -8,25 +8,16 @@ or device may take the other one. Nothing that is served comes from here.
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from kernels.dense import reference
+from kernels.dense.types import Draws
 
 Implementation = Literal["reference", "cpu", "triton"]
 
 __all__ = ["Draws", "dense_gumbel"]
-
-
-class Draws(NamedTuple):
-    """How N rows are drawn: the noise of (key, position), and 1 / temperature (0: greedy)."""
-
-    key: npt.NDArray[np.uint64]  # [N]
-    position: npt.NDArray[np.uint64]  # [N]
-    inverse_temperature: npt.NDArray[np.float64]  # [N]
 
 
 def dense_gumbel(

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from kernels.dense.types import Draws
 from kernels.noise.reference import gumbel_row
-
-if TYPE_CHECKING:
-    from kernels.dense import Draws
 
 
 def scores(hidden: torch.Tensor, weight: torch.Tensor, draws: Draws) -> npt.NDArray[np.float64]:

@@ -7,19 +7,20 @@ best score of each hidden row; a second kernel takes the best of all tiles. The 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
+from kernels.blocks import BLOCK
+from kernels.dense.types import Draws
 from kernels.noise.triton_kernel import block_draw, token_word
 
-if TYPE_CHECKING:
-    from kernels.dense import Draws
-
 LARGEST_HIDDEN_ROWS = 64  # of a program
-BLOCK = tl.constexpr(64)  # ids that share a draw of `kernels.noise`
+
+_BLOCK = tl.constexpr(BLOCK)
+_OFFSET_MASK = tl.constexpr(BLOCK - 1)
 
 
 class DeviceDraws(NamedTuple):
@@ -43,10 +44,10 @@ def _noise(  # type: ignore[no-untyped-def]
     first, key_low, key_high, position, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):
     """fp32 noise [ROWS, COLUMNS] of the ids from ``first`` on; ``first`` begins a block."""
-    blocks = (first // BLOCK + tl.arange(0, ROWS // BLOCK))[:, None]
-    blocks = tl.broadcast_to(blocks, (ROWS // BLOCK, COLUMNS)).to(tl.uint32)
+    blocks = (first // _BLOCK + tl.arange(0, ROWS // _BLOCK))[:, None]
+    blocks = tl.broadcast_to(blocks, (ROWS // _BLOCK, COLUMNS)).to(tl.uint32)
     smallest, winner = block_draw(blocks, key_low, key_high, position)
-    shape: tl.constexpr = (ROWS // BLOCK, BLOCK, COLUMNS)
+    shape: tl.constexpr = (ROWS // _BLOCK, _BLOCK, COLUMNS)
     smallest = tl.reshape(
         tl.broadcast_to(smallest.to(tl.float32)[:, None, :], shape), (ROWS, COLUMNS)
     )
@@ -56,7 +57,7 @@ def _noise(  # type: ignore[no-untyped-def]
     fresh = (word.to(tl.float32) + 0.5) * 2.3283064365386963e-10
     # Near 1 the difference is 0 and the exponential infinite: such a token cannot win.
     exponential = smallest - tl.log(1.0 - fresh)
-    return -tl.log(tl.where((ids & 63) == winner, smallest, exponential))
+    return -tl.log(tl.where((ids & _OFFSET_MASK) == winner, smallest, exponential))
 
 
 @triton.jit

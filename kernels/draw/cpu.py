@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 from numba import njit
 
+from kernels.blocks import BLOCK
+from kernels.draw.types import Controls
 from kernels.noise.cpu import block_draw, block_minimum, noise_ceiling, token_noise
 from kernels.penalties.cpu import MINUS_INFINITY
-from kernels.search.blocks import NOISE_ROUNDING
+from kernels.rounding import NOISE_ROUNDING
 from kernels.truncate.cpu import truncate_row
-
-if TYPE_CHECKING:
-    from kernels.draw import Controls
 
 
 @njit(nogil=True, cache=True)
@@ -38,7 +36,7 @@ def _visit(  # type: ignore[no-untyped-def]
     for index in range(start, stop):
         if keep[index]:
             highest = max(highest, logits[index])
-    uniform, winner = block_draw(key, position, np.uint64(ids[start] // 64))
+    uniform, winner = block_draw(key, position, np.uint64(ids[start] // BLOCK))
     ceiling = np.float64(highest) * scale
     if highest == MINUS_INFINITY or ceiling + noise_ceiling(uniform) < best:
         return token, best
@@ -69,7 +67,7 @@ def _draw_kept(ids, logits, keep, key, position, scale):  # type: ignore[no-unty
     token, best = _visit(ids, logits, keep, likely, likely + 1, key, position, scale, token, best)
     start = 0
     while start < ids.size:
-        block_end = (ids[start] // 64 + 1) * 64
+        block_end = (ids[start] // BLOCK + 1) * BLOCK
         stop = start + 1
         while stop < ids.size and ids[stop] < block_end:
             stop += 1

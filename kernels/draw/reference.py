@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import numpy.typing as npt
 
+from kernels.draw.types import Controls
 from kernels.noise.reference import gumbel_noise
 from kernels.truncate.reference import truncate
-
-if TYPE_CHECKING:
-    from kernels.draw import Controls
 
 
 def draw(

@@ -1,4 +1,7 @@
-"""The log of the softmax denominator, the same bits on every machine."""
+"""Exponentials of plain arithmetic, and the log of the softmax denominator made of them.
+
+In double precision they have the same bits on every machine.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ def log_normalizer(
 ) -> float:
     """``log(sum(exp(logits)))`` of fp32 logits [n], float64; ``-inf`` where all are ``-inf``.
 
-    The exponentials are those of `exponential.py`, added one after the other in the order given.
+    The exponentials are those of `double_precision`, added one after the other in the order given.
     """
     module = reference if implementation == "reference" else cpu
     return module.log_normalizer(logits)

@@ -1,4 +1,4 @@
-"""An exponential made of additions and multiplications only.
+"""An exponential in float64 made of additions and multiplications only.
 
 Library exponentials differ in their last bit between numpy, libm and GPUs, and do not vectorise
 in numba. This one does, and gives the same bits everywhere: ``exp(x) = 2**n p(r)`` with ``n`` the

@@ -6,26 +6,19 @@ What the certificates of top-p and epsilon need: `outside_mass` bounds all token
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from kernels.mass import cpu, reference
+from kernels.mass.types import OutsideMass
 from kernels.penalties import Adjustments
 from kernels.search import Estimates, Needs
 
 Implementation = Literal["reference", "cpu"]
 
 __all__ = ["OutsideMass", "outside_mass", "plan"]
-
-
-class OutsideMass(NamedTuple):
-    """What the tokens outside a list can amount to, per row."""
-
-    log_upper: npt.NDArray[np.float64]  # [N] log-sum-exp of upper bounds times s, rounded up
-    log_lower: npt.NDArray[np.float64]  # [N] of lower bounds, rounded down
-    largest: npt.NDArray[np.float64]  # [N] the largest upper bound, not scaled by s
 
 
 def outside_mass(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -11,13 +10,11 @@ from numba import njit
 
 from kernels.exponential.double_precision import exponential
 from kernels.mass.reference import BIN_WIDTH, BINS, CONFIDENCE, MASS_MARGIN
+from kernels.mass.types import OutsideMass
+from kernels.penalties import Adjustments
 from kernels.penalties.cpu import MINUS_INFINITY, adjust_block
+from kernels.search import Estimates, Needs
 from kernels.search.blocks import slack_factors, upper_bounds
-
-if TYPE_CHECKING:
-    from kernels.mass import OutsideMass
-    from kernels.penalties import Adjustments
-    from kernels.search import Estimates, Needs
 
 
 @njit(nogil=True, cache=True)
@@ -49,7 +46,7 @@ def _log_sum(values, scale, weights):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def _outside_mass(  # type: ignore[no-untyped-def]
-    values, row_slack, hidden_slack, _block_slack, size, needs, adjustments, ids, offsets
+    values, row_slack, hidden_slack, size, needs, adjustments, ids, offsets
 ):
     rows = values.shape[0]
     result = np.empty((3, rows), np.float64)
@@ -142,7 +139,7 @@ def _plan_epsilon(counts, masses, errors, epsilon):  # type: ignore[no-untyped-d
 
 @njit(nogil=True, cache=True)
 def _plan(  # type: ignore[no-untyped-def]
-    values, row_slack, hidden_slack, _block_slack, size, needs, adjustments, top_p, epsilon
+    values, row_slack, hidden_slack, size, needs, adjustments, top_p, epsilon
 ):
     rows = values.shape[0]
     result = np.empty(rows, np.int64)
@@ -171,11 +168,8 @@ def outside_mass(
     ids: npt.NDArray[np.int32],
     offsets: npt.NDArray[np.int64],
 ) -> OutsideMass:
-    from kernels.mass import OutsideMass
-
-    return OutsideMass(
-        *_outside_mass(*estimates, vocabulary_size, needs, adjustments, ids, offsets)
-    )
+    bounds = (estimates.values, estimates.row_slack, estimates.hidden_slack)
+    return OutsideMass(*_outside_mass(*bounds, vocabulary_size, needs, adjustments, ids, offsets))
 
 
 def plan(
@@ -186,4 +180,5 @@ def plan(
     top_p: npt.NDArray[np.float64],
     epsilon: npt.NDArray[np.float64],
 ) -> npt.NDArray[np.int64]:
-    return _plan(*estimates, vocabulary_size, needs, adjustments, top_p, epsilon)
+    bounds = (estimates.values, estimates.row_slack, estimates.hidden_slack)
+    return _plan(*bounds, vocabulary_size, needs, adjustments, top_p, epsilon)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import numpy.typing as npt
 
+from kernels.mass.types import OutsideMass
+from kernels.penalties import Adjustments
+from kernels.search import Estimates, Needs
 from kernels.search.reference import adjusted_row, outward
-
-if TYPE_CHECKING:
-    from kernels.mass import OutsideMass
-    from kernels.penalties import Adjustments
-    from kernels.search import Estimates, Needs
 
 # Above every rounding of a log-sum-exp of 2**20 terms.
 MASS_MARGIN = 1e-9
@@ -31,8 +27,6 @@ def outside_mass(
     ids: npt.NDArray[np.int32],
     offsets: npt.NDArray[np.int64],
 ) -> OutsideMass:
-    from kernels.mass import OutsideMass
-
     every = np.arange(vocabulary_size, dtype=np.int32)
     result = np.empty((3, len(estimates.values)))
     for row, wide in enumerate(estimates.values):

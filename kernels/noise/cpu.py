@@ -8,13 +8,15 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
+from kernels.blocks import BLOCK
 from kernels.noise.reference import HALF, LOW
+from kernels.rounding import NOISE_ROUNDING
 
 M0, M1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 W0, W1 = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
 ZERO, ONE, TWO, THREE = np.uint64(0), np.uint64(1), np.uint64(2), np.uint64(3)
-SIX, TWELVE, TWENTY, OFFSET_MASK = np.uint64(6), np.uint64(12), np.uint64(20), np.uint64(63)
-LOG_64 = math.log(64.0)
+SIX, TWELVE, TWENTY, OFFSET_MASK = np.uint64(6), np.uint64(12), np.uint64(20), np.uint64(BLOCK - 1)
+LOG_BLOCK = math.log(BLOCK)
 LOG_2 = math.log(2.0)
 
 
@@ -45,7 +47,7 @@ def block_draw(key, position, block):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True, inline="always")
 def block_minimum(uniform):  # type: ignore[no-untyped-def]
-    return -math.log(1.0 - uniform) / 64.0
+    return -math.log(1.0 - uniform) / BLOCK
 
 
 @njit(nogil=True, cache=True, inline="always")
@@ -57,7 +59,7 @@ def noise_ceiling(uniform):  # type: ignore[no-untyped-def]
     """
     bits = np.float64(uniform).view(np.int64)
     log2_below = np.float64(bits) * 2.0**-52 - 1023.0
-    return LOG_64 - LOG_2 * log2_below + 1e-5
+    return LOG_BLOCK - LOG_2 * log2_below + NOISE_ROUNDING
 
 
 @njit(nogil=True, cache=True, inline="always")
@@ -79,6 +81,13 @@ def token_noise(key, position, token, smallest, winner):  # type: ignore[no-unty
     return np.float32(-math.log(smallest - math.log(1.0 - uniform)))
 
 
+@njit(nogil=True, cache=True, inline="always")
+def noise_of(key, position, token):  # type: ignore[no-untyped-def]
+    """The fp32 noise of one token."""
+    uniform, winner = block_draw(key, position, np.uint64(token) >> SIX)
+    return token_noise(key, position, token, block_minimum(uniform), winner)
+
+
 @njit(nogil=True, cache=True)
 def _block_minima(key, position, block_count):  # type: ignore[no-untyped-def]
     result = np.empty(block_count, np.float64)
@@ -92,19 +101,17 @@ def _block_minima(key, position, block_count):  # type: ignore[no-untyped-def]
 def _noise(key, position, ids):  # type: ignore[no-untyped-def]
     result = np.empty(ids.size, np.float32)
     for index in range(ids.size):
-        token = np.uint64(ids[index])
-        uniform, winner = block_draw(key, position, token >> SIX)
-        result[index] = token_noise(key, position, token, block_minimum(uniform), winner)
+        result[index] = noise_of(key, position, ids[index])
     return result
 
 
 @njit(nogil=True, cache=True)
 def _row(key, position, vocabulary_size):  # type: ignore[no-untyped-def]
-    result = np.empty((vocabulary_size + 63) // 64 * 64, np.float32)
-    for block in range(result.size // 64):
+    result = np.empty((vocabulary_size + BLOCK - 1) // BLOCK * BLOCK, np.float32)
+    for block in range(result.size // BLOCK):
         uniform, winner = block_draw(key, position, np.uint64(block))
         smallest = block_minimum(uniform)
-        start = block * 64
+        start = block * BLOCK
         for lane in range(16):
             words = philox(position, np.uint64(block), np.uint64(lane + 1), key)
             for part in range(4):

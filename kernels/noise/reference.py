@@ -18,6 +18,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from kernels.blocks import BLOCK
+
 Words = npt.NDArray[np.uint64]
 FourWords = tuple[Words, Words, Words, Words]
 
@@ -25,11 +27,10 @@ MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
 WEYL = (np.uint64(0x9E3779B9), np.uint64(0xBB67AE85))
 LOW = np.uint64(0xFFFFFFFF)
 HALF = np.uint64(32)
+OFFSET_MASK = np.uint64(BLOCK - 1)
 
 
-def philox(
-    counter: tuple[Words, Words, Words, Words], key: int
-) -> tuple[Words, Words, Words, Words]:
+def philox(counter: FourWords, key: int) -> FourWords:
     """Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3")."""
     x0, x1, x2, x3 = counter
     k0, k1 = np.uint64(key) & LOW, np.uint64(key) >> HALF
@@ -50,7 +51,7 @@ def _blocks(key: int, position: int, blocks: Words) -> tuple[npt.NDArray[np.floa
     x0, x1, x2, _ = philox((zero + np.uint64(position), blocks, zero, zero), key)
     mantissa = (x0 << np.uint64(20)) | (x1 >> np.uint64(12))
     uniform = (2.0 * mantissa.astype(np.float64) + 1.0) * 2.0**-53
-    return -np.log(1.0 - uniform) / 64.0, x2 & np.uint64(63)
+    return -np.log(1.0 - uniform) / BLOCK, x2 & OFFSET_MASK
 
 
 def block_minima(key: int, position: int, block_count: int) -> npt.NDArray[np.float64]:
@@ -59,7 +60,7 @@ def block_minima(key: int, position: int, block_count: int) -> npt.NDArray[np.fl
 
 def gumbel_noise(key: int, position: int, ids: npt.NDArray[np.integer]) -> npt.NDArray[np.float32]:
     tokens = ids.astype(np.uint64)
-    blocks, offsets = tokens >> np.uint64(6), tokens & np.uint64(63)
+    blocks, offsets = tokens // np.uint64(BLOCK), tokens & OFFSET_MASK
     smallest, winner = _blocks(key, position, blocks)
     zero = np.zeros_like(blocks)
     lane = np.uint64(1) + (offsets >> np.uint64(2))

@@ -6,6 +6,12 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.blocks import BLOCK
+
+_BLOCK = tl.constexpr(float(BLOCK))
+_BLOCK_BITS = tl.constexpr(BLOCK.bit_length() - 1)
+_OFFSET_MASK = tl.constexpr(BLOCK - 1)
+
 
 @triton.jit
 def philox(position, block, lane, key_low, key_high):  # type: ignore[no-untyped-def]
@@ -34,7 +40,7 @@ def block_draw(blocks, key_low, key_high, position):  # type: ignore[no-untyped-
     x0, x1, x2, _ = philox(place, blocks, zero, k0, k1)
     mantissa = (x0.to(tl.uint64) << 20) | (x1 >> 12).to(tl.uint64)
     uniform = (2.0 * mantissa.to(tl.float64) + 1.0) * 1.1102230246251565e-16
-    return -tl.log(1.0 - uniform) / 64.0, x2 & 63
+    return -tl.log(1.0 - uniform) / _BLOCK, x2 & _OFFSET_MASK
 
 
 @triton.jit
@@ -43,7 +49,7 @@ def token_word(ids, key_low, key_high, position):  # type: ignore[no-untyped-def
     zero = tl.zeros_like(ids)
     place = zero + position.to(tl.uint32)
     k0, k1 = zero + key_low.to(tl.uint32), zero + key_high.to(tl.uint32)
-    x0, x1, x2, x3 = philox(place, ids >> 6, 1 + ((ids & 63) >> 2), k0, k1)
+    x0, x1, x2, x3 = philox(place, ids >> _BLOCK_BITS, 1 + ((ids & _OFFSET_MASK) >> 2), k0, k1)
     part = ids & 3
     return tl.where(part == 0, x0, tl.where(part == 1, x1, tl.where(part == 2, x2, x3)))
 
@@ -52,10 +58,12 @@ def token_word(ids, key_low, key_high, position):  # type: ignore[no-untyped-def
 def gumbel_of(ids, key_low, key_high, position):  # type: ignore[no-untyped-def]
     """fp32 noise of a tensor of token ids; usable from other Triton kernels."""
     tokens = ids.to(tl.uint32)
-    smallest, winner = block_draw(tokens >> 6, key_low, key_high, position)
+    smallest, winner = block_draw(tokens >> _BLOCK_BITS, key_low, key_high, position)
     word = token_word(tokens, key_low, key_high, position)
     fresh = (word.to(tl.float64) + 0.5) * 2.3283064365386963e-10
-    exponential = tl.where((tokens & 63) == winner, smallest, smallest - tl.log(1.0 - fresh))
+    exponential = tl.where(
+        (tokens & _OFFSET_MASK) == winner, smallest, smallest - tl.log(1.0 - fresh)
+    )
     return (-tl.log(exponential)).to(tl.float32)
 
 

@@ -24,12 +24,10 @@ from kernels.opening.kinds import (
     SPENT,
     TOP_K,
 )
+from kernels.opening.reference import EXAMINED_SHARE
 from kernels.penalties.cpu import MINUS_INFINITY, adjust_candidates
 from kernels.rows.lanes import tile
 from kernels.search.selection import key_value, order_key
-
-# A nucleus is examined again when the mass outside has fallen below this share of what it was.
-EXAMINED_SHARE = math.log(0.8)
 
 
 @njit(nogil=True, cache=True)

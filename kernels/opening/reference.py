@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -19,13 +18,12 @@ from kernels.opening.kinds import (
     SPENT,
     TOP_K,
 )
+from kernels.opening.types import Goal, Head, Opening
+from kernels.penalties import Adjustments
 from kernels.penalties.reference import adjust
 from kernels.rows import canonical_logits, postprocess
 
-if TYPE_CHECKING:
-    from kernels.opening import Goal, Head, Opening
-    from kernels.penalties import Adjustments
-
+# A nucleus is examined again when the mass outside has fallen below this share of what it was.
 EXAMINED_SHARE = math.log(0.8)
 
 
@@ -70,7 +68,7 @@ def _is_certain(head: Head, goal: Goal, adjustments: Adjustments, opening: Openi
         scores = known.astype(np.float64) * scale + opening.noise[opening.ids].astype(np.float64)
         return highest < scores.max(initial=-np.inf)
     if goal.kind == TOP_K:
-        return highest < certify.kth_largest(known, goal.k)
+        return highest < _kth_largest(known, goal.k)
     if goal.kind == MIN_P:
         return highest * scale < best * scale + goal.log_odds
     outside = outside_mass(opening)
@@ -81,6 +79,10 @@ def _is_certain(head: Head, goal: Goal, adjustments: Adjustments, opening: Openi
         return False
     opening.numbers[6] = outside
     return True
+
+
+def _kth_largest(known: npt.NDArray[np.float32], k: int) -> float:
+    return float(np.sort(known)[-k]) if k <= len(known) else -math.inf
 
 
 def begin(

@@ -5,14 +5,11 @@ Nothing here walks over a history: what was seen is looked up by token.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-if TYPE_CHECKING:
-    from kernels.penalties import Adjustments
+from kernels.penalties.types import Adjustments
 
 MINUS_INFINITY = np.float32(-np.inf)
 NO_TABLE = np.empty(0, np.int32)

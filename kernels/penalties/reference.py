@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import numpy.typing as npt
 
-if TYPE_CHECKING:
-    from kernels.penalties import Adjustments
+from kernels.penalties.types import Adjustments
 
 
 def adjust(

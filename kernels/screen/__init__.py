@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -11,31 +11,16 @@ import torch
 from kernels.quantize.tiers import Int4Tier, Tier
 from kernels.screen import reference
 from kernels.screen.hidden import HiddenBits, QuantizedHidden, quantize_hidden, tier_vectors
-
-if TYPE_CHECKING:
-    from kernels.screen.gpu.triton_kernel import DeviceTier
+from kernels.screen.types import Screened
 
 Implementation = Literal["reference", "cpu"]
 
 __all__ = ["Screened", "refine", "screen"]
 
 
-class Screened(NamedTuple):
-    """Estimates and their bounds; tensors on the device of the tier, on the CPU numpy arrays.
-
-    ``|estimate_ni - canonical_ni| <= sum_k hidden_slack_nk row_slack_ki``, where ``canonical`` is
-    the raw canonical logit. Both slacks are positive or zero. An infinite entry in a row of
-    ``hidden_slack`` says that its estimates mean nothing (they are finite all the same).
-    """
-
-    estimate: Any  # [N, V] fp32
-    row_slack: Any  # [2, V] fp32: error norm, size
-    hidden_slack: Any  # [N, 2] float64: ||r|| (see `OneBitTier` for its own), roundings per size
-
-
 def screen(
     hidden: npt.NDArray[np.float32] | torch.Tensor,
-    tier: Tier | DeviceTier,
+    tier: Tier,
     *,
     implementation: Implementation | None = None,
     hidden_bits: HiddenBits | None = None,
@@ -44,9 +29,8 @@ def screen(
 
     Hidden states become 16-bit integers as fine as 32-bit sums allow; the products with the tier's
     integers are then exact, and each estimate is scaled and rounded to fp32 once. The bound holds
-    always for int8 and int4, and with the tier's probability per row for the others. A tier
-    placed on a CUDA device (`kernels.screen.gpu.triton_kernel.place`) is screened there, without
-    synchronising.
+    always for int8 and int4, and with the tier's probability per row for the others. On a CUDA
+    device see `kernels.screen.gpu`.
 
     Five or more hidden states meet an int8 tier as 8-bit integers where the processor multiplies
     those faster (AVX512-VNNI) and none of them loses much by it; the bound then includes that
@@ -54,16 +38,10 @@ def screen(
     rows beside it may decide, and on nothing else; that they keep the bound depends on neither.
     ``hidden_bits`` chooses; 8 gives the same bits on processors without these instructions.
 
-    Raises ValueError for shapes that do not fit, on the CPU for NaN or infinity, and for
-    ``hidden_bits`` where there is no choice: 8 and another tier, or any and a device.
+    Raises ValueError for shapes that do not fit, for NaN or infinity, and for 8 ``hidden_bits``
+    of a tier that is not int8.
     """
-    if not _on_cpu(tier):
-        if hidden_bits is not None:
-            raise ValueError("hidden_bits is a choice of the CPU; leave it out on a device")
-        from kernels.screen.gpu import triton_kernel
-
-        return triton_kernel.screen(torch.as_tensor(hidden), tier)  # type: ignore[arg-type]
-    quantized = _quantized(hidden, tier, implementation, hidden_bits)  # type: ignore[arg-type]
+    quantized = _quantized(hidden, tier, implementation, hidden_bits)
     estimate = _module(implementation).screen(quantized, tier)
     return Screened(estimate, tier.row_slack, quantized.hidden_slack)
 
@@ -85,10 +63,6 @@ def refine(
     ids, offsets = np.ascontiguousarray(ids, np.int32), np.ascontiguousarray(offsets, np.int64)
     estimate = _module(implementation).refine(quantized, tier, ids, offsets)
     return Screened(estimate, tier.fine_row_slack, quantized.hidden_slack)
-
-
-def _on_cpu(tier: Any) -> bool:
-    return isinstance(tier, Tier)
 
 
 def _module(implementation: Implementation | None) -> Any:

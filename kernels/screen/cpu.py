@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
+import kernels.screen.vnni as vnni
 from kernels import pool
 from kernels.quantize.layout import PANEL_ROWS
 from kernels.quantize.tiers import DitheredInt4Tier, Int4Tier, Int8Tier, OneBitTier, Tier
-from kernels.screen import vnni
 from kernels.screen.bits import fill_tables, sum_panel
 from kernels.screen.hidden import QuantizedHidden
 from kernels.screen.tile import PANEL, ROWS, dot_bytes, dot_nibbles, fetch_row

@@ -19,12 +19,19 @@ import torch
 from kernels.quantize.layout import BLOCK, SUMS
 from kernels.quantize.rotation import ROTATION_ERROR
 from kernels.quantize.tiers import COIN_UNIT, DitheredInt4Tier, Int8Tier, OneBitTier, Tier
+from kernels.rounding import UNIT_ROUNDOFF
 
 LARGEST_INTEGER = 32767
 LARGEST_EIGHT_BITS = 127
 LARGEST_ROTATED = 2047  # a sum of four, and 8,192 more, is in two 7-bit halves
-# Half a unit in the last place of fp32, and above every float64 rounding besides.
-ROUNDING = 2.0**-24 * 1.01
+# One rounding to fp32, and every float64 rounding besides.
+ROUNDING = UNIT_ROUNDOFF * 1.01
+# The float64 roundings of a norm.
+NORM_MARGIN = 1.0 + 1e-9
+# Of the smallest step: sums of its integers stay inside 32 bits whatever the norm was rounded to.
+STEP_MARGIN = 1.0 + 1e-6
+# Above every underflow of a loss.
+SMALLEST_LOSS = 2.0**-88
 # What float64 roundings of the product with a centre may cost, per unit of its vectors.
 CENTRE_ROUNDING = 1e-12
 # Beyond this fp32 may overflow somewhere: no estimate, an infinite bound.
@@ -115,14 +122,15 @@ def quantize_hidden(
     columns = padded_columns(tier)
     peak = rest.abs().amax(dim=1)
     room = tier.hidden_limit - math.sqrt(columns) / 2.0 - 1.0  # rounding adds a half per column
-    step = torch.maximum(peak / largest_integer(tier, bits), norm * (1.0 + 1e-6) / room)
+    step = torch.maximum(peak / largest_integer(tier, bits), norm * STEP_MARGIN / room)
     step = torch.where(usable & (step > 0), step, 1.0)
     integers = torch.round(rest / step[:, None])
     approximation = step[:, None] * integers
     loss = torch.linalg.vector_norm(rest - approximation, dim=1)
     reached = torch.linalg.vector_norm(approximation, dim=1)
-    scaled = loss * (1.0 + 1e-9) + ROUNDING * (reached + 2.0 * along + size) + 2.0**-88 + certain
-    slack = torch.stack([factor * (1.0 + 1e-9), torch.where(usable, scaled, torch.inf)], dim=1)
+    roundings = ROUNDING * (reached + 2.0 * along + size)
+    scaled = loss * NORM_MARGIN + roundings + SMALLEST_LOSS + certain
+    slack = torch.stack([factor * NORM_MARGIN, torch.where(usable, scaled, torch.inf)], dim=1)
     values, starts = _arrange(integers, columns, tier, vectors.coins)
     values = values if bits == 16 else values.char()
     return QuantizedHidden(values, starts, step, share, offset, slack)

@@ -11,14 +11,17 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
+import kernels.screen.vnni as vnni
 from kernels.quantize.layout import BLOCK, aligned
 from kernels.quantize.rotation import ROTATION_ERROR
 from kernels.quantize.tiers import COIN_UNIT, DitheredInt4Tier, Int8Tier, OneBitTier, Tier
-from kernels.screen import vnni
 from kernels.screen.hidden import (
     CENTRE_ROUNDING,
     LARGEST_PRODUCT,
+    NORM_MARGIN,
     ROUNDING,
+    SMALLEST_LOSS,
+    STEP_MARGIN,
     HiddenBits,
     QuantizedHidden,
     largest_integer,
@@ -175,7 +178,7 @@ def _quantize(  # type: ignore[no-untyped-def]
             offset = _dot(rest[:columns], centre)
             _rotate(rest, signs, mixing, blocks, working)
             factor = _block_factor(rest) + ROTATION_ERROR * norm
-        step = max(_largest(rest) / largest, norm * (1.0 + 1e-6) / room)
+        step = max(_largest(rest) / largest, norm * STEP_MARGIN / room)
         if not usable or step == 0.0:
             step = 1.0
         for column in range(rest.size):
@@ -185,11 +188,12 @@ def _quantize(  # type: ignore[no-untyped-def]
         loss = math.sqrt(_dot(rest, rest))
         reached = step * math.sqrt(_dot(working, working))
         _arrange(working, coins, nibbles, values[query], starts[query])
-        scaled = loss * (1.0 + 1e-9) + ROUNDING * (reached + 2.0 * along + size) + 2.0**-88
+        roundings = ROUNDING * (reached + 2.0 * along + size)
+        scaled = loss * NORM_MARGIN + roundings + SMALLEST_LOSS
         results[query, 0] = step
         results[query, 1] = share
         results[query, 2] = offset
-        results[query, 3] = factor * (1.0 + 1e-9)
+        results[query, 3] = factor * NORM_MARGIN
         results[query, 4] = scaled + certain if usable else np.inf
         results[query, 5] = loss / norm if norm > 0.0 else 0.0
     return True

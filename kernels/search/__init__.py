@@ -12,14 +12,16 @@ can share thresholds before the last:
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from kernels.blocks import BLOCK
 from kernels.penalties import Adjustments
 from kernels.search import cpu, reference
 from kernels.search.kinds import GREEDY, GUMBEL, MIN_P, TOP_K
+from kernels.search.types import Estimates, Found, Leaders, Needs, Ragged
 
 Implementation = Literal["reference", "cpu"]
 
@@ -39,58 +41,10 @@ __all__ = [
     "narrow",
 ]
 
-Ragged = tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]
-
-
-class Needs(NamedTuple):
-    """What N rows ask of the search, as flat arrays.
-
-    GREEDY and GUMBEL want the best token, TOP_K the ``k`` best, MIN_P those within ``ln min_p``
-    of the best. With ``s`` the inverse temperature and ``g_i`` the noise of (key, position),
-    GUMBEL compares ``l_i s + g_i`` and MIN_P ``l_i s``; the others compare ``l_i``.
-    """
-
-    kind: npt.NDArray[np.int64]  # [N] GREEDY, GUMBEL, TOP_K or MIN_P
-    k: npt.NDArray[np.int64]  # [N]
-    log_min_p: npt.NDArray[np.float64]  # [N]
-    key: npt.NDArray[np.uint64]  # [N]
-    position: npt.NDArray[np.uint64]  # [N]
-    inverse_temperature: npt.NDArray[np.float64]  # [N], fp32 values, above 0 unless GREEDY
-
-
-class Estimates(NamedTuple):
-    """Approximate raw logits and their errors:
-
-    ``|values_ni - canonical_ni| <= hidden_slack_n0 row_slack_0i + hidden_slack_n1 row_slack_1i +
-    hidden_slack_n2``. No slack is negative; all are finite in fp32, and so are the values.
-    """
-
-    values: npt.NDArray[np.float32]  # [N, W], W >= vocabulary size; [total] for `narrow`
-    row_slack: npt.NDArray[np.float32]  # [2, V]
-    hidden_slack: npt.NDArray[np.float64]  # [N, 3]
-    block_slack: npt.NDArray[np.float32]  # [2, V / 64], see `block_slack`
-
-
-class Leaders(NamedTuple):
-    """The best tokens of N rows by estimate, and what the same pass tells `find_candidates`."""
-
-    ids: npt.NDArray[np.int32]  # [total], sorted within a row
-    offsets: npt.NDArray[np.int64]  # [N + 1]
-    maxima: npt.NDArray[np.float32]  # [N, V / 64] the largest raw estimate of every 64 ids
-    noise: npt.NDArray[np.float64]  # [N, V / 64] bounds on the noise of GUMBEL rows
-
-
-class Found(NamedTuple):
-    """The candidates of N rows, sorted by id within a row."""
-
-    ids: npt.NDArray[np.int32]  # [total]
-    offsets: npt.NDArray[np.int64]  # [N + 1]
-    largest: npt.NDArray[np.float64]  # [N] no token's upper bound is larger
-
 
 def block_slack(row_slack: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     """The largest of every 64 entries of ``row_slack`` [2, V]: [2, V / 64], rounded up."""
-    return np.maximum.reduceat(row_slack, np.arange(0, row_slack.shape[1], 64), axis=1)
+    return np.maximum.reduceat(row_slack, np.arange(0, row_slack.shape[1], BLOCK), axis=1)
 
 
 def find_leaders(

@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from kernels.noise.cpu import block_draw, noise_ceiling
+from kernels.blocks import BLOCK
+from kernels.noise.cpu import SIX, block_draw, noise_ceiling, noise_of
 from kernels.penalties.cpu import (
     MINUS_INFINITY,
     adjust_allowed_token,
@@ -18,11 +19,8 @@ from kernels.penalties.cpu import (
     most_repeated,
     raised,
 )
-from kernels.search.reference import INFLATION, SMALLEST_FACTOR, SMALLEST_SLACK, ULP_SHARE
+from kernels.rounding import INFLATION, NOISE_ROUNDING, SMALLEST_SLACK, SMALLEST_STEP, ULP_SHARE
 
-BLOCK = 64
-# Above the rounding of any fp32 noise (at most 43), below anything that would open more blocks.
-NOISE_ROUNDING = 1e-5
 # Up to so many allowed ids, a block's ceiling is their own maximum rather than the block's.
 FEW_ALLOWED = 4
 # The factors of estimates that are searched as they are.
@@ -34,9 +32,9 @@ def slack_factors(hidden_slack):  # type: ignore[no-untyped-def]
     """The fp32 factors of `kernels.search.reference.outward`: of the two slacks of a token, the
     slack of every token, and the share of the value itself."""
     return (
-        np.float32(hidden_slack[0] * INFLATION + SMALLEST_FACTOR),
-        np.float32(hidden_slack[1] * INFLATION + SMALLEST_FACTOR),
-        np.float32(np.float32(hidden_slack[2] * INFLATION + SMALLEST_FACTOR) + SMALLEST_SLACK),
+        np.float32(hidden_slack[0] * INFLATION + SMALLEST_STEP),
+        np.float32(hidden_slack[1] * INFLATION + SMALLEST_STEP),
+        np.float32(np.float32(hidden_slack[2] * INFLATION + SMALLEST_STEP) + SMALLEST_SLACK),
         ULP_SHARE,
     )
 
@@ -86,12 +84,26 @@ def block_bounds(maxima, block_slack, factors):  # type: ignore[no-untyped-def]
     return result
 
 
+@njit(nogil=True, cache=True, inline="always")
+def number_of(block, token_ids):  # type: ignore[no-untyped-def]
+    """Which block of the vocabulary the rows of ``block`` are."""
+    if token_ids.size == 0:
+        return np.uint64(block)
+    return np.uint64(token_ids[block * BLOCK]) >> SIX
+
+
 @njit(nogil=True, cache=True)
-def noise_ceilings(key, position, result):  # type: ignore[no-untyped-def]
+def noise_ceilings(key, position, token_ids, by_block, size, result):  # type: ignore[no-untyped-def]
     """Per block a bound on every noise in it."""
     for block in range(result.size):
-        uniform, _ = block_draw(key, position, np.uint64(block))
-        result[block] = noise_ceiling(uniform)
+        if by_block:
+            uniform, _ = block_draw(key, position, number_of(block, token_ids))
+            result[block] = noise_ceiling(uniform)
+        else:
+            highest = -np.inf
+            for row in range(block * BLOCK, min(block * BLOCK + BLOCK, size)):
+                highest = max(highest, np.float64(noise_of(key, position, token_ids[row])))
+            result[block] = highest + NOISE_ROUNDING
 
 
 @njit(nogil=True, cache=True, inline="always")

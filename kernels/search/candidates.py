@@ -7,13 +7,14 @@ import math
 import numpy as np
 from numba import njit
 
-from kernels.noise.cpu import block_draw, block_minimum, token_noise
+from kernels.blocks import BLOCK
+from kernels.noise.cpu import block_draw, block_minimum, noise_of, token_noise
 from kernels.penalties.cpu import MINUS_INFINITY, adjust_block, adjust_candidates
+from kernels.rounding import NOISE_ROUNDING
 from kernels.search.blocks import (
-    BLOCK,
-    NOISE_ROUNDING,
     block_bounds,
     cover,
+    number_of,
     slack_factors,
     upper_bounds,
 )
@@ -31,14 +32,18 @@ def _grown(ids, wanted):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def _keep_of_block(  # type: ignore[no-untyped-def]
-    upper, block, kind, key, position, scale, threshold, ids
+    upper, block, token_ids, by_block, kind, key, position, scale, threshold, ids
 ):
     """Writes the ids of the block that reach the threshold; how many, and the largest bound."""
-    smallest, winner, highest_noise = 1.0, np.uint64(0), 0.0
-    if kind == GUMBEL:
-        uniform, winner = block_draw(key, position, np.uint64(block))
+    smallest, winner, highest_noise, first = 1.0, np.uint64(0), 0.0, 0
+    if kind == GUMBEL and by_block:
+        number = number_of(block, token_ids)
+        uniform, winner = block_draw(key, position, number)
         smallest = block_minimum(uniform)
         highest_noise = -math.log(smallest) + NOISE_ROUNDING
+        first = np.int64(number) * BLOCK
+    elif kind == GUMBEL:
+        highest_noise = np.inf
     count = 0
     largest = MINUS_INFINITY
     for offset in range(upper.size):
@@ -47,12 +52,16 @@ def _keep_of_block(  # type: ignore[no-untyped-def]
         score = np.float64(bound) * scale
         if bound == MINUS_INFINITY or score + highest_noise < threshold:
             continue
-        token = block * BLOCK + offset
+        row = block * BLOCK + offset
         if kind == GUMBEL:
-            score += np.float64(token_noise(key, position, token, smallest, winner))
+            if by_block:
+                noise = token_noise(key, position, first + offset, smallest, winner)
+            else:
+                noise = noise_of(key, position, token_ids[row])
+            score += np.float64(noise)
             if score < threshold:
                 continue
-        ids[count] = token
+        ids[count] = row
         count += 1
     return count, largest
 
@@ -63,6 +72,8 @@ def find_candidates(  # type: ignore[no-untyped-def]
     row_slack,
     hidden_slack,
     block_slack,
+    token_ids,
+    by_block,
     size,
     needs,
     adjustments,
@@ -101,6 +112,8 @@ def find_candidates(  # type: ignore[no-untyped-def]
             kept, of_tokens = _keep_of_block(
                 upper,
                 block,
+                token_ids,
+                by_block,
                 kind,
                 needs.key[row],
                 needs.position[row],
@@ -117,7 +130,17 @@ def find_candidates(  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def narrow(  # type: ignore[no-untyped-def]
-    values, row_slack, hidden_slack, block_slack, ids, offsets, needs, adjustments, thresholds
+    values,
+    row_slack,
+    hidden_slack,
+    block_slack,
+    token_ids,
+    by_block,
+    ids,
+    offsets,
+    needs,
+    adjustments,
+    thresholds,
 ):
     """Those of ``ids`` whose upper bound, from their own ``values``, reaches the threshold."""
     rows = offsets.size - 1
@@ -136,18 +159,17 @@ def narrow(  # type: ignore[no-untyped-def]
         kind, scale = needs.kind[row], needs.inverse_temperature[row]
         key, position = needs.key[row], needs.position[row]
         for index in range(offsets[row], offsets[row + 1]):
-            token = ids[index]
+            row_id = ids[index]
             score = np.float64(upper[index])
             if score == -np.inf:
                 continue
             if kind not in (GREEDY, TOP_K):
                 score *= scale
             if kind == GUMBEL:
-                uniform, winner = block_draw(key, position, np.uint64(token // BLOCK))
-                smallest = block_minimum(uniform)
-                score += np.float64(token_noise(key, position, token, smallest, winner))
+                token = row_id if token_ids.size == 0 else token_ids[row_id]
+                score += np.float64(noise_of(key, position, token))
             if score >= thresholds[row]:
-                kept[count] = token
+                kept[count] = row_id
                 count += 1
         kept_offsets[row + 1] = count
     return kept[:count].copy(), kept_offsets

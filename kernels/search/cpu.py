@@ -6,21 +6,17 @@ token by token to no more than what such a bound cannot exclude.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from kernels.noise.cpu import block_draw, block_minimum, token_noise
-from kernels.search import candidates, leaders
-from kernels.search.blocks import BLOCK
+import kernels.search.candidates as candidates
+import kernels.search.leaders as leaders
+from kernels.noise.cpu import noise_of
+from kernels.penalties.types import Adjustments
 from kernels.search.kinds import GREEDY, GUMBEL, TOP_K
 from kernels.search.selection import key_value, kth_largest_key, order_key
-
-if TYPE_CHECKING:
-    from kernels.penalties import Adjustments
-    from kernels.search import Estimates, Found, Leaders, Needs, Ragged
+from kernels.search.types import Estimates, Found, Leaders, Needs, Ragged
 
 
 @njit(nogil=True, cache=True)
@@ -44,11 +40,8 @@ def _find_thresholds(ids, logits, offsets, needs):  # type: ignore[no-untyped-de
                 if kind != GREEDY:
                     score = score * scale
                 if kind == GUMBEL:
-                    token = ids[index]
                     key, position = needs.key[row], needs.position[row]
-                    uniform, winner = block_draw(key, position, np.uint64(token // BLOCK))
-                    smallest = block_minimum(uniform)
-                    score += np.float64(token_noise(key, position, token, smallest, winner))
+                    score += np.float64(noise_of(key, position, ids[index]))
                 best = max(best, score)
             if kind != GREEDY and kind != GUMBEL:
                 best += needs.log_min_p[row]
@@ -59,10 +52,17 @@ def _find_thresholds(ids, logits, offsets, needs):  # type: ignore[no-untyped-de
 def find_leaders(
     estimates: Estimates, vocabulary_size: int, needs: Needs, adjustments: Adjustments
 ) -> Leaders:
-    from kernels.search import Leaders
-
-    values, row_slack = estimates.values, estimates.row_slack
-    return Leaders(*leaders.find_leaders(values, row_slack, vocabulary_size, needs, adjustments))
+    return Leaders(
+        *leaders.find_leaders(
+            estimates.values,
+            estimates.row_slack,
+            estimates.token_ids,
+            estimates.by_block,
+            vocabulary_size,
+            needs,
+            adjustments,
+        )
+    )
 
 
 def find_thresholds(
@@ -82,8 +82,6 @@ def find_candidates(
     thresholds: npt.NDArray[np.float64],
     best: Leaders,
 ) -> Found:
-    from kernels.search import Found
-
     arguments = (vocabulary_size, needs, adjustments, thresholds, best.maxima, best.noise)
     return Found(*candidates.find_candidates(*estimates, *arguments))
 

@@ -7,15 +7,16 @@ import math
 import numpy as np
 from numba import njit
 
-from kernels.noise.cpu import block_draw, block_minimum, token_noise
+from kernels.blocks import BLOCK
+from kernels.noise.cpu import block_draw, block_minimum, noise_of, token_noise
 from kernels.penalties.cpu import MINUS_INFINITY, adjust_block
+from kernels.rounding import NOISE_ROUNDING
 from kernels.search.blocks import (
-    BLOCK,
     NO_SLACK,
-    NOISE_ROUNDING,
     block_maxima,
     cover,
     noise_ceilings,
+    number_of,
 )
 from kernels.search.kinds import GUMBEL, TOP_K
 from kernels.search.selection import key_value, kth_largest_key, order_key
@@ -91,27 +92,45 @@ def _best_of(  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def _best_score_of_block(  # type: ignore[no-untyped-def]
-    estimates, block, key, position, inverse_temperature, place, best
+    estimates, block, token_ids, by_block, key, position, inverse_temperature, place, best
 ):
     """The better of (place, best) and the best score of the block."""
-    uniform, winner = block_draw(key, position, np.uint64(block))
-    smallest = block_minimum(uniform)
-    highest_noise = -math.log(smallest) + NOISE_ROUNDING
+    smallest, winner, highest_noise, first = 1.0, np.uint64(0), np.inf, 0
+    if by_block:
+        number = number_of(block, token_ids)
+        uniform, winner = block_draw(key, position, number)
+        smallest = block_minimum(uniform)
+        highest_noise = -math.log(smallest) + NOISE_ROUNDING
+        first = np.int64(number) * BLOCK
     for offset in range(estimates.size):
         scaled = np.float64(estimates[offset]) * inverse_temperature
         if scaled + highest_noise > best:
-            token = block * BLOCK + offset
-            noise = token_noise(key, position, token, smallest, winner)
+            row = block * BLOCK + offset
+            if by_block:
+                noise = token_noise(key, position, first + offset, smallest, winner)
+            else:
+                noise = noise_of(key, position, token_ids[row])
             score = scaled + np.float64(noise)
             if score > best:
                 best = score
-                place = token
+                place = row
     return place, best
 
 
 @njit(nogil=True, cache=True)
 def _best_score(  # type: ignore[no-untyped-def]
-    values, ceilings, noise, size, key, position, inverse_temperature, row, adjustments, work
+    values,
+    ceilings,
+    noise,
+    token_ids,
+    by_block,
+    size,
+    key,
+    position,
+    inverse_temperature,
+    row,
+    adjustments,
+    work,
 ):
     """Where ``estimate * inverse_temperature + noise`` is largest, -1 where all are excluded.
 
@@ -124,19 +143,29 @@ def _best_score(  # type: ignore[no-untyped-def]
             first = block
     estimates = _estimates(values, size, first, row, adjustments, work)
     place, best = _best_score_of_block(
-        estimates, first, key, position, inverse_temperature, -1, -np.inf
+        estimates, first, token_ids, by_block, key, position, inverse_temperature, -1, -np.inf
     )
     for block in range(scores.size):
         if scores[block] > best:
             estimates = _estimates(values, size, block, row, adjustments, work)
             place, best = _best_score_of_block(
-                estimates, block, key, position, inverse_temperature, place, best
+                estimates,
+                block,
+                token_ids,
+                by_block,
+                key,
+                position,
+                inverse_temperature,
+                place,
+                best,
             )
     return place
 
 
 @njit(nogil=True, cache=True)
-def find_leaders(values, row_slack, size, needs, adjustments):  # type: ignore[no-untyped-def]
+def find_leaders(  # type: ignore[no-untyped-def]
+    values, row_slack, token_ids, by_block, size, needs, adjustments
+):
     """The fields of `kernels.search.Leaders`."""
     rows = values.shape[0]
     offsets = np.zeros(rows + 1, np.int64)
@@ -159,11 +188,13 @@ def find_leaders(values, row_slack, size, needs, adjustments):  # type: ignore[n
             cover(ceilings, estimates, row_slack, NO_SLACK, size, row, adjustments)
         if needs.kind[row] == GUMBEL:
             key, position = needs.key[row], needs.position[row]
-            noise_ceilings(key, position, noise[row])
+            noise_ceilings(key, position, token_ids, by_block, size, noise[row])
             place = _best_score(
                 estimates,
                 ceilings,
                 noise[row],
+                token_ids,
+                by_block,
                 size,
                 key,
                 position,

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import numpy.typing as npt
 
 from kernels.noise.reference import gumbel_row
+from kernels.penalties import Adjustments, select_row
 from kernels.penalties.reference import adjust
+from kernels.rounding import INFLATION, SMALLEST_SLACK, SMALLEST_STEP, ULP_SHARE
 from kernels.search.kinds import GREEDY, GUMBEL, TOP_K
-
-if TYPE_CHECKING:
-    from kernels.penalties import Adjustments
-    from kernels.search import Estimates, Found, Leaders, Needs, Ragged
-
-INFLATION = 1.0 + 1e-6
-ULP_SHARE = np.float32(2.0**-22)
-SMALLEST_SLACK = 2.0**-120
-# Half of it is what the conversion of a tiny factor to fp32 can lose.
-SMALLEST_FACTOR = 2.0**-149
+from kernels.search.types import Estimates, Found, Leaders, Needs, Ragged
 
 
 def outward(
@@ -32,7 +23,7 @@ def outward(
     The inflation covers the seven roundings of the sum below, the share of ``values`` that of the
     final addition, the smallest slack every underflow.
     """
-    error, size, rest = (hidden_slack * INFLATION + SMALLEST_FACTOR).astype(np.float32)
+    error, size, rest = (hidden_slack * INFLATION + SMALLEST_STEP).astype(np.float32)
     rest = np.float32(rest + SMALLEST_SLACK)
     return error * row_slack[0] + size * row_slack[1] + rest + np.abs(values) * ULP_SHARE
 
@@ -44,8 +35,6 @@ def adjusted_row(
     row: int,
 ) -> npt.NDArray[np.float32]:
     """The adjustments of one row, applied to ``values`` of sorted ``ids``."""
-    from kernels.penalties import select_row
-
     one_row = select_row(adjustments, row)
     return adjust(ids, values, np.array([0, len(ids)]), one_row)
 
@@ -53,7 +42,7 @@ def adjusted_row(
 def compared_values(
     logits: npt.NDArray[np.float32], ids: npt.NDArray[np.int32], needs: Needs, row: int
 ) -> npt.NDArray[np.float64]:
-    """The values that are compared with the threshold."""
+    """The values that are compared with the threshold; ``ids`` are tokens of the vocabulary."""
     wide = logits.astype(np.float64)
     if needs.kind[row] in (GREEDY, TOP_K):
         return wide
@@ -64,16 +53,20 @@ def compared_values(
     return scores
 
 
+def tokens_of(estimates: Estimates, rows: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    """Which tokens of the vocabulary ``rows`` are."""
+    return estimates.token_ids[rows] if len(estimates.token_ids) else rows
+
+
 def find_leaders(
     estimates: Estimates, vocabulary_size: int, needs: Needs, adjustments: Adjustments
 ) -> Leaders:
-    from kernels.search import Leaders
-
     every = np.arange(vocabulary_size, dtype=np.int32)
+    tokens = tokens_of(estimates, every)
     leaders = []
     for row, values in enumerate(estimates.values):
         adjusted = adjusted_row(every, values[:vocabulary_size], adjustments, row)
-        scores = compared_values(adjusted, every, needs, row)
+        scores = compared_values(adjusted, tokens, needs, row)
         count = int(needs.k[row]) if needs.kind[row] == TOP_K else 1
         best = np.argsort(-scores, kind="stable")[:count]
         leaders.append(np.sort(best[scores[best] > -np.inf]))
@@ -107,16 +100,15 @@ def find_candidates(
     thresholds: npt.NDArray[np.float64],
     leaders: Leaders,
 ) -> Found:
-    from kernels.search import Found
-
     every = np.arange(vocabulary_size, dtype=np.int32)
+    tokens = tokens_of(estimates, every)
     kept = []
     largest = np.empty(len(estimates.values))
     for row, wide in enumerate(estimates.values):
         values = wide[:vocabulary_size]
         slack = outward(values, estimates.row_slack, estimates.hidden_slack[row])
         upper = adjusted_row(every, values + slack, adjustments, row)
-        scores = compared_values(upper, every, needs, row)
+        scores = compared_values(upper, tokens, needs, row)
         kept.append(np.flatnonzero((scores >= thresholds[row]) & (upper > -np.inf)))
         largest[row] = upper.max()
     return Found(*_ragged(kept), largest)
@@ -136,7 +128,7 @@ def narrow(
         values, mine = estimates.values[own], ids[own]
         slack = outward(values, estimates.row_slack[:, mine], estimates.hidden_slack[row])
         upper = adjusted_row(mine, values + slack, adjustments, row)
-        scores = compared_values(upper, mine, needs, row)
+        scores = compared_values(upper, tokens_of(estimates, mine), needs, row)
         kept.append(mine[(scores >= thresholds[row]) & (upper > -np.inf)])
     return _ragged(kept)
 

@@ -1,1 +1,1 @@
-"""Benchmarks, one module per subject; ``record`` is the format all of them report in."""
+"""Benchmarks by subject (engine, head, sampler); here what all of them measure and report with."""

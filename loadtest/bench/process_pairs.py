@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from actors.configuration import DEFAULT_TIERS
-from loadtest.bench.runs import Run, check_lengths
+from loadtest.bench.runs import EngineRun, check_lengths
 from loadtest.bench.workload import Job
 
 _ERROR_LINES = 15
@@ -48,11 +48,11 @@ class WorkerReport:
     """The versions a worker ran with and, per case, its runs."""
 
     versions: dict[str, str]
-    cases: tuple[tuple[Run, ...], ...]
+    cases: tuple[tuple[EngineRun, ...], ...]
 
 
 def lexshard_worker() -> Worker:
-    return Worker("lexshard", (sys.executable, "-m", "loadtest.bench.engine_worker"), {})
+    return Worker("lexshard", (sys.executable, "-m", "loadtest.bench.engine.worker"), {})
 
 
 def vllm_worker(python: Path, cores: Sequence[int], threads: int) -> Worker:
@@ -104,7 +104,7 @@ def _run(worker: Worker, path: Path, task: Task) -> WorkerReport:
     fields = json.loads(finished.stdout.splitlines()[-1])
     report = WorkerReport(
         versions=fields["versions"],
-        cases=tuple(tuple(map(Run.from_json, runs)) for runs in fields["cases"]),
+        cases=tuple(tuple(map(EngineRun.from_json, runs)) for runs in fields["cases"]),
     )
     for jobs, runs in zip(task.cases, report.cases, strict=True):
         for run in runs:

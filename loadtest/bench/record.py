@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-Case = dict[str, str | int | float]
+CaseLabels = dict[str, str | int | float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +32,10 @@ class Measure:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class BenchmarkResult:
     """The runs of one name in one case."""
 
-    case: Case
+    case: CaseLabels
     name: str
     unit: str
     raw: tuple[float, ...]
@@ -69,7 +69,7 @@ class Result:
 class Ratio:
     """How many times better than ``against`` we are in a case (median of the paired ratios)."""
 
-    case: Case
+    case: CaseLabels
     against: str
     ratio: float
 
@@ -85,12 +85,12 @@ class Report:
     versions: dict[str, str]
     command: str
     seed: int
-    results: list[Result] = field(default_factory=list)
+    results: list[BenchmarkResult] = field(default_factory=list)
     ratios: list[Ratio] = field(default_factory=list)
 
     def add(
         self,
-        case: Case,
+        case: CaseLabels,
         measure: Measure,
         raw: Mapping[str, Sequence[float]],
         *,
@@ -103,7 +103,7 @@ class Report:
         """
         measured = {**case, "measure": measure.name}
         for name, values in raw.items():
-            self.results.append(Result(measured, name, measure.unit, tuple(values)))
+            self.results.append(BenchmarkResult(measured, name, measure.unit, tuple(values)))
         if ours is None:
             return
         for name, values in raw.items():
@@ -157,7 +157,7 @@ class Report:
         heading = ", ".join(f"{key} {value}" for key, value in constant.items())
         return "\n".join([*([heading] if heading else []), format_table(headers, rows)])
 
-    def _ratio_to(self, result: Result) -> str:
+    def _ratio_to(self, result: BenchmarkResult) -> str:
         for each in self.ratios:
             if each.against == result.name and each.case == result.case:
                 return f"{each.ratio:.2f}x"

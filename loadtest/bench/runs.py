@@ -17,7 +17,7 @@ TIME_PER_OUTPUT_TOKEN = Measure("TPOT", "ms", higher_is_better=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class EngineRun:
     """Tokens of each request and when each came, in seconds after all were submitted.
 
     ``wall_seconds`` ends with the last token, or where the engine hands back its result.
@@ -47,7 +47,7 @@ class Run:
         )
 
     @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> Run:
+    def from_json(cls, fields: dict[str, Any]) -> EngineRun:
         return cls(
             fields["wall_seconds"],
             tuple(map(tuple, fields["token_ids"])),
@@ -56,7 +56,7 @@ class Run:
         )
 
 
-MEASURES: tuple[tuple[Measure, Callable[[Run], float]], ...] = (
+MEASURES: tuple[tuple[Measure, Callable[[EngineRun], float]], ...] = (
     (THROUGHPUT, lambda run: run.throughput),
     (TIME_TO_FIRST_TOKEN, lambda run: run.time_to_first_token),
     (TIME_PER_OUTPUT_TOKEN, lambda run: run.time_per_output_token),
@@ -69,21 +69,21 @@ class Runner(Protocol):
     @property
     def name(self) -> str: ...
 
-    def run(self, jobs: Sequence[Job]) -> Run:
+    def run(self, jobs: Sequence[Job]) -> EngineRun:
         """Generate exactly the tokens every job asks for, greedily, ignoring end of sequence."""
         ...
 
 
 def run_interleaved(
     runners: Sequence[Runner], jobs: Sequence[Job], count: int
-) -> dict[str, list[Run]]:
+) -> dict[str, list[EngineRun]]:
     """``count`` runs of every runner, taking turns, after one unmeasured run of each.
 
     Raises RuntimeError if an engine returns another number of tokens than it was asked for.
     """
-    runs: dict[str, list[Run]] = {runner.name: [] for runner in runners}
+    runs: dict[str, list[EngineRun]] = {runner.name: [] for runner in runners}
     gc.collect()
-    gc.freeze()  # so that no side pays for walking the imports of all
+    gc.freeze()  # so that no contender pays for walking the imports of all
     try:
         for turn in range(count + 1):
             for runner in runners:
@@ -96,7 +96,7 @@ def run_interleaved(
     return runs
 
 
-def check_lengths(name: str, run: Run, jobs: Sequence[Job]) -> None:
+def check_lengths(name: str, run: EngineRun, jobs: Sequence[Job]) -> None:
     for index, (tokens, job) in enumerate(zip(run.token_ids, jobs, strict=True)):
         if len(tokens) != job.output_tokens:
             raise RuntimeError(

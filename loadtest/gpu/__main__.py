@@ -50,7 +50,7 @@ def main(arguments: Sequence[str]) -> int:
     budget = Budget(options.seconds)
     command = shlex.join(["python", "-m", "loadtest.gpu", *arguments])
     report = Report(_machine(), installed_versions(PACKAGES), command, options.seed)
-    run = Run(report, options.out)
+    run = GpuRun(report, options.out)
     if not options.skip_tests:
         run.tests = run_tests(budget.part(TEST_SECONDS))
         run.save()
@@ -64,7 +64,7 @@ def main(arguments: Sequence[str]) -> int:
     return int(failed or run.wrong > 0)
 
 
-class Run:
+class GpuRun:
     """What has been found so far, and where it is written."""
 
     def __init__(self, report: Report, folder: Path) -> None:
@@ -84,17 +84,17 @@ class Run:
             (self._folder / "tests.log").write_text(self.tests.log, encoding="utf-8")
 
 
-def _measure(run: Run, budget: Budget, seed: int) -> None:
+def _measure(run: GpuRun, budget: Budget, seed: int) -> None:
     from loadtest.gpu.head import BANDWIDTH, Bench, Settings
-    from loadtest.gpu.synthetic import SHAPES
+    from loadtest.gpu.synthetic import HEADS
     from loadtest.gpu.timing import CudaTimer, copy_bandwidth
 
     timer = CudaTimer()
     copies = copy_bandwidth(timer, budget.part(5))
     run.report.add({"what": "memory"}, BANDWIDTH, {"copy": copies})
-    for index, shape in enumerate(SHAPES):
-        share = budget.part(budget.left / (len(SHAPES) - index))
-        bench = Bench(shape, timer, run.report, share, Settings(seed=seed), run.save)
+    for index, dimensions in enumerate(HEADS):
+        share = budget.part(budget.left / (len(HEADS) - index))
+        bench = Bench(dimensions, timer, run.report, share, Settings(seed=seed), run.save)
         run.wrong += bench.run()
         run.save()
 

@@ -25,9 +25,9 @@ from kernels.draw import Controls, draw
 from kernels.quantize import Kind, Tier
 from kernels.rows import canonical_logits
 from kernels.screen.gpu.tensor_cores import place, screen
-from loadtest.bench.record import Case, Measure, Report
+from loadtest.bench.record import CaseLabels, Measure, Report
 from loadtest.gpu.budget import Budget
-from loadtest.gpu.synthetic import Shape, make_hidden, make_weight, quantize_in_parallel
+from loadtest.gpu.synthetic import HeadDimensions, make_hidden, make_weight, quantize_in_parallel
 from loadtest.gpu.timing import Call, Timer, in_turns
 
 DEVICE = Measure("device", "ms", higher_is_better=False)
@@ -64,7 +64,7 @@ class Settings:
 class Bench:
     """One head under measurement; ``save`` is called after every case."""
 
-    shape: Shape
+    dimensions: HeadDimensions
     timer: Timer
     report: Report
     budget: Budget
@@ -78,8 +78,8 @@ class Bench:
 
         A wrong token is one that the canonical logits of the whole vocabulary would not give.
         """
-        settings, shape = self.settings, self.shape
-        self.weight = make_weight(shape, settings.seed, self.timer.device)
+        settings, dimensions = self.settings, self.dimensions
+        self.weight = make_weight(dimensions, settings.seed, self.timer.device)
         rows = max(*settings.batches, settings.checked_rows)
         self.hidden = make_hidden(self.weight, rows, settings.seed + 1)
         on_host = self.weight.cpu()
@@ -95,7 +95,7 @@ class Bench:
                 None,
                 None,
                 1.0,
-                shape.vocabulary,
+                dimensions.vocabulary,
                 ladder,
                 device=self.timer.device,
                 capacity=settings.capacity,
@@ -110,8 +110,8 @@ class Bench:
                 self.save()
         return wrong
 
-    def _case(self, kind: Kind, **more: str | int) -> Case:
-        return {"head": self.shape.name, "model": self.shape.model, "tier": kind, **more}
+    def _labels(self, kind: Kind, **more: str | int) -> CaseLabels:
+        return {"head": self.dimensions.name, "model": self.dimensions.model, "tier": kind, **more}
 
     def _device(self, calls: Mapping[str, Call]) -> dict[str, list[float]]:
         return in_turns(self.timer.device_run, calls, self.settings.runs, self.budget)
@@ -123,32 +123,32 @@ class Bench:
             states = self.hidden[:rows].contiguous()
             call = self.timer.captured(partial(screen, states, placed))
             times = self._device({"screen": call})
-            case = self._case(kind, rows=rows)
-            self.report.add(case, DEVICE, times)
+            labels = self._labels(kind, rows=rows)
+            self.report.add(labels, DEVICE, times)
             rates = [tier_bytes(tier) / each / 1e6 for each in times["screen"]]
-            self.report.add(case, BANDWIDTH, {"screen": rates})
+            self.report.add(labels, BANDWIDTH, {"screen": rates})
 
     def _measure_case(self, shard: DeviceShard, kind: Kind, rows: int, wish: str) -> None:
         needs = _needs(rows, wish)
         hidden = self.hidden[:rows].contiguous()
-        case = self._case(kind, rows=rows, wish=wish)
+        labels = self._labels(kind, rows=rows, wish=wish)
         certificates = shard.rescore(shard.screen(hidden, needs)).certificates
         rescored = [float(each.rescored_rows) for each in certificates]
-        self.report.add(case, RESCORED, {OURS: rescored})
+        self.report.add(labels, RESCORED, {OURS: rescored})
         fallbacks = [float(each.fallback) for each in certificates]
-        self.report.add(case, FALLBACKS, {OURS: fallbacks})
+        self.report.add(labels, FALLBACKS, {OURS: fallbacks})
         peers = _peers(self.weight, hidden, wish, needs)
         if not any(fallbacks):  # a step that falls back does not end with its graph
             graphs = {name: self.timer.captured(call) for name, call in peers.items()}
             device = self._device({OURS: shard.replay(rows), **graphs})
-            self.report.add(case, DEVICE, device, ours=OURS)
+            self.report.add(labels, DEVICE, device, ours=OURS)
             read = sum(each.bytes_read for each in certificates)
             dense_bytes = self.weight.numel() * self.weight.element_size()
             rates = {
                 name: [(read if name == OURS else dense_bytes) / each / 1e6 for each in times]
                 for name, times in device.items()
             }
-            self.report.add(case, BANDWIDTH, rates)
+            self.report.add(labels, BANDWIDTH, rates)
         controls = _controls(needs)
 
         def step() -> object:
@@ -157,12 +157,12 @@ class Bench:
 
         walls = {OURS: step, **{name: _to_host(call) for name, call in peers.items()}}
         times = in_turns(self.timer.wall_run, walls, self.settings.runs, self.budget)
-        self.report.add(case, STEP, times, ours=OURS)
+        self.report.add(labels, STEP, times, ours=OURS)
 
     def _count_wrong(self, shard: DeviceShard, kind: Kind, wishes: tuple[str, ...]) -> int:
         """Tokens of the certified head that are not those of all canonical logits."""
         states = self.hidden[: self.settings.checked_rows]
-        rows, size = len(states), self.shape.vocabulary
+        rows, size = len(states), self.dimensions.vocabulary
         logits = canonical_logits(states, self.weight, implementation="triton")
         every = logits.cpu().numpy().reshape(-1)
         ids = np.tile(np.arange(size, dtype=np.int32), rows)
@@ -178,7 +178,7 @@ class Bench:
                 theirs = (states.to(self.weight.dtype) @ self.weight.T).argmax(dim=1)
                 differing = theirs.cpu().numpy() != expected
                 differences["cuBLAS + argmax"] = [float(np.mean(differing))]
-            self.report.add(self._case(kind, wish=wish), DIFFERENCES, differences)
+            self.report.add(self._labels(kind, wish=wish), DIFFERENCES, differences)
             wrong += int(np.sum(ours != expected))
         return wrong
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from loadtest.bench.record import Report, Result, format_number
+from loadtest.bench.record import BenchmarkResult, Report, format_number
 from loadtest.gpu.checks import TestOutcome
 
 
@@ -67,7 +67,7 @@ def _heads(report: Report) -> list[str]:
     return rows if len(rows) > 2 else ["Not run."]
 
 
-def _rivals(report: Report, ours: Result) -> list[tuple[Result, float]]:
+def _rivals(report: Report, ours: BenchmarkResult) -> list[tuple[BenchmarkResult, float]]:
     ratios = {each.against: each.ratio for each in report.ratios if each.case == ours.case}
     return [
         (each, ratios[each.name])
@@ -76,7 +76,7 @@ def _rivals(report: Report, ours: Result) -> list[tuple[Result, float]]:
     ]
 
 
-def _of(report: Report, like: Result, measure: str) -> str:
+def _of(report: Report, like: BenchmarkResult, measure: str) -> str:
     """The mean of another measure of the same case."""
     case = {**like.case, "measure": measure}
     for each in report.results:

@@ -1,4 +1,4 @@
-"""Heads in the shapes of real models with random weights, and hidden states with likely tokens.
+"""Random heads as large as those of real models, and hidden states with likely tokens.
 
 No model can be fetched on the machine this runs on. How long a dense head takes does not depend on
 what its weights mean; how many rows a certified head rescores does. So a hidden state here points
@@ -25,7 +25,7 @@ ROWS_AT_A_TIME = 2048
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class HeadDimensions:
     """``vocabulary`` x ``columns``, and a model that has such a head."""
 
     model: str
@@ -37,20 +37,24 @@ class Shape:
         return f"{self.vocabulary:,} x {self.columns:,}"
 
 
-SHAPES = (
-    Shape("Llama 3.1 8B", 128_256, 4_096),
-    Shape("Qwen 2.5 7B", 151_936, 3_584),
-    Shape("Gemma 2 2B", 262_144, 2_304),
+HEADS = (
+    HeadDimensions("Llama 3.1 8B", 128_256, 4_096),
+    HeadDimensions("Qwen 2.5 7B", 151_936, 3_584),
+    HeadDimensions("Gemma 2 2B", 262_144, 2_304),
 )
 
 
-def make_weight(shape: Shape, seed: int, device: str) -> torch.Tensor:
+def make_weight(dimensions: HeadDimensions, seed: int, device: str) -> torch.Tensor:
     """[V, d] bf16 with rows of length about 1."""
     generator = torch.Generator(device).manual_seed(seed)
     weight = torch.randn(
-        shape.vocabulary, shape.columns, generator=generator, device=device, dtype=torch.float32
+        dimensions.vocabulary,
+        dimensions.columns,
+        generator=generator,
+        device=device,
+        dtype=torch.float32,
     )
-    return (weight / shape.columns**0.5).bfloat16()
+    return (weight / dimensions.columns**0.5).bfloat16()
 
 
 def make_hidden(weight: torch.Tensor, rows: int, seed: int) -> torch.Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
+import os
 import signal
 import sys
 import time
@@ -12,7 +13,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from cluster.config import ConfigError, ServeConfig, load_config
+from cluster.config import (
+    OPTIONS,
+    ConfigError,
+    Option,
+    ServeConfig,
+    environment_values,
+    load_config,
+)
 from serve_app.banner import banner, decisions
 from serve_app.launch import check_port, running_server
 
@@ -24,47 +32,40 @@ class StartupError(Exception):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags left out leave no trace, so that the configuration file can speak."""
-
-    def add(flag: str, **options: Any) -> None:
-        parser.add_argument(flag, default=argparse.SUPPRESS, **options)
-
-    add("--config", metavar="FILE", help="YAML file of these options, named with underscores")
-    add("--model", metavar="FOLDER", help="model folder (safetensors, config.json, tokenizer.json)")
-    add("--served-model-name", action="append", metavar="NAME", help="name for clients; repeatable")
-    add("--dtype", help="auto, float32 or bfloat16")
-    add("--device", help="auto, cpu or cuda: where the model body computes")
-    add("--max-model-len", type=int, metavar="TOKENS", help="longest prompt plus output")
-    add("--kv-cache-memory", metavar="BYTES", help="memory of the KV cache, for example 4GiB")
-    add("--threads", type=int, help="threads of the engine")
-    add("--body", help="auto, fused or general")
-    add("--head", help="auto, certified, paper or dense: how tokens are found, never which")
-    add(
-        "--tier",
-        action="append",
-        dest="tiers",
-        help="int8, int4, int4-dither or 1-bit: what may screen, repeatable (default int8, int4)",
+    """Flags left out leave no trace, so that file and environment can speak."""
+    parser.add_argument(
+        "--config",
+        default=argparse.SUPPRESS,
+        metavar="FILE",
+        help="YAML file of these options, named with underscores",
     )
-    add("--index", metavar="FILE", help="vocabulary index (default: beside the model)")
-    add("--samplers", type=int, metavar="N", help="decide tokens beside the forward pass (0: not)")
-    add("--sampler-threads", type=int, metavar="T", help="threads of each sampler (default 1)")
-    add("--sampler-placement", help="threads, processes (default) or ray: where samplers run")
-    add("--hot-vocabulary", metavar="FILE", help="tokens to look at first (lexshard hotset build)")
-    add("--fast-prefill", action="store_true", help="faster prompts, not batch-invariant")
-    add("--max-batch-size", type=int, metavar="N", help="sequences in one engine step")
-    add("--max-running-requests", type=int, metavar="N", help="sequences admitted at once")
-    add("--max-waiting-tokens", type=int, metavar="N", help="prompt tokens that may wait")
-    add("--max-requests-per-client", type=int, metavar="N", help="open requests of one client")
-    add("--api-key", action="append", dest="api_keys", metavar="KEY", help="repeatable")
-    add("--host", help="address to listen on (default 127.0.0.1)")
-    add("--port", type=int, help="port to listen on (default 8000)")
+    for option in OPTIONS:
+        parser.add_argument(
+            option.flag,
+            dest=option.key,
+            default=argparse.SUPPRESS,
+            help=option.description,
+            **_kind_of_flag(option),
+        )
+
+
+def _kind_of_flag(option: Option) -> dict[str, Any]:
+    if option.kind is bool:
+        return {"action": "store_true"}
+    kind: dict[str, Any] = {"metavar": option.metavar}
+    if option.repeatable:
+        kind["action"] = "append"
+    if option.is_whole_number:
+        kind["type"] = int
+    return kind
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Serves until SIGINT or SIGTERM; the process's exit code."""
-    flags = {key: value for key, value in vars(arguments).items() if value is not None}
+    flags = dict(vars(arguments))
+    path = flags.pop("config", None)
     try:
-        config = load_config(flags.pop("config", None), flags)
+        config = load_config(path, environment_values(os.environ) | flags)
         check(config)
     except (ConfigError, StartupError) as error:
         print(f"lexshard: {error}", file=sys.stderr)

@@ -13,7 +13,7 @@ from serve_app.demo.recipe import Schedule
 
 
 @dataclass(frozen=True)
-class Candidates:
+class SoftmaxCandidates:
     """Token ids in the softmax, the logit correction of each and a lookup of their places."""
 
     identities: Tensor
@@ -34,7 +34,7 @@ class CandidateSampler:
         self._schedule = schedule
         self._seed = seed
 
-    def candidates(self, step: int, targets: np.ndarray) -> Candidates | None:
+    def candidates(self, step: int, targets: np.ndarray) -> SoftmaxCandidates | None:
         """Candidates of a step, or nothing where the whole vocabulary takes part."""
         schedule = self._schedule
         if step >= schedule.full_softmax_start:
@@ -52,6 +52,6 @@ class CandidateSampler:
         bias[-len(sampled) :] = math.log(len(rest) / len(sampled))
         places = np.zeros(self._vocabulary, dtype=np.int64)
         places[identities] = np.arange(len(identities))
-        return Candidates(
+        return SoftmaxCandidates(
             torch.from_numpy(identities), torch.from_numpy(bias), torch.from_numpy(places)
         )

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from serve_app.demo.candidates import Candidates
+from serve_app.demo.candidates import SoftmaxCandidates
 from serve_app.demo.loss import fused_distillation
-from serve_app.demo.network import EMBEDDING, Weights, hidden_states, rotary_table
+from serve_app.demo.network import EMBEDDING, NetworkWeights, hidden_states, rotary_table
 from serve_app.demo.recipe import NetworkShape
 from serve_app.demo.train import LossFunction
 
@@ -21,7 +21,7 @@ def projected_embedding(embedding: Tensor, width: int, common: Tensor) -> Tensor
     return (embedding.double() @ directions[:, -width:]).float()
 
 
-def distillation_loss(target: Weights, shape: NetworkShape) -> LossFunction:
+def distillation_loss(target: NetworkWeights, shape: NetworkShape) -> LossFunction:
     """Cross entropy against the target's softmax blended with the target's best token."""
     cosine, sine = rotary_table(shape, shape.positions)
 
@@ -30,7 +30,7 @@ def distillation_loss(target: Weights, shape: NetworkShape) -> LossFunction:
         head: Tensor,
         inputs: Tensor,
         targets: Tensor,
-        candidates: Candidates | None,
+        candidates: SoftmaxCandidates | None,
     ) -> Tensor:
         length = inputs.shape[1]
         with torch.no_grad():

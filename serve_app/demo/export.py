@@ -9,7 +9,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-from serve_app.demo.network import Weights
+from serve_app.demo.network import NetworkWeights
 from serve_app.demo.recipe import NetworkShape
 from serve_app.demo.tokenizer import END_OF_TEXT, END_OF_TURN, as_fast_tokenizer
 
@@ -39,7 +39,7 @@ def llama_config(shape: NetworkShape, end_of_text: int) -> LlamaConfig:
 
 
 def export_checkpoint(
-    weights: Weights, shape: NetworkShape, tokenizer: Tokenizer, folder: Path
+    weights: NetworkWeights, shape: NetworkShape, tokenizer: Tokenizer, folder: Path
 ) -> None:
     """Write configuration, bfloat16 weights, tokenizer and generation defaults."""
     end_of_text, end_of_turn = (

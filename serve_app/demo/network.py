@@ -8,7 +8,7 @@ from torch import Tensor
 
 from serve_app.demo.recipe import NetworkShape
 
-Weights = dict[str, Tensor]
+NetworkWeights = dict[str, Tensor]
 
 EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
@@ -29,14 +29,14 @@ def _layer_shapes(shape: NetworkShape) -> dict[str, tuple[int, ...]]:
     }
 
 
-def initial_weights(shape: NetworkShape, seed: int) -> Weights:
+def initial_weights(shape: NetworkShape, seed: int) -> NetworkWeights:
     """Seeded initial weights under their Hugging Face names."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(size: tuple[int, ...], deviation: float) -> Tensor:
         return torch.randn(size, generator=generator) * deviation
 
-    weights: Weights = {EMBEDDING: normal((shape.vocabulary, shape.hidden), 0.02)}
+    weights: NetworkWeights = {EMBEDDING: normal((shape.vocabulary, shape.hidden), 0.02)}
     residual = 1.0 / (2 * shape.layers) ** 0.5
     for layer in range(shape.layers):
         for name, size in _layer_shapes(shape).items():
@@ -65,7 +65,7 @@ def _rotate(heads: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def hidden_states(
-    weights: Weights, shape: NetworkShape, tokens: Tensor, table: tuple[Tensor, Tensor]
+    weights: NetworkWeights, shape: NetworkShape, tokens: Tensor, table: tuple[Tensor, Tensor]
 ) -> Tensor:
     """Final normalised hidden states, shape ``[batch * length, hidden]``."""
     batch, length = tokens.shape

@@ -7,7 +7,7 @@ from concurrent.futures import Executor
 import torch
 from torch import Tensor
 
-from serve_app.demo.network import EMBEDDING, Weights
+from serve_app.demo.network import EMBEDDING, NetworkWeights
 from serve_app.demo.recipe import Schedule
 
 _ITERATION = (3.4445, -4.7750, 2.0315)
@@ -32,7 +32,7 @@ def orthogonalise(matrix: Tensor) -> Tensor:
 class Optimiser:
     """Updates weights in place from a dictionary of gradients."""
 
-    def __init__(self, weights: Weights, schedule: Schedule) -> None:
+    def __init__(self, weights: NetworkWeights, schedule: Schedule) -> None:
         self._weights = weights
         self._schedule = schedule
         self._moments = {name: torch.zeros_like(value) for name, value in weights.items()}
@@ -67,7 +67,7 @@ class Optimiser:
         rate *= correction / (1.0 - first ** (step + 1))
         weight.addcdiv_(moment, square.sqrt().add_(_ADAM_EPSILON), value=-rate)
 
-    def step(self, gradients: Weights, factor: float, step: int, pool: Executor) -> None:
+    def step(self, gradients: NetworkWeights, factor: float, step: int, pool: Executor) -> None:
         """One update of every weight, the matrices shared out over the pool."""
 
         def update(name: str) -> None:
@@ -79,11 +79,11 @@ class Optimiser:
 
         list(pool.map(update, self._weights))
 
-    def state(self) -> dict[str, Weights]:
+    def state(self) -> dict[str, NetworkWeights]:
         """Tensors to keep in a checkpoint."""
         return {"moments": self._moments, "squares": self._squares}
 
-    def restore(self, state: dict[str, Weights]) -> None:
+    def restore(self, state: dict[str, NetworkWeights]) -> None:
         """Take the tensors of a checkpoint."""
         for name, value in state["moments"].items():
             self._moments[name].copy_(value)

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from serve_app.demo.distill import distillation_loss, projected_embedding
-from serve_app.demo.network import EMBEDDING, Weights
+from serve_app.demo.network import EMBEDDING, NetworkWeights
 from serve_app.demo.prepare import Prepared
 from serve_app.demo.recipe import DemoRecipe
 from serve_app.demo.train import Trainer
@@ -18,7 +18,7 @@ from serve_app.demo.train import Trainer
 class Stage:
     """What one finished stage leaves behind."""
 
-    weights: Weights
+    weights: NetworkWeights
     steps: int
     tokens: int
     seconds: float

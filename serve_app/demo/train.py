@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from serve_app.demo.candidates import Candidates, CandidateSampler
+from serve_app.demo.candidates import CandidateSampler, SoftmaxCandidates
 from serve_app.demo.loss import fused_cross_entropy
 from serve_app.demo.network import (
     EMBEDDING,
-    Weights,
+    NetworkWeights,
     hidden_states,
     initial_weights,
     rotary_table,
@@ -27,12 +27,16 @@ from serve_app.demo.optimiser import Optimiser
 from serve_app.demo.recipe import NetworkShape, Schedule
 from serve_app.demo.windows import BatchOrder, TokenSource
 
-LossFunction = Callable[[Tensor, Tensor, Tensor, Tensor, Candidates | None], Tensor]
+LossFunction = Callable[[Tensor, Tensor, Tensor, Tensor, SoftmaxCandidates | None], Tensor]
 """``(hidden, head, inputs, targets, candidates)`` to the summed loss of a micro batch."""
 
 
 def next_token_loss(
-    hidden: Tensor, head: Tensor, inputs: Tensor, targets: Tensor, candidates: Candidates | None
+    hidden: Tensor,
+    head: Tensor,
+    inputs: Tensor,
+    targets: Tensor,
+    candidates: SoftmaxCandidates | None,
 ) -> Tensor:
     """Plain next-token cross entropy."""
     if candidates is None:
@@ -77,14 +81,14 @@ class Trainer:
         self._workers = workers
         self._loss = loss
 
-    def start_from(self, weights: Weights) -> None:
+    def start_from(self, weights: NetworkWeights) -> None:
         """Replace initial weights before the first step."""
         for name, value in weights.items():
             self.weights[name].copy_(value)
 
     def _share(
-        self, micro_batches: list[np.ndarray], candidates: Candidates | None
-    ) -> tuple[float, Weights]:
+        self, micro_batches: list[np.ndarray], candidates: SoftmaxCandidates | None
+    ) -> tuple[float, NetworkWeights]:
         """Loss and gradients of one worker's micro batches."""
         replica = {name: value.detach().requires_grad_() for name, value in self.weights.items()}
         head = replica[EMBEDDING]

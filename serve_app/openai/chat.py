@@ -7,10 +7,10 @@ from typing import Any
 
 from fastapi import Request, Response
 
-from serve_app.openai.assembly import Shape, has_news, respond, told_tokens
 from serve_app.openai.choice import Delta
 from serve_app.openai.output_budget import OutputBudget
 from serve_app.openai.parameters import check_chat, sampling_parameters
+from serve_app.openai.preparation import output_options, prepare
 from serve_app.openai.prompts import (
     check_characters,
     conversation_characters,
@@ -19,7 +19,8 @@ from serve_app.openai.prompts import (
     read_messages,
 )
 from serve_app.openai.protocol import ChatCompletionRequest, parse
-from serve_app.openai.reply import Reply, output_options, prepare
+from serve_app.openai.response_writer import ResponseWriter
+from serve_app.openai.streaming import respond
 from serve_app.request_record import RequestRecord
 from serve_app.server_state import ServerState
 
@@ -47,7 +48,7 @@ async def create_chat_completion(
         prompt = await encode_conversation(
             chat, messages, bool(chat.add_special_tokens), state.tokenizer
         )
-        reply, generation = prepare(
+        generation, writer = prepare(
             state,
             information,
             chat,
@@ -55,69 +56,66 @@ async def create_chat_completion(
             sampling_parameters(chat, logprobs, chat.prompt_logprobs, information, state.tokenizer),
             output_options(chat, logprobs, echo=False, discard_output=False),
             OutputBudget(field, getattr(chat, field), None),
-            "chatcmpl",
-            "chat.completion.chunk" if chat.stream else "chat.completion",
+            ChatWriter,
             ticket,
             record,
         )
-    return await respond(request, reply, generation, record, SHAPE, stream=bool(chat.stream))
+    return await respond(request, generation, writer, record, stream=bool(chat.stream))
 
 
-def _whole(reply: Reply, deltas: Sequence[Delta]) -> dict[str, Any]:
-    body: dict[str, Any] = {"choices": [_choice(reply, delta) for delta in deltas]}
-    first = deltas[0].choice
-    if reply.options.prompt_logprobs:
-        body["prompt_logprobs"] = reply.formatter.prompt(first.prompt_logprobs or ())
-    if reply.options.return_token_ids:
-        body["prompt_token_ids"] = first.request.prompt_ids
-    return body
+class ChatWriter(ResponseWriter):
+    id_prefix = "chatcmpl"
+    object_name = "chat.completion"
+    chunk_object_name = "chat.completion.chunk"
 
+    def body(self, deltas: Sequence[Delta]) -> dict[str, Any]:
+        body: dict[str, Any] = {"choices": [self._choice(delta) for delta in deltas]}
+        first = deltas[0].choice
+        if self.options.prompt_logprobs:
+            body["prompt_logprobs"] = self.formatter.prompt(first.prompt_logprobs or ())
+        if self.options.return_token_ids:
+            body["prompt_token_ids"] = first.request.prompt_ids
+        return body
 
-def _choice(reply: Reply, delta: Delta) -> dict[str, Any]:
-    return {
-        "index": delta.choice.index,
-        "message": {"role": "assistant", "content": delta.text, "refusal": None},
-        "logprobs": _logprobs(reply, delta),
-        "finish_reason": delta.finish_reason,
-        "stop_reason": delta.choice.stop_reason,
-        **told_tokens(reply.options, delta),
-    }
+    def chunks(self, delta: Delta) -> list[dict[str, Any]]:
+        """The first delta of a choice is told after a chunk with the role."""
+        chunks = [self._opening(delta)] if delta.first else []
+        if not self.has_news(delta):
+            return chunks
+        choice: dict[str, Any] = {
+            "index": delta.choice.index,
+            "delta": {"content": delta.text} if delta.text or not delta.finish_reason else {},
+            "logprobs": self._logprobs(delta),
+            "finish_reason": delta.finish_reason,
+            **self.told_tokens(delta),
+        }
+        if delta.finish_reason is not None:
+            choice["stop_reason"] = delta.choice.stop_reason
+        return [*chunks, {"choices": [choice]}]
 
+    def _choice(self, delta: Delta) -> dict[str, Any]:
+        return {
+            "index": delta.choice.index,
+            "message": {"role": "assistant", "content": delta.text, "refusal": None},
+            "logprobs": self._logprobs(delta),
+            "finish_reason": delta.finish_reason,
+            "stop_reason": delta.choice.stop_reason,
+            **self.told_tokens(delta),
+        }
 
-def _chunks(reply: Reply, delta: Delta) -> list[dict[str, Any]]:
-    """The first delta of a choice is told after a chunk with the role."""
-    chunks = [_opening(reply, delta)] if delta.first else []
-    if not has_news(reply.options, delta):
-        return chunks
-    choice: dict[str, Any] = {
-        "index": delta.choice.index,
-        "delta": {"content": delta.text} if delta.text or not delta.finish_reason else {},
-        "logprobs": _logprobs(reply, delta),
-        "finish_reason": delta.finish_reason,
-        **told_tokens(reply.options, delta),
-    }
-    if delta.finish_reason is not None:
-        choice["stop_reason"] = delta.choice.stop_reason
-    return [*chunks, {"choices": [choice]}]
+    def _opening(self, delta: Delta) -> dict[str, Any]:
+        choice: dict[str, Any] = {
+            "index": delta.choice.index,
+            "delta": {"role": "assistant", "content": ""},
+            "logprobs": None,
+            "finish_reason": None,
+        }
+        if self.options.certificate:
+            choice["certificates"] = []
+        opening: dict[str, Any] = {"choices": [choice]}
+        if self.options.return_token_ids:
+            opening["prompt_token_ids"] = delta.choice.request.prompt_ids
+        return opening
 
-
-SHAPE = Shape(_whole, _chunks)
-
-
-def _opening(reply: Reply, delta: Delta) -> dict[str, Any]:
-    choice: dict[str, Any] = {
-        "index": delta.choice.index,
-        "delta": {"role": "assistant", "content": ""},
-        "logprobs": None,
-        "finish_reason": None,
-    }
-    if reply.options.certificate:
-        choice["certificates"] = []
-    opening: dict[str, Any] = {"choices": [choice]}
-    if reply.options.return_token_ids:
-        opening["prompt_token_ids"] = delta.choice.request.prompt_ids
-    return opening
-
-
-def _logprobs(reply: Reply, delta: Delta) -> dict[str, Any] | None:
-    return None if reply.options.logprobs is None else reply.formatter.chat(delta.logprobs)
+    def _logprobs(self, delta: Delta) -> dict[str, Any] | None:
+        return None if self.options.logprobs is None else self.formatter.chat(delta.logprobs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from actors.messages import Certificate, FinishReason, Request, SequenceEvent, TokenLogprobs
 from actors.text.detokenizer import Detokenizer
@@ -147,3 +148,17 @@ class Choice:
             offsets.append(min(detokenizer.decoded_length, self._echo_length))
             detokenizer.push(token_id)
         return offsets
+
+
+def joined(choice: Choice, deltas: Sequence[Delta]) -> Delta:
+    """All that ``choice`` said, as if one event had brought it."""
+    return Delta(
+        choice=choice,
+        text="".join(delta.text for delta in deltas),
+        token_ids=list(chain.from_iterable(delta.token_ids for delta in deltas)),
+        logprobs=list(chain.from_iterable(delta.logprobs for delta in deltas)),
+        offsets=list(chain.from_iterable(delta.offsets for delta in deltas)),
+        certificates=list(chain.from_iterable(delta.certificates for delta in deltas)),
+        first=True,
+        finish_reason=choice.finish_reason,
+    )

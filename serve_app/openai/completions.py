@@ -8,10 +8,10 @@ from typing import Any
 from fastapi import Request, Response
 
 from actors.messages import TokenLogprobs
-from serve_app.openai.assembly import Shape, has_news, respond, told_tokens
 from serve_app.openai.choice import Delta
 from serve_app.openai.output_budget import OutputBudget
 from serve_app.openai.parameters import check_completion, sampling_parameters
+from serve_app.openai.preparation import output_options, prepare
 from serve_app.openai.prompts import (
     check_characters,
     encode_prompts,
@@ -19,7 +19,8 @@ from serve_app.openai.prompts import (
     read_prompts,
 )
 from serve_app.openai.protocol import CompletionRequest, parse
-from serve_app.openai.reply import Reply, output_options, prepare
+from serve_app.openai.response_writer import ResponseWriter
+from serve_app.openai.streaming import respond
 from serve_app.request_record import RequestRecord
 from serve_app.server_state import ServerState
 
@@ -52,7 +53,7 @@ async def create_completion(
         scores = completion.prompt_logprobs
         if echo and completion.logprobs is not None:
             scores = max(completion.logprobs, scores or 0)
-        reply, generation = prepare(
+        generation, writer = prepare(
             state,
             information,
             completion,
@@ -62,49 +63,49 @@ async def create_completion(
             ),
             output_options(completion, completion.logprobs, echo, completion.max_tokens == 0),
             OutputBudget("max_tokens", completion.max_tokens, DEFAULT_MAX_TOKENS),
-            "cmpl",
-            "text_completion",
+            CompletionWriter,
             ticket,
             record,
         )
-    return await respond(request, reply, generation, record, SHAPE, stream=bool(completion.stream))
+    return await respond(request, generation, writer, record, stream=bool(completion.stream))
 
 
-def _whole(reply: Reply, deltas: Sequence[Delta]) -> dict[str, Any]:
-    return {"choices": [_choice(reply, delta) for delta in deltas]}
+class CompletionWriter(ResponseWriter):
+    id_prefix = "cmpl"
+    object_name = "text_completion"
+    chunk_object_name = "text_completion"
 
+    def body(self, deltas: Sequence[Delta]) -> dict[str, Any]:
+        return {"choices": [self._choice(delta) for delta in deltas]}
 
-def _chunks(reply: Reply, delta: Delta) -> list[dict[str, Any]]:
-    tells_seed = delta.first and reply.seed is not None
-    if not (tells_seed or has_news(reply.options, delta)):
-        return []
-    return [{"choices": [_choice(reply, delta)]}]
+    def chunks(self, delta: Delta) -> list[dict[str, Any]]:
+        tells_seed = delta.first and self.seed is not None
+        if not (tells_seed or self.has_news(delta)):
+            return []
+        return [{"choices": [self._choice(delta)]}]
 
-
-SHAPE = Shape(_whole, _chunks)
-
-
-def _choice(reply: Reply, delta: Delta) -> dict[str, Any]:
-    options = reply.options
-    choice = delta.choice
-    logprobs = None
-    if options.logprobs is not None:
-        top = options.logprobs
-        entries = [entry and _with_top(entry, top) for entry in delta.logprobs]
-        logprobs = reply.formatter.completion(entries, delta.offsets, choice.request.prompt_ids[0])
-    result = {
-        "index": choice.index,
-        "text": delta.text,
-        "logprobs": logprobs,
-        "finish_reason": delta.finish_reason,
-        "stop_reason": None if delta.finish_reason is None else choice.stop_reason,
-        **told_tokens(options, delta),
-    }
-    if options.prompt_logprobs:
-        result["prompt_logprobs"] = reply.formatter.prompt(choice.prompt_logprobs or ())
-    if options.return_token_ids and delta.first:
-        result["prompt_token_ids"] = choice.request.prompt_ids
-    return result
+    def _choice(self, delta: Delta) -> dict[str, Any]:
+        options = self.options
+        choice = delta.choice
+        logprobs = None
+        if options.logprobs is not None:
+            top = options.logprobs
+            entries = [entry and _with_top(entry, top) for entry in delta.logprobs]
+            first_id = choice.request.prompt_ids[0]
+            logprobs = self.formatter.completion(entries, delta.offsets, first_id)
+        result = {
+            "index": choice.index,
+            "text": delta.text,
+            "logprobs": logprobs,
+            "finish_reason": delta.finish_reason,
+            "stop_reason": None if delta.finish_reason is None else choice.stop_reason,
+            **self.told_tokens(delta),
+        }
+        if options.prompt_logprobs:
+            result["prompt_logprobs"] = self.formatter.prompt(choice.prompt_logprobs or ())
+        if options.return_token_ids and delta.first:
+            result["prompt_token_ids"] = choice.request.prompt_ids
+        return result
 
 
 def _with_top(entry: TokenLogprobs, count: int) -> TokenLogprobs:

@@ -19,25 +19,28 @@ logger = logging.getLogger("lexshard.http")
 
 
 class Generation:
-    """The sequences of one HTTP request. ``close`` must be called whatever happens."""
+    """The sequences of one HTTP request, whose prompt tokens it tells ticket and record.
+
+    ``close`` must be called whatever happens.
+    """
 
     def __init__(
         self,
         client: EngineClient,
         choices: Sequence[Choice],
-        prompt_tokens: int,
         token_bytes: TokenBytes,
         ticket: Ticket,
         record: RequestRecord,
     ) -> None:
         self.choices = choices
-        self.prompt_tokens = prompt_tokens
+        self.prompt_tokens = sum(len(choice.request.prompt_ids) for choice in self._first_choices)
         self._client = client
         self._token_bytes = token_bytes
         self._ticket = ticket
         self._record = record
         self._stream: EventStream | None = None
-        record.prompt_tokens = prompt_tokens
+        record.prompt_tokens = self.prompt_tokens
+        ticket.set_waiting(sum(len(choice.request.prompt_ids) for choice in choices))
 
     async def batches(self) -> AsyncIterator[list[Delta]]:
         """Deltas as they come; those of events that arrived together come together.
@@ -81,15 +84,19 @@ class Generation:
     def usage(self) -> dict[str, Any]:
         """Token counts. The n choices of a prompt share it: it counts once."""
         completion_tokens = self.completion_tokens
-        first_choices = (choice for choice in self.choices if choice.request.choice == 0)
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": completion_tokens,
             "total_tokens": self.prompt_tokens + completion_tokens,
             "prompt_tokens_details": {
-                "cached_tokens": sum(choice.cached_tokens for choice in first_choices)
+                "cached_tokens": sum(choice.cached_tokens for choice in self._first_choices)
             },
         }
+
+    @property
+    def _first_choices(self) -> list[Choice]:
+        """One choice of each prompt."""
+        return [choice for choice in self.choices if choice.request.choice == 0]
 
     def close(self) -> None:
         """Cancels what runs and leaves the admission count; twice does no harm."""

@@ -1,4 +1,4 @@
-"""Server-sent events, and noticing that the client has gone."""
+"""A response on its way to the client, whole or as a stream, for as long as the client is there."""
 
 from __future__ import annotations
 
@@ -7,27 +7,62 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
-import orjson
 from fastapi import Request, Response
 from starlette.types import Receive, Scope, Send
 
+from serve_app.openai.choice import Delta, joined
 from serve_app.openai.errors import ApiError, ClientDisconnectedError, internal_error
 from serve_app.openai.generation import Generation
+from serve_app.openai.response_writer import DONE, ResponseWriter, server_sent_event
 from serve_app.request_record import RequestRecord
 
 logger = logging.getLogger("lexshard.http")
-Result = TypeVar("Result")
-
-DONE = b"data: [DONE]\n\n"
+Returned = TypeVar("Returned")
 
 
-def server_sent_event(payload: dict[str, Any]) -> bytes:
-    return b"data: " + orjson.dumps(payload) + b"\n\n"
+async def respond(
+    request: Request,
+    generation: Generation,
+    writer: ResponseWriter,
+    record: RequestRecord,
+    *,
+    stream: bool,
+) -> Response:
+    """The response to a request whose generation is about to begin.
+
+    Raises:
+        ApiError: the engine refused or lost a sequence of a response that is no stream.
+        ClientDisconnectedError: the client was gone first; its sequences are cancelled.
+    """
+    if stream:
+        return EventStreamResponse(_blocks(generation, writer), generation, record)
+    try:
+        content = await run_unless_disconnected(request.receive, _whole(generation, writer))
+        return Response(content, media_type="application/json")
+    finally:
+        generation.close()
+
+
+async def _whole(generation: Generation, writer: ResponseWriter) -> bytes:
+    deltas: list[list[Delta]] = [[] for _ in generation.choices]
+    async for batch in generation.batches():
+        for delta in batch:
+            deltas[delta.choice.index].append(delta)
+    whole = [joined(choice, deltas[choice.index]) for choice in generation.choices]
+    return writer.whole(whole, generation.usage())
+
+
+async def _blocks(generation: Generation, writer: ResponseWriter) -> AsyncIterator[bytes]:
+    async for batch in generation.batches():
+        usage = generation.usage() if writer.continuous_usage else None
+        if block := writer.events(batch, usage):
+            yield block
+    yield writer.end(generation.usage())
 
 
 async def run_unless_disconnected(
-    receive: Callable[[], Awaitable[Any]], work: Coroutine[Any, Any, Result]
-) -> Result:
+    receive: Callable[[], Awaitable[Any]], work: Coroutine[Any, Any, Returned]
+) -> Returned:
     """Runs ``work`` to its end, or cancels it as soon as the client closes the connection.
 
     Raises:
@@ -49,21 +84,6 @@ async def run_unless_disconnected(
 async def _disconnection(receive: Callable[[], Awaitable[Any]]) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-async def json_response(
-    request: Request, generation: Generation, work: Coroutine[Any, Any, bytes]
-) -> Response:
-    """The whole response, once ``work`` has made it.
-
-    Raises:
-        ClientDisconnectedError: the client was gone first; its sequences are cancelled.
-    """
-    try:
-        content = await run_unless_disconnected(request.receive, work)
-        return Response(content, media_type="application/json")
-    finally:
-        generation.close()
 
 
 class EventStreamResponse(Response):

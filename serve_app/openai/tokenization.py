@@ -13,7 +13,7 @@ from serve_app.openai.errors import bad_request
 
 LONG_TEXT_CHARACTERS = 4096
 MAX_TEMPLATE_MESSAGE = 500
-Result = TypeVar("Result")
+Converted = TypeVar("Converted")
 
 
 class ModelTokenizer:
@@ -119,7 +119,7 @@ class ModelTokenizer:
         }
 
 
-async def off_loop_if_long(characters: int, work: Callable[[], Result]) -> Result:
+async def off_loop_if_long(characters: int, work: Callable[[], Converted]) -> Converted:
     """Runs ``work`` in a thread when it is long enough to hold up every open stream."""
     if characters > LONG_TEXT_CHARACTERS:
         return await asyncio.to_thread(work)

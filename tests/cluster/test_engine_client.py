@@ -34,9 +34,9 @@ def _ray() -> Iterator[None]:
 
 @asynccontextmanager
 async def running_client(configuration: EngineConfiguration = CONFIGURATION) -> AsyncIterator[Any]:
-    from cluster.engine.client import EngineClient
+    from cluster.engine.supervisor import EngineSupervisor
 
-    client = EngineClient(configuration)
+    client = EngineSupervisor(configuration)
     client.start()
     try:
         await _until(lambda: client.ready or client.failure is not None, 120)

@@ -12,161 +12,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from kernels.decision import (
-    block_maxima,
-    decide_candidates,
-    decide_dense,
-    decide_packed,
-    pack,
-)
+from kernels.decision import block_maxima, decide_candidates, decide_dense, decide_packed, pack
 from kernels.draw import Controls
 from kernels.penalties import Adjustments, select_rows
 from kernels.truncate import truncate
 from kernels.truncate.cpu import weigh
+from tests.support.decision_cases import (
+    FLAVOURS,
+    LAYOUTS,
+    SIZES,
+    constant_controls,
+    laid_out,
+    no_adjustments,
+    random_adjustments,
+    random_controls,
+    random_logits,
+)
 
 settings.register_profile("decision", deadline=None)
 settings.load_profile("decision")
-
-FLAVOURS = ["plain", "narrow", "coarse", "special", "equal", "mostly excluded", "huge", "peaked"]
-LAYOUTS = ["vocabulary-major", "row-major", "padded columns", "padded rows", "every second"]
-SIZES = [1, 7, 64, 65, 200, 1000, 5000]
-
-
-def random_logits(random: np.random.Generator, flavour: str, rows: int, size: int) -> np.ndarray:
-    logits = (3 * random.standard_normal((rows, size))).astype(np.float32)
-    if flavour == "narrow":
-        return logits * np.float32(0.02)
-    if flavour == "coarse":
-        return logits.round(0)
-    if flavour == "special":
-        values = np.array([-np.inf, np.inf, -3, -0.0, 0.0, 0.5, 2], np.float32)
-        return random.choice(values[random.integers(0, 2) :], logits.shape)
-    if flavour == "equal":
-        return np.full_like(logits, random.choice([-2.0, 0.0, 7.0]))
-    if flavour == "mostly excluded":
-        logits[random.random(logits.shape) < 0.95] = -np.inf
-    if flavour == "huge":
-        return logits * np.float32(1e37)
-    if flavour == "peaked":
-        logits[random.random(logits.shape) < 3 / size] += 15
-    return logits
-
-
-def laid_out(layout: str, logits: np.ndarray) -> np.ndarray:
-    """``logits`` [B, V] as a matrix [V, B] of the given layout."""
-    rows, size = logits.shape
-    if layout == "vocabulary-major":
-        return np.ascontiguousarray(logits.T)
-    if layout == "row-major":
-        return logits.T
-    if layout == "padded columns":
-        room = np.full((size, rows + 3), 99, np.float32)
-        view = room[:, 1 : 1 + rows]
-    elif layout == "padded rows":
-        room = np.full((rows, size + 7), 99, np.float32)
-        view = room[:, 2 : 2 + size].T
-    else:
-        room = np.full((2 * size, 2 * rows), 99, np.float32)
-        view = room[::2, ::2]
-    view[:] = logits.T
-    return view
-
-
-def random_adjustments(random: np.random.Generator, rows: int, size: int) -> Adjustments:
-    def ids(share: float, limit: int = size) -> list[np.ndarray]:
-        chosen = [
-            np.flatnonzero(random.random(limit) < random.choice([0.01, 0.3]))
-            if random.random() < share
-            else np.empty(0)
-            for _ in range(rows)
-        ]
-        return [each.astype(np.int32) for each in chosen]
-
-    def offsets(lists: list[np.ndarray]) -> np.ndarray:
-        return np.cumsum([0, *map(len, lists)], dtype=np.int64)
-
-    seen = random.random((3, size + int(random.integers(0, 5)))) < random.choice([0.02, 0.5])
-    restricted = random.random(rows) < 0.15
-    bias, banned = ids(0.3), ids(0.3)
-    # Ids beyond the vocabulary may be allowed; they are never drawn.
-    allowed = [
-        own if limited else own[:0]
-        for own, limited in zip(ids(0.9, size + 2), restricted, strict=True)
-    ]
-    return Adjustments(
-        active=random.random(rows) < 0.7,
-        repetition=random.choice([1.0, 1.0, 1.3, 0.7], rows).astype(np.float32),
-        frequency=random.choice([0.0, 0.0, 0.5, -0.3], rows).astype(np.float32),
-        presence=random.choice([0.0, 0.0, 0.9, -1.1], rows).astype(np.float32),
-        tables=(seen * random.integers(1, random.choice([3, 40]), seen.shape)).astype(np.int32),
-        table=random.integers(-1, 3, rows),
-        bias_ids=np.concatenate(bias),
-        bias_values=random.choice([-100, -1.5, 0.3, 100], sum(map(len, bias))).astype(np.float32),
-        bias_offsets=offsets(bias),
-        banned=np.concatenate(banned),
-        banned_offsets=offsets(banned),
-        allowed=np.concatenate(allowed),
-        allowed_offsets=offsets(allowed),
-        restricted=restricted,
-    )
-
-
-def no_adjustments(rows: int) -> Adjustments:
-    """Rows without any adjustment, whose penalties would be those given by ``_replace``."""
-    ids, offsets = np.empty(0, np.int32), np.zeros(rows + 1, np.int64)
-    ones, zeros = np.ones(rows, np.float32), np.zeros(rows, np.float32)
-    return Adjustments(
-        np.zeros(rows, np.bool_),
-        ones,
-        zeros,
-        zeros,
-        np.zeros((0, 0), np.int32),
-        np.full(rows, -1),
-        ids,
-        np.empty(0, np.float32),
-        offsets,
-        ids,
-        offsets,
-        ids,
-        offsets,
-        np.zeros(rows, np.bool_),
-    )
-
-
-def random_controls(random: np.random.Generator, rows: int) -> Controls:
-    def some(values: np.ndarray | float, off: float) -> np.ndarray:
-        return np.where(random.random(rows) < 0.5, values, off)
-
-    min_p = some(random.choice([random.random(), 0.05, 1e-9, 1.0], rows), 0.0)
-    return Controls(
-        inverse_temperature=random.choice(
-            np.array([0, 1, 0.25, 10, 1 / 0.7], np.float32), rows
-        ).astype(np.float64),
-        top_k=some(random.choice([1, 2, 17, 50, 700], rows), 0).astype(np.int64),
-        top_p=some(random.choice([random.random(), 0.5, 0.95, 1e-6, 1 - 1e-9], rows), 1.0),
-        log_min_p=np.array([math.log(each) if each > 0 else -math.inf for each in min_p]),
-        key=random.integers(0, 2**64, rows, dtype=np.uint64),
-        position=random.integers(0, 2**32, rows).astype(np.uint64),
-    )
-
-
-def constant_controls(
-    rows: int,
-    temperature: float = 1.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    min_p: float = 0.0,
-    key: int = 7,
-) -> Controls:
-    """The same controls for all rows, at the positions 0, 1, 2 ..."""
-    return Controls(
-        np.full(rows, np.float32(1 / temperature), np.float64),
-        np.full(rows, top_k),
-        np.full(rows, top_p),
-        np.full(rows, math.log(min_p) if min_p > 0 else -math.inf),
-        np.full(rows, key, np.uint64),
-        np.arange(rows).astype(np.uint64),
-    )
 
 
 @settings(max_examples=400)

@@ -124,10 +124,7 @@ def check_all(device: str) -> None:
 
 def test_the_screens_keep_their_bounds_in_the_interpreter() -> None:
     pytest.importorskip("triton")
-    program = (
-        "from tests.kernels import test_tensor_cores as cases\n"
-        "cases.check_all('cpu')\n"
-    )
+    program = "from tests.kernels import test_tensor_cores as cases\ncases.check_all('cpu')\n"
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     subprocess.run([sys.executable, "-c", program], check=True, env=environment, cwd=ROOT)
 

@@ -1,4 +1,4 @@
-"""``lexshard bench engine``: same work for every side, honest arithmetic, one file format."""
+"""``lexshard bench engine``: same work for every engine, honest arithmetic, one file format."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from loadtest.bench import engine
-from loadtest.bench.agreement import Difference, compare
+from loadtest.bench.engine import command as engine
+from loadtest.bench.engine.agreement import Difference, compare
 from loadtest.bench.machine import pinned_to_cores
 from loadtest.bench.peers.transformers_generate import GenerateRunner, left_padded
 from loadtest.bench.process_pairs import Task, Worker, WorkerReport, alternate
 from loadtest.bench.record import Measure, Report, paired_ratio, percentile
-from loadtest.bench.runs import Run, run_interleaved
+from loadtest.bench.runs import EngineRun, run_interleaved
 from loadtest.bench.workload import OUTPUT_TOKENS, PROMPT_TOKENS, Job, mixed_jobs
 
 SECONDS = Measure("latency", "s", higher_is_better=False)
@@ -47,10 +47,10 @@ class StubRunner:
         self._seconds = seconds
         self._calls = calls
 
-    def run(self, jobs: Sequence[Job]) -> Run:
+    def run(self, jobs: Sequence[Job]) -> EngineRun:
         self._calls.append(self.name)
         times = [tuple(self._seconds * (i + 1) for i in range(job.output_tokens)) for job in jobs]
-        return Run(
+        return EngineRun(
             wall_seconds=max(each[-1] for each in times),
             token_ids=tuple(tuple(range(job.output_tokens)) for job in jobs),
             token_seconds=tuple(times),
@@ -88,7 +88,7 @@ def test_runs_that_were_not_taken_side_by_side_are_refused() -> None:
 
 
 def test_measures_of_a_run() -> None:
-    run = Run(2.0, ((1, 2, 3), (4, 5)), ((0.5, 1.0, 1.5), (1.0, 2.0)))
+    run = EngineRun(2.0, ((1, 2, 3), (4, 5)), ((0.5, 1.0, 1.5), (1.0, 2.0)))
     assert run.throughput == 2.5
     assert run.time_to_first_token == 750
     assert run.time_per_output_token == 750  # gaps of 500 and 1000 ms
@@ -133,7 +133,7 @@ def test_sides_take_turns_and_the_first_run_of_each_is_not_counted() -> None:
 
 def test_a_side_that_makes_too_few_tokens_is_an_error() -> None:
     class Short(StubRunner):
-        def run(self, jobs: Sequence[Job]) -> Run:
+        def run(self, jobs: Sequence[Job]) -> EngineRun:
             return super().run([Job(job.prompt_ids, job.output_tokens - 1) for job in jobs])
 
     with pytest.raises(RuntimeError, match="short made"):

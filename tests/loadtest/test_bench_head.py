@@ -1,4 +1,4 @@
-"""``lexshard bench head``: heads are what they say, every side decides the same rows, and the
+"""``lexshard bench head``: heads are what they say, every contender decides the same rows, and the
 certified tokens are compared with canonical ones."""
 
 from __future__ import annotations
@@ -18,25 +18,36 @@ from transformers import AutoTokenizer
 from actors.body.loading import load
 from actors.messages import Certificate
 from kernels.rows import canonical_logits
-from loadtest.bench import bandwidth, engine, head, head_cell, head_paper
-from loadtest.bench.engine_runner import EngineRunner
-from loadtest.bench.head_cell import Cell
-from loadtest.bench.head_sides import (
+from loadtest.bench import bandwidth
+from loadtest.bench.engine import command as engine
+from loadtest.bench.engine.random_model import DEMO, ModelDimensions, write_random_model
+from loadtest.bench.engine.runner import EngineRunner
+from loadtest.bench.head import case as head_case
+from loadtest.bench.head import cluster_bounds
+from loadtest.bench.head import command as head
+from loadtest.bench.head.case import HeadCase
+from loadtest.bench.head.contenders import (
     OURS,
     TIERS,
-    Answer,
-    Step,
+    HeadOutput,
+    HeadStep,
     choose,
-    cpu_sides,
+    cpu_contenders,
 )
-from loadtest.bench.head_workload import KINDS, Kind, Workload, controls, needs, synthetic_workload
-from loadtest.bench.random_model import DEMO, Shape, write_random_model
-from loadtest.bench.synthetic_heads import (
+from loadtest.bench.head.synthetic_heads import (
     NAMED,
     Geometry,
-    measure,
+    measure_geometry,
     synthetic_head,
     synthetic_hidden,
+)
+from loadtest.bench.head.workload import (
+    SAMPLING_METHODS,
+    HeadWorkload,
+    SamplingMethod,
+    controls,
+    needs,
+    synthetic_workload,
 )
 from loadtest.bench.workload import Job
 
@@ -99,7 +110,7 @@ def test_outlier_channels_change_hidden_states_but_not_logits() -> None:
 def test_what_is_reported_of_a_head_is_measured_on_it() -> None:
     weight = torch.zeros(100, 4)
     weight[:, 0] = torch.arange(100)
-    found = measure(weight, torch.tensor([[2.0, 0.0, 0.0, 0.0]]))
+    found = measure_geometry(weight, torch.tensor([[2.0, 0.0, 0.0, 0.0]]))
     assert (found.best, found.fiftieth, found.hidden_norm) == (198.0, 100.0, 2.0)
     assert (found.smallest_gap, found.largest_row_norm) == (98.0, 99.0)
 
@@ -110,68 +121,68 @@ def test_impossible_heads_are_refused(geometry: Geometry, rows: int) -> None:
         synthetic_head(geometry, rows, 128)
 
 
-# -- sides ----------------------------------------------------------------------------------------
+# -- contenders -----------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def workload() -> Workload:
+def workload() -> HeadWorkload:
     return synthetic_workload("independent", 2000, 128, torch.bfloat16, seed=8)
 
 
-def test_calibration_and_measurement_share_no_hidden_state(workload: Workload) -> None:
+def test_calibration_and_measurement_share_no_hidden_state(workload: HeadWorkload) -> None:
     measured = {state.tobytes() for state in workload.hidden}
     assert measured.isdisjoint(state.tobytes() for state in workload.calibration)
 
 
 @pytest.mark.parametrize("tier", [*TIERS, "dense"])
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", SAMPLING_METHODS)
 def test_certified_tokens_are_those_of_all_canonical_logits(
-    workload: Workload, tier: str, name: str
+    workload: HeadWorkload, tier: str, name: str
 ) -> None:
-    cell = Cell(workload, KINDS[name], 3)
-    cell.take_turns(cpu_sides(workload, tier, 3)[:1], runs=4)
-    cell.compare_with_canonical(4)
-    assert (cell.equal, cell.compared) == (12, 12)
-    assert len(cell.certificates) == 12
+    case = HeadCase(workload, SAMPLING_METHODS[name], 3)
+    case.take_turns(cpu_contenders(workload, tier, 3)[:1], runs=4)
+    case.compare_with_canonical(4)
+    assert (case.equal, case.compared) == (12, 12)
+    assert len(case.certificates) == 12
 
 
-def test_a_wrong_token_is_counted(workload: Workload) -> None:
+def test_a_wrong_token_is_counted(workload: HeadWorkload) -> None:
     class Wrong:
         name = OURS
 
-        def answer(self, step: Step) -> Answer:
+        def answer(self, step: HeadStep) -> HeadOutput:
             certificate = Certificate("top1", "deterministic", "none", 1, 1)
-            return Answer(np.full(len(step.hidden), -7), 1, (certificate,) * len(step.hidden))
+            return HeadOutput(np.full(len(step.hidden), -7), 1, (certificate,) * len(step.hidden))
 
-    cell = Cell(workload, KINDS["greedy"], 2)
-    cell.take_turns([Wrong()], runs=3)
-    cell.compare_with_canonical(3)
-    assert (cell.equal, cell.compared) == (0, 6)
+    case = HeadCase(workload, SAMPLING_METHODS["greedy"], 2)
+    case.take_turns([Wrong()], runs=3)
+    case.compare_with_canonical(3)
+    assert (case.equal, case.compared) == (0, 6)
 
 
-def test_every_side_sees_the_same_steps_and_warm_up_does_not_count(workload: Workload) -> None:
+def test_every_side_sees_the_same_steps_and_warm_up_does_not_count(workload: HeadWorkload) -> None:
     seen: dict[str, list[bytes]] = {"first": [], "second": []}
 
     class Listener:
         def __init__(self, name: str) -> None:
             self.name = name
 
-        def answer(self, step: Step) -> Answer:
+        def answer(self, step: HeadStep) -> HeadOutput:
             seen[self.name].append(step.hidden.tobytes())
-            return Answer(np.zeros(len(step.hidden), np.int64), 8)
+            return HeadOutput(np.zeros(len(step.hidden), np.int64), 8)
 
-    cell = Cell(workload, KINDS["gumbel"], 2)
-    cell.take_turns([Listener("first"), Listener("second")], runs=5)
+    case = HeadCase(workload, SAMPLING_METHODS["gumbel"], 2)
+    case.take_turns([Listener("first"), Listener("second")], runs=5)
     assert seen["first"] == seen["second"]
     assert len(set(seen["first"])) == 7
-    assert {name: len(times) for name, times in cell.milliseconds.items()} == dict.fromkeys(seen, 5)
+    assert {name: len(times) for name, times in case.milliseconds.items()} == dict.fromkeys(seen, 5)
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", SAMPLING_METHODS)
 def test_a_need_and_its_controls_ask_for_the_same_draw(name: str) -> None:
-    kind = KINDS[name]
-    for row, need in enumerate(needs(kind, 3, step=9)):
-        asked = controls(kind, 3, step=9)
+    method = SAMPLING_METHODS[name]
+    for row, need in enumerate(needs(method, 3, step=9)):
+        asked = controls(method, 3, step=9)
         assert (need.key, need.position) in {(row, 9), (0, 0)}
         assert need.inverse_temperature == asked.inverse_temperature[row]
         assert need.k == asked.top_k[row]
@@ -179,12 +190,16 @@ def test_a_need_and_its_controls_ask_for_the_same_draw(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "kept"), [(KINDS["gumbel"], 5), (Kind("top3", KINDS["top50"].need, top_k=3), 3)]
+    ("method", "kept"),
+    [
+        (SAMPLING_METHODS["gumbel"], 5),
+        (SamplingMethod("top3", SAMPLING_METHODS["top50"].need, top_k=3), 3),
+    ],
 )
-def test_the_peers_draw_follows_the_softmax(kind: Kind, kept: int) -> None:
+def test_the_peers_draw_follows_the_softmax(method: SamplingMethod, kept: int) -> None:
     """Chi-square over 20,000 draws; false alarm below 1e-6 (4 degrees of freedom: 33.4)."""
     logits = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0])
-    draws = choose(logits.repeat(20_000, 1), kind, torch.Generator().manual_seed(9))
+    draws = choose(logits.repeat(20_000, 1), method, torch.Generator().manual_seed(9))
     shares = logits[:kept].softmax(dim=0)
     counts = torch.bincount(draws, minlength=5)
     assert int(counts[kept:].sum()) == 0
@@ -263,7 +278,7 @@ def test_a_wrong_token_fails_the_command(
     def shifted(*arguments: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         return -original(*arguments)
 
-    monkeypatch.setattr(head_cell, "canonical_logits", shifted)
+    monkeypatch.setattr(head_case, "canonical_logits", shifted)
     assert head.run(parse(*SMALL, "--need", "greedy", "--tier", "int8")) == 1
     captured = capsys.readouterr()
     assert "8 certified tokens are wrong" in captured.err
@@ -298,13 +313,13 @@ def _opened(cosine: float, bounds: str) -> tuple[float, float]:
     """Mean opened share for greedy tokens, and the share certified within the budget."""
     made = synthetic_head(Geometry(cosine=cosine, flat_share=0.0), 4096, 256, seed=10)
     hidden = synthetic_hidden(made, 8, seed=11).numpy()
-    workload = Workload("test", made.weight, None, 1.0, None, hidden, hidden)
-    for way, clusters in head_paper._ways(workload, [1 / 64], seed=0):
-        if way.clustering == "euclidean" and way.bounds == bounds:
-            decide = head_paper._paper_head(workload, clusters, way)
-            found = head_paper._certificates(decide, hidden, head_paper.NEEDS["greedy"])
+    workload = HeadWorkload("test", made.weight, None, 1.0, None, hidden, hidden)
+    for setting, clusters in cluster_bounds._settings(workload, [1 / 64], seed=0):
+        if setting.clustering == "euclidean" and setting.bounds == bounds:
+            decide = cluster_bounds._paper_head(workload, clusters, setting)
+            found = cluster_bounds._certificates(decide, hidden, cluster_bounds.NEEDS["greedy"])
             shares = [each.opened_share for each in found]
-            return sum(shares) / len(shares), head_paper._certified(found)
+            return sum(shares) / len(shares), cluster_bounds._certified(found)
     raise AssertionError("no such bound")
 
 
@@ -320,7 +335,7 @@ def test_clusters_prune_where_their_rows_are_alike_and_nowhere_else() -> None:
 def test_a_token_counts_as_certified_only_within_the_budget() -> None:
     shares = (0.1, 0.25, 0.26, 1.0)
     found = [Certificate("top1", "deterministic", "c", 1, 1, opened_share=s) for s in shares]
-    assert head_paper._certified(found) == 50.0
+    assert cluster_bounds._certified(found) == 50.0
 
 
 @pytest.mark.slow
@@ -328,7 +343,7 @@ def test_the_papers_ablation_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("faiss")
-    monkeypatch.setattr(head_paper, "QUICK_COSINES", (0.98,))
+    monkeypatch.setattr(cluster_bounds, "QUICK_COSINES", (0.98,))
     path = tmp_path / "paper.json"
     assert head.run(parse("--paper", "--quick", "-V", "2048", "-d", "64", "--json", str(path))) == 0
     printed = capsys.readouterr().out
@@ -339,7 +354,7 @@ def test_the_papers_ablation_runs(
 
 # -- the random model -----------------------------------------------------------------------------
 
-SMALL_SHAPE = Shape(
+SMALL_DIMENSIONS = ModelDimensions(
     hidden=128, layers=6, vocabulary=20_000, intermediate=256, heads=2, kv_heads=1, head_dim=64
 )
 
@@ -347,7 +362,7 @@ SMALL_SHAPE = Shape(
 @pytest.fixture(scope="module")
 def random_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("random")
-    write_random_model(folder, SMALL_SHAPE, seed=12)
+    write_random_model(folder, SMALL_DIMENSIONS, seed=12)
     return folder
 
 
@@ -355,14 +370,14 @@ def test_a_random_model_loads_with_every_row_of_its_vocabulary(random_model: Pat
     model = load(random_model, device="cpu")
     assert model.body.name == "fused"
     assert model.dtype == "bfloat16"
-    assert model.vocabulary_size == SMALL_SHAPE.vocabulary
+    assert model.vocabulary_size == SMALL_DIMENSIONS.vocabulary
 
 
 def test_a_random_model_reads_text_as_the_demo_does(random_model: Path) -> None:
     mine, demo = (AutoTokenizer.from_pretrained(folder) for folder in (random_model, DEMO))
     text = "Once upon a time, in 1904, there was a letter."
     assert mine.encode(text) == demo.encode(text)
-    assert len(mine) == SMALL_SHAPE.vocabulary
+    assert len(mine) == SMALL_DIMENSIONS.vocabulary
 
 
 def test_a_random_models_greedy_text_does_not_repeat_one_token(random_model: Path) -> None:
@@ -374,9 +389,9 @@ def test_a_random_models_greedy_text_does_not_repeat_one_token(random_model: Pat
 def test_a_random_models_logits_spread_like_a_trained_models(random_model: Path) -> None:
     model = load(random_model, device="cpu")
     generator = torch.Generator().manual_seed(13)
-    size = math.sqrt(SMALL_SHAPE.hidden)
+    size = math.sqrt(SMALL_DIMENSIONS.hidden)
     hidden = torch.nn.functional.normalize(
-        torch.randn(8, SMALL_SHAPE.hidden, generator=generator), dim=1
+        torch.randn(8, SMALL_DIMENSIONS.hidden, generator=generator), dim=1
     )
     deviation = (hidden * size @ model.head.weight.float().T).std(dim=1)
     assert deviation.numpy() == pytest.approx(0.1 * size, rel=0.1)
@@ -384,9 +399,9 @@ def test_a_random_models_logits_spread_like_a_trained_models(random_model: Path)
 
 def test_a_tokenizer_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="more than 100 tokens"):
-        write_random_model(tmp_path, Shape(vocabulary=100))
+        write_random_model(tmp_path, ModelDimensions(vocabulary=100))
     with pytest.raises(FileNotFoundError, match="tokenizer"):
-        write_random_model(tmp_path, SMALL_SHAPE, tokenizer=tmp_path / "absent")
+        write_random_model(tmp_path, SMALL_DIMENSIONS, tokenizer=tmp_path / "absent")
 
 
 def test_a_shape_is_written_to_a_folder_that_is_gone_afterwards(

@@ -1,5 +1,5 @@
-"""``lexshard bench sampler``: the port in torch is the standard sampler, every side sees the same
-steps and draws the same tokens, and ratios are of neighbouring runs."""
+"""``lexshard bench sampler``: the port in torch is the standard sampler, every contender sees the
+same steps and draws the same tokens, and ratios are of neighbouring runs."""
 
 from __future__ import annotations
 
@@ -17,15 +17,29 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from loadtest.bench import sampler, sampler_scaling
 from loadtest.bench.record import Report
-from loadtest.bench.sampler_cell import Cell, Sets, steps_per_run
-from loadtest.bench.sampler_messages import candidate_rows
-from loadtest.bench.sampler_peer import VllmProcess
-from loadtest.bench.sampler_scene import CALIBRATION, RECENT, Pool, Scene, synthetic_pool
-from loadtest.bench.sampler_settings import SETTINGS, Setting
-from loadtest.bench.sampler_sides import CANDIDATES, NAIVE, OFFLOADED, VLLM, Taken, TorchSide
-from loadtest.bench.sampler_torch import TorchSampler, add_gumbel_noise
+from loadtest.bench.sampler import command as sampler
+from loadtest.bench.sampler import scaling
+from loadtest.bench.sampler.case import SamplerCase, Sets, steps_per_run
+from loadtest.bench.sampler.contenders import (
+    CANDIDATES,
+    NAIVE,
+    OFFLOADED,
+    VLLM,
+    TimedSteps,
+    TorchContender,
+)
+from loadtest.bench.sampler.messages import candidate_rows
+from loadtest.bench.sampler.settings import SETTINGS, Setting
+from loadtest.bench.sampler.torch_sampler import TorchSampler, add_gumbel_noise
+from loadtest.bench.sampler.vllm_process import VllmProcess
+from loadtest.bench.sampler.workload import (
+    CALIBRATION,
+    RECENT,
+    Pool,
+    SamplerWorkload,
+    synthetic_pool,
+)
 
 VOCABULARY = 3000
 SAMPLED = [name for name, setting in SETTINGS.items() if not setting.greedy]
@@ -36,8 +50,8 @@ def pool() -> Pool:
     return synthetic_pool(VOCABULARY, 40, seed=1)
 
 
-def scene_of(pool: Pool, setting: Setting, *, batch: int = 4, steps: int = 6) -> Scene:
-    return Scene(pool, setting, batch, history=60, steps=steps, seed=2)
+def workload_of(pool: Pool, setting: Setting, *, batch: int = 4, steps: int = 6) -> SamplerWorkload:
+    return SamplerWorkload(pool, setting, batch, history=60, steps=steps, seed=2)
 
 
 # -- the port -------------------------------------------------------------------------------------
@@ -47,10 +61,10 @@ def scene_of(pool: Pool, setting: Setting, *, batch: int = 4, steps: int = 6) ->
 def test_the_port_keeps_the_tokens_that_our_truncation_keeps(pool: Pool, name: str) -> None:
     """Equal sets, but for rounding: torch adds up fp32 shares, we add up integers. So one set may
     hold one or two tokens more, at the boundary; more than one row in twenty would be an error."""
-    scene = scene_of(pool, SETTINGS[name], batch=40)
-    port = TorchSide(scene)
+    workload = workload_of(pool, SETTINGS[name], batch=40)
+    port = TorchContender(workload)
     for step in range(3):
-        theirs, ours = port.kept(step), scene.kept(step)
+        theirs, ours = port.kept(step), workload.kept(step)
         more, fewer = (theirs & ~ours).sum(axis=1), (ours & ~theirs).sum(axis=1)
         assert np.count_nonzero(more + fewer) <= 2
         assert (np.minimum(more, fewer) == 0).all()
@@ -63,23 +77,23 @@ def test_torch_keeps_every_token_that_ties_at_the_top_k_boundary_and_we_exactly_
     row[[5, 9]] = 4.0
     row[20:120] = 1.0
     rows = np.tile(row, (CALIBRATION, 1))
-    scene = scene_of(Pool.of("ties", rows, rows), Setting("top 50", top_k=50), batch=1)
-    assert TorchSide(scene).kept(0).sum() == 102
-    kept = np.flatnonzero(scene.kept(0)[0])
+    workload = workload_of(Pool.of("ties", rows, rows), Setting("top 50", top_k=50), batch=1)
+    assert TorchContender(workload).kept(0).sum() == 102
+    kept = np.flatnonzero(workload.kept(0)[0])
     assert kept.tolist() == [5, 9, *range(20, 68)]
 
 
 def test_the_port_penalises_as_the_documentation_says(pool: Pool) -> None:
     setting = dataclasses.replace(SETTINGS["penalties"], temperature=0.7)
-    scene = scene_of(pool, setting)
+    workload = workload_of(pool, setting)
     outputs = [
-        [*tokens, *scene.appended[:2, row].tolist()]
-        for row, tokens in enumerate(scene.outputs.tolist())
+        [*tokens, *workload.appended[:2, row].tolist()]
+        for row, tokens in enumerate(workload.outputs.tolist())
     ]
-    port = TorchSampler(setting, torch.from_numpy(scene.prompts))
-    found = port.process(torch.from_numpy(scene.logits(2)), outputs).numpy()
-    assert (scene.adjusted(2) != scene.logits(2)).any(axis=1).all()
-    assert found == pytest.approx(scene.adjusted(2) / 0.7, rel=1e-5, abs=1e-5)
+    port = TorchSampler(setting, torch.from_numpy(workload.prompts))
+    found = port.process(torch.from_numpy(workload.logits(2)), outputs).numpy()
+    assert (workload.adjusted(2) != workload.logits(2)).any(axis=1).all()
+    assert found == pytest.approx(workload.adjusted(2) / 0.7, rel=1e-5, abs=1e-5)
 
 
 def test_outputs_of_different_lengths_are_padded() -> None:
@@ -103,19 +117,19 @@ def test_the_ports_draw_follows_the_softmax(kept: int) -> None:
 
 
 def test_a_greedy_port_takes_the_largest_penalised_logit(pool: Pool) -> None:
-    scene = scene_of(pool, dataclasses.replace(SETTINGS["penalties"], temperature=0.0))
-    port = TorchSampler(scene.setting, torch.from_numpy(scene.prompts))
-    found = port.sample(torch.from_numpy(scene.logits(0)), scene.outputs.tolist())
-    assert found.tolist() == scene.adjusted(0).argmax(axis=1).tolist()
+    workload = workload_of(pool, dataclasses.replace(SETTINGS["penalties"], temperature=0.0))
+    port = TorchSampler(workload.setting, torch.from_numpy(workload.prompts))
+    found = port.sample(torch.from_numpy(workload.logits(0)), workload.outputs.tolist())
+    assert found.tolist() == workload.adjusted(0).argmax(axis=1).tolist()
 
 
-# -- scenes ---------------------------------------------------------------------------------------
+# -- workloads ------------------------------------------------------------------------------------
 
 
 def test_the_seed_decides_a_scene_and_histories_have_the_length_that_was_asked_for(
     pool: Pool,
 ) -> None:
-    first, again = scene_of(pool, SETTINGS["all"]), scene_of(pool, SETTINGS["all"])
+    first, again = workload_of(pool, SETTINGS["all"]), workload_of(pool, SETTINGS["all"])
     for name in ("prompts", "outputs", "places", "appended"):
         assert np.array_equal(getattr(first, name), getattr(again, name))
     assert first.prompts.shape[1] + first.outputs.shape[1] == 60
@@ -134,8 +148,8 @@ def test_long_histories_hold_no_more_of_what_could_be_drawn_than_short_ones(pool
     likely = np.unique(pool.likely)
     found = []
     for history in (100, 5000):
-        scene = Scene(pool, SETTINGS["all"], 4, history, steps=1, seed=2)
-        recent = np.concatenate([scene.prompts, scene.outputs], axis=1)[:, -RECENT:]
+        workload = SamplerWorkload(pool, SETTINGS["all"], 4, history, steps=1, seed=2)
+        recent = np.concatenate([workload.prompts, workload.outputs], axis=1)[:, -RECENT:]
         assert np.isin(recent, likely).all()
         found.append(recent.shape[1])
     assert found == [RECENT, RECENT]
@@ -143,15 +157,15 @@ def test_long_histories_hold_no_more_of_what_could_be_drawn_than_short_ones(pool
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_candidates_are_sorted_and_hold_all_that_can_be_drawn(pool: Pool, name: str) -> None:
-    scene = scene_of(pool, SETTINGS[name])
-    rows = candidate_rows(scene, 1, range(4))
-    kept = scene.kept(1)
+    workload = workload_of(pool, SETTINGS[name])
+    rows = candidate_rows(workload, 1, range(4))
+    kept = workload.kept(1)
     for row in range(4):
         own = slice(rows.offsets[row], rows.offsets[row + 1])
         ids = rows.ids[own]
         assert (np.diff(ids) > 0).all()
-        assert np.array_equal(rows.raw[own], scene.logits(1)[row, ids])
-        if scene.setting.certificate in ("topk", "minp", "nucleus", "top1"):
+        assert np.array_equal(rows.raw[own], workload.logits(1)[row, ids])
+        if workload.setting.certificate in ("topk", "minp", "nucleus", "top1"):
             assert set(np.flatnonzero(kept[row])) <= set(ids.tolist())
 
 
@@ -159,62 +173,62 @@ def test_candidates_are_sorted_and_hold_all_that_can_be_drawn(pool: Pool, name: 
 
 
 class Recorder:
-    """A side that notes its steps and always draws the same."""
+    """A contender that notes its steps and always draws the same."""
 
     def __init__(self, name: str, tokens: npt.NDArray[np.int64] | None = None) -> None:
         self.name = name
         self.steps: list[int] = []
         self._tokens = tokens
 
-    def take(self, steps: range) -> Taken:
+    def take(self, steps: range) -> TimedSteps:
         self.steps.extend(steps)
         return [(1.0 + step, self._tokens) for step in steps]
 
 
-def cell_of(scene: Scene) -> Cell:
-    return Cell(scene, {"V": scene.vocabulary_size})
+def case_of(workload: SamplerWorkload) -> SamplerCase:
+    return SamplerCase(workload, {"V": workload.vocabulary_size})
 
 
 def test_every_side_takes_every_step_once_and_warm_up_does_not_count(pool: Pool) -> None:
     size = steps_per_run(4)
-    cell = cell_of(scene_of(pool, SETTINGS["none"], steps=3 * size))
-    sides = [Recorder("first"), Recorder("second")]
-    cell.take_turns(sides, runs=2)
-    assert sides[0].steps == sides[1].steps == list(range(3 * size))
-    assert {name: len(times) for name, times in cell.milliseconds.items()} == {
+    case = case_of(workload_of(pool, SETTINGS["none"], steps=3 * size))
+    contenders = [Recorder("first"), Recorder("second")]
+    case.take_turns(contenders, runs=2)
+    assert contenders[0].steps == contenders[1].steps == list(range(3 * size))
+    assert {name: len(times) for name, times in case.milliseconds.items()} == {
         "first": 2,
         "second": 2,
     }
-    assert cell.largest["first"] == [1e3 * 2 * size, 1e3 * 3 * size]
+    assert case.largest["first"] == [1e3 * 2 * size, 1e3 * 3 * size]
 
 
 def test_ratios_are_of_neighbouring_runs(pool: Pool) -> None:
     """The machine slows down in the second and third run: the ratio does not move."""
-    cell = cell_of(scene_of(pool, SETTINGS["none"]))
-    cell.milliseconds = {
+    case = case_of(workload_of(pool, SETTINGS["none"]))
+    case.milliseconds = {
         VLLM: [4.0, 40.0, 44.0],
         NAIVE: [4.0, 40.0, 44.0],
         OFFLOADED: [1.0, 10.0, 11.0],
     }
-    cell.largest = {key: [1.0, 1.0, 1.0] for key in cell.milliseconds}
-    assert cell.ratio(OFFLOADED) == 4.0
+    case.largest = {key: [1.0, 1.0, 1.0] for key in case.milliseconds}
+    assert case.ratio(OFFLOADED) == 4.0
     report = Report({}, {}, "", 0)
-    cell.record(report)
+    case.record(report)
     found = {each.case["of"]: (each.against, each.ratio) for each in report.ratios}
     assert found == {NAIVE: (VLLM, 1.0), OFFLOADED: (VLLM, 4.0)}
 
 
 def test_without_vllm_the_port_is_what_counts(pool: Pool) -> None:
-    cell = cell_of(scene_of(pool, SETTINGS["none"]))
-    cell.milliseconds = {NAIVE: [6.0], CANDIDATES: [2.0]}
-    assert (cell.baseline, cell.ratio(CANDIDATES)) == (NAIVE, 3.0)
+    case = case_of(workload_of(pool, SETTINGS["none"]))
+    case.milliseconds = {NAIVE: [6.0], CANDIDATES: [2.0]}
+    assert (case.baseline, case.ratio(CANDIDATES)) == (NAIVE, 3.0)
 
 
 def test_a_wrong_token_is_counted(pool: Pool) -> None:
-    cell = cell_of(scene_of(pool, SETTINGS["none"], steps=3 * steps_per_run(4)))
-    cell.take_turns([Recorder(OFFLOADED, np.full(4, -7))], runs=2)
-    cell.compare_tokens(2)
-    assert (cell.equal, cell.compared) == (0, 8)
+    case = case_of(workload_of(pool, SETTINGS["none"], steps=3 * steps_per_run(4)))
+    case.take_turns([Recorder(OFFLOADED, np.full(4, -7))], runs=2)
+    case.compare_tokens(2)
+    assert (case.equal, case.compared) == (0, 8)
 
 
 def test_sets_that_differ_are_counted() -> None:
@@ -227,7 +241,7 @@ def test_sets_that_differ_are_counted() -> None:
 
 @pytest.mark.parametrize(("batch", "count"), [(5, 2), (4, 4), (7, 3)])
 def test_samplers_share_the_rows_evenly(batch: int, count: int) -> None:
-    parts = sampler_scaling.parts(batch, count)
+    parts = scaling.parts(batch, count)
     assert [row for part in parts for row in range(batch)[part]] == list(range(batch))
     sizes = [part.stop - part.start for part in parts]
     assert len(sizes) == count
@@ -308,10 +322,10 @@ def test_several_samplers_are_measured_in_threads_and_processes(
 def test_a_wrong_token_fails_the_command(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def wrong(cell: Cell, step: int) -> npt.NDArray[np.int64]:
-        return np.full(cell.scene.batch, -7)
+    def wrong(case: SamplerCase, step: int) -> npt.NDArray[np.int64]:
+        return np.full(case.workload.batch, -7)
 
-    monkeypatch.setattr(Cell, "_plain_draw", wrong)
+    monkeypatch.setattr(SamplerCase, "_plain_draw", wrong)
     few = ("--controls", "none", "--variants", f"{NAIVE},{OFFLOADED}")
     assert sampler.run(parse("-V", "1000", "--batch", "1", "--runs", "1", *few)) == 1
     captured = capsys.readouterr()
@@ -355,9 +369,9 @@ def vllm() -> Iterator[VllmProcess]:
 @pytest.mark.skipif(not VLLM_PYTHON, reason="LEXSHARD_VLLM_PYTHON names no interpreter with vLLM")
 @pytest.mark.parametrize("name", SAMPLED)
 def test_vllm_itself_keeps_the_ports_sets(pool: Pool, vllm: VllmProcess, name: str) -> None:
-    scene = scene_of(pool, SETTINGS[name], batch=40)
-    vllm.open(scene)
-    port = TorchSide(scene)
+    workload = workload_of(pool, SETTINGS[name], batch=40)
+    vllm.open(workload)
+    port = TorchContender(workload)
     for step in range(3):
         assert np.array_equal(vllm.kept(), port.kept(step))
         assert len(vllm.run(1)) == 1

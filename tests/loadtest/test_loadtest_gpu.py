@@ -20,7 +20,7 @@ from loadtest.gpu.__main__ import NO_DEVICE, main
 from loadtest.gpu.budget import Budget
 from loadtest.gpu.checks import gpu_test_files, joined, read_outcome
 from loadtest.gpu.summary import summary_page
-from loadtest.gpu.synthetic import Shape, make_hidden, make_weight, quantize_in_parallel
+from loadtest.gpu.synthetic import HeadDimensions, make_hidden, make_weight, quantize_in_parallel
 from loadtest.gpu.timing import Call, copy_bandwidth, in_turns
 from tests.support.paths import ROOT
 
@@ -75,9 +75,7 @@ class HostTimer:
 def test_nothing_is_imported_that_a_bare_cuda_machine_lacks() -> None:
     pytest.importorskip("triton")
     names = ["tests.conftest"]
-    names += [
-        ".".join(path.relative_to(ROOT).with_suffix("").parts) for path in gpu_test_files()
-    ]
+    names += [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in gpu_test_files()]
     names += ["loadtest.gpu.__main__", "loadtest.gpu.head", "loadtest.gpu.timing"]
     script = f"ABSENT = set({ABSENT!r})\nNAMES = {names!r}\n{IMPORTS}"
     done = subprocess.run(
@@ -152,7 +150,7 @@ def test_threads_make_the_same_tier(kind: Kind) -> None:
 
 
 def test_hidden_states_have_the_likely_tokens_they_promise() -> None:
-    weight = make_weight(Shape("test", 4000, 2304), 0, "cpu")
+    weight = make_weight(HeadDimensions("test", 4000, 2304), 0, "cpu")
     hidden = make_hidden(weight, 4, 1)
     logits = (hidden @ weight.float().T).sort(dim=1, descending=True).values
     assert torch.all((logits[:, 0] > 18) & (logits[:, 0] < 34))
@@ -167,12 +165,13 @@ from pathlib import Path
 from loadtest.bench.record import Report
 from loadtest.gpu.budget import Budget
 from loadtest.gpu.head import Bench, Settings
-from loadtest.gpu.synthetic import Shape
+from loadtest.gpu.synthetic import HeadDimensions
 from tests.loadtest.test_loadtest_gpu import HostTimer
 report = Report({}, {}, "test", 0)
 tiers = (("int8", ("sample", "top-50")), ("int4", ("greedy",)))
 settings = Settings(batches=(2,), tiers=tiers, runs=1, checked_rows=2, capacity=128)
-bench = Bench(Shape("test", 400, 64), HostTimer(), report, Budget(600), settings, lambda: None)
+dimensions = HeadDimensions("test", 400, 64)
+bench = Bench(dimensions, HostTimer(), report, Budget(600), settings, lambda: None)
 torch.Tensor.bfloat16 = torch.Tensor.float  # the interpreter's products do not know bf16
 wrong = bench.run()
 assert wrong == 0, wrong

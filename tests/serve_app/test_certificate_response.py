@@ -17,7 +17,7 @@ from actors.configuration import EngineConfiguration
 from actors.engine.loop import Commands
 from actors.messages import EngineStatistics, Request, SequenceEvent, StepOutput
 from cluster.config import ServeConfig
-from cluster.engine.client import EngineClient
+from cluster.engine.supervisor import EngineSupervisor
 from cluster.engine.transport import ClientSide, EngineSide, private_endpoints
 from serve_app.app import create_app
 from tests.support.mock_engine import EOS, MockEngine, Script, certificate, ids, spell
@@ -178,7 +178,7 @@ class RecordedSide:
 
 @pytest.mark.parametrize("path", BODIES)
 def test_a_restart_of_the_engine_neither_loses_nor_repeats_certificates(path: str) -> None:
-    client = EngineClient(EngineConfiguration("mock"))
+    client = EngineSupervisor(EngineConfiguration("mock"))
     client._information = MockEngine().information
     client.health_reason = None
 

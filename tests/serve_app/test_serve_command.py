@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import os
 import socket
 import subprocess
 import sys
@@ -10,12 +12,21 @@ from pathlib import Path
 
 import pytest
 
-from cluster.config import ServeConfig
-from serve_app.banner import banner
+from actors.configuration import EngineConfiguration
+from cluster.config import OPTIONS, ConfigError, ServeConfig, environment_values, load_config
+from serve_app.banner import banner, decisions
 from serve_app.cli import main
+from serve_app.commands.serve import add_arguments
 from tests.support.mock_engine import MockEngine
 from tests.support.mock_server import free_port, model_folder
 from tests.support.paths import ROOT
+
+
+@pytest.fixture(autouse=True)
+def _no_options_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith("LEXSHARD_"):
+            monkeypatch.delenv(name)
 
 
 def test_bad_command_lines_end_with_one_clear_line(
@@ -52,6 +63,69 @@ def test_bad_command_lines_end_with_one_clear_line(
             assert error.count("\n") == 1
     assert main(["frobnicate"]) == 2
     assert main(["--help"]) == 0
+
+
+# -- one declaration, four ways to set it ----------------------------------------------------------
+
+
+def test_flags_come_before_the_environment_and_that_before_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "serve.yaml"
+    path.write_text("model: a\nport: 1001\nthreads: 1\nsamplers: 1\n")
+    environment = {"LEXSHARD_PORT": "1002", "LEXSHARD_THREADS": "2", "HOME": "/"}
+    config = load_config(path, environment_values(environment) | flags("--port", "1003"))
+    assert (config.port, config.threads, config.samplers) == (1003, 2, 1)
+
+
+def test_every_option_can_be_set_everywhere_and_reaches_the_engine() -> None:
+    lists = ["--tier", "int4", "--tier", "int8", "--api-key", "a", "--api-key", "b"]
+    others = ["--fast-prefill", "--kv-cache-memory", "4GiB", "--max-batch-size", "3"]
+    variables = {
+        "LEXSHARD_TIERS": "int4,int8",
+        "LEXSHARD_API_KEYS": "a,b",
+        "LEXSHARD_FAST_PREFILL": "true",
+        "LEXSHARD_KV_CACHE_MEMORY": "4GiB",
+        "LEXSHARD_MAX_BATCH_SIZE": "3",
+    }
+    config = load_config(None, {"model": "m"} | environment_values(variables))
+    assert config == load_config(None, flags("--model", "m", *lists, *others))
+    assert config.api_keys == ["a", "b"]
+    engine = config.engine_configuration
+    assert (engine.model, engine.tiers, engine.fast_prefill) == ("m", ("int4", "int8"), True)
+    assert (engine.kv_cache_bytes, engine.max_running) == (4 * 2**30, 3)
+    assert ServeConfig(model="").engine_configuration == EngineConfiguration(model="")
+    told = decisions(config)
+    assert all(f"  {option.key} " in told for option in OPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "told"),
+    [
+        ("LEXSHARD_MAX_BATCH", "3", "LEXSHARD_MAX_BATCH: did you mean LEXSHARD_MAX_BATCH_SIZE?"),
+        ("LEXSHARD_PORT", "http", "LEXSHARD_PORT: Input should be a valid integer"),
+        ("LEXSHARD_API_KEYS", "a,", "LEXSHARD_API_KEYS: String should match pattern"),
+        ("LEXSHARD_TIERS", "int9", "LEXSHARD_TIERS: Input should be 'int8'"),
+    ],
+)
+def test_bad_variables_end_with_one_clear_line(
+    variable: str,
+    value: str,
+    told: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(ConfigError):
+        environment_values(os.environ)
+    assert main(["serve", "--model", "m"]) == 2
+    error = capsys.readouterr().err
+    assert told in error
+    assert error.count("\n") == 1
+
+
+def flags(*arguments: str) -> dict[str, object]:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return vars(parser.parse_args(arguments))
 
 
 # -- the banner -----------------------------------------------------------------------------------

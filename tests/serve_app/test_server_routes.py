@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from actors.messages import EngineStatistics
+from actors.statistic import statistics_of
 from cluster.config import ServeConfig
 from serve_app.app import create_app
-from serve_app.metrics import ENGINE_DESCRIPTIONS, ENGINE_GAUGES
 from serve_app.middleware import ProxyHeaders
 from tests.support.mock_engine import VOCABULARY, MockEngine, ids
 from tests.support.mock_server import HELLO, TOKENIZER, Client, post, serve
@@ -166,8 +166,10 @@ def test_metrics_tell_what_the_head_did() -> None:
 
 def test_every_statistic_of_the_engine_is_described() -> None:
     names = {field.name for field in fields(EngineStatistics)}
-    assert set(ENGINE_DESCRIPTIONS) == names
-    assert names > ENGINE_GAUGES
+    descriptions = statistics_of(EngineStatistics)
+    gauges = {name for name, declared in descriptions.items() if declared.gauge}
+    assert set(descriptions) == names
+    assert names > gauges
 
 
 def test_internal_errors_tell_nothing(caplog: pytest.LogCaptureFixture) -> None:

@@ -15,7 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from actors.head.output_head import Hidden, Screening, Thresholds
 from actors.head.output_rows import log_normalizers, own_rows, refuse_unsound
+from actors.head.owned_rows import OwnedRows
 from actors.head.paper.settings import PaperSettings, next_budget
 from actors.messages import Adjustment, Candidates, Certificate, Guarantee, Need
 from actors.states.needs import flatten_adjustments
@@ -28,7 +30,7 @@ from kernels.certify import (
     nucleus_certificate,
     within_odds,
 )
-from kernels.noise import gumbel_row
+from kernels.noise import gumbel_noise, gumbel_row
 from kernels.opening import CERTIFIED, EXAMINE, Goal, Head, Opening
 from kernels.penalties import Adjustments, adjust, select_row
 from kernels.rows import canonical_logits, postprocess
@@ -41,14 +43,9 @@ UNLIMITED = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PaperThresholds:
-    """What `PaperHead.screen` leaves for `PaperHead.rescore`: the bounds of every cluster.
+class PaperScreening(Screening):
+    """The bounds of every cluster, and what they leave out."""
 
-    ``tau`` is NaN: no threshold is known before clusters are opened.
-    """
-
-    tau: npt.NDArray[np.float64]  # [N]
-    needs: tuple[Need, ...]  # [N]
     hidden: Float32s  # [N, d]
     adjustments: Adjustments  # N rows
     upper: Float32s  # [N, C] of raw logits, after post-processing
@@ -69,7 +66,9 @@ class PaperHead:
     """The output rows of a model in clusters.
 
     ``weight`` [V, d] fp32 or bf16, ``bias`` [V] or None, ``softcap`` and ``scale`` as for `Shard`;
-    ``clusters`` of the first ``vocabulary_size`` rows. ``budget`` is ``K_max``, in rows.
+    ``clusters`` of the first ``vocabulary_size`` rows. ``budget`` is ``K_max``, in rows. ``owned``
+    says which tokens the rows are, where they are some clusters of the vocabulary only; noise is
+    then drawn token by token, and what needs the whole softmax gets every logit.
 
     Raises `ValueError` where shapes do not fit and for a scale that is not positive.
     """
@@ -83,12 +82,15 @@ class PaperHead:
         vocabulary_size: int,
         clusters: Clusters,
         settings: PaperSettings | None = None,
+        owned: OwnedRows | None = None,
     ) -> None:
-        rows, self._bias = own_rows(weight, bias, vocabulary_size)
-        if len(clusters.order) != vocabulary_size or clusters.centroid.shape[1] != weight.shape[1]:
+        self.owned = OwnedRows.every(vocabulary_size) if owned is None else owned
+        self._size = len(self.owned.ids)
+        rows, self._bias = own_rows(weight, bias, self._size)
+        if len(clusters.order) != self._size or clusters.centroid.shape[1] != weight.shape[1]:
             raise ValueError(
                 f"clusters of {len(clusters.order)} rows do not fit a vocabulary of "
-                f"{vocabulary_size}: build the index again"
+                f"{self._size}: build the index again"
             )
         if not scale > 0:
             raise ValueError(
@@ -96,12 +98,12 @@ class PaperHead:
             )
         self.vocabulary_size = vocabulary_size
         self.settings = settings or PaperSettings()
-        self.budget = self.settings.budget_share * vocabulary_size
+        self.budget = self.settings.budget_share * self._size
         self._weight = rows
         self._softcap = softcap
         self._scale = scale
         self._clusters = clusters
-        self._ids = np.arange(vocabulary_size, dtype=np.int32)
+        self._ids = np.arange(self._size, dtype=np.int32)
         owner = np.repeat(np.arange(len(clusters.radius)), clusters.sizes)
         self._head = Head(
             weight=(rows.view(torch.uint16) if rows.dtype == torch.bfloat16 else rows).numpy(),
@@ -114,11 +116,10 @@ class PaperHead:
 
     # -- screening --------------------------------------------------------------------------------
 
-    def screen(
-        self, hidden: torch.Tensor | npt.NDArray[np.float32], needs: Sequence[Need]
-    ) -> PaperThresholds:
+    def screen(self, hidden: Hidden, needs: Sequence[Need]) -> Thresholds:
         """Bounds of all clusters for the rows of ``hidden`` [N, d] fp32, one `Need` per row.
 
+        There are no thresholds: none is known before clusters are opened.
         Raises `NonFiniteHiddenError` naming the rows that contain NaN or infinity.
         """
         array = torch.as_tensor(hidden, dtype=torch.float32).detach().numpy()
@@ -126,19 +127,21 @@ class PaperHead:
             raise ValueError(f"{len(array)} hidden states but {len(needs)} needs")
         refuse_unsound(np.logical_and.reduce(np.isfinite(array), axis=1))
         wanted = tuple(self._wanted(need) for need in needs)
+        flat = flatten_adjustments([need.adjustment for need in wanted])
         first = tuple(self._first_ids(need.adjustment) for need in wanted)
-        return PaperThresholds(
-            tau=np.full(len(array), np.nan),
-            needs=wanted,
+        screening = PaperScreening(
             hidden=array,
-            adjustments=flatten_adjustments([need.adjustment for need in wanted]),
+            adjustments=self.owned.of_rows(flat),
             upper=self._upper(array, wanted, first),
             first_ids=first,
         )
+        return Thresholds(np.full(len(array), np.nan), wanted, screening)
 
     def _wanted(self, need: Need) -> Need:
-        """The guarantee this head gives to ``need``."""
-        epsilon = self.settings.epsilon
+        """The guarantee this head gives to ``need``; some rows alone know no whole softmax."""
+        if not self.owned.whole and need.kind in ("nucleus", "epsilon"):
+            return replace(need, kind="dense")
+        epsilon = self.settings.epsilon if self.owned.whole else None
         if epsilon is None or need.kind != "top1" or not need.inverse_temperature:
             return need
         return replace(need, kind="epsilon", epsilon=epsilon)
@@ -148,7 +151,8 @@ class PaperHead:
         if adjustment is None:
             return np.empty(0, np.int32)
         ids = raised_ids(adjustment) if adjustment.allowed is None else adjustment.allowed
-        return ids[ids < self.vocabulary_size]
+        own = np.isin(ids, self.owned.ids, assume_unique=True)
+        return self.owned.rows(ids[own])
 
     def _upper(self, hidden: Float32s, needs: Sequence[Need], first: Sequence[Ids]) -> Float32s:
         shape = (len(hidden), len(self._clusters.radius))
@@ -174,13 +178,16 @@ class PaperHead:
 
     # -- rescoring --------------------------------------------------------------------------------
 
-    def rescore(self, thresholds: PaperThresholds) -> Candidates:
+    def rescore(self, thresholds: Thresholds) -> Candidates:
         """Opens clusters until each row's certificate holds: the tokens known then, with canonical
         logits and a certificate per row."""
-        outcomes = [self._open(thresholds, row) for row in range(len(thresholds.needs))]
+        step = thresholds.screening
+        assert isinstance(step, PaperScreening)
+        needs = thresholds.needs
+        outcomes = [self._open(step, need, row) for row, need in enumerate(needs)]
         self._adapt(outcomes)
         dense = [row for row, outcome in enumerate(outcomes) if outcome.ids is None]
-        every = canonical_logits(thresholds.hidden[dense], self._weight) if dense else None
+        every = canonical_logits(step.hidden[dense], self._weight) if dense else None
         lists = [self._ids if outcome.ids is None else outcome.ids for outcome in outcomes]
         offsets = np.cumsum([0, *(len(ids) for ids in lists)], dtype=np.int64)
         ids = np.concatenate(lists)
@@ -193,11 +200,11 @@ class PaperHead:
                 own[:] = every[dense.index(row)]
         raw = self._postprocessed(products, ids)
         return Candidates(
-            ids=ids,
-            logits=self._adjusted(ids, raw, offsets, thresholds.adjustments),
+            ids=self.owned.tokens(ids),
+            logits=self._adjusted(ids, raw, offsets, step.adjustments),
             raw=raw,
             offsets=offsets,
-            certificates=self._certificates(thresholds, outcomes, raw, offsets),
+            certificates=self._certificates(step, needs, outcomes, raw, offsets),
         )
 
     def log_normalizers(
@@ -206,29 +213,28 @@ class PaperHead:
         """See `actors.head.output_rows.log_normalizers`."""
         return log_normalizers(candidates, rows, self.vocabulary_size)
 
-    def _open(self, thresholds: PaperThresholds, row: int) -> Outcome:
+    def _open(self, step: PaperScreening, need: Need, row: int) -> Outcome:
         """Algorithm 1 for one row, with the chosen fallback."""
-        need = thresholds.needs[row]
         if need.kind == "dense":
             return Outcome(None, "dense", None, spent=False)
         goal = _goal(need)
-        hidden = thresholds.hidden[row]
-        own = select_row(thresholds.adjustments, row)
+        hidden = step.hidden[row]
+        own = select_row(step.adjustments, row)
         noise = None
         if goal.kind == openings.GUMBEL:
-            noise = gumbel_row(need.key, need.position, self.vocabulary_size)
+            noise = self._noise(need.key, need.position)
         opening = openings.begin(
             self._head,
             hidden,
-            thresholds.upper[row],
+            step.upper[row],
             goal,
             own,
-            thresholds.first_ids[row],
+            step.first_ids[row],
             noise,
         )
         budget = int(self.budget)
         if need.position < self.settings.short_context:
-            budget = min(2 * budget, self.vocabulary_size)
+            budget = min(2 * budget, self._size)
         found = self._advance(hidden, need, goal, own, opening, budget, UNLIMITED)
         if found is not None:
             return Outcome(found, "deterministic", opening, spent=False)
@@ -301,23 +307,31 @@ class PaperHead:
     ) -> Float32s:
         return adjust(ids, raw, offsets, adjustments) if adjustments.active.any() else raw
 
+    def _noise(self, key: int, position: int) -> Float32s:
+        """Of every row: by blocks where all tokens are rows, otherwise token by token."""
+        if self.owned.whole:
+            return gumbel_row(key, position, self.vocabulary_size)
+        noise: Float32s = gumbel_noise(key, position, self.owned.ids)
+        return noise
+
     def _adapt(self, outcomes: Sequence[Outcome]) -> None:
         opened = [outcome for outcome in outcomes if outcome.opening is not None]
         if self.settings.adaptive and opened:
             failures = sum(outcome.spent for outcome in opened) / len(opened)
-            self.budget = next_budget(self.budget, failures, self.vocabulary_size)
+            self.budget = next_budget(self.budget, failures, self._size)
 
     # -- certificates -----------------------------------------------------------------------------
 
     def _certificates(
         self,
-        thresholds: PaperThresholds,
+        step: PaperScreening,
+        needs: Sequence[Need],
         outcomes: Sequence[Outcome],
         raw: Float32s,
         offsets: npt.NDArray[np.int64],
     ) -> tuple[Certificate, ...]:
         """One per row; the bytes of a pass are shared equally by the rows it served."""
-        size = self.vocabulary_size
+        size = self._size
         row_bytes = self._weight.shape[1] * self._weight.element_size()
         dense_count = sum(outcome.ids is None for outcome in outcomes)
         dense_bytes = size * row_bytes // max(dense_count, 1)
@@ -326,7 +340,7 @@ class PaperHead:
         bound_bytes = passes * self._clusters.metadata_bytes // max(opened, 1)
         tier = f"clusters-{self.settings.bounds}"
         certificates = []
-        for row, (need, outcome) in enumerate(zip(thresholds.needs, outcomes, strict=True)):
+        for row, (need, outcome) in enumerate(zip(needs, outcomes, strict=True)):
             if outcome.opening is None:
                 certificates.append(Certificate("dense", "dense", tier, size, dense_bytes))
                 continue
@@ -344,7 +358,7 @@ class PaperHead:
                     bytes_read=read,
                     opened_share=known / size,
                     fallback=outcome.spent,
-                    tightness=_tightness(best, float(thresholds.upper[row].max())),
+                    tightness=_tightness(best, float(step.upper[row].max())),
                 )
             )
         return tuple(certificates)

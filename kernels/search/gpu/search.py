@@ -26,14 +26,16 @@ import numpy.typing as npt
 import torch
 import triton
 
+from kernels.blocks import blocks_of
 from kernels.penalties import Adjustments
+from kernels.rounding import INFLATION
 from kernels.rows.triton_kernel import gather_logits
 from kernels.screen import Screened
 from kernels.search import Needs
 from kernels.search.gpu import triton_adjust as adjusting
 from kernels.search.gpu import triton_kernel as kernel
 from kernels.search.gpu.triton_adjust import ENTRY, REALS, TILE
-from kernels.search.gpu.triton_kernel import BLOCK, IDLE, INTEGERS
+from kernels.search.gpu.triton_kernel import IDLE, INTEGERS
 
 ADJUSTING_PROGRAMS = 64
 COLUMNS = 1024  # of a hidden state at a time
@@ -131,7 +133,7 @@ def allocate(
     """
     if leaders & (leaders - 1) or leaders < kernel.FEW:
         raise ValueError(f"{leaders} leaders: take a power of two from {kernel.FEW} on")
-    blocks, tiles = triton.cdiv(size, BLOCK), triton.cdiv(size, TILE)
+    blocks, tiles = blocks_of(size), triton.cdiv(size, TILE)
 
     def zeros(dtype: torch.dtype, *shape: int) -> torch.Tensor:
         return torch.zeros(shape, dtype=dtype, device=device)
@@ -354,10 +356,10 @@ def pack_support(adjustments: Adjustments, vocabulary_size: int) -> PackedSuppor
         with np.errstate(divide="ignore"):
             steepest = float(np.maximum(terms[:, 1], 1.0 / terms[:, 1]).max(initial=1.0))
         if steepest > 1.0:
-            slope[row] = steepest * (1.0 + 1e-6)
+            slope[row] = steepest * INFLATION
         added = np.where(np.isfinite(terms[:, 0]), np.abs(terms[:, 0]), 0.0)
         added += np.abs(terms[:, 2]) + np.abs(terms[:, 3])
-        size[row] = added.max(initial=0.0) * (1.0 + 1e-6)
+        size[row] = added.max(initial=0.0) * INFLATION
         own = np.empty((len(ids), ENTRY), np.int32)
         own[:, 0], own[:, 1] = row, ids
         own[:, 2:] = terms.view(np.int32)

@@ -8,21 +8,21 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from kernels.rounding import INFLATION, SMALLEST_SLACK, SMALLEST_STEP, UNIT_ROUNDOFF
+
 TILE = 1024  # ids, or adjusted tokens, of a program
 # Of a row's questions: inverse temperature, ln min_p, slope and size of the adjustments.
 REALS = 4
-ENTRY = (
-    6  # of the support: row, id, bias (-inf: banned), repetition, frequency times count, presence
-)
+# Of the support: row, id, bias (-inf: banned), repetition, frequency times count, presence.
+ENTRY = 6
 
 _TILE = tl.constexpr(TILE)
 _REALS = tl.constexpr(REALS)
 _ENTRY = tl.constexpr(ENTRY)
-# See `kernels.search.reference.outward`.
-_INFLATION = tl.constexpr(1.0 + 1e-6)
-_SMALLEST_SLACK = tl.constexpr(2.0**-120)
-_SMALLEST_FACTOR = tl.constexpr(2.0**-149)
-_UNIT_ROUNDOFF = tl.constexpr(2.0**-24)
+_INFLATION = tl.constexpr(INFLATION)
+_SMALLEST_SLACK = tl.constexpr(SMALLEST_SLACK)
+_SMALLEST_STEP = tl.constexpr(SMALLEST_STEP)
+_UNIT_ROUNDOFF = tl.constexpr(UNIT_ROUNDOFF)
 _SOFTCAP_ERROR = tl.constexpr(2.0**-18)
 
 
@@ -102,9 +102,9 @@ def factors_kernel(  # type: ignore[no-untyped-def]
         rest = (rest + 16.0 * _UNIT_ROUNDOFF * (reach + adjustment)) * slope
         error *= slope
         size *= slope
-    tl.store(factors + row * 3, (error * _INFLATION + _SMALLEST_FACTOR).to(tl.float32))
-    tl.store(factors + row * 3 + 1, (size * _INFLATION + _SMALLEST_FACTOR).to(tl.float32))
-    rounded = (rest * _INFLATION + _SMALLEST_FACTOR).to(tl.float32)
+    tl.store(factors + row * 3, (error * _INFLATION + _SMALLEST_STEP).to(tl.float32))
+    tl.store(factors + row * 3 + 1, (size * _INFLATION + _SMALLEST_STEP).to(tl.float32))
+    rounded = (rest * _INFLATION + _SMALLEST_STEP).to(tl.float32)
     tl.store(factors + row * 3 + 2, rounded + _SMALLEST_SLACK)
     tl.store(finite + row, ((norm < float("inf")) & (norm == norm)).to(tl.int32))
 

@@ -12,13 +12,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from kernels.blocks import BLOCK
 from kernels.noise.triton_kernel import block_draw, gumbel_of
+from kernels.rounding import NOISE_ROUNDING, ULP_SHARE
 from kernels.search import kinds
 from kernels.search.gpu.triton_adjust import ENTRY, REALS, TILE, adjusted, softcapped
 
 IDLE = -1  # the kind of a row that asks for nothing
 FEW = 4  # leaders of a row that wants one token: the best estimate need not be the best logit
-BLOCK = 64
 INTEGERS = 5  # kind, k, low and high half of the key, position
 
 _GREEDY = tl.constexpr(kinds.GREEDY)
@@ -31,10 +32,8 @@ _TILE_BLOCKS = tl.constexpr(TILE // BLOCK)
 _INTEGERS = tl.constexpr(INTEGERS)
 _REALS = tl.constexpr(REALS)
 _ENTRY = tl.constexpr(ENTRY)
-# See `kernels.search.reference.outward`.
-_ULP_SHARE = tl.constexpr(2.0**-22)
-# Above the rounding of any fp32 noise (at most 43), whatever computes its logarithms.
-_NOISE_ROUNDING = tl.constexpr(1e-5)
+_ULP_SHARE = tl.constexpr(float(ULP_SHARE))
+_NOISE_ROUNDING = tl.constexpr(NOISE_ROUNDING)
 _EXACT_SOFTCAP_ERROR = tl.constexpr(2.0**-40)
 
 

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.generation.streamers import BaseStreamer
 
-from loadtest.bench.runs import Run
+from loadtest.bench.runs import EngineRun
 from loadtest.bench.workload import Job
 
 
@@ -36,7 +36,7 @@ class GenerateRunner:
         settings.eos_token_id = None
         settings.pad_token_id = 0
 
-    def run(self, jobs: Sequence[Job]) -> Run:
+    def run(self, jobs: Sequence[Job]) -> EngineRun:
         input_ids, attention_mask = left_padded([job.prompt_ids for job in jobs])
         watch = _Stopwatch()
         started = time.perf_counter()
@@ -50,7 +50,7 @@ class GenerateRunner:
         wall = time.perf_counter() - started
         seconds = [moment - started for moment in watch.moments]
         columns = torch.stack(watch.tokens, dim=1).tolist()  # [B, most]
-        return Run(
+        return EngineRun(
             wall_seconds=wall,
             token_ids=tuple(
                 tuple(row[: job.output_tokens]) for row, job in zip(columns, jobs, strict=True)

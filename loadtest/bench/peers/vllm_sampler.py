@@ -2,7 +2,7 @@
 
 ``python vllm_sampler.py`` reads one JSON command per line and answers each with one JSON line:
 
-- ``{"open": FOLDER, ...}``: a case, whose arrays lie in FOLDER (see ``sampler_peer``).
+- ``{"open": FOLDER, ...}``: a case, whose arrays lie in FOLDER (see ``sampler.vllm_process``).
 - ``{"run": COUNT}``: runs the next steps, the seconds of each.
 - ``{"kept": true}``: writes which tokens the processors leave in the next step.
 
@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 
-class Case:
+class SampledBatch:
     """A batch of one setting, its metadata as the engine keeps it from step to step."""
 
     def __init__(self, folder: Path, setting: dict[str, Any], threads: int) -> None:
@@ -111,9 +111,11 @@ def metadata(setting: dict[str, Any], prompts: torch.Tensor, outputs: list[list[
     )
 
 
-def answer(command: dict[str, Any], case: Case | None) -> tuple[dict[str, Any], Case | None]:
+def answer(
+    command: dict[str, Any], case: SampledBatch | None
+) -> tuple[dict[str, Any], SampledBatch | None]:
     if "open" in command:
-        case = Case(Path(command["open"]), command["setting"], command["threads"])
+        case = SampledBatch(Path(command["open"]), command["setting"], command["threads"])
         return {}, case
     if case is None:
         raise RuntimeError("open a case first")
@@ -141,7 +143,7 @@ def main() -> None:
             continue
     versions = {**found, "vllm's torch": torch.__version__}
     print(json.dumps({"versions": versions}), file=answers, flush=True)
-    case: Case | None = None
+    case: SampledBatch | None = None
     with torch.inference_mode():
         for line in sys.stdin:
             said, case = answer(json.loads(line), case)

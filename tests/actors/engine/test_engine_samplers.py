@@ -126,16 +126,16 @@ def test_a_killed_sampler_loses_no_request_and_changes_no_token(
         engine.submit(request)
     flight, steps, killed = None, 0, 0
     while unfinished:
-        plan = engine.plan()
-        hidden = None if plan is None else engine.forward(plan)
-        for event in () if flight is None else engine.commit(flight):
+        plan = engine.steps.plan()
+        hidden = None if plan is None else engine.steps.forward(plan)
+        for event in () if flight is None else engine.steps.commit(flight):
             assert event.error is None
             tokens[event.request_id].extend(event.token_ids)
             if event.finish_reason is not None:
                 unfinished.discard(event.request_id)
         flight = None
         if plan is not None and hidden is not None:
-            flight = engine.decide(plan, hidden)
+            flight = engine.steps.decide(plan, hidden)
             steps += 1
             if steps in (5, 20):
                 victim = handles[0] if steps == 5 else handles[1]
@@ -162,13 +162,13 @@ def test_a_request_cancelled_while_its_token_is_decided_leaves_nothing(
     engine = make_engine(samplers=1, sampler_placement="threads")
     for request in requests_of(prompt_ids, 4):
         engine.submit(request)
-    plan = engine.plan()
+    plan = engine.steps.plan()
     assert plan is not None
-    flight = engine.decide(plan, engine.forward(plan))
+    flight = engine.steps.decide(plan, engine.steps.forward(plan))
     for name in ("0", "1", "2", "3"):
         engine.cancel(name)
-    assert engine.commit(flight) == []
-    assert engine.plan() is None
+    assert engine.steps.commit(flight) == []
+    assert engine.steps.plan() is None
     engine.check_idle()
     assert engine.statistics().cancelled == 4
     engine.close()
@@ -256,7 +256,7 @@ def test_no_tokens_wanted_ends_once(overlapping: Engine, prompt_ids: PromptIds, 
 def test_a_hidden_state_that_is_not_finite_harms_only_its_own(
     overlapping: Engine, prompt_ids: PromptIds, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    steps = overlapping._steps
+    steps = overlapping.steps
     forward = steps.forward
 
     def damaged(plan: Any) -> torch.Tensor:

@@ -11,16 +11,15 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from actors.head.calibration import Timing, calibrate, choose
-from actors.head.ladder import (
-    CROWDED_SHARE,
-    FIRST_PAUSE,
-    LONGEST_PAUSE,
-    Choices,
-    Crowding,
-    Ladder,
-    Pauses,
+from actors.head.backoff import (
+    LARGEST_AVERAGE,
+    LONGEST_BACKOFF,
+    SHORTEST_BACKOFF,
+    Backoff,
+    CandidateShare,
 )
+from actors.head.calibration import Timing, calibrate, choose
+from actors.head.ladder import Choices, Ladder
 from actors.head.screens import DENSE
 from actors.head.shard import Shard
 from actors.messages import Candidates, Need
@@ -104,29 +103,29 @@ def test_top_k_has_a_choice_of_its_own() -> None:
     assert choose(timings, certified=True) == (((1, "int4"),), ((1, "int8"),))
 
 
-def test_pauses_grow_while_failures_follow_each_other() -> None:
-    pauses = Pauses()
+def test_backoff_grow_while_failures_follow_each_other() -> None:
+    backoff = Backoff()
     lengths = []
     for _ in range(9):
-        assert pauses.allows("int4")
-        pauses.record("int4", failed=True)
+        assert backoff.allows("int4")
+        backoff.record("int4", failed=True)
         length = 0
-        while not pauses.allows("int4"):
+        while not backoff.allows("int4"):
             length += 1
         lengths.append(length)
-    assert lengths[:3] == [FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE]
-    assert lengths[-1] == LONGEST_PAUSE
-    pauses.record("int4", failed=False)
-    pauses.record("int4", failed=True)
-    assert not pauses.allows("int4")
-    assert pauses.allows("int8")
+    assert lengths[:3] == [SHORTEST_BACKOFF, 2 * SHORTEST_BACKOFF, 4 * SHORTEST_BACKOFF]
+    assert lengths[-1] == LONGEST_BACKOFF
+    backoff.record("int4", failed=False)
+    backoff.record("int4", failed=True)
+    assert not backoff.allows("int4")
+    assert backoff.allows("int8")
 
 
 def test_one_flat_context_crowds_nothing() -> None:
-    crowding = Crowding()
-    assert not crowding.record("int4", 0.4)
-    assert not any(crowding.record("int4", 0.001) for _ in range(20))
-    assert any(crowding.record("int4", 2 * CROWDED_SHARE) for _ in range(20))
+    share = CandidateShare()
+    assert not share.record("int4", 0.4)
+    assert not any(share.record("int4", 0.001) for _ in range(20))
+    assert any(share.record("int4", 2 * LARGEST_AVERAGE) for _ in range(20))
 
 
 def test_a_crowded_screen_gives_way_to_the_next_finer_one() -> None:

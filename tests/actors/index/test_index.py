@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-import threading
-import time
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -15,84 +12,20 @@ import numpy as np
 import pytest
 import torch
 
-from actors.body.loading import LoadedModel, load
+from actors.body.loading import LoadedModel
 from actors.body.output_head import Head
-from actors.index.automatic import default_index_path, open_or_build
-from actors.index.build import TIER_KINDS, BuildSettings, build_index, own_rows
-from actors.index.container import read_header
+from actors.index.build import TIER_KINDS, BuildSettings, build_index
 from actors.index.errors import IndexFileError, IndexMismatchError
-from actors.index.format import Index, describe_weights, load_index
+from actors.index.format import describe_weights, load_index
 from actors.index.hidden import RANDOM_TOKENS, hidden_states
 from actors.index.metadata import NEEDS
-from actors.index.steps import alone
 from actors.index.tightness import TOP_K, measure_tiers, thresholds
 from kernels.bounds import summarise
 from kernels.quantize import quantize
 from kernels.screen import screen
 from serve_app.cli import main
+from tests.support.index_cases import SETTINGS, STEPS, Interrupted, Silent, Tiny
 from tests.support.paths import DEMO, ROOT
-from tests.support.tiny_models import save_tiny
-
-SETTINGS = BuildSettings(clusters=9, iterations=4, seed=5)
-STEPS = ["calibration", "clusters", *(f"tier.{kind}" for kind in TIER_KINDS), "writing"]
-
-
-class Silent:
-    """Progress that nobody sees, kept for the test to read."""
-
-    def __init__(self) -> None:
-        self.begun: list[str] = []
-
-    def begin(self, step: str) -> None:
-        self.begun.append(step)
-
-    def advance(self, share: float) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-class Interrupted(Silent):
-    """Raises when a step begins, or in its middle."""
-
-    def __init__(self, step: str, *, within: bool = False) -> None:
-        super().__init__()
-        self._step, self._within = step, within
-
-    def begin(self, step: str) -> None:
-        super().begin(step)
-        if step == self._step and not self._within:
-            raise KeyboardInterrupt
-
-    def advance(self, share: float) -> None:
-        if self.begun[-1] == self._step:
-            raise KeyboardInterrupt
-
-
-class Tiny:
-    """A random model with biases and without a tokenizer, and its index."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = save_tiny("phi", folder / "model")
-        self.model = load(self.folder, device="cpu")
-        self.head = own_rows(self.model)
-        self.path = folder / "index.safetensors"
-        build_index(self.folder, self.model, self.path, SETTINGS, progress=Silent())
-
-    def load(self, path: Path | None = None) -> Index:
-        return load_index(path or self.path, self.head.weight, self.head.bias)
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
-    return Tiny(tmp_path_factory.mktemp("tiny"))
-
-
-@pytest.fixture(scope="module")
-def demo() -> LoadedModel:
-    return load(DEMO, device="cpu")
-
 
 # -- the file -------------------------------------------------------------------------------------
 
@@ -352,147 +285,3 @@ def test_build_command_refuses_with_one_line(
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert error.startswith("lexshard: ")
     assert reason in error
-
-
-# -- found or built -------------------------------------------------------------------------------
-
-
-class Own:
-    """A copy of the tiny model's folder to build in, and what was announced."""
-
-    def __init__(self, tiny: Tiny, folder: Path) -> None:
-        self.folder, self.model = folder, tiny.model
-        self.said: list[str] = []
-        self.beside = folder / "vocabulary.lexshard"
-
-    def open(self, path: Path | None = None, **options: Any) -> Index:
-        return open_or_build(
-            self.folder,
-            self.model,
-            path,
-            announce=self.said.append,
-            progress=Silent(),
-            **options,
-        )
-
-
-@pytest.fixture
-def own(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Own:
-    folder = tmp_path / "model"
-    folder.mkdir()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return Own(tiny, folder)
-
-
-def test_first_use_builds_beside_the_model_and_the_next_loads(own: Own) -> None:
-    first = own.open()
-    assert set(first.tiers) == {"int8", "int4"}
-    assert first.clusters is None
-    assert len(own.said) == 1
-    assert "building" in own.said[0]
-    written = own.beside.stat().st_mtime_ns
-    again = own.open(tiers=("int4",))
-    assert set(again.tiers) == {"int4"}
-    assert own.beside.stat().st_mtime_ns == written
-    assert len(own.said) == 1
-    assert [path.name for path in own.folder.iterdir()] == [own.beside.name]
-
-
-def test_what_is_missing_is_added_to_what_is_there(own: Own) -> None:
-    settings = BuildSettings(tiers=("int8",), clusters=7, kind="spherical", iterations=2, seed=3)
-    build_index(own.folder, own.model, own.beside, settings, progress=Silent())
-    before = read_header(own.beside)
-    index = own.open(tiers=("int4",))
-    assert set(index.tiers) == {"int4"}
-    after = read_header(own.beside)
-    assert after.tiers == ("int8", "int4")
-    assert before.parts.items() <= after.parts.items()  # nothing was made again or lost
-    assert own.open(parts=("tiers", "clusters")).clusters is not None
-
-
-def test_clusters_come_where_asked_and_cheap(own: Own, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("actors.index.automatic.CHEAP_PRODUCTS", 10.0)
-    assert own.open(parts=("tiers", "clusters")).clusters is None
-    assert "lexshard index build" in own.said[-1]
-    monkeypatch.undo()
-    index = own.open(parts=("tiers", "clusters"), tiers=())
-    assert index.clusters is not None
-    assert index.tiers == {}
-
-
-def test_an_index_of_other_weights_is_replaced_if_found_and_refused_if_named(
-    own: Own, tmp_path: Path
-) -> None:
-    other = save_tiny("phi", tmp_path / "other", seed=1)
-    build_index(other, load(other, device="cpu"), own.beside, SETTINGS, progress=Silent())
-    foreign = tmp_path / "foreign.safetensors"
-    foreign.write_bytes(own.beside.read_bytes())
-    with pytest.raises(IndexMismatchError):
-        own.open(foreign)
-    own.open()
-    assert "built from output weights" in own.said[0]
-    head = own_rows(own.model)
-    assert read_header(own.beside).weights == describe_weights(head.weight, head.bias)
-
-
-def test_a_damaged_index_is_replaced_if_found_and_refused_if_named(own: Own) -> None:
-    own.open()
-    whole = own.beside.read_bytes()
-    torn = bytearray(whole)
-    torn[-5] ^= 1
-    own.beside.write_bytes(torn)
-    with pytest.raises(IndexFileError, match="damaged"):
-        own.open(own.beside)
-    own.open()
-    assert any("damaged" in line for line in own.said)
-    assert own.beside.read_bytes() == whole
-
-
-def test_a_folder_that_cannot_be_written_sends_the_index_to_the_cache(
-    own: Own, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    access = os.access  # a test may run as root, who may write everywhere
-    monkeypatch.setattr(
-        os, "access", lambda path, mode: Path(path) != own.folder and access(path, mode)
-    )
-    head = own_rows(own.model)
-    path = default_index_path(own.folder, describe_weights(head.weight, head.bias))
-    assert path.parent == tmp_path / "cache" / "lexshard"
-    own.open()
-    assert path.is_file()
-    assert not own.beside.exists()
-    own.open()
-    assert len(own.said) == 1
-
-
-def test_builds_in_one_folder_wait_for_each_other(tmp_path: Path) -> None:
-    events: list[str] = []
-
-    def second() -> None:
-        with alone(tmp_path):
-            events.append("second")
-
-    with alone(tmp_path):
-        thread = threading.Thread(target=second)
-        thread.start()
-        time.sleep(0.2)
-        events.append("first")
-    thread.join(timeout=10)
-    assert events == ["first", "second"]
-
-
-def test_the_demo_model_has_an_index_within_seconds(demo: LoadedModel, tmp_path: Path) -> None:
-    build_index(DEMO, demo, tmp_path / "first.safetensors", progress=Silent())
-    begun = time.perf_counter()  # kernels are compiled by now
-    out = tmp_path / "index.safetensors"
-    build_index(DEMO, demo, out, progress=Silent())
-    took = time.perf_counter() - begun
-    metadata = read_header(out).metadata()
-    print(f"index of the demo model, every tier and 246 clusters: {took:.1f} s")
-    assert took < 60
-    assert metadata.weights.rows == 16384
-    assert metadata.clusters is not None
-    assert metadata.clusters.requested == 246
-    assert metadata.clusters.fine_tokens >= 10
-    assert metadata.tiers["int8"].tightness.kept["top-1"] < 0.001 * 16384
-    assert metadata.tiers["int8"].tightness.bytes_read["top-50"] < 0.6 * 2 * 16384 * 256

@@ -1,0 +1,62 @@
+"""Several shards in one process that answer like one head."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from actors.head.exchange import MassShard, decide_masses, largest_thresholds, merge_candidates
+from actors.head.output_head import Hidden, Screening, Thresholds
+from actors.head.output_rows import log_normalizers
+from actors.messages import Candidates, Need
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GroupScreening(Screening):
+    """What every shard has found."""
+
+    parts: tuple[Thresholds, ...]
+
+
+class ShardGroup:
+    """``shards`` of one head: every token of the vocabulary is a row of exactly one.
+
+    The tokens that can be drawn are the same as from one shard with every row; what finding them
+    costs is not. Raises ValueError where tokens are missing or owned twice.
+    """
+
+    def __init__(self, shards: Sequence[MassShard], owned_ids: Sequence[npt.NDArray[np.int32]]):
+        self.vocabulary_size = shards[0].vocabulary_size
+        ids = np.sort(np.concatenate(list(owned_ids)))
+        if not np.array_equal(ids, np.arange(self.vocabulary_size)):
+            raise ValueError("shards of a head own every token of the vocabulary once")
+        self._shards = tuple(shards)
+
+    def screen(self, hidden: Hidden, needs: Sequence[Need]) -> Thresholds:
+        """Thresholds of the rows of ``hidden`` [N, d] that hold for all shards.
+
+        Raises `NonFiniteHiddenError` naming the rows that contain NaN or infinity.
+        """
+        parts = tuple(shard.screen(hidden, needs) for shard in self._shards)
+        tau = largest_thresholds([np.asarray(part.tau) for part in parts])
+        return Thresholds(tau, tuple(needs), GroupScreening(parts))
+
+    def rescore(self, thresholds: Thresholds) -> Candidates:
+        """The candidates of all shards, with one certificate per row."""
+        assert isinstance(thresholds.screening, GroupScreening)
+        parts = thresholds.screening.parts
+        masses = decide_masses(self._shards, parts)
+        answers = [
+            shard.rescore(replace(part, tau=thresholds.tau, masses=own))
+            for shard, part, own in zip(self._shards, parts, masses, strict=True)
+        ]
+        return merge_candidates(answers, self.vocabulary_size)
+
+    def log_normalizers(
+        self, candidates: Candidates, rows: Sequence[int]
+    ) -> npt.NDArray[np.float64]:
+        """See `actors.head.output_rows.log_normalizers`."""
+        return log_normalizers(candidates, rows, self.vocabulary_size)

@@ -1,0 +1,1 @@
+"""`lexshard bench engine`: whole engines on batches of requests, beside other engines."""

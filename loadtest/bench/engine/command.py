@@ -1,0 +1,359 @@
+"""``lexshard bench engine``: continuous batches of mixed lengths, without HTTP.
+
+Every engine generates the same tokens: greedy, end of sequence ignored, same checkpoint, dtype,
+number of threads and cores, warm. ``generate`` takes turns with the engine run by run in one
+process; vLLM, which needs an environment of its own, takes turns with it process by process.
+Throughput counts the tokens the requests asked for over the time until the last is done, prompts
+included.
+
+``--shape large-vocabulary`` measures a random checkpoint of these dimensions instead (see
+``random_model``): our certified head takes turns with our dense one, then with vLLM.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Protocol, get_args, runtime_checkable
+
+from transformers import AutoTokenizer
+from transformers.utils.logging import disable_progress_bar
+
+from actors.configuration import DEFAULT_TIERS, Tier
+from loadtest.bench.bandwidth import read_bandwidth
+from loadtest.bench.engine.agreement import Agreement, compare
+from loadtest.bench.engine.random_model import write_random_model
+from loadtest.bench.engine.runner import EngineRunner
+from loadtest.bench.machine import describe_machine, installed_versions, pinned_to_cores
+from loadtest.bench.peers.transformers_generate import GenerateRunner
+from loadtest.bench.process_pairs import (
+    Task,
+    Worker,
+    alternate,
+    lexshard_worker,
+    vllm_worker,
+)
+from loadtest.bench.record import CaseLabels, Measure, Report
+from loadtest.bench.runs import MEASURES, EngineRun, Runner, run_interleaved
+from loadtest.bench.workload import Job, mixed_jobs
+
+REQUESTS, SHAPE_REQUESTS = (1, 4, 16), (1, 8)
+RUNS, QUICK_RUNS = 5, 2
+PAIRS, QUICK_PAIRS = 5, 1
+REPEATS, QUICK_REPEATS = 3, 1
+SEED = 17
+
+HEAD_SHARE = Measure("head share", "%", higher_is_better=False)
+AGREEMENT = Measure("equal tokens", "%", higher_is_better=True)
+
+
+@runtime_checkable
+class HasLogits(Protocol):
+    """A runner that can say how close two next tokens are."""
+
+    def logit_gap(self, token_ids: Sequence[int], first: int, second: int) -> float: ...
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options to a parser."""
+    parser.add_argument("--model", default="models/lexshard-demo", metavar="DIR")
+    parser.add_argument(
+        "--requests",
+        type=_counts,
+        metavar="N,N",
+        help="numbers of concurrent requests (default 1,4,16; with --shape 1,8)",
+    )
+    parser.add_argument(
+        "--shape",
+        choices=("large-vocabulary",),
+        help="random weights of these dimensions instead of --model: 18 layers, V=262,144",
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16"),
+        help="of every engine (default float32; with --shape bfloat16)",
+    )
+    parser.add_argument(
+        "--threads", type=int, default=1, metavar="N", help="of the model, in every engine; pinned"
+    )
+    parser.add_argument("--body", choices=("auto", "general", "fused"), default="auto")
+    parser.add_argument(
+        "--head", choices=("auto", "certified", "paper", "dense"), default="auto", help="ours"
+    )
+    parser.add_argument(
+        "--against",
+        choices=("generate", "dense", "samplers"),
+        help="in one process: transformers' generate, ours with a dense head, or ours with one "
+        "sampler process, which gets a core of its own (default generate; with --shape dense)",
+    )
+    parser.add_argument(
+        "--tiers",
+        type=_names,
+        default=DEFAULT_TIERS,
+        metavar="A,B",
+        help="what may screen: int8, int4, int4-dither, 1-bit (default int8,int4)",
+    )
+    parser.add_argument(
+        "--runs",
+        type=int,
+        metavar="N",
+        help=f"runs of each engine, and process pairs (default {RUNS}, --quick {QUICK_RUNS} and "
+        f"{QUICK_PAIRS})",
+    )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="the same cases, fewer runs: under a minute, vLLM adds its own start",
+    )
+    parser.add_argument("--seed", type=int, default=SEED, metavar="N", help="of the requests")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there")
+    parser.add_argument(
+        "--vllm-python",
+        type=Path,
+        metavar="PATH",
+        help="interpreter of an environment that has vLLM for CPUs: measure against it too",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure and print; returns the exit status."""
+    disable_progress_bar()
+    try:
+        wanted = arguments.threads + (arguments.against == "samplers")
+        with pinned_to_cores(wanted) as cores, checkpoint(arguments) as model:
+            report = measure(arguments, model, cores)
+    except (ValueError, OSError, RuntimeError) as error:
+        print(f"lexshard bench engine: {error}", file=sys.stderr)
+        return 1
+    print(f"\n{report.table()}\n")
+    print("TTFT and TPOT: median over the requests of a run; p10 and p90: over the runs.")
+    print("we are: median of the ratios of neighbouring runs, above 1 where lexshard is better.")
+    if arguments.shape is None:
+        print("generate: one left-padded batch that runs to its longest output; only wanted")
+        print("tokens count.")
+    if arguments.vllm_python is None:
+        print("vLLM: not measured, give --vllm-python PATH.")
+    if arguments.json is not None:
+        report.write(arguments.json)
+        print(f"written: {arguments.json}")
+    return 0
+
+
+@contextmanager
+def checkpoint(arguments: argparse.Namespace) -> Iterator[str]:
+    """The folder to measure; completes the options that depend on what it is.
+
+    A random checkpoint is written to a temporary folder and deleted afterwards.
+    """
+    if arguments.shape is None:
+        arguments.requests = arguments.requests or REQUESTS
+        arguments.dtype = arguments.dtype or "float32"
+        yield arguments.model
+        return
+    arguments.requests = arguments.requests or SHAPE_REQUESTS
+    arguments.dtype = arguments.dtype or "bfloat16"
+    arguments.model = f"random, {arguments.shape}"
+    with TemporaryDirectory() as folder:
+        write_random_model(Path(folder), seed=arguments.seed)
+        yield folder
+
+
+def measure(arguments: argparse.Namespace, model: str, cores: Sequence[int]) -> Report:
+    """Run every case on every engine that was given."""
+    report = Report(
+        machine={**describe_machine(), "pinned_to_cores": list(cores)},
+        versions=installed_versions(),
+        command=shlex.join(["lexshard", *sys.argv[1:]]),
+        seed=arguments.seed,
+    )
+    vllm = (
+        vllm_worker(arguments.vllm_python, cores, arguments.threads)
+        if arguments.vllm_python is not None
+        else None
+    )
+    tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)
+    cases = [mixed_jobs(tokenizer, count, arguments.seed) for count in arguments.requests]
+    settings = (model, arguments.dtype, arguments.threads, arguments.body)
+    ours = EngineRunner(*settings, arguments.head, arguments.tiers)
+    other: Runner
+    against = arguments.against or ("generate" if arguments.shape is None else "dense")
+    if against == "generate":
+        other = GenerateRunner(model, arguments.dtype, arguments.threads)
+    elif against == "samplers":
+        other = EngineRunner(
+            *settings,
+            arguments.head,
+            arguments.tiers,
+            name="lexshard, a sampler beside",
+            samplers=1,
+        )
+    else:
+        other = EngineRunner(*settings, "dense", name="lexshard, dense head")
+    parameters = ours.information.parameters
+    print(
+        f"{arguments.model}: {parameters / 1e6:.1f}M parameters, "
+        f"{arguments.dtype}, {ours.information.body} body, {ours.information.head} head, "
+        f"{arguments.threads} thread(s) on core(s) {', '.join(map(str, cores))}"
+    )
+    if arguments.shape is not None:
+        print_roofline(report, parameters, arguments)
+    for jobs in cases:
+        measure_in_turns(report, arguments, ours, other, jobs)
+    if vllm is not None:
+        task = Task(
+            model=model,
+            dtype=arguments.dtype,
+            threads=arguments.threads,
+            body=arguments.body,
+            max_model_len=ours.information.max_model_len,
+            cases=tuple(cases),
+            repeats=QUICK_REPEATS if arguments.quick else REPEATS,
+            head=arguments.head,
+            tiers=arguments.tiers,
+        )
+        measure_beside_vllm(report, arguments, task, vllm, other)
+    return report
+
+
+def print_roofline(report: Report, parameters: int, arguments: argparse.Namespace) -> None:
+    """What one token costs at least if every weight is read once, as stored in ``dtype``."""
+    size = parameters * (2 if arguments.dtype == "bfloat16" else 4)
+    bandwidth = read_bandwidth(arguments.threads)
+    report.machine["read_bytes_per_second"] = bandwidth
+    print(
+        f"roofline of one token: {size / 1e6:.0f} MB of {arguments.dtype} weights at "
+        f"{bandwidth / 1e9:.1f} GB/s take {1e3 * size / bandwidth:.1f} ms; a certified head reads "
+        "fewer"
+    )
+
+
+def measure_in_turns(
+    report: Report,
+    arguments: argparse.Namespace,
+    ours: Runner,
+    other: Runner,
+    jobs: Sequence[Job],
+) -> None:
+    """One case of the engine and of another one, taking turns run by run in this process."""
+    count = arguments.runs or (QUICK_RUNS if arguments.quick else RUNS)
+    runs = run_interleaved([ours, other], jobs, count)
+    labels = _labels(arguments, jobs, "one process")
+    add_measures(report, labels, {name: [(run,) for run in each] for name, each in runs.items()})
+    last, other_last = runs[ours.name][-1], runs[other.name][-1]
+    add_agreement(report, labels, last, other_last, other, jobs, against=other.name)
+
+
+def measure_beside_vllm(
+    report: Report,
+    arguments: argparse.Namespace,
+    task: Task,
+    vllm: Worker,
+    reference: Runner,
+) -> None:
+    """Every case of the engine and of vLLM, taking turns process by process."""
+    pairs = arguments.runs or (QUICK_PAIRS if arguments.quick else PAIRS)
+    ours, theirs = [], []
+    for mine, other in alternate([lexshard_worker(), vllm], task, pairs):
+        ours.append(mine)
+        theirs.append(other)
+        print(f"process pair {len(ours)} of {pairs} done", file=sys.stderr)
+    report.versions.update(theirs[0].versions)
+    for index, jobs in enumerate(task.cases):
+        labels = _labels(arguments, jobs, "process pairs")
+        runs = {
+            "lexshard": [each.cases[index] for each in ours],
+            vllm.name: [each.cases[index] for each in theirs],
+        }
+        add_measures(report, labels, runs)
+        last, other_last = runs["lexshard"][-1][-1], runs[vllm.name][-1][-1]
+        add_agreement(report, labels, last, other_last, reference, jobs, against=vllm.name)
+
+
+def add_measures(
+    report: Report, labels: CaseLabels, groups: Mapping[str, Sequence[Sequence[EngineRun]]]
+) -> None:
+    """Record throughput, latencies and our head's share; group ``i`` of all engines is a pair.
+
+    A group is what one turn measured: one run, or all runs of a process, which count with their
+    median.
+    """
+    for measured, value in MEASURES:
+        raw = {name: [_median(value, each) for each in turns] for name, turns in groups.items()}
+        report.add(labels, measured, raw, ours="lexshard")
+    shares = [_median(lambda run: 100 * (run.head_share or 0), each) for each in groups["lexshard"]]
+    report.add(labels, HEAD_SHARE, {"lexshard": shares})
+
+
+def add_agreement(
+    report: Report,
+    labels: CaseLabels,
+    ours: EngineRun,
+    theirs: EngineRun,
+    reference: Runner,
+    jobs: Sequence[Job],
+    *,
+    against: str,
+) -> None:
+    """Record and print how many greedy tokens are equal, and how close the rest was where
+    ``reference`` has a plain forward pass to tell."""
+    agreement = compare(ours.token_ids, theirs.token_ids)
+    share = 100 * agreement.equal_tokens / agreement.tokens
+    report.add(labels, AGREEMENT, {against: [share]})
+    print(f"{len(jobs)} at once, lexshard and {against}: {describe_agreement(agreement)}")
+    if not isinstance(reference, HasLogits):
+        return
+    for each in agreement.differences:
+        prefix = (*jobs[each.request].prompt_ids, *ours.token_ids[each.request][: each.position])
+        gap = reference.logit_gap(prefix, each.ours, each.theirs)
+        print(
+            f"  request {each.request} parts at token {each.position}: {each.ours} and "
+            f"{each.theirs}, whose logits in the plain forward are {gap:.2g} apart"
+        )
+
+
+def describe_agreement(agreement: Agreement) -> str:
+    count = len(agreement.differences)
+    return (
+        f"{agreement.equal_tokens} of {agreement.tokens} greedy tokens are equal, "
+        f"{count} first difference{'' if count == 1 else 's'}"
+    )
+
+
+def _median(value: Callable[[EngineRun], float], runs: Sequence[EngineRun]) -> float:
+    return statistics.median(map(value, runs))
+
+
+def _labels(arguments: argparse.Namespace, jobs: Sequence[Job], setting: str) -> CaseLabels:
+    return {
+        "model": arguments.model,
+        "dtype": arguments.dtype,
+        "threads": arguments.threads,
+        "body": arguments.body,
+        "head": arguments.head,
+        "tiers": ",".join(arguments.tiers),
+        "setting": setting,
+        "requests": len(jobs),
+    }
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(text.split(","))
+    if not set(names) <= set(get_args(Tier)):
+        raise argparse.ArgumentTypeError(f"{text!r}: choose among {', '.join(get_args(Tier))}")
+    return names
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    try:
+        counts = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        counts = ()
+    if not counts or min(counts) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: give positive numbers, for example 1,4,16")
+    return counts

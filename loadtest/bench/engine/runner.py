@@ -1,0 +1,92 @@
+"""lexshard's own part in the engine benchmark: the engine as a plain class, no HTTP."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from actors.configuration import (
+    DEFAULT_TIERS,
+    BodyChoice,
+    DataType,
+    EngineConfiguration,
+    HeadChoice,
+    Tier,
+)
+from actors.engine.engine import Engine
+from actors.messages import Request, SamplingParameters
+from cluster.samplers.start import start_sampler
+from loadtest.bench.runs import EngineRun
+from loadtest.bench.workload import Job
+
+
+class EngineRunner:
+    """A warm engine without prefix cache, so that repeated prompts are computed each time."""
+
+    def __init__(
+        self,
+        model: str,
+        dtype: DataType,
+        threads: int,
+        body: BodyChoice,
+        head: HeadChoice = "auto",
+        tiers: Sequence[Tier] = DEFAULT_TIERS,
+        *,
+        name: str = "lexshard",
+        samplers: int = 0,
+    ) -> None:
+        self.name = name
+        self._engine = Engine(
+            EngineConfiguration(
+                model=model,
+                dtype=dtype,
+                device="cpu",  # where the peers are measured
+                threads=threads,
+                body=body,
+                head=head,
+                tiers=tuple(tiers),
+                prefix_cache=False,
+                samplers=samplers,
+            ),
+            start_sampler,
+        )
+        self._engine.warm_up()
+        self.information = self._engine.information
+
+    def run(self, jobs: Sequence[Job]) -> EngineRun:
+        requests = [
+            Request(
+                request_id=str(index),
+                choice=0,
+                prompt_ids=job.prompt_ids,
+                parameters=SamplingParameters(
+                    temperature=0.0, max_tokens=job.output_tokens, ignore_eos=True
+                ),
+            )
+            for index, job in enumerate(jobs)
+        ]
+        token_ids: list[list[int]] = [[] for _ in jobs]
+        token_seconds: list[list[float]] = [[] for _ in jobs]
+        unfinished = len(jobs)
+        head_before = self._engine.statistics().head_seconds
+        started = time.perf_counter()
+        for request in requests:
+            refusal = self._engine.submit(request)
+            if refusal is not None:
+                raise RuntimeError(f"request {request.request_id}: {refusal.error}")
+        while unfinished:
+            events = self._engine.step()
+            now = time.perf_counter() - started
+            for event in events:
+                index = int(event.request_id)
+                token_ids[index].extend(event.token_ids)
+                token_seconds[index].extend([now] * len(event.token_ids))
+                unfinished -= event.finish_reason is not None
+        wall = time.perf_counter() - started
+        head_seconds = self._engine.statistics().head_seconds - head_before
+        return EngineRun(
+            wall_seconds=wall,
+            token_ids=tuple(map(tuple, token_ids)),
+            token_seconds=tuple(map(tuple, token_seconds)),
+            head_share=head_seconds / wall,
+        )

@@ -1,0 +1,1 @@
+"""`lexshard bench sampler`: from logits or candidates to tokens, beside the sampler of vLLM."""

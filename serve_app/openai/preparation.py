@@ -1,0 +1,129 @@
+"""What a completion and a chat completion have in common once their prompts are known."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import replace
+
+from actors.configuration import EngineInformation
+from actors.messages import Request, SamplingParameters
+from actors.text.token_bytes import TokenBytes
+from serve_app.admission import Ticket
+from serve_app.openai.choice import Choice, OutputOptions
+from serve_app.openai.errors import bad_request
+from serve_app.openai.generation import Generation
+from serve_app.openai.logprobs import LogprobsFormatter
+from serve_app.openai.output_budget import OutputBudget
+from serve_app.openai.parameters import GenerationRequest, random_seed, stop_strings
+from serve_app.openai.prompts import Prompt, check_and_truncate
+from serve_app.openai.response_writer import ResponseWriter
+from serve_app.request_record import RequestRecord
+from serve_app.server_state import ServerState
+
+
+def output_options(
+    request: GenerationRequest, logprobs: int | None, echo: bool, discard_output: bool
+) -> OutputOptions:
+    skip_special_tokens = request.skip_special_tokens
+    return OutputOptions(
+        stop=stop_strings(request),
+        include_stop=bool(request.include_stop_str_in_output),
+        skip_special_tokens=True if skip_special_tokens is None else skip_special_tokens,
+        logprobs=logprobs,
+        echo=echo,
+        discard_output=discard_output,
+        tokens_as_ids=bool(request.return_tokens_as_token_ids),
+        return_token_ids=bool(request.return_token_ids),
+        prompt_logprobs=request.prompt_logprobs is not None,
+        certificate=bool(request.certificate),
+    )
+
+
+def prepare(
+    state: ServerState,
+    information: EngineInformation,
+    request: GenerationRequest,
+    prompts: Sequence[Prompt],
+    parameters: SamplingParameters,
+    options: OutputOptions,
+    output_budget: OutputBudget,
+    writer_type: type[ResponseWriter],
+    ticket: Ticket,
+    record: RequestRecord,
+) -> tuple[Generation, ResponseWriter]:
+    """Makes the engine's requests, one per choice so that each can be cancelled, and what writes
+    the response to them.
+
+    Prompts of a batch share a given seed, so that each is answered as it would be alone; without
+    one each gets its own.
+
+    Raises:
+        ApiError: 400 for a prompt that does not fit or is no prompt of this model.
+    """
+    token_bytes = state.tokenizer.token_bytes
+    visible = state.tokenizer.visible_token_bytes if options.skip_special_tokens else token_bytes
+    engine_id = uuid.uuid4().hex
+    choices: list[Choice] = []
+    seeds: list[int] = []
+    for i, prompt in enumerate(prompts):
+        prompt, budget = _fitted(prompt, request, parameters, output_budget, information)
+        seeds.append(random_seed() if request.seed is None else request.seed)
+        own = replace(parameters, max_tokens=budget, seed=seeds[-1] % 2**64)
+        echo_text = _echo_text(prompt, visible) if options.echo else ""
+        for n in range(request.choices):
+            engine_request = Request(
+                f"{engine_id}-{i}-{n}", n, prompt.ids, own, request.priority or 0
+            )
+            index = i * request.choices + n
+            choices.append(Choice(index, engine_request, echo_text, options, visible))
+    seed = seeds[0] if len(seeds) == 1 else seeds
+    writer = writer_type(
+        header={
+            "id": f"{writer_type.id_prefix}-{request.request_id or engine_id}",
+            "object": writer_type.chunk_object_name if request.stream else writer_type.object_name,
+            "created": int(time.time()),
+            "model": state.model_name(request.model),
+            "system_fingerprint": state.fingerprint(information),
+        },
+        options=options,
+        formatter=LogprobsFormatter(token_bytes, options.tokens_as_ids),
+        seed=seed if request.return_seed else None,
+        stream_options=request.stream_options,
+    )
+    return Generation(state.client, choices, visible, ticket, record), writer
+
+
+def _fitted(
+    prompt: Prompt,
+    request: GenerationRequest,
+    parameters: SamplingParameters,
+    output_budget: OutputBudget,
+    information: EngineInformation,
+) -> tuple[Prompt, int]:
+    """The prompt, truncated where the client wants it so, and how many tokens may follow it.
+
+    Raises:
+        ApiError: 400 where they do not fit the context or the client's own ``min_tokens``.
+    """
+    keep = request.truncate_prompt_tokens
+    if keep == -1:
+        keep = max(1, information.max_model_len - output_budget.wanted)
+    prompt = check_and_truncate(prompt, keep, information)
+    budget = output_budget.tokens(len(prompt.ids), information)
+    if parameters.min_tokens > budget:
+        raise bad_request(
+            f"'min_tokens' is {parameters.min_tokens}, more than the {budget} tokens that "
+            "may be generated",
+            "min_tokens",
+        )
+    return prompt, budget
+
+
+def _echo_text(prompt: Prompt, token_bytes: TokenBytes) -> str:
+    """The prompt as the client wrote it, else as its ids read."""
+    if prompt.text is not None:
+        return prompt.text
+    content = b"".join(token_bytes[token_id] for token_id in prompt.ids)
+    return content.decode(errors="replace")

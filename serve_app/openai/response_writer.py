@@ -1,0 +1,103 @@
+"""From what the choices of a request say to the bytes of its response: whole, or as events."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
+
+import orjson
+
+from serve_app.openai.choice import Delta, OutputOptions
+from serve_app.openai.logprobs import LogprobsFormatter
+from serve_app.openai.protocol import StreamOptions
+
+DONE = b"data: [DONE]\n\n"
+
+
+def server_sent_event(payload: dict[str, Any]) -> bytes:
+    return b"data: " + orjson.dumps(payload) + b"\n\n"
+
+
+class ResponseWriter(ABC):
+    """Writes one response. A subclass knows how its endpoint tells of choices; what every response
+    has beside them, the header it begins with, its usage and its seed, is written here.
+
+    ``seed`` is None unless the client asked for it, and one per prompt where there are several.
+    """
+
+    id_prefix: ClassVar[str]
+    object_name: ClassVar[str]
+    chunk_object_name: ClassVar[str]
+
+    def __init__(
+        self,
+        header: dict[str, Any],
+        options: OutputOptions,
+        formatter: LogprobsFormatter,
+        seed: int | list[int] | None,
+        stream_options: StreamOptions | None,
+    ) -> None:
+        self.options = options
+        self.formatter = formatter
+        self.seed = seed
+        self.continuous_usage = bool(stream_options and stream_options.continuous_usage_stats)
+        self._header = header
+        self._include_usage = bool(stream_options and stream_options.include_usage)
+
+    @abstractmethod
+    def body(self, deltas: Sequence[Delta]) -> dict[str, Any]:
+        """What the whole response says of its choices: all that each said is one delta."""
+
+    @abstractmethod
+    def chunks(self, delta: Delta) -> list[dict[str, Any]]:
+        """What a stream says of one delta; nothing where there is no news in it."""
+
+    def whole(self, deltas: Sequence[Delta], usage: dict[str, Any]) -> bytes:
+        """The whole response, from one delta per choice."""
+        content = {**self._header, **self.body(deltas), "usage": usage}
+        if self.seed is not None:
+            content["seed"] = self.seed
+        return orjson.dumps(content)
+
+    def events(self, deltas: Sequence[Delta], usage: dict[str, Any] | None) -> bytes:
+        """The events that tell of ``deltas``; none at all where there is no news in them.
+
+        ``usage`` is that of this moment, None unless ``continuous_usage``.
+        """
+        return b"".join(
+            server_sent_event(chunk)
+            for delta in deltas
+            for chunk in self._completed_chunks(delta, usage)
+        )
+
+    def end(self, usage: dict[str, Any]) -> bytes:
+        """The last events of a stream that came to its end."""
+        if not self._include_usage:
+            return DONE
+        return server_sent_event({**self._header, "choices": [], "usage": usage}) + DONE
+
+    def has_news(self, delta: Delta) -> bool:
+        """Whether a stream must tell of ``delta`` now: its text may be held back."""
+        tells_tokens = self.options.tells_tokens and delta.token_ids
+        return bool(delta.text or delta.finish_reason or tells_tokens)
+
+    def told_tokens(self, delta: Delta) -> dict[str, Any]:
+        """What a choice tells of its single tokens on request, apart from log-probabilities."""
+        told: dict[str, Any] = {}
+        if self.options.return_token_ids:
+            told["token_ids"] = delta.token_ids
+        if self.options.certificate:
+            told["certificates"] = delta.certificates
+        return told
+
+    def _completed_chunks(
+        self, delta: Delta, usage: dict[str, Any] | None
+    ) -> Iterator[dict[str, Any]]:
+        for i, own in enumerate(self.chunks(delta)):
+            chunk = {**self._header, **own}
+            if usage is not None or self._include_usage:
+                chunk["usage"] = usage
+            if self.seed is not None and delta.first and i == 0:
+                chunk["seed"] = self.seed
+            yield chunk

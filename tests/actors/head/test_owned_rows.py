@@ -1,0 +1,274 @@
+"""Shards of any tokens give the answers of one shard with all of them, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from actors.head.certificates import merge_certificates
+from actors.head.ladder import Ladder
+from actors.head.owned_rows import OwnedRows
+from actors.head.paper.paper_head import PaperHead
+from actors.head.sequence_head import SequenceHead
+from actors.head.shard import Shard
+from actors.head.shard_group import ShardGroup
+from actors.messages import Candidates, Certificate, Need, Request, SamplingParameters
+from actors.states.deltas import OpenSequence, Outbox
+from actors.states.needs import flatten_adjustments
+from actors.states.sequence_state import SequenceStates
+from kernels.blocks import blocks_of
+from kernels.bounds import summarise
+from kernels.draw import Controls, draw
+from kernels.quantize import quantize
+from tests.support.cluster_cases import nearby
+from tests.support.penalty_cases import random_adjustment
+
+settings.register_profile("shards", deadline=None, max_examples=40)
+settings.load_profile("shards")
+
+COLUMNS = 32
+Split = Callable[[np.random.Generator, int], list[OwnedRows]]
+
+
+def by_blocks(random: np.random.Generator, size: int) -> list[OwnedRows]:
+    """Blocks dealt out at random, in any order."""
+    order = random.permutation(blocks_of(size))
+    cuts = np.sort(random.integers(1, len(order), random.integers(0, 4))) if len(order) > 1 else []
+    parts = [part for part in np.split(order, cuts) if len(part)]
+    return [OwnedRows.of_blocks(part.tolist(), size) for part in parts]
+
+
+def by_tokens(random: np.random.Generator, size: int) -> list[OwnedRows]:
+    """Tokens dealt out at random."""
+    owner = random.integers(0, 3, size)
+    parts = [np.flatnonzero(owner == each) for each in range(3)]
+    return [OwnedRows.of_tokens(random.permutation(part), size) for part in parts if len(part)]
+
+
+def shard_of(
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    owned: OwnedRows,
+    screens: Sequence[str],
+    softcap: float | None,
+) -> Shard:
+    own = weight[torch.from_numpy(owned.ids).long()]
+    own_bias = None if bias is None else bias[torch.from_numpy(owned.ids).long()]
+    tiers = {name: quantize(own, name) for name in screens}  # type: ignore[arg-type]
+    ladder = Ladder(tiers, ((1, screens[0]),)) if screens else None
+    size = owned.vocabulary_size
+    return Shard(own, own_bias, softcap, 1.0, size, ladder=ladder, owned=owned)
+
+
+def random_needs(random: np.random.Generator, size: int, rows: int) -> list[Need]:
+    """Every kind of need, noise of 64-bit keys, half of them with processors."""
+    needs = []
+    for _ in range(rows):
+        kind = str(random.choice(["top1", "gumbel", "topk", "minp", "nucleus", "epsilon", "dense"]))
+        inverse = float(np.float32(1 / random.choice([0.5, 1.0, 1.7])))
+        need = Need(
+            "top1" if kind == "gumbel" else kind,  # type: ignore[arg-type]
+            k=int(random.integers(1, min(size, 60))),
+            min_p=float(random.uniform(0.01, 0.5)),
+            top_p=float(random.uniform(0.2, 0.95)),
+            epsilon=0.3,
+            key=int(random.integers(0, 2**64, dtype=np.uint64)),
+            position=int(random.integers(0, 5000)),
+            inverse_temperature=0.0 if kind == "top1" else inverse,
+            adjustment=random_adjustment(random, size) if random.random() < 0.5 else None,
+        )
+        needs.append(need)
+    return needs
+
+
+def drawn(found: Candidates, needs: Sequence[Need]) -> list[int]:
+    """The token that each row's candidates give."""
+    truncated = [each.truncated for each in found.certificates]
+    controls = Controls(
+        np.array([need.inverse_temperature for need in needs]),
+        np.array([need.k if need.kind == "topk" else 0 for need in needs]),
+        np.array(
+            [
+                need.top_p if need.kind == "nucleus" and not done else 1.0
+                for need, done in zip(needs, truncated, strict=True)
+            ]
+        ),
+        np.array([np.log(need.min_p) if need.kind == "minp" else -np.inf for need in needs]),
+        np.array([need.key for need in needs], np.uint64),
+        np.array([need.position for need in needs], np.uint64),
+    )
+    tokens: list[int] = draw(found.ids, found.logits, found.offsets, controls).tolist()
+    return tokens
+
+
+def check(random: np.random.Generator, split: Split, screens: Sequence[str]) -> list[Certificate]:
+    """One head, whole and in parts: the same tokens from the same numbers."""
+    size = int(random.integers(65, 700))
+    weight = torch.from_numpy(random.standard_normal((size, COLUMNS)).astype(np.float32))
+    if random.random() < 0.3:
+        weight = weight[torch.from_numpy(random.integers(0, size // 4, size))]  # ties
+    bias = None
+    if random.random() < 0.5:
+        bias = torch.from_numpy(random.standard_normal(size).astype(np.float32))
+    softcap = 20.0 if random.random() < 0.3 else None
+    needs = random_needs(random, size, 24)
+    hidden = (2.0 * random.standard_normal((24, COLUMNS))).astype(np.float32)
+    whole = shard_of(weight, bias, OwnedRows.every(size), (), softcap)
+    parts = split(random, size)
+    group = ShardGroup(
+        [shard_of(weight, bias, owned, screens, softcap) for owned in parts],
+        [owned.ids for owned in parts],
+    )
+    every = whole.rescore(whole.screen(hidden, [replace(need, kind="dense") for need in needs]))
+    one = whole.rescore(whole.screen(hidden, needs))
+    found = group.rescore(group.screen(hidden, needs))
+    flat = flatten_adjustments([need.adjustment for need in needs])
+    for row in range(24):
+        own = slice(found.offsets[row], found.offsets[row + 1])
+        ids = found.ids[own]
+        assert (np.diff(ids) > 0).all()
+        dense = every.raw[row * size : (row + 1) * size]
+        assert found.raw[own].tobytes() == dense[ids].tobytes()
+        adjusted = every.logits[row * size : (row + 1) * size]
+        assert found.logits[own].tobytes() == adjusted[ids].tobytes()
+    certain = [need.kind != "epsilon" for need in needs]
+    theirs, ours = drawn(one, needs), drawn(found, needs)
+    assert [t for t, sure in zip(ours, certain, strict=True) if sure] == [
+        t for t, sure in zip(theirs, certain, strict=True) if sure
+    ]
+    assert len(flat.active) == 24
+    return list(found.certificates)
+
+
+@given(seed=st.integers(0, 2**32), screen=st.sampled_from([(), ("int8",), ("int4",)]))
+def test_any_blocks_in_any_order_answer_like_one_shard(seed: int, screen: tuple) -> None:
+    check(np.random.default_rng(seed), by_blocks, screen)
+
+
+@given(seed=st.integers(0, 2**32), screen=st.sampled_from([(), ("int8",)]))
+def test_arbitrary_tokens_answer_like_one_shard(seed: int, screen: tuple) -> None:
+    check(np.random.default_rng(seed), by_tokens, screen)
+
+
+def test_the_tests_see_certificates_of_every_kind() -> None:
+    """Parts certify what they say together: thresholds, and bounds on the whole softmax."""
+    random = np.random.default_rng(5)
+    certificates = [each for _ in range(60) for each in check(random, by_blocks, ("int8",))]
+    kinds = {each.need for each in certificates if each.guarantee == "deterministic"}
+    assert {"top1", "topk", "minp", "nucleus", "epsilon"} <= kinds
+    assert {each.need for each in certificates if each.guarantee == "dense"} >= {"dense"}
+
+
+def test_shards_of_whole_clusters_in_the_papers_mode_draw_the_same_tokens() -> None:
+    """Noise by token id: which cluster, and which shard, a token is in does not matter."""
+    random = np.random.default_rng(2)
+    size = 400
+    weight = torch.from_numpy(random.standard_normal((size, COLUMNS)).astype(np.float32))
+    order, offsets = nearby(weight, 12)
+    owner = np.empty(size, np.int64)
+    for cluster in range(12):
+        owner[order[offsets[cluster] : offsets[cluster + 1]]] = cluster % 3
+    needs = [each for each in random_needs(random, size, 60) if each.kind != "epsilon"]
+    hidden = random.standard_normal((len(needs), COLUMNS)).astype(np.float32)
+    whole = shard_of(weight, None, OwnedRows.every(size), (), None)
+    expected = drawn(whole.rescore(whole.screen(hidden, needs)), needs)
+    found = []
+    for part in range(3):
+        owned = OwnedRows.of_tokens(np.flatnonzero(owner == part), size)
+        own = weight[torch.from_numpy(owned.ids).long()]
+        clusters = summarise(own, None, *nearby(own, 4))
+        head = PaperHead(own, None, None, 1.0, size, clusters, owned=owned)
+        found.append(head.rescore(head.screen(hidden, needs)))
+    from actors.head.exchange import merge_candidates
+
+    merged = merge_candidates(found, size)
+    undecided = [replace(need, kind=need.kind) for need in needs]
+    assert drawn(merged, undecided) == expected
+
+
+def test_a_threshold_of_another_shard_cannot_certify_what_is_not_known() -> None:
+    """Estimates that overflow say nothing: a finite threshold from elsewhere must not be used."""
+    weight = torch.full((128, 4), 3e37)
+    weight[64:] = 0.5
+    owned = [OwnedRows.of_blocks([block], 128) for block in range(2)]
+    shards = [shard_of(weight, None, each, (), None) for each in owned]
+    hidden = np.full((1, 4), 5.0, np.float32)
+    needs = [Need("top1")]
+    parts = [shard.screen(hidden, needs) for shard in shards]
+    assert np.isnan(parts[0].tau).all()
+    assert not np.isnan(parts[1].tau).any()
+    answer = shards[0].rescore(replace(parts[0], tau=np.asarray(parts[1].tau)))
+    assert answer.certificates[0].guarantee == "dense"
+    assert len(answer.ids) == 64
+
+
+@pytest.mark.parametrize("blocks", [[], [0, 0], [7], [-1]])
+def test_blocks_that_cannot_be_owned_are_refused(blocks: list[int]) -> None:
+    with pytest.raises(ValueError, match="block"):
+        OwnedRows.of_blocks(blocks, 400)
+
+
+def test_a_group_owns_every_token_once() -> None:
+    weight = torch.randn(128, 4)
+    owned = OwnedRows.of_blocks([0], 128)
+    with pytest.raises(ValueError, match="every token"):
+        ShardGroup([shard_of(weight, None, owned, (), None)], [owned.ids])
+
+
+def test_merged_certificates_promise_no_more_than_the_weakest() -> None:
+    strong = Certificate("topk", "deterministic", "int8", 10, 1000, 0.1, False, 0.9)
+    likely = Certificate("topk", "probabilistic", "int4-dither", 5, 400, 0.05, True, 0.7, 1e-9)
+    dense = Certificate("topk", "dense", "dense-fp32", 100, 9000, 1.0, True, 0.0)
+    both = merge_certificates([strong, likely], 300)
+    assert both == Certificate(
+        "topk", "probabilistic", "int8+int4-dither", 15, 1400, 15 / 300, True, 0.7, 1e-9
+    )
+    assert merge_certificates([strong, dense], 300).guarantee == "deterministic"
+    assert merge_certificates([dense, dense], 200).guarantee == "dense"
+    assert merge_certificates([strong], 100) is strong
+
+
+# -- needs that travel -----------------------------------------------------------------------------
+
+
+def test_a_head_with_states_of_its_own_answers_like_one_that_shares_the_engines() -> None:
+    """Names of rows are all that travels with hidden states: deltas keep the rest."""
+    random = np.random.default_rng(9)
+    size = 300
+    weight = torch.from_numpy(random.standard_normal((size, COLUMNS)).astype(np.float32))
+    shard = shard_of(weight, None, OwnedRows.every(size), ("int8",), None)
+    engines = SequenceStates(size, (0,), 2)
+    near, far = SequenceHead(shard, engines), SequenceHead(shard, SequenceStates(size, (0,), 1))
+    outbox = Outbox()
+    for name in range(6):
+        parameters = SamplingParameters(
+            temperature=float(random.choice([0.0, 0.9])),
+            top_k=int(random.choice([0, 20])),
+            repetition_penalty=1.3,
+            frequency_penalty=float(random.choice([0.4, -0.3])),
+            bad_words=((5, 6),),
+            min_tokens=3,
+            seed=name,
+        )
+        request = Request(str(name), 0, tuple(random.integers(1, size, 8).tolist()), parameters)
+        engines.open(name, request)
+        outbox.open(OpenSequence(name, request))
+    for _ in range(8):
+        names = [name for name in range(6) for _ in range(3)]
+        guesses = tuple(random.integers(1, size, 2).tolist())
+        drafted = [guesses[:count] for _ in range(6) for count in range(3)]
+        hidden = torch.from_numpy(random.standard_normal((18, COLUMNS)).astype(np.float32))
+        far.apply(outbox.take())
+        ours, theirs = (head.candidates(hidden, names, drafted) for head in (near, far))
+        assert ours.ids.tolist() == theirs.ids.tolist()
+        assert ours.logits.tobytes() == theirs.logits.tobytes()
+        for name in range(6):
+            tokens = tuple(random.integers(1, size, random.integers(1, 4)).tolist())
+            engines[name].append(*tokens)
+            outbox.append(name, tokens)

@@ -1,0 +1,308 @@
+"""Heads and hidden states that are hard on certificates."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from actors.head.ladder import Choices, Ladder
+from actors.head.screens import DENSE, Linear
+from actors.head.shard import Shard
+from kernels.quantize import Int4Tier, Kind, Tier, quantize
+from kernels.rows import canonical_logits, postprocess
+
+Array = np.ndarray[Any, Any]
+
+FLAVOURS = (
+    "random",
+    "clustered",
+    "duplicated",
+    "coarse",
+    "zero rows",
+    "huge rows",
+    "huge",
+    "denormal",
+    "outlier channels",
+    "heavy tails",
+    "low rank",
+)
+KINDS_OF_TIERS: tuple[Kind, ...] = ("int8", "int4", "int4-dither", "1-bit")
+PROBABILISTIC = ("int4-dither", "1-bit")
+# Every tier, and a ladder that changes with the number of rows in a step.
+SCREENS = ("int8", "int4", *PROBABILISTIC, DENSE, "switching")
+LADDERS = {
+    "int8": ("int8",),
+    "int4": ("int4",),
+    "int4-dither": ("int4-dither",),
+    "1-bit": ("1-bit", "int4"),
+    "switching": ("int8", "int4", "int4-dither"),
+}
+CHOICES: dict[str, Choices] = {
+    name: ((1, name),) for name in ("int8", "int4", "int4-dither", "1-bit")
+}
+CHOICES["switching"] = ((1, "int4"), (8, "int8"), (64, DENSE), (96, "int4-dither"))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Head:
+    """An output head with its tiers and what they lose."""
+
+    flavour: str
+    weight: torch.Tensor  # [V, d] fp32 or bf16
+    bias: torch.Tensor | None
+    softcap: float | None
+    scale: float
+    tiers: dict[str, Tier]
+    wide: Array  # [R, d] in float64 the rows that hidden states are aimed at
+    losses: dict[str, Array]  # [R, d] what tiers lose of those
+
+    def shard(self, screen: str, linear: Linear | None = None) -> Shard:
+        """The head as a shard that screens with ``screen``."""
+        size, ladder = len(self.weight), None
+        if screen != DENSE:
+            tiers = {name: self.tiers[name] for name in LADDERS[screen]}
+            ladder = Ladder(tiers, CHOICES[screen])
+        post = (self.softcap, self.scale)
+        return Shard(self.weight, self.bias, *post, size, linear=linear, ladder=ladder)
+
+    def canonical(self, hidden: Array) -> Array:
+        """Every raw canonical logit [N, V] of ``hidden`` [N, d]."""
+        raw = canonical_logits(hidden, self.weight)
+        bias = None if self.bias is None else self.bias.numpy()
+        return np.asarray(postprocess(raw, bias=bias, scale=self.scale, softcap=self.softcap))
+
+
+def flavoured_weight(random: np.random.Generator, size: int, columns: int, flavour: str) -> Array:
+    """Output weights [V, d] of a stated kind, float64."""
+    weight = random.standard_normal((size, columns))
+    if flavour == "clustered":
+        centres = random.standard_normal((max(size // 12, 1), columns))
+        weight = centres[random.integers(0, len(centres), size)] + 0.02 * weight
+    elif flavour == "duplicated":
+        weight = weight[random.integers(0, max(size // 3, 1), size)]
+    elif flavour == "coarse":
+        weight = weight.round(0)
+    elif flavour == "zero rows":
+        weight[random.random(size) < 0.5] = 0.0
+    elif flavour == "huge rows":
+        weight[random.random(size) < 0.1] *= 1e18
+    elif flavour == "huge":
+        weight *= random.choice([1e18, 1e22, 1e37])
+    elif flavour == "denormal":
+        weight *= 10.0 ** random.uniform(-42, -10, (size, 1))
+    elif flavour == "outlier channels":
+        weight *= np.where(random.random(columns) < 0.1, 100.0, 1.0)
+    elif flavour == "heavy tails":
+        weight = random.standard_t(2, (size, columns))
+    elif flavour == "low rank":
+        rank = max(columns // 8, 1)
+        weight = weight[:, :rank] @ random.standard_normal((rank, columns)) + 1e-3 * weight
+    return weight
+
+
+def make_head(
+    random: np.random.Generator,
+    size: int,
+    columns: int,
+    flavour: str,
+    kinds: Sequence[Kind] = KINDS_OF_TIERS,
+) -> Head:
+    """A head of ``flavour`` whose other properties are drawn at random."""
+    weight = torch.from_numpy(flavoured_weight(random, size, columns, flavour).astype(np.float32))
+    if random.random() < 0.5:
+        weight = weight.bfloat16()
+    bias = None
+    if random.random() < 0.3:
+        bias = torch.from_numpy(random.standard_normal(size).astype(np.float32))
+    softcap = float(random.choice([5.0, 30.0])) if random.random() < 0.2 else None
+    scale = float(random.choice([0.0625, 0.3, 2.0])) if random.random() < 0.2 else 1.0
+    direction = None
+    if random.random() < 0.3:
+        direction = random.standard_normal(columns).astype(np.float32)
+    return with_tiers(
+        flavour, weight, bias, softcap, scale, kinds, direction, int(random.integers(2**32))
+    )
+
+
+def with_tiers(
+    flavour: str,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    softcap: float | None = None,
+    scale: float = 1.0,
+    kinds: Sequence[Kind] = KINDS_OF_TIERS,
+    direction: Array | None = None,
+    seed: int = 0,
+    aimed: int = 4096,
+) -> Head:
+    """A head of ``weight``; hidden states are aimed at the first ``aimed`` rows."""
+    tiers: dict[str, Tier] = {
+        kind: quantize(weight, kind, direction=direction, seed=seed) for kind in kinds
+    }
+    wide = weight[:aimed].double().numpy()
+    every = np.arange(len(wide))
+    losses = {name: wide - tier.dequantise(every) for name, tier in tiers.items()}
+    for tier in tiers.values():
+        if isinstance(tier, Int4Tier):
+            losses["int4 fine"] = wide - tier.dequantise(every, fine=True)
+    return Head(flavour, weight, bias, softcap, scale, tiers, wide, losses)
+
+
+@functools.lru_cache(maxsize=100)
+def numbered_head(number: int) -> Head:
+    """The head of this number: all flavours in turn, 64 to 4,096 rows of 8 to 64 columns."""
+    random = np.random.default_rng([7, number])
+    size = int(64 * 2.0 ** random.uniform(0, 6))
+    columns = int(random.integers(8, 65))
+    return make_head(random, size, columns, FLAVOURS[number % len(FLAVOURS)])
+
+
+# -- hidden states --------------------------------------------------------------------------------
+
+AIMED = ("along the loss", "near tie, along two losses")
+HIDDEN_KINDS = (
+    "random",
+    "flat",
+    "along a row",
+    "along a difference",
+    "outlier channel",
+    "rounding edge",
+    "extreme size",
+    *AIMED,
+)
+
+
+def hidden_states(
+    random: np.random.Generator, head: Head, screen: str, count: int
+) -> tuple[Array, Array]:
+    """Hidden states [count, d] fp32 of all kinds in one batch, and their kinds [count].
+
+    States aimed at the losses of a probabilistic tier are left out: such a tier promises something
+    about hidden states that do not depend on its coins.
+    """
+    kinds = HIDDEN_KINDS[: -len(AIMED)] if screen in PROBABILISTIC else HIDDEN_KINDS
+    chosen = random.integers(0, len(kinds), count)
+    columns = head.wide.shape[1]
+    result = np.empty((count, columns))
+    for number, kind in enumerate(kinds):
+        own = chosen == number
+        if own.any():
+            result[own] = _MAKERS[kind](random, head, screen, int(own.sum()))
+    with np.errstate(over="ignore"):
+        hidden = result.astype(np.float32)
+    hidden[~np.isfinite(hidden).all(axis=1)] = 0.0
+    return hidden, np.array(kinds)[chosen]
+
+
+def _gained(random: np.random.Generator, head: Head, states: Array, low: float, high: float) -> Any:
+    """``states`` [n, d] scaled so that typical logits lie between 10**low and 10**high."""
+    typical = max(float(np.median(np.linalg.norm(head.wide, axis=1))), 1e-44)
+    with np.errstate(over="ignore", invalid="ignore"):
+        lengths = np.linalg.norm(states, axis=1, keepdims=True)
+        unit = np.divide(states, lengths, out=np.zeros_like(states), where=lengths > 0)
+        return unit * (10.0 ** random.uniform(low, high, (len(states), 1)) / typical)
+
+
+def _random(random: np.random.Generator, head: Head, screen: str, count: int) -> Array:
+    states = random.standard_normal((count, head.wide.shape[1]))
+    return _gained(random, head, states, -0.5, 2.0)
+
+
+def _flat(random: np.random.Generator, head: Head, screen: str, count: int) -> Array:
+    states = random.standard_normal((count, head.wide.shape[1]))
+    return _gained(random, head, states, -9, -0.5) * (random.random((count, 1)) < 0.95)
+
+
+def _along_row(random: np.random.Generator, head: Head, screen: str, count: int) -> Array:
+    rows = head.wide[random.integers(0, len(head.wide), count)]
+    return _gained(random, head, rows, -0.5, 2.0)
+
+
+def _along_difference(random: np.random.Generator, head: Head, screen: str, count: int) -> Array:
+    first, second = random.integers(0, len(head.wide), (2, count))
+    return _gained(random, head, head.wide[first] - head.wide[second], -0.5, 2.0)
+
+
+def _outlier(random: np.random.Generator, head: Head, screen: str, count: int) -> Array:
+    states = random.standard_normal((count, head.wide.shape[1]))
+    states[np.arange(count), random.integers(0, states.shape[1], count)] *= 100.0
+    return _gained(random, head, states, -0.5, 2.0)
+
+
+def _rounding_edge(random: np.random.Generator, head: Head, screen: str, count: int) -> Array:
+    """16-bit integers plus almost a half in the direction of a row: every rounding goes astray."""
+    rows = head.wide[random.integers(0, len(head.wide), count)]
+    largest = 10.0 ** random.uniform(0.5, 4.5, (count, 1))
+    integers = np.rint(random.uniform(-1.0, 1.0, rows.shape) * np.minimum(largest, 32000.0))
+    states = integers + 0.499 * np.sign(rows) * random.choice([-1.0, 1.0], (count, 1))
+    states[np.arange(count), random.integers(0, rows.shape[1], count)] = 32767.0
+    typical = max(float(np.median(np.linalg.norm(head.wide, axis=1))), 1e-44)
+    with np.errstate(over="ignore"):
+        return np.asarray(states * (2.0 ** random.integers(-16, -8, (count, 1)) / typical))
+
+
+def _extreme(random: np.random.Generator, head: Head, screen: str, count: int) -> Array:
+    states = random.standard_normal((count, head.wide.shape[1]))
+    return states * 10.0 ** random.choice([-44.0, -40.0, -20.0, 10.0, 18.0, 30.0], (count, 1))
+
+
+def _aimed_loss(head: Head, screen: str, random: np.random.Generator) -> Array:
+    """The losses [V, d] that hidden states of this screen are aimed at."""
+    if screen == "int4":
+        return head.losses[random.choice(["int4", "int4 fine"])]
+    return head.losses[screen if screen in head.losses else "int8"]
+
+
+def _along_loss(random: np.random.Generator, head: Head, screen: str, count: int) -> Array:
+    rows = random.integers(0, len(head.wide), count)
+    return _gained(random, head, _aimed_loss(head, screen, random)[rows], 0.0, 3.5)
+
+
+def _near_tie(random: np.random.Generator, head: Head, screen: str, count: int) -> Array:
+    first = random.integers(0, len(head.wide), count)
+    loss = _aimed_loss(head, screen, random)
+    blend = 10.0 ** random.uniform(-1.0, 1.0, count)
+    return _gained(random, head, near_ties(head.wide, loss, first, blend, 1e-6), 0.0, 3.5)
+
+
+def near_ties(wide: Array, loss: Array, first: Array, blend: Array, gap: float) -> Array:
+    """States [n, d] in which row ``first`` [n] beats its nearest row by ``gap`` of its length.
+
+    They lie along the difference of the two rows' losses, which a screen sees as far from the
+    truth as it ever may, plus ``blend`` [n] times as much along the rows themselves, which keeps
+    the other rows away.
+    """
+    with np.errstate(all="ignore"):
+        unit = wide / np.maximum(np.linalg.norm(wide, axis=1, keepdims=True), 1e-300)
+        likeness = unit[first] @ unit.T
+        # Exact copies never differ: the nearest that is not one.
+        likeness[likeness > 1.0 - 1e-12] = -np.inf
+        second = likeness.argmax(axis=1)
+        lost = loss[first] - loss[second]
+        middle = unit[first] + unit[second]
+        size = np.linalg.norm(lost, axis=1) / np.maximum(np.linalg.norm(middle, axis=1), 1e-300)
+        states = lost + (blend * size)[:, None] * middle
+        between = wide[first] - wide[second]
+        length = np.maximum(np.square(between).sum(axis=1), 1e-300)
+        wanted = gap * np.linalg.norm(states, axis=1) * np.linalg.norm(wide[first], axis=1)
+        missing = wanted - np.einsum("nd,nd->n", between, states)
+        return np.nan_to_num(states + (missing / length)[:, None] * between)
+
+
+Maker = Callable[[np.random.Generator, Head, str, int], Array]
+_MAKERS: dict[str, Maker] = {
+    "random": _random,
+    "flat": _flat,
+    "along a row": _along_row,
+    "along a difference": _along_difference,
+    "outlier channel": _outlier,
+    "rounding edge": _rounding_edge,
+    "extreme size": _extreme,
+    "along the loss": _along_loss,
+    "near tie, along two losses": _near_tie,
+}
