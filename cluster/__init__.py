@@ -1,0 +1,1 @@
+"""Where things live: configuration, the processes of engine and samplers, shared memory, Ray."""

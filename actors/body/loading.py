@@ -13,11 +13,11 @@ from actors.body.batch import Body
 from actors.body.checkpoint import Checkpoint, read_checkpoint
 from actors.body.errors import ModelRefusedError, UnsupportedModelError, WeightsError
 from actors.body.general import GeneralBody
-from actors.body.output_head import Head, check_head, read_head
+from actors.body.head_weights import HeadWeights, check_head, read_head
 from actors.body.refusals import check_memory, check_stored_types, model_class
 from actors.body.self_test import Expected, check_body, check_windows, plain_forward, run_alone
 
-__all__ = ["Head", "LoadedModel", "ModelRefusedError", "load"]
+__all__ = ["HeadWeights", "LoadedModel", "ModelRefusedError", "load"]
 
 # Largest difference to the plain forward pass, relative to the largest value. In bfloat16 two
 # correct implementations differ by a few roundings of 2**-8.
@@ -33,7 +33,7 @@ class LoadedModel:
     """
 
     body: Body
-    head: Head
+    head: HeadWeights
     config: Any
     dtype: str
     vocabulary_size: int

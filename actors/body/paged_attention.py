@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from actors.body.attention_step import AttentionStep
 from actors.body.errors import UnsupportedModelError
+from actors.body.fast_prefill import attend_by_sequence
 from kernels.attention import paged_attention, write_cache
 
 NAME = "lexshard_paged"
@@ -25,24 +26,6 @@ NAME = "lexshard_paged"
 _KNOWN_ARGUMENTS = frozenset(
     {"position_ids", "use_cache", "is_causal", "sliding_window", "softcap", "output_attentions"}
 )
-
-
-@dataclass(slots=True, eq=False)
-class AttentionStep:
-    """One forward pass: where its keys and values go and who attends whom.
-
-    ``rows`` counts the real rows; rows behind them are padding, which is not written and attends
-    nothing. ``windows`` collects what each layer asked for (0: no window).
-    """
-
-    caches: list[tuple[torch.Tensor, torch.Tensor]]
-    rows: int
-    slots: torch.Tensor  # [rows] int64
-    row_sequence: torch.Tensor  # [rows] int32
-    positions: torch.Tensor  # [rows] int32
-    block_tables: torch.Tensor  # [S, max_blocks] int32
-    fast_prefill: bool = False
-    windows: dict[int, int] = field(default_factory=dict)
 
 
 _running: ContextVar[AttentionStep | None] = ContextVar("attention_step", default=None)
@@ -99,8 +82,6 @@ def attend(
     out = query.new_empty(padded_rows, heads, width)
     out[rows:] = 0.0
     if step.fast_prefill and softcap == 0.0:
-        from actors.body.fast_prefill import attend_by_sequence
-
         attend_by_sequence(query[0, :, :rows], step, layer, scale, window, out[:rows])
         return out[None], None
     paged_attention(

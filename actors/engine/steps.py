@@ -60,7 +60,7 @@ class InFlightStep:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class StepProgress:
     """What has happened since the last one.
 
     While ``computing``, the body is at work: there is time to tell, but sequences must neither
@@ -126,22 +126,22 @@ class Steps:
                 break
         return events
 
-    def run(self, start: StartForward) -> Iterator[Progress]:
+    def run(self, start: StartForward) -> Iterator[StepProgress]:
         """Steps without end, their forward passes started by ``start``."""
         return self.overlapped(start) if self.overlaps else self.in_turn(start)
 
-    def in_turn(self, start: StartForward) -> Iterator[Progress]:
+    def in_turn(self, start: StartForward) -> Iterator[StepProgress]:
         """The tokens of a step are decided before the next one is planned."""
         while True:
             plan = self.plan()
             if plan is None:
-                yield Progress(idle=True)
+                yield StepProgress(idle=True)
                 continue
             hidden = start(plan)
-            yield Progress(computing=True)
-            yield Progress(self.commit(self.decide(plan, hidden())))
+            yield StepProgress(computing=True)
+            yield StepProgress(self.commit(self.decide(plan, hidden())))
 
-    def overlapped(self, start: StartForward) -> Iterator[Progress]:
+    def overlapped(self, start: StartForward) -> Iterator[StepProgress]:
         """The tokens of a step are decided beside the forward pass of the next one."""
         while True:
             plan = self.plan()
@@ -149,11 +149,11 @@ class Steps:
             before, self._in_flight = self._in_flight, None
             events = [] if before is None else self.commit(before)
             if plan is None or hidden is None:
-                yield Progress(events, idle=before is None)
+                yield StepProgress(events, idle=before is None)
                 continue
-            yield Progress(events, computing=True)
+            yield StepProgress(events, computing=True)
             self._in_flight = self.decide(plan, hidden())
-            yield Progress()
+            yield StepProgress()
 
     def _forward_here(self, plan: StepPlan) -> Callable[[], torch.Tensor]:
         hidden = self.forward(plan)

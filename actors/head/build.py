@@ -90,7 +90,7 @@ def _on_device(
     samples: npt.NDArray[np.float32],
     largest: int,
 ) -> BuiltHead:
-    from actors.head.device_shard import DeviceShard  # needs Triton
+    from actors.head.gpu.device_shard import DeviceShard  # needs Triton
 
     names = tuple(tiers)
     shard = DeviceShard(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from actors.body.loading import LoadedModel
-from actors.index.build import BuildSettings, build_index, cluster_count, own_rows
+from actors.index.build import IndexSettings, build_index, cluster_count, own_rows
 from actors.index.container import CLUSTERS, Header, read_header
 from actors.index.errors import IndexFileError
 from actors.index.format import Index, check_weights, describe_weights, read_index
@@ -96,22 +96,22 @@ def _holds(
 ) -> bool:
     """Whether building could add nothing that is asked for."""
     clusters = (
-        "clusters" not in parts or CLUSTERS in header.parts or not _cheap(BuildSettings(), weights)
+        "clusters" not in parts or CLUSTERS in header.parts or not _cheap(IndexSettings(), weights)
     )
     return clusters and set(tiers) <= set(header.tiers)
 
 
 def _settings(
     found: Header | None, tiers: Collection[str], parts: Collection[Piece], weights: Weights
-) -> BuildSettings:
+) -> IndexSettings:
     """What is asked, and what a fitting file already has, made as it was."""
-    default = BuildSettings()
+    default = IndexSettings()
     clusters = None if "clusters" in parts and _cheap(default, weights) else 0
     if found is None:
-        return BuildSettings(tiers=tuple(tiers), clusters=clusters)
+        return IndexSettings(tiers=tuple(tiers), clusters=clusters)
     metadata = found.metadata()
     report = metadata.clusters
-    return BuildSettings(
+    return IndexSettings(
         tiers=tuple(dict.fromkeys([*found.tiers, *tiers])),
         clusters=clusters if report is None else report.requested,
         kind=default.kind if report is None else report.kind,
@@ -120,6 +120,6 @@ def _settings(
     )
 
 
-def _cheap(settings: BuildSettings, weights: Weights) -> bool:
+def _cheap(settings: IndexSettings, weights: Weights) -> bool:
     count = cluster_count(settings, weights.rows)
     return weights.rows * count * weights.columns * settings.iterations < CHEAP_PRODUCTS

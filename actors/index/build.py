@@ -16,8 +16,8 @@ from typing import Any, get_args
 import numpy as np
 import numpy.typing as npt
 
+from actors.body.head_weights import HeadWeights
 from actors.body.loading import LoadedModel
-from actors.body.output_head import Head
 from actors.index.container import CALIBRATION, CLUSTERS, TIER, Header, Part, digest_of
 from actors.index.format import code_of, describe_weights
 from actors.index.hidden import (
@@ -29,7 +29,7 @@ from actors.index.hidden import (
     positions,
 )
 from actors.index.metadata import CalibrationReport, ClusterReport, Spread, TierReport
-from actors.index.steps import Progress, ProgressBar, Steps, alone
+from actors.index.steps import BuildSteps, Progress, ProgressBar, alone
 from actors.index.tier_tensors import disassemble
 from actors.index.tightness import (
     arrays_of,
@@ -49,7 +49,7 @@ CLUSTERS_PER_ROW = 0.015  # CSV-Decode's choice
 
 
 @dataclass(frozen=True, slots=True)
-class BuildSettings:
+class IndexSettings:
     """What a build makes. ``clusters`` None is 0.015 per output row, 0 is none.
 
     Raises ValueError for unknown tiers.
@@ -67,26 +67,26 @@ class BuildSettings:
             raise ValueError(f"no tier {', '.join(unknown)}: choose among {', '.join(TIER_KINDS)}")
 
 
-def cluster_count(settings: BuildSettings, rows: int) -> int:
+def cluster_count(settings: IndexSettings, rows: int) -> int:
     """How many clusters the settings ask of ``rows`` output rows."""
     if settings.clusters is not None:
         return min(settings.clusters, rows)
     return max(1, round(CLUSTERS_PER_ROW * rows))
 
 
-def own_rows(model: LoadedModel) -> Head:
+def own_rows(model: LoadedModel) -> HeadWeights:
     """The output head on the CPU without the rows beyond the tokenizer's vocabulary."""
     head, rows = model.head, model.vocabulary_size
     weight = head.weight.detach()[:rows].cpu().contiguous()
     bias = None if head.bias is None else head.bias.detach()[:rows].cpu().float().contiguous()
-    return Head(weight, bias, head.softcap, head.scale)
+    return HeadWeights(weight, bias, head.softcap, head.scale)
 
 
 def build_index(
     folder: str | Path,
     model: LoadedModel,
     out: str | Path,
-    settings: BuildSettings | None = None,
+    settings: IndexSettings | None = None,
     *,
     progress: Progress | None = None,
 ) -> Header:
@@ -98,7 +98,7 @@ def build_index(
     afterwards. Raises ValueError for weights with NaN or infinity, OSError where nothing can be
     written.
     """
-    settings = settings or BuildSettings()
+    settings = settings or IndexSettings()
     head = own_rows(model)
     out = Path(out)
     with alone(out.parent):
@@ -111,9 +111,9 @@ class _Builder:
         self,
         folder: Path,
         model: LoadedModel,
-        head: Head,
+        head: HeadWeights,
         out: Path,
-        settings: BuildSettings,
+        settings: IndexSettings,
         progress: Progress | None,
     ) -> None:
         self._model = model
@@ -123,7 +123,7 @@ class _Builder:
         self._count = cluster_count(settings, self._weights.rows)
         steps = len(settings.tiers) + (2 if self._count else 1) + 1
         self._progress = progress or ProgressBar(steps)
-        self._steps = Steps(out, self._weights, self._progress)
+        self._steps = BuildSteps(out, self._weights, self._progress)
         self._tokenizer = load_tokenizer(folder)
 
     def build(self) -> Header:
@@ -264,7 +264,7 @@ def _describe_calibration(
 def _describe_clusters(
     clusters: Clusters,
     requested: int,
-    settings: BuildSettings,
+    settings: IndexSettings,
     fine: Sequence[int],
     opened: dict[str, dict[str, float]],
 ) -> ClusterReport:

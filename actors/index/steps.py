@@ -51,7 +51,7 @@ class ProgressBar:
         self._bar.close()
 
 
-class Steps:
+class BuildSteps:
     """Parts made once: taken from an interrupted build, or from the file to be replaced, where
     what they were made from is the same.
 

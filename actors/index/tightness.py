@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from actors.body.output_head import Head
+from actors.body.head_weights import HeadWeights
 from actors.index.metadata import NEEDS, Tightness
 from kernels.bounds import Clusters, cluster_bounds
 from kernels.noise import gumbel_row
@@ -34,7 +34,7 @@ ERROR_SAMPLE = 1024  # output rows whose estimates are compared with canonical l
 LOW_PLANE = ("low", "fine_row_slack")
 
 
-def thresholds(head: Head, hidden: Float32s) -> Float32s:
+def thresholds(head: HeadWeights, hidden: Float32s) -> Float32s:
     """Per hidden state and need the value that decides: [N, 3], from canonical logits.
 
     Without noise for the first two needs; the noise of row ``n`` is that of position ``n``.
@@ -50,7 +50,7 @@ def thresholds(head: Head, hidden: Float32s) -> Float32s:
 
 
 def measure_tiers(
-    tiers: Sequence[Tier], head: Head, hidden: Float32s, tau: Float32s
+    tiers: Sequence[Tier], head: HeadWeights, hidden: Float32s, tau: Float32s
 ) -> list[Tightness]:
     """How tightly each of ``tiers`` screens ``hidden`` [N, d] against ``tau`` [N, 3]."""
     count, vocabulary = len(hidden), len(head.weight)
@@ -95,7 +95,7 @@ def measure_tiers(
 
 
 def opened_share(
-    clusters: Clusters, head: Head, hidden: Float32s, tau: Float32s
+    clusters: Clusters, head: HeadWeights, hidden: Float32s, tau: Float32s
 ) -> dict[str, dict[str, float]]:
     """By bound and need the mean share of rows in clusters that could not be excluded."""
     vocabulary, sizes = len(head.weight), clusters.sizes
@@ -134,7 +134,7 @@ def _refined_row_bytes(tier: Int4Tier) -> int:
 
 
 def _tightness(
-    tier: Tier, head: Head, kept: Float64s, refined: Float64s, bound: float, error: float
+    tier: Tier, head: HeadWeights, kept: Float64s, refined: Float64s, bound: float, error: float
 ) -> Tightness:
     row_bytes = head.weight.shape[1] * head.weight.element_size()
     read = screened_bytes(tier) + kept * row_bytes
@@ -155,7 +155,9 @@ def _slack(row_slack: Float32s, hidden_slack: Float64s) -> Float32s:
     return row_slack[0] * first + row_slack[1] * second
 
 
-def _refined(state: Float32s, tier: Int4Tier, head: Head, ids: npt.NDArray[np.int32]) -> Float32s:
+def _refined(
+    state: Float32s, tier: Int4Tier, head: HeadWeights, ids: npt.NDArray[np.int32]
+) -> Float32s:
     """Upper bounds of the rows ``ids`` for ``state`` [1, d], from both planes."""
     screened = refine(state, tier, ids, np.array([0, len(ids)]))
     slack = _slack(screened.row_slack[:, ids], screened.hidden_slack[0])
@@ -167,7 +169,9 @@ def _reaching(upper: Float32s, noise: Float32s, tau: Float32s) -> list[npt.NDArr
     return [upper >= tau[0], upper >= tau[1], upper + noise >= tau[2]]
 
 
-def _finished(logits: Float32s, head: Head, ids: npt.NDArray[np.int32] | None = None) -> Float32s:
+def _finished(
+    logits: Float32s, head: HeadWeights, ids: npt.NDArray[np.int32] | None = None
+) -> Float32s:
     """Raw logits of all rows or of ``ids`` with bias, scale and soft-cap."""
     bias = None if head.bias is None else head.bias.numpy()
     if bias is not None and ids is not None:

@@ -15,7 +15,7 @@ from itertools import product
 import numpy as np
 import torch
 
-from actors.head.device_shard import CAPACITY, DeviceShard
+from actors.head.gpu.device_shard import CAPACITY, DeviceShard
 from actors.head.ladder import Ladder
 from actors.head.screens import tier_bytes
 from actors.messages import Need

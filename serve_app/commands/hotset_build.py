@@ -76,7 +76,7 @@ def _build(arguments: argparse.Namespace) -> None:
         raise ValueError(f"a report is .html or .json, not {report.name}")
     # Seconds: a mistyped name should not wait for it.
     from actors.configuration import EngineConfiguration
-    from actors.decision.hot_vocabulary.build import BuildSettings, build_hot_file
+    from actors.decision.hot_vocabulary.build import HotVocabularySettings, build_hot_file
     from actors.decision.hot_vocabulary.file import write_hot_file
     from actors.decision.hot_vocabulary.traces import bundled_traces, read_traces
     from actors.engine.engine import Engine
@@ -84,7 +84,7 @@ def _build(arguments: argparse.Namespace) -> None:
     from actors.index.steps import ProgressBar
     from actors.messages import SamplingParameters
 
-    settings = BuildSettings(arguments.positions, arguments.generate, arguments.seed)
+    settings = HotVocabularySettings(arguments.positions, arguments.generate, arguments.seed)
     engine = Engine(
         EngineConfiguration(
             model=str(folder),

@@ -53,7 +53,7 @@ def _build(arguments: argparse.Namespace) -> None:
 
     from actors.body.loading import load
     from actors.index.automatic import default_index_path
-    from actors.index.build import TIER_KINDS, BuildSettings, build_index, cluster_count, own_rows
+    from actors.index.build import TIER_KINDS, IndexSettings, build_index, cluster_count, own_rows
     from actors.index.format import describe_weights
     from actors.index.report import describe
     from kernels import pool
@@ -62,7 +62,7 @@ def _build(arguments: argparse.Namespace) -> None:
     torch.set_num_threads(threads)
     pool.set_threads(threads)
     tiers = TIER_KINDS if arguments.tiers is None else tuple(arguments.tiers.split(","))
-    settings = BuildSettings(
+    settings = IndexSettings(
         tiers=tiers,
         clusters=arguments.clusters,
         kind=arguments.kind,

@@ -15,12 +15,12 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers import PreTrainedTokenizerBase as TokenizerBase
 
-from serve_app.demo.chat import Message, dialogue_messages
-from serve_app.demo.corpus import Corpus
 from serve_app.demo.prompts import chat_texts, dialogue_prompts, generate, prose_prompts
 from serve_app.demo.recipe import Measurement
-from serve_app.demo.tokenizer import END_OF_TEXT, render_chat
-from serve_app.demo.windows import TokenSource
+from serve_app.demo.texts.chat import Message, dialogue_messages
+from serve_app.demo.texts.corpus import Corpus
+from serve_app.demo.texts.tokenizer import END_OF_TEXT, render_chat
+from serve_app.demo.texts.windows import TokenSource
 
 EVALUATION_FILE = "evaluation.json"
 

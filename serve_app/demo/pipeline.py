@@ -12,12 +12,12 @@ from typing import Any
 import torch
 
 from serve_app.demo.card import write_cards
-from serve_app.demo.corpus import load_corpus
 from serve_app.demo.evaluate import evaluate_pair, write_evaluation
 from serve_app.demo.export import export_checkpoint
-from serve_app.demo.prepare import prepare
 from serve_app.demo.recipe import DemoRecipe, Schedule
 from serve_app.demo.stages import Stage, train_draft, train_target
+from serve_app.demo.texts.corpus import load_corpus
+from serve_app.demo.texts.prepare import prepare
 
 TARGET_FOLDER = "lexshard-demo"
 DRAFT_FOLDER = "lexshard-demo-draft"

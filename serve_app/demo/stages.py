@@ -9,8 +9,8 @@ import torch
 
 from serve_app.demo.distill import distillation_loss, projected_embedding
 from serve_app.demo.network import EMBEDDING, NetworkWeights
-from serve_app.demo.prepare import Prepared
 from serve_app.demo.recipe import DemoRecipe
+from serve_app.demo.texts.prepare import Prepared
 from serve_app.demo.train import Trainer
 
 

@@ -25,7 +25,7 @@ from serve_app.demo.network import (
 )
 from serve_app.demo.optimiser import Optimiser
 from serve_app.demo.recipe import NetworkShape, Schedule
-from serve_app.demo.windows import BatchOrder, TokenSource
+from serve_app.demo.texts.windows import BatchOrder, TokenSource
 
 LossFunction = Callable[[Tensor, Tensor, Tensor, Tensor, SoftmaxCandidates | None], Tensor]
 """``(hidden, head, inputs, targets, candidates)`` to the summed loss of a micro batch."""

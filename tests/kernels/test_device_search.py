@@ -257,7 +257,7 @@ def _tokens(decisions: list[RowDecision | None]) -> list[tuple[object, ...]]:
 
 
 def check_the_shard_draws_the_tokens_of_the_cpu(device: str) -> None:
-    from actors.head.device_shard import DeviceShard
+    from actors.head.gpu.device_shard import DeviceShard
 
     generator = torch.Generator().manual_seed(1)
     size, columns, rows = 300, 48, len(PARAMETERS)
@@ -285,7 +285,7 @@ def check_the_shard_draws_the_tokens_of_the_cpu(device: str) -> None:
 
 
 def check_hidden_states_that_are_not_finite_are_named(device: str) -> None:
-    from actors.head.device_shard import DeviceShard
+    from actors.head.gpu.device_shard import DeviceShard
 
     weight = torch.randn(70, 16, generator=torch.Generator().manual_seed(2))
     ladder = Ladder({"int8": quantize(weight, "int8")}, ((1, "int8"),))
@@ -329,7 +329,7 @@ def test_the_search_keeps_its_promises_on_the_gpu(check: object) -> None:
 COMPILE = """
 import numpy as np, torch
 from tests.support.compile_only import check, compiling
-from actors.head.device_shard import DeviceShard
+from actors.head.gpu.device_shard import DeviceShard
 from actors.head.ladder import Ladder
 from actors.messages import Need
 from kernels.dense import Draws, dense_gumbel
@@ -364,7 +364,7 @@ def test_every_kernel_of_a_step_compiles_for_a_gpu() -> None:
 @pytest.mark.parametrize("kind", ["int8", "int4", "int4-dither"])
 def test_replayed_graphs_draw_the_tokens_of_the_cpu(kind: str) -> None:
     """Many steps of changing sizes and needs, also larger than any graph, from either memory."""
-    from actors.head.device_shard import DeviceShard
+    from actors.head.gpu.device_shard import DeviceShard
 
     generator = torch.Generator().manual_seed(3)
     size, columns = 5000, 256

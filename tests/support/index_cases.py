@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from actors.body.loading import load
-from actors.index.build import TIER_KINDS, BuildSettings, build_index, own_rows
+from actors.index.build import TIER_KINDS, IndexSettings, build_index, own_rows
 from actors.index.format import Index, load_index
 from tests.support.tiny_models import save_tiny
 
-SETTINGS = BuildSettings(clusters=9, iterations=4, seed=5)
+SETTINGS = IndexSettings(clusters=9, iterations=4, seed=5)
 STEPS = ["calibration", "clusters", *(f"tier.{kind}" for kind in TIER_KINDS), "writing"]
 
 

@@ -18,8 +18,8 @@ import numpy.typing as npt
 import torch
 
 from actors.body.batch import Batch, Body
+from actors.body.head_weights import HeadWeights
 from actors.body.loading import LoadedModel
-from actors.body.output_head import Head
 from actors.decision.hot_vocabulary.file import About, HotFile, tokenizer_hash
 from actors.decision.hot_vocabulary.measurement import measure
 from actors.decision.hot_vocabulary.traces import Traces
@@ -45,7 +45,7 @@ SIZES = 12
 
 
 @dataclass(frozen=True, slots=True)
-class BuildSettings:
+class HotVocabularySettings:
     """``positions`` None is as many as take about a minute, at most 256; ``generated`` is the
     number of tokens by which the model continues a text."""
 
@@ -65,7 +65,7 @@ def build_hot_file(
     model: LoadedModel,
     traces: Traces,
     continue_texts: Continue,
-    settings: BuildSettings,
+    settings: HotVocabularySettings,
     progress: Progress,
 ) -> HotFile:
     """Takes the body's cache: allocate it anew afterwards."""
@@ -151,7 +151,7 @@ def _positions(sequences: Sequence[Ids], count: int) -> list[npt.NDArray[np.int3
 
 
 def _logit_blocks(
-    body: Body, head: Head, sequences: Sequence[Ids], count: int
+    body: Body, head: HeadWeights, sequences: Sequence[Ids], count: int
 ) -> Iterator[npt.NDArray[np.float32]]:
     """Canonical logits [n, V] of about ``count`` positions, sequence by sequence."""
     body.allocate_cache(max(-(-len(ids) // BLOCK_SIZE) for ids in sequences))

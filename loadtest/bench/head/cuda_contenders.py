@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional
 
 from actors.configuration import DEFAULT_TIERS
-from actors.head.device_shard import DeviceShard
+from actors.head.gpu.device_shard import DeviceShard
 from actors.head.ladder import Ladder
 from kernels.dense import Draws, dense_gumbel
 from kernels.draw import draw

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from actors.body import paged_attention
+from actors.body.attention_step import AttentionStep
 from actors.body.errors import (
     InsufficientMemoryError,
     ModelPathError,
@@ -20,9 +21,8 @@ from actors.body.errors import (
     UnsupportedModelError,
     WeightsError,
 )
+from actors.body.head_weights import HeadWeights, check_head
 from actors.body.loading import load
-from actors.body.output_head import Head, check_head
-from actors.body.paged_attention import AttentionStep
 from actors.body.self_test import check_windows
 from tests.support.tiny_models import REFUSED, save_tiny
 
@@ -148,11 +148,11 @@ def test_a_body_that_is_wrong_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
         load(tmp_path)
 
 
-def _head(**changes: Any) -> tuple[Head, torch.Tensor]:
+def _head(**changes: Any) -> tuple[HeadWeights, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(50, 16, generator=generator)
     settings = {"weight": weight, "bias": None, "softcap": None, "scale": 1.0, **changes}
-    return Head(**settings), torch.randn(8, 16, generator=generator)
+    return HeadWeights(**settings), torch.randn(8, 16, generator=generator)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 
 from actors.body.loading import LoadedModel, load
 from actors.index.automatic import default_index_path, open_or_build
-from actors.index.build import BuildSettings, build_index, own_rows
+from actors.index.build import IndexSettings, build_index, own_rows
 from actors.index.container import read_header
 from actors.index.errors import IndexFileError, IndexMismatchError
 from actors.index.format import Index, describe_weights
@@ -64,7 +64,7 @@ def test_first_use_builds_beside_the_model_and_the_next_loads(own: Own) -> None:
 
 
 def test_what_is_missing_is_added_to_what_is_there(own: Own) -> None:
-    settings = BuildSettings(tiers=("int8",), clusters=7, kind="spherical", iterations=2, seed=3)
+    settings = IndexSettings(tiers=("int8",), clusters=7, kind="spherical", iterations=2, seed=3)
     build_index(own.folder, own.model, own.beside, settings, progress=Silent())
     before = read_header(own.beside)
     index = own.open(tiers=("int4",))

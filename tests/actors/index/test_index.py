@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
+from actors.body.head_weights import HeadWeights
 from actors.body.loading import LoadedModel
-from actors.body.output_head import Head
-from actors.index.build import TIER_KINDS, BuildSettings, build_index
+from actors.index.build import TIER_KINDS, IndexSettings, build_index
 from actors.index.errors import IndexFileError, IndexMismatchError
 from actors.index.format import describe_weights, load_index
 from actors.index.hidden import RANDOM_TOKENS, hidden_states
@@ -34,7 +34,7 @@ def test_the_same_arguments_give_the_same_bytes(tiny: Tiny, tmp_path: Path) -> N
     again = tmp_path / "again.safetensors"
     build_index(tiny.folder, tiny.model, again, SETTINGS, progress=Silent())
     assert again.read_bytes() == tiny.path.read_bytes()
-    other = BuildSettings(clusters=9, iterations=4, seed=6)
+    other = IndexSettings(clusters=9, iterations=4, seed=6)
     build_index(tiny.folder, tiny.model, again, other, progress=Silent())
     assert again.read_bytes() != tiny.path.read_bytes()
 
@@ -204,7 +204,7 @@ def test_hidden_states_are_those_of_the_chosen_positions(demo: LoadedModel) -> N
 def test_reported_rows_are_those_a_screen_cannot_exclude(tiny: Tiny, kind: Any) -> None:
     """Counted again in float64, one hidden state and row after the other."""
     weight = tiny.head.weight.double().numpy()
-    head = Head(tiny.head.weight, tiny.head.bias, 6.0, 1.5)
+    head = HeadWeights(tiny.head.weight, tiny.head.bias, 6.0, 1.5)
     hidden = tiny.load().hidden[:20]
     bias = tiny.head.bias.double().numpy()  # type: ignore[union-attr]
     exact = 6.0 * np.tanh((hidden.astype(np.float64) @ weight.T + bias) * 1.5 / 6.0)

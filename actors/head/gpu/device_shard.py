@@ -24,7 +24,7 @@ import numpy.typing as npt
 import torch
 
 from actors.head.backoff import Backoff
-from actors.head.device_step import DeviceScreen, DeviceStep, StepResults, pack_step
+from actors.head.gpu.device_step import DeviceScreen, DeviceStep, StepResults, pack_step
 from actors.head.ladder import Choices, Ladder, StepKind, step_kind
 from actors.head.output_head import Hidden, Screening, Thresholds
 from actors.head.output_rows import log_normalizers, own_rows, refuse_unsound

@@ -12,7 +12,7 @@ from kernels.linear import fits_bfloat16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Head:
+class HeadWeights:
     """``logits = softcap * tanh((hidden @ weight.T + bias) * scale / softcap)``.
 
     ``weight [V, d]`` is bfloat16 where every value is exactly one (the same logits from half the
@@ -35,7 +35,7 @@ class Head:
         return logits
 
 
-def read_head(model: Any) -> Head:
+def read_head(model: Any) -> HeadWeights:
     """The head of a transformers model, with scale and soft-cap from its configuration."""
     layer = model.get_output_embeddings()
     if layer is None:
@@ -51,7 +51,7 @@ def read_head(model: Any) -> Head:
         weight = weight.float()
         weight = weight.bfloat16() if fits_bfloat16(weight) else weight
     bias = getattr(layer, "bias", None)
-    return Head(
+    return HeadWeights(
         weight=weight.contiguous(),
         bias=None if bias is None else bias.detach().float(),
         softcap=None if softcap is None else float(softcap),
@@ -59,7 +59,9 @@ def read_head(model: Any) -> Head:
     )
 
 
-def check_head(head: Head, hidden: torch.Tensor, logits: torch.Tensor, tolerance: float) -> None:
+def check_head(
+    head: HeadWeights, hidden: torch.Tensor, logits: torch.Tensor, tolerance: float
+) -> None:
     """``logits [N, V]`` are the model's own for ``hidden [N, d]``; ours must be the same.
 
     ``tolerance`` is relative to the largest logit. Raises SelfTestError naming what differs.
@@ -72,7 +74,7 @@ def check_head(head: Head, hidden: torch.Tensor, logits: torch.Tensor, tolerance
     raise SelfTestError(
         f"the output head gives logits that differ from the model's by up to {difference:.3g} "
         f"(largest logit {size:.3g}): {_diagnosis(ours, theirs, tolerance)}. This family needs "
-        "support in actors/body/output_head.py"
+        "support in actors/body/head_weights.py"
     )
 
 

@@ -1,0 +1,166 @@
+"""The house as documented: one direction of imports, no cycles, no name twice, the demo fenced."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import ROOT
+
+LAYERS = ("kernels", "actors", "cluster", "serve_app")
+PRODUCT = (*LAYERS, "loadtest")
+# Inside actors: who may import whom (and itself). Messages and configuration are for all.
+ROOMS = {
+    "text": set(),
+    "states": set(),
+    "body": set(),
+    "index": {"body"},
+    "head": {"states", "index", "body"},
+    "decision": {"states", "index", "body"},
+    "engine": {"states", "head", "decision", "body", "text"},
+}
+MOST_MODULES = 16  # side by side in a folder
+
+
+def modules() -> dict[str, Path]:
+    """Every module of the product by its dotted name."""
+    found = {}
+    for top in PRODUCT:
+        for path in (ROOT / top).rglob("*.py"):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+MODULES = modules()
+
+
+def imported(path: Path) -> Iterator[str]:
+    """Names of modules a file imports anywhere, lazily or for types alone too."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                yield inner if inner in MODULES else node.module
+
+
+IMPORTS = {name: set(imported(path)) for name, path in MODULES.items()}
+
+
+def top(name: str) -> str:
+    return name.partition(".")[0]
+
+
+def test_imports_go_down_the_layers() -> None:
+    upward = [
+        (name, other)
+        for name, others in IMPORTS.items()
+        for other in others
+        if top(name) in LAYERS
+        and (top(other) == "loadtest" or top(other) in LAYERS[LAYERS.index(top(name)) + 1 :])
+    ]
+    # The command line starts benchmarks by name; nothing of the server knows them.
+    assert upward == []
+
+
+def test_ray_is_known_to_cluster_and_serve_app_alone() -> None:
+    users = {
+        top(name) for name, others in IMPORTS.items() for other in others if top(other) == "ray"
+    }
+    assert users <= {"cluster", "serve_app"}
+
+
+def test_rooms_of_actors_import_one_way() -> None:
+    wrong = []
+    for name, others in IMPORTS.items():
+        parts = name.split(".")
+        if parts[0] != "actors" or len(parts) < 2 or parts[1] not in ROOMS:
+            continue
+        for other in others:
+            target = other.split(".")
+            inside = target[0] == "actors" and len(target) > 1 and target[1] in ROOMS
+            if inside and target[1] not in ROOMS[parts[1]] | {parts[1]}:
+                wrong.append((name, other))
+    assert wrong == []
+
+
+def test_nothing_imports_in_a_circle() -> None:
+    """Lazily imported or for types alone: a circle is a circle."""
+    visiting: dict[str, int] = {}
+    circles: list[list[str]] = []
+    path: list[str] = []
+
+    def visit(name: str) -> None:
+        visiting[name] = 1
+        path.append(name)
+        for other in sorted(IMPORTS[name] & MODULES.keys() - {name}):
+            if visiting.get(other) == 1:
+                circles.append([*path[path.index(other) :], other])
+            elif other not in visiting:
+                visit(other)
+        path.pop()
+        visiting[name] = 2
+
+    for name in sorted(MODULES):
+        if name not in visiting:
+            visit(name)
+    assert circles == []
+
+
+def test_no_two_classes_share_a_name() -> None:
+    where: dict[str, list[str]] = defaultdict(list)
+    for name, path in MODULES.items():
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                where[node.name].append(name)
+    assert {name: places for name, places in where.items() if len(places) > 1} == {}
+
+
+def test_the_demo_recipe_is_fenced_from_the_server() -> None:
+    users = {
+        name
+        for name, others in IMPORTS.items()
+        for other in others
+        if other.startswith("serve_app.demo") and not name.startswith("serve_app.demo")
+    }
+    assert users == {"serve_app.commands.demo_train"}
+
+
+def test_no_test_module_is_imported_by_another() -> None:
+    users = []
+    for path in (ROOT / "tests").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                last = node.module.rpartition(".")[2]
+                if last.startswith("test_") or last == "conftest":
+                    users.append(path.name)
+    assert users == []
+
+
+@pytest.mark.parametrize(
+    "package", [name for name, path in MODULES.items() if path.stem == "__init__"]
+)
+def test_a_package_says_in_one_line_what_lives_there(package: str) -> None:
+    doc = ast.get_docstring(ast.parse(MODULES[package].read_text(encoding="utf-8")))
+    assert doc, f"{package} says nothing"
+    assert len(doc.splitlines()[0]) > 20
+
+
+def test_folders_are_rooms_not_halls() -> None:
+    crowded = {}
+    for top_folder in PRODUCT:
+        folders = [
+            ROOT / top_folder,
+            *(each for each in (ROOT / top_folder).rglob("*") if each.is_dir()),
+        ]
+        for folder in folders:
+            count = len([each for each in folder.glob("*.py") if each.name != "__init__.py"])
+            if count > MOST_MODULES:
+                crowded[str(folder.relative_to(ROOT))] = count
+    assert crowded == {}
