@@ -8,9 +8,9 @@ from typing import Literal
 DataType = Literal["float32", "bfloat16", "auto"]
 BodyChoice = Literal["auto", "fused", "general"]
 Device = Literal["auto", "cpu", "cuda"]
-Tier = Literal["int8", "int4", "int4-dither", "1-bit"]
+TierName = Literal["int8", "int4", "int4-dither", "1-bit"]
 # Their bounds hold always; those of the other two with a stated probability.
-DEFAULT_TIERS: tuple[Tier, ...] = ("int8", "int4")
+DEFAULT_TIERS: tuple[TierName, ...] = ("int8", "int4")
 HeadChoice = Literal["auto", "certified", "paper", "dense"]
 SamplerPlacement = Literal["threads", "processes", "ray"]
 
@@ -45,7 +45,7 @@ class EngineConfiguration:
     body: BodyChoice = "auto"
     fast_prefill: bool = False
     head: HeadChoice = "auto"
-    tiers: tuple[Tier, ...] = DEFAULT_TIERS
+    tiers: tuple[TierName, ...] = DEFAULT_TIERS
     index: str | None = None
     max_running: int = 64
     step_tokens: int = 512

@@ -7,6 +7,7 @@ name must never be ignored.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
@@ -23,10 +24,13 @@ from actors.configuration import (
     EngineConfiguration,
     HeadChoice,
     SamplerPlacement,
-    Tier,
+    TierName,
 )
 
 VARIABLE_PREFIX = "LEXSHARD_"
+# What Kubernetes puts there for a service whose name begins with lexshard is none of ours.
+SERVICE_VARIABLE = re.compile(r"\w+_(SERVICE_HOST|SERVICE_PORT\w*|PORT_\d+_(TCP|UDP|SCTP)\w*)")
+SERVICE_ADDRESS = re.compile(r"(tcp|udp|sctp)://")
 ENGINE = EngineConfiguration(model="")  # for its defaults
 
 # An empty key would open the server to everyone who sends an empty one.
@@ -85,7 +89,7 @@ class ServeConfig(BaseModel):
     head: HeadChoice = option(
         ENGINE.head, "auto, certified, paper or dense: how tokens are found, never which"
     )
-    tiers: list[Tier] = option(
+    tiers: list[TierName] = option(
         list(ENGINE.tiers),
         "int8, int4, int4-dither or 1-bit: what may screen, repeatable (default int8, int4)",
         flag="--tier",
@@ -191,7 +195,7 @@ def environment_values(environment: Mapping[str, str]) -> dict[str, Any]:
     options = {option.variable: option for option in OPTIONS}
     values: dict[str, Any] = {}
     for variable, text in environment.items():
-        if not variable.startswith(VARIABLE_PREFIX):
+        if not variable.startswith(VARIABLE_PREFIX) or _is_of_kubernetes(variable, text):
             continue
         if variable not in options:
             [nearest] = get_close_matches(variable, options, n=1, cutoff=0.0)
@@ -205,6 +209,12 @@ def environment_values(environment: Mapping[str, str]) -> dict[str, Any]:
             reason = f"{problem['msg']}, not {problem['input']!r}"
             raise ConfigError(f"environment variable {variable}: {reason}") from error
     return values
+
+
+def _is_of_kubernetes(variable: str, text: str) -> bool:
+    return SERVICE_VARIABLE.fullmatch(variable) is not None or (
+        variable.endswith("_PORT") and SERVICE_ADDRESS.match(text) is not None
+    )
 
 
 def load_config(path: str | Path | None, overrides: Mapping[str, Any]) -> ServeConfig:

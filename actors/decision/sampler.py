@@ -29,7 +29,7 @@ from actors.decision.messages import (
 )
 from actors.messages import RowDecision, TokenLogprobs
 from actors.states.deltas import NO_DELTAS, Deltas
-from actors.states.needs import flatten_adjustments
+from actors.states.flat_needs import flatten_adjustments
 from actors.states.sequence_state import SequenceState, SequenceStates
 from kernels import pool
 from kernels.decision import (

@@ -30,12 +30,7 @@ from actors.engine.statistics import Counters
 from actors.engine.steps import Steps
 from actors.engine.warm_up import warm_up_requests
 from actors.head.build import build_head
-from actors.messages import (
-    EngineStatistics,
-    Request,
-    SamplingParameters,
-    SequenceEvent,
-)
+from actors.messages import EngineStatistics, Request, SamplingParameters, SequenceEvent
 from actors.states.sequence_state import SequenceStates
 from actors.text.codec import TextCodec
 from kernels import pool

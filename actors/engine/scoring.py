@@ -7,7 +7,8 @@ import torch
 from actors.decision.sampler import token_logprobs
 from actors.engine.scheduler import Chunk
 from actors.head.build import OutputHead
-from actors.messages import Need, TokenLogprobs
+from actors.messages import TokenLogprobs
+from actors.states.need import Need
 
 ROWS_AT_ONCE = 16  # dense rows held in memory together
 

@@ -25,13 +25,7 @@ from actors.engine.step_batch import build_batch, scored_rows
 from actors.head.build import BuiltHead
 from actors.head.output_rows import NonFiniteHiddenError
 from actors.head.sequence_head import SequenceHead
-from actors.messages import (
-    Certificate,
-    FinishReason,
-    RowDecision,
-    SequenceEvent,
-    TokenLogprobs,
-)
+from actors.messages import Certificate, FinishReason, RowDecision, SequenceEvent, TokenLogprobs
 from actors.states.sequence_state import SequenceStates
 
 # Starts a forward pass; what it returns waits for the hidden states.

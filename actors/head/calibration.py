@@ -18,7 +18,7 @@ import numpy.typing as npt
 from actors.head.ladder import STEP_KINDS, Choices, StepKind
 from actors.head.output_head import OutputHead
 from actors.head.screens import DENSE
-from actors.messages import Need
+from actors.states.need import Need
 
 SIZES = (1, 2, 4, 8, 16, 32, 64)
 # Hidden states differ in how many tokens they leave: one alone must not decide.

@@ -12,7 +12,8 @@ import numpy.typing as npt
 from actors.head.screened_rows import ScreenedRows
 from actors.head.screens import DENSE
 from actors.head.whole_softmax import Mass
-from actors.messages import Certificate, Guarantee, Need
+from actors.messages import Certificate, Guarantee
+from actors.states.need import Need
 
 # What shards guarantee together is what the first of these that one of them says guarantees; all
 # logits of one shard ("dense") take nothing from what another one promises.

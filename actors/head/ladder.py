@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from actors.head.screens import DENSE
-from actors.messages import Need
+from actors.states.need import Need
 from kernels.quantize import Int4Tier, Tier
 
 Choices = tuple[tuple[int, str], ...]

@@ -15,7 +15,8 @@ import numpy.typing as npt
 import torch
 
 from actors.head.whole_softmax import Mass
-from actors.messages import Candidates, Need
+from actors.messages import Candidates
+from actors.states.need import Need
 
 Hidden = torch.Tensor | npt.NDArray[np.float32]  # [N, d] fp32
 

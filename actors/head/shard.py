@@ -35,8 +35,9 @@ from actors.head.screens import (
     postprocess_estimates,
 )
 from actors.head.whole_softmax import PartialMass, bound_mass
-from actors.messages import Candidates, Need
-from actors.states.needs import flatten_adjustments, flatten_needs
+from actors.messages import Candidates
+from actors.states.flat_needs import flatten_adjustments, flatten_needs
+from actors.states.need import Need
 from kernels.penalties import Adjustments
 from kernels.search import Estimates, find_candidates, find_leaders, find_thresholds, narrow
 

@@ -11,7 +11,8 @@ import numpy.typing as npt
 from actors.head.exchange import MassShard, decide_masses, largest_thresholds, merge_candidates
 from actors.head.output_head import Hidden, Screening, Thresholds
 from actors.head.output_rows import log_normalizers
-from actors.messages import Candidates, Need
+from actors.messages import Candidates
+from actors.states.need import Need
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from actors.head.owned_rows import OwnedRows
 from actors.head.rescoring import Rescorer
-from actors.messages import Need
+from actors.states.need import Need
 from kernels.certify import epsilon_certificate, nucleus_certificate
 from kernels.mass import outside_mass, plan
 from kernels.mass.reference import MASS_MARGIN

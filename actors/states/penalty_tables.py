@@ -19,7 +19,7 @@ SPARSE_SHARE = 1 / 64
 class PenaltyTables:
     """Rows of counts for ``capacity`` sequences, more when they are all in use.
 
-    ``tables`` [S, V] int32 is what `actors.messages.Adjustment` refers to; it is another array
+    ``tables`` [S, V] int32 is what `actors.states.need.Adjustment` refers to; it is another array
     after `open` had to make room. The system provides memory for rows as they are first written.
     """
 

@@ -13,8 +13,9 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from actors.messages import Adjustment, Need, NeedKind, Request, SamplingParameters
+from actors.messages import NeedKind, Request, SamplingParameters
 from actors.states.deltas import Deltas
+from actors.states.need import Adjustment, Need
 from actors.states.penalty_tables import PenaltyTables, TableAhead
 
 

@@ -18,7 +18,7 @@ import torch
 from actors.head.gpu.device_shard import CAPACITY, DeviceShard
 from actors.head.ladder import Ladder
 from actors.head.screens import tier_bytes
-from actors.messages import Need
+from actors.states.need import Need
 from kernels.dense import Draws
 from kernels.dense import triton_kernel as dense
 from kernels.draw import Controls, draw

@@ -15,11 +15,14 @@ import numpy as np
 import pytest
 import torch
 
+from actors.head.exchange import merge_candidates
 from actors.head.ladder import Ladder
-from actors.head.output_rows import NonFiniteHiddenError
+from actors.head.output_rows import NonFiniteHiddenError, log_normalizers
+from actors.head.owned_rows import OwnedRows
 from actors.head.shard import Shard
-from actors.messages import Certificate, Need, Request, RowDecision, SamplingParameters
-from actors.states.needs import flatten_adjustments, flatten_needs
+from actors.messages import Candidates, Certificate, Request, RowDecision, SamplingParameters
+from actors.states.flat_needs import flatten_adjustments, flatten_needs
+from actors.states.need import Need
 from actors.states.sequence_state import SequenceState
 from kernels.penalties import adjust
 from kernels.quantize import quantize
@@ -299,7 +302,72 @@ def check_hidden_states_that_are_not_finite_are_named(device: str) -> None:
         assert caught.value.rows == (1, 2)
 
 
+def check_shards_of_any_tokens_draw_the_tokens_of_one(device: str) -> None:
+    """Blocks in any order, or tokens at random: noise and processors go by the vocabulary's ids."""
+    from actors.head.gpu.device_shard import DeviceShard
+
+    generator = torch.Generator().manual_seed(4)
+    size, rows = 300, len(PARAMETERS)
+    weight = torch.randn(size, 48, generator=generator).bfloat16()
+    hidden = torch.randn(rows, 48, generator=generator).numpy()
+    expected, _ = _decide(Shard(weight, None, None, 1.0, size), hidden, size)
+    owner = np.random.default_rng(1).integers(0, 2, size)
+    by_blocks = [OwnedRows.of_blocks(blocks, size) for blocks in ([4, 1], [0, 3, 2])]
+    by_tokens = [OwnedRows.of_tokens(np.flatnonzero(owner == part), size) for part in range(2)]
+    for split in (by_blocks, by_tokens):
+        shards = []
+        for owned in split:
+            own = weight[torch.from_numpy(owned.ids).long()]
+            ladder = Ladder({"int8": quantize(own, "int8")}, ((1, "int8"),))
+            shards.append(
+                DeviceShard(
+                    own, None, None, 1.0, size, ladder, device=device, largest_k=8, owned=owned
+                )
+            )
+        got, certificates = _decide(Together(shards, size), hidden, size)
+        assert _tokens(got) == _tokens(expected)
+        assert sum(each.guarantee == "deterministic" for each in certificates) >= 6
+
+
+class Together:
+    """Shards on a device that share their thresholds, as one head."""
+
+    def __init__(self, shards: list, size: int) -> None:
+        self._shards = shards
+        self.vocabulary_size = size
+
+    def screen(self, hidden: np.ndarray | torch.Tensor, needs: list[Need]) -> list:
+        parts = [shard.screen(hidden, needs) for shard in self._shards]
+        tau = torch.fmax(*(part.tau for part in parts))
+        return [replace(part, tau=tau) for part in parts]
+
+    def rescore(self, parts: list) -> Candidates:
+        answers = [shard.rescore(own) for shard, own in zip(self._shards, parts, strict=True)]
+        return merge_candidates(answers, self.vocabulary_size)
+
+    def log_normalizers(self, candidates: Candidates, rows: list[int]) -> np.ndarray:
+        return log_normalizers(candidates, rows, self.vocabulary_size)
+
+
+def check_thresholds_of_many_rows_are_those_of_each(device: str) -> None:
+    """Two launches of one size share their buffers; what the first has found must not be lost."""
+    from actors.head.gpu.device_shard import DeviceShard
+
+    generator = torch.Generator().manual_seed(6)
+    weight = torch.randn(90, 16, generator=generator)
+    ladder = Ladder({"int8": quantize(weight, "int8")}, ((1, "int8"),))
+    shard = DeviceShard(weight, None, None, 1.0, 90, ladder, device=device)
+    hidden = torch.randn(128, 16, generator=generator)
+    needs = [Need("top1")] * 127 + [Need("dense")]
+    tau = shard.screen(hidden, needs).tau.cpu().numpy()
+    best = canonical_logits(hidden.numpy(), weight).max(axis=1)
+    assert tau[:127].tolist() == best[:127].astype(np.float64).tolist()
+    assert np.isnan(tau[127])
+
+
 CHECKS = (
+    check_shards_of_any_tokens_draw_the_tokens_of_one,
+    check_thresholds_of_many_rows_are_those_of_each,
     check_the_shard_draws_the_tokens_of_the_cpu,
     check_hidden_states_that_are_not_finite_are_named,
     check_no_answer_is_lost,
@@ -330,8 +398,9 @@ COMPILE = """
 import numpy as np, torch
 from tests.support.compile_only import check, compiling
 from actors.head.gpu.device_shard import DeviceShard
+from actors.head.exchange import merge_candidates
 from actors.head.ladder import Ladder
-from actors.messages import Need
+from actors.states.need import Need
 from kernels.dense import Draws, dense_gumbel
 from kernels.quantize import quantize
 from kernels.rows import canonical_logits

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.states.needs import flatten_adjustments, flatten_needs
+from actors.states.flat_needs import flatten_adjustments, flatten_needs
 from kernels.mass import outside_mass, plan
 from kernels.mass.reference import BIN_WIDTH
 from kernels.penalties import adjust

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.states.needs import flatten_adjustments
+from actors.states.flat_needs import flatten_adjustments
 from kernels import opening as openings
 from kernels.bounds import cluster_bounds, summarise
 from kernels.noise import gumbel_row

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.messages import Adjustment, Need
-from actors.states.needs import flatten_adjustments, flatten_needs
+from actors.states.flat_needs import flatten_adjustments, flatten_needs
+from actors.states.need import Adjustment, Need
 from kernels.penalties import Adjustments, adjust
 from kernels.search import (
     Estimates,

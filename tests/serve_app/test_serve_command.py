@@ -122,6 +122,18 @@ def test_bad_variables_end_with_one_clear_line(
     assert error.count("\n") == 1
 
 
+def test_what_kubernetes_says_of_a_service_of_our_name_is_left_alone() -> None:
+    variables = {
+        "LEXSHARD_PORT": "tcp://10.0.0.1:8000",
+        "LEXSHARD_SERVICE_HOST": "10.0.0.1",
+        "LEXSHARD_SERVICE_PORT": "8000",
+        "LEXSHARD_SERVICE_PORT_HTTP": "8000",
+        "LEXSHARD_PORT_8000_TCP_ADDR": "10.0.0.1",
+        "LEXSHARD_HEAD_SVC_PORT": "tcp://10.0.0.2:6379",
+    }
+    assert environment_values(variables) == {}
+
+
 def flags(*arguments: str) -> dict[str, object]:
     parser = argparse.ArgumentParser()
     add_arguments(parser)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from actors.messages import Adjustment, Need
+from actors.states.need import Adjustment, Need
 from kernels.draw import Controls
 from kernels.noise import gumbel_row
 from tests.support.certificate_heads import Array

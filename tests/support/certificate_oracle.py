@@ -14,7 +14,8 @@ import numpy as np
 
 from actors.head.build import OutputHead
 from actors.head.screens import DENSE
-from actors.messages import Adjustment, Candidates, Need
+from actors.messages import Candidates
+from actors.states.need import Adjustment, Need
 from kernels.draw import draw
 from kernels.truncate.reference import truncate
 from tests.support.certificate_heads import (

@@ -9,7 +9,7 @@ import torch
 
 from actors.head.shard import Shard
 from actors.messages import Request, RowDecision, SamplingParameters
-from actors.states.needs import flatten_adjustments
+from actors.states.flat_needs import flatten_adjustments
 from actors.states.sequence_state import SequenceState
 from kernels.draw import Controls, draw
 from kernels.penalties import adjust

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from actors.messages import Need
+from actors.states.need import Need
 from kernels.truncate.reference import best_ids
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from actors.messages import Adjustment, Need
+from actors.states.need import Adjustment, Need
 from kernels.search import Estimates, block_slack
 
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from actors.decision.hot_vocabulary.file import MixPart
 from actors.decision.hot_vocabulary.vocabulary import Decide
 from actors.messages import Request, SamplingParameters
-from actors.states.needs import flatten_adjustments
+from actors.states.flat_needs import flatten_adjustments
 from actors.states.sequence_state import SequenceStates
 from kernels.decision import block_maxima, decide_dense
 from kernels.draw import Controls

@@ -28,14 +28,16 @@ from actors.head.gpu.device_step import DeviceScreen, DeviceStep, StepResults, p
 from actors.head.ladder import Choices, Ladder, StepKind, step_kind
 from actors.head.output_head import Hidden, Screening, Thresholds
 from actors.head.output_rows import log_normalizers, own_rows, refuse_unsound
+from actors.head.owned_rows import OwnedRows
 from actors.head.screens import DENSE, tier_bytes
-from actors.messages import Candidates, Certificate, Need
-from actors.states.needs import flatten_adjustments, flatten_needs
-from kernels.penalties import adjust
+from actors.messages import Candidates, Certificate
+from actors.states.flat_needs import flatten_adjustments, flatten_needs
+from actors.states.need import Need
+from kernels.penalties import Adjustments, adjust
 from kernels.quantize import OneBitTier, Tier
 from kernels.rows import canonical_logits, postprocess
 from kernels.screen.gpu import tensor_cores, triton_kernel
-from kernels.search.gpu.search import post_processing
+from kernels.search.gpu.search import Tokens, post_processing
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64)
 CAPACITY = 1024  # candidates a row has room for
@@ -77,7 +79,8 @@ class FoundRow:
 class DeviceShard:
     """The output rows of one shard on ``device``, with the interface of `Shard`.
 
-    ``weight``, ``bias``, ``softcap``, ``scale`` and ``vocabulary_size`` as for `Shard`; ``ladder``
+    ``weight``, ``bias``, ``softcap``, ``scale``, ``vocabulary_size`` and ``owned`` as for `Shard`;
+    ``ladder``
     says which tier screens a step (never the dense screen, which a device does not have) and its
     tiers are copied to the device. ``largest_k`` is a power of two. Memory on the device: weights,
     tiers, and 8 bytes per row and vocabulary entry of the largest step.
@@ -98,8 +101,11 @@ class DeviceShard:
         device: torch.device | str = "cuda",
         capacity: int = CAPACITY,
         largest_k: int = LARGEST_K,
+        owned: OwnedRows | None = None,
     ) -> None:
-        rows, self._bias = own_rows(weight, bias, vocabulary_size)
+        self.owned = OwnedRows.every(vocabulary_size) if owned is None else owned
+        self._size = size = len(self.owned.ids)
+        rows, self._bias = own_rows(weight, bias, size)
         self.vocabulary_size = vocabulary_size
         self.weight = rows.to(device)
         self._scale = scale
@@ -107,7 +113,7 @@ class DeviceShard:
         self._capacity = capacity
         self._largest_k = largest_k
         for name, tier in ladder.tiers.items():
-            if len(tier.scale) != vocabulary_size or tier.columns != weight.shape[1]:
+            if len(tier.scale) != size or tier.columns != weight.shape[1]:
                 raise ValueError(f"tier {name} does not fit the output weights")
         self._screens = {name: _screen(tier, device) for name, tier in ladder.tiers.items()}
         self._bytes = {name: tier_bytes(tier) for name, tier in ladder.tiers.items()}
@@ -120,7 +126,9 @@ class DeviceShard:
         self._steps: dict[tuple[int, str], DeviceStep] = {}
         cuda = self.weight.is_cuda
         self._pool = torch.cuda.graph_pool_handle() if cuda else None
-        self._ids = np.arange(vocabulary_size, dtype=np.int32)
+        self._rows = np.arange(size, dtype=np.int32)
+        ids = None if self.owned.whole else torch.from_numpy(self.owned.ids).to(device)
+        self._tokens = Tokens(ids, self.owned.by_block)
         self._row_bytes = weight.shape[1] * weight.element_size()
         self._ladder = ladder
         self.start_with(ladder.choices, ladder.for_several)
@@ -194,12 +202,14 @@ class DeviceShard:
         self, rows: Sequence[int], name: str, hidden: torch.Tensor, needs: Sequence[Need]
     ) -> Launch | None:
         chosen = [needs[row] for row in rows]
-        adjustments = flatten_adjustments([need.adjustment for need in chosen])
-        packed = pack_step(flatten_needs(chosen), adjustments, self.vocabulary_size)
+        packed = pack_step(flatten_needs(chosen), self._flattened(chosen), self._size)
         if len(packed.support.entries) > len(self._entries):
             return None
         states = hidden if len(rows) == len(hidden) else hidden[list(rows)]
         return Launch(tuple(rows), name, self._step(len(rows), name).launch(states, packed))
+
+    def _flattened(self, needs: Sequence[Need]) -> Adjustments:
+        return self.owned.of_rows(flatten_adjustments([need.adjustment for need in needs]))
 
     def _step(self, rows: int, name: str) -> DeviceStep:
         bucket = next(bucket for bucket in BUCKETS if bucket >= rows)
@@ -211,6 +221,7 @@ class DeviceShard:
                 self._screens[name],
                 self._post[name],
                 self._entries,
+                self._tokens,
                 capacity=self._capacity,
                 leaders=self._largest_k,
                 pool=self._pool,
@@ -252,7 +263,7 @@ class DeviceShard:
         """Fills in what a launch has decided, and what every row of it has read."""
         largest, finite, counts, candidates, products = launch.results.read()
         tier = self._ladder.tiers[launch.tier]
-        failure = float(getattr(tier, "failure_probability", 0.0)) * self.vocabulary_size
+        failure = float(getattr(tier, "failure_probability", 0.0)) * self._size
         share = self._bytes[launch.tier] // len(launch.rows)
         overflows = 0
         for place_in_step, row in enumerate(launch.rows):
@@ -269,7 +280,7 @@ class DeviceShard:
                 launch.tier,
                 count,
                 read[row] + count * self._row_bytes,
-                count / self.vocabulary_size,
+                count / self._size,
                 failure_probability=min(1.0, failure),
             )
             found[row] = FoundRow(
@@ -296,14 +307,14 @@ class DeviceShard:
             if need.kind == "dense" or allowed is None:
                 dense.append(row)
                 continue
-            ids = allowed[allowed < self.vocabulary_size]
+            ids = self.owned.rows(allowed[np.isin(allowed, self.owned.ids, assume_unique=True)])
             hidden = step.hidden[row : row + 1].to(self.weight.device)
             products = self._products(hidden, ids)
-            share = len(ids) / self.vocabulary_size
+            share = len(ids) / self._size
             cost = len(ids) * self._row_bytes
             certificate = Certificate(need.kind, "dense", DENSE, len(ids), cost, share)
             found[row] = FoundRow(ids, products, replace(certificate, tightness=0.0))
-        passes = self.vocabulary_size * self._row_bytes // max(len(dense), 1)
+        passes = self._size * self._row_bytes // max(len(dense), 1)
         for start in range(0, len(dense), DENSE_ROWS):
             rows = dense[start : start + DENSE_ROWS]
             hidden = step.hidden[rows].to(self.weight.device)
@@ -313,12 +324,12 @@ class DeviceShard:
                     needs[row].kind,
                     "dense",
                     DENSE,
-                    self.vocabulary_size,
+                    self._size,
                     read[row] + passes,
                     fallback=read[row] > 0,
                     tightness=0.0,
                 )
-                found[row] = FoundRow(self._ids, products, certificate)
+                found[row] = FoundRow(self._rows, products, certificate)
 
     def _products(self, hidden: torch.Tensor, ids: Ids | None) -> Float32s:
         """Canonical products [N, V] of ``hidden`` on the device, or [I] of one row and ``ids``."""
@@ -343,7 +354,7 @@ class DeviceShard:
             raw = postprocess(raw, bias=self._bias[ids])
         raw = postprocess(raw, scale=self._scale, softcap=self._softcap)
         logits = raw
-        adjustments = flatten_adjustments([need.adjustment for need in needs])
+        adjustments = self._flattened(needs)
         if adjustments.active.any():
             logits = adjust(ids, raw, offsets, adjustments)
         certificates = []
@@ -351,7 +362,7 @@ class DeviceShard:
             best = float(logits[offsets[row] : offsets[row + 1]].max(initial=-math.inf))
             tightness = best / each.largest if 0 < best <= each.largest else 0.0
             certificates.append(replace(each.certificate, tightness=tightness))
-        return Candidates(ids, logits, raw, offsets, tuple(certificates))
+        return Candidates(self.owned.tokens(ids), logits, raw, offsets, tuple(certificates))
 
     def log_normalizers(
         self, candidates: Candidates, rows: Sequence[int]

@@ -24,6 +24,7 @@ from kernels.search.gpu.search import (
     PostProcessing,
     Questions,
     Support,
+    Tokens,
     allocate,
     pack_questions,
     pack_support,
@@ -72,7 +73,8 @@ class DeviceStep:
     """Buffers for up to ``rows`` hidden states, screened with one tier (``screen``).
 
     ``weight`` [V, d] lies on the device; ``entries`` [S, 6] int32 is room for the adjusted tokens
-    of a step, shared by all steps; ``pool`` is the memory of the CUDA graphs, likewise.
+    of a step, shared by all steps; ``tokens`` says which of the vocabulary the rows of ``weight``
+    are; ``pool`` is the memory of the CUDA graphs, shared likewise.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class DeviceStep:
         screen: DeviceScreen,
         post: PostProcessing,
         entries: torch.Tensor,
+        tokens: Tokens,
         *,
         capacity: int,
         leaders: int,
@@ -93,6 +96,7 @@ class DeviceStep:
         self._weight = weight
         self._screen = screen
         self._post = post
+        self._tokens = tokens
         self._pool = pool
         self._graph: torch.cuda.CUDAGraph | None = None
         self._hidden = torch.zeros(rows, columns, device=device)
@@ -138,6 +142,7 @@ class DeviceStep:
             self._questions,
             self._support,
             self._workspace,
+            self._tokens,
         )
 
     def _capture(self) -> None:

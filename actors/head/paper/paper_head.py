@@ -19,8 +19,9 @@ from actors.head.output_head import Hidden, Screening, Thresholds
 from actors.head.output_rows import log_normalizers, own_rows, refuse_unsound
 from actors.head.owned_rows import OwnedRows
 from actors.head.paper.settings import PaperSettings, next_budget
-from actors.messages import Adjustment, Candidates, Certificate, Guarantee, Need
-from actors.states.needs import flatten_adjustments
+from actors.messages import Candidates, Certificate, Guarantee
+from actors.states.flat_needs import flatten_adjustments
+from actors.states.need import Adjustment, Need
 from kernels import opening as openings
 from kernels.bounds import Clusters, cluster_bounds, remaining_bias
 from kernels.certify import (

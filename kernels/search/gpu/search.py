@@ -47,6 +47,7 @@ __all__ = [
     "PostProcessing",
     "Questions",
     "Support",
+    "Tokens",
     "Workspace",
     "allocate",
     "pack_questions",
@@ -74,11 +75,21 @@ class Questions(NamedTuple):
     reals: torch.Tensor  # [N, 4] float64: inverse temperature, ln min_p, slope, size
 
 
+class Tokens(NamedTuple):
+    """Which tokens of the vocabulary the rows are, by whose ids their noise is drawn."""
+
+    ids: torch.Tensor | None  # [V] int32 ascending; None where row i is token i
+    by_block: bool = True  # every 64 rows are a block of the vocabulary
+
+
 class Support(NamedTuple):
     """The tokens whose logits are adjusted: row ``r`` owns ``offsets[r]:offsets[r + 1]``."""
 
     offsets: torch.Tensor  # [N + 1] int64
     entries: torch.Tensor  # [S, 6] int32: row, id (sorted within a row), four fp32 terms
+
+
+EVERY_TOKEN = Tokens(None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -187,6 +198,7 @@ def search(
     questions: Questions,
     support: Support,
     workspace: Workspace,
+    tokens: Tokens = EVERY_TOKEN,
 ) -> None:
     """Fills ``workspace``; see the steps above.
 
@@ -205,7 +217,12 @@ def search(
         "SOFTCAP": post.softcap is not None,
     }
     bias = post.constants if post.bias is None else post.bias
-    bounds = (values, row_slack, workspace.factors, questions.integers, questions.reals)
+    owned, token_ids = kernel.ALL_TOKENS, questions.integers
+    if tokens.ids is not None:
+        owned = kernel.WHOLE_BLOCKS if tokens.by_block else kernel.ANY_TOKENS
+        token_ids = tokens.ids
+    asked = (questions.integers, questions.reals, token_ids)
+    bounds = (values, row_slack, workspace.factors, *asked)
     strides = (size, width, row_slack.stride(0))
     grid = (tiles, rows)
     terms = support.entries.view(torch.float32)
@@ -242,6 +259,7 @@ def search(
         workspace.promises,
         *strides,
         blocks,
+        OWNED=owned,
         enable_fp_fusion=False,
     )
     kernel.select_kernel[(rows,)](
@@ -259,8 +277,7 @@ def search(
     )
     kernel.leaders_kernel[(rows,)](
         values,
-        questions.integers,
-        questions.reals,
+        *asked,
         workspace.chosen,
         workspace.chosen_counts,
         workspace.leaders,
@@ -268,6 +285,7 @@ def search(
         size,
         width,
         LEADERS=leaders,
+        OWNED=owned,
         num_warps=16,
         enable_fp_fusion=False,
     )
@@ -278,16 +296,17 @@ def search(
         workspace.leaders,
         workspace.leader_counts,
         workspace.leader_logits,
-        questions.integers,
-        questions.reals,
+        *asked,
         bias,
         post.constants,
         support.entries,
         terms,
         support.offsets,
         workspace.thresholds,
+        size,
         **post_flags,
         LEADERS=leaders,
+        OWNED=owned,
         enable_fp_fusion=False,
     )
     kernel.count_kernel[grid](
@@ -298,6 +317,7 @@ def search(
         *strides,
         blocks,
         tiles,
+        OWNED=owned,
         enable_fp_fusion=False,
     )
     kernel.collect_kernel[grid](
@@ -310,6 +330,7 @@ def search(
         tiles,
         capacity,
         TILES=triton.next_power_of_2(tiles),
+        OWNED=owned,
         enable_fp_fusion=False,
     )
     gather_logits(hidden, weight, workspace.candidates, workspace.counts, workspace.logits)

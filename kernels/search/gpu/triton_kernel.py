@@ -5,6 +5,10 @@ ids once (`summary_kernel`) or decides from per-block figures which ids it must 
 is written to places that depend on ids alone, so results do not depend on scheduling.
 
 Arithmetic that decides (bounds, thresholds) is fp32 or float64 without fused multiply-adds.
+
+Ids number the rows that are searched. ``OWNED`` says which tokens of the vocabulary they are, by
+whose ids noise is drawn: the same (0), or ``token_ids``, of which every 64 are a block of the
+vocabulary (1) or not (2): then no block has a bound on its noise.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from kernels.rounding import NOISE_ROUNDING, ULP_SHARE
 from kernels.search import kinds
 from kernels.search.gpu.triton_adjust import ENTRY, REALS, TILE, adjusted, softcapped
 
+ALL_TOKENS, WHOLE_BLOCKS, ANY_TOKENS = 0, 1, 2  # what `OWNED` says
 IDLE = -1  # the kind of a row that asks for nothing
 FEW = 4  # leaders of a row that wants one token: the best estimate need not be the best logit
 INTEGERS = 5  # kind, k, low and high half of the key, position
@@ -59,10 +64,13 @@ def _scale(integers, reals, row):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _noise(integers, row, ids):  # type: ignore[no-untyped-def]
+def _noise(integers, row, ids, token_ids, size, OWNED: tl.constexpr):  # type: ignore[no-untyped-def]
     """Gumbel noise of int32 ids, float64."""
+    tokens = ids
+    if OWNED > 0:
+        tokens = tl.load(token_ids + ids, mask=ids < size, other=0)
     noise = gumbel_of(
-        ids,
+        tokens,
         tl.load(integers + row * _INTEGERS + 2),
         tl.load(integers + row * _INTEGERS + 3),
         tl.load(integers + row * _INTEGERS + 4),
@@ -77,6 +85,7 @@ def summary_kernel(  # type: ignore[no-untyped-def]
     factors,
     integers,
     reals,
+    token_ids,
     tops,
     ceilings,
     promises,
@@ -84,6 +93,7 @@ def summary_kernel(  # type: ignore[no-untyped-def]
     width,
     slack_width,
     blocks,
+    OWNED: tl.constexpr,
 ):
     """Per block the largest upper bound, a bound on every score, and what the best estimate
     promises."""
@@ -100,22 +110,27 @@ def summary_kernel(  # type: ignore[no-untyped-def]
         ceiling = highest.to(tl.float64) * scale
         promise = best.to(tl.float64)
         if kind == _GUMBEL:
-            smallest, winner = block_draw(
-                block.to(tl.uint32),
-                tl.load(integers + row * _INTEGERS + 2),
-                tl.load(integers + row * _INTEGERS + 3),
-                tl.load(integers + row * _INTEGERS + 4),
-            )
-            highest_noise = -tl.log(smallest)
-            ceiling += highest_noise + _NOISE_ROUNDING
             # Of a block's tokens, the likeliest and the one with most noise are good for a guess.
             likeliest = tl.min(tl.where(value == best[:, None], ids, 2147483647), 1)
-            won = block * _BLOCK + winner.to(tl.int32)
-            winning = tl.load(values + row * width + won, mask=won < size, other=float("-inf"))
-            promise = tl.maximum(
-                promise * scale + _noise(integers, row, likeliest),
-                winning.to(tl.float64) * scale + highest_noise,
-            )
+            promise = promise * scale + _noise(integers, row, likeliest, token_ids, size, OWNED)
+            if OWNED == 2:
+                ceiling = tl.where(highest > float("-inf"), float("inf"), ceiling)
+            else:
+                number = block
+                if OWNED == 1:
+                    first = block * _BLOCK
+                    number = tl.load(token_ids + first, mask=first < size, other=0) // _BLOCK
+                smallest, winner = block_draw(
+                    number.to(tl.uint32),
+                    tl.load(integers + row * _INTEGERS + 2),
+                    tl.load(integers + row * _INTEGERS + 3),
+                    tl.load(integers + row * _INTEGERS + 4),
+                )
+                highest_noise = -tl.log(smallest)
+                ceiling += highest_noise + _NOISE_ROUNDING
+                won = block * _BLOCK + winner.to(tl.int32)
+                winning = tl.load(values + row * width + won, mask=won < size, other=float("-inf"))
+                promise = tl.maximum(promise, winning.to(tl.float64) * scale + highest_noise)
         tl.store(tops + row * blocks + block, highest, mask=block < blocks)
         tl.store(ceilings + row * blocks + block, ceiling, mask=block < blocks)
         tl.store(promises + row * blocks + block, promise.to(tl.float32), mask=block < blocks)
@@ -175,6 +190,7 @@ def leaders_kernel(  # type: ignore[no-untyped-def]
     values,
     integers,
     reals,
+    token_ids,
     chosen,
     chosen_counts,
     leaders,
@@ -182,6 +198,7 @@ def leaders_kernel(  # type: ignore[no-untyped-def]
     size,
     width,
     LEADERS: tl.constexpr,
+    OWNED: tl.constexpr,
 ):
     """The best estimates of the chosen blocks, sorted by id."""
     row = tl.program_id(0).to(tl.int64)
@@ -196,7 +213,8 @@ def leaders_kernel(  # type: ignore[no-untyped-def]
         score = value
         if kind == _GUMBEL:
             scaled = value.to(tl.float64) * _scale(integers, reals, row)
-            score = (scaled + _noise(integers, row, ids)).to(tl.float32)
+            noise = _noise(integers, row, ids, token_ids, size, OWNED)
+            score = (scaled + noise).to(tl.float32)
         k = tl.load(integers + row * _INTEGERS + 1)
         wanted = tl.minimum(tl.where(kind == _TOP_K, k, _FEW), LEADERS).to(tl.int32)
         kept = _best(score, wanted) & (score > float("-inf"))
@@ -232,16 +250,19 @@ def thresholds_kernel(  # type: ignore[no-untyped-def]
     leader_logits,
     integers,
     reals,
+    token_ids,
     bias,
     constants,
     entries,
     terms,
     offsets,
     thresholds,
+    size,
     BIAS: tl.constexpr,
     SCALE: tl.constexpr,
     SOFTCAP: tl.constexpr,
     LEADERS: tl.constexpr,
+    OWNED: tl.constexpr,
 ):
     """From the leaders' canonical products a score that the row's answer certainly reaches."""
     row = tl.program_id(0).to(tl.int64)
@@ -274,7 +295,8 @@ def thresholds_kernel(  # type: ignore[no-untyped-def]
             least = tl.min(tl.where(kept, score, float("inf")), 0)
             threshold = tl.where(count >= k, least, float("-inf"))
         elif kind == _GUMBEL:
-            threshold = tl.max(score + _noise(integers, row, ids), 0) - _NOISE_ROUNDING
+            noise = _noise(integers, row, ids, token_ids, size, OWNED)
+            threshold = tl.max(score + noise, 0) - _NOISE_ROUNDING
         else:
             threshold = tl.max(score, 0)
             if kind != _GREEDY:
@@ -289,12 +311,14 @@ def _reaching(  # type: ignore[no-untyped-def]
     factors,
     integers,
     reals,
+    token_ids,
     thresholds,
     row,
     ids,
     size,
     width,
     slack_width,
+    OWNED: tl.constexpr,
 ):
     """Whether the upper bound of each id reaches the threshold of the row."""
     inside = ids < size
@@ -302,7 +326,7 @@ def _reaching(  # type: ignore[no-untyped-def]
     upper = _upper(value, row_slack, factors, row, ids, inside, slack_width)
     score = upper.to(tl.float64) * _scale(integers, reals, row)
     if tl.load(integers + row * _INTEGERS) == _GUMBEL:
-        score += _noise(integers, row, ids) + _NOISE_ROUNDING
+        score += _noise(integers, row, ids, token_ids, size, OWNED) + _NOISE_ROUNDING
     return (score >= tl.load(thresholds + row)) & (value > float("-inf"))
 
 
@@ -313,6 +337,7 @@ def count_kernel(  # type: ignore[no-untyped-def]
     factors,
     integers,
     reals,
+    token_ids,
     thresholds,
     ceilings,
     tile_counts,
@@ -321,6 +346,7 @@ def count_kernel(  # type: ignore[no-untyped-def]
     slack_width,
     blocks,
     tiles,
+    OWNED: tl.constexpr,
 ):
     """How many candidates each tile has: none where no block can reach the threshold."""
     tile = tl.program_id(0)
@@ -338,12 +364,14 @@ def count_kernel(  # type: ignore[no-untyped-def]
                 factors,
                 integers,
                 reals,
+                token_ids,
                 thresholds,
                 row,
                 ids,
                 size,
                 width,
                 slack_width,
+                OWNED,
             )
             count = tl.sum(reaching.to(tl.int32), 0)
     tl.store(tile_counts + row * tiles + tile, count)
@@ -356,6 +384,7 @@ def collect_kernel(  # type: ignore[no-untyped-def]
     factors,
     integers,
     reals,
+    token_ids,
     thresholds,
     tile_counts,
     candidates,
@@ -366,6 +395,7 @@ def collect_kernel(  # type: ignore[no-untyped-def]
     tiles,
     capacity,
     TILES: tl.constexpr,
+    OWNED: tl.constexpr,
 ):
     """The candidates of a tile behind those of the tiles before it: sorted by id."""
     tile = tl.program_id(0)
@@ -386,12 +416,14 @@ def collect_kernel(  # type: ignore[no-untyped-def]
                 factors,
                 integers,
                 reals,
+                token_ids,
                 thresholds,
                 row,
                 ids,
                 size,
                 width,
                 slack_width,
+                OWNED,
             )
             rank = before + tl.cumsum(reaching.to(tl.int32), 0) - 1
             keep = reaching & (rank < capacity)

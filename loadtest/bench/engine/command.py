@@ -25,7 +25,7 @@ from typing import Protocol, get_args, runtime_checkable
 from transformers import AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
-from actors.configuration import DEFAULT_TIERS, Tier
+from actors.configuration import DEFAULT_TIERS, TierName
 from loadtest.bench.bandwidth import read_bandwidth
 from loadtest.bench.engine.agreement import Agreement, compare
 from loadtest.bench.engine.random_model import write_random_model
@@ -344,8 +344,8 @@ def _labels(arguments: argparse.Namespace, jobs: Sequence[Job], setting: str) ->
 
 def _names(text: str) -> tuple[str, ...]:
     names = tuple(text.split(","))
-    if not set(names) <= set(get_args(Tier)):
-        raise argparse.ArgumentTypeError(f"{text!r}: choose among {', '.join(get_args(Tier))}")
+    if not set(names) <= set(get_args(TierName)):
+        raise argparse.ArgumentTypeError(f"{text!r}: choose among {', '.join(get_args(TierName))}")
     return names
 
 

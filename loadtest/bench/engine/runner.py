@@ -11,7 +11,7 @@ from actors.configuration import (
     DataType,
     EngineConfiguration,
     HeadChoice,
-    Tier,
+    TierName,
 )
 from actors.engine.engine import Engine
 from actors.messages import Request, SamplingParameters
@@ -30,7 +30,7 @@ class EngineRunner:
         threads: int,
         body: BodyChoice,
         head: HeadChoice = "auto",
-        tiers: Sequence[Tier] = DEFAULT_TIERS,
+        tiers: Sequence[TierName] = DEFAULT_TIERS,
         *,
         name: str = "lexshard",
         samplers: int = 0,

@@ -23,7 +23,8 @@ from actors.head.ladder import Ladder
 from actors.head.paper.paper_head import PaperHead
 from actors.head.paper.settings import PaperSettings
 from actors.head.shard import Shard
-from actors.messages import Certificate, Need
+from actors.messages import Certificate
+from actors.states.need import Need
 from kernels.bounds import Clusters, Kind, summarise
 from kernels.clustering import Kind as Clustering
 from kernels.clustering import cluster

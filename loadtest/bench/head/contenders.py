@@ -22,7 +22,8 @@ from actors.head.calibration import choose as choose_screens
 from actors.head.ladder import Choices, Ladder
 from actors.head.screens import DENSE, Linear
 from actors.head.shard import Shard
-from actors.messages import Candidates, Certificate, Need
+from actors.messages import Candidates, Certificate
+from actors.states.need import Need
 from kernels.draw import Controls, draw
 from kernels.linear import linear, pack
 from kernels.quantize import Tier, quantize

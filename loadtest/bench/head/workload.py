@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from actors.messages import Need
+from actors.states.need import Need
 from kernels.draw import Controls
 from loadtest.bench.head.synthetic_heads import NAMED, synthetic_head, synthetic_hidden
 

@@ -22,7 +22,7 @@ from actors.decision.plane import (
 )
 from actors.decision.sampler import Sampler
 from actors.messages import Candidates, Certificate, Request, SamplingParameters
-from actors.states.needs import flatten_adjustments
+from actors.states.flat_needs import flatten_adjustments
 from actors.states.sequence_state import SequenceState
 from kernels.draw import Controls, draw
 from kernels.penalties import adjust

@@ -20,7 +20,8 @@ from actors.engine.kv_cache import BlockPool
 from actors.engine.scheduler import Scheduler
 from actors.engine.sequence import Sequence as EngineSequence
 from actors.engine.steps import Steps
-from actors.messages import Candidates, Certificate, Need, Request, SamplingParameters
+from actors.messages import Candidates, Certificate, Request, SamplingParameters
+from actors.states.need import Need
 from actors.states.sequence_state import SequenceStates
 
 PromptIds = list[tuple[int, ...]]

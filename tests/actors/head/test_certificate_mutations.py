@@ -22,8 +22,9 @@ import actors.head.whole_softmax
 from actors.head.ladder import Ladder
 from actors.head.screens import DENSE
 from actors.head.shard import Shard
-from actors.messages import Candidates, Need, NeedKind
-from actors.states.needs import flatten_adjustments
+from actors.messages import Candidates, NeedKind
+from actors.states.flat_needs import flatten_adjustments
+from actors.states.need import Need
 from kernels.mass import OutsideMass
 from kernels.penalties import adjust
 from kernels.quantize import Kind

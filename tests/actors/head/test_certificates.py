@@ -25,7 +25,7 @@ from actors.head.paper.paper_head import PaperHead
 from actors.head.paper.settings import PaperSettings
 from actors.head.screens import DENSE
 from actors.head.shard import Shard
-from actors.messages import Need
+from actors.states.need import Need
 from kernels.bounds import summarise
 from kernels.linear import linear, pack
 from kernels.rows import canonical_logits

@@ -22,7 +22,8 @@ from actors.head.calibration import Timing, calibrate, choose
 from actors.head.ladder import Choices, Ladder
 from actors.head.screens import DENSE
 from actors.head.shard import Shard
-from actors.messages import Candidates, Need
+from actors.messages import Candidates
+from actors.states.need import Need
 from kernels.quantize import Tier, quantize
 
 

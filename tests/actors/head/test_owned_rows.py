@@ -18,9 +18,10 @@ from actors.head.paper.paper_head import PaperHead
 from actors.head.sequence_head import SequenceHead
 from actors.head.shard import Shard
 from actors.head.shard_group import ShardGroup
-from actors.messages import Candidates, Certificate, Need, Request, SamplingParameters
+from actors.messages import Candidates, Certificate, Request, SamplingParameters
 from actors.states.deltas import OpenSequence, Outbox
-from actors.states.needs import flatten_adjustments
+from actors.states.flat_needs import flatten_adjustments
+from actors.states.need import Need
 from actors.states.sequence_state import SequenceStates
 from kernels.blocks import blocks_of
 from kernels.bounds import summarise

@@ -15,7 +15,8 @@ from actors.head.output_rows import NonFiniteHiddenError
 from actors.head.paper.paper_head import PaperHead, raised_ids
 from actors.head.paper.settings import PaperSettings, next_budget
 from actors.head.shard import Shard
-from actors.messages import Need, SamplingParameters
+from actors.messages import SamplingParameters
+from actors.states.need import Need
 from kernels.bounds import Clusters, summarise
 from kernels.clustering import cluster
 from kernels.rows import canonical_logits
@@ -253,7 +254,7 @@ def test_the_adaptive_budget_grows_with_failures_and_stays_when_fixed() -> None:
 
 @given(st.integers(0, 2**32), st.integers(1, 80))
 def test_ids_that_are_not_raised_are_never_above_their_raw_logit(seed: int, size: int) -> None:
-    from actors.states.needs import flatten_adjustments
+    from actors.states.flat_needs import flatten_adjustments
     from kernels.penalties import adjust
 
     random = np.random.default_rng(seed)

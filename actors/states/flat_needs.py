@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from actors.messages import Adjustment, Need
+from actors.states.need import Adjustment, Need
 from kernels.penalties import Adjustments
 from kernels.search import GREEDY, GUMBEL, MIN_P, TOP_K, Needs
 
