@@ -8,8 +8,8 @@ computes, and tells what happened.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 
 import torch
 
@@ -36,11 +36,10 @@ StartForward = Callable[[StepPlan], Callable[[], torch.Tensor]]
 class PendingRows:
     """Rows of a step whose decisions are on their way, with their certificates.
 
-    The rows of one sequence stand side by side, in order of position.
+    They stand in the order of the plan's chunks, those of one chunk in order of position.
     """
 
-    sequences: tuple[Sequence, ...]  # [N]
-    decisions: PendingStep
+    decisions: PendingStep  # [N]
     certificates: tuple[Certificate, ...]  # [N]
 
 
@@ -49,7 +48,7 @@ class InFlightStep:
     """A step whose decisions have been asked for: `Steps.commit` ends it."""
 
     plan: StepPlan
-    pending: tuple[PendingRows, ...]
+    pending: PendingRows | None
     broken: dict[Sequence, Exception]
 
 
@@ -61,17 +60,12 @@ class StepProgress:
     come nor go. ``idle`` says that there was nothing to compute and nothing to wait for.
     """
 
-    events: list[SequenceEvent] = field(default_factory=list)
+    events: Iterable[SequenceEvent] = ()
     computing: bool = False
     idle: bool = False
 
 
-@dataclass(slots=True)
-class _Drawn:
-    """What the rows of one sequence have drawn, in order of position."""
-
-    decisions: list[RowDecision | None] = field(default_factory=list)
-    certificates: list[Certificate] = field(default_factory=list)
+_COMPUTING, _BETWEEN, _IDLE = StepProgress(computing=True), StepProgress(), StepProgress(idle=True)
 
 
 class Steps:
@@ -115,7 +109,7 @@ class Steps:
         """
         events: list[SequenceEvent] = []
         for progress in self.run(self._forward_here):
-            events += progress.events
+            events.extend(progress.events)
             if not progress.computing:
                 break
         return events
@@ -129,10 +123,10 @@ class Steps:
         while True:
             plan = self.plan()
             if plan is None:
-                yield StepProgress(idle=True)
+                yield _IDLE
                 continue
             hidden = start(plan)
-            yield StepProgress(computing=True)
+            yield _COMPUTING
             yield StepProgress(self.commit(self.decide(plan, hidden())))
 
     def overlapped(self, start: StartForward) -> Iterator[StepProgress]:
@@ -147,7 +141,7 @@ class Steps:
                 continue
             yield StepProgress(events, computing=True)
             self._in_flight = self.decide(plan, hidden())
-            yield StepProgress()
+            yield _BETWEEN
 
     def _forward_here(self, plan: StepPlan) -> Callable[[], torch.Tensor]:
         hidden = self.forward(plan)
@@ -174,8 +168,7 @@ class Steps:
     def decide(self, plan: StepPlan, hidden: torch.Tensor) -> InFlightStep:
         """The head, and the decisions asked for: the plan's sequences that draw wait for them."""
         rows: list[int] = []
-        sequences: list[Sequence] = []
-        drafted: list[tuple[int, ...]] = []
+        chunks: list[Chunk] = []
         broken: dict[Sequence, Exception] = {}
         row = 0
         for chunk in plan.chunks:
@@ -189,14 +182,13 @@ class Steps:
             if chunk.draws:
                 if chunk.sequence not in broken:
                     rows.extend(range(row, row + chunk.draws))
-                    sequences.extend([chunk.sequence] * chunk.draws)
-                    drafted.extend(chunk.drafted[:place] for place in range(chunk.draws))
+                    chunks.append(chunk)
                 row += chunk.draws
-        pending: list[PendingRows] = []
-        if sequences:
+        pending = None
+        if chunks:
             if len(rows) < hidden.shape[0]:
                 hidden = hidden[rows]
-            self._ask(hidden, sequences, drafted if any(drafted) else (), pending, broken)
+            pending = self._ask(hidden, chunks, broken)
         self.counters.steps += 1
         for chunk in plan.chunks:
             sequence = chunk.sequence
@@ -205,32 +197,25 @@ class Steps:
             sequence.advance(chunk.count, self._scheduler.pool)
             # What ends or draws must be in no other plan before that is booked.
             sequence.awaiting = stop >= len(sequence.token_ids) or sequence in broken
-        return InFlightStep(plan, tuple(pending), broken)
+        return InFlightStep(plan, pending, broken)
 
     def commit(self, step: InFlightStep) -> list[SequenceEvent]:
         """Wait for a step's decisions and book them; what the clients are told."""
         started = time.perf_counter()
-        drawn: dict[Sequence, _Drawn] = {}
-        for rows in step.pending:
-            decisions = rows.decisions.result()
-            for sequence, decision, certificate in zip(
-                rows.sequences, decisions, rows.certificates, strict=True
-            ):
-                own = drawn.get(sequence)
-                if own is None:
-                    own = drawn[sequence] = _Drawn()
-                own.decisions.append(decision)
-                own.certificates.append(certificate)
+        decisions = [] if step.pending is None else step.pending.decisions.result()
         self.counters.decide_seconds += time.perf_counter() - started
         events = []
+        row = 0
         for chunk in step.plan.chunks:
             sequence = chunk.sequence
+            first = row
+            row += 0 if sequence in step.broken else chunk.draws
             awaited, sequence.awaiting = sequence.awaiting, False
             if sequence.cancelled:
                 if awaited:  # otherwise it was closed when it was cancelled
                     self._close(sequence)
                 continue
-            event = self._book(chunk, drawn.get(sequence), step.broken.get(sequence))
+            event = self._book(step, chunk, decisions, first)
             if event is not None:
                 events.append(event)
         return events
@@ -249,77 +234,84 @@ class Steps:
             sequence.drafted = list(guessed[: max(room, 0)])
 
     def _ask(
-        self,
-        hidden: torch.Tensor,
-        sequences: list[Sequence],
-        drafted: list[tuple[int, ...]] | tuple[()],
-        pending: list[PendingRows],
-        broken: dict[Sequence, Exception],
-    ) -> None:
-        """Ask for a token for every row ``hidden [N, d]``; rows that cannot have one end their
-        sequence alone. ``drafted`` is empty where no row assumes any guess."""
+        self, hidden: torch.Tensor, chunks: list[Chunk], broken: dict[Sequence, Exception]
+    ) -> PendingRows | None:
+        """Ask for a token for every row ``hidden [N, d]`` that ``chunks`` draw; rows that cannot
+        have one end their sequence alone."""
         started = time.perf_counter()
-        names = [sequence.arrival for sequence in sequences]
+        names: list[int] = []
+        drafted: list[tuple[int, ...]] = []
+        for chunk in chunks:
+            if chunk.drafted or drafted:
+                drafted = drafted or [()] * len(names)
+                drafted.extend(chunk.drafted[:place] for place in range(chunk.draws))
+            names.extend([chunk.sequence.arrival] * chunk.draws)
         try:
             candidates = self._head.candidates(hidden, names, drafted)
         except NonFiniteHiddenError as error:
-            for row in error.rows:
-                broken[sequences[row]] = error
-            sound = [row for row, sequence in enumerate(sequences) if sequence not in broken]
-            if sound:
-                own = [drafted[row] for row in sound] if drafted else ()
-                self._ask(hidden[sound], [sequences[row] for row in sound], own, pending, broken)
-            return
+            owners = [chunk.sequence for chunk in chunks for _ in range(chunk.draws)]
+            broken.update((owners[row], error) for row in error.rows)
+            rows = [row for row, sequence in enumerate(owners) if sequence not in broken]
+            sound = [chunk for chunk in chunks if chunk.sequence not in broken]
+            return self._ask(hidden[rows], sound, broken) if sound else None
         self.counters.count_certificates(candidates.certificates)
         decided = time.perf_counter()
         self.counters.head_seconds += decided - started
         decisions = self._plane.submit(self.counters.steps, names, candidates, drafted)
-        pending.append(PendingRows(tuple(sequences), decisions, candidates.certificates))
         self.counters.decide_seconds += time.perf_counter() - decided
+        return PendingRows(decisions, candidates.certificates)
 
     def _book(
-        self, chunk: Chunk, drawn: _Drawn | None, broken: Exception | None
+        self,
+        step: InFlightStep,
+        chunk: Chunk,
+        decisions: list[RowDecision | None],
+        first: int,
     ) -> SequenceEvent | None:
-        """Book what one chunk led to; what its client is told, if anything.
+        """Book what one chunk led to, whose rows begin with ``first``; what its client is told, if
+        anything.
 
         A row's token is the sequence's own where all guesses before it were drawn, too.
         """
         sequence = chunk.sequence
-        if broken is None and drawn is not None and drawn.decisions[0] is None:
+        told = sequence.output_length
+        broken = step.broken.get(sequence)
+        if broken is None and chunk.draws and decisions[first] is None:
             broken = AllTokensExcludedError()
         if broken is not None:
-            return self._event(sequence, sequence.output_length, (), reason="error", error=broken)
-        if drawn is None:
+            return self._event(sequence, told, (), reason="error", error=broken)
+        if not chunk.draws:
             caught_up = chunk.start + chunk.count == len(sequence.token_ids)
-            told = sequence.output_length
             return self._event(sequence, told, (), reason="length") if caught_up else None
-        length, told = len(sequence.token_ids), sequence.output_length
-        made: list[RowDecision] = []
+        token_ids: tuple[int, ...] = ()
+        logprobs: tuple[TokenLogprobs, ...] = ()
         reason: FinishReason | None = None
         stop: int | None = None
-        for place, decision in enumerate(drawn.decisions):
+        for place in range(chunk.draws):
+            decision = decisions[first + place]
             if decision is None:  # the next step says so, when it is this token's turn
                 break
-            sequence.state.append(decision.token_id)
-            made.append(decision)
-            reason, stop = self._finish_reason(sequence, decision.token_id)
-            guessed = chunk.drafted[place] if place < len(chunk.drafted) else None
-            if reason is not None or decision.token_id != guessed:
+            token_id = decision.token_id
+            sequence.state.append(token_id)
+            token_ids += (token_id,)
+            if decision.logprobs is not None:
+                logprobs += (decision.logprobs,)
+            reason, stop = self._finish_reason(sequence, token_id)
+            if reason is not None or chunk.drafted[place : place + 1] != (token_id,):
                 break
-        token_ids = tuple(decision.token_id for decision in made)
         self._plane.append(sequence.arrival, *token_ids)
-        self.counters.generated_tokens += len(made)
+        self.counters.generated_tokens += len(token_ids)
         if chunk.drafted:
             matched = sum(map(int.__eq__, token_ids, chunk.drafted))
-            sequence.roll_back(length + matched, self._scheduler.pool)
+            sequence.roll_back(sequence.prompt_length + told + matched, self._scheduler.pool)
         certificates: tuple[Certificate, ...] = ()
-        if sequence.request.parameters.certificate:
-            certificates = tuple(drawn.certificates[: len(made)])
+        if sequence.request.parameters.certificate and step.pending is not None:
+            certificates = step.pending.certificates[first : first + len(token_ids)]
         return self._event(
             sequence,
             told,
             token_ids,
-            logprobs=tuple(each.logprobs for each in made if each.logprobs is not None),
+            logprobs=logprobs,
             certificates=certificates,
             reason=reason,
             stop=stop,

@@ -28,11 +28,12 @@ class OwnedRows:
     ids: Ids  # [n] ascending
     vocabulary_size: int
     by_block: bool
+    whole: bool = False  # row i is token i, for every token
 
     @classmethod
     def every(cls, vocabulary_size: int) -> OwnedRows:
         """All tokens: row ``i`` is token ``i``."""
-        return cls(np.arange(vocabulary_size, dtype=np.int32), vocabulary_size, True)
+        return cls(np.arange(vocabulary_size, dtype=np.int32), vocabulary_size, True, True)
 
     @classmethod
     def of_blocks(cls, block_ids: Sequence[int], vocabulary_size: int) -> OwnedRows:
@@ -51,7 +52,8 @@ class OwnedRows:
                 f"{vocabulary_size}"
             )
         ids = (blocks[:, None] * BLOCK + np.arange(BLOCK)).ravel()
-        return cls(ids[ids < vocabulary_size].astype(np.int32), vocabulary_size, True)
+        own = ids[ids < vocabulary_size].astype(np.int32)
+        return cls(own, vocabulary_size, True, whole=len(own) == vocabulary_size)
 
     @classmethod
     def of_tokens(cls, token_ids: npt.NDArray[np.integer], vocabulary_size: int) -> OwnedRows:
@@ -63,11 +65,6 @@ class OwnedRows:
         if ids[0] < 0 or ids[-1] >= vocabulary_size:
             raise ValueError(f"a shard owns tokens from 0 to {vocabulary_size - 1}")
         return cls(ids.astype(np.int32), vocabulary_size, False)
-
-    @property
-    def whole(self) -> bool:
-        """Whether row ``i`` is token ``i`` for every token."""
-        return len(self.ids) == self.vocabulary_size and self.by_block
 
     def tokens(self, rows: Ids) -> Ids:
         """The token ids of ``rows``."""

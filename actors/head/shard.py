@@ -213,7 +213,9 @@ class Shard:
         step = _screening(thresholds)
         masses = thresholds.masses
         if masses is None:
-            [masses] = decide_masses([self], [thresholds])
+            masses = {}
+            if any(need.kind in MASS_NEEDS for need in thresholds.needs):
+                [masses] = decide_masses([self], [thresholds])
         lists: list[npt.NDArray[np.int32] | None] = [None] * len(thresholds.needs)
         cost = SearchCost(np.zeros(len(lists), np.int64), np.zeros(len(lists)), masses)
         if step.screened is not None:

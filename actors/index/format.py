@@ -74,24 +74,13 @@ def code_of(part: str) -> str:
     return " ".join(sources_digest(_KERNELS / maker) for maker in makers)
 
 
-def load_index(
-    path: str | Path,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    *,
-    tiers: Collection[str] | None = None,
-) -> Index:
-    """The index at ``path``, checked against ``weight`` [V, d] and ``bias`` [V].
+def read_index(path: Path, weights: Weights, tiers: Collection[str] | None = None) -> Index:
+    """The index at ``path``, checked against what `describe_weights` says of the output weights.
 
     Rows beyond the tokenizer's vocabulary must have been cut off. ``tiers`` names those to load;
     None is all. Raises IndexMismatchError where the file was built from other weights, and
     IndexFileError where it is missing, damaged, lacks a tier or was made by other code.
     """
-    return read_index(Path(path), describe_weights(weight, bias), tiers)
-
-
-def read_index(path: Path, weights: Weights, tiers: Collection[str] | None = None) -> Index:
-    """`load_index` for weights whose hash is known."""
     header = read_header(path)
     check_weights(path, header, weights)
     metadata = header.metadata()

@@ -56,23 +56,6 @@ def gumbel_row(
     return module.gumbel_row(key, position, vocabulary_size)
 
 
-def block_minima(
-    key: int,
-    position: int,
-    block_count: int,
-    *,
-    implementation: Implementation | None = None,
-) -> npt.NDArray[np.float64]:
-    """Per block of 64 ids the smallest exponential ``a_b`` [block_count], float64.
-
-    ``-log a_b`` is the largest noise of the block, so a search may skip a block whose best logit
-    over temperature plus ``-log a_b`` cannot win.
-    """
-    _check(key, position)
-    module = reference if implementation == "reference" else cpu
-    return module.block_minima(key, position, block_count)
-
-
 def _check(key: int, position: int) -> None:
     if not 0 <= key < 2**64:
         raise ValueError(f"key {key} is not a 64-bit unsigned integer")

@@ -89,15 +89,6 @@ def noise_of(key, position, token):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def _block_minima(key, position, block_count):  # type: ignore[no-untyped-def]
-    result = np.empty(block_count, np.float64)
-    for block in range(block_count):
-        uniform, _ = block_draw(key, position, np.uint64(block))
-        result[block] = block_minimum(uniform)
-    return result
-
-
-@njit(nogil=True, cache=True)
 def _noise(key, position, ids):  # type: ignore[no-untyped-def]
     result = np.empty(ids.size, np.float32)
     for index in range(ids.size):
@@ -120,10 +111,6 @@ def _row(key, position, vocabulary_size):  # type: ignore[no-untyped-def]
                 result[start + lane * 4 + part] = np.float32(-math.log(exponential))
         result[start + np.int64(winner)] = np.float32(-math.log(smallest))
     return result[:vocabulary_size]
-
-
-def block_minima(key: int, position: int, block_count: int) -> npt.NDArray[np.float64]:
-    return _block_minima(np.uint64(key), np.uint64(position), block_count)
 
 
 def gumbel_noise(key: int, position: int, ids: npt.NDArray[np.integer]) -> npt.NDArray[np.float32]:

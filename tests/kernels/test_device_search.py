@@ -82,7 +82,7 @@ def _run(
     terms: int = 2,
 ) -> bool:
     """Checks one search against brute force and the reference; True if no answer was lost."""
-    from kernels.search.gpu import search
+    from kernels.search.gpu import packing, search
 
     rows = len(needs)
     hidden = random.standard_normal((rows, 16)).astype(np.float32) * 2
@@ -105,8 +105,8 @@ def _run(
 
     adjustments = flatten_adjustments([need.adjustment for need in needs])
     flat = flatten_needs(needs)
-    packed = search.pack_support(adjustments, size)
-    integers, reals = search.pack_questions(flat)
+    packed = packing.pack_support(adjustments, size)
+    integers, reals = packing.pack_questions(flat)
     reals[:, 2], reals[:, 3] = packed.slope, packed.size
 
     def put(array: np.ndarray) -> torch.Tensor:
@@ -195,7 +195,7 @@ def check_too_many_candidates_are_counted(device: str) -> None:
 
 def check_the_threshold_is_the_answer_itself(device: str) -> None:
     """With estimates that are exact, leaders are the best tokens and tau their k-th value."""
-    from kernels.search.gpu import search
+    from kernels.search.gpu import packing, search
 
     random = np.random.default_rng(300)
     size, k = 2500, 50
@@ -205,7 +205,7 @@ def check_the_threshold_is_the_answer_itself(device: str) -> None:
     hidden = np.zeros((2, 16), np.float32)
     hidden[:, 0] = 1.0
     needs = flatten_needs([Need("topk", k=k), Need("top1", key=9, inverse_temperature=1.0)])
-    integers, reals = search.pack_questions(needs)
+    integers, reals = packing.pack_questions(needs)
 
     def put(array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(device)

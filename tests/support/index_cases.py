@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
+
 from actors.body.loading import load
 from actors.index.build import TIER_KINDS, IndexSettings, build_index, own_rows
-from actors.index.format import Index, load_index
+from actors.index.format import Index, describe_weights, read_index
 from tests.support.tiny_models import save_tiny
 
 SETTINGS = IndexSettings(clusters=9, iterations=4, seed=5)
@@ -58,3 +60,10 @@ class Tiny:
 
     def load(self, path: Path | None = None) -> Index:
         return load_index(path or self.path, self.head.weight, self.head.bias)
+
+
+def load_index(
+    path: str | Path, weight: torch.Tensor, bias: torch.Tensor | None, tiers: tuple | None = None
+) -> Index:
+    """The index at ``path`` for these output weights."""
+    return read_index(Path(path), describe_weights(weight, bias), tiers)

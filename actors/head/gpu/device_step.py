@@ -18,19 +18,17 @@ import torch
 from kernels.penalties import Adjustments
 from kernels.screen import Screened
 from kernels.search import Needs
+from kernels.search.gpu.packing import PackedSupport, pack_questions, pack_support
 from kernels.search.gpu.search import (
-    IDLE,
-    PackedSupport,
     PostProcessing,
     Questions,
     Support,
     Tokens,
     allocate,
-    pack_questions,
-    pack_support,
     search,
     unpack_results,
 )
+from kernels.search.gpu.triton_bounds import IDLE
 
 DeviceScreen = Callable[[torch.Tensor], Screened]
 

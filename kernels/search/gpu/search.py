@@ -21,41 +21,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import torch
 import triton
 
 from kernels.blocks import blocks_of
-from kernels.penalties import Adjustments
-from kernels.rounding import INFLATION
 from kernels.rows.triton_kernel import gather_logits
 from kernels.screen import Screened
-from kernels.search import Needs
 from kernels.search.gpu import triton_adjust as adjusting
-from kernels.search.gpu import triton_kernel as kernel
-from kernels.search.gpu.triton_adjust import ENTRY, REALS, TILE
-from kernels.search.gpu.triton_kernel import IDLE, INTEGERS
+from kernels.search.gpu import triton_bounds as bounding
+from kernels.search.gpu import triton_candidates, triton_leaders
+from kernels.search.gpu.triton_adjust import TILE
 
 ADJUSTING_PROGRAMS = 64
 COLUMNS = 1024  # of a hidden state at a time
-NOTHING_SEEN = np.zeros(0, np.int32)
-
-__all__ = [
-    "IDLE",
-    "PackedSupport",
-    "PostProcessing",
-    "Questions",
-    "Support",
-    "Tokens",
-    "Workspace",
-    "allocate",
-    "pack_questions",
-    "pack_support",
-    "post_processing",
-    "search",
-    "unpack_results",
-]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,7 +47,7 @@ class PostProcessing:
 
 
 class Questions(NamedTuple):
-    """What the rows ask, as `kernels.search.gpu.triton_kernel` reads it; IDLE rows ask nothing."""
+    """What the rows ask, as `kernels.search.gpu` reads it; IDLE rows ask nothing."""
 
     integers: torch.Tensor  # [N, 5] int64: kind, k, low and high half of the key, position
     reals: torch.Tensor  # [N, 4] float64: inverse temperature, ln min_p, slope, size
@@ -142,8 +120,8 @@ def allocate(
     The results lie in one piece of memory (`Workspace.results`). Raises ValueError for a number of
     leaders that is not a power of two.
     """
-    if leaders & (leaders - 1) or leaders < kernel.FEW:
-        raise ValueError(f"{leaders} leaders: take a power of two from {kernel.FEW} on")
+    if leaders & (leaders - 1) or leaders < bounding.FEW:
+        raise ValueError(f"{leaders} leaders: take a power of two from {bounding.FEW} on")
     blocks, tiles = blocks_of(size), triton.cdiv(size, TILE)
 
     def zeros(dtype: torch.dtype, *shape: int) -> torch.Tensor:
@@ -217,9 +195,9 @@ def search(
         "SOFTCAP": post.softcap is not None,
     }
     bias = post.constants if post.bias is None else post.bias
-    owned, token_ids = kernel.ALL_TOKENS, questions.integers
+    owned, token_ids = bounding.ALL_TOKENS, questions.integers
     if tokens.ids is not None:
-        owned = kernel.WHOLE_BLOCKS if tokens.by_block else kernel.ANY_TOKENS
+        owned = bounding.WHOLE_BLOCKS if tokens.by_block else bounding.ANY_TOKENS
         token_ids = tokens.ids
     asked = (questions.integers, questions.reals, token_ids)
     bounds = (values, row_slack, workspace.factors, *asked)
@@ -252,7 +230,7 @@ def search(
         width,
         enable_fp_fusion=False,
     )
-    kernel.summary_kernel[grid](
+    triton_leaders.summary_kernel[grid](
         *bounds,
         workspace.tops,
         workspace.ceilings,
@@ -262,7 +240,7 @@ def search(
         OWNED=owned,
         enable_fp_fusion=False,
     )
-    kernel.select_kernel[(rows,)](
+    triton_leaders.select_kernel[(rows,)](
         workspace.tops,
         workspace.promises,
         questions.integers,
@@ -275,7 +253,7 @@ def search(
         num_warps=8,
         enable_fp_fusion=False,
     )
-    kernel.leaders_kernel[(rows,)](
+    triton_leaders.leaders_kernel[(rows,)](
         values,
         *asked,
         workspace.chosen,
@@ -292,7 +270,7 @@ def search(
     gather_logits(
         hidden, weight, workspace.leaders, workspace.leader_counts, workspace.leader_logits
     )
-    kernel.thresholds_kernel[(rows,)](
+    triton_leaders.thresholds_kernel[(rows,)](
         workspace.leaders,
         workspace.leader_counts,
         workspace.leader_logits,
@@ -309,7 +287,7 @@ def search(
         OWNED=owned,
         enable_fp_fusion=False,
     )
-    kernel.count_kernel[grid](
+    triton_candidates.count_kernel[grid](
         *bounds,
         workspace.thresholds,
         workspace.ceilings,
@@ -320,7 +298,7 @@ def search(
         OWNED=owned,
         enable_fp_fusion=False,
     )
-    kernel.collect_kernel[grid](
+    triton_candidates.collect_kernel[grid](
         *bounds,
         workspace.thresholds,
         workspace.tile_counts,
@@ -334,85 +312,3 @@ def search(
         enable_fp_fusion=False,
     )
     gather_logits(hidden, weight, workspace.candidates, workspace.counts, workspace.logits)
-
-
-def pack_questions(needs: Needs) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-    """`Questions.integers` and ``reals`` of ``needs``, without adjustments."""
-    integers = np.empty((len(needs.kind), INTEGERS), np.int64)
-    integers[:, 0] = needs.kind
-    integers[:, 1] = needs.k
-    integers[:, 2] = (needs.key & np.uint64(0xFFFFFFFF)).astype(np.int64)
-    integers[:, 3] = (needs.key >> np.uint64(32)).astype(np.int64)
-    integers[:, 4] = needs.position.astype(np.int64)
-    reals = np.empty((len(needs.kind), REALS), np.float64)
-    reals[:, 0] = needs.inverse_temperature
-    reals[:, 1] = needs.log_min_p
-    reals[:, 2] = 1.0
-    reals[:, 3] = 0.0
-    return integers, reals
-
-
-class PackedSupport(NamedTuple):
-    """`Support` on the host, and what adjusting does to errors: per row the largest slope, and
-    how much the largest adjustment can add (`Questions.reals`)."""
-
-    offsets: npt.NDArray[np.int64]  # [N + 1]
-    entries: npt.NDArray[np.int32]  # [S, 6]
-    slope: npt.NDArray[np.float64]  # [N]
-    size: npt.NDArray[np.float64]  # [N]
-
-
-def pack_support(adjustments: Adjustments, vocabulary_size: int) -> PackedSupport:
-    """The adjusted tokens of N rows below ``vocabulary_size``. Rows restricted to allowed ids are
-    not for the search: raises ValueError."""
-    a = adjustments
-    rows = len(a.active)
-    slope, size = np.ones(rows), np.zeros(rows)
-    entries = [np.empty((0, ENTRY), np.int32)]
-    counts = np.zeros(rows, np.int64)
-    for row in np.flatnonzero(a.active).tolist():
-        if a.restricted[row]:
-            raise ValueError(f"row {row} is restricted to allowed ids: search among those alone")
-        ids, terms = _row_support(a, row, vocabulary_size)
-        with np.errstate(divide="ignore"):
-            steepest = float(np.maximum(terms[:, 1], 1.0 / terms[:, 1]).max(initial=1.0))
-        if steepest > 1.0:
-            slope[row] = steepest * INFLATION
-        added = np.where(np.isfinite(terms[:, 0]), np.abs(terms[:, 0]), 0.0)
-        added += np.abs(terms[:, 2]) + np.abs(terms[:, 3])
-        size[row] = added.max(initial=0.0) * INFLATION
-        own = np.empty((len(ids), ENTRY), np.int32)
-        own[:, 0], own[:, 1] = row, ids
-        own[:, 2:] = terms.view(np.int32)
-        entries.append(own)
-        counts[row] = len(ids)
-    offsets = np.cumsum([0, *counts], dtype=np.int64)
-    return PackedSupport(offsets, np.concatenate(entries), slope, size)
-
-
-def _row_support(
-    a: Adjustments, row: int, vocabulary_size: int
-) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
-    """The adjusted ids [S] of a row, sorted, and their terms [S, 4].
-
-    What a row has seen travels to the device as a list: its length, unlike what the host's search
-    does with the table, grows with the history.
-    """
-    table = a.tables[a.table[row], :vocabulary_size] if a.table[row] >= 0 else NOTHING_SEEN
-    bias = slice(a.bias_offsets[row], a.bias_offsets[row + 1])
-    banned = a.banned[a.banned_offsets[row] : a.banned_offsets[row + 1]]
-    seen_ids, bias_ids = np.flatnonzero(table).astype(np.int32), a.bias_ids[bias]
-    ids = seen_ids
-    if len(bias_ids) or len(banned):
-        ids = np.unique(np.concatenate([seen_ids, bias_ids, banned]))
-    terms = np.zeros((len(ids), ENTRY - 2), np.float32)
-    terms[np.searchsorted(ids, bias_ids), 0] = a.bias_values[bias]
-    terms[np.searchsorted(ids, banned), 0] = -np.inf
-    terms[:, 1] = 1.0
-    places = np.searchsorted(ids, seen_ids)
-    counts = (table[seen_ids] - 1).astype(np.float32)
-    terms[places, 1] = a.repetition[row]
-    terms[places, 2] = a.frequency[row] * counts
-    terms[places, 3] = np.where(counts > 0, a.presence[row], np.float32(0.0))
-    below = ids < vocabulary_size
-    return ids[below], terms[below]

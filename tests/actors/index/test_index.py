@@ -16,7 +16,7 @@ from actors.body.head_weights import HeadWeights
 from actors.body.loading import LoadedModel
 from actors.index.build import TIER_KINDS, IndexSettings, build_index
 from actors.index.errors import IndexFileError, IndexMismatchError
-from actors.index.format import describe_weights, load_index
+from actors.index.format import describe_weights
 from actors.index.hidden import RANDOM_TOKENS, hidden_states
 from actors.index.metadata import NEEDS
 from actors.index.tightness import TOP_K, measure_tiers, thresholds
@@ -24,7 +24,7 @@ from kernels.bounds import summarise
 from kernels.quantize import quantize
 from kernels.screen import screen
 from serve_app.cli import main
-from tests.support.index_cases import SETTINGS, STEPS, Interrupted, Silent, Tiny
+from tests.support.index_cases import SETTINGS, STEPS, Interrupted, Silent, Tiny, load_index
 from tests.support.paths import DEMO, ROOT
 
 # -- the file -------------------------------------------------------------------------------------

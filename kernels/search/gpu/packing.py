@@ -1,0 +1,98 @@
+"""What rows ask of a search on a device, as the bytes that travel there."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from kernels.penalties import Adjustments
+from kernels.rounding import INFLATION
+from kernels.search import Needs
+from kernels.search.gpu.triton_adjust import ENTRY, REALS
+from kernels.search.gpu.triton_bounds import INTEGERS
+
+NOTHING_SEEN = np.zeros(0, np.int32)
+
+
+def pack_questions(needs: Needs) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+    """`Questions.integers` and ``reals`` of ``needs``, without adjustments."""
+    integers = np.empty((len(needs.kind), INTEGERS), np.int64)
+    integers[:, 0] = needs.kind
+    integers[:, 1] = needs.k
+    integers[:, 2] = (needs.key & np.uint64(0xFFFFFFFF)).astype(np.int64)
+    integers[:, 3] = (needs.key >> np.uint64(32)).astype(np.int64)
+    integers[:, 4] = needs.position.astype(np.int64)
+    reals = np.empty((len(needs.kind), REALS), np.float64)
+    reals[:, 0] = needs.inverse_temperature
+    reals[:, 1] = needs.log_min_p
+    reals[:, 2] = 1.0
+    reals[:, 3] = 0.0
+    return integers, reals
+
+
+class PackedSupport(NamedTuple):
+    """`Support` on the host, and what adjusting does to errors: per row the largest slope, and
+    how much the largest adjustment can add (`Questions.reals`)."""
+
+    offsets: npt.NDArray[np.int64]  # [N + 1]
+    entries: npt.NDArray[np.int32]  # [S, 6]
+    slope: npt.NDArray[np.float64]  # [N]
+    size: npt.NDArray[np.float64]  # [N]
+
+
+def pack_support(adjustments: Adjustments, vocabulary_size: int) -> PackedSupport:
+    """The adjusted tokens of N rows below ``vocabulary_size``. Rows restricted to allowed ids are
+    not for the search: raises ValueError."""
+    a = adjustments
+    rows = len(a.active)
+    slope, size = np.ones(rows), np.zeros(rows)
+    entries = [np.empty((0, ENTRY), np.int32)]
+    counts = np.zeros(rows, np.int64)
+    for row in np.flatnonzero(a.active).tolist():
+        if a.restricted[row]:
+            raise ValueError(f"row {row} is restricted to allowed ids: search among those alone")
+        ids, terms = _row_support(a, row, vocabulary_size)
+        with np.errstate(divide="ignore"):
+            steepest = float(np.maximum(terms[:, 1], 1.0 / terms[:, 1]).max(initial=1.0))
+        if steepest > 1.0:
+            slope[row] = steepest * INFLATION
+        added = np.where(np.isfinite(terms[:, 0]), np.abs(terms[:, 0]), 0.0)
+        added += np.abs(terms[:, 2]) + np.abs(terms[:, 3])
+        size[row] = added.max(initial=0.0) * INFLATION
+        own = np.empty((len(ids), ENTRY), np.int32)
+        own[:, 0], own[:, 1] = row, ids
+        own[:, 2:] = terms.view(np.int32)
+        entries.append(own)
+        counts[row] = len(ids)
+    offsets = np.cumsum([0, *counts], dtype=np.int64)
+    return PackedSupport(offsets, np.concatenate(entries), slope, size)
+
+
+def _row_support(
+    a: Adjustments, row: int, vocabulary_size: int
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+    """The adjusted ids [S] of a row, sorted, and their terms [S, 4].
+
+    What a row has seen travels to the device as a list: its length, unlike what the host's search
+    does with the table, grows with the history.
+    """
+    table = a.tables[a.table[row], :vocabulary_size] if a.table[row] >= 0 else NOTHING_SEEN
+    bias = slice(a.bias_offsets[row], a.bias_offsets[row + 1])
+    banned = a.banned[a.banned_offsets[row] : a.banned_offsets[row + 1]]
+    seen_ids, bias_ids = np.flatnonzero(table).astype(np.int32), a.bias_ids[bias]
+    ids = seen_ids
+    if len(bias_ids) or len(banned):
+        ids = np.unique(np.concatenate([seen_ids, bias_ids, banned]))
+    terms = np.zeros((len(ids), ENTRY - 2), np.float32)
+    terms[np.searchsorted(ids, bias_ids), 0] = a.bias_values[bias]
+    terms[np.searchsorted(ids, banned), 0] = -np.inf
+    terms[:, 1] = 1.0
+    places = np.searchsorted(ids, seen_ids)
+    counts = (table[seen_ids] - 1).astype(np.float32)
+    terms[places, 1] = a.repetition[row]
+    terms[places, 2] = a.frequency[row] * counts
+    terms[places, 3] = np.where(counts > 0, a.presence[row], np.float32(0.0))
+    below = ids < vocabulary_size
+    return ids[below], terms[below]

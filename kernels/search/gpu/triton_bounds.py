@@ -1,0 +1,80 @@
+"""What all launches of the search in Triton share: constants, bounds of tokens, their noise.
+
+The search is a fixed sequence of launches with fixed buffers; the host reads no value on the way.
+
+Ids come in blocks of 64, those of the noise, and blocks in tiles of 16. A launch either visits all
+ids once (`summary_kernel`) or decides from per-block figures which ids it must visit. Everything
+is written to places that depend on ids alone, so results do not depend on scheduling.
+
+Arithmetic that decides (bounds, thresholds) is fp32 or float64 without fused multiply-adds.
+
+Ids number the rows that are searched. ``OWNED`` says which tokens of the vocabulary they are, by
+whose ids noise is drawn: the same (0), or ``token_ids``, of which every 64 are a block of the
+vocabulary (1) or not (2): then no block has a bound on its noise.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from kernels.blocks import BLOCK
+from kernels.noise.triton_kernel import gumbel_of
+from kernels.rounding import NOISE_ROUNDING, ULP_SHARE
+from kernels.search import kinds
+from kernels.search.gpu.triton_adjust import ENTRY, REALS, TILE
+
+ALL_TOKENS, WHOLE_BLOCKS, ANY_TOKENS = 0, 1, 2  # what `OWNED` says
+IDLE = -1  # the kind of a row that asks for nothing
+FEW = 4  # leaders of a row that wants one token: the best estimate need not be the best logit
+INTEGERS = 5  # kind, k, low and high half of the key, position
+
+C_GREEDY = tl.constexpr(kinds.GREEDY)
+C_GUMBEL = tl.constexpr(kinds.GUMBEL)
+C_TOP_K = tl.constexpr(kinds.TOP_K)
+C_FEW = tl.constexpr(FEW)
+C_BLOCK = tl.constexpr(BLOCK)
+C_TILE = tl.constexpr(TILE)
+C_TILE_BLOCKS = tl.constexpr(TILE // BLOCK)
+C_INTEGERS = tl.constexpr(INTEGERS)
+C_REALS = tl.constexpr(REALS)
+C_ENTRY = tl.constexpr(ENTRY)
+C_ULP_SHARE = tl.constexpr(float(ULP_SHARE))
+C_NOISE_ROUNDING = tl.constexpr(NOISE_ROUNDING)
+C_EXACT_SOFTCAP_ERROR = tl.constexpr(2.0**-40)
+
+
+@triton.jit
+def upper_bound(value, row_slack, factors, row, ids, inside, slack_width):  # type: ignore[no-untyped-def]
+    """Upper bounds in fp32; excluded ids stay at -inf."""
+    error = tl.load(factors + row * 3)
+    size = tl.load(factors + row * 3 + 1)
+    rest = tl.load(factors + row * 3 + 2)
+    errors = tl.load(row_slack + ids, mask=inside, other=0.0)
+    sizes = tl.load(row_slack + slack_width + ids, mask=inside, other=0.0)
+    slack = error * errors + size * sizes + rest + tl.abs(value) * C_ULP_SHARE
+    upper = tl.where(slack < float("inf"), value + slack, float("inf"))
+    return tl.where(value > float("-inf"), upper, float("-inf"))
+
+
+@triton.jit
+def scale_of(integers, reals, row):  # type: ignore[no-untyped-def]
+    """What a row multiplies its logits with before it compares them, float64."""
+    kind = tl.load(integers + row * C_INTEGERS)
+    scale = tl.load(reals + row * C_REALS)
+    return tl.where((kind == C_GREEDY) | (kind == C_TOP_K), 1.0, scale)
+
+
+@triton.jit
+def noise_of(integers, row, ids, token_ids, size, OWNED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Gumbel noise of int32 ids, float64."""
+    tokens = ids
+    if OWNED > 0:
+        tokens = tl.load(token_ids + ids, mask=ids < size, other=0)
+    noise = gumbel_of(
+        tokens,
+        tl.load(integers + row * C_INTEGERS + 2),
+        tl.load(integers + row * C_INTEGERS + 3),
+        tl.load(integers + row * C_INTEGERS + 4),
+    )
+    return noise.to(tl.float64)
