@@ -23,7 +23,7 @@ from actors.states.deltas import OpenSequence, Outbox
 # Stands in for lost samplers until new ones are ready.
 SUBSTITUTE = -1
 # Seconds before a sampler that could not be started is tried again, doubling.
-SHORTEST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
+SHORTEST_BACKOFF, LONGEST_BACKOFF = 0.5, 30.0
 
 logger = logging.getLogger("lexshard.sampler")
 
@@ -98,8 +98,8 @@ class DecisionPlane:
         self._vocabulary_size = vocabulary_size
         self._starter = ThreadPoolExecutor(count, thread_name_prefix="start-sampler")
         self._closing = threading.Event()
-        self._pause = SHORTEST_PAUSE
-        self._flying = 0
+        self._backoff = SHORTEST_BACKOFF
+        self._steps_in_flight = 0
         self._handles: dict[int, SamplerHandle] = {}
         self._coming: dict[int, Future[SamplerHandle]] = {}
         self._members: dict[int, _Member] = {}
@@ -166,9 +166,9 @@ class DecisionPlane:
             groups = list(rows_of.values())
         parts = []
         for rows in groups:
-            order, asked = work_of(step, rows, sequences, candidates, dense, drafted)
-            parts.append(_Part(order, asked, *self.hand_over(asked)))
-        self._flying += 1
+            order, work = work_of(step, rows, sequences, candidates, dense, drafted)
+            parts.append(_Part(order, work, *self.hand_over(work)))
+        self._steps_in_flight += 1
         return PendingStep(self, parts, len(sequences))
 
     def shut_down(self) -> None:
@@ -194,21 +194,22 @@ class DecisionPlane:
                 load[member.sampler] += 1
         return load
 
-    def landed(self) -> None:
+    def finish_step(self) -> None:
         """A step's decisions have been taken."""
-        self._flying -= 1
+        self._steps_in_flight -= 1
 
-    def hand_over(self, asked: DecisionWork) -> tuple[int, SamplerHandle, PendingDecision]:
-        """Hands ``asked`` to the sampler of its sequences, wherever they must move for that."""
+    def hand_over(self, work: DecisionWork) -> tuple[int, SamplerHandle, PendingDecision]:
+        """Hands ``work`` to the sampler of its sequences, wherever they must move for that, with
+        what that sampler has not been told."""
         while True:
-            sampler = self._members[sequences_of(asked)[0]].sampler
+            sampler = self._members[sequences_of(work)[0]].sampler
             handle = self._handles[sampler]
-            work = asked
+            told = work
             if not self._informed:
                 deltas = self._outboxes[sampler].take()
-                work = DecisionWork(asked.step, deltas, asked.candidates, asked.dense)
+                told = DecisionWork(work.step, deltas, work.candidates, work.dense)
             try:
-                return sampler, handle, handle.submit(work)
+                return sampler, handle, handle.submit(told)
             except SamplerLostError:
                 self.lose(sampler, handle)
 
@@ -232,7 +233,7 @@ class DecisionPlane:
 
     def _take_in(self) -> None:
         """Puts samplers that have become ready to work, and spreads the sequences over all."""
-        if not self._coming or self._flying:
+        if not self._coming or self._steps_in_flight:
             return
         ready = [index for index, coming in self._coming.items() if coming.done()]
         for index in ready:
@@ -240,16 +241,16 @@ class DecisionPlane:
             error = coming.exception()
             if error is None:
                 self._add(index, coming.result())
-                self._pause = SHORTEST_PAUSE
+                self._backoff = SHORTEST_BACKOFF
             else:
                 logger.warning("a sampler could not be started, trying again: %s", error)
-                self._coming[index] = self._starter.submit(self._start_later, self._pause)
-                self._pause = min(2.0 * self._pause, LONGEST_PAUSE)
+                self._coming[index] = self._starter.submit(self._start_later, self._backoff)
+                self._backoff = min(2.0 * self._backoff, LONGEST_BACKOFF)
         if any(index in self._handles for index in ready):
             self._spread()
 
-    def _start_later(self, pause: float) -> SamplerHandle:
-        if self._closing.wait(pause):
+    def _start_later(self, seconds: float) -> SamplerHandle:
+        if self._closing.wait(seconds):
             raise SamplerLostError("the decision plane has been shut down")
         return self._start()
 
@@ -291,7 +292,7 @@ class _Part:
     """One sampler's share of a step."""
 
     rows: list[int]  # in the order of the sampler's decisions
-    asked: DecisionWork
+    work: DecisionWork
     sampler: int
     handle: SamplerHandle
     pending: PendingDecision
@@ -320,7 +321,7 @@ class PendingStep:
         wait = time.perf_counter() - started
         counters.wait += wait
         counters.hidden += max(0.0, longest - wait)
-        self._plane.landed()
+        self._plane.finish_step()
         return decisions
 
     def _result(self, part: _Part) -> DecisionResult:
@@ -329,7 +330,7 @@ class PendingStep:
                 return part.pending.result()
             except SamplerLostError:
                 self._plane.lose(part.sampler, part.handle)
-                part.sampler, part.handle, part.pending = self._plane.hand_over(part.asked)
+                part.sampler, part.handle, part.pending = self._plane.hand_over(part.work)
 
 
 def _opening(sequence: int, member: _Member) -> OpenSequence:

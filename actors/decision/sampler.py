@@ -158,36 +158,40 @@ class Sampler:
             all(state.steady for state in states),
         )
 
-    def _decide_candidates(self, asked: CandidateRows, rows: _Rows) -> list[RowDecision | None]:
+    def _decide_candidates(
+        self, candidates: CandidateRows, rows: _Rows
+    ) -> list[RowDecision | None]:
         controls = rows.controls
-        if True in asked.truncated.tolist():
-            controls = controls._replace(top_p=np.where(asked.truncated, 1.0, controls.top_p))
+        if True in candidates.truncated.tolist():
+            controls = controls._replace(top_p=np.where(candidates.truncated, 1.0, controls.top_p))
         if self._threads == 1 or len(rows.states) == 1:
             if rows.packed is not None and controls is rows.controls:
-                tokens = decide_packed(asked.ids, asked.raw, asked.offsets, rows.packed)
+                tokens = decide_packed(
+                    candidates.ids, candidates.raw, candidates.offsets, rows.packed
+                )
             else:
                 tokens = decide_candidates(
-                    asked.ids, asked.raw, asked.offsets, controls, rows.adjustments
+                    candidates.ids, candidates.raw, candidates.offsets, controls, rows.adjustments
                 )
         else:
             tokens = np.empty(len(rows.states), np.int64)
 
             def decide(first: int, last: int) -> None:
                 tokens[first:last] = decide_candidates(
-                    asked.ids,
-                    asked.raw,
-                    asked.offsets[first : last + 1],
+                    candidates.ids,
+                    candidates.raw,
+                    candidates.offsets[first : last + 1],
                     _some_controls(controls, first, last),
                     select_rows(rows.adjustments, first, last),
                 )
 
-            sizes = np.diff(asked.offsets) + 1
+            sizes = np.diff(candidates.offsets) + 1
             _run(decide, pool.even_shares(sizes.tolist(), self._threads))
         return [RowDecision(token) if token >= 0 else None for token in tokens.tolist()]
 
-    def _decide_dense(self, asked: DenseRows, rows: _Rows) -> list[RowDecision | None]:
+    def _decide_dense(self, dense: DenseRows, rows: _Rows) -> list[RowDecision | None]:
         size = self._states.vocabulary_size
-        logits = asked.logits[:size]
+        logits = dense.logits[:size]
         count = len(rows.states)
         tokens = np.empty(count, np.int64)
         visited = np.empty(count, np.int64)
@@ -196,7 +200,7 @@ class Sampler:
 
         def decide(first: int, last: int) -> None:
             own = logits[:, first:last]
-            maxima = block_maxima(own) if asked.maxima is None else asked.maxima[:, first:last]
+            maxima = block_maxima(own) if dense.maxima is None else dense.maxima[:, first:last]
             whole = last - first == count
             decided = decide_dense(
                 own,

@@ -75,11 +75,12 @@ class SamplerServer:
             yield DecisionWork(step, deltas, assignment.candidates)
             deltas = NO_DELTAS
         for first in range(0, len(assignment.dense), self._columns):
-            sequences = assignment.dense[first : first + self._columns]
+            own = slice(first, first + self._columns)
+            sequences, drafted = assignment.dense[own], assignment.dense_drafted[own]
             slot = self._ring.take()
             assert slot is not None  # it waits without limit
             logits, maxima = dense_views(slot, self._vocabulary_size, len(sequences))
-            yield DecisionWork(step, deltas, dense=DenseRows(sequences, logits, maxima))
+            yield DecisionWork(step, deltas, dense=DenseRows(sequences, logits, maxima, drafted))
             self._ring.release()
             deltas = NO_DELTAS
 

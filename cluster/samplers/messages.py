@@ -28,13 +28,15 @@ class SamplerSetup(msgspec.Struct, frozen=True):
 class Assignment(msgspec.Struct, frozen=True):
     """A `DecisionWork` whose dense rows, those of the sequences ``dense``, come through the ring.
 
-    They fill one slot after the other, ``SamplerSetup.columns`` in each.
+    They fill one slot after the other, ``SamplerSetup.columns`` in each. ``dense_drafted`` is what
+    these rows assume (`actors.decision.messages.DenseRows.drafted`).
     """
 
     step: int
     deltas: Deltas
     candidates: CandidateRows | None
     dense: tuple[int, ...]
+    dense_drafted: tuple[tuple[int, ...], ...] = ()
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):

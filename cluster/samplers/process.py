@@ -90,8 +90,14 @@ class SamplerProcess:
         """
         if self._lost is not None:
             raise SamplerLostError(self._lost)
-        dense = () if work.dense is None else self._checked(work.dense).sequences
-        message = encode(Assignment(work.step, work.deltas, work.candidates, dense))
+        if work.dense is None:
+            assignment = Assignment(work.step, work.deltas, work.candidates, ())
+        else:
+            dense = self._checked(work.dense)
+            assignment = Assignment(
+                work.step, work.deltas, work.candidates, dense.sequences, dense.drafted
+            )
+        message = encode(assignment)
         pending = ProcessDecision(self)
         self._waiting.append(pending)
         try:

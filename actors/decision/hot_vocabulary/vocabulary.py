@@ -40,7 +40,7 @@ SETTLING_ROWS = 256.0
 HYSTERESIS = 0.05
 # After a size that did not keep its promise no other is tried for so many rows, twice as many each
 # time in a row: where nothing pays, hardly any rows pay for finding out.
-FIRST_PAUSE, LONGEST_PAUSE = 512.0, 32_768.0
+FIRST_BACKOFF, LONGEST_BACKOFF = 512.0, 32_768.0
 # A step that took longer than this many times what was expected was interrupted.
 INTERRUPTED = 4.0
 CALIBRATION_SECONDS = 0.3
@@ -173,7 +173,7 @@ class HotVocabulary:
         self._prior = (1.0 - interpolate(curve, self._sizes)) * (self.vocabulary_size - self._sizes)
         self._rows, self._visited = np.zeros(len(self._sizes)), np.zeros(len(self._sizes))
         self._new_rows = self._new_visited = self._new_seconds = 0.0
-        self._pause = self._pause_left = 0.0
+        self._backoff = self._backoff_left = 0.0
 
     def _visited_now(self) -> Floats:
         """Tail tokens visited per row at every size [m], never rising with the size."""
@@ -208,17 +208,19 @@ class HotVocabulary:
         self._timed[place] += rows, visited, self._new_seconds
         self._fit_cost()
         self._new_rows = self._new_visited = self._new_seconds = 0.0
-        self._pause_left = max(self._pause_left - rows, 0.0)
+        self._backoff_left = max(self._backoff_left - rows, 0.0)
         expected = self._expected()
         if expected[place] > (1.0 + HYSTERESIS) * self._promised:
             self._promised = np.inf  # counted once
-            self._pause_left = self._pause = min(max(2 * self._pause, FIRST_PAUSE), LONGEST_PAUSE)
+            self._backoff_left = self._backoff = min(
+                max(2 * self._backoff, FIRST_BACKOFF), LONGEST_BACKOFF
+            )
         elif place and np.isfinite(self._promised):
-            self._pause = 0.0
+            self._backoff = 0.0
         least = (1.0 - HYSTERESIS) * expected[place]
-        if self._pause_left and expected[0] < least:
+        if self._backoff_left and expected[0] < least:
             self._move(0, expected)
-        elif not self._pause_left and expected.min() < least:
+        elif not self._backoff_left and expected.min() < least:
             self._choose()
 
     # -- what it costs ----------------------------------------------------------------------------

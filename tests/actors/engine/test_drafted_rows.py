@@ -17,6 +17,7 @@ from actors.engine.kv_cache import BLOCK_TOKENS, BlockPool, block_hash
 from actors.engine.scheduler import Scheduler
 from actors.engine.sequence import Sequence as EngineSequence
 from actors.messages import Request, SamplingParameters
+from cluster.samplers.start import start_sampler
 from tests.support.paths import DEMO
 
 KINDS = (
@@ -89,7 +90,7 @@ def _engine(drafter: Guesses | None, **changes: Any) -> Engine:
     configuration = EngineConfiguration(
         str(DEMO), dtype="float32", device="cpu", threads=1, max_model_len=128, **changes
     )
-    return Engine(configuration, drafter=drafter)
+    return Engine(configuration, start_sampler, drafter)
 
 
 def _run(engine: Engine, requests: list[Request]) -> list[Completion]:
@@ -133,9 +134,10 @@ def test_guesses_of_any_quality_change_no_token(
         {"kv_cache_bytes": 12},  # blocks
         {"prefix_cache": False, "step_tokens": 24},
         {"samplers": 2, "sampler_placement": "threads"},
+        {"samplers": 2, "sampler_placement": "processes"},
         {"head": "dense"},
     ],
-    ids=["little room", "small steps", "samplers beside", "dense head"],
+    ids=["little room", "small steps", "sampler threads", "sampler processes", "dense head"],
 )
 def test_nor_do_they_however_the_engine_is_run(
     requests: list[Request], plain: list[Completion], truth: dict, changes: dict[str, Any]
