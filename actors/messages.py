@@ -9,9 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-import numpy as np
-import numpy.typing as npt
-
 from actors.statistic import counter, gauge
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -129,21 +126,6 @@ class SequenceEvent:
     error: str | None = None
     refused: bool = False
     certificates: tuple[Certificate, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Candidates:
-    """Per row, the tokens that can still win, with canonical logits *after* adjustment.
-
-    Ragged: row ``r`` owns ``ids[offsets[r]:offsets[r + 1]]``, sorted by id. ``raw`` are the
-    canonical logits before adjustment (what logprobs are made of).
-    """
-
-    ids: npt.NDArray[np.int32]  # [total]
-    logits: npt.NDArray[np.float32]  # [total]
-    raw: npt.NDArray[np.float32]  # [total]
-    offsets: npt.NDArray[np.int64]  # [N + 1]
-    certificates: tuple[Certificate, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
+from actors.candidates import Candidates
 from actors.decision.messages import DecisionResult, DecisionWork
 from actors.decision.rows import is_dense, sequences_of, work_of
-from actors.messages import Candidates, Request, RowDecision
+from actors.messages import Request, RowDecision
 from actors.states.deltas import OpenSequence, Outbox
 
 # Stands in for lost samplers until new ones are ready.

@@ -8,8 +8,8 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
+from actors.candidates import Candidates
 from actors.decision.messages import CandidateRows, DecisionWork, DenseRows
-from actors.messages import Candidates
 
 
 def is_dense(candidates: Candidates, vocabulary_size: int) -> list[bool]:

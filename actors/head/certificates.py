@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -41,17 +40,17 @@ class Reading:
 def step_certificates(
     needs: Sequence[Need],
     screened: ScreenedRows | None,
-    candidates: tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]],
+    candidates: tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]],
     dense: Sequence[int],
     cost: SearchCost,
     reading: Reading,
 ) -> tuple[Certificate, ...]:
     """One certificate per row; the bytes of a pass are shared equally by the rows it served.
 
-    ``candidates`` are adjusted logits [total] and offsets [N + 1]; the rows in ``dense`` have the
-    logits of all tokens.
+    ``candidates`` are the best adjusted logit that is known of each row [N] and offsets [N + 1];
+    the rows in ``dense`` have the logits of all tokens.
     """
-    logits, offsets = candidates
+    best_logits, offsets = candidates
     screened_rows = set() if screened is None else set(screened.rows.tolist())
     dense_rows = set(dense)
     again = 0
@@ -79,7 +78,7 @@ def step_certificates(
                 read += reading.dense_pass // again
         size = screened.estimates.row_slack.shape[1]
         failure = min(1.0, failure * size)
-        best = float(logits[offsets[row] : offsets[row + 1]].max(initial=-math.inf))
+        best = float(best_logits[row])
         largest = float(cost.largest[row])
         certificates.append(
             Certificate(

@@ -13,10 +13,10 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from actors.candidates import Candidates
 from actors.head.certificates import merge_certificates
 from actors.head.output_head import OutputHead, Thresholds
 from actors.head.whole_softmax import Mass, PartialMass, decide_mass
-from actors.messages import Candidates
 
 MASS_NEEDS = ("nucleus", "epsilon")
 # Computing all canonical logits takes four times as long as a dense screen or more.
@@ -109,11 +109,11 @@ def merge_candidates(parts: Sequence[Candidates], vocabulary_size: int) -> Candi
     counts = np.sum([np.diff(part.offsets) for part in parts], axis=0)
     return Candidates(
         ids=ids[order],
-        logits=np.concatenate([part.logits for part in parts])[order],
         raw=np.concatenate([part.raw for part in parts])[order],
         offsets=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
         certificates=tuple(
             merge_certificates([part.certificates[row] for part in parts], vocabulary_size)
             for row in range(rows)
         ),
+        adjustments=parts[0].adjustments,
     )

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from actors.candidates import Candidates
 from actors.head.whole_softmax import Mass
-from actors.messages import Candidates
 from actors.states.need import Need
 
 Hidden = torch.Tensor | npt.NDArray[np.float32]  # [N, d] fp32

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from actors.messages import Candidates
+from actors.candidates import Candidates
 from kernels.exponential import log_normalizer
 
 # The integer masses of top-p (`kernels.truncate`) add up to less than 2**63 below this size.

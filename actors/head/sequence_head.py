@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import torch
 
+from actors.candidates import Candidates
 from actors.head.output_head import OutputHead
-from actors.messages import Candidates
 from actors.states.deltas import Deltas
 from actors.states.sequence_state import SequenceStates
 

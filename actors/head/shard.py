@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from actors.candidates import Candidates
 from actors.head.backoff import Backoff, CandidateShare
 from actors.head.certificates import Reading, SearchCost, step_certificates
 from actors.head.exchange import MASS_NEEDS, decide_masses
@@ -35,7 +36,6 @@ from actors.head.screens import (
     postprocess_estimates,
 )
 from actors.head.whole_softmax import PartialMass, bound_mass
-from actors.messages import Candidates
 from actors.states.flat_needs import flatten_adjustments, flatten_needs
 from actors.states.need import Need
 from kernels.penalties import Adjustments
@@ -58,8 +58,10 @@ class ShardScreening(Screening):
     """What a `Shard` keeps of a screen; rows of the vocabulary are numbered as its own."""
 
     hidden: npt.NDArray[np.float32]  # [N, d]
-    adjustments: Adjustments  # N rows
+    of_tokens: Adjustments  # N rows
+    adjustments: Adjustments  # the same of the shard's own rows
     screened: ScreenedRows | None
+    best: npt.NDArray[np.float64]  # [N] the best leader after adjustment, -inf where there is none
 
 
 class Shard:
@@ -130,21 +132,20 @@ class Shard:
         if len(needs) != len(array):
             raise ValueError(f"{len(array)} hidden states but {len(needs)} needs")
         refuse_unsound(np.isfinite(hidden_norms(array)))
-        adjustments = self._flattened(needs)
+        of_tokens = flatten_adjustments([need.adjustment for need in needs])
+        adjustments = self.owned.of_rows(of_tokens)
         kinds = {need.kind for need in needs}
         # Rows whose mass cannot be certified lately go the dense way at once.
         out = {"dense"} if self._worth_a_try(kinds) else {"dense", *MASS_NEEDS}
         rows = [row for row, need in enumerate(needs) if need.kind not in out]
-        tau = np.full(len(needs), np.nan)
+        tau, best = np.full(len(needs), np.nan), np.full(len(needs), -np.inf)
         screened = None
         if rows:
             screen = self._choose([needs[row] for row in rows])
             screened = self._screened(screen, rows, array, needs, adjustments)
-            self._find_thresholds(screened, array, needs, tau)
-        return Thresholds(tau, tuple(needs), ShardScreening(array, adjustments, screened))
-
-    def _flattened(self, needs: Sequence[Need]) -> Adjustments:
-        return self.owned.of_rows(flatten_adjustments([need.adjustment for need in needs]))
+            self._find_thresholds(screened, array, needs, tau, best)
+        step = ShardScreening(array, of_tokens, adjustments, screened, best)
+        return Thresholds(tau, tuple(needs), step)
 
     def _worth_a_try(self, kinds: Set[str]) -> bool:
         return kinds.isdisjoint(MASS_NEEDS) or self._backoff.allows(MASS)
@@ -175,7 +176,8 @@ class Shard:
         chosen = [needs[row] for row in rows]
         search = flatten_needs(chosen)
         if not every:
-            adjustments = self._flattened(chosen)
+            flat = flatten_adjustments([need.adjustment for need in chosen])
+            adjustments = self.owned.of_rows(flat)
         leaders = find_leaders(estimates, self._size, search, adjustments)
         return ScreenedRows(
             np.array(rows, np.int64), screen, estimates, search, adjustments, known, leaders
@@ -196,14 +198,18 @@ class Shard:
         hidden: npt.NDArray[np.float32],
         needs: Sequence[Need],
         tau: npt.NDArray[np.float64],
+        best: npt.NDArray[np.float64],
     ) -> None:
-        """Fills ``tau`` of the rows that a threshold decides."""
+        """Fills ``tau`` of the rows that a threshold decides, and the best leader of each row."""
         ids, offsets = screened.leaders.ids, screened.leaders.offsets
         own = hidden if len(screened.rows) == len(needs) else hidden[screened.rows]
         exact = self._rescorer.adjusted(own, ids, offsets, screened.adjustments)
         found = find_thresholds(self.owned.tokens(ids), exact, offsets, screened.search)
         decided = screened.known & [needs[row].kind not in MASS_NEEDS for row in screened.rows]
         tau[screened.rows[decided]] = found[decided]
+        for place in np.flatnonzero(screened.adjustments.active).tolist():
+            own_logits = exact[offsets[place] : offsets[place + 1]]
+            best[screened.rows[place]] = own_logits.max(initial=-np.inf)
 
     # -- rescoring --------------------------------------------------------------------------------
 
@@ -227,16 +233,16 @@ class Shard:
         offsets = np.cumsum([0, *counts], dtype=np.int64)
         ids = np.concatenate([self._rows if each is None else each for each in lists])
         raw = self._rescorer.raw(step.hidden, ids, offsets, dense)
-        logits = self._rescorer.adjust(ids, raw, offsets, step.adjustments)
+        for row in np.flatnonzero(~step.adjustments.active).tolist():
+            step.best[row] = raw[offsets[row] : offsets[row + 1]].max(initial=-np.inf)
         return Candidates(
             ids=self.owned.tokens(ids),
-            logits=logits,
             raw=raw,
             offsets=offsets,
             certificates=step_certificates(
                 thresholds.needs,
                 step.screened,
-                (logits, offsets),
+                (step.best, offsets),
                 dense,
                 cost,
                 Reading(
@@ -245,6 +251,7 @@ class Shard:
                     refined_row=0 if self._fine is None else self._fine.bytes_per_row,
                 ),
             ),
+            adjustments=step.of_tokens,
         )
 
     def _decide_by_threshold(

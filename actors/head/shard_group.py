@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from actors.candidates import Candidates
 from actors.head.exchange import MassShard, decide_masses, largest_thresholds, merge_candidates
 from actors.head.output_head import Hidden, Screening, Thresholds
 from actors.head.output_rows import log_normalizers
-from actors.messages import Candidates
 from actors.states.need import Need
 
 

@@ -49,7 +49,7 @@ def test_its_decisions_are_those_of_a_sampler_in_this_process() -> None:
             assert comparable(result) == comparable(inline.submit(work).result())
             decisions = result.decisions[:count]
             tokens = [0 if each is None else each.token_id for each in decisions]
-            deltas = Deltas(appended=tuple(zip(sequences, tokens, strict=True)))
+            deltas = Deltas(appended=tuple(zip(sequences, ((t,) for t in tokens), strict=True)))
         work = DecisionWork(9, Deltas(closed=sequences))
         assert actor.submit(work).result().decisions == ()
         inline.submit(work)

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from actors.candidates import Candidates
 from actors.decision.local_samplers import InlineSampler
 from actors.decision.messages import (
     DecisionWork,
@@ -24,7 +25,7 @@ from actors.decision.messages import (
 )
 from actors.decision.plane import DecisionPlane, SamplerHandle, SamplerLostError
 from actors.decision.sampler import Sampler
-from actors.messages import Candidates, Certificate
+from actors.messages import Certificate
 from actors.states.deltas import Deltas
 from cluster.samplers.process import SamplerProcess
 from tests.support.paths import ROOT, SUPPORT
@@ -104,7 +105,7 @@ def test_its_decisions_are_those_of_a_sampler_in_this_process(
         result = process.submit(work).result()
         assert comparable(result) == comparable(inline.submit(work).result())
         tokens = [0 if each is None else each.token_id for each in result.decisions]
-        deltas = Deltas(appended=tuple(zip(sequences, tokens, strict=True)))
+        deltas = Deltas(appended=tuple(zip(sequences, ((t,) for t in tokens), strict=True)))
     process.submit(DecisionWork(6, Deltas(closed=sequences))).result()
 
 
@@ -135,7 +136,7 @@ def test_steps_may_be_submitted_ahead_and_results_taken_in_any_order(
         work = DecisionWork(step, deltas, None, dense_rows(random, sequences))
         pending.append(process.submit(work))
         expected.append(comparable(inline.submit(work).result()))
-        deltas = Deltas(appended=((step % 4, step),))
+        deltas = Deltas(appended=((step % 4, (step,)),))
     order = random.permutation(20).tolist()
     assert [comparable(pending[i].result()) for i in order] == [expected[i] for i in order]
     assert comparable(pending[3].result()) == expected[3]
@@ -332,7 +333,6 @@ def play(plane: DecisionPlane, kill_before: int | None = None) -> list[list[int]
         raw = (3 * random.standard_normal(sum(map(len, ids)))).astype(np.float32)
         candidates = Candidates(
             np.concatenate(ids).astype(np.int32),
-            raw,
             raw,
             np.cumsum([0, *map(len, ids)], dtype=np.int64),
             tuple(

@@ -15,12 +15,13 @@ import numpy as np
 import pytest
 import torch
 
+from actors.candidates import Candidates
 from actors.head.exchange import merge_candidates
 from actors.head.ladder import Ladder
 from actors.head.output_rows import NonFiniteHiddenError, log_normalizers
 from actors.head.owned_rows import OwnedRows
 from actors.head.shard import Shard
-from actors.messages import Candidates, Certificate, Request, RowDecision, SamplingParameters
+from actors.messages import Certificate, Request, RowDecision, SamplingParameters
 from actors.states.flat_needs import flatten_adjustments, flatten_needs
 from actors.states.need import Need
 from actors.states.sequence_state import SequenceState

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from actors.candidates import Candidates
 from actors.head.build import OutputHead
 from actors.head.screens import DENSE
-from actors.messages import Candidates
 from actors.states.need import Adjustment, Need
 from kernels.draw import draw
 from kernels.truncate.reference import truncate

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from actors.candidates import Candidates
 from actors.decision.local_samplers import InlineSampler
 from actors.decision.messages import SamplerSettings
 from actors.decision.plane import DecisionPlane
 from actors.decision.sampler import Sampler
-from actors.messages import Candidates, Certificate, Request, RowDecision
+from actors.messages import Certificate, Request, RowDecision
 from actors.states.sequence_state import SequenceState, SequenceStates
 
 

@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from actors.candidates import Candidates
 from actors.head.backoff import Backoff
 from actors.head.gpu.device_step import DeviceScreen, DeviceStep, StepResults, pack_step
 from actors.head.ladder import Choices, Ladder, StepKind, step_kind
@@ -30,10 +31,10 @@ from actors.head.output_head import Hidden, Screening, Thresholds
 from actors.head.output_rows import log_normalizers, own_rows, refuse_unsound
 from actors.head.owned_rows import OwnedRows
 from actors.head.screens import DENSE, tier_bytes
-from actors.messages import Candidates, Certificate
+from actors.messages import Certificate
 from actors.states.flat_needs import flatten_adjustments, flatten_needs
 from actors.states.need import Need
-from kernels.penalties import Adjustments, adjust
+from kernels.penalties import Adjustments
 from kernels.quantize import OneBitTier, Tier
 from kernels.rows import canonical_logits, postprocess
 from kernels.screen.gpu import tensor_cores, triton_kernel
@@ -353,16 +354,17 @@ class DeviceShard:
         if self._bias is not None:
             raw = postprocess(raw, bias=self._bias[ids])
         raw = postprocess(raw, scale=self._scale, softcap=self._softcap)
-        logits = raw
-        adjustments = self._flattened(needs)
-        if adjustments.active.any():
-            logits = adjust(ids, raw, offsets, adjustments)
+        adjustments = flatten_adjustments([need.adjustment for need in needs])
         certificates = []
         for row, each in enumerate(found):
-            best = float(logits[offsets[row] : offsets[row + 1]].max(initial=-math.inf))
+            # Of adjusted rows the best logit is not known here: their tightness says nothing.
+            best = -math.inf
+            if not adjustments.active[row]:
+                best = float(raw[offsets[row] : offsets[row + 1]].max(initial=-math.inf))
             tightness = best / each.largest if 0 < best <= each.largest else 0.0
             certificates.append(replace(each.certificate, tightness=tightness))
-        return Candidates(self.owned.tokens(ids), logits, raw, offsets, tuple(certificates))
+        tokens = self.owned.tokens(ids)
+        return Candidates(tokens, raw, offsets, tuple(certificates), adjustments)
 
     def log_normalizers(
         self, candidates: Candidates, rows: Sequence[int]

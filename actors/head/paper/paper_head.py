@@ -15,11 +15,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from actors.candidates import Candidates
 from actors.head.output_head import Hidden, Screening, Thresholds
 from actors.head.output_rows import log_normalizers, own_rows, refuse_unsound
 from actors.head.owned_rows import OwnedRows
 from actors.head.paper.settings import PaperSettings, next_budget
-from actors.messages import Candidates, Certificate, Guarantee
+from actors.messages import Certificate, Guarantee
 from actors.states.flat_needs import flatten_adjustments
 from actors.states.need import Adjustment, Need
 from kernels import opening as openings
@@ -48,7 +49,8 @@ class PaperScreening(Screening):
     """The bounds of every cluster, and what they leave out."""
 
     hidden: Float32s  # [N, d]
-    adjustments: Adjustments  # N rows
+    of_tokens: Adjustments  # N rows
+    adjustments: Adjustments  # the same of the head's own rows
     upper: Float32s  # [N, C] of raw logits, after post-processing
     first_ids: tuple[Ids, ...]  # [N] tokens that the bounds leave out
 
@@ -132,6 +134,7 @@ class PaperHead:
         first = tuple(self._first_ids(need.adjustment) for need in wanted)
         screening = PaperScreening(
             hidden=array,
+            of_tokens=flat,
             adjustments=self.owned.of_rows(flat),
             upper=self._upper(array, wanted, first),
             first_ids=first,
@@ -202,10 +205,10 @@ class PaperHead:
         raw = self._postprocessed(products, ids)
         return Candidates(
             ids=self.owned.tokens(ids),
-            logits=self._adjusted(ids, raw, offsets, step.adjustments),
             raw=raw,
             offsets=offsets,
             certificates=self._certificates(step, needs, outcomes, raw, offsets),
+            adjustments=step.of_tokens,
         )
 
     def log_normalizers(

@@ -16,13 +16,14 @@ import numpy.typing as npt
 import torch
 from torch.nn import functional
 
+from actors.candidates import Candidates
 from actors.configuration import DEFAULT_TIERS
 from actors.head.calibration import LadderHead, calibrate
 from actors.head.calibration import choose as choose_screens
 from actors.head.ladder import Choices, Ladder
 from actors.head.screens import DENSE, Linear
 from actors.head.shard import Shard
-from actors.messages import Candidates, Certificate
+from actors.messages import Certificate
 from actors.states.need import Need
 from kernels.draw import Controls, draw
 from kernels.linear import linear, pack

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from actors.candidates import Candidates
 from actors.decision.local_samplers import InlineSampler, ThreadSampler
 from actors.decision.messages import DecisionResult, DecisionWork, SamplerSettings
 from actors.decision.plane import (
@@ -21,7 +22,7 @@ from actors.decision.plane import (
     SamplerLostError,
 )
 from actors.decision.sampler import Sampler
-from actors.messages import Candidates, Certificate, Request, SamplingParameters
+from actors.messages import Certificate, Request, SamplingParameters
 from actors.states.flat_needs import flatten_adjustments
 from actors.states.sequence_state import SequenceState
 from kernels.draw import Controls, draw
@@ -113,7 +114,6 @@ def candidates_of(rows: list[Row]) -> Candidates:
     )
     return Candidates(
         ids=np.concatenate([row.ids for row in rows]),
-        logits=raw,
         raw=raw,
         offsets=np.cumsum([0, *(len(row.ids) for row in rows)], dtype=np.int64),
         certificates=certificates,

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from actors.candidates import Candidates
 from actors.decision.local_samplers import InlineSampler, ThreadSampler
 from actors.decision.messages import DecisionResult, DecisionWork, SamplerSettings
 from actors.decision.plane import DecisionPlane, PlaneCounters, SamplerHandle
@@ -20,7 +21,7 @@ from actors.engine.kv_cache import BlockPool
 from actors.engine.scheduler import Scheduler
 from actors.engine.sequence import Sequence as EngineSequence
 from actors.engine.steps import Steps
-from actors.messages import Candidates, Certificate, Request, SamplingParameters
+from actors.messages import Certificate, Request, SamplingParameters
 from actors.states.need import Need
 from actors.states.sequence_state import SequenceStates
 
@@ -48,7 +49,7 @@ class _Head:
         certificate = Certificate("dense", "dense", "dense", self._size, 0)
         raw = self._raw[:rows].reshape(-1)
         offsets = np.arange(rows + 1) * self._size
-        return Candidates(self._ids[: len(raw)], raw, raw, offsets, (certificate,) * rows)
+        return Candidates(self._ids[: len(raw)], raw, offsets, (certificate,) * rows)
 
 
 class _Body:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
+from actors.candidates import Candidates
 from actors.head.backoff import (
     LARGEST_AVERAGE,
     LONGEST_BACKOFF,
@@ -22,7 +23,6 @@ from actors.head.calibration import Timing, calibrate, choose
 from actors.head.ladder import Choices, Ladder
 from actors.head.screens import DENSE
 from actors.head.shard import Shard
-from actors.messages import Candidates
 from actors.states.need import Need
 from kernels.quantize import Tier, quantize
 

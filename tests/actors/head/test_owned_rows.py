@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from actors.candidates import Candidates
 from actors.head.certificates import merge_certificates
 from actors.head.ladder import Ladder
 from actors.head.owned_rows import OwnedRows
@@ -18,7 +19,7 @@ from actors.head.paper.paper_head import PaperHead
 from actors.head.sequence_head import SequenceHead
 from actors.head.shard import Shard
 from actors.head.shard_group import ShardGroup
-from actors.messages import Candidates, Certificate, Request, SamplingParameters
+from actors.messages import Certificate, Request, SamplingParameters
 from actors.states.deltas import OpenSequence, Outbox
 from actors.states.flat_needs import flatten_adjustments
 from actors.states.need import Need

@@ -1,0 +1,33 @@
+"""What a head finds and the decision plane decides from: the tokens that can still win."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from actors.messages import Certificate
+from kernels.penalties import Adjustments, adjust
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Candidates:
+    """Per row, the tokens that can still win, with raw canonical logits (before any processor).
+
+    Ragged: row ``r`` owns ``ids[offsets[r]:offsets[r + 1]]``, sorted by id. ``adjustments`` are the
+    processors of each row; samplers run them, from states of their own.
+    """
+
+    ids: npt.NDArray[np.int32]  # [total]
+    raw: npt.NDArray[np.float32]  # [total]
+    offsets: npt.NDArray[np.int64]  # [N + 1]
+    certificates: tuple[Certificate, ...]
+    adjustments: Adjustments | None = None  # N rows
+
+    @property
+    def logits(self) -> npt.NDArray[np.float32]:
+        """Canonical logits after the processors [total], computed when asked for."""
+        if self.adjustments is None or not self.adjustments.active.any():
+            return self.raw
+        return adjust(self.ids, self.raw, self.offsets, self.adjustments)
