@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
+
+from actors.setting import setting
 
 DataType = Literal["float32", "bfloat16", "auto"]
 BodyChoice = Literal["auto", "fused", "general"]
@@ -17,7 +19,7 @@ SamplerPlacement = Literal["threads", "processes", "ray"]
 
 @dataclass(frozen=True, slots=True)
 class EngineConfiguration:
-    """Settings of one engine.
+    """Settings of one engine; those with a description are options of a server, too.
 
     ``device`` is where the body computes; "auto" takes a GPU where there is one.
     ``head`` says how tokens are found, which does not change them: "certified" screens with
@@ -36,24 +38,71 @@ class EngineConfiguration:
     run. ``hot_vocabulary`` is the file of tokens to look at first (see ``lexshard hotset``).
     """
 
-    model: str
-    dtype: DataType = "auto"
-    device: Device = "auto"
-    max_model_len: int | None = None
-    kv_cache_bytes: int | None = None
-    threads: int | None = None
-    body: BodyChoice = "auto"
-    fast_prefill: bool = False
-    head: HeadChoice = "auto"
-    tiers: tuple[TierName, ...] = DEFAULT_TIERS
-    index: str | None = None
-    max_running: int = 64
+    model: str = field(
+        metadata=setting(
+            "model folder (safetensors, config.json, tokenizer.json)", metavar="FOLDER"
+        )
+    )
+    dtype: DataType = field(default="auto", metadata=setting("auto, float32 or bfloat16"))
+    device: Device = field(
+        default="auto", metadata=setting("auto, cpu or cuda: where the model body computes")
+    )
+    max_model_len: int | None = field(
+        default=None, metadata=setting("longest prompt plus output", metavar="TOKENS", least=1)
+    )
+    kv_cache_bytes: int | None = field(
+        default=None,
+        metadata=setting(
+            "memory of the KV cache, for example 4GiB",
+            metavar="BYTES",
+            key="kv_cache_memory",
+            least=1,
+            in_bytes=True,
+        ),
+    )
+    threads: int | None = field(default=None, metadata=setting("threads of the engine", least=1))
+    body: BodyChoice = field(default="auto", metadata=setting("auto, fused or general"))
+    fast_prefill: bool = field(
+        default=False, metadata=setting("faster prompts, not batch-invariant")
+    )
+    head: HeadChoice = field(
+        default="auto",
+        metadata=setting("auto, certified, paper or dense: how tokens are found, never which"),
+    )
+    tiers: tuple[TierName, ...] = field(
+        default=DEFAULT_TIERS,
+        metadata=setting(
+            "int8, int4, int4-dither or 1-bit: what may screen, repeatable (default int8, int4)",
+            flag="--tier",
+        ),
+    )
+    index: str | None = field(
+        default=None,
+        metadata=setting("vocabulary index (default: beside the model)", metavar="FILE"),
+    )
+    max_running: int = field(
+        default=64,
+        metadata=setting(
+            "sequences in one engine step", metavar="N", key="max_batch_size", least=1
+        ),
+    )
     step_tokens: int = 512
     prefix_cache: bool = True
-    samplers: int = 0
-    sampler_threads: int = 1
-    sampler_placement: SamplerPlacement = "processes"
-    hot_vocabulary: str | None = None
+    samplers: int = field(
+        default=0,
+        metadata=setting("decide tokens beside the forward pass (0: not)", metavar="N", least=0),
+    )
+    sampler_threads: int = field(
+        default=1, metadata=setting("threads of each sampler (default 1)", metavar="T", least=1)
+    )
+    sampler_placement: SamplerPlacement = field(
+        default="processes",
+        metadata=setting("threads, processes (default) or ray: where samplers run"),
+    )
+    hot_vocabulary: str | None = field(
+        default=None,
+        metadata=setting("tokens to look at first (lexshard hotset build)", metavar="FILE"),
+    )
 
 
 @dataclass(frozen=True, slots=True)

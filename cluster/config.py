@@ -1,37 +1,30 @@
 """The options of a server: defaults, then a YAML file, then the environment, then flags.
 
-Each is declared once, as a field of ``ServeConfig``; ``OPTIONS`` is what the file, the environment
-and the command line read there. Unknown names and values of the wrong type are errors: a misspelt
-name must never be ignored.
+Each is declared once: those of the engine in ``EngineConfiguration``, those of the server as fields
+of ``ServeConfig``. ``OPTIONS`` is what the file, the environment and the command line read there.
+Unknown names and values of the wrong type are errors: a misspelt name must never be ignored.
 """
 
 from __future__ import annotations
 
 import re
+import types
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import yaml
-from pydantic import BaseModel, ByteSize, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import ByteSize, ConfigDict, Field, TypeAdapter, ValidationError, create_model
 
-from actors.configuration import (
-    BodyChoice,
-    DataType,
-    Device,
-    EngineConfiguration,
-    HeadChoice,
-    SamplerPlacement,
-    TierName,
-)
+from actors.configuration import EngineConfiguration
+from actors.setting import settings_of
 
 VARIABLE_PREFIX = "LEXSHARD_"
 # What Kubernetes puts there for a service whose name begins with lexshard is none of ours.
 SERVICE_VARIABLE = re.compile(r"\w+_(SERVICE_HOST|SERVICE_PORT\w*|PORT_\d+_(TCP|UDP|SCTP)\w*)")
 SERVICE_ADDRESS = re.compile(r"(tcp|udp|sctp)://")
-ENGINE = EngineConfiguration(model="")  # for its defaults
 
 # An empty key would open the server to everyone who sends an empty one.
 Name = Annotated[str, Field(pattern=r"\S")]
@@ -57,70 +50,44 @@ def option(
     return Field(default, description=description, json_schema_extra=words, **rules)
 
 
-class ServeConfig(BaseModel):
-    """Everything ``lexshard serve`` can be told. The settings of its engine have the names they
-    have in ``EngineConfiguration``, which says more of them.
+STRICT = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+def _engine_options() -> dict[str, Any]:
+    """The fields of ``ServeConfig`` that ``EngineConfiguration`` declares."""
+    kinds: dict[str, Any] = get_type_hints(EngineConfiguration)
+    defaults: dict[str, Any] = {item.name: item.default for item in fields(EngineConfiguration)}
+    options: dict[str, Any] = {}
+    for name, told in settings_of(EngineConfiguration).items():
+        kind, default = kinds[name], defaults[name]
+        rules: dict[str, Any] = {"alias": told.key} if told.key else {}
+        if told.least is not None:
+            rules["ge"] = told.least
+        if get_origin(kind) is tuple:
+            kind, default = types.GenericAlias(list, get_args(kind)[0]), list(default)
+            rules["min_length"] = 1
+        if told.in_bytes:
+            kind = ByteSize | None
+        value = ... if default is MISSING else default
+        options[name] = (kind, option(value, told.description, told.metavar, told.flag, **rules))
+    return options
+
+
+EngineOptions: Any = create_model("EngineOptions", __config__=STRICT, **_engine_options())
+
+
+class ServeConfig(EngineOptions):
+    """Everything ``lexshard serve`` can be told: the settings of its engine, under the names they
+    have in ``EngineConfiguration``, which declares them and says more, and those of the server.
 
     ``max_running`` bounds the sequences of one engine step; ``max_running_requests`` the sequences
     admitted at all, and ``max_waiting_tokens`` their prompt tokens that still wait to be computed.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-    model: str = option(
-        ..., "model folder (safetensors, config.json, tokenizer.json)", metavar="FOLDER"
-    )
     served_model_name: list[Name] = option([], "name for clients; repeatable", metavar="NAME")
-    dtype: DataType = option(ENGINE.dtype, "auto, float32 or bfloat16")
-    device: Device = option(ENGINE.device, "auto, cpu or cuda: where the model body computes")
-    max_model_len: int | None = option(
-        ENGINE.max_model_len, "longest prompt plus output", metavar="TOKENS", ge=1
-    )
-    kv_cache_bytes: ByteSize | None = option(
-        ENGINE.kv_cache_bytes,
-        "memory of the KV cache, for example 4GiB",
-        metavar="BYTES",
-        alias="kv_cache_memory",
-        gt=0,
-    )
-    threads: int | None = option(ENGINE.threads, "threads of the engine", ge=1)
-    body: BodyChoice = option(ENGINE.body, "auto, fused or general")
-    fast_prefill: bool = option(ENGINE.fast_prefill, "faster prompts, not batch-invariant")
-    head: HeadChoice = option(
-        ENGINE.head, "auto, certified, paper or dense: how tokens are found, never which"
-    )
-    tiers: list[TierName] = option(
-        list(ENGINE.tiers),
-        "int8, int4, int4-dither or 1-bit: what may screen, repeatable (default int8, int4)",
-        flag="--tier",
-        min_length=1,
-    )
-    index: str | None = option(
-        ENGINE.index, "vocabulary index (default: beside the model)", metavar="FILE"
-    )
-    samplers: int = option(
-        ENGINE.samplers, "decide tokens beside the forward pass (0: not)", metavar="N", ge=0
-    )
-    sampler_threads: int = option(
-        ENGINE.sampler_threads, "threads of each sampler (default 1)", metavar="T", ge=1
-    )
-    sampler_placement: SamplerPlacement = option(
-        ENGINE.sampler_placement, "threads, processes (default) or ray: where samplers run"
-    )
-    hot_vocabulary: str | None = option(
-        ENGINE.hot_vocabulary, "tokens to look at first (lexshard hotset build)", metavar="FILE"
-    )
-
     host: str = option("127.0.0.1", "address to listen on (default 127.0.0.1)")
     port: int = option(8000, "port to listen on (default 8000)", ge=1, le=65535)
     api_keys: list[Name] = option([], "repeatable", metavar="KEY", flag="--api-key")
-    max_running: int = option(
-        ENGINE.max_running,
-        "sequences in one engine step",
-        metavar="N",
-        alias="max_batch_size",
-        ge=1,
-    )
     max_running_requests: int = option(256, "sequences admitted at once", metavar="N", ge=1)
     max_waiting_tokens: int = option(131_072, "prompt tokens that may wait", metavar="N", ge=1)
     max_requests_per_client: int | None = option(
@@ -138,7 +105,7 @@ class ServeConfig(BaseModel):
     @property
     def engine_configuration(self) -> EngineConfiguration:
         """The options that are the engine's; what is no option keeps the engine's default."""
-        settings = self.model_dump(include={item.name for item in fields(EngineConfiguration)})
+        settings = self.model_dump(include=set(settings_of(EngineConfiguration)))
         settings["tiers"] = tuple(dict.fromkeys(self.tiers))
         return EngineConfiguration(**settings)
 
