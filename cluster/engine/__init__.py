@@ -1,1 +1,1 @@
-"""The engine in a process of its own, and the client that keeps one alive."""
+"""The engine in a process of its own, and the supervisor that keeps one alive."""

@@ -222,6 +222,7 @@ def draft_card(result: dict[str, Any], recipe: DemoRecipe) -> str:
 # lexshard-demo-draft
 
 The draft model of `lexshard-demo` for speculative decoding, with the same tokenizer.
+The tokenizer files are the target's, byte for byte, so that this folder is a whole checkpoint.
 {_shape_line(recipe.draft, result["parameters"]["draft"])}
 
 Its embedding began as the target's, projected on its principal directions; it was then distilled
