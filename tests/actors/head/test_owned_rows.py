@@ -31,7 +31,7 @@ from kernels.quantize import quantize
 from tests.support.cluster_cases import nearby
 from tests.support.penalty_cases import random_adjustment
 
-settings.register_profile("shards", deadline=None, max_examples=40)
+settings.register_profile("shards", deadline=None, max_examples=20)
 settings.load_profile("shards")
 
 COLUMNS = 32
@@ -161,7 +161,7 @@ def test_arbitrary_tokens_answer_like_one_shard(seed: int, screen: tuple) -> Non
 def test_the_tests_see_certificates_of_every_kind() -> None:
     """Parts certify what they say together: thresholds, and bounds on the whole softmax."""
     random = np.random.default_rng(5)
-    certificates = [each for _ in range(60) for each in check(random, by_blocks, ("int8",))]
+    certificates = [each for _ in range(30) for each in check(random, by_blocks, ("int8",))]
     kinds = {each.need for each in certificates if each.guarantee == "deterministic"}
     assert {"top1", "topk", "minp", "nucleus", "epsilon"} <= kinds
     assert {each.need for each in certificates if each.guarantee == "dense"} >= {"dense"}
