@@ -29,7 +29,9 @@ class ShardGroup:
     costs is not. Raises ValueError where tokens are missing or owned twice.
     """
 
-    def __init__(self, shards: Sequence[MassShard], owned_ids: Sequence[npt.NDArray[np.int32]]):
+    def __init__(
+        self, shards: Sequence[MassShard], owned_ids: Sequence[npt.NDArray[np.int32]]
+    ) -> None:
         self.vocabulary_size = shards[0].vocabulary_size
         ids = np.sort(np.concatenate(list(owned_ids)))
         if not np.array_equal(ids, np.arange(self.vocabulary_size)):

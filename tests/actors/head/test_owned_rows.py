@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from actors.candidates import Candidates
 from actors.head.certificates import merge_certificates
+from actors.head.exchange import merge_candidates
 from actors.head.ladder import Ladder
 from actors.head.owned_rows import OwnedRows
 from actors.head.paper.paper_head import PaperHead
@@ -21,7 +22,6 @@ from actors.head.shard import Shard
 from actors.head.shard_group import ShardGroup
 from actors.messages import Certificate, Request, SamplingParameters
 from actors.states.deltas import OpenSequence, Outbox
-from actors.states.flat_needs import flatten_adjustments
 from actors.states.need import Need
 from actors.states.sequence_state import SequenceStates
 from kernels.blocks import blocks_of
@@ -130,7 +130,6 @@ def check(random: np.random.Generator, split: Split, screens: Sequence[str]) -> 
     every = whole.rescore(whole.screen(hidden, [replace(need, kind="dense") for need in needs]))
     one = whole.rescore(whole.screen(hidden, needs))
     found = group.rescore(group.screen(hidden, needs))
-    flat = flatten_adjustments([need.adjustment for need in needs])
     for row in range(24):
         own = slice(found.offsets[row], found.offsets[row + 1])
         ids = found.ids[own]
@@ -144,7 +143,6 @@ def check(random: np.random.Generator, split: Split, screens: Sequence[str]) -> 
     assert [t for t, sure in zip(ours, certain, strict=True) if sure] == [
         t for t, sure in zip(theirs, certain, strict=True) if sure
     ]
-    assert len(flat.active) == 24
     return list(found.certificates)
 
 
@@ -187,11 +185,7 @@ def test_shards_of_whole_clusters_in_the_papers_mode_draw_the_same_tokens() -> N
         clusters = summarise(own, None, *nearby(own, 4))
         head = PaperHead(own, None, None, 1.0, size, clusters, owned=owned)
         found.append(head.rescore(head.screen(hidden, needs)))
-    from actors.head.exchange import merge_candidates
-
-    merged = merge_candidates(found, size)
-    undecided = [replace(need, kind=need.kind) for need in needs]
-    assert drawn(merged, undecided) == expected
+    assert drawn(merge_candidates(found, size), needs) == expected
 
 
 def test_a_threshold_of_another_shard_cannot_certify_what_is_not_known() -> None:
