@@ -96,6 +96,9 @@ class ServeConfig(EngineOptions):
     max_body_bytes: int = option(
         16 * 1024 * 1024, "largest body of a request", metavar="BYTES", ge=1024
     )
+    shutdown_grace_seconds: int = option(
+        5, "time for open streams to end when the server is told to", metavar="N", ge=0
+    )
 
     @property
     def model_names(self) -> tuple[str, ...]:

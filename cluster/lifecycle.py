@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 
 OBJECT_STORE_BYTES = 128 * 1024 * 1024  # messages travel elsewhere; the store holds next to nothing
 ENVIRONMENT = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # keeps the node's address at 127.0.0.1
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS": "0",
+    "RAY_worker_niceness": "0",  # Ray's own 15 lets any other work starve the engine
+    "RAY_AUTH_MODE": "token",
 }
 
 
@@ -21,6 +24,8 @@ def start_local_ray(environment: dict[str, str] | None = None) -> None:
     """
     for name, value in {**ENVIRONMENT, **(environment or {})}.items():
         os.environ.setdefault(name, value)
+    if "RAY_AUTH_TOKEN_PATH" not in os.environ:  # otherwise that of every cluster of this user
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     import ray
 
     ray.init(

@@ -18,6 +18,7 @@ from ray import serve
 from ray.serve import Application
 
 from cluster.config import ServeConfig
+from cluster.process_tree import die_with_parent
 from serve_app.app import create_app
 from serve_app.engine_client import EngineClient, EngineConnector
 from serve_app.openai.tokenization import ModelTokenizer
@@ -53,6 +54,7 @@ class ServerDeployment:
     """One replica: tokeniser, application, and the client of one engine."""
 
     def __init__(self, config: ServeConfig, connect: EngineConnector) -> None:
+        die_with_parent()
         log_to_stderr()
         self._tokenizer = ModelTokenizer.load(config.model)
         self._client = connect(config)
@@ -68,6 +70,11 @@ class ServerDeployment:
     async def has_chat_template(self) -> bool:
         return self._tokenizer.chat_template is not None
 
+    async def shut_down(self, grace_seconds: float) -> None:
+        """Takes no more requests; returns when every open stream has come to its end or has been
+        told, after ``grace_seconds``, that it will not."""
+        await self._client.stop(grace_seconds)
+
 
 def bind(config: ServeConfig, connect: EngineConnector = start_engine) -> Application:
     """The application Ray Serve runs; ``connect`` is pickled and called in the replica."""
@@ -78,10 +85,10 @@ def bind(config: ServeConfig, connect: EngineConnector = start_engine) -> Applic
         ray_actor_options={"num_cpus": 0},
         max_ongoing_requests=MAX_ONGOING_REQUESTS,
         max_constructor_retry_count=1,
-        health_check_period_s=5,
+        health_check_period_s=1,
         health_check_timeout_s=30,
-        graceful_shutdown_wait_loop_s=0.5,
-        graceful_shutdown_timeout_s=10,
+        graceful_shutdown_wait_loop_s=0.1,
+        graceful_shutdown_timeout_s=2,  # `shut_down` has been called before
     )
     application: Application = deployment.bind(config, connect)
     return application

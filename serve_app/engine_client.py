@@ -35,8 +35,9 @@ class EngineClient(Protocol):
     def cancel(self, request_id: str) -> None:
         """Forget a request; unknown or finished ones are ignored."""
 
-    async def stop(self) -> None:
-        """End the engine and every open stream."""
+    async def stop(self, grace_seconds: float = 0.0) -> None:
+        """End the engine. No request is taken any more; open streams have ``grace_seconds`` to
+        come to their end, and those that do not are told why they stop."""
 
     @property
     def ready(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,6 +17,7 @@ SERVE_ENVIRONMENT = {
     # Streams pass through one event loop less: a fifth less time at 32 streams.
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "serve_app.middleware.proxy_middlewares",
+    "RAY_SERVE_CONTROLLER_CALLBACK_IMPORT_PATH": "cluster.process_tree.die_with_parent",
 }
 
 
@@ -30,16 +31,25 @@ def check_port(host: str, port: int) -> None:
         probe.bind((host, port))
 
 
+def _tell_nobody(message: str) -> None:
+    pass
+
+
 @contextmanager
-def running_server(config: ServeConfig, connect: EngineConnector | None = None) -> Iterator[Any]:
+def running_server(
+    config: ServeConfig,
+    connect: EngineConnector | None = None,
+    tell: Callable[[str], None] = _tell_nobody,
+) -> Iterator[Any]:
     """Serves inside the ``with``; yields Serve's handle to the replica.
 
-    ``connect`` None starts a real engine. Ray reads its environment when it is imported, so
-    nothing before this may import it.
+    ``connect`` None starts a real engine; ``tell`` hears what is being done. Ray reads its
+    environment when it is imported, so nothing before this may import it.
 
     Raises:
         RuntimeError: the replica could not be made (its reason is in the message).
     """
+    tell("starting Ray")
     start_local_ray(SERVE_ENVIRONMENT)
     import ray
     from ray import serve
@@ -49,11 +59,13 @@ def running_server(config: ServeConfig, connect: EngineConnector | None = None) 
     quiet = {"log_level": "ERROR", "enable_access_log": False}
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
     try:
+        tell("starting Ray Serve")
         serve.start(
             proxy_location="HeadOnly",
             http_options={"host": config.host, "port": config.port},
             logging_config=quiet,
         )
+        tell("starting the application")
         yield serve.run(
             bind(config, connect or start_engine),
             name=APPLICATION_NAME,

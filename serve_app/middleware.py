@@ -11,6 +11,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from cluster.process_tree import die_with_parent
 from serve_app.metrics import ServerMetrics
 from serve_app.openai.errors import ClientDisconnectedError, internal_error
 from serve_app.request_record import RequestRecord
@@ -125,5 +126,7 @@ class ProxyHeaders:
 
 
 def proxy_middlewares() -> list[Middleware]:
-    """What Ray Serve's proxy asks for (``RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH``)."""
+    """What Ray Serve's proxy asks for (``RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH``), in its own
+    process, which is to end with Ray's."""
+    die_with_parent()
     return [Middleware(ProxyHeaders)]

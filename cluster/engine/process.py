@@ -14,12 +14,14 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from actors.configuration import EngineConfiguration, EngineInformation
 from cluster.engine.transport import Endpoints, EngineSide
+from cluster.process_tree import die_with_parent
 
 
 class EngineProcess:
     """Loads and warms the engine, then serves until stopped. One call at a time, in order."""
 
     def __init__(self, configuration: EngineConfiguration) -> None:
+        die_with_parent()
         self._configuration = configuration
         self._engine: Any = None
 

@@ -7,7 +7,6 @@ plain actor call.
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 
 import msgspec
@@ -30,9 +29,8 @@ class Endpoints(msgspec.Struct, frozen=True):
     outputs: str
 
 
-def private_endpoints() -> Endpoints:
-    """Socket files in a new folder that only this user can enter."""
-    folder = Path(tempfile.mkdtemp(prefix="lexshard-"))
+def endpoints_in(folder: Path) -> Endpoints:
+    """Socket files in a folder that only this user can enter."""
     return Endpoints(f"ipc://{folder / 'commands'}", f"ipc://{folder / 'outputs'}")
 
 

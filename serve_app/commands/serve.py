@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import http.client
-import json
 import os
-import signal
 import sys
-import time
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from cluster.config import (
@@ -21,14 +16,15 @@ from cluster.config import (
     environment_values,
     load_config,
 )
-from serve_app.banner import banner, decisions
-from serve_app.launch import check_port, running_server
-
-POLL_SECONDS = 0.5
-
-
-class StartupError(Exception):
-    """The server cannot start, with one line that says why."""
+from serve_app.banner import decisions
+from serve_app.launch import check_port
+from serve_app.readiness import StartupError
+from serve_app.server_process import (
+    ClusterLostError,
+    StopRequest,
+    end_at_once,
+    serve_until_stopped,
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,29 +66,23 @@ def run(arguments: argparse.Namespace) -> int:
     except (ConfigError, StartupError) as error:
         print(f"lexshard: {error}", file=sys.stderr)
         return 2
-    stop_on_signals()
     print(f"lexshard serve with:\n{decisions(config)}", flush=True)
+    stop = StopRequest()
+    stop.listen()
     try:
-        serve_until_stopped(config)
-    except KeyboardInterrupt:
-        print("lexshard: stopped", flush=True)
-        return 0
+        serve_until_stopped(config, stop)
+    except ClusterLostError as error:
+        print(f"lexshard: {error}; everything is being ended", file=sys.stderr)
+        end_at_once(1)
     except StartupError as error:
         print(f"lexshard: {error}", file=sys.stderr)
         return 1
-    return 0
-
-
-def stop_on_signals() -> None:
-    """Makes the first SIGINT or SIGTERM a KeyboardInterrupt; shutting down ignores further ones."""
-
-    def stop(signal_number: int, frame: FrameType | None) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)
-        raise KeyboardInterrupt
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, stop)
+    except RuntimeError as error:
+        lines = [line for line in str(error).splitlines() if line.strip()]
+        print(f"lexshard: the server could not start: {lines[-1].strip()}", file=sys.stderr)
+        return 1
+    print("lexshard: stopped", flush=True)
+    return end_at_once(0)  # a thread may still be waiting for a cluster that has ended
 
 
 def check(config: ServeConfig) -> None:
@@ -115,59 +105,3 @@ def check(config: ServeConfig) -> None:
         raise StartupError(
             f"cannot listen on {config.host} port {config.port}: {error.strerror}"
         ) from error
-
-
-def serve_until_stopped(config: ServeConfig) -> None:
-    """Raises:
-    StartupError: the server or its engine could not start.
-    KeyboardInterrupt: it was told to stop; everything has been shut down.
-    """
-    print("starting Ray and the engine ...", flush=True)
-    try:
-        with running_server(config) as handle:
-            stop_on_signals()  # again: starting Ray has put its own handler there
-            wait_until_ready(config)
-            information = handle.information.remote().result()
-            has_chat = handle.has_chat_template.remote().result()
-            print(banner(config, information, has_chat), flush=True)
-            while True:
-                signal.pause()
-    except RuntimeError as error:
-        lines = [line for line in str(error).splitlines() if line.strip()]
-        raise StartupError(f"the server could not start: {lines[-1].strip()}") from error
-
-
-def wait_until_ready(config: ServeConfig) -> None:
-    """Polls ``/health``, telling every new reason for waiting.
-
-    Raises:
-        StartupError: the engine will never be ready.
-    """
-    told = ""
-    while True:
-        status, reason, hopeful = _health(config)
-        if status == 200:
-            return
-        if not hopeful:
-            raise StartupError(reason)
-        if reason != told:
-            print(reason, flush=True)
-            told = reason
-        time.sleep(POLL_SECONDS)
-
-
-def _health(config: ServeConfig) -> tuple[int, str, bool]:
-    """Status, reason, and whether waiting makes sense."""
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(config.host, config.host)
-    connection = http.client.HTTPConnection(host, config.port, timeout=10)
-    try:
-        connection.request("GET", "/health")
-        response = connection.getresponse()
-        body = json.loads(response.read())
-    except (OSError, http.client.HTTPException, json.JSONDecodeError) as error:
-        return 0, f"not reachable yet: {error}", True
-    finally:
-        connection.close()
-    if response.status == 200:
-        return 200, "", True
-    return response.status, body["error"]["message"], "Retry-After" in response.headers

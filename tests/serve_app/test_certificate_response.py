@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -18,7 +19,7 @@ from actors.engine.loop import Commands
 from actors.messages import EngineStatistics, Request, SequenceEvent, StepOutput
 from cluster.config import ServeConfig
 from cluster.engine.supervisor import EngineSupervisor
-from cluster.engine.transport import ClientSide, EngineSide, private_endpoints
+from cluster.engine.transport import ClientSide, EngineSide, endpoints_in
 from serve_app.app import create_app
 from tests.support.mock_engine import EOS, MockEngine, Script, certificate, ids, spell
 from tests.support.mock_server import (
@@ -192,7 +193,7 @@ def test_a_restart_of_the_engine_neither_loses_nor_repeats_certificates(path: st
             finish_reason=reason,  # type: ignore[arg-type]
             certificates=certificates,
         )
-        client._route(StepOutput((event,)))
+        client._journal.record([event])
 
     async def die_and_go_on(http: Client) -> Any:
         first, second = RecordedSide(), RecordedSide()
@@ -205,7 +206,7 @@ def test_a_restart_of_the_engine_neither_loses_nor_repeats_certificates(path: st
         await asyncio.sleep(0.01)
         route(request, "bc", 1)
         client._side = None
-        client._bury()
+        client._journal.count_death()
         client._side = second  # type: ignore[assignment]
         client._replay()
         [again] = second.submitted
@@ -220,8 +221,8 @@ def test_a_restart_of_the_engine_neither_loses_nor_repeats_certificates(path: st
     assert told(chunks) == certified(ids("abcde"))
 
 
-def test_certificates_and_counts_by_tier_travel_between_processes() -> None:
-    endpoints = private_endpoints()
+def test_certificates_and_counts_by_tier_travel_between_processes(tmp_path: Path) -> None:
+    endpoints = endpoints_in(tmp_path)
     sent = StepOutput(
         (SequenceEvent("a", 0, (7, 8), certificates=(certificate(7, 0), certificate(8, 1))),),
         EngineStatistics(head_rows=2, head_opened_share=0.5, head_rows_by_tier={"int4": 2}),

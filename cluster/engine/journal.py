@@ -1,0 +1,116 @@
+"""What clients have been told of every unfinished sequence: enough to go on after a death."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from actors.messages import FinishReason, Request, SequenceEvent
+
+DEATHS_PER_REQUEST = 2
+
+
+class JournalStream:
+    """The events of the sequences one HTTP request submitted, as they come."""
+
+    def __init__(self, request_ids: Iterable[str], close: Callable[[JournalStream], None]) -> None:
+        self.request_ids = tuple(request_ids)
+        self._close = close
+        self._queue: asyncio.Queue[SequenceEvent] = asyncio.Queue()
+
+    def put(self, event: SequenceEvent) -> None:
+        self._queue.put_nowait(event)
+
+    def __aiter__(self) -> AsyncIterator[SequenceEvent]:
+        return self
+
+    async def __anext__(self) -> SequenceEvent:
+        return await self._queue.get()
+
+    def drain(self) -> list[SequenceEvent]:
+        """Whatever else has already arrived, without waiting."""
+        return [self._queue.get_nowait() for _ in range(self._queue.qsize())]
+
+    def close(self) -> None:
+        """Cancel what has not finished. Closing twice is harmless."""
+        self._close(self)
+
+
+@dataclass(slots=True)
+class _Entry:
+    """One unfinished sequence."""
+
+    request: Request
+    stream: JournalStream
+    received: list[int] = field(default_factory=list)
+    deaths: int = 0
+
+
+class Journal:
+    """Every unfinished sequence with the tokens its client has received."""
+
+    def __init__(self) -> None:
+        self._entries: dict[str, dict[int, _Entry]] = {}
+
+    def __bool__(self) -> bool:
+        """Whether a sequence is unfinished."""
+        return bool(self._entries)
+
+    def enter(self, requests: Sequence[Request], stream: JournalStream) -> None:
+        for request in requests:
+            self._entries.setdefault(request.request_id, {})[request.choice] = _Entry(
+                request, stream
+            )
+
+    def forget(self, request_id: str) -> bool:
+        """Whether there was anything of that request."""
+        return self._entries.pop(request_id, None) is not None
+
+    def record(self, events: Iterable[SequenceEvent]) -> None:
+        """Write down what the engine says and pass it on to the streams."""
+        for event in events:
+            entries = self._entries.get(event.request_id)
+            entry = entries.get(event.choice) if entries else None
+            if entry is None:
+                continue
+            entry.received.extend(event.token_ids)
+            if event.finish_reason is not None:
+                self._remove(event.request_id, event.choice)
+            entry.stream.put(event)
+
+    def continuations(self) -> list[Request]:
+        """What a new engine has to be asked, so that every stream goes on where it stopped."""
+        return [
+            replace(entry.request, resumed_ids=tuple(entry.received))
+            for _, _, entry in self._everything()
+        ]
+
+    def count_death(self) -> None:
+        """Count a death against every sequence; who has seen two is taken for the cause."""
+        for request_id, choice, entry in self._everything():
+            entry.deaths += 1
+            if entry.deaths >= DEATHS_PER_REQUEST:
+                self._end(
+                    request_id, choice, "error", "the engine died twice while serving this request"
+                )
+
+    def end_everything(self, reason: FinishReason, message: str) -> None:
+        for request_id, choice, _ in self._everything():
+            self._end(request_id, choice, reason, message)
+
+    def _everything(self) -> Iterator[tuple[str, int, _Entry]]:
+        for request_id, entries in list(self._entries.items()):
+            for choice, entry in list(entries.items()):
+                yield request_id, choice, entry
+
+    def _end(self, request_id: str, choice: int, reason: FinishReason, message: str) -> None:
+        entry = self._entries[request_id][choice]
+        self._remove(request_id, choice)
+        entry.stream.put(SequenceEvent(request_id, choice, (), finish_reason=reason, error=message))
+
+    def _remove(self, request_id: str, choice: int) -> None:
+        entries = self._entries[request_id]
+        del entries[choice]
+        if not entries:
+            del self._entries[request_id]

@@ -1,0 +1,54 @@
+"""Who outlives whom: processes that end with their parent, and one that leaves no orphans.
+
+On systems without Linux's process control the promises are Ray's own: its workers notice the death
+of their node within some ten seconds.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+import sys
+import time
+from contextlib import suppress
+
+import psutil
+
+_SET_PARENT_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
+_LAST_WAIT_SECONDS = 2.0
+
+
+def die_with_parent() -> None:
+    """From now on the kernel kills this process when the one that started it ends."""
+    _control(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+
+
+def adopt_orphans() -> None:
+    """From now on every descendant whose parent ends becomes a child of this process."""
+    _control(_SET_CHILD_SUBREAPER, 1)
+
+
+def end_descendants(grace_seconds: float = 0.0) -> None:
+    """Ends every process that this one or a descendant of it started: politely, and without
+    mercy whoever is still there after ``grace_seconds``."""
+    this = psutil.Process()
+    deadline = time.monotonic() + grace_seconds
+    if grace_seconds:
+        for process in this.children(recursive=True):
+            _signal(process, signal.SIGTERM)
+        psutil.wait_procs(this.children(recursive=True), timeout=grace_seconds)
+    deadline = max(deadline, time.monotonic()) + _LAST_WAIT_SECONDS
+    while (left := this.children(recursive=True)) and time.monotonic() < deadline:
+        for process in left:  # again and again: a dying one may still start another
+            _signal(process, signal.SIGKILL)
+        psutil.wait_procs(left, timeout=0.2)
+
+
+def _signal(process: psutil.Process, number: signal.Signals) -> None:
+    with suppress(psutil.NoSuchProcess):
+        process.send_signal(number)
+
+
+def _control(operation: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(operation, value, 0, 0, 0)
