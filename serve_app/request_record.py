@@ -8,12 +8,18 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class RequestRecord:
-    """Times are ``time.monotonic`` seconds."""
+    """Times are ``time.monotonic`` seconds.
+
+    ``client`` is who asks. ``lowest_priority`` is the first they may go (a lower ``priority`` goes
+    earlier), ``cache_salt`` names the prefix cache their prompts share; authentication says both.
+    """
 
     request_id: str
     method: str
     path: str
     client: str
+    lowest_priority: int = 0
+    cache_salt: str = ""
     start_time: float = field(default_factory=time.monotonic)
     status: int = 0
     prompt_tokens: int = 0

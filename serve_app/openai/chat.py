@@ -9,15 +9,9 @@ from fastapi import Request, Response
 
 from serve_app.openai.choice import Delta
 from serve_app.openai.output_budget import OutputBudget
-from serve_app.openai.parameters import check_chat, sampling_parameters
-from serve_app.openai.preparation import output_options, prepare
-from serve_app.openai.prompts import (
-    check_characters,
-    conversation_characters,
-    encode_conversation,
-    estimated_tokens,
-    read_messages,
-)
+from serve_app.openai.parameters import check_chat, encode_bad_words, sampling_parameters
+from serve_app.openai.preparation import admit, output_options, prepare
+from serve_app.openai.prompts import encode_conversation, read_messages
 from serve_app.openai.protocol import ChatCompletionRequest, parse
 from serve_app.openai.response_writer import ResponseWriter
 from serve_app.openai.streaming import respond
@@ -32,28 +26,31 @@ async def create_chat_completion(
     ApiError: whatever is wrong with the request.
     """
     chat = parse(ChatCompletionRequest, body)
+    record.request_id = chat.request_id or record.request_id
     state.model_name(chat.model)
-    check_chat(chat)
+    check_chat(chat, record)
     messages = read_messages(chat.messages)
     information = state.information()
     logprobs = (chat.top_logprobs or 0) if chat.logprobs else None
     field = "max_tokens" if chat.max_completion_tokens is None else "max_completion_tokens"
-    if chat.truncate_prompt_tokens is None:
-        characters = conversation_characters(messages)
-        check_characters(characters, "messages", information, state.tokenizer)
     contents = "".join(message["content"] for message in messages)
-    estimate = estimated_tokens([contents], information.max_model_len)
-    ticket = state.admission.admit(record.client, chat.choices, estimate * chat.choices)
+    ticket = admit(state, information, chat, [contents], chat.prompt_logprobs, record)
     with ticket.released_on_error():
         prompt = await encode_conversation(
-            chat, messages, bool(chat.add_special_tokens), state.tokenizer
+            chat,
+            messages,
+            bool(chat.add_special_tokens),
+            state.tokenizer,
+            information.max_model_len,
+            request.receive,
         )
+        bad_words = await encode_bad_words(chat.bad_words or (), state.tokenizer, request.receive)
         generation, writer = prepare(
             state,
             information,
             chat,
             [prompt],
-            sampling_parameters(chat, logprobs, chat.prompt_logprobs, information, state.tokenizer),
+            sampling_parameters(chat, logprobs, chat.prompt_logprobs, information, bad_words),
             output_options(chat, logprobs, echo=False, discard_output=False),
             OutputBudget(field, getattr(chat, field), None),
             ChatWriter,

@@ -10,14 +10,13 @@ from fastapi import Request, Response
 from actors.messages import TokenLogprobs
 from serve_app.openai.choice import Delta
 from serve_app.openai.output_budget import OutputBudget
-from serve_app.openai.parameters import check_completion, sampling_parameters
-from serve_app.openai.preparation import output_options, prepare
-from serve_app.openai.prompts import (
-    check_characters,
-    encode_prompts,
-    estimated_tokens,
-    read_prompts,
+from serve_app.openai.parameters import (
+    check_completion,
+    encode_bad_words,
+    sampling_parameters,
 )
+from serve_app.openai.preparation import admit, output_options, prepare
+from serve_app.openai.prompts import encode_prompts, read_prompts
 from serve_app.openai.protocol import CompletionRequest, parse
 from serve_app.openai.response_writer import ResponseWriter
 from serve_app.openai.streaming import respond
@@ -34,33 +33,34 @@ async def create_completion(
     ApiError: whatever is wrong with the request.
     """
     completion = parse(CompletionRequest, body)
+    record.request_id = completion.request_id or record.request_id
     state.model_name(completion.model)
-    check_completion(completion)
+    check_completion(completion, record)
     raw_prompts = read_prompts(completion.prompt)
     information = state.information()
-    if completion.truncate_prompt_tokens is None:
-        longest = max(len(prompt) if isinstance(prompt, str) else 0 for prompt in raw_prompts)
-        check_characters(longest, "prompt", information, state.tokenizer)
-    n = completion.choices
-    estimate = estimated_tokens(raw_prompts, information.max_model_len)
-    ticket = state.admission.admit(record.client, len(raw_prompts) * n, estimate * n)
+    echo = bool(completion.echo)
+    scores = completion.prompt_logprobs
+    if echo and completion.logprobs is not None:
+        scores = max(completion.logprobs, scores or 0)
+    ticket = admit(state, information, completion, raw_prompts, scores, record)
     with ticket.released_on_error():
         special = completion.add_special_tokens
         prompts = await encode_prompts(
-            raw_prompts, True if special is None else special, state.tokenizer
+            raw_prompts,
+            True if special is None else special,
+            state.tokenizer,
+            information.max_model_len,
+            request.receive,
         )
-        echo = bool(completion.echo)
-        scores = completion.prompt_logprobs
-        if echo and completion.logprobs is not None:
-            scores = max(completion.logprobs, scores or 0)
+        bad_words = await encode_bad_words(
+            completion.bad_words or (), state.tokenizer, request.receive
+        )
         generation, writer = prepare(
             state,
             information,
             completion,
             prompts,
-            sampling_parameters(
-                completion, completion.logprobs, scores, information, state.tokenizer
-            ),
+            sampling_parameters(completion, completion.logprobs, scores, information, bad_words),
             output_options(completion, completion.logprobs, echo, completion.max_tokens == 0),
             OutputBudget("max_tokens", completion.max_tokens, DEFAULT_MAX_TOKENS),
             CompletionWriter,

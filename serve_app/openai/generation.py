@@ -9,7 +9,7 @@ from typing import Any
 
 from actors.messages import SequenceEvent
 from actors.text.token_bytes import TokenBytes
-from serve_app.admission import Ticket
+from serve_app.admission import Ticket, waiting_cost
 from serve_app.engine_client import EngineClient, EventStream
 from serve_app.openai.choice import Choice, Delta
 from serve_app.openai.errors import ApiError, bad_request, internal_error, overloaded
@@ -40,7 +40,7 @@ class Generation:
         self._record = record
         self._stream: EventStream | None = None
         record.prompt_tokens = self.prompt_tokens
-        ticket.set_waiting(sum(len(choice.request.prompt_ids) for choice in choices))
+        ticket.set_waiting(sum(map(_waiting_tokens, choices)))
 
     async def batches(self) -> AsyncIterator[list[Delta]]:
         """Deltas as they come; those of events that arrived together come together.
@@ -50,7 +50,7 @@ class Generation:
         """
         by_id = {choice.request.request_id: choice for choice in self.choices}
         waiting_tokens = {
-            request_id: len(choice.request.prompt_ids) for request_id, choice in by_id.items()
+            request_id: _waiting_tokens(choice) for request_id, choice in by_id.items()
         }
         running = len(self.choices)
         self._stream = stream = self._client.submit([choice.request for choice in self.choices])
@@ -115,3 +115,9 @@ class Generation:
             return bad_request(reason)
         logger.error("id=%s engine error: %s", self._record.request_id, reason)
         return internal_error(self._record.request_id)
+
+
+def _waiting_tokens(choice: Choice) -> int:
+    request = choice.request
+    scored = request.parameters.prompt_logprobs is not None
+    return waiting_cost(len(request.prompt_ids), request.choice, scored)

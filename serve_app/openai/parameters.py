@@ -4,7 +4,7 @@ sends can fail inside a step."""
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from actors.configuration import EngineInformation
 from actors.messages import SamplingParameters
@@ -15,8 +15,12 @@ from serve_app.openai.protocol import (
     ChatCompletionRequest,
     CompletionRequest,
 )
-from serve_app.openai.tokenization import ModelTokenizer
+from serve_app.openai.tokenization import ModelTokenizer, text_bytes
+from serve_app.openai.workers import Receive
+from serve_app.request_record import RequestRecord
 
+# What tokenising a word costs beside its text, in bytes of a long text.
+BYTES_PER_WORD = 64
 # Colder than this the noise no longer changes the argmax, and 1 / temperature may overflow.
 GREEDY_BELOW = 1e-5
 
@@ -34,8 +38,14 @@ def stop_strings(request: GenerationRequest) -> tuple[str, ...]:
     return (request.stop,) if isinstance(request.stop, str) else tuple(request.stop)
 
 
-def check_common(request: GenerationRequest) -> None:
-    """The rules between fields that completions and chat share."""
+def check_common(request: GenerationRequest, record: RequestRecord) -> None:
+    """The rules between fields that completions and chat share, and for who may ask what."""
+    if request.priority is not None and request.priority < record.lowest_priority:
+        raise bad_request(
+            f"'priority' is {request.priority}; the lowest you may ask for is "
+            f"{record.lowest_priority}",
+            "priority",
+        )
     if request.stream_options is not None and not request.stream:
         raise bad_request("'stream_options' needs 'stream'", "stream_options")
     if request.prompt_logprobs is not None and request.stream:
@@ -62,8 +72,8 @@ def check_logprob_count(count: int | None, parameter: str) -> None:
         )
 
 
-def check_completion(request: CompletionRequest) -> None:
-    check_common(request)
+def check_completion(request: CompletionRequest, record: RequestRecord) -> None:
+    check_common(request, record)
     check_logprob_count(request.logprobs, "logprobs")
     if request.best_of is not None and request.best_of != request.choices:
         raise not_implemented("best_of")
@@ -73,8 +83,8 @@ def check_completion(request: CompletionRequest) -> None:
         raise bad_request("'max_tokens' must be at least 1 unless 'echo' is set", "max_tokens")
 
 
-def check_chat(request: ChatCompletionRequest) -> None:
-    check_common(request)
+def check_chat(request: ChatCompletionRequest, record: RequestRecord) -> None:
+    check_common(request, record)
     if request.top_logprobs is not None and not request.logprobs:
         raise bad_request("'top_logprobs' needs 'logprobs'", "top_logprobs")
     for name in ("max_tokens", "max_completion_tokens"):
@@ -103,7 +113,7 @@ def sampling_parameters(
     logprobs: int | None,
     prompt_logprobs: int | None,
     information: EngineInformation,
-    tokenizer: ModelTokenizer,
+    bad_words: tuple[tuple[int, ...], ...],
 ) -> SamplingParameters:
     """Everything but ``max_tokens`` and ``seed``, which belong to one prompt.
 
@@ -129,7 +139,7 @@ def sampling_parameters(
         presence_penalty=float(value("presence_penalty", 0.0)),
         frequency_penalty=float(value("frequency_penalty", 0.0)),
         logit_bias=_logit_bias(request.logit_bias, vocabulary),
-        bad_words=_bad_words(request.bad_words, tokenizer),
+        bad_words=bad_words,
         allowed_ids=_allowed_ids(request.allowed_token_ids, vocabulary),
         min_tokens=request.min_tokens or 0,
         stop_token_ids=_token_ids(request.stop_token_ids or (), vocabulary, "stop_token_ids"),
@@ -140,7 +150,24 @@ def sampling_parameters(
     )
 
 
-def _token_ids(ids: Iterable[int], vocabulary: int, parameter: str) -> tuple[int, ...]:
+async def encode_bad_words(
+    words: Sequence[str], tokenizer: ModelTokenizer, receive: Receive
+) -> tuple[tuple[int, ...], ...]:
+    """The token sequences of each word, at the beginning of a text and after a space."""
+
+    def encode() -> tuple[tuple[int, ...], ...]:
+        sequences = {
+            tuple(tokenizer.encode(prefix + word.lstrip(), add_special_tokens=False))
+            for word in words
+            for prefix in ("", " ")
+        }
+        return tuple(sorted(sequences - {()}))
+
+    size = sum(BYTES_PER_WORD + 2 * text_bytes(word) for word in words)
+    return await tokenizer.workers.run(size, encode, receive)
+
+
+def _token_ids(ids: Sequence[int], vocabulary: int, parameter: str) -> tuple[int, ...]:
     distinct = tuple(sorted(set(ids)))
     if distinct and distinct[-1] >= vocabulary:
         raise bad_request(
@@ -150,7 +177,14 @@ def _token_ids(ids: Iterable[int], vocabulary: int, parameter: str) -> tuple[int
 
 
 def _allowed_ids(ids: list[int] | None, vocabulary: int) -> tuple[int, ...] | None:
-    return None if ids is None else _token_ids(ids, vocabulary, "allowed_token_ids")
+    if ids is None:
+        return None
+    if len(ids) > vocabulary:
+        raise bad_request(
+            f"'allowed_token_ids' holds {len(ids)} ids; the vocabulary has {vocabulary}",
+            "allowed_token_ids",
+        )
+    return _token_ids(ids, vocabulary, "allowed_token_ids")
 
 
 def _logit_bias(bias: dict[str, float] | None, vocabulary: int) -> tuple[tuple[int, float], ...]:
@@ -163,13 +197,3 @@ def _logit_bias(bias: dict[str, float] | None, vocabulary: int) -> tuple[tuple[i
             )
         by_id[int(key)] = float(amount)
     return tuple(sorted(by_id.items()))
-
-
-def _bad_words(words: list[str] | None, tokenizer: ModelTokenizer) -> tuple[tuple[int, ...], ...]:
-    """The token sequences of each word, at the beginning of a text and after a space."""
-    sequences = {
-        tuple(tokenizer.encode(prefix + word.lstrip(), add_special_tokens=False))
-        for word in words or ()
-        for prefix in ("", " ")
-    }
-    return tuple(sorted(sequences - {()}))

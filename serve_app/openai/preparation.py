@@ -10,14 +10,14 @@ from dataclasses import replace
 from actors.configuration import EngineInformation
 from actors.messages import Request, SamplingParameters
 from actors.text.token_bytes import TokenBytes
-from serve_app.admission import Ticket
+from serve_app.admission import Ticket, waiting_cost
 from serve_app.openai.choice import Choice, OutputOptions
 from serve_app.openai.errors import bad_request
 from serve_app.openai.generation import Generation
 from serve_app.openai.logprobs import LogprobsFormatter
 from serve_app.openai.output_budget import OutputBudget
 from serve_app.openai.parameters import GenerationRequest, random_seed, stop_strings
-from serve_app.openai.prompts import Prompt, check_and_truncate
+from serve_app.openai.prompts import Prompt, RawPrompt, check_and_truncate, estimated_tokens
 from serve_app.openai.response_writer import ResponseWriter
 from serve_app.request_record import RequestRecord
 from serve_app.server_state import ServerState
@@ -39,6 +39,28 @@ def output_options(
         prompt_logprobs=request.prompt_logprobs is not None,
         certificate=bool(request.certificate),
     )
+
+
+def admit(
+    state: ServerState,
+    information: EngineInformation,
+    request: GenerationRequest,
+    prompts: Sequence[RawPrompt],
+    scores: int | None,
+    record: RequestRecord,
+) -> Ticket:
+    """Lets a request in by what its prompts will about cost: they are not tokenised yet.
+
+    Raises:
+        ApiError: 400, 429 or 503, as `Admission.admit` says.
+    """
+    keep = request.truncate_prompt_tokens
+    context = information.max_model_len
+    estimate = estimated_tokens(prompts, min(context, keep) if keep and keep > 0 else context)
+    cost = sum(
+        waiting_cost(estimate, choice, scores is not None) for choice in range(request.choices)
+    )
+    return state.admission.admit(record.client, len(prompts) * request.choices, cost)
 
 
 def prepare(
@@ -64,7 +86,9 @@ def prepare(
     """
     token_bytes = state.tokenizer.token_bytes
     visible = state.tokenizer.visible_token_bytes if options.skip_special_tokens else token_bytes
-    engine_id = uuid.uuid4().hex
+    engine_id = uuid.uuid4().hex  # clients may use a request id twice
+    asked = request.priority
+    priority = max(0, record.lowest_priority) if asked is None else asked
     choices: list[Choice] = []
     seeds: list[int] = []
     for i, prompt in enumerate(prompts):
@@ -74,14 +98,20 @@ def prepare(
         echo_text = _echo_text(prompt, visible) if options.echo else ""
         for n in range(request.choices):
             engine_request = Request(
-                f"{engine_id}-{i}-{n}", n, prompt.ids, own, request.priority or 0
+                f"{engine_id}-{i}-{n}",
+                n,
+                prompt.ids,
+                own,
+                priority,
+                client=record.client,
+                cache_salt=record.cache_salt,
             )
             index = i * request.choices + n
             choices.append(Choice(index, engine_request, echo_text, options, visible))
     seed = seeds[0] if len(seeds) == 1 else seeds
     writer = writer_type(
         header={
-            "id": f"{writer_type.id_prefix}-{request.request_id or engine_id}",
+            "id": f"{writer_type.id_prefix}-{record.request_id}",
             "object": writer_type.chunk_object_name if request.stream else writer_type.object_name,
             "created": int(time.time()),
             "model": state.model_name(request.model),

@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import orjson
+
 from actors.configuration import EngineInformation
-from serve_app.openai.errors import bad_request
-from serve_app.openai.protocol import MAX_PROMPTS, ChatFields
-from serve_app.openai.tokenization import ModelTokenizer, off_loop_if_long
+from serve_app.openai.errors import bad_request, shortened
+from serve_app.openai.protocol import (
+    MAX_MESSAGES,
+    MAX_PROMPTS,
+    MAX_TEMPLATE_KWARGS_BYTES,
+    ChatFields,
+)
+from serve_app.openai.tokenization import (
+    BYTES_PER_TOKEN,
+    ModelTokenizer,
+    most_text_bytes,
+    text_bytes,
+)
+from serve_app.openai.workers import Receive
 
 ROLES = ("system", "developer", "user", "assistant")
-CHARACTERS_PER_TOKEN = 4
-# Normalisers may merge characters before a token is made of them.
-MERGED_CHARACTERS = 4
-# Fields of OpenAI's own reply messages, which clients send back unchanged.
+# So many texts of the greatest length may be in one request, or more shorter ones.
+MAX_LONG_TEXTS = 4
+# Of prompts that are tokenised at a time.
+PIECE_BYTES = 65_536
+# What rendering a message costs beside its text, in bytes of text tokenised in the same time.
+BYTES_PER_MESSAGE = 64
+# Fields of OpenAI's own reply messages, which clients send back unchanged: null or empty.
 EMPTY_MESSAGE_FIELDS = (
     "refusal",
     "annotations",
@@ -69,47 +87,65 @@ def read_prompts(prompt: Any) -> list[RawPrompt]:
     return list(prompt)
 
 
-def estimated_tokens(prompts: list[RawPrompt], context: int) -> int:
-    """A guess made before tokenising, for admission. No prompt computes more than ``context``."""
+def estimated_tokens(prompts: Sequence[RawPrompt], most: int) -> int:
+    """A guess made before tokenising, for admission. No prompt keeps more than ``most``."""
     return sum(
-        min(
-            context,
-            len(prompt) // CHARACTERS_PER_TOKEN + 1 if isinstance(prompt, str) else len(prompt),
-        )
+        min(most, len(prompt) // BYTES_PER_TOKEN + 1 if isinstance(prompt, str) else len(prompt))
         for prompt in prompts
     )
 
 
-def check_characters(
-    characters: int, parameter: str, information: EngineInformation, tokenizer: ModelTokenizer
-) -> None:
-    """Spares the tokenizer a text that cannot fit: megabytes take it many seconds.
-
-    Raises:
-        ApiError: 400.
+def check_texts(sizes: Sequence[int], parameter: str, context: int) -> None:
+    """Raises:
+    ApiError: 400 for texts of more bytes than one request may have tokenised.
     """
-    most = information.max_model_len * tokenizer.longest_token * MERGED_CHARACTERS
-    if characters > most:
-        raise bad_request(
-            f"{characters} characters are more than the {information.max_model_len} tokens of "
-            "this model's context can hold",
-            parameter,
-        )
+    most = most_text_bytes(context)
+    for size, limit, what in (
+        (max(sizes, default=0), most, "a text"),
+        (sum(sizes), most * MAX_LONG_TEXTS, "texts"),
+    ):
+        if size > limit:
+            raise bad_request(
+                f"'{parameter}' holds {what} of {size} bytes; this server tokenises at most "
+                f"{limit}, also where they are to be truncated",
+                parameter,
+            )
 
 
 async def encode_prompts(
-    prompts: list[RawPrompt], add_special_tokens: bool, tokenizer: ModelTokenizer
+    prompts: Sequence[RawPrompt],
+    add_special_tokens: bool,
+    tokenizer: ModelTokenizer,
+    context: int,
+    receive: Receive,
 ) -> list[Prompt]:
-    def encode() -> list[Prompt]:
-        return [
-            Prompt(tuple(tokenizer.encode(prompt, add_special_tokens)), prompt)
-            if isinstance(prompt, str)
-            else Prompt(tuple(prompt), None)
-            for prompt in prompts
-        ]
+    """Tokenises a few prompts at a time, so that others need not wait for all of them.
 
-    characters = sum(len(prompt) for prompt in prompts if isinstance(prompt, str))
-    return await off_loop_if_long(characters, encode)
+    Raises:
+        ApiError: 400 for more text than is tokenised for a model of this ``context``.
+    """
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    if not texts:
+        return [Prompt(tuple(prompt), None) for prompt in prompts if not isinstance(prompt, str)]
+    sizes = list(map(text_bytes, texts))
+    check_texts(sizes, "prompt", context)
+    normalized: list[int] = []
+
+    def encode(piece: list[str]) -> list[Prompt]:
+        normalized.extend(map(tokenizer.normalized_bytes, piece))
+        check_texts(normalized, "prompt", context)
+        return [Prompt(tuple(tokenizer.encode(text, add_special_tokens)), text) for text in piece]
+
+    encoded: list[Prompt] = []
+    while len(encoded) < len(texts):
+        begin = end = len(encoded)
+        size = 0
+        while end < len(texts) and size < PIECE_BYTES:
+            size += sizes[end]
+            end += 1
+        work = partial(encode, texts[begin:end])
+        encoded += await tokenizer.workers.run(size, work, receive)
+    return encoded
 
 
 def check_and_truncate(prompt: Prompt, keep: int | None, information: EngineInformation) -> Prompt:
@@ -137,6 +173,14 @@ def read_messages(messages: list[Any]) -> list[dict[str, str]]:
     """
     if not messages:
         raise bad_request("'messages' must not be empty", "messages")
+    contents = (message.get("content") for message in messages if isinstance(message, dict))
+    parts = sum(len(content) for content in contents if isinstance(content, list))
+    if len(messages) + parts > MAX_MESSAGES:
+        raise bad_request(
+            f"'messages' holds {len(messages)} messages and {parts} parts of messages, together "
+            f"more than {MAX_MESSAGES}",
+            "messages",
+        )
     return [_read_message(message, f"messages.{i}") for i, message in enumerate(messages)]
 
 
@@ -150,15 +194,13 @@ def _read_message(message: Any, where: str) -> dict[str, str]:
         raise bad_request(f"'{where}.role' must be one of {', '.join(ROLES)}", f"{where}.role")
     result = {"role": role, "content": _read_content(message.get("content"), f"{where}.content")}
     for name, value in message.items():
-        if name in ("role", "content"):
+        if name in ("role", "content") or value is None:
             continue
-        if name == "name" and (value is None or isinstance(value, str)):
-            if value is not None:
-                result["name"] = value
-        elif name not in EMPTY_MESSAGE_FIELDS or value not in (None, []):
-            raise bad_request(
-                f"'{where}.{name}' is not implemented by this server", f"{where}.{name}"
-            )
+        if name == "name" and isinstance(value, str):
+            result["name"] = value
+        elif name not in EMPTY_MESSAGE_FIELDS or value != []:
+            field = f"{where}.{shortened(name)}"
+            raise bad_request(f"'{field}' is not implemented by this server", field)
     return result
 
 
@@ -175,14 +217,11 @@ def _read_content(content: Any, where: str) -> str:
                 f"'{where}.{i}' must be a part of type 'text': this model reads text only",
                 f"{where}.{i}",
             )
-        if not isinstance(part.get("text"), str) or part.keys() - {"type", "text"}:
+        more = {name for name in part.keys() - {"type", "text"} if part[name] is not None}
+        if more or not isinstance(part.get("text"), str):
             raise bad_request(f"'{where}.{i}' must be {{'type', 'text'}} alone", f"{where}.{i}")
         texts.append(part["text"])
     return "\n".join(texts)
-
-
-def conversation_characters(messages: list[dict[str, str]]) -> int:
-    return sum(len(message["content"]) for message in messages)
 
 
 async def encode_conversation(
@@ -190,11 +229,14 @@ async def encode_conversation(
     messages: list[dict[str, str]],
     add_special_tokens: bool,
     tokenizer: ModelTokenizer,
+    context: int,
+    receive: Receive,
 ) -> Prompt:
     """Renders the template and tokenises what it wrote.
 
     Raises:
-        ApiError: 400 for contradicting flags, or what the template refuses.
+        ApiError: 400 for contradicting flags, more text than is tokenised for a model of this
+            ``context``, or what the template refuses.
     """
     continuing = bool(body.continue_final_message)
     if continuing and body.add_generation_prompt:
@@ -203,11 +245,31 @@ async def encode_conversation(
             "continue_final_message",
         )
     prompting = not continuing if body.add_generation_prompt is None else body.add_generation_prompt
+    variables = body.chat_template_kwargs or {}
+    size = sum(text_bytes(text) for message in messages for text in message.values())
+    check_texts([size], "messages", context)
 
     def encode() -> Prompt:
-        text = tokenizer.render_chat(
-            messages, prompting, continuing, body.chat_template_kwargs or {}
-        )
+        text = tokenizer.render_chat(messages, prompting, continuing, variables)
+        # More than the messages: templates may repeat what they are told.
+        check_texts([tokenizer.normalized_bytes(text)], "messages", context)
         return Prompt(tuple(tokenizer.encode(text, add_special_tokens)), text)
 
-    return await off_loop_if_long(conversation_characters(messages), encode)
+    size += _variable_bytes(variables) + len(messages) * BYTES_PER_MESSAGE
+    return await tokenizer.workers.run(size, encode, receive)
+
+
+def _variable_bytes(variables: dict[str, Any]) -> int:
+    """Raises:
+    ApiError: 400 for more than a template should be told.
+    """
+    field = "chat_template_kwargs"
+    try:
+        size = len(orjson.dumps(variables))
+    except orjson.JSONEncodeError as error:
+        raise bad_request(f"'{field}' is nested too deeply", field) from error
+    if size > MAX_TEMPLATE_KWARGS_BYTES:
+        raise bad_request(
+            f"'{field}' holds {size} bytes of JSON, more than {MAX_TEMPLATE_KWARGS_BYTES}", field
+        )
+    return size

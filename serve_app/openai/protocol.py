@@ -2,36 +2,79 @@
 
 A field is implemented, listed among the accepted-and-ignored, or listed as not implemented: then
 anything but null (or the value that asks for nothing) is refused by name. Unknown fields are
-refused. Numbers are strict: a bool is no int, a string is no number; an int may stand for a float.
+refused, unless they are null: that asks for nothing, whatever server they were meant for. Numbers
+are strict: a bool is no int, a string is no number; an int may stand for a float.
+
+What a body costs is bounded before it is understood: how many values it has before they are made,
+and of many that are wrong only the first is looked at.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+import orjson
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
 from serve_app.openai.errors import bad_request, shortened
 
 MAX_CHOICES = 128
 MAX_PROMPTS = 1024
+MAX_MESSAGES = 16_384
+MAX_TEMPLATE_KWARGS_BYTES = 65_536
 MAX_STOP_STRINGS = 4
 MAX_STOP_LENGTH = 1024
 MAX_LIST_ENTRIES = 1024
 MAX_LOGPROBS = 20
 # All bad words of a request together: every choice carries their tokens and looks for them.
 MAX_BAD_WORD_CHARACTERS = 16_384
+# Of a whole body, at every depth: values take up to 24 times the memory of their JSON, and names
+# ten times the time of numbers.
+MAX_JSON_VALUES = 1_000_000
+MAX_JSON_NAMES = 100_000
+NO_STRUCTURE = bytes(set(range(256)) - set(b'"[{,:'))
+PIECE_BYTES = 1 << 20
 
 Count = Annotated[int, Field(ge=0)]
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 SeedNumber = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
 RequestName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._:-]{1,128}$")]
-Model = TypeVar("Model", bound=BaseModel)
+
+Model = TypeVar("Model", bound="StrictModel")
+UNKNOWN_FIELD: Final = "unknown_field"
+
+
+def _check_entries(value: Any) -> Any:
+    """Bounds an object before its entries are looked at, of which each may become an error."""
+    if isinstance(value, dict) and len(value) > MAX_LIST_ENTRIES:
+        raise PydanticCustomError("too_long", f"has more than {MAX_LIST_ENTRIES} entries")
+    return value
 
 
 class StrictModel(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_fields(cls, body: Any) -> Any:
+        """Leaves out what is unknown and null. One that is not ends the matter: a million of them
+        would each become an error."""
+        if not isinstance(body, dict):
+            return body
+        known = {name: value for name, value in body.items() if name in cls.model_fields}
+        for name, value in body.items() if len(known) < len(body) else ():
+            if name not in known and value is not None:
+                raise PydanticCustomError(UNKNOWN_FIELD, "{name}", {"name": name})
+        return known
 
 
 class StreamOptions(StrictModel):
@@ -64,8 +107,14 @@ class GenerationFields(IgnoredFields):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     seed: SeedNumber | None = None
-    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)] | None = None
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_LIST_ENTRIES)] | None = None
+    stop: (
+        StopString
+        | Annotated[list[StopString], Field(fail_fast=True, max_length=MAX_STOP_STRINGS)]
+        | None
+    ) = None
+    stop_token_ids: (
+        Annotated[list[TokenId], Field(fail_fast=True, max_length=MAX_LIST_ENTRIES)] | None
+    ) = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
 
@@ -79,15 +128,15 @@ class GenerationFields(IgnoredFields):
     logit_bias: (
         Annotated[
             dict[str, Annotated[float, Field(ge=-100.0, le=100.0)]],
-            Field(max_length=MAX_LIST_ENTRIES),
+            BeforeValidator(_check_entries),
         ]
         | None
     ) = None
-    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1)] | None = None
+    allowed_token_ids: Annotated[list[TokenId], Field(fail_fast=True, min_length=1)] | None = None
     bad_words: (
         Annotated[
             list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]],
-            Field(max_length=MAX_LIST_ENTRIES),
+            Field(fail_fast=True, max_length=MAX_LIST_ENTRIES),
         ]
         | None
     ) = None
@@ -170,7 +219,43 @@ class DetokenizeRequest(StrictModel):
     """``POST /detokenize``."""
 
     model: str | None = None
-    tokens: list[TokenId]
+    tokens: Annotated[list[TokenId], Field(fail_fast=True)]
+
+
+def decoded(body: bytes) -> Any:
+    """What a JSON body holds.
+
+    Raises:
+        ApiError: 400 for one that is no JSON or holds too much.
+    """
+    if len(body) > MAX_JSON_NAMES and _holds_too_much(body):
+        raise bad_request(
+            f"the body holds more than {MAX_JSON_VALUES} values or {MAX_JSON_NAMES} names"
+        )
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise bad_request(f"the body is not valid JSON: {error}") from error
+
+
+def _holds_too_much(body: bytes) -> bool:
+    """Counts what comes before values (brackets, braces and commas) and after names (colons)."""
+    values = sum(map(body.count, (b"[", b"{", b",")))
+    if values <= MAX_JSON_VALUES and body.count(b":") <= MAX_JSON_NAMES:
+        return False  # even with those inside strings
+    # Once escapes are gone, every quote begins or ends a string; two side by side change nothing.
+    rest = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    rest = rest.translate(None, NO_STRUCTURE).replace(b'""', b"")
+    values = names = inside = 0
+    for begin in range(0, len(rest), PIECE_BYTES):
+        parts = rest[begin : begin + PIECE_BYTES].split(b'"')
+        outside = b"".join(parts[inside::2])
+        names += outside.count(b":")
+        values += len(outside) - outside.count(b":")
+        if values > MAX_JSON_VALUES or names > MAX_JSON_NAMES:
+            return True
+        inside ^= (len(parts) - 1) % 2
+    return False
 
 
 def parse(model: type[Model], body: Any) -> Model:
@@ -184,10 +269,10 @@ def parse(model: type[Model], body: Any) -> Model:
     try:
         return model.model_validate(body)
     except ValidationError as error:
-        problem = error.errors(include_url=False, include_context=False)[0]
+        problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
         path = [str(part) for part in problem["loc"]]
-        field = path[0] if path else None
-        if problem["type"] == "extra_forbidden":
-            name = shortened(".".join(path))
+        if problem["type"] == UNKNOWN_FIELD:
+            name = shortened(".".join([*path, problem["msg"]]))
             raise bad_request(f"unknown field '{name}'", name) from error
+        field = path[0] if path else None
         raise bad_request(f"'{field}': {problem['msg']}", field) from error

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator
 
 from fastapi import Request, Response
 from starlette.types import Receive, Scope, Send
 
 from serve_app.openai.choice import Delta, joined
-from serve_app.openai.errors import ApiError, ClientDisconnectedError, internal_error
+from serve_app.openai.errors import ApiError, internal_error
 from serve_app.openai.generation import Generation
 from serve_app.openai.response_writer import DONE, ResponseWriter, server_sent_event
+from serve_app.openai.workers import run_unless_disconnected
 from serve_app.request_record import RequestRecord
 
 logger = logging.getLogger("lexshard.http")
-Returned = TypeVar("Returned")
 
 
 async def respond(
@@ -58,32 +56,6 @@ async def _blocks(generation: Generation, writer: ResponseWriter) -> AsyncIterat
         if block := writer.events(batch, usage):
             yield block
     yield writer.end(generation.usage())
-
-
-async def run_unless_disconnected(
-    receive: Callable[[], Awaitable[Any]], work: Coroutine[Any, Any, Returned]
-) -> Returned:
-    """Runs ``work`` to its end, or cancels it as soon as the client closes the connection.
-
-    Raises:
-        ClientDisconnectedError: the client was gone first.
-    """
-    working = asyncio.ensure_future(work)
-    watching = asyncio.ensure_future(_disconnection(receive))
-    try:
-        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientDisconnectedError
-        return working.result()
-    finally:
-        for task in (working, watching):
-            task.cancel()
-        await asyncio.gather(working, watching, return_exceptions=True)
-
-
-async def _disconnection(receive: Callable[[], Awaitable[Any]]) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 class EventStreamResponse(Response):

@@ -4,56 +4,94 @@ from __future__ import annotations
 
 from typing import Any
 
+from fastapi import Request
+
 from serve_app.openai.errors import bad_request
-from serve_app.openai.prompts import encode_conversation, encode_prompts, read_messages
+from serve_app.openai.prompts import Prompt, encode_conversation, encode_prompts, read_messages
 from serve_app.openai.protocol import (
     DetokenizeRequest,
     TokenizeChatRequest,
     TokenizeTextRequest,
     parse,
 )
-from serve_app.openai.tokenization import off_loop_if_long
+from serve_app.openai.tokenization import BYTES_PER_TOKEN, most_text_bytes
+from serve_app.request_record import RequestRecord
 from serve_app.server_state import ServerState
 
 
-async def tokenize(state: ServerState, body: Any) -> dict[str, Any]:
+async def tokenize(
+    state: ServerState, request: Request, body: Any, record: RequestRecord
+) -> dict[str, Any]:
     """Raises:
-    ApiError: 400, 404 for an unknown model, 503 before the engine is ready.
+    ApiError: 400, 404 for an unknown model, 429 for a client with too much open, 503 before the
+        engine is ready.
     """
-    request: TokenizeTextRequest | TokenizeChatRequest
-    if isinstance(body, dict) and "messages" in body:
-        request = parse(TokenizeChatRequest, body)
+    asked: TokenizeTextRequest | TokenizeChatRequest
+    if isinstance(body, dict) and body.get("messages") is not None:
+        asked = parse(TokenizeChatRequest, body)
     else:
-        request = parse(TokenizeTextRequest, body)
-    state.model_name(request.model)
+        asked = parse(TokenizeTextRequest, body)
+    state.model_name(asked.model)
+    context = state.information().max_model_len
+    ticket = state.admission.admit(record.client, 0, 0)
+    try:
+        prompt = await _prompt(state, request, asked, context)
+        result: dict[str, Any] = {
+            "count": len(prompt.ids),
+            "max_model_len": context,
+            "tokens": prompt.ids,
+            "token_strs": None,
+        }
+        if asked.return_token_strs:
+            result["token_strs"] = await state.tokenizer.workers.run(
+                len(prompt.ids),
+                lambda: state.tokenizer.token_strings(prompt.ids),
+                request.receive,
+            )
+        return result
+    finally:
+        ticket.release()
+
+
+async def _prompt(
+    state: ServerState,
+    request: Request,
+    asked: TokenizeTextRequest | TokenizeChatRequest,
+    context: int,
+) -> Prompt:
+    tokenizer, receive = state.tokenizer, request.receive
+    special = asked.add_special_tokens
+    if isinstance(asked, TokenizeChatRequest):
+        messages = read_messages(asked.messages)
+        return await encode_conversation(
+            asked, messages, bool(special), tokenizer, context, receive
+        )
+    add_special = True if special is None else special
+    [prompt] = await encode_prompts([asked.prompt], add_special, tokenizer, context, receive)
+    return prompt
+
+
+async def detokenize(
+    state: ServerState, request: Request, body: Any, record: RequestRecord
+) -> dict[str, Any]:
+    """Raises:
+    ApiError: 400, 404 for an unknown model, 429 for a client with too much open, 503 before the
+        engine is ready.
+    """
+    asked = parse(DetokenizeRequest, body)
+    state.model_name(asked.model)
     information = state.information()
-    special = request.add_special_tokens
-    if isinstance(request, TokenizeChatRequest):
-        messages = read_messages(request.messages)
-        prompt = await encode_conversation(request, messages, bool(special), state.tokenizer)
-    else:
-        add_special = True if special is None else special
-        [prompt] = await encode_prompts([request.prompt], add_special, state.tokenizer)
-    result: dict[str, Any] = {
-        "count": len(prompt.ids),
-        "max_model_len": information.max_model_len,
-        "tokens": prompt.ids,
-        "token_strs": None,
-    }
-    if request.return_token_strs:
-        result["token_strs"] = state.tokenizer.token_strings(prompt.ids)
-    return result
-
-
-async def detokenize(state: ServerState, body: Any) -> dict[str, Any]:
-    """Raises:
-    ApiError: 400, 404 for an unknown model, 503 before the engine is ready.
-    """
-    request = parse(DetokenizeRequest, body)
-    state.model_name(request.model)
-    vocabulary = state.information().vocabulary_size
-    if max(request.tokens, default=0) >= vocabulary:
+    tokens, vocabulary = asked.tokens, information.vocabulary_size
+    most = most_text_bytes(information.max_model_len) // BYTES_PER_TOKEN
+    if len(tokens) > most:
+        raise bad_request(f"'tokens' holds {len(tokens)} ids, more than {most}", "tokens")
+    if max(tokens, default=0) >= vocabulary:
         raise bad_request(f"'tokens' holds an id outside 0..{vocabulary - 1}", "tokens")
-    tokens = request.tokens
-    text = await off_loop_if_long(len(tokens), lambda: state.tokenizer.decode(tokens))
-    return {"prompt": text}
+    ticket = state.admission.admit(record.client, 0, 0)
+    try:
+        text = await state.tokenizer.workers.run(
+            len(tokens), lambda: state.tokenizer.decode(tokens), request.receive
+        )
+        return {"prompt": text}
+    finally:
+        ticket.release()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from functools import partial
 from typing import Any
 
 import httpx
@@ -11,6 +12,7 @@ import pytest
 
 from cluster.config import ConfigError, ServeConfig, load_config
 from serve_app.app import create_app
+from serve_app.request_record import RequestRecord
 from tests.support.mock_engine import VOCABULARY, MockEngine, Script, byte_tokenizer, ids
 
 HELLO = [{"role": "user", "content": "Hi"}]
@@ -101,6 +103,7 @@ BAD_IN_BOTH = [
     ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
     ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
     ({"priority": 1.5}, "priority"),
+    ({"priority": -1}, "priority"),
     ({"request_id": "two words"}, "request_id"),
     ({"stream": "yes"}, "stream"),
 ]
@@ -174,6 +177,8 @@ def test_bad_completion_fields_are_named(fields: dict[str, Any], parameter: str)
         ({"chat_template": "{{ 1 }}"}, "chat_template"),
         ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs"),
         ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"thinking": True}}, "chat_template_kwargs.thinking"),
+        ({"chat_template_kwargs": {"raise_exception": 1}}, "chat_template_kwargs.raise_exception"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"tools": [{"type": "function"}]}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
@@ -251,6 +256,21 @@ def test_null_and_harmless_values_ask_for_nothing() -> None:
     assert complete({"suffix": "", "best_of": 1, "logprobs": None}, engine).status_code == 200
 
 
+def test_null_asks_for_nothing_under_any_name() -> None:
+    """Clients of other servers send all their fields."""
+    fields = {"guided_json": None, "regex": None, "use_beam_search": None, "no_such_field": None}
+    assert complete(fields).status_code == 200
+    options = {"include_usage": True, "chunk_size": None}
+    reply = chat({**fields, "prompt": None, "stream": True, "stream_options": options})
+    assert reply.status_code == 200
+    part = {"type": "text", "text": "Hi", "cache_control": None}
+    message = {"role": "user", "content": [part], "weight": None}
+    assert chat({"messages": [message]}).status_code == 200
+    assert ask("/tokenize", {"prompt": "a", "messages": None, "pair": None}).status_code == 200
+    assert_refused(complete({"guided_json": {}}), "guided_json")
+    assert_refused(complete({"prompt": None}), "prompt")
+
+
 def test_messages_clients_send_back_are_accepted() -> None:
     previous = {
         "role": "assistant",
@@ -324,6 +344,31 @@ def test_unseeded_requests_get_seeds_of_their_own_and_given_ones_are_shared() ->
     assert "seed" not in complete({}).json()
 
 
+def test_who_asks_decides_how_early_they_may_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = MockEngine()
+    privileged = partial(RequestRecord, lowest_priority=-2, cache_salt="owner")
+    monkeypatch.setattr("serve_app.middleware.RequestRecord", privileged)
+    assert complete({"priority": -2}, engine).status_code == 200
+    response = complete({"priority": -3})
+    assert_refused(response, "priority")
+    assert "-2" in response.text
+    patient = partial(RequestRecord, lowest_priority=3)
+    monkeypatch.setattr("serve_app.middleware.RequestRecord", patient)
+    assert complete({}, engine).status_code == 200
+    assert_refused(complete({"priority": 2}), "priority")
+    assert [request.priority for request in engine.requests] == [-2, 3]
+
+
+def test_the_engine_is_told_who_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = MockEngine()
+    known = partial(RequestRecord, cache_salt="owner")
+    monkeypatch.setattr("serve_app.middleware.RequestRecord", known)
+    assert complete({"n": 2}, engine).status_code == 200
+    assert {(request.client, request.cache_salt) for request in engine.requests} == {
+        ("127.0.0.1", "owner")
+    }
+
+
 def test_chat_takes_the_rest_of_the_context_and_completions_sixteen() -> None:
     engine = MockEngine()
     chat({}, engine)
@@ -353,6 +398,29 @@ def test_the_template_sees_parts_names_and_flags() -> None:
     chat({"messages": continued, "continue_final_message": True}, engine)
     assert engine.requests[0].prompt_ids == ids("<system>rule\n<user>a\nb\n")
     assert engine.requests[1].prompt_ids == ids("<user>Hi\n<assistant>Sure")
+
+
+def test_template_kwargs_are_those_the_template_reads() -> None:
+    template = (
+        "{% macro told(name) %}{{ style }} {{ name }}{% endmacro %}"
+        "{% if thinking is defined and thinking %}{% generation %}hm{% endgeneration %}{% endif %}"
+        "{% for message in messages %}{{ told(message.content) }}{% endfor %}{{ bos_token }}"
+    )
+    tokenizer = byte_tokenizer(template)
+    engine = MockEngine()
+    app = create_app(ServeConfig(model="mock"), engine, tokenizer)
+
+    async def post(arguments: dict[str, Any]) -> httpx.Response:
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            body = {"messages": HELLO, "chat_template_kwargs": arguments}
+            return await client.post("/v1/chat/completions", json=body)
+
+    known = {"style": "so", "thinking": True, "bos_token": "!", "other": None}
+    assert asyncio.run(post(known)).status_code == 200
+    assert engine.requests[0].prompt_ids == ids("hmso Hi!")
+    for name in ("other", "name", "message", "told", "strftime_now"):
+        assert_refused(asyncio.run(post({name: 1})), f"chat_template_kwargs.{name}")
 
 
 def test_a_model_without_template_refuses_chat() -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
+import pytest
+
+from serve_app.admission import Admission
+from serve_app.openai.errors import ApiError
 from serve_app.openai.prompts import estimated_tokens
 from tests.support.mock_engine import VOCABULARY, MockEngine, ids, spell
 from tests.support.mock_server import Client, post, serve, until
@@ -43,18 +46,6 @@ def test_waiting_prompt_tokens_are_bounded() -> None:
     serve(check, engine, max_waiting_tokens=100)
 
 
-def test_a_prompt_that_cannot_fit_is_refused_before_it_costs_anything() -> None:
-    text = "a" * 2_000_000
-    bodies: dict[str, dict[str, Any]] = {
-        "/v1/completions": {"prompt": text},
-        "/v1/chat/completions": {"messages": [{"role": "user", "content": text}]},
-    }
-    for path, body in bodies.items():
-        response = post(path, body)
-        assert response.status_code == 400
-        assert "2000000 characters" in response.json()["error"]["message"]
-
-
 def test_no_prompt_is_expected_to_wait_with_more_tokens_than_fit() -> None:
     """Else a text that is going to be truncated shuts everyone out while it is tokenised."""
     assert estimated_tokens(["a" * 5_000, [1] * 500, "b"], 100) == 100 + 100 + 1
@@ -85,6 +76,98 @@ def test_one_client_may_have_a_limit() -> None:
         assert (await first).status_code == 200
 
     serve(check, engine, max_requests_per_client=1)
+
+
+def test_each_sequence_counts_for_its_client() -> None:
+    """Else one request with n = 128 takes what the limit was to keep for others."""
+    engine = MockEngine(script=lambda _: spell("ab", seconds_per_step=0.05))
+
+    async def check(client: Client) -> None:
+        refused = await client.post("/v1/completions", json={"prompt": "x", "n": 5})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "n")
+        first = asyncio.ensure_future(client.post("/v1/completions", json={"prompt": "x", "n": 3}))
+        await until(lambda: engine.running == 3)
+        refused = await client.post("/v1/completions", json={"prompt": ["x", "y"]})
+        assert refused.status_code == 429
+        assert "3 of the 4" in refused.text
+        assert (await client.post("/v1/completions", json={"prompt": "x"})).status_code == 200
+        assert (await first).status_code == 200
+
+    serve(check, engine, max_requests_per_client=4)
+
+
+def test_the_tokenizer_is_not_free() -> None:
+    engine = MockEngine(script=lambda _: spell("ab", seconds_per_step=0.05))
+
+    async def check(client: Client) -> None:
+        bodies = {"/tokenize": {"prompt": "a"}, "/detokenize": {"tokens": [97]}}
+        for path, body in bodies.items():
+            assert (await client.post(path, json=body)).status_code == 200
+        first = asyncio.ensure_future(client.post("/v1/completions", json={"prompt": "x"}))
+        await until(lambda: engine.running == 1)
+        for path, body in bodies.items():
+            assert (await client.post(path, json=body)).status_code == 429
+        assert (await first).status_code == 200
+
+    serve(check, engine, max_requests_per_client=1)
+
+
+# -- what a request costs --------------------------------------------------------------------------
+
+
+def test_choices_share_the_cost_of_their_prompt_unless_they_are_scored() -> None:
+    engine = MockEngine(script=lambda _: spell("ab", seconds_per_step=0.1))
+    prompt = list(ids("x" * 100))
+    costs = [
+        ({"n": 4}, 100),
+        ({"n": 4, "prompt_logprobs": 0}, 400),
+        ({"n": 4, "echo": True, "logprobs": 0}, 400),
+        ({"n": 4, "echo": True}, 100),
+        ({"n": 2, "truncate_prompt_tokens": 10}, 10),
+        ({"n": 1, "max_tokens": 3000}, 100),
+    ]
+
+    async def check(client: Client) -> None:
+        for fields, expected in costs:
+            body = {"prompt": prompt, **fields}
+            asked = asyncio.ensure_future(client.post("/v1/completions", json=body))
+            await until(lambda: engine.running > 0)
+            text = (await client.get("/metrics")).text
+            assert f"lexshard_admitted_waiting_tokens {expected}.0" in text
+            assert (await asked).status_code == 200
+            assert "lexshard_admitted_waiting_tokens 0.0" in (await client.get("/metrics")).text
+
+    serve(check, engine)
+
+
+def test_a_client_with_a_limit_has_half_of_the_waiting_room() -> None:
+    admission = Admission(10, 100, max_requests_per_client=5)
+    greedy = admission.admit("greedy", 1, 300)  # nothing of theirs waits
+    with pytest.raises(ApiError, match="300 of your prompt tokens") as refused:
+        admission.admit("greedy", 1, 1)
+    assert refused.value.status == 429
+    modest = admission.admit("modest", 1, 50)
+    with pytest.raises(ApiError, match="350 prompt tokens") as refused:
+        admission.admit("third", 1, 1)
+    assert refused.value.status == 503
+    modest.set_waiting(10)
+    third = admission.admit("third", 1, 40)
+    for ticket in (greedy, modest, third):
+        ticket.release()
+        ticket.release()
+    assert (admission.sequences, admission.waiting_tokens) == (0, 0)
+    admission.admit("greedy", 1, 100)
+
+
+def test_without_a_limit_the_whole_room_is_everybodys() -> None:
+    admission = Admission(10, 100, max_requests_per_client=None)
+    admission.admit("one", 1, 60)
+    admission.admit("one", 1, 40)
+    for client in ("one", "two"):
+        with pytest.raises(ApiError) as refused:
+            admission.admit(client, 1, 1)
+        assert refused.value.status == 503
+    admission.admit("two", 1, 0)
 
 
 def test_refused_requests_leave_nothing_behind() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import fields
 from typing import Any
 
@@ -43,6 +44,34 @@ def test_request_ids_are_echoed_when_they_are_harmless() -> None:
         assert reply.headers.get_list("x-request-id") == ["abc-1"]
         reply = await client.get("/nowhere", headers={"x-request-id": "a b"})
         assert len(reply.headers["x-request-id"]) == 32
+
+    serve(check)
+
+
+def test_a_response_has_the_id_of_its_log_line(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "lexshard.http")
+
+    async def check(client: Client) -> None:
+        bodies: dict[str, dict[str, Any]] = {
+            "cmpl": {"prompt": "a"},
+            "chatcmpl": {"messages": HELLO},
+        }
+        for prefix, body in bodies.items():
+            path = "/v1/completions" if prefix == "cmpl" else "/v1/chat/completions"
+            for asked, header, expected in (
+                ({}, {}, None),
+                ({}, {"x-request-id": "header"}, "header"),
+                ({"request_id": "field"}, {"x-request-id": "header"}, "field"),
+            ):
+                caplog.clear()
+                reply = await client.post(path, json={**body, **asked}, headers=header)
+                told = reply.headers["x-request-id"]
+                assert reply.json()["id"] == f"{prefix}-{told}"
+                assert expected in (None, told)
+                assert f"id={told} POST" in caplog.text
+        wrong = {"prompt": "a", "request_id": "wrong", "temperature": 0, "priority": -9}
+        refused = await client.post("/v1/completions", json=wrong)
+        assert (refused.status_code, refused.headers["x-request-id"]) == (400, "wrong")
 
     serve(check)
 

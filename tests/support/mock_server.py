@@ -5,14 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import Awaitable, Callable
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
+import uvicorn
 
 from cluster.config import ServeConfig
 from serve_app.app import create_app
+from serve_app.openai.tokenization import ModelTokenizer
 from tests.support.mock_engine import MockEngine, byte_tokenizer, spell
 
 TOKENIZER = byte_tokenizer()
@@ -21,10 +26,13 @@ Client = httpx.AsyncClient
 
 
 def serve(
-    test: Callable[[Client], Awaitable[Any]], engine: MockEngine | None = None, **config: Any
+    test: Callable[[Client], Awaitable[Any]],
+    engine: MockEngine | None = None,
+    tokenizer: ModelTokenizer = TOKENIZER,
+    **config: Any,
 ) -> Any:
     """Runs ``test`` against an application in this process."""
-    app = create_app(ServeConfig(model="mock", **config), engine or MockEngine(), TOKENIZER)
+    app = create_app(ServeConfig(model="mock", **config), engine or MockEngine(), tokenizer)
 
     async def run() -> Any:
         transport = httpx.ASGITransport(app=app)
@@ -112,6 +120,24 @@ class Wire:
 
     async def run(self) -> None:
         await self.app(self.scope, self.receive, self.send)
+
+
+@contextmanager
+def listening(engine: MockEngine | None = None, **config: Any) -> Iterator[str]:
+    """The application behind a real server on a real socket; yields its address."""
+    app = create_app(ServeConfig(model="mock", **config), engine or MockEngine(), TOKENIZER)
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            while not server.started:
+                time.sleep(0.01)
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join()
 
 
 async def until(condition: Callable[[], bool]) -> None:
