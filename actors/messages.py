@@ -50,9 +50,11 @@ class SamplingParameters:
 class Request:
     """One sequence to continue.
 
-    ``choice`` is the index among the ``n`` choices of one client request; the random key of the
-    sequence is ``(seed + choice) mod 2**64``. ``resumed_ids`` are output tokens a client has
-    already received (replay after a restart): they count as output, not as prompt.
+    ``choice`` is the index among the ``n`` choices of one client request; with the seed it
+    gives the random key (`actors.states.noise_key`). ``resumed_ids`` are output tokens a client has
+    already received (replay after a restart): they count as output, not as prompt. ``client`` is
+    who asked: within a priority, clients share the engine equally. ``cache_salt`` names the prefix
+    cache the prompt may share: requests of different salts never see each other's blocks.
     """
 
     request_id: str
@@ -61,6 +63,8 @@ class Request:
     parameters: SamplingParameters
     priority: int = 0
     resumed_ids: tuple[int, ...] = ()
+    client: str = ""
+    cache_salt: str = ""
 
 
 @dataclass(frozen=True, slots=True)
