@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from actors.body.errors import ModelPathError, UnsupportedModelError, WeightsError
+from actors.body.model_code import model_code
 
 _SAMPLING_KEYS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
@@ -37,7 +38,7 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
 
     Raises ModelPathError, WeightsError or UnsupportedModelError.
     """
-    from transformers import AutoConfig
+    from transformers import CONFIG_MAPPING, AutoConfig
 
     folder = Path(path).expanduser()
     if not folder.is_dir():
@@ -48,17 +49,15 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     if not (folder / "config.json").is_file():
         raise ModelPathError(f"{folder} has no config.json: give the folder of a saved model")
     parameters, stored_dtypes = _read_headers(folder)
-    description = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (ValueError, KeyError, OSError) as error:
-        own_code = "auto_map" in description
+    description = _read_json(folder / "config.json")
+    known = description.get("model_type") in CONFIG_MAPPING
+    if not known and "auto_map" in description:
         raise UnsupportedModelError(
             f"{folder} needs Python code of its own, which is never run: use a model that "
             "transformers knows"
-            if own_code
-            else f"transformers cannot read {folder / 'config.json'}: {error}"
-        ) from error
+        )
+    with model_code(f"transformers cannot read {folder / 'config.json'}"):
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     tokenizer_size, tokenizer_eos = _read_tokenizer(folder)
     generation = _read_json(folder / "generation_config.json")
     return Checkpoint(
@@ -77,7 +76,16 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
 
 
 def _read_json(file: Path) -> dict[str, Any]:
-    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    """Empty where there is no such file. Raises WeightsError where it is not a JSON object."""
+    if not file.is_file():
+        return {}
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise WeightsError(f"{file} is not JSON ({error}): download the model again") from error
+    if not isinstance(found, dict):
+        raise WeightsError(f"{file} holds no JSON object: download the model again")
+    return found
 
 
 def _ids(*sources: int | list[int] | None) -> tuple[int, ...]:
@@ -128,16 +136,14 @@ def _read_headers(folder: Path) -> tuple[int, frozenset[str]]:
 def _read_tokenizer(folder: Path) -> tuple[int | None, int | None]:
     """One more than the highest token id, and the id that ends a sequence.
 
-    Raises UnsupportedModelError.
+    Raises ModelCodeError.
     """
     if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
         return None, None
     from transformers import AutoTokenizer
 
-    try:
+    with model_code(f"the tokenizer in {folder} cannot be read", "download the model again"):
         tokenizer = AutoTokenizer.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False
         )
-    except (ValueError, OSError) as error:
-        raise UnsupportedModelError(f"the tokenizer in {folder} cannot be read: {error}") from error
     return max(tokenizer.get_vocab().values()) + 1, tokenizer.eos_token_id

@@ -19,6 +19,10 @@ class UnsupportedModelError(ModelRefusedError):
     """The architecture needs something that a paged body does not compute."""
 
 
+class ModelCodeError(UnsupportedModelError):
+    """transformers' code of the model fails: as it is, or on what it is given here."""
+
+
 class InsufficientMemoryError(ModelRefusedError):
     """The weights do not fit the memory given."""
 

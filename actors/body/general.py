@@ -8,6 +8,7 @@ depend on the batch.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import torch
 from actors.body import paged_attention
 from actors.body.attention_step import AttentionStep
 from actors.body.batch import Batch
+from actors.body.invariant_functions import finding_callers
 from actors.body.invariant_modules import has_bare_matrices, make_invariant
 from kernels.attention import BLOCK_SIZE, allocate_cache
 
@@ -53,10 +55,12 @@ class GeneralBody:
         self.head_dim: int = getattr(config, "head_dim", None) or config.hidden_size // heads
         self.max_positions: int = config.max_position_embeddings
         self._least_rows = 1
+        self._callers_known = True
         if self.device.type == "cpu":
             make_invariant(self._decoder, pack_linears=pack_linears)
             if has_bare_matrices(self._decoder):
                 self._least_rows = LEAST_ROWS_OF_TORCH
+            self._callers_known = False
         self._cache_dtype = torch.float32 if self.device.type == "cpu" else embedding.dtype
         self.windows: tuple[int, ...] = ()  # per layer, known after the first step
         head = model.get_output_embeddings().weight
@@ -99,7 +103,8 @@ class GeneralBody:
             block_tables=self._tensor(batch.block_tables),
             fast_prefill=self._fast_prefill,
         )
-        with torch.inference_mode(), paged_attention.running(step):
+        first = nullcontext() if self._callers_known else finding_callers(self._decoder)
+        with torch.inference_mode(), paged_attention.running(step), first:
             result = self._decoder(
                 input_ids=self._padded(batch.token_ids, padding),
                 position_ids=self._padded(batch.positions, padding),
@@ -108,6 +113,7 @@ class GeneralBody:
             self.windows = tuple(step.windows.get(layer, 0) for layer in range(self.num_layers))
             output_rows = self._tensor(batch.output_rows).long()
             hidden: torch.Tensor = result.last_hidden_state[0][output_rows].float()
+        self._callers_known = True
         if len(step.windows) != self.num_layers:
             raise paged_attention.UnsupportedModelError(
                 f"only {len(step.windows)} of {self.num_layers} layers attend: models with "

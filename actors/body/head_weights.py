@@ -89,4 +89,7 @@ def _diagnosis(ours: torch.Tensor, theirs: torch.Tensor, tolerance: float) -> st
     order = ours.flatten().argsort()
     if bool((theirs.flatten()[order].diff() >= -limit).all()):
         return "the model bends its logits by a monotone function (a soft-cap)"
-    return "the model computes its logits from other weights (is the head tied?)"
+    return (
+        "the model computes its logits from other weights (is the head tied?) or through more "
+        "layers than one"
+    )

@@ -3,14 +3,12 @@ are slow for a few rows.
 
 - ``nn.Linear`` sums in another order for one row than for sixteen: the packed row kernel does
   not, and reads bfloat16 weights at half the bytes.
-- torch computes SiLU, sigmoid and tanh-GELU by vectors, but the elements left over at the end of
-  a thread's share by another formula that differs in the last bit; which elements these are
-  depends on the number of rows. Written out in operations without that flaw they are invariant.
+- Activations are written out (`actors.body.invariant_functions`).
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,16 +16,23 @@ import torch
 from torch import nn
 
 from actors.body.experts import PackedExperts, is_experts
+from actors.body.invariant_functions import gelu, sigmoid, silu, tanh_gelu
 from kernels.linear import linear, pack
 
 
 class PackedLinear(nn.Module):
-    """``x @ weight.T + bias`` in float32 by the row kernel."""
+    """``x @ weight.T + bias`` in float32 by the row kernel.
+
+    Models look at their layers' weights, mostly for the type to compute in. ``weight`` here has the
+    type, shape and device, takes no memory and is nothing to compute with: it is NaN, which the
+    self-test at load notices.
+    """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__()
         self._packed = pack(weight)
         self.in_features, self.out_features = weight.shape[1], weight.shape[0]
+        self.weight = torch.full((), torch.nan).expand(weight.shape)
         self.bias = None if bias is None else nn.Parameter(bias.detach().float(), False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -73,30 +78,19 @@ def _fused_rms_norm(module: Any) -> FusedRMSNorm | None:
     return None
 
 
-class InvariantSiLU(nn.Module):
-    """``x / (1 + exp(-x))``."""
+class WrittenOut(nn.Module):
+    """An activation by a function of `actors.body.invariant_functions`."""
+
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self._function = function
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x / torch.exp(-x).add_(1.0)
-
-
-class InvariantSigmoid(nn.Module):
-    """``1 / (1 + exp(-x))``."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.exp(-x).add_(1.0).reciprocal_()
-
-
-class InvariantTanhGELU(nn.Module):
-    """``x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))``."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        inner = (x * x * x).mul_(0.044715).add_(x).mul_(math.sqrt(2.0 / math.pi))
-        return inner.tanh_().add_(1.0).mul_(x).mul_(0.5)
+        return self._function(x)
 
 
 def _replacement(module: Any) -> nn.Module | None:
-    from transformers.activations import GELUTanh, SiLUActivation
+    from transformers.activations import GELUActivation, GELUTanh, SiLUActivation
     from transformers.pytorch_utils import Conv1D
 
     if is_experts(module):
@@ -108,13 +102,12 @@ def _replacement(module: Any) -> nn.Module | None:
     if type(module).__name__.endswith("RMSNorm"):
         return _fused_rms_norm(module)
     if isinstance(module, (nn.SiLU, SiLUActivation)):
-        return InvariantSiLU()
+        return WrittenOut(silu)
     if isinstance(module, nn.Sigmoid):
-        return InvariantSigmoid()
-    if isinstance(module, GELUTanh) or (
-        isinstance(module, nn.GELU) and module.approximate == "tanh"
-    ):
-        return InvariantTanhGELU()
+        return WrittenOut(sigmoid)
+    if isinstance(module, (GELUTanh, GELUActivation, nn.GELU)):
+        by_tanh = isinstance(module, GELUTanh) or getattr(module, "approximate", "none") == "tanh"
+        return WrittenOut(tanh_gelu if by_tanh else gelu)
     return None
 
 

@@ -14,11 +14,13 @@ from actors.body.checkpoint import Checkpoint, read_checkpoint
 from actors.body.errors import ModelRefusedError, UnsupportedModelError, WeightsError
 from actors.body.general import GeneralBody
 from actors.body.head_weights import HeadWeights, check_head, read_head
+from actors.body.model_code import model_code
 from actors.body.refusals import check_memory, check_stored_types, model_class
 from actors.body.self_test import Expected, check_body, check_windows, plain_forward, run_alone
 
 __all__ = ["HeadWeights", "LoadedModel", "ModelRefusedError", "load"]
 
+_NOT_PAGED = "{} does not work with paged attention and packed weights"
 # Largest difference to the plain forward pass, relative to the largest value. In bfloat16 two
 # correct implementations differ by a few roundings of 2**-8.
 _TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 6e-2}
@@ -78,7 +80,8 @@ def load(
     check_memory(needed, memory_bytes if memory_bytes is not None else _memory_of(place))
     model = _read_model(kind, checkpoint, weights_dtype, place)
     head = read_head(model)
-    expected = plain_forward(model)
+    with model_code(f"the forward pass of {kind.__name__} does not work on text alone"):
+        expected = plain_forward(model)
     tolerance = _TOLERANCES[torch.float32 if place.type == "cpu" else weights_dtype]
     for hidden, logits in zip(expected.hidden, expected.logits, strict=True):
         check_head(head, hidden, logits, tolerance)
@@ -141,21 +144,32 @@ def _memory_of(place: torch.device) -> int:
 
 def _read_model(kind: Any, checkpoint: Checkpoint, dtype: torch.dtype, place: torch.device) -> Any:
     """The transformers model with eager attention: the reference of the self-test."""
-    model, report = kind.from_pretrained(
-        checkpoint.folder,
-        config=checkpoint.config,
-        dtype=dtype,
-        attn_implementation="eager",
-        use_safetensors=True,
-        local_files_only=True,
-        trust_remote_code=False,
-        output_loading_info=True,
-    )
+    config = checkpoint.config
+    if kind.config_class is config.sub_configs.get("text_config"):
+        config = config.text_config  # of a model that also sees or hears: served as a text model
+    with model_code(f"transformers cannot make a {kind.__name__} of {checkpoint.folder}"):
+        model, report = kind.from_pretrained(
+            checkpoint.folder,
+            config=config,
+            dtype=dtype,
+            attn_implementation="eager",
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
     missing = sorted(report["missing_keys"])
     if missing:
+        remedy = "download the model again"
+        if config is not checkpoint.config:
+            remedy += ", or serve a checkpoint of the text model alone"
         raise WeightsError(
             f"{checkpoint.folder} lacks {len(missing)} weights of {kind.__name__} "
-            f"({', '.join(missing[:3])}, ...): download the model again"
+            f"({', '.join(missing[:3])}, ...): {remedy}"
+        )
+    if model.base_model is model:
+        raise UnsupportedModelError(
+            f"{kind.__name__} names no part of it that computes hidden states: choose another model"
         )
     model = model.eval().requires_grad_(False)
     return model.float() if place.type == "cpu" else model.to(place)
@@ -164,10 +178,11 @@ def _read_model(kind: Any, checkpoint: Checkpoint, dtype: torch.dtype, place: to
 def _general_body(
     model: Any, expected: Expected, tolerance: float, fast_prefill: bool
 ) -> GeneralBody:
-    body = GeneralBody(model, fast_prefill=fast_prefill)
-    invariant = check_body(
-        body, expected.token_ids, expected.hidden, "the plain forward pass", tolerance
-    )
+    with model_code(_NOT_PAGED.format(type(model).__name__)):
+        body = GeneralBody(model, fast_prefill=fast_prefill)
+        invariant = check_body(
+            body, expected.token_ids, expected.hidden, "the plain forward pass", tolerance
+        )
     check_windows(body.windows, model.config.get_text_config(decoder=True))
     body.batch_invariant = invariant and not fast_prefill
     return body

@@ -5,9 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from actors.body.errors import InsufficientMemoryError, UnsupportedModelError
+from actors.body.model_code import model_code
 
 _ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn", "proportional"})
 _LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
+_SHAPE = ("num_hidden_layers", "num_attention_heads", "hidden_size", "max_position_embeddings")
+# What the cache is made of: it has one shape for all layers.
+_SAME_IN_ALL_LAYERS = {*_SHAPE, "num_key_value_heads", "head_dim", "kv_lora_rank"}
 _FLOAT_TYPES = frozenset({"F32", "BF16", "F16", "F64"})
 
 
@@ -39,7 +43,9 @@ def model_class(config: Any) -> Any:
             f"the attention of {kind} cannot be replaced in this version of transformers "
             "(_supports_attention_backend is off): choose a model of another family"
         )
-    text_config = config.get_text_config(decoder=True)
+    with model_code(f"the configuration of {kind} describes no text model of its own"):
+        text_config = config.get_text_config(decoder=True)
+    _check_shape(kind, text_config)
     _check_rope(kind, text_config)
     _check_layers(kind, text_config)
     if getattr(config, "quantization_config", None) is not None:
@@ -75,6 +81,22 @@ def _uses_alibi(config: Any) -> bool:
         or getattr(config, "alibi", False)
         or getattr(attention, "alibi", False)
     )
+
+
+def _check_shape(kind: str, config: Any) -> None:
+    by_layer = config._heterogeneity_spec.per_layer_attributes if config.is_heterogeneous else ()
+    differing = sorted(_SAME_IN_ALL_LAYERS.intersection(by_layer))
+    if differing:
+        raise UnsupportedModelError(
+            f"{kind} has layers that differ in {', '.join(differing)}, and paged blocks have one "
+            "shape for all layers: choose another model"
+        )
+    missing = [name for name in _SHAPE if not isinstance(getattr(config, name, None), int)]
+    if missing:
+        raise UnsupportedModelError(
+            f"{kind} has no {', '.join(missing)} in its configuration, so it is no transformer of "
+            "equal attention layers over known positions: choose another model"
+        )
 
 
 def _check_rope(kind: str, config: Any) -> None:

@@ -108,6 +108,35 @@ SERVED: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "smollm3": ("SmolLM3Config", {**_GROUPED, "no_rope_layers": [1, 0]}),
+    # A router that looks at the type of its own linear layer's weight.
+    "hunyuan_v1_moe": (
+        "HunYuanMoEV1Config",
+        {**_GROUPED, "head_dim": 16, "num_experts": 5, "moe_topk": 2},
+    ),
+    # Routers and gates that call torch's sigmoid, which has no place of its own in the model.
+    "glm4_moe": (
+        "Glm4MoeConfig",
+        {
+            **_GROUPED,
+            "head_dim": 16,
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 2,
+            "n_group": 1,
+            "topk_group": 1,
+            "first_k_dense_replace": 1,
+            "moe_intermediate_size": 24,
+        },
+    ),
+    "qwen2_moe": (
+        "Qwen2MoeConfig",
+        {
+            **_GROUPED,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 40,
+        },
+    ),
 }
 
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
@@ -167,6 +196,18 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
             "moe_intermediate_size": 16,
         },
     ),
+    "gemma4_text": (
+        "Gemma4TextConfig",
+        {
+            **_GROUPED,
+            "head_dim": 16,
+            "global_head_dim": 32,
+            "vocab_size_per_layer_input": VOCABULARY,
+            "hidden_size_per_layer_input": 8,
+        },
+    ),
+    "mamba": ("MambaConfig", {"vocab_size": VOCABULARY, "hidden_size": 48, "num_hidden_layers": 2}),
+    "xmod": ("XmodConfig", {**_COMMON, "is_decoder": True}),
     "t5": ("T5Config", {"vocab_size": VOCABULARY, "d_model": 48, "num_layers": 1, "num_heads": 2}),
     "bert": ("BertConfig", {**_COMMON, "is_decoder": False}),
 }

@@ -15,6 +15,7 @@ from actors.body import paged_attention
 from actors.body.attention_step import AttentionStep
 from actors.body.errors import (
     InsufficientMemoryError,
+    ModelCodeError,
     ModelPathError,
     ModelRefusedError,
     SelfTestError,
@@ -23,7 +24,8 @@ from actors.body.errors import (
 )
 from actors.body.head_weights import HeadWeights, check_head
 from actors.body.loading import load
-from actors.body.self_test import check_windows
+from actors.body.model_code import model_code
+from actors.body.self_test import check_body, check_windows, run_alone
 from tests.support.tiny_models import REFUSED, save_tiny
 
 REASONS = {
@@ -35,6 +37,9 @@ REASONS = {
     "stablelm": "_supports_attention_backend",
     "llama_dynamic_rope": "dynamic rotary embeddings",
     "deepseek_v3": "MLA",
+    "gemma4_text": "differ in head_dim",
+    "mamba": "_supports_attention_backend",
+    "xmod": r"does not work on text alone \(ValueError: Input language unknown",
     "t5": "encoder-decoder",
     "bert": "output head",
 }
@@ -97,6 +102,38 @@ def test_a_missing_folder_or_configuration_is_named(tmp_path: Path) -> None:
         load(tmp_path)
 
 
+@pytest.mark.parametrize("text", ["{", "[]"])
+def test_a_damaged_configuration_is_named(text: str, tmp_path: Path) -> None:
+    save_tiny("llama", tmp_path)
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(WeightsError, match=r"config\.json .* download"):
+        load(tmp_path)
+
+
+def test_a_tokenizer_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    save_tiny("llama", tmp_path)
+    (tmp_path / "tokenizer.json").write_text('{"model": 1}')
+    with pytest.raises(ModelCodeError, match="tokenizer"):
+        load(tmp_path)
+
+
+def test_weights_of_another_shape_are_refused(tmp_path: Path) -> None:
+    save_tiny("llama", tmp_path)
+    _rewrite_config(tmp_path, intermediate_size=96)
+    with pytest.raises(ModelCodeError, match="cannot make a LlamaForCausalLM"):
+        load(tmp_path)
+
+
+def test_what_a_models_code_raises_is_the_reason() -> None:
+    told = r"^no luck \(ValueError: so it is\): do this$"
+    with pytest.raises(ModelCodeError, match=told), model_code("no luck", "do this"):
+        raise ValueError("so\nit is")
+    with pytest.raises(ModelCodeError, match=r"x{50}\.\.\.\)"), model_code("no luck"):
+        raise ValueError("x" * 1000)
+    with pytest.raises(WeightsError, match="as it is"), model_code("no luck"):
+        raise WeightsError("as it is")
+
+
 def test_only_safetensors_are_read(tmp_path: Path) -> None:
     save_tiny("llama", tmp_path)
     weights = load_file(tmp_path / "model.safetensors")
@@ -146,6 +183,33 @@ def test_a_body_that_is_wrong_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(paged_attention, "attend", forgetful)
     with pytest.raises(SelfTestError, match="hidden states"):
         load(tmp_path)
+
+
+def test_a_model_that_computes_with_a_packed_weight_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may look at the type of a weight that was replaced; its values are elsewhere."""
+    from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXMLP
+
+    def forward(mlp: Any, x: torch.Tensor) -> torch.Tensor:
+        inner = x.to(mlp.dense_h_to_4h.weight.dtype) @ mlp.dense_h_to_4h.weight.T
+        return mlp.dense_4h_to_h(mlp.act(inner + mlp.dense_h_to_4h.bias))
+
+    save_tiny("gpt_neox", tmp_path)
+    monkeypatch.setattr(GPTNeoXMLP, "forward", forward)
+    with pytest.raises(SelfTestError, match="up to nan"):
+        load(tmp_path)
+
+
+def test_one_hidden_state_that_is_no_number_is_refused(tmp_path: Path) -> None:
+    save_tiny("gpt2", tmp_path)
+    body = load(tmp_path, device="cpu").body
+    tokens = [(3, 4, 5), (6, 7), (8,)]
+    expected = [hidden.clone() for hidden in run_alone(body, tokens)]
+    assert check_body(body, tokens, expected, "itself", 1e-4)
+    expected[1][0, 0] = torch.nan
+    with pytest.raises(SelfTestError, match="up to nan"):
+        check_body(body, tokens, expected, "itself", 1e-4)
 
 
 def _head(**changes: Any) -> tuple[HeadWeights, torch.Tensor]:

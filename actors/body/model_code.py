@@ -1,0 +1,29 @@
+"""Where transformers' own code of a model runs while the model is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from actors.body.errors import ModelCodeError, ModelRefusedError
+
+_LONGEST = 300  # characters of what was raised
+
+
+@contextmanager
+def model_code(failure: str, remedy: str = "choose another model") -> Iterator[None]:
+    """Families differ in what they need: whatever their code raises inside is why one is refused.
+
+    ``failure`` says what could not be done, ``remedy`` what to do about it. For loading only: there
+    the reason matters more than the place. A model that is served raises what it raises.
+
+    Raises ModelCodeError in place of everything but refusals.
+    """
+    try:
+        yield
+    except ModelRefusedError:
+        raise
+    except Exception as error:
+        told = " ".join(f"{type(error).__name__}: {error}".split())
+        told = told if len(told) <= _LONGEST else told[:_LONGEST] + "..."
+        raise ModelCodeError(f"{failure} ({told}): {remedy}") from error
