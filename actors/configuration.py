@@ -29,10 +29,11 @@ class EngineConfiguration:
     the file of those copies and clusters (see ``lexshard index``); None looks beside the model, and
     builds what is missing.
     ``kv_cache_bytes`` None takes what ``max_running`` sequences of full length need, at most a
-    tenth of the machine's memory. ``threads`` None is one thread per core,
-    one core left to HTTP. ``step_tokens`` bounds
-    the tokens computed in one step: a smaller value keeps inter-token latency even while long
-    prompts come in, a larger one computes prompts faster.
+    tenth of the machine's memory. ``threads`` None has steps of one row and of several timed with
+    every number of threads when the engine starts, and takes what is fastest for each; one core
+    is left to HTTP where there are more than two, and one to samplers. ``step_tokens`` bounds the
+    tokens computed in one step: a smaller value keeps inter-token latency even while long prompts
+    come in, a larger one computes prompts faster.
     ``samplers`` decide tokens beside the next step's forward pass, with ``sampler_threads`` each;
     0 decides in the engine's own thread, between the steps. ``sampler_placement`` says where they
     run. ``hot_vocabulary`` is the file of tokens to look at first (see ``lexshard hotset``).
@@ -60,7 +61,10 @@ class EngineConfiguration:
             in_bytes=True,
         ),
     )
-    threads: int | None = field(default=None, metadata=setting("threads of the engine", least=1))
+    threads: int | None = field(
+        default=None,
+        metadata=setting("threads of the engine (default: the fastest, measured)", least=1),
+    )
     body: BodyChoice = field(default="auto", metadata=setting("auto, fused or general"))
     fast_prefill: bool = field(
         default=False, metadata=setting("faster prompts, not batch-invariant")
@@ -107,7 +111,10 @@ class EngineConfiguration:
 
 @dataclass(frozen=True, slots=True)
 class EngineInformation:
-    """What an engine decided when it started: for the banner, ``/v1/models`` and validation."""
+    """What an engine decided when it started: for the banner, ``/v1/models`` and validation.
+
+    ``threads`` are those of the steps that have most.
+    """
 
     model: str
     dtype: str
@@ -128,3 +135,7 @@ class EngineInformation:
     decisions: str = "in the engine's thread"
     # Kind of step (see `actors.head.ladder.StepKind`), rows in it, screen, milliseconds.
     head_timings: tuple[tuple[str, int, str, float], ...] = ()
+    # From so many rows in a step on, so many threads.
+    thread_choices: tuple[tuple[int, int], ...] = ((1, 1),)
+    # Rows in a step, threads, milliseconds of body and head; none where threads were given.
+    thread_timings: tuple[tuple[int, int, float], ...] = ()

@@ -211,15 +211,16 @@ class DecisionPlane:
                 told = DecisionWork(work.step, deltas, work.candidates, work.dense)
             try:
                 return sampler, handle, handle.submit(told)
-            except SamplerLostError:
-                self.lose(sampler, handle)
+            except SamplerLostError as error:
+                self.lose(sampler, handle, error)
 
     # -- losing and replacing ---------------------------------------------------------------------
 
-    def lose(self, sampler: int, handle: SamplerHandle) -> None:
+    def lose(self, sampler: int, handle: SamplerHandle, error: SamplerLostError) -> None:
         """A sampler died: its sequences move to one other, and a new sampler is started."""
         if self._handles.get(sampler) is not handle:
             return
+        logger.warning("a sampler is lost and will be replaced: %s", error)
         self.counters.lost += 1
         del self._handles[sampler], self._outboxes[sampler]
         handle.close()
@@ -329,8 +330,8 @@ class PendingStep:
         while True:
             try:
                 return part.pending.result()
-            except SamplerLostError:
-                self._plane.lose(part.sampler, part.handle)
+            except SamplerLostError as error:
+                self._plane.lose(part.sampler, part.handle, error)
                 part.sampler, part.handle, part.pending = self._plane.hand_over(part.work)
 
 

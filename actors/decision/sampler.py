@@ -41,9 +41,8 @@ from kernels.decision import (
     pack,
 )
 from kernels.draw import Controls
-from kernels.exponential import log_normalizer
+from kernels.logprobs import score_rows
 from kernels.penalties import Adjustments, select_rows
-from kernels.truncate import best_ids
 
 if TYPE_CHECKING:
     from actors.decision.hot_vocabulary import HotVocabulary
@@ -52,6 +51,8 @@ if TYPE_CHECKING:
 # Of so many sets of sequences decided together the controls are remembered.
 KNOWN_ROWS = 32
 SECONDS_BETWEEN_LOOKS = 1.0
+# Columns copied to rows together for their log-probabilities: neighbours share cache lines.
+SCORED_TOGETHER = 16
 
 logger = logging.getLogger("lexshard.sampler")
 
@@ -215,17 +216,11 @@ class Sampler:
         _run(decide, pool.even_shares([1] * count, min(self._threads, count)))
         if self._hot is not None:
             self._hot.observe(int(visited.sum()), count, time.perf_counter() - started)
-        decisions: list[RowDecision | None] = []
-        for column, token in enumerate(tokens.tolist()):
-            if token < 0:
-                decisions.append(None)
-                continue
-            logprobs, wanted = None, rows.states[column].parameters.logprobs
-            if wanted is not None:
-                raw = np.ascontiguousarray(logits[:, column])
-                logprobs = token_logprobs(raw, log_normalizer(raw), token, wanted)
-            decisions.append(RowDecision(token, logprobs))
-        return decisions
+        scores = _wanted_logprobs(logits, tokens, rows.states)
+        return [
+            RowDecision(token, scores.get(column)) if token >= 0 else None
+            for column, token in enumerate(tokens.tolist())
+        ]
 
     def _hot_ids(self) -> npt.NDArray[np.int32] | None:
         """The tokens to look at first; now and then the file they came from is looked at again."""
@@ -254,17 +249,39 @@ def _some_controls(controls: Controls, first: int, last: int) -> Controls:
     return Controls(*parts)
 
 
+def _wanted_logprobs(
+    logits: npt.NDArray[np.float32],
+    tokens: npt.NDArray[np.int64],
+    states: Sequence[SequenceState],
+) -> dict[int, TokenLogprobs]:
+    """Log-probabilities by column of ``logits`` [V, B], for the columns that have a token and whose
+    sequence asked for them."""
+    wanted = {
+        column: state.parameters.logprobs
+        for column, state in enumerate(states)
+        if state.parameters.logprobs is not None and tokens[column] >= 0
+    }
+    scores: dict[int, TokenLogprobs] = {}
+    columns = list(wanted)
+    for first in range(0, len(columns), SCORED_TOGETHER):
+        some = columns[first : first + SCORED_TOGETHER]
+        counts = [wanted[column] for column in some]
+        raw = np.ascontiguousarray(logits[:, some].T)
+        scores.update(zip(some, token_logprobs(raw, tokens[some], counts), strict=True))
+    return scores
+
+
 def token_logprobs(
-    raw: npt.NDArray[np.float32], log_normalizer: float, token_id: int, count: int
-) -> TokenLogprobs:
-    """Log-probabilities of one position from all its raw logits [V]: the token's, and the
-    ``count`` most likely ones by (logit descending, id ascending)."""
-    logit = raw[token_id]
-    return TokenLogprobs(
-        token_id=token_id,
-        logprob=float(logit) - log_normalizer,
-        rank=1 + int(np.count_nonzero(raw > logit)),
-        top=tuple(
-            (place, float(raw[place]) - log_normalizer) for place in best_ids(raw, count).tolist()
-        ),
-    )
+    raw: npt.NDArray[np.float32], token_ids: npt.NDArray[np.int64], counts: Sequence[int]
+) -> list[TokenLogprobs]:
+    """Log-probabilities of N positions from all their raw logits [N, V]: those of ``token_ids``
+    [N], and of the ``counts`` [N] most likely ones by (logit descending, id ascending)."""
+    scores = score_rows(raw, token_ids, max(counts, default=0))
+    return [
+        TokenLogprobs(
+            token_id, logprob, rank, tuple(zip(ids[:count], logprobs[:count], strict=True))
+        )
+        for token_id, logprob, rank, ids, logprobs, count in zip(
+            token_ids.tolist(), *(each.tolist() for each in scores), counts, strict=True
+        )
+    ]

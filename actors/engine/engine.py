@@ -14,8 +14,6 @@ import os
 from collections.abc import Sequence as Sequenced
 from functools import partial
 
-import torch
-
 from actors.body.loading import LoadedModel, load
 from actors.configuration import EngineConfiguration, EngineInformation
 from actors.decision.build import StartSampler, build_plane, sampler_settings
@@ -28,12 +26,12 @@ from actors.engine.scheduler import Scheduler
 from actors.engine.sequence import Sequence
 from actors.engine.statistics import Counters
 from actors.engine.steps import Steps
+from actors.engine.threads.choice import EngineThreads
 from actors.engine.warm_up import warm_up_requests
 from actors.head.build import build_head
 from actors.messages import EngineStatistics, Request, SamplingParameters, SequenceEvent
 from actors.states.sequence_state import SequenceStates
 from actors.text.codec import TextCodec
-from kernels import pool
 
 
 class Engine:
@@ -52,9 +50,7 @@ class Engine:
         start_sampler: StartSampler | None = None,
         drafter: Drafter | None = None,
     ) -> None:
-        threads = configuration.threads or max(1, (os.cpu_count() or 1) - 1)
-        torch.set_num_threads(threads)
-        pool.set_threads(threads)
+        threads = EngineThreads(configuration)
         model = load(
             configuration.model,
             configuration.dtype,
@@ -66,7 +62,7 @@ class Engine:
         self.model = model
         self.max_model_len = _context_length(configuration, model)
         self._body = model.body
-        built = build_head(model, configuration)
+        built = build_head(model, configuration, partial(threads.choose, model.body))
         self._states = SequenceStates(
             model.vocabulary_size, model.eos_token_ids, configuration.max_running
         )
@@ -91,7 +87,7 @@ class Engine:
             body=model.body.name,
             head=built.description,
             batch_invariant=model.body.batch_invariant,
-            threads=threads,
+            threads=threads.most,
             max_model_len=self.max_model_len,
             vocabulary_size=model.vocabulary_size,
             eos_token_ids=model.eos_token_ids,
@@ -103,6 +99,8 @@ class Engine:
             process_id=os.getpid(),
             decisions=_where_decided(configuration),
             head_timings=tuple((t.kind, t.rows, t.screen, t.milliseconds) for t in built.timings),
+            thread_choices=threads.choices,
+            thread_timings=tuple((t.rows, t.threads, t.milliseconds) for t in threads.timings),
         )
 
     def _make_plane(self, start_sampler: StartSampler | None) -> DecisionPlane:

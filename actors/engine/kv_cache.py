@@ -28,6 +28,14 @@ def block_hash(parent: BlockHash, token_ids: Sequence[int]) -> BlockHash:
     return hashlib.blake2b(parent + words, digest_size=16).digest()
 
 
+def first_parent(cache_salt: str) -> BlockHash:
+    """What the first block of a sequence has for the name before it: sequences of different salts
+    have no block name in common."""
+    if not cache_salt:
+        return b""
+    return hashlib.blake2b(cache_salt.encode(), digest_size=16, person=b"cache salt").digest()
+
+
 class OutOfBlocksError(RuntimeError):
     """No KV block is free; the caller preempts a sequence or waits."""
 

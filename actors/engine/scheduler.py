@@ -1,19 +1,37 @@
 """Who computes how many tokens in the next step.
 
-First come, first served within a priority; running sequences before waiting ones. A step has a
-budget of tokens; a sequence that is one token behind decodes, one that is a thousand behind takes
-a chunk of the budget: nothing else tells prompt and output apart. When blocks run out, the
-sequence that is last in order gives up its blocks and computes them again later (its tokens are
-kept, and a batch-invariant body gives the same continuation).
+First come, first served within a priority, as long as there is one client; several share
+(`actors.engine.fair_share`). A step has a budget of tokens; a sequence that is one token behind
+decodes, one that is a thousand behind takes a chunk of the budget: nothing else tells prompt and
+output apart. A lower priority value goes first. Within a priority whoever decodes goes first, then
+prompts: of the budget that is left every client gets an equal part, and what one does not use goes
+to the others.
+
+When blocks run out, the sequence that is last in order gives up its blocks and computes them again
+later (its tokens are kept, and a batch-invariant body gives the same continuation): of several
+clients' the last one of who runs most. In the same way a client that has just come gets its first
+place, and blocks, from one that runs more than an equal part of all; later it waits for its turn.
 """
 
 from __future__ import annotations
 
 from bisect import insort
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from heapq import heappop, heapreplace
 
+from actors.engine.fair_share import FairShare
 from actors.engine.kv_cache import BLOCK_TOKENS, BlockPool
+from actors.engine.prompt_scores import SCORED_ROW_TOKENS, SharedScores
 from actors.engine.sequence import Sequence
+
+# What drawing a token from a row costs beyond computing it, in tokens of a step: measured on the
+# demo, and what the paper suggests.
+DRAWN_ROW_TOKENS = 1
+NO_ROWS = range(0)
+
+ByClient = dict[str, list[Sequence]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,14 +41,14 @@ class Chunk:
     Its last ``draws`` rows draw a token each: the first of them for the token after the sequence's
     own, the others for those after one more of the ``drafted`` tokens each, which are the last
     tokens of the chunk. None draws while the chunk does not catch up with the sequence.
-    ``scores`` says that the log-probabilities of the prompt tokens are wanted.
+    ``scored`` are the positions whose rows score the prompt token that follows.
     """
 
     sequence: Sequence
     start: int
     count: int
     draws: int
-    scores: bool
+    scored: range
     drafted: tuple[int, ...] = ()
 
 
@@ -43,6 +61,38 @@ class StepPlan:
     @property
     def tokens(self) -> int:
         return sum(chunk.count for chunk in self.chunks)
+
+
+@dataclass(slots=True, eq=False)
+class _Draft:
+    """A step while it is planned."""
+
+    budget: int  # what is left of the step's tokens
+    draws: int  # how many more sequences may draw
+    served: int = 0  # to the client whose turn it is
+    chunks: dict[Sequence, Chunk] = field(default_factory=dict)
+    admits: bool = True
+
+    def put(self, chunk: Chunk, planned: int = 0) -> int:
+        """``chunk`` is part of the step, of which ``planned`` tokens already were; what it adds to
+        the cost."""
+        cost = chunk.sequence.cost(planned, chunk.count)
+        self.chunks[chunk.sequence] = chunk
+        self.budget -= cost
+        self.served += cost
+        if chunk.draws:
+            self.draws -= 1
+            self.served += _drawing_cost(chunk)
+        return cost
+
+    def drop(self, sequence: Sequence) -> int:
+        """The sequence is not part of the step after all; what its client was not served then."""
+        chunk = self.chunks.pop(sequence, None)
+        if chunk is None:
+            return 0
+        cost = sequence.cost(0, chunk.count)
+        self.budget += cost
+        return cost + _drawing_cost(chunk)
 
 
 class Scheduler:
@@ -63,7 +113,9 @@ class Scheduler:
         self._max_running = max_running
         self._cohorts = cohorts
         self._running: list[Sequence] = []
-        self._waiting: list[Sequence] = []
+        self._places: Counter[str] = Counter()  # running sequences by client
+        self._shares: dict[int, FairShare] = {}  # by priority
+        self._scores = SharedScores()
 
     @property
     def running(self) -> int:
@@ -71,125 +123,225 @@ class Scheduler:
 
     @property
     def waiting(self) -> int:
-        return len(self._waiting)
+        return sum(share.waiting_count for share in self._shares.values())
 
     @property
     def idle(self) -> bool:
-        return not self._running and not self._waiting
+        return not self._shares
 
     def add(self, sequence: Sequence) -> None:
-        insort(self._waiting, sequence, key=lambda item: item.order)
+        """A new sequence waits for its turn."""
+        sequence.scores = self._scores.of(sequence.request)
+        self._shares.setdefault(sequence.request.priority, FairShare()).open(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """A sequence ended: its blocks are free (or cached) from now on."""
+        priority = sequence.request.priority
+        share = self._shares[priority]
         if sequence in self._running:
-            self._running.remove(sequence)
-            sequence.give_up_blocks(self.pool)
+            self._stop(sequence)
         else:
-            self._waiting.remove(sequence)
+            share.leave(sequence)
+        share.close(sequence)
+        if share.idle:
+            del self._shares[priority]
 
     def sequences_of(self, request_id: str) -> list[Sequence]:
         """Every unfinished sequence of a request."""
-        everyone = (*self._running, *self._waiting)
-        return [each for each in everyone if each.request.request_id == request_id]
+        waiting = [each for share in self._shares.values() for each in share.waiting()]
+        return [
+            each for each in (*self._running, *waiting) if each.request.request_id == request_id
+        ]
 
     def drawing(self) -> list[Sequence]:
         """The running sequences that the next step may draw a token for: all but one of their
         tokens are computed."""
-        return [
-            each
-            for each in self._running
-            if not each.awaiting and each.computed == len(each.token_ids) - 1
-        ]
+        return [each for each in self._running if not each.awaiting and each.caught_up]
 
     def plan(self) -> StepPlan:
         """The next step; empty when nothing can be computed."""
-        budget = self._step_tokens
-        chunks: list[Chunk] = []
-        preempted = False
-        position = 0
-        draws = -(-len(self._running) // self._cohorts)
-        while position < len(self._running) and budget > 0:
-            sequence = self._running[position]
-            count = min(sequence.uncomputed, budget)
-            if sequence.awaiting or (draws == 0 and _chunk(sequence, count).draws):
-                position += 1
-                continue
-            while not self._reserve(sequence, sequence.computed + count):
-                victim = self._running.pop()
-                self._preempt(victim)
-                preempted = True
-                if victim is sequence:
-                    break
-            else:
-                chunks.append(_chunk(sequence, count))
-                budget -= count
-                draws -= chunks[-1].draws > 0
-            position += 1
-        if not preempted:
-            self._admit(chunks, budget)
-        return StepPlan(tuple(chunks))
+        step = _Draft(self._step_tokens, -(-len(self._running) // self._cohorts))
+        decoding: dict[int, ByClient] = {priority: {} for priority in self._shares}
+        behind: dict[int, ByClient] = {priority: {} for priority in self._shares}
+        for sequence in self._running:
+            if not sequence.awaiting:
+                request = sequence.request
+                kind = decoding if sequence.caught_up else behind
+                kind[request.priority].setdefault(request.client, []).append(sequence)
+        for priority, share in sorted(self._shares.items()):
+            self._divide(step, share, decoding[priority], admits=False)
+            self._divide(step, share, behind[priority], admits=True)
+        return StepPlan(tuple(step.chunks.values()))
 
-    def _admit(self, chunks: list[Chunk], budget: int) -> None:
-        """Let waiting sequences in while there is budget and room."""
-        position = 0
-        while position < len(self._waiting) and budget > 0:
-            if len(self._running) >= self._max_running:
-                return
-            sequence = self._waiting[position]
-            if sequence.awaiting or self._prompt_is_coming(sequence):
-                position += 1
+    def _divide(self, step: _Draft, share: FairShare, running: ByClient, *, admits: bool) -> None:
+        """Give every client an equal part of the budget, for its ``running`` sequences in order
+        and then, if it ``admits``, for its waiting ones; divide again what some do not use."""
+        clients = set(running)
+        if admits:
+            clients.update(share.waiting_clients)
+        while clients and step.budget > 0:
+            turn = share.in_turn(clients)[: step.budget]
+            left = dict.fromkeys(turn, step.budget // len(turn))
+            for client in turn:
+                for sequence in running.get(client, ()):
+                    left[client] -= self._compute(step, sequence, left[client])
+                _charge(share, client, step)
+            if admits:
+                self._admit(step, share, running, left)
+            clients.difference_update(client for client in turn if left[client] > 0)
+
+    def _compute(self, step: _Draft, sequence: Sequence, limit: int) -> int:
+        """Plan more tokens of a running sequence, for ``limit`` of the budget; what they cost."""
+        limit = min(limit, step.budget)
+        if limit <= 0 or not sequence.blocks:  # without blocks: it has just been preempted
+            return 0
+        before = step.chunks.get(sequence)
+        planned = 0 if before is None else before.count
+        count = sequence.affordable(planned, limit)
+        chunk = _chunk(sequence, count)
+        if count == planned or (chunk.draws and not step.draws):
+            return 0
+        while not self._reserve(sequence, chunk.start + count):
+            if planned:  # what has its part of this step takes nobody's blocks for more
+                return 0
+            victim = self._last_of_most()
+            self._preempt(step, victim)
+            step.admits = False
+            if victim is sequence:
+                return 0
+        return step.put(chunk, planned)
+
+    def _admit(
+        self, step: _Draft, share: FairShare, running: ByClient, left: dict[str, int]
+    ) -> None:
+        """Let waiting sequences in while there is room, one by one of the client that was served
+        least and has something ``left``. They are ``running`` from then on."""
+        full = len(self._running) >= self._max_running
+        clients = {
+            client
+            for client in share.waiting_clients
+            if left.get(client, 0) > 0 and (client in share.newcomers or not full)
+        }
+        if not clients or not step.admits:
+            return
+        candidates = {client: self._admissible(share, client) for client in clients}
+        # In order, and so a heap.
+        turns = [(share.served(each), i, each) for i, each in enumerate(share.in_turn(clients))]
+        while turns and step.budget > 0:
+            _, place, client = turns[0]
+            sequence = next(candidates[client], None)
+            full = len(self._running) >= self._max_running
+            if sequence is None or (full and not self._make_room(step, share, sequence)):
+                heappop(turns)
                 continue
-            sequence.prompt_logprobs.clear()  # of a run that was preempted
             sequence.take_cached_prefix(self.pool)
-            count = min(sequence.uncomputed, budget)
-            if not self._reserve(sequence, sequence.computed + count):
+            chunk = _chunk(sequence, sequence.affordable(0, min(left[client], step.budget)))
+            if not self._reserve(sequence, chunk.start + chunk.count):
                 sequence.give_up_blocks(self.pool)
+                self._make_room(step, share, sequence)
+                step.admits = False  # nobody overtakes the one who waits for blocks
                 return
-            del self._waiting[position]
-            insort(self._running, sequence, key=lambda item: item.order)
-            chunks.append(_chunk(sequence, count))
-            budget -= count
+            share.admit(sequence)
+            insort(self._running, sequence, key=lambda each: each.order)
+            self._places[client] += 1
+            running.setdefault(client, []).append(sequence)
+            step.draws += 1
+            left[client] -= step.put(chunk)
+            _charge(share, client, step)
+            if left[client] > 0:
+                heapreplace(turns, (share.served(client), place, client))
+            else:
+                heappop(turns)
+
+    def _admissible(self, share: FairShare, client: str) -> Iterator[Sequence]:
+        """The waiting sequences of a client that could be computed now."""
+        for sequence in share.waiting(client):
+            if not sequence.awaiting and not self._prompt_is_coming(sequence):
+                yield sequence
 
     def _prompt_is_coming(self, sequence: Sequence) -> bool:
-        """Whether a running sequence is computing the very prompt this one could share."""
-        parameters = sequence.request.parameters
-        if sequence.prompt_length <= BLOCK_TOKENS or parameters.prompt_logprobs is not None:
-            return False
-        if not self.pool.shares_prefixes:
+        """Whether another choice of the same client is computing the very prompt this one could
+        share. Nobody waits for other clients or for who is less urgent."""
+        if sequence.prompt_length <= BLOCK_TOKENS or not self.pool.shares_prefixes:
             return False
         shareable = (sequence.prompt_length - 1) // BLOCK_TOKENS * BLOCK_TOKENS
         return any(
-            other.computed < shareable and other.request.prompt_ids == sequence.request.prompt_ids
+            other.computed < shareable and other.makes_prompt_of(sequence)
             for other in self._running
         )
 
     def _reserve(self, sequence: Sequence, tokens: int) -> bool:
         """Give the sequence blocks for ``tokens`` tokens in all, or change nothing."""
         missing = -(-tokens // BLOCK_TOKENS) - len(sequence.blocks)
+        if missing <= 0:
+            return True
         if missing > self.pool.available:
             return False
         sequence.blocks.extend(self.pool.allocate() for _ in range(missing))
         return True
 
-    def _preempt(self, sequence: Sequence) -> None:
-        sequence.give_up_blocks(self.pool)
+    def _make_room(self, step: _Draft, share: FairShare, sequence: Sequence) -> bool:
+        """Take the place and the blocks of another client's last sequence for one of a client that
+        has just come, where the other runs more than an equal part of all; whether there is one."""
+        if sequence.request.client not in share.newcomers:
+            return False
+        clients = {*self._places}.union(*(each.waiting_clients for each in self._shares.values()))
+        part = -(-len(self._running) // len(clients))
+        priority = sequence.request.priority
+        victims = [
+            each
+            for each in self._running
+            if each.request.priority >= priority and self._places[each.request.client] > part
+        ]
+        if victims:
+            self._preempt(step, max(victims, key=self._dispensability))
+        return bool(victims)
+
+    def _last_of_most(self) -> Sequence:
+        """Who gives up its blocks when there are none: of the last priority, the last sequence of
+        the client that has most of them."""
+        return max(self._running, key=self._dispensability)
+
+    def _dispensability(self, sequence: Sequence) -> tuple[int, int, int]:
+        request = sequence.request
+        return request.priority, self._places[request.client], sequence.arrival
+
+    def _preempt(self, step: _Draft, sequence: Sequence) -> None:
+        share = self._shares[sequence.request.priority]
+        share.charge(sequence.request.client, -step.drop(sequence))
+        self._stop(sequence)
         self.preemptions += 1
-        self.add(sequence)
+        share.wait(sequence)
+
+    def _stop(self, sequence: Sequence) -> None:
+        """A running sequence leaves its place and gives up its blocks."""
+        client = sequence.request.client
+        self._running.remove(sequence)
+        self._places[client] -= 1
+        if not self._places[client]:
+            del self._places[client]
+        sequence.give_up_blocks(self.pool)
+
+
+def _charge(share: FairShare, client: str, step: _Draft) -> None:
+    share.charge(client, step.served)
+    step.served = 0
+
+
+def _drawing_cost(chunk: Chunk) -> int:
+    """What its draws cost beyond the rows that are computed, in tokens of a step."""
+    wanted = chunk.sequence.request.parameters.logprobs
+    return chunk.draws * (DRAWN_ROW_TOKENS if wanted is None else SCORED_ROW_TOKENS)
 
 
 def _chunk(sequence: Sequence, count: int) -> Chunk:
-    parameters = sequence.request.parameters
-    beyond = sequence.computed + count - len(sequence.token_ids)
+    start, stop = sequence.computed, sequence.computed + count
+    beyond = stop - len(sequence.token_ids)
     return Chunk(
         sequence=sequence,
-        start=sequence.computed,
+        start=start,
         count=count,
-        draws=beyond + 1 if beyond >= 0 and parameters.max_tokens > 0 else 0,
-        scores=(
-            parameters.prompt_logprobs is not None
-            and sequence.computed < sequence.prompt_length
-            and not sequence.request.resumed_ids
-        ),
+        draws=beyond + 1 if beyond >= 0 and sequence.request.parameters.max_tokens > 0 else 0,
+        scored=NO_ROWS if sequence.scores is None else sequence.scores.missing(start, stop),
         drafted=tuple(sequence.drafted[:beyond]) if beyond > 0 else (),
     )

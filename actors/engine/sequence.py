@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from actors.engine.kv_cache import BLOCK_TOKENS, BlockHash, BlockPool, block_hash
-from actors.messages import Request, TokenLogprobs
+from actors.engine.kv_cache import BLOCK_TOKENS, BlockHash, BlockPool, block_hash, first_parent
+from actors.engine.prompt_scores import PromptScores
+from actors.messages import Request
 from actors.states.sequence_state import SequenceState
 
 
@@ -21,6 +22,9 @@ class Sequence:
     ``drafted`` are guesses at what follows. They are computed after the sequence's own tokens and
     are none of them: `roll_back` takes them back, nobody is told of them, and no block that holds
     one has a name.
+
+    ``scores`` are the log-probabilities of the prompt, where they are wanted; other sequences that
+    want the same may share them.
     """
 
     request: Request
@@ -31,7 +35,7 @@ class Sequence:
     blocks: list[int] = field(default_factory=list)
     names: list[BlockHash] = field(default_factory=list)
     cached_tokens: int = 0
-    prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+    scores: PromptScores | None = None
     drafted: list[int] = field(default_factory=list)
     awaiting: bool = False
     cancelled: bool = False
@@ -50,20 +54,53 @@ class Sequence:
         return len(self.token_ids) + len(self.drafted) - self.computed
 
     @property
+    def caught_up(self) -> bool:
+        """Whether all but one of its own tokens are computed: the next step may draw a token."""
+        return self.computed == len(self.token_ids) - 1
+
+    @property
     def order(self) -> tuple[int, int]:
         """Who goes first: lower priority value, then earlier arrival."""
         return (self.request.priority, self.arrival)
+
+    def affordable(self, planned: int, budget: int) -> int:
+        """How many tokens a step may compute that has ``planned`` already and ``budget`` tokens,
+        above 0, for more: at least one more where there are any."""
+        if self.scores is not None:
+            budget = self.scores.affordable(self.computed + planned, budget)
+        count = len(self.token_ids) + len(self.drafted) - self.computed
+        return count if count < planned + budget else planned + budget
+
+    def cost(self, planned: int, count: int) -> int:
+        """What computing ``count`` tokens takes of a step's budget of tokens beyond what the first
+        ``planned`` of them take."""
+        if self.scores is None:
+            return count - planned
+        return self.scores.cost(self.computed + planned, count - planned)
+
+    def makes_prompt_of(self, other: Sequence) -> bool:
+        """Whether the prompt of ``other`` is this one's, of the same client and no less urgent, so
+        that ``other`` can have its blocks, and its log-probabilities where it wants them."""
+        own, wanted = self.request, other.request
+        return (
+            own.client == wanted.client
+            and own.cache_salt == wanted.cache_salt
+            and own.priority <= wanted.priority
+            and (other.scores is None or other.scores is self.scores)
+            and own.prompt_ids == wanted.prompt_ids
+        )
 
     def take_cached_prefix(self, pool: BlockPool) -> None:
         """Share the cached blocks that hold a beginning of this sequence.
 
         The last token is always computed anew: its hidden state is wanted. Prompt scoring wants
-        every hidden state, so it shares nothing.
+        every hidden state whose row is not scored yet.
         """
-        if self.request.parameters.prompt_logprobs is not None:
-            return
-        name: BlockHash = b""
-        for start in range(0, len(self.token_ids) - BLOCK_TOKENS, BLOCK_TOKENS):
+        most = len(self.token_ids) - 1
+        if self.scores is not None and not self.scores.complete:
+            most = self.scores.next_row
+        name = first_parent(self.request.cache_salt)
+        for start in range(0, most - BLOCK_TOKENS + 1, BLOCK_TOKENS):
             name = block_hash(name, self.token_ids[start : start + BLOCK_TOKENS])
             index = pool.find(name)
             if index is None:
@@ -90,7 +127,7 @@ class Sequence:
         own = min(self.computed, len(self.token_ids))
         while len(self.names) < own // BLOCK_TOKENS:
             index = len(self.names)
-            parent = self.names[-1] if self.names else b""
+            parent = self.names[-1] if self.names else first_parent(self.request.cache_salt)
             tokens = self.token_ids[index * BLOCK_TOKENS : (index + 1) * BLOCK_TOKENS]
             self.names.append(block_hash(parent, tokens))
             pool.publish(self.blocks[index], self.names[index])

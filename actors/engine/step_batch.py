@@ -6,14 +6,7 @@ import numpy as np
 
 from actors.body.batch import Batch
 from actors.engine.kv_cache import BLOCK_TOKENS
-from actors.engine.scheduler import Chunk, StepPlan
-
-
-def scored_rows(chunk: Chunk) -> int:
-    """How many rows of the chunk predict a prompt token whose log-probability is wanted."""
-    if not chunk.scores:
-        return 0
-    return max(0, min(chunk.count, chunk.sequence.prompt_length - 1 - chunk.start))
+from actors.engine.scheduler import StepPlan
 
 
 def build_batch(plan: StepPlan) -> Batch:
@@ -41,8 +34,8 @@ def build_batch(plan: StepPlan) -> Batch:
             positions[start:stop] = np.arange(chunk.start, chunk.start + chunk.count)
             row_sequence[start:stop] = index
         block_tables[index, : len(sequence.blocks)] = sequence.blocks
-        scored = scored_rows(chunk)
-        output_rows.extend(range(start, start + scored))
+        ahead = start - chunk.start
+        output_rows.extend(range(chunk.scored.start + ahead, chunk.scored.stop + ahead))
         # These predict no prompt tokens, so none is among the scored.
         output_rows.extend(range(stop - chunk.draws, stop))
         start = stop

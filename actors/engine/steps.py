@@ -21,7 +21,8 @@ from actors.engine.scheduler import Chunk, Scheduler, StepPlan
 from actors.engine.scoring import score_prompt
 from actors.engine.sequence import Sequence
 from actors.engine.statistics import Counters
-from actors.engine.step_batch import build_batch, scored_rows
+from actors.engine.step_batch import build_batch
+from actors.engine.threads.choice import begin_step
 from actors.head.build import BuiltHead
 from actors.head.output_rows import NonFiniteHiddenError
 from actors.head.sequence_head import SequenceHead
@@ -161,6 +162,7 @@ class Steps:
     def forward(self, plan: StepPlan) -> torch.Tensor:
         """Hidden states ``[N, d]`` of the rows that score or draw (see ``build_batch``)."""
         started = time.perf_counter()
+        begin_step(plan.tokens)
         hidden: torch.Tensor = self._model.body.forward(build_batch(plan)).to(self._head_device)
         self.counters.body_seconds += time.perf_counter() - started
         return hidden
@@ -172,7 +174,7 @@ class Steps:
         broken: dict[Sequence, Exception] = {}
         row = 0
         for chunk in plan.chunks:
-            scored = scored_rows(chunk)
+            scored = len(chunk.scored)
             if scored:
                 try:
                     score_prompt(self._head.head, chunk, hidden[row : row + scored])
@@ -381,6 +383,4 @@ class Steps:
 
 
 def _scores(sequence: Sequence) -> tuple[TokenLogprobs | None, ...] | None:
-    if sequence.request.parameters.prompt_logprobs is None or sequence.request.resumed_ids:
-        return None
-    return tuple(sequence.prompt_logprobs)
+    return None if sequence.scores is None else tuple(sequence.scores.entries)

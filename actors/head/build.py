@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -35,10 +35,15 @@ class BuiltHead:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
 
-def build_head(model: LoadedModel, configuration: EngineConfiguration) -> BuiltHead:
+def build_head(
+    model: LoadedModel,
+    configuration: EngineConfiguration,
+    choose_threads: Callable[[OutputHead], None],
+) -> BuiltHead:
     """The head that ``configuration`` asks for. A certified head is where the body is; the paper's
     and a dense one are on the CPU also where the body is on a GPU.
 
+    ``choose_threads`` gets a head on the CPU as soon as it can decide: before its tiers are timed.
     Loads the model's index or builds it (see `actors.index.automatic`), which runs the body and
     takes its cache. Raises what that raises, and ValueError where clusters are missing.
     """
@@ -50,7 +55,9 @@ def build_head(model: LoadedModel, configuration: EngineConfiguration) -> BuiltH
     small = weight.numel() < SMALLEST_WEIGHTS
     choice = configuration.head
     if choice == "dense" or (choice == "auto" and small):
-        return BuiltHead(_shard(model, weight, bias, None), "dense")
+        dense = _shard(model, weight, bias, None)
+        choose_threads(dense)
+        return BuiltHead(dense, "dense")
     from actors.index.automatic import open_or_build  # not needed, nor installed, everywhere
 
     clusters = choice == "paper"
@@ -70,12 +77,14 @@ def build_head(model: LoadedModel, configuration: EngineConfiguration) -> BuiltH
         head = PaperHead(
             weight, bias, model.head.softcap, model.head.scale, rows, clusters=index.clusters
         )
+        choose_threads(head)
         return BuiltHead(head, "paper (cluster bounds)")
     device = model.body.device
     if device.type == "cuda":
         return _on_device(model, weight, bias, index.tiers, index.hidden, configuration.max_running)
     certified = choice == "certified"
     shard = _shard(model, weight, bias, Ladder(index.tiers, ((1, configuration.tiers[0]),)))
+    choose_threads(shard)
     timings = calibrate(shard, (DENSE, *index.tiers), index.hidden, configuration.max_running)
     choices = choose(timings, certified=certified)
     shard.start_with(*choices)

@@ -19,6 +19,7 @@ from actors.head.ladder import STEP_KINDS, Choices, StepKind
 from actors.head.output_head import OutputHead
 from actors.head.screens import DENSE
 from actors.states.need import Need
+from kernels import pool
 
 SIZES = (1, 2, 4, 8, 16, 32, 64)
 # Hidden states differ in how many tokens they leave: one alone must not decide.
@@ -59,12 +60,14 @@ def calibrate(
     """Times steps of up to ``largest`` rows with each of ``names``; ``hidden`` [M, d] are samples.
 
     Steps of each kind are timed: greedy rows and draws at temperature 1 in turn, and rows that are
-    cut to the 50 best. There are no timings of sizes at which one name alone was left.
+    cut to the 50 best. They have as many threads as were chosen for their number of rows. There are
+    no timings of sizes at which one name alone was left.
     """
     timings: list[Timing] = []
     for kind in STEP_KINDS:
         left = list(names)
         for rows in [size for size in SIZES if size <= max(largest, 1)]:
+            pool.begin_step(rows)
             steps = _steps(kind, rows, hidden)
             timed = _timed(shard, left, kind, steps)
             timings.extend(timed)

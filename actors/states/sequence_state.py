@@ -16,6 +16,7 @@ import numpy.typing as npt
 from actors.messages import NeedKind, Request, SamplingParameters
 from actors.states.deltas import Deltas
 from actors.states.need import Adjustment, Need
+from actors.states.noise_key import noise_key
 from actors.states.penalty_tables import PenaltyTables, TableAhead
 
 
@@ -37,7 +38,7 @@ class SequenceState:
     ) -> None:
         parameters = request.parameters
         self.parameters: SamplingParameters = parameters
-        self.key = (parameters.seed + request.choice) % 2**64
+        self.key = noise_key(parameters.seed, request.choice)
         self.history: list[int] = list(request.prompt_ids)
         self.prompt_length = len(self.history)
         self.inverse_temperature = _inverse_temperature(parameters.temperature)

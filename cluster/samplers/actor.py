@@ -3,11 +3,16 @@
 Candidate rows are small messages. Dense rows go by value: Ray puts what is large into its object
 store, from where the actor transposes them into memory of its own. On the engine's own machine a
 `SamplerProcess` is the faster choice.
+
+An actor on this machine that has been stopped (SIGSTOP) is killed when it is waited for, like a
+`SamplerProcess`. Elsewhere nobody sees that it is stopped: who waits for it waits until it goes on.
 """
 
 from __future__ import annotations
 
 import os
+import signal
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +28,7 @@ from actors.decision.messages import (
 )
 from actors.decision.plane import SamplerLostError
 from cluster.samplers.dense_slots import dense_views, slot_bytes
+from cluster.samplers.stopped import LOOK_SECONDS, StoppedProcess
 from kernels.columns import write_columns
 
 
@@ -40,9 +46,9 @@ class RemoteSampler:
             rows.flags.writeable = False
             self._columns(DenseRows((), rows.T))
 
-    def process_id(self) -> int:
-        """Answers once the sampler is warm."""
-        return os.getpid()
+    def place(self) -> tuple[str, int]:
+        """The node and the process it is in; answers once the sampler is warm."""
+        return _node(), os.getpid()
 
     def decide(self, work: DecisionWork) -> DecisionResult:
         return self._sampler.decide(
@@ -73,33 +79,60 @@ class SamplerActor:
     def __init__(self, settings: SamplerSettings, **options: Any) -> None:
         chosen = {"num_cpus": 0, "max_restarts": 0, "max_task_retries": 0, **options}
         self._actor = ray.remote(RemoteSampler).options(**chosen).remote(settings)
-        self.process_id: int = _get(self._actor.process_id.remote())
+        node, self.process_id = _get(self._actor.place.remote())
+        self._local = node == _node()
 
     def submit(self, work: DecisionWork) -> ActorDecision:
         """Hands ``work`` over; its arrays may change once this returns."""
-        return ActorDecision(self._actor.decide.remote(work))
+        return ActorDecision(self, self._actor.decide.remote(work))
 
     def close(self) -> None:
         """Ends the actor. What is pending is lost. Closing twice is harmless."""
+        if self._local and StoppedProcess(self.process_id).now():
+            self._kill()
         ray.kill(self._actor)
+
+    def wait(self, reference: Any) -> Any:
+        """What ``reference`` stands for. Raises `SamplerLostError` where the actor died."""
+        if not self._local:
+            return _get(reference)
+        process = StoppedProcess(self.process_id)
+        while True:
+            try:
+                return _get(reference, LOOK_SECONDS)
+            except ray.exceptions.GetTimeoutError:
+                if process.look():
+                    self._kill()
+
+    def _kill(self) -> None:
+        """For one that has been stopped, which does not do what Ray asks of it."""
+        with suppress(ProcessLookupError):
+            os.kill(self.process_id, signal.SIGKILL)
 
 
 class ActorDecision:
     """A decision on its way from a `SamplerActor`."""
 
-    __slots__ = ("_reference",)
+    __slots__ = ("_actor", "_reference")
 
-    def __init__(self, reference: Any) -> None:
+    def __init__(self, actor: SamplerActor, reference: Any) -> None:
+        self._actor = actor
         self._reference = reference
 
     def result(self) -> DecisionResult:
         """Waits for it. Raises `SamplerLostError` where the actor died, and what it raised."""
-        return _get(self._reference)
+        result: DecisionResult = self._actor.wait(self._reference)
+        return result
 
 
-def _get(reference: Any) -> Any:
+def _node() -> str:
+    """The Ray node of this process."""
+    return str(ray.get_runtime_context().get_node_id())
+
+
+def _get(reference: Any, timeout: float | None = None) -> Any:
     try:
-        return ray.get(reference)
+        return ray.get(reference, timeout=timeout)
     except ray.exceptions.RayActorError as error:
         raise SamplerLostError(f"the sampler actor has died: {error}") from error
 

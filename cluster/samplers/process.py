@@ -2,8 +2,9 @@
 
 Submitting returns as soon as the rows are in the ring, so that the sampler decides one step while
 the next is computed. Neither process outlives the other: the child ends with its owner's socket,
-and the owner learns of the child's death from the same socket. The memory has no name, so nothing
-is left of it.
+and the owner learns of the child's death from the same socket. A child that has been stopped is
+killed when it is waited for (`cluster.samplers.stopped`). The memory has no name, so nothing is
+left of it.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from cluster.samplers.messages import (
     decode_reply,
     encode,
 )
+from cluster.samplers.stopped import StoppedProcess
 from cluster.shared_memory.doorbell import PeerLostError
 from cluster.shared_memory.ring import RingProducer, create_ring
 from kernels.columns import write_columns
@@ -55,7 +57,7 @@ class SamplerProcess:
     ``columns`` dense rows fit a slot, of which there are ``slots``: columns * slots * V * 4 bytes
     of memory, which is committed when dense rows first use it. Returns when the child is warm.
     Raises ValueError or RuntimeError where the sampler cannot be made, with its reason, and
-    `SamplerLostError` where the child dies before that.
+    `SamplerLostError` where the child dies or is stopped before that.
     """
 
     def __init__(
@@ -71,7 +73,9 @@ class SamplerProcess:
         self._columns = columns
         self._lost: str | None = None
         self._waiting: deque[ProcessDecision] = deque()
-        self._ring, self._messages, self._process = _start(settings, columns, slots, entry)
+        self._ring, own, self._process = _start(settings, columns, slots, entry)
+        self._stopped = StoppedProcess(self._process.pid)
+        self._messages = MessageSocket(own, self._stopped)
         self._progress = select.poll()
         self._progress.register(self._messages, select.POLLIN)
         self._progress.register(self._ring, select.POLLIN)
@@ -115,6 +119,8 @@ class SamplerProcess:
         """Ends the child. What is pending is lost. Closing twice is harmless."""
         if self._lost is not None:
             return
+        if self._stopped.now():
+            self._process.kill()
         self._let_go("the sampler process has been closed")
         try:
             self._process.wait(EXIT_SECONDS)
@@ -164,21 +170,24 @@ class SamplerProcess:
     def _reserve(self) -> npt.NDArray[np.uint8]:
         """A free slot. Answers are taken in meanwhile: a child that cannot send frees no slot."""
         while (slot := self._ring.reserve(timeout=0)) is None:
-            self._progress.poll()
+            self._messages.wait(self._progress)
             while (message := self._messages.receive_nowait()) is not None:
                 self._take(message)
         return slot
 
     def _take(self, message: bytes) -> None:
+        self._stopped.answered()
         reply = decode_reply(message)
         pending = self._waiting.popleft()
         pending.outcome = reply.result if isinstance(reply, Answer) else _raised(reply)
 
     def _lose(self) -> SamplerLostError:
         if self._lost is None:
-            self._process.kill()  # it has gone, or has let go of its socket and is of no use
-            code = self._process.wait()
-            self._let_go(f"the sampler process {self.process_id} has ended with code {code}")
+            self._process.kill()  # it has gone, or is stopped or without its socket and of no use
+            end = f"has ended with code {self._process.wait()}"
+            if self._stopped.for_good:
+                end = "had been stopped and was killed"
+            self._let_go(f"the sampler process {self.process_id} {end}")
         return SamplerLostError(self._lost)
 
     def _let_go(self, reason: str) -> None:
@@ -200,8 +209,8 @@ class ProcessDecision:
         self.outcome: DecisionResult | Exception | None = None
 
     def result(self) -> DecisionResult:
-        """Waits for it. Raises `SamplerLostError` where the child died, ValueError or RuntimeError
-        where the sampler raised."""
+        """Waits for it. Raises `SamplerLostError` where the child died or was stopped, ValueError
+        or RuntimeError where the sampler raised."""
         if self.outcome is None:
             self._process.settle(self)
         assert self.outcome is not None
@@ -212,7 +221,8 @@ class ProcessDecision:
 
 def _start(
     settings: SamplerSettings, columns: int, slots: int, entry: Sequence[str]
-) -> tuple[RingProducer, MessageSocket, subprocess.Popen[bytes]]:
+) -> tuple[RingProducer, socket.socket, subprocess.Popen[bytes]]:
+    """The ring, this side's end of the messages' socket, and the child."""
     ring, inherited = create_ring(slots, slot_bytes(settings.vocabulary_size, columns))
     own, other = socket.socketpair()
     descriptors = (other.fileno(), *inherited)
@@ -232,7 +242,7 @@ def _start(
     finally:  # the child's ends must be open in the child alone, or its death cannot be seen
         other.close()
         os.close(inherited[1])
-    return ring, MessageSocket(own), process
+    return ring, own, process
 
 
 def _raised(reply: Ready | Answer | Refusal) -> Exception:

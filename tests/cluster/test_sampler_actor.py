@@ -15,6 +15,7 @@ from actors.decision.messages import DecisionWork
 from actors.decision.plane import SamplerLostError
 from actors.decision.sampler import Sampler
 from actors.states.deltas import Deltas
+from tests.support.processes import gone
 from tests.support.sampler_work import SETTINGS, candidate_rows, comparable, dense_rows, opened
 
 pytestmark = pytest.mark.slow
@@ -75,3 +76,18 @@ def test_kill_9_of_the_actor_ends_every_wait() -> None:
     assert time.monotonic() - started < 30
     actor.close()
     actor.close()
+
+
+def test_a_stopped_actor_is_killed_where_it_is_waited_for_or_closed() -> None:
+    from cluster.samplers.actor import SamplerActor
+
+    waited, closed = SamplerActor(SETTINGS), SamplerActor(SETTINGS)
+    for actor in (waited, closed):
+        os.kill(actor.process_id, signal.SIGSTOP)
+    started = time.monotonic()
+    with pytest.raises(SamplerLostError):
+        waited.submit(DecisionWork(0, Deltas())).result()
+    assert time.monotonic() - started < 5
+    assert gone(waited.process_id, 1)
+    closed.close()
+    assert gone(closed.process_id, 1)

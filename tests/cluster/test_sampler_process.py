@@ -10,13 +10,11 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from actors.candidates import Candidates
 from actors.decision.local_samplers import InlineSampler
 from actors.decision.messages import (
     DecisionWork,
@@ -25,11 +23,11 @@ from actors.decision.messages import (
 )
 from actors.decision.plane import DecisionPlane, SamplerHandle, SamplerLostError
 from actors.decision.sampler import Sampler
-from actors.messages import Certificate
 from actors.states.deltas import Deltas
 from cluster.samplers.process import SamplerProcess
-from tests.support.paths import ROOT, SUPPORT
-from tests.support.processes import holders
+from tests.support.paths import ROOT
+from tests.support.processes import gone, holders
+from tests.support.sampler_processes import STAND_IN, play, running
 from tests.support.sampler_stand_in import SLOW_SECONDS
 from tests.support.sampler_work import (
     SETTINGS,
@@ -39,19 +37,6 @@ from tests.support.sampler_work import (
     dense_rows,
     opened,
 )
-
-STAND_IN = str(SUPPORT / "sampler_stand_in.py")
-
-
-@contextmanager
-def running(how: str | None = None, **options: int) -> Iterator[SamplerProcess]:
-    """A real sampler, or the stand-in that behaves like ``how``."""
-    entry = {} if how is None else {"entry": (STAND_IN, how)}
-    process = SamplerProcess(SETTINGS, **options, **entry)  # type: ignore[arg-type]
-    try:
-        yield process
-    finally:
-        process.close()
 
 
 @pytest.fixture(scope="module")
@@ -65,20 +50,6 @@ def lost_within(seconds: float, what: object) -> None:
     with pytest.raises(SamplerLostError):
         what()  # type: ignore[operator]
     assert time.monotonic() - started < seconds
-
-
-def gone(process_id: int, seconds: float) -> bool:
-    """Whether a process ends in time (a zombie nobody has waited for counts)."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        try:
-            status = Path(f"/proc/{process_id}/stat").read_text()
-        except OSError:
-            return True
-        if status.rsplit(")", 1)[1].split()[0] == "Z":
-            return True
-        time.sleep(0.005)
-    return False
 
 
 # -- the same decisions ---------------------------------------------------------------------------
@@ -316,41 +287,6 @@ def test_the_child_loads_neither_torch_nor_ray_nor_http() -> None:
 
 
 # -- in the decision plane ------------------------------------------------------------------------
-
-
-def play(plane: DecisionPlane, kill_before: int | None = None) -> list[list[int]]:
-    """25 steps of six sequences, candidates and dense rows mixed; one sampler dies mid-step."""
-    random = np.random.default_rng(6)
-    histories = [list(each.request.prompt_ids) for each in opened(0, 6)]
-    for each, history in zip(opened(0, 6), histories, strict=True):
-        plane.open(each.sequence, each.request, history)
-    for step in range(25):
-        dense = random.random(6) < 0.5
-        ids = [
-            np.arange(SIZE) if whole else np.flatnonzero(random.random(SIZE) < 0.2)
-            for whole in dense
-        ]
-        raw = (3 * random.standard_normal(sum(map(len, ids)))).astype(np.float32)
-        candidates = Candidates(
-            np.concatenate(ids).astype(np.int32),
-            raw,
-            np.cumsum([0, *map(len, ids)], dtype=np.int64),
-            tuple(
-                Certificate("dense" if whole else "topk", "dense", "", len(each), 0)
-                for whole, each in zip(dense, ids, strict=True)
-            ),
-        )
-        submitted = plane.submit(step, range(6), candidates)
-        if step == kill_before:
-            victim = next(iter(plane._handles.values()))
-            assert isinstance(victim, SamplerProcess)
-            os.kill(victim.process_id, signal.SIGKILL)
-        for sequence, decision in enumerate(submitted.result()):
-            token = 0 if decision is None else decision.token_id
-            histories[sequence].append(token)
-            plane.append(sequence, token)
-    plane.shut_down()
-    return histories
 
 
 def test_a_sampler_killed_in_mid_step_changes_no_token() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -41,6 +43,31 @@ def test_every_piece_runs_and_errors_come_back() -> None:
         pool.set_threads(1)
     with pytest.raises(ValueError, match="at least 1"):
         pool.set_threads(0)
+    with pytest.raises(ValueError, match="one row"):
+        pool.set_threads_by_rows(((2, 1),))
+
+
+def test_a_step_has_the_threads_of_its_rows_and_pieces_no_more() -> None:
+    busy, most, lock = 0, 0, threading.Lock()
+
+    def piece() -> None:
+        nonlocal busy, most
+        with lock:
+            busy += 1
+            most = max(most, busy)
+        time.sleep(0.005)
+        with lock:
+            busy -= 1
+
+    try:
+        pool.set_threads_by_rows(((1, 1), (4, 3), (8, 2)))
+        for rows, expected in ((1, 1), (3, 1), (4, 3), (7, 3), (8, 2), (500, 2), (1, 1)):
+            most = 0
+            assert pool.begin_step(rows) == pool.threads() == expected
+            pool.run([piece] * 7)
+            assert (busy, most) == (0, expected)
+    finally:
+        pool.set_threads(1)
 
 
 def test_the_compile_cache_follows_every_source(tmp_path: Path) -> None:

@@ -1,8 +1,9 @@
-"""What processes hold."""
+"""What processes hold, and whether they have gone."""
 
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 
@@ -24,3 +25,17 @@ def holders(inode: int) -> list[int]:
         if mapped or held:
             found.append(int(folder.name))
     return found
+
+
+def gone(process_id: int, seconds: float) -> bool:
+    """Whether a process ends in time (a zombie nobody has waited for counts)."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            status = Path(f"/proc/{process_id}/stat").read_text()
+        except OSError:
+            return True
+        if status.rsplit(")", 1)[1].split()[0] == "Z":
+            return True
+        time.sleep(0.005)
+    return False

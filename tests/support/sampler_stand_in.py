@@ -17,6 +17,7 @@ from actors.messages import RowDecision
 from cluster.samplers.main import main
 
 SLOW_SECONDS = 0.3
+THOUGHTFUL_SECONDS = 2.5
 
 
 class StandIn:
@@ -26,8 +27,14 @@ class StandIn:
             raise ValueError("no such hot vocabulary")
         if how == "stillborn":
             os.kill(os.getpid(), signal.SIGKILL)
+        if how == "stopped at birth":
+            os.kill(os.getpid(), signal.SIGSTOP)
 
     def decide(self, work: DecisionWork) -> DecisionResult:
+        if self._how == "stopping":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if self._how == "thoughtful":
+            time.sleep(THOUGHTFUL_SECONDS)
         if self._how == "slow":
             time.sleep(SLOW_SECONDS)
         if work.deltas.closed == (1,):

@@ -1,0 +1,1 @@
+"""How many threads compute a step: measured when an engine starts."""
