@@ -190,18 +190,32 @@ def test_a_scored_prompt_holds_nobody_up(engine: Engine, prompt_ids: PromptIds) 
 
 @given(
     length=st.integers(1, 60),
+    most_likely=st.integers(0, 100),
     scored=st.integers(0, 60),
     start=st.integers(0, 60),
     budget=st.integers(1, 300),
 )
 def test_as_many_tokens_as_the_budget_pays_for(
-    length: int, scored: int, start: int, budget: int
+    length: int, most_likely: int, scored: int, start: int, budget: int
 ) -> None:
-    scores = PromptScores(length, [None] * (1 + min(scored, length - 1)))
+    scores = PromptScores(length, most_likely, [None] * (1 + min(scored, length - 1)))
     count = scores.affordable(start, budget)
     assert count >= 1
     assert count == 1 or scores.cost(start, count) <= budget
     assert scores.cost(start, count + 1) > budget
+
+
+def test_few_choices_are_told_their_prompt_in_one_step(engine: Engine) -> None:
+    """What a step says must be read, too, before anybody hears of the next one."""
+    parameters = replace(SCORED, prompt_logprobs=20, max_tokens=2)
+    prompt = tuple(range(1_900))
+    for choice in range(12):
+        engine.submit(Request(f"t{choice}", choice, prompt, parameters))
+    told = []
+    while not engine._scheduler.idle:
+        told.append(sum(event.prompt_logprobs is not None for event in engine.step()))
+    assert sum(told) == 12
+    assert max(told) == 1  # 266 tokens' worth, of 128 that a step has
 
 
 def test_scores_are_shared_by_those_who_want_the_same_and_then_forgotten() -> None:
