@@ -161,34 +161,54 @@ class Scheduler:
     def plan(self) -> StepPlan:
         """The next step; empty when nothing can be computed."""
         step = _Draft(self._step_tokens, -(-len(self._running) // self._cohorts))
-        decoding: dict[int, ByClient] = {priority: {} for priority in self._shares}
-        behind: dict[int, ByClient] = {priority: {} for priority in self._shares}
+        if self._everything_fits():
+            for sequence in tuple(self._running):
+                if not sequence.awaiting:
+                    self._compute(step, sequence, step.budget)
+        else:
+            self._share_out(step)
+        return StepPlan(tuple(step.chunks.values()))
+
+    def _everything_fits(self) -> bool:
+        """Whether nobody waits and the step has room for all that is to be computed: then there is
+        nothing to share, and nobody pays."""
+        if any(share.waiting_clients for share in self._shares.values()):
+            return False
+        return sum(each.cost(0, each.uncomputed) for each in self._running) <= self._step_tokens
+
+    def _share_out(self, step: _Draft) -> None:
+        """Fill the step, priority by priority."""
+        decoding: dict[int, ByClient] = {}
+        behind: dict[int, ByClient] = {}
         for sequence in self._running:
             if not sequence.awaiting:
                 request = sequence.request
-                kind = decoding if sequence.caught_up else behind
-                kind[request.priority].setdefault(request.client, []).append(sequence)
-        for priority, share in sorted(self._shares.items()):
-            self._divide(step, share, decoding[priority], admits=False)
-            self._divide(step, share, behind[priority], admits=True)
-        return StepPlan(tuple(step.chunks.values()))
+                kind = decoding if sequence.decodes else behind
+                kind.setdefault(request.priority, {}).setdefault(request.client, []).append(
+                    sequence
+                )
+        for priority in sorted(self._shares):
+            share = self._shares[priority]
+            if priority in decoding:
+                self._divide(step, share, decoding[priority], admits=False)
+            if priority in behind or share.waiting_clients:
+                self._divide(step, share, behind.get(priority, {}), admits=True)
 
     def _divide(self, step: _Draft, share: FairShare, running: ByClient, *, admits: bool) -> None:
         """Give every client an equal part of the budget, for its ``running`` sequences in order
         and then, if it ``admits``, for its waiting ones; divide again what some do not use."""
-        clients = set(running)
-        if admits:
-            clients.update(share.waiting_clients)
+        waiting = share.waiting_clients if admits else ()
+        clients = share.in_turn({*running, *waiting} if waiting else running)
         while clients and step.budget > 0:
-            turn = share.in_turn(clients)[: step.budget]
+            turn = clients[: step.budget]
             left = dict.fromkeys(turn, step.budget // len(turn))
             for client in turn:
                 for sequence in running.get(client, ()):
                     left[client] -= self._compute(step, sequence, left[client])
                 _charge(share, client, step)
-            if admits:
+            if waiting:
                 self._admit(step, share, running, left)
-            clients.difference_update(client for client in turn if left[client] > 0)
+            clients = share.in_turn([each for each in clients if left.get(each, 0) <= 0])
 
     def _compute(self, step: _Draft, sequence: Sequence, limit: int) -> int:
         """Plan more tokens of a running sequence, for ``limit`` of the budget; what they cost."""

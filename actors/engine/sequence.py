@@ -59,6 +59,11 @@ class Sequence:
         return self.computed == len(self.token_ids) - 1
 
     @property
+    def decodes(self) -> bool:
+        """Whether it is one token behind, and does not still have to tell its prompt's scores."""
+        return self.caught_up and (self.scores is None or self.computed >= self.prompt_length)
+
+    @property
     def order(self) -> tuple[int, int]:
         """Who goes first: lower priority value, then earlier arrival."""
         return (self.request.priority, self.arrival)

@@ -32,12 +32,21 @@ class Clients:
         self._arrivals = 0
 
     def submit(
-        self, client: str, prompt: int, output: int = 1, *, priority: int = 0, scored: bool = False
+        self,
+        client: str,
+        prompt: int,
+        output: int = 1,
+        *,
+        priority: int = 0,
+        scored: bool = False,
+        same: bool = False,
     ) -> Sequence:
+        """``same`` prompts of a length are equal."""
         self._arrivals += 1
         name = self._arrivals
-        parameters = SamplingParameters(max_tokens=output, prompt_logprobs=0 if scored else None)
-        prompt_ids = tuple(range(name * 10_000, name * 10_000 + prompt))
+        parameters = SamplingParameters(max_tokens=output, prompt_logprobs=20 if scored else None)
+        first = 0 if same else name * 10_000
+        prompt_ids = tuple(range(first, first + prompt))
         request = Request(str(name), 0, prompt_ids, parameters, priority, client=client)
         sequence = Sequence(request, name, cast(Any, None), list(prompt_ids))
         self.scheduler.add(sequence)
@@ -234,6 +243,20 @@ def test_a_hundred_long_prompts_do_not_hold_up_another_client(
         clients.step()
     assert short not in clients.unfinished
     assert clients.scheduler.preemptions <= 1
+
+
+@pytest.mark.parametrize("running_for", [1, 10, 26, 40, 60])
+def test_choices_of_a_scored_prompt_do_not_hold_up_another_client(running_for: int) -> None:
+    """While their prompt is scored, and while one after the other is told."""
+    clients = Clients(step_tokens=512, max_running=64)
+    for _ in range(128):
+        clients.submit("choices", 1_900, 16, scored=True, same=True)
+    for _ in range(running_for):
+        clients.step()
+    short = clients.submit("modest", 5, 2)
+    for _ in range(2):
+        clients.step()
+    assert short not in clients.unfinished
 
 
 def test_a_place_is_taken_from_who_holds_more_than_an_equal_part() -> None:
