@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import time
 from collections.abc import Callable
 
 from cluster.config import ServeConfig
@@ -15,11 +16,8 @@ class StartupError(Exception):
     """The server cannot start, with one line that says why."""
 
 
-def wait_until_ready(
-    config: ServeConfig, tell: Callable[[str], None], stopped: Callable[[float], bool]
-) -> None:
-    """Polls ``/health``, telling every new reason for waiting; ``stopped`` waits that many seconds
-    and says whether there is no point in going on.
+def wait_until_ready(config: ServeConfig, tell: Callable[[str], None]) -> None:
+    """Polls ``/health``, telling every new reason for waiting.
 
     Raises:
         StartupError: the engine will never be ready.
@@ -34,8 +32,7 @@ def wait_until_ready(
         if reason != told:
             tell(reason)
             told = reason
-        if stopped(POLL_SECONDS):
-            return
+        time.sleep(POLL_SECONDS)
 
 
 def _health(config: ServeConfig) -> tuple[int, str, bool]:

@@ -1,33 +1,32 @@
-"""The process that owns a server: it tells what is going on, ends it, and ends with it.
+"""The process that owns a server: it hears signals, watches over Ray, and leaves nothing behind.
 
-The server is started and used in a thread of its own, because calls into Ray may wait for a
-cluster that is gone. The main thread waits for nothing: it hears signals, looks whether Ray is
-alive, and leaves no process behind.
+Calls into Ray may wait for a cluster that is gone, with the interpreter in their hands, so all of
+them are made in a process of their own (`serve_app.driver`). This one imports nothing of Ray's and
+waits for nobody.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from types import FrameType
-from typing import NoReturn
 
 import psutil
 
 from cluster.config import ServeConfig
 from cluster.process_tree import adopt_orphans, end_descendants
-from serve_app.banner import banner
-from serve_app.launch import running_server
-from serve_app.readiness import wait_until_ready
 
 LOOK_SECONDS = 0.25
 # What Ray and Serve may take to end after the open streams have had their time.
 SHUTDOWN_SECONDS = 20.0
 RAY_PROCESSES = ("gcs_server", "raylet")
 INTERRUPTED = 130
+FAREWELL_SECONDS = 1.0
 
 
 class ClusterLostError(Exception):
@@ -35,7 +34,7 @@ class ClusterLostError(Exception):
 
 
 class StopRequest:
-    """Set by the first SIGINT or SIGTERM; the second one ends everything at once."""
+    """Made by the first SIGINT or SIGTERM; the second one ends everything at once."""
 
     def __init__(self) -> None:
         self._event = threading.Event()
@@ -47,100 +46,68 @@ class StopRequest:
 
     def _hear(self, signal_number: int, frame: FrameType | None) -> None:
         if self._event.is_set():
-            end_at_once(INTERRUPTED)
+            end_descendants()
+            os._exit(INTERRUPTED)
         self._event.set()
 
     @property
     def made(self) -> bool:
         return self._event.is_set()
 
-    def wait(self, seconds: float | None = None) -> bool:
-        """Whether it has been made; waits at most ``seconds`` for it."""
-        return self._event.wait(seconds)
 
-
-def end_at_once(exit_code: int) -> NoReturn:
-    """Ends this process and all it started, without a word to anybody."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    end_descendants()
-    os._exit(exit_code)
-
-
-class _ServerThread(threading.Thread):
-    """Serves until ``stop`` is made; what went wrong is in ``error``."""
-
-    def __init__(self, config: ServeConfig, stop: StopRequest, start_time: float) -> None:
-        super().__init__(name="server", daemon=True)
-        self.ready = False
-        self.error: BaseException | None = None
-        self._config = config
-        self._stop_request = stop
-        self._start_time = start_time
-
-    def run(self) -> None:
-        try:
-            self._serve()
-        except BaseException as error:
-            self.error = error
-
-    def _serve(self) -> None:
-        config = self._config
-        with running_server(config, tell=self._tell) as handle:
-            self._tell("the application runs; waiting for the engine")
-            wait_until_ready(config, self._tell, self._stop_request.wait)
-            information = handle.information.remote().result()
-            has_chat = handle.has_chat_template.remote().result()
-            print(banner(config, information, has_chat), flush=True)
-            self.ready = True
-            self._stop_request.wait()
-            grace = config.shutdown_grace_seconds
-            handle.shut_down.remote(grace).result(timeout_s=grace + SHUTDOWN_SECONDS)
-
-    def _tell(self, message: str) -> None:
-        print(f"[{time.monotonic() - self._start_time:5.1f} s] {message}", flush=True)
-
-
-def serve_until_stopped(config: ServeConfig, stop: StopRequest) -> None:
-    """Starts the server and stays until it is told to stop; then everything has ended.
+def serve_until_stopped(config: ServeConfig, stop: StopRequest) -> int:
+    """Starts the server and stays until it is told to stop; when it returns, with the driver's exit
+    code, or raises, everything has ended.
 
     Raises:
-        ClusterLostError: Ray is gone; what it left behind runs on until `end_at_once`.
-        Exception: whatever kept the server from starting.
+        ClusterLostError: Ray has died.
     """
     adopt_orphans()
-    server = _ServerThread(config, stop, time.monotonic())
-    server.start()
+    # A session of its own: a terminal's Ctrl-C is heard here alone.
+    driver = subprocess.Popen(
+        [sys.executable, "-m", "serve_app.driver"], stdin=subprocess.PIPE, start_new_session=True
+    )
+    try:
+        assert driver.stdin is not None
+        driver.stdin.write(config.model_dump_json(by_alias=True).encode() + b"\n")
+        driver.stdin.flush()
+        _watch(driver, config, stop)
+    finally:
+        end_descendants()
+    return driver.wait()
+
+
+def _watch(driver: subprocess.Popen[bytes], config: ServeConfig, stop: StopRequest) -> None:
+    """Returns when the driver has ended, or should have.
+
+    Raises:
+        ClusterLostError: one of Ray's processes that was there before has ended.
+    """
     watched: dict[str, psutil.Process] = {}
     deadline: float | None = None
-    try:
-        while server.is_alive():
-            server.join(LOOK_SECONDS)
-            if deadline is None and stop.made:
-                if not server.ready:  # nobody is being served
-                    return
-                deadline = time.monotonic() + config.shutdown_grace_seconds + SHUTDOWN_SECONDS
-            if deadline is None:
-                _look_after_ray(watched)
-            elif time.monotonic() > deadline:
+    while driver.poll() is None:
+        time.sleep(LOOK_SECONDS)
+        if deadline is not None:
+            if time.monotonic() > deadline:
                 print("lexshard: Ray does not end; killing it", file=sys.stderr, flush=True)
                 return
-        if server.error is not None and not stop.made:
-            raise server.error
-    finally:
-        if not isinstance(sys.exception(), ClusterLostError):
-            end_descendants()
+        elif stop.made:
+            driver.stdin.close()  # type: ignore[union-attr]
+            deadline = time.monotonic() + config.shutdown_grace_seconds + SHUTDOWN_SECONDS
+        else:
+            _look_after_ray(driver, watched)
 
 
-def _look_after_ray(watched: dict[str, psutil.Process]) -> None:
-    """Raises:
-    ClusterLostError: one of Ray's processes that was there before has ended.
-    """
+def _look_after_ray(driver: subprocess.Popen[bytes], watched: dict[str, psutil.Process]) -> None:
     for name, process in watched.items():
         if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
+            with suppress(subprocess.TimeoutExpired):
+                driver.wait(FAREWELL_SECONDS)  # it may have ended them itself, on its way out
+                return
             raise ClusterLostError(f"Ray's {name} (process {process.pid}) has ended")
     if len(watched) < len(RAY_PROCESSES):
-        for child in psutil.Process().children():
-            name = child.name()
-            if name in RAY_PROCESSES:
-                watched[name] = child
+        with suppress(psutil.NoSuchProcess):  # one of them has ended: the next look will tell
+            for child in psutil.Process(driver.pid).children():
+                name = child.name()
+                if name in RAY_PROCESSES:
+                    watched[name] = child

@@ -19,12 +19,7 @@ from cluster.config import (
 from serve_app.banner import decisions
 from serve_app.launch import check_port
 from serve_app.readiness import StartupError
-from serve_app.server_process import (
-    ClusterLostError,
-    StopRequest,
-    end_at_once,
-    serve_until_stopped,
-)
+from serve_app.server_process import ClusterLostError, StopRequest, serve_until_stopped
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,19 +65,14 @@ def run(arguments: argparse.Namespace) -> int:
     stop = StopRequest()
     stop.listen()
     try:
-        serve_until_stopped(config, stop)
+        code = serve_until_stopped(config, stop)
     except ClusterLostError as error:
-        print(f"lexshard: {error}; everything is being ended", file=sys.stderr)
-        end_at_once(1)
-    except StartupError as error:
-        print(f"lexshard: {error}", file=sys.stderr)
+        print(f"lexshard: {error}; the server has been ended", file=sys.stderr)
         return 1
-    except RuntimeError as error:
-        lines = [line for line in str(error).splitlines() if line.strip()]
-        print(f"lexshard: the server could not start: {lines[-1].strip()}", file=sys.stderr)
-        return 1
-    print("lexshard: stopped", flush=True)
-    return end_at_once(0)  # a thread may still be waiting for a cluster that has ended
+    if stop.made:
+        print("lexshard: stopped", flush=True)
+        return 0
+    return code
 
 
 def check(config: ServeConfig) -> None:

@@ -1,0 +1,78 @@
+"""The Ray driver of a server, as `serve_app.server_process` starts it.
+
+Standard input brings the configuration as one line of JSON (keys must not show in the list of
+processes) and stays open: its end is the request to stop.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+
+from cluster.config import ServeConfig
+from cluster.process_tree import die_with_parent
+from serve_app.banner import banner
+from serve_app.launch import running_server
+from serve_app.readiness import StartupError, wait_until_ready
+
+
+class Driver:
+    """Starts a server, says when it is ready, and shuts it down."""
+
+    def __init__(self, config: ServeConfig) -> None:
+        self._config = config
+        self._start_time = time.monotonic()
+        self._ready = False
+        self._stop = threading.Event()
+
+    def serve(self) -> None:
+        """Returns when the server has been told to stop and has done so.
+
+        Raises:
+            StartupError: its engine will never be ready.
+            RuntimeError: it could not be started.
+        """
+        config = self._config
+        threading.Thread(target=self._wait_for_the_end, daemon=True).start()
+        with running_server(config, tell=self._tell) as handle:
+            self._tell("the application runs; waiting for the engine")
+            wait_until_ready(config, self._tell)
+            information = handle.information.remote().result()
+            has_chat = handle.has_chat_template.remote().result()
+            print(banner(config, information, has_chat), flush=True)
+            self._ready = True
+            self._stop.wait()
+            handle.shut_down.remote(config.shutdown_grace_seconds).result()
+
+    def _wait_for_the_end(self) -> None:
+        sys.stdin.read()
+        if not self._ready:  # nobody is being served: there is nobody to be told
+            os._exit(0)
+        self._stop.set()
+
+    def _tell(self, message: str) -> None:
+        print(f"[{time.monotonic() - self._start_time:5.1f} s] {message}", flush=True)
+
+
+def main() -> int:
+    """Serves what standard input says; the exit code."""
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    config = ServeConfig.model_validate_json(sys.stdin.readline(), strict=True)
+    try:
+        Driver(config).serve()
+    except StartupError as error:
+        print(f"lexshard: {error}", file=sys.stderr)
+        return 1
+    except RuntimeError as error:
+        lines = [line for line in str(error).splitlines() if line.strip()]
+        print(f"lexshard: the server could not start: {lines[-1].strip()}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
