@@ -16,11 +16,14 @@ from typing import Any
 from fastapi import FastAPI
 from ray import serve
 from ray.serve import Application
+from ray.serve._private import replica
+from ray.util import get_node_ip_address
 
 from cluster.config import ServeConfig
 from cluster.process_tree import die_with_parent
 from serve_app.app import create_app
 from serve_app.engine_client import EngineClient, EngineConnector
+from serve_app.launch import LOOPBACK
 from serve_app.openai.tokenization import ModelTokenizer
 
 APPLICATION_NAME = "lexshard"
@@ -50,11 +53,25 @@ def log_to_stderr() -> None:
     logger.propagate = False
 
 
+def stay_on_loopback() -> None:
+    """Keeps Serve's port for calls between deployments, which unpickles what it is sent, to this
+    machine where all of Ray is: Serve opens it on every interface and has no setting for it."""
+    if get_node_ip_address() != LOOPBACK:
+        return
+    open_port = replica.add_port_to_grpc_server
+
+    def open_on_loopback(server: Any, address: str) -> Any:
+        return open_port(server, f"{LOOPBACK}:{address.rpartition(':')[2]}")
+
+    replica.add_port_to_grpc_server = open_on_loopback
+
+
 class ServerDeployment:
     """One replica: tokeniser, application, and the client of one engine."""
 
     def __init__(self, config: ServeConfig, connect: EngineConnector) -> None:
         die_with_parent()
+        stay_on_loopback()
         log_to_stderr()
         self._tokenizer = ModelTokenizer.load(config.model)
         self._client = connect(config)

