@@ -244,3 +244,12 @@ class StepOutput:
 
     events: tuple[SequenceEvent, ...] = ()
     statistics: EngineStatistics = field(default_factory=EngineStatistics)
+
+
+@dataclass(frozen=True, slots=True)
+class Commands:
+    """What the front end asks of the engine since the last step. ``stop`` ends the loop."""
+
+    submit: tuple[Request, ...] = ()
+    cancel: tuple[str, ...] = ()
+    stop: bool = False

@@ -69,6 +69,10 @@ def ingress_environment(binary: str, folder: Path, host: str, port: int) -> dict
         "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",
         "RAY_SERVE_HAPROXY_NBTHREAD": "1" if (os.cpu_count() or 1) < 8 else "2",
         "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": str(IDLE_SECONDS),
+        # A replica or an ingress that is gone is to be noticed within seconds.
+        "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
+        "RAY_SERVE_HAPROXY_HEALTH_CHECK_INTER": "1s",
+        "RAY_SERVE_HAPROXY_RETRIES": "1",
         # Otherwise a stopping replica stays open for half a minute.
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
         # Serve's own proxy, which stays in reserve; two servers must not ask for the same port.
@@ -143,8 +147,11 @@ def fit_for_clients(configuration: str, folder: Path, listen: str) -> str:
 
 
 def _is_replaced(line: str) -> bool:
-    """Serve's errors in plain text, and logs that nobody reads."""
-    return line.strip().startswith(("errorfile ", "log ", "option httplog", "option log-health"))
+    """Serve's errors in plain text, logs that nobody reads, and its own proxy in reserve, where
+    requests would wait for a replica instead of being told that there is none."""
+    line = line.strip()
+    replaced = ("errorfile ", "log ", "option httplog", "option log-health")
+    return line.startswith(replaced) or (line.startswith("server ") and line.endswith(" backup"))
 
 
 def main(arguments: Sequence[str]) -> None:

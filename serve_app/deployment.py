@@ -73,8 +73,8 @@ class ServerDeployment:
         die_with_parent()
         stay_on_loopback()
         log_to_stderr()
+        self._client = connect(config)  # first: it takes longer, and in a process of its own
         self._tokenizer = ModelTokenizer.load(config.model)
-        self._client = connect(config)
         self._built_app = create_app(config, self._client, self._tokenizer)
 
     def __serve_build_asgi_app__(self) -> FastAPI:

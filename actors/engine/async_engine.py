@@ -15,8 +15,8 @@ import threading
 from collections.abc import AsyncIterator
 
 from actors.engine.engine import Engine
-from actors.engine.loop import Commands, run_engine
-from actors.messages import Request, SequenceEvent, StepOutput
+from actors.engine.loop import run_engine
+from actors.messages import Commands, Request, SequenceEvent, StepOutput
 
 
 class _Mailbox:

@@ -10,23 +10,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
 from actors.engine.engine import Engine
 from actors.engine.scheduler import StepPlan
-from actors.messages import Request, SequenceEvent, StepOutput
-
-
-@dataclass(frozen=True, slots=True)
-class Commands:
-    """What the front end asks of the engine since the last step. ``stop`` ends the loop."""
-
-    submit: tuple[Request, ...] = ()
-    cancel: tuple[str, ...] = ()
-    stop: bool = False
+from actors.messages import Commands, SequenceEvent, StepOutput
 
 
 class CommandSource(Protocol):

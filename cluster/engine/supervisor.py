@@ -17,8 +17,7 @@ from typing import Any
 import ray
 
 from actors.configuration import EngineConfiguration, EngineInformation
-from actors.engine.loop import Commands
-from actors.messages import EngineStatistics, Request, StepOutput
+from actors.messages import Commands, EngineStatistics, Request, StepOutput
 from cluster.engine.journal import Journal, JournalStream
 from cluster.engine.process import start_engine_actor
 from cluster.engine.pulse import Pulse
@@ -50,6 +49,7 @@ class EngineSupervisor:
         self._journal = Journal()
         self._streams: set[JournalStream] = set()
         self._side: ClientSide | None = None
+        self._first_actor: Any = None
         self._supervision: asyncio.Task[None] | None = None
         self._information: EngineInformation | None = None
         self._stopping = False
@@ -70,8 +70,10 @@ class EngineSupervisor:
         return self._information
 
     def start(self) -> None:
-        """Begin supervising; call once, inside the event loop."""
+        """Begin supervising; call once, inside the event loop. The first engine starts at once,
+        whatever its caller does before it lets the loop go on."""
         remove_abandoned_folders()
+        self._first_actor = self._start_actor(self._configuration)
         self._supervision = asyncio.get_running_loop().create_task(self._supervise())
 
     async def stop(self, grace_seconds: float = 0.0) -> None:
@@ -140,7 +142,8 @@ class EngineSupervisor:
         folder = PrivateFolder()
         endpoints = endpoints_in(folder.path)
         side = ClientSide(endpoints)
-        actor = self._start_actor(self._configuration)
+        actor = self._first_actor or self._start_actor(self._configuration)
+        self._first_actor = None
         tasks: list[asyncio.Task[Any]] = []
         try:
             self._information = await actor.load.remote()

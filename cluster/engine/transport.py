@@ -13,8 +13,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from actors.engine.loop import Commands
-from actors.messages import StepOutput
+from actors.messages import Commands, StepOutput
 
 _command_encoder = msgspec.msgpack.Encoder()
 _command_decoder = msgspec.msgpack.Decoder(Commands)

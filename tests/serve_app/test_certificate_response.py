@@ -15,8 +15,7 @@ import pytest
 import uvicorn
 
 from actors.configuration import EngineConfiguration
-from actors.engine.loop import Commands
-from actors.messages import EngineStatistics, Request, SequenceEvent, StepOutput
+from actors.messages import Commands, EngineStatistics, Request, SequenceEvent, StepOutput
 from cluster.config import ServeConfig
 from cluster.engine.supervisor import EngineSupervisor
 from cluster.engine.transport import ClientSide, EngineSide, endpoints_in

@@ -16,8 +16,8 @@ from actors.decision.messages import SamplerSettings
 from actors.decision.plane import SamplerHandle
 from actors.engine.completion import run_to_completion
 from actors.engine.engine import Engine
-from actors.engine.loop import Commands, run_engine
-from actors.messages import Request, SamplingParameters
+from actors.engine.loop import run_engine
+from actors.messages import Commands, Request, SamplingParameters
 from cluster.samplers.start import start_sampler
 from tests.support.paths import DEMO
 
