@@ -26,8 +26,9 @@ VARIABLE_PREFIX = "LEXSHARD_"
 SERVICE_VARIABLE = re.compile(r"\w+_(SERVICE_HOST|SERVICE_PORT\w*|PORT_\d+_(TCP|UDP|SCTP)\w*)")
 SERVICE_ADDRESS = re.compile(r"(tcp|udp|sctp)://")
 
-# An empty key would open the server to everyone who sends an empty one.
 Name = Annotated[str, Field(pattern=r"\S")]
+# An empty key would open the server to everyone who sends an empty one.
+Key = Annotated[str, Field(pattern=r"^\S+( +priority=-?\d{1,9})?$")]
 
 
 class ConfigError(ValueError):
@@ -87,7 +88,14 @@ class ServeConfig(EngineOptions):
     served_model_name: list[Name] = option([], "name for clients; repeatable", metavar="NAME")
     host: str = option("127.0.0.1", "address to listen on (default 127.0.0.1)")
     port: int = option(8000, "port to listen on (default 8000)", ge=1, le=65535)
-    api_keys: list[Name] = option([], "repeatable", metavar="KEY", flag="--api-key")
+    api_keys: list[Key] = option(
+        [],
+        "repeatable; 'KEY priority=-5' lets its owner go as far before the default (shows in the "
+        "list of processes: better use a file or the environment)",
+        metavar="KEY",
+        flag="--api-key",
+    )
+    api_key_file: str | None = option(None, "more keys, one a line", metavar="FILE")
     max_running_requests: int = option(256, "sequences admitted at once", metavar="N", ge=1)
     max_waiting_tokens: int = option(131_072, "prompt tokens that may wait", metavar="N", ge=1)
     max_requests_per_client: int | None = option(
@@ -206,6 +214,8 @@ def load_config(path: str | Path | None, overrides: Mapping[str, Any]) -> ServeC
             raise ConfigError(f"{path} must hold a mapping of option names to values")
         values.update(loaded)
     values.update(overrides)
+    if isinstance(values.get("api_key_file"), str):
+        values["api_keys"] = [*values.get("api_keys", []), *_read_keys(values["api_key_file"])]
     if "model" not in values:
         raise ConfigError("no model given: pass --model FOLDER or set 'model' in the configuration")
     try:
@@ -213,5 +223,25 @@ def load_config(path: str | Path | None, overrides: Mapping[str, Any]) -> ServeC
     except ValidationError as error:
         problem = error.errors()[0]
         name = ".".join(str(part) for part in problem["loc"])
-        given = "" if problem["type"] == "missing" else f", not {problem['input']!r}"
+        secret = problem["loc"][:1] == ("api_keys",)
+        given = "" if problem["type"] == "missing" or secret else f", not {problem['input']!r}"
         raise ConfigError(f"option '{name}': {problem['msg']}{given}") from error
+
+
+def _read_keys(path: str) -> list[str]:
+    """The lines of a key file but for comments (``#``) and empty ones.
+
+    Raises:
+        ConfigError: it cannot be read, or others may read it.
+    """
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        mode = Path(path).stat().st_mode
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the keys in {path}: {error}") from error
+    if mode & 0o007:
+        raise ConfigError(f"everybody on this machine can read {path}: chmod 600 it")
+    keys = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    if not keys:
+        raise ConfigError(f"{path} holds no keys: the server would be open to all")
+    return keys

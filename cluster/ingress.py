@@ -20,7 +20,7 @@ from cluster.process_tree import die_with_parent
 
 BINARY, LISTEN = "LEXSHARD_INGRESS_BINARY", "LEXSHARD_INGRESS_LISTEN"
 HEADER_SECONDS = 10  # for all of a request's headers
-IDLE_SECONDS = 3600  # a client that reads its stream slowly
+IDLE_SECONDS = 3600  # of a slow reader, and of a prompt that is long computed
 # Statistics and metrics are open to every interface, and /metrics has the server's own.
 _DROPPED_SECTIONS = ("frontend prometheus", "listen stats")
 _SECTION = re.compile(r"^(global|defaults|frontend|backend|listen)\b", re.MULTILINE)
@@ -69,6 +69,7 @@ def ingress_environment(binary: str, folder: Path, host: str, port: int) -> dict
         "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",
         "RAY_SERVE_HAPROXY_NBTHREAD": "1" if (os.cpu_count() or 1) < 8 else "2",
         "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": str(IDLE_SECONDS),
+        "RAY_SERVE_HAPROXY_TIMEOUT_SERVER_S": str(IDLE_SECONDS),
         # A replica or an ingress that is gone is to be noticed within seconds.
         "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
         "RAY_SERVE_HAPROXY_HEALTH_CHECK_INTER": "1s",

@@ -6,6 +6,7 @@ import logging
 import os
 import secrets
 
+LOOPBACK = "127.0.0.1"  # where a Ray of our own is
 OBJECT_STORE_BYTES = 128 * 1024 * 1024  # messages travel elsewhere; the store holds next to nothing
 ENVIRONMENT = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # keeps the node's address at 127.0.0.1

@@ -118,7 +118,7 @@ def _add_guarded_routes(app: FastAPI, state: ServerState, keys: ApiKeys) -> None
             async def endpoint(request: Request) -> Response:
                 owner = keys.check(request.headers.get("authorization"))
                 if owner is not None:
-                    _record(request).client = owner
+                    _record(request).client = owner.name
                 return await handler(request)
 
             app.add_api_route(path, endpoint, methods=[method])

@@ -20,10 +20,10 @@ from ray.serve._private import replica
 from ray.util import get_node_ip_address
 
 from cluster.config import ServeConfig
+from cluster.lifecycle import LOOPBACK
 from cluster.process_tree import die_with_parent
 from serve_app.app import create_app
 from serve_app.engine_client import EngineClient, EngineConnector
-from serve_app.launch import LOOPBACK
 from serve_app.openai.tokenization import ModelTokenizer
 
 APPLICATION_NAME = "lexshard"

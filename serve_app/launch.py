@@ -10,11 +10,10 @@ from typing import Any
 
 from cluster.config import ServeConfig
 from cluster.ingress import haproxy_binary, ingress_environment
-from cluster.lifecycle import start_local_ray
+from cluster.lifecycle import LOOPBACK, start_local_ray
 from cluster.private_folder import PrivateFolder, remove_abandoned_folders
 from serve_app.engine_client import EngineConnector
 
-LOOPBACK = "127.0.0.1"
 SERVE_ENVIRONMENT = {
     "RAY_SERVE_LOG_TO_STDERR": "0",
     # Streams pass through one event loop less: a fifth less time at 32 streams.
