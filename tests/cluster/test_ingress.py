@@ -56,8 +56,12 @@ print((folder / "cfg").read_text())
     return done.stdout
 
 
-class Echo(BaseHTTPRequestHandler):
-    """Tells the headers it was sent."""
+left = threading.Event()
+
+
+class Replica(BaseHTTPRequestHandler):
+    """Tells the headers it was sent, or says nothing and listens to who asks; ``left`` is set once
+    that one has gone."""
 
     protocol_version = "HTTP/1.1"
 
@@ -68,6 +72,21 @@ class Echo(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        if self.path == "/stream":
+            self.send_response(200)
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            self.wfile.write(b"3\r\nabc\r\n")
+        try:
+            gone = self.connection.recv(1) == b""
+        except OSError:
+            gone = True
+        if gone:
+            left.set()
+        self.close_connection = True
+
     def log_message(self, format: str, *arguments: object) -> None:
         pass
 
@@ -77,7 +96,7 @@ def running_ingress(folder: Path, *, replica: bool) -> Iterator[int]:
     """HAProxy, started as Serve starts it; yields its port."""
     assert BINARY is not None
     port = free_port()
-    backend = ThreadingHTTPServer(("127.0.0.1", 0), Echo)
+    backend = ThreadingHTTPServer(("127.0.0.1", 0), Replica)
     backend_port = backend.server_address[1]
     if replica:
         threading.Thread(target=backend.serve_forever, daemon=True).start()
@@ -145,6 +164,18 @@ def test_serves_own_paths_are_not_there(ingress: int, path: str) -> None:
     status, body = ask(ingress, get(path))
     assert status == "HTTP/1.1 404 Not Found"
     assert json.loads(body)["error"]["code"] == 404
+
+
+@pytest.mark.parametrize("path", ["/stream", "/whole"])
+def test_a_client_that_leaves_is_noticed(ingress: int, path: str) -> None:
+    left.clear()
+    with socket.create_connection(("127.0.0.1", ingress)) as connection:
+        connection.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n".encode())
+        time.sleep(0.2)  # the body in a packet of its own, as httpx sends it
+        connection.sendall(b"{}")
+        time.sleep(0.5)
+        assert not left.is_set()
+    assert left.wait(2)
 
 
 def test_large_headers_are_refused(ingress: int) -> None:
