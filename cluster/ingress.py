@@ -148,9 +148,9 @@ def fit_for_clients(configuration: str, folder: Path, listen: str) -> str:
 
 
 def _is_replaced(line: str) -> bool:
-    """Serve's errors in plain text, logs that nobody reads, its own proxy in reserve, where requests
-    would wait for a replica instead of being told that there is none, and splicing: after a body
-    that was spliced HAProxy does not notice that the client has left."""
+    """Serve's errors in plain text; logs nobody reads; its own proxy in reserve, where requests
+    would wait for a replica instead of being told that there is none; and splicing: after a spliced
+    body HAProxy does not notice that the client has left."""
     line = line.strip()
     replaced = ("errorfile ", "log ", "option httplog", "option log-health", "option splice-")
     return line.startswith(replaced) or (line.startswith("server ") and line.endswith(" backup"))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import Any
 
 import orjson
@@ -19,10 +18,10 @@ from serve_app.metrics import CONTENT_TYPE, ServerMetrics
 from serve_app.middleware import RECORD_KEY, RequestMiddleware
 from serve_app.openai.chat import create_chat_completion
 from serve_app.openai.completions import create_completion
-from serve_app.openai.errors import ApiError, ClientDisconnectedError, model_not_found
-from serve_app.openai.protocol import decoded
+from serve_app.openai.errors import ApiError, model_not_found
 from serve_app.openai.tokenization import ModelTokenizer
 from serve_app.openai.tokenizer_routes import detokenize, tokenize
+from serve_app.request_body import read_json
 from serve_app.request_record import RequestRecord
 from serve_app.server_state import VERSION, ServerState
 
@@ -37,11 +36,6 @@ PATHS = (
     "/metrics",
     "/version",
 )
-# Bodies up to here are parsed on the event loop.
-SHORT_BODY = 256 * 1024
-# What is read of a body that is too large before the client is told.
-MAX_DRAINED_BYTES = 256 * 1024 * 1024
-MAX_DRAINING_SECONDS = 10.0
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -118,7 +112,9 @@ def _add_guarded_routes(app: FastAPI, state: ServerState, keys: ApiKeys) -> None
             async def endpoint(request: Request) -> Response:
                 owner = keys.check(request.headers.get("authorization"))
                 if owner is not None:
-                    _record(request).client = owner.name
+                    record = _record(request)
+                    record.client = record.cache_salt = owner.name
+                    record.lowest_priority = owner.lowest_priority
                 return await handler(request)
 
             app.add_api_route(path, endpoint, methods=[method])
@@ -139,22 +135,22 @@ def _add_guarded_routes(app: FastAPI, state: ServerState, keys: ApiKeys) -> None
 
     @guarded("/v1/completions", "POST")
     async def completions(request: Request) -> Response:
-        body = await _read_json(request, state)
+        body = await read_json(request, state)
         return await create_completion(state, request, body, _record(request))
 
     @guarded("/v1/chat/completions", "POST")
     async def chat_completions(request: Request) -> Response:
-        body = await _read_json(request, state)
+        body = await read_json(request, state)
         return await create_chat_completion(state, request, body, _record(request))
 
     @guarded("/tokenize", "POST")
     async def tokenize_route(request: Request) -> Response:
-        body = await _read_json(request, state)
+        body = await read_json(request, state)
         return _json(await tokenize(state, request, body, _record(request)))
 
     @guarded("/detokenize", "POST")
     async def detokenize_route(request: Request) -> Response:
-        body = await _read_json(request, state)
+        body = await read_json(request, state)
         return _json(await detokenize(state, request, body, _record(request)))
 
     @guarded("/tokenizer_info", "GET")
@@ -179,57 +175,3 @@ def _model_card(state: ServerState, name: str) -> dict[str, Any]:
         "parent": None,
         "max_model_len": state.client.information.max_model_len if ready else None,
     }
-
-
-async def _read_json(request: Request, state: ServerState) -> Any:
-    """The decoded body.
-
-    Raises:
-        ApiError: 413 for a body larger than configured, 400 for one that is no JSON.
-        ClientDisconnectedError: the client left while sending.
-    """
-    body = await _read_body(request, state.config.max_body_bytes)
-    if len(body) <= SHORT_BODY:
-        return decoded(body)
-    return await state.tokenizer.workers.run(len(body), lambda: decoded(body), request.receive)
-
-
-async def _read_body(request: Request, limit: int) -> bytes:
-    declared = request.headers.get("content-length", "")
-    fits = not (declared.isdecimal() and int(declared[:20]) > limit)
-    body = bytearray()
-    more = True
-    while fits and more:
-        part, more = await _receive(request)
-        body += part
-        fits = len(body) <= limit
-    if fits:
-        return bytes(body)
-    body.clear()
-    closing = {"Connection": "close"} if more and not await _drained(request) else {}
-    raise ApiError(413, f"the body is larger than {limit} bytes", headers=closing)
-
-
-async def _drained(request: Request) -> bool:
-    """Forgets the rest of a body, as far as that is reasonable; whether that was all of it.
-
-    Most clients listen only when they have sent everything, and a connection that is closed before
-    is reset: they would never see the answer.
-    """
-    left = MAX_DRAINED_BYTES
-    with suppress(TimeoutError):
-        async with asyncio.timeout(MAX_DRAINING_SECONDS):
-            while left > 0:
-                part, more = await _receive(request)
-                left -= len(part)
-                if not more:
-                    return True
-    return False
-
-
-async def _receive(request: Request) -> tuple[bytes, bool]:
-    """The next part of the body, and whether more follows."""
-    message = await request.receive()
-    if message["type"] == "http.disconnect":
-        raise ClientDisconnectedError
-    return message.get("body", b""), message.get("more_body", False)

@@ -113,6 +113,8 @@ class Generation:
         reason = event.error or f"the engine ended the sequence ({event.finish_reason})"
         if event.refused:
             return bad_request(reason)
+        if event.finish_reason == "abort":
+            return overloaded(reason)
         logger.error("id=%s engine error: %s", self._record.request_id, reason)
         return internal_error(self._record.request_id)
 

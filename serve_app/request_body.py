@@ -1,0 +1,80 @@
+"""The body of a request: read within limits of size and time, and parsed."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Any
+
+from fastapi import Request
+
+from serve_app.openai.errors import ApiError, ClientDisconnectedError
+from serve_app.openai.protocol import decoded
+from serve_app.server_state import ServerState
+
+# Bodies up to here are parsed on the event loop.
+SHORT_BODY = 256 * 1024
+# What is read of a body that is too large before the client is told.
+MAX_DRAINED_BYTES = 256 * 1024 * 1024
+MAX_DRAINING_SECONDS = 10.0
+MAX_BODY_SECONDS = 60.0
+
+
+async def read_json(request: Request, state: ServerState) -> Any:
+    """The decoded body.
+
+    Raises:
+        ApiError: 413 for a body larger than configured, 408 for one that does not arrive, 400 for
+            one that is no JSON.
+        ClientDisconnectedError: the client left while sending.
+    """
+    try:
+        async with asyncio.timeout(MAX_BODY_SECONDS):
+            body = await _read_body(request, state.config.max_body_bytes)
+    except TimeoutError as error:
+        message = f"the body did not arrive within {MAX_BODY_SECONDS:.0f} s"
+        raise ApiError(408, message, headers={"Connection": "close"}) from error
+    if len(body) <= SHORT_BODY:
+        return decoded(body)
+    return await state.tokenizer.workers.run(len(body), lambda: decoded(body), request.receive)
+
+
+async def _read_body(request: Request, limit: int) -> bytes:
+    declared = request.headers.get("content-length", "")
+    fits = not (declared.isdecimal() and int(declared[:20]) > limit)
+    body = bytearray()
+    more = True
+    while fits and more:
+        part, more = await _receive(request)
+        body += part
+        fits = len(body) <= limit
+    if fits:
+        return bytes(body)
+    body.clear()
+    closing = {"Connection": "close"} if more and not await _drained(request) else {}
+    raise ApiError(413, f"the body is larger than {limit} bytes", headers=closing)
+
+
+async def _drained(request: Request) -> bool:
+    """Forgets the rest of a body, as far as that is reasonable; whether that was all of it.
+
+    Most clients listen only when they have sent everything, and a connection that is closed before
+    is reset: they would never see the answer.
+    """
+    left = MAX_DRAINED_BYTES
+    with suppress(TimeoutError):
+        async with asyncio.timeout(MAX_DRAINING_SECONDS):
+            while left > 0:
+                part, more = await _receive(request)
+                left -= len(part)
+                if not more:
+                    return True
+    return False
+
+
+async def _receive(request: Request) -> tuple[bytes, bool]:
+    """The next part of the body, and whether more follows."""
+    message = await request.receive()
+    if message["type"] == "http.disconnect":
+        raise ClientDisconnectedError
+    return message.get("body", b""), message.get("more_body", False)
