@@ -99,6 +99,11 @@ class Journal:
         for request_id, choice, _ in self._everything():
             self._end(request_id, choice, reason, message)
 
+    def refuse(self, requests: Iterable[Request], reason: FinishReason, message: str) -> None:
+        """End sequences that have just been entered."""
+        for request in requests:
+            self._end(request.request_id, request.choice, reason, message)
+
     def _everything(self) -> Iterator[tuple[str, int, _Entry]]:
         for request_id, entries in list(self._entries.items()):
             for choice, entry in list(entries.items()):

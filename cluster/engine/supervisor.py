@@ -95,9 +95,9 @@ class EngineSupervisor:
         self._streams.add(stream)
         self._journal.enter(requests, stream)
         if self._stopping:
-            self._journal.end_everything("abort", SHUTTING_DOWN)
+            self._journal.refuse(requests, "abort", SHUTTING_DOWN)
         elif self.failure is not None:
-            self._journal.end_everything("error", self.failure)
+            self._journal.refuse(requests, "error", self.failure)
         elif self._side is not None:
             self._side.send(Commands(submit=tuple(requests)))
         return stream

@@ -15,7 +15,7 @@ import orjson
 import pytest
 from pydantic import ValidationError
 
-from serve_app import app as application
+from serve_app import request_body
 from serve_app.openai.errors import ApiError
 from serve_app.openai.protocol import (
     MAX_JSON_NAMES,
@@ -64,7 +64,7 @@ def parts(body: bytes) -> Iterator[bytes]:
 def test_a_body_without_end_is_answered_and_its_connection_closed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(application, "MAX_DRAINED_BYTES", 5 * LIMIT)
+    monkeypatch.setattr(request_body, "MAX_DRAINED_BYTES", 5 * LIMIT)
     read = 0
 
     class Flood(Wire):
@@ -81,7 +81,7 @@ def test_a_body_without_end_is_answered_and_its_connection_closed(
 
 
 def test_a_body_that_stops_coming_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(application, "MAX_DRAINING_SECONDS", 0.05)
+    monkeypatch.setattr(request_body, "MAX_DRAINING_SECONDS", 0.05)
 
     class Stalled(Wire):
         async def receive(self) -> dict[str, Any]:
@@ -92,6 +92,22 @@ def test_a_body_that_stops_coming_is_answered(monkeypatch: pytest.MonkeyPatch) -
     wire.scope["headers"] = [(b"content-length", b"%d" % TOO_LARGE)]
     asyncio.run(wire.run())
     assert wire.writes[0]["status"] == 413
+
+
+def test_half_a_body_is_waited_for_so_long_and_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_body, "MAX_BODY_SECONDS", 0.05)
+    parts = [{"type": "http.request", "body": b'{"prompt": "a', "more_body": True}]
+
+    class Half(Wire):
+        async def receive(self) -> dict[str, Any]:
+            if not parts:
+                await asyncio.Event().wait()
+            return parts.pop()
+
+    wire = Half("/v1/completions", {}, MockEngine())
+    asyncio.run(wire.run())
+    assert wire.writes[0]["status"] == 408
+    assert (b"connection", b"close") in wire.writes[0]["headers"]
 
 
 # -- more values than anybody asks with ------------------------------------------------------------

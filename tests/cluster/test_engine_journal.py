@@ -1,0 +1,95 @@
+"""What is told of an engine that is silent, and of sequences whose engine has died."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from actors.configuration import EngineConfiguration
+from actors.messages import Request, SamplingParameters, SequenceEvent
+from cluster.engine.journal import DEATHS_PER_REQUEST, Journal, JournalStream
+from cluster.engine.pulse import QUIET_SECONDS, Pulse
+from cluster.engine.supervisor import SHUTTING_DOWN, EngineSupervisor
+
+REQUEST = Request("a", 0, (1, 2), SamplingParameters(max_tokens=9))
+
+
+def entered(journal: Journal, request: Request) -> JournalStream:
+    stream = JournalStream([request.request_id], lambda _: None)
+    journal.enter([request], stream)
+    return stream
+
+
+def test_a_new_engine_is_asked_to_go_on_where_each_stream_stopped() -> None:
+    journal = Journal()
+    stream = entered(journal, REQUEST)
+    journal.record([SequenceEvent("a", 0, (7,)), SequenceEvent("unknown", 0, (1,))])
+    journal.count_death()
+    journal.record([SequenceEvent("a", 0, (8, 9))])
+    [again] = journal.continuations()
+    assert again.resumed_ids == (7, 8, 9)
+    assert [event.token_ids for event in stream.drain()] == [(7,), (8, 9)]
+
+
+def test_a_request_that_saw_two_deaths_is_taken_for_their_cause() -> None:
+    journal = Journal()
+    stream = entered(journal, REQUEST)
+    for _ in range(DEATHS_PER_REQUEST):
+        assert journal
+        journal.count_death()
+    assert not journal
+    [event] = stream.drain()
+    assert (event.finish_reason, event.error) == (
+        "error",
+        "the engine died twice while serving this request",
+    )
+
+
+def test_a_stop_gives_streams_their_time_and_then_tells_them() -> None:
+    async def scenario() -> None:
+        client = EngineSupervisor(EngineConfiguration("none"))
+        ends, goes_on = (client.submit([Request(n, 0, (1,), SamplingParameters())]) for n in "ab")
+        started = time.monotonic()
+        stopping = asyncio.ensure_future(client.stop(0.5))
+        await asyncio.sleep(0.1)
+        assert client.health_reason == SHUTTING_DOWN
+        client._journal.record([SequenceEvent("a", 0, (5,), finish_reason="stop")])
+        late = client.submit([Request("c", 0, (1,), SamplingParameters())])
+        for stream, reason in ((ends, "stop"), (late, "abort"), (goes_on, "abort")):
+            assert (await anext(stream)).finish_reason == reason
+            stream.close()
+        await stopping
+        assert 0.4 < time.monotonic() - started < 2
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("work", ["while True: pass", "import time; time.sleep(60)"])
+def test_silence_is_told_of_a_process_that_does_not_compute_and_of_no_other(work: str) -> None:
+    """A long step says nothing either."""
+    process = subprocess.Popen([sys.executable, "-c", work])
+    try:
+        pulse = Pulse(process.pid)
+        if "while" in work:
+            assert not looked_silent(pulse, QUIET_SECONDS + 1)
+            process.send_signal(signal.SIGSTOP)
+        assert looked_silent(pulse, 6)
+        pulse.heard()
+        assert not pulse.look()
+    finally:
+        process.kill()
+        process.wait()
+
+
+def looked_silent(pulse: Pulse, seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        time.sleep(0.5)
+        if pulse.look():
+            return True
+    return False
