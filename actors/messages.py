@@ -248,8 +248,10 @@ class StepOutput:
 
 @dataclass(frozen=True, slots=True)
 class Commands:
-    """What the front end asks of the engine since the last step. ``stop`` ends the loop."""
+    """What the front end asks of the engine since the last step. ``forget`` ends every sequence of
+    before, which was asked for by a front end that is gone; ``stop`` ends the loop."""
 
+    forget: bool = False
     submit: tuple[Request, ...] = ()
     cancel: tuple[str, ...] = ()
     stop: bool = False

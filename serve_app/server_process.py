@@ -26,7 +26,7 @@ LOOK_SECONDS = 0.25
 SHUTDOWN_SECONDS = 20.0
 RAY_PROCESSES = ("gcs_server", "raylet")
 INTERRUPTED = 130
-FAREWELL_SECONDS = 1.0
+FAREWELL_SECONDS = 3.0
 
 
 class ClusterLostError(Exception):

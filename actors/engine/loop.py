@@ -72,6 +72,9 @@ def run_engine(
 
 
 def _apply(engine: Engine, commands: Commands, pending: list[SequenceEvent]) -> None:
+    if commands.forget:
+        pending.clear()
+        engine.cancel_everything()
     for request_id in commands.cancel:
         engine.cancel(request_id)
     for request in commands.submit:

@@ -153,6 +153,11 @@ class Scheduler:
             each for each in (*self._running, *waiting) if each.request.request_id == request_id
         ]
 
+    @property
+    def request_ids(self) -> set[str]:
+        """The requests of every unfinished sequence."""
+        return {each.request.request_id for each in (*self._running, *self._waiting)}
+
     def drawing(self) -> list[Sequence]:
         """The running sequences that the next step may draw a token for: all but one of their
         tokens are computed."""

@@ -4,6 +4,9 @@ Every unfinished sequence stands in a journal with the tokens its client has alr
 When the engine dies, a new one is started and the journal is replayed: the same seed gives the
 same continuation, so open streams go on where they stopped. A request that was running through
 two deaths is taken to be their cause and ends with an error.
+
+When it is this process that dies, the engine stays, and the supervisor of the next replica takes
+it over.
 """
 
 from __future__ import annotations
@@ -19,9 +22,9 @@ import ray
 from actors.configuration import EngineConfiguration, EngineInformation
 from actors.messages import Commands, EngineStatistics, Request, StepOutput
 from cluster.engine.journal import Journal, JournalStream
-from cluster.engine.process import start_engine_actor
+from cluster.engine.process import running_engine_actor, start_engine_actor
 from cluster.engine.pulse import Pulse
-from cluster.engine.transport import ClientSide, endpoints_in
+from cluster.engine.transport import ClientSide, Endpoints, endpoints_in
 from cluster.private_folder import PrivateFolder, remove_abandoned_folders
 
 logger = logging.getLogger("lexshard.engine")
@@ -29,6 +32,8 @@ logger = logging.getLogger("lexshard.engine")
 STALL_SECONDS = 60.0
 RESTART_PAUSE_SECONDS = 5.0
 LOOK_SECONDS = 0.5
+BURIAL_SECONDS = 10.0
+ATTACH_SECONDS = 5.0
 FAREWELL_SECONDS = 3.0
 STARTING = "the engine is starting (a first start compiles its kernels: about a minute)"
 RESTARTING = "the engine is restarting"
@@ -49,7 +54,8 @@ class EngineSupervisor:
         self._journal = Journal()
         self._streams: set[JournalStream] = set()
         self._side: ClientSide | None = None
-        self._first_actor: Any = None
+        self._actor: Any = None
+        self._left_behind = False  # by another supervisor, of a replica that is gone
         self._supervision: asyncio.Task[None] | None = None
         self._information: EngineInformation | None = None
         self._stopping = False
@@ -70,10 +76,13 @@ class EngineSupervisor:
         return self._information
 
     def start(self) -> None:
-        """Begin supervising; call once, inside the event loop. The first engine starts at once,
-        whatever its caller does before it lets the loop go on."""
+        """Begin supervising; call once, inside the event loop. A first engine starts at once,
+        whatever the caller does before it lets the loop go on."""
         remove_abandoned_folders()
-        self._first_actor = self._start_actor(self._configuration)
+        self._actor = running_engine_actor()
+        self._left_behind = self._actor is not None
+        if not self._left_behind:
+            self._actor = self._start_actor(self._configuration)
         self._supervision = asyncio.get_running_loop().create_task(self._supervise())
 
     async def stop(self, grace_seconds: float = 0.0) -> None:
@@ -142,13 +151,10 @@ class EngineSupervisor:
         folder = PrivateFolder()
         endpoints = endpoints_in(folder.path)
         side = ClientSide(endpoints)
-        actor = self._first_actor or self._start_actor(self._configuration)
-        self._first_actor = None
         tasks: list[asyncio.Task[Any]] = []
         try:
-            self._information = await actor.load.remote()
-            serving = asyncio.ensure_future(_result(actor.serve.remote(endpoints)))
-            pulse = Pulse(self._information.process_id)
+            serving = asyncio.ensure_future(_result(await self._serving(endpoints)))
+            pulse = Pulse(self.information.process_id)
             self._side = side
             self._replay()
             self._set_health(None)
@@ -165,9 +171,38 @@ class EngineSupervisor:
             self._set_health(RESTARTING)
             for task in tasks:
                 task.cancel()
-            ray.kill(actor)
+            if self._actor is not None:
+                ray.kill(self._actor)
+                self._actor = None
             side.close()
             folder.remove()
+
+    async def _serving(self, endpoints: Endpoints) -> Any:
+        """A reference that ends when the engine does, which now serves at ``endpoints``: the one
+        that a lost replica has left, else a new one."""
+        if self._left_behind:
+            self._left_behind = False
+            self._information = await _attached(self._actor, self._configuration, endpoints)
+            if self._information is not None:
+                logger.info("the engine goes on; the replica that started it is gone")
+                return self._actor.wait.remote()
+            ray.kill(self._actor)
+            self._actor = None
+        if self._actor is None:
+            self._actor = await self._start_again()
+        self._information = await self._actor.load.remote()
+        return self._actor.serve.remote(endpoints)
+
+    async def _start_again(self) -> Any:
+        """A new actor under the name of the one before, as soon as that is free."""
+        deadline = time.monotonic() + BURIAL_SECONDS
+        while True:
+            try:
+                return self._start_actor(self._configuration)
+            except ValueError:
+                if time.monotonic() > deadline:
+                    raise
+                await asyncio.sleep(0.1)
 
     async def _pump(self, side: ClientSide, pulse: Pulse) -> None:
         while True:
@@ -194,6 +229,18 @@ class EngineSupervisor:
         if requests and self._side is not None:
             logger.info("replaying %d unfinished sequences", len(requests))
             self._side.send(Commands(submit=tuple(requests)))
+
+
+async def _attached(
+    actor: Any, configuration: EngineConfiguration, endpoints: Endpoints
+) -> EngineInformation | None:
+    """What an engine is that serves at ``endpoints`` from now on; None where it cannot."""
+    try:
+        attaching = _result(actor.attach.remote(configuration, endpoints))
+        information: EngineInformation | None = await asyncio.wait_for(attaching, ATTACH_SECONDS)
+    except (ray.exceptions.RayError, TimeoutError):
+        return None
+    return information
 
 
 async def _result(reference: Any) -> Any:

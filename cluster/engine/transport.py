@@ -38,6 +38,10 @@ class EngineSide:
 
     def __init__(self, endpoints: Endpoints) -> None:
         self._context = zmq.Context()
+        self._next: Endpoints | None = None
+        self._connect(endpoints)
+
+    def _connect(self, endpoints: Endpoints) -> None:
         self._commands = self._context.socket(zmq.PULL)
         self._outputs = self._context.socket(zmq.PUSH)
         for socket in (self._commands, self._outputs):
@@ -47,7 +51,18 @@ class EngineSide:
         self._commands.connect(endpoints.commands)
         self._outputs.connect(endpoints.outputs)
 
+    def switch(self, endpoints: Endpoints) -> None:
+        """Turn to another client, which knows nothing of what the one before has asked for. May be
+        called in any thread; the one that receives does it, the next time."""
+        self._next = endpoints
+
     def receive(self, wait_seconds: float) -> Commands | None:
+        if self._next is not None:
+            endpoints, self._next = self._next, None
+            self._commands.close()
+            self._outputs.close()
+            self._connect(endpoints)
+            return Commands(forget=True)
         if wait_seconds > 0 and not self._commands.poll(int(wait_seconds * 1000)):
             return None
         try:

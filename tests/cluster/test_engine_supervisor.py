@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -115,5 +116,52 @@ def test_a_model_that_cannot_be_served_says_why() -> None:
             stream = client.submit([Request("x", 0, (1,), SHORT)])
             event = await anext(stream)
             assert event.finish_reason == "error"
+
+    asyncio.run(scenario())
+
+
+def test_an_engine_goes_on_with_another_client_and_forgets_the_first() -> None:
+    """What a replica that is killed leaves behind: sequences nobody waits for, a warm engine."""
+
+    async def scenario() -> None:
+        from cluster.engine.supervisor import EngineSupervisor
+
+        async with running_client() as first:
+            expected = await _collect(first.submit([Request("a", 0, (5, 6, 7), SHORT)]))
+            first.submit([Request("lost", 0, (5, 6, 7), LONG)])
+            await _until(lambda: first.statistics.running == 1, 10)
+            process_id = first.information.process_id
+            second = EngineSupervisor(CONFIGURATION)
+            second.start()
+            try:
+                taken = await _until(lambda: second.ready, 10)
+                print(f"taken over after {taken:.1f} s")
+                assert second.information.process_id == process_id
+                assert (
+                    await _collect(second.submit([Request("a", 0, (5, 6, 7), SHORT)])) == expected
+                )
+                assert second.statistics.cancelled == 1
+                assert second.statistics.running == 0
+            finally:
+                await second.stop()
+
+    asyncio.run(scenario())
+
+
+def test_an_engine_of_another_configuration_is_replaced() -> None:
+    async def scenario() -> None:
+        from cluster.engine.supervisor import EngineSupervisor
+
+        async with running_client() as first:
+            process_id = first.information.process_id
+            second = EngineSupervisor(replace(CONFIGURATION, max_model_len=256))
+            second.start()
+            try:
+                await _until(lambda: second.ready, 120)
+                assert second.information.process_id != process_id
+                assert second.information.max_model_len == 256
+                assert second.restarts == 0
+            finally:
+                await second.stop()
 
     asyncio.run(scenario())
