@@ -35,7 +35,7 @@ def banner(config: ServeConfig, information: dict[str, Any], has_chat: bool) -> 
     invariant = "batch-invariant" if information["batch_invariant"] else "not batch-invariant"
     rows = {
         "model": f"{name} ({information['model']}, {information['parameters']:,} parameters)",
-        "device": f"{information['device']}, {information['threads']} threads",
+        "device": f"{information['device']}, {_threads(information['thread_choices'])}",
         "dtype": information["dtype"],
         "body": f"{information['body']} ({invariant})",
         "head": f"{information['head']}, {information['vocabulary_size']:,} tokens",
@@ -48,10 +48,40 @@ def banner(config: ServeConfig, information: dict[str, Any], has_chat: bool) -> 
     lines: list[str] = []
     for label, value in rows.items():
         lines.append(f"  {label:<{LABEL_WIDTH}} {value}")
+        if label == "device":
+            lines.extend(_thread_table(information["thread_timings"]))
         if label == "head":
             lines.extend(_timing_table(config, information["head_timings"]))
     text = "\n".join(lines)
     return f"\nlexshard is ready\n{text}\n\nTry it:\n{_curl(config, name, has_chat)}\n"
+
+
+def _threads(choices: Sequence[tuple[int, int]]) -> str:
+    """``choices`` are from how many rows in a step on it has how many threads."""
+    (_, first), *others = choices
+    told = [f"{first} thread{'s' if first > 1 else ''}"]
+    told.extend(f"{threads} from {rows} rows on" for rows, threads in others)
+    return ", ".join(told)
+
+
+def _thread_table(timings: Sequence[tuple[int, int, float]]) -> list[str]:
+    """What the choice of the number of threads was based on; nothing where it was given."""
+    if not timings:
+        return []
+    counts = sorted({threads for _, threads, _ in timings})
+    taken = {(rows, threads): each for rows, threads, each in timings}
+    table = [
+        "milliseconds per step, by rows in the step and threads; more only where clearly faster:",
+        "  ".join([f"{'rows':>4}", *(f"{threads:>8}" for threads in counts)]),
+    ]
+    for rows in sorted({rows for rows, _, _ in timings}):
+        cells = (f"{_milliseconds(taken.get((rows, threads))):>8}" for threads in counts)
+        table.append("  ".join([f"{rows:>4}", *cells]))
+    return _indented(table)
+
+
+def _indented(table: Sequence[str]) -> list[str]:
+    return [f"  {'':<{LABEL_WIDTH}} {line}" for line in table]
 
 
 def _timing_table(config: ServeConfig, timings: Sequence[tuple[str, int, str, float]]) -> list[str]:
@@ -78,7 +108,7 @@ def _timing_table(config: ServeConfig, timings: Sequence[tuple[str, int, str, fl
             for screen, width in zip(screens, widths, strict=True)
         )
         table.append("  ".join([f"{rows:>4}", *cells]))
-    return [f"  {'':<{LABEL_WIDTH}} {line}" for line in table]
+    return _indented(table)
 
 
 def _milliseconds(taken: float | None) -> str:

@@ -148,15 +148,17 @@ class Scheduler:
 
     def sequences_of(self, request_id: str) -> list[Sequence]:
         """Every unfinished sequence of a request."""
-        waiting = [each for share in self._shares.values() for each in share.waiting()]
-        return [
-            each for each in (*self._running, *waiting) if each.request.request_id == request_id
-        ]
+        return [each for each in self._everyone() if each.request.request_id == request_id]
 
     @property
     def request_ids(self) -> set[str]:
         """The requests of every unfinished sequence."""
-        return {each.request.request_id for each in (*self._running, *self._waiting)}
+        return {each.request.request_id for each in self._everyone()}
+
+    def _everyone(self) -> Iterator[Sequence]:
+        yield from self._running
+        for share in self._shares.values():
+            yield from share.waiting()
 
     def drawing(self) -> list[Sequence]:
         """The running sequences that the next step may draw a token for: all but one of their

@@ -178,6 +178,20 @@ def test_the_banner_shows_what_the_choice_of_a_screen_was_based_on() -> None:
     assert "the fastest certified one was chosen" in head_lines("certified", timings)[1]
 
 
+def test_the_banner_shows_how_many_threads_a_step_has_and_why() -> None:
+    timings = [(1, 1, 1.34), (1, 2, 1.6), (16, 1, 5.27), (16, 2, 3.39)]
+    information = asdict(MockEngine().information)
+    information |= {"thread_choices": [(1, 1), (16, 2)], "thread_timings": timings}
+    lines = banner(ServeConfig(model="mock"), information, has_chat=False).splitlines()
+    [begin] = [i for i, line in enumerate(lines) if line.startswith("  device ")]
+    assert lines[begin].endswith("1 thread, 2 from 16 rows on")
+    assert [line.split() for line in lines[begin + 2 : begin + 5]] == [
+        ["rows", "1", "2"],
+        ["1", "1.34", "1.60"],
+        ["16", "5.27", "3.39"],
+    ]
+
+
 def test_the_banner_says_nothing_of_timings_that_were_not_taken() -> None:
     [line] = head_lines("dense", [])
     assert "264 tokens" in line
