@@ -25,6 +25,7 @@ COMMANDS = {
     ("bench", "engine"): ("loadtest.bench.engine.command", "measure the engine without HTTP"),
     ("bench", "head"): ("loadtest.bench.head.command", "measure the output head beside dense ones"),
     ("bench", "sampler"): ("loadtest.bench.sampler.command", "measure the sampler beside vLLM's"),
+    ("chaos",): ("loadtest.chaos.command", "attack a server of its own: does it keep its word?"),
 }
 
 

@@ -1,0 +1,1 @@
+"""Requests no client should send, made from a seed, and what may come back."""
