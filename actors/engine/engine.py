@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable
 from collections.abc import Sequence as Sequenced
 from functools import partial
 
@@ -38,7 +39,7 @@ class Engine:
     """Serves sequences step by step. Not thread-safe: one thread plans, finishes and submits.
 
     ``start_sampler`` starts samplers outside of this process; ``drafter`` guesses tokens, which
-    changes when they come and never which they are.
+    changes when they come and never which they are. ``tell`` hears what takes time at the start.
 
     Raises what ``actors.body.loading.load`` raises (``ModelRefusedError``) and ValueError for
     settings that cannot work together.
@@ -49,8 +50,11 @@ class Engine:
         configuration: EngineConfiguration,
         start_sampler: StartSampler | None = None,
         drafter: Drafter | None = None,
+        tell: Callable[[str], None] = lambda phase: None,
     ) -> None:
+        self._tell = tell
         threads = EngineThreads(configuration)
+        tell("loading the weights")
         model = load(
             configuration.model,
             configuration.dtype,
@@ -62,6 +66,7 @@ class Engine:
         self.model = model
         self.max_model_len = _context_length(configuration, model)
         self._body = model.body
+        tell("preparing the head: index, timings of threads and screens")
         built = build_head(model, configuration, partial(threads.choose, model.body))
         self._states = SequenceStates(
             model.vocabulary_size, model.eos_token_ids, configuration.max_running
@@ -141,6 +146,7 @@ class Engine:
 
     def warm_up(self) -> None:
         """Compile and run every kernel once, then forget it: cache and counts are as new."""
+        self._tell("warming up: every kernel and batch size once")
         rounds = warm_up_requests(
             self.max_model_len,
             self.configuration.max_running,

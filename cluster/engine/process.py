@@ -6,6 +6,7 @@ nobody: HTTP, tokenisation and detokenisation live in the Serve replica.
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import ray
@@ -40,7 +41,12 @@ class EngineProcess:
         from cluster.samplers.start import start_sampler
 
         logging.disable_progress_bar()  # the log is no terminal
-        self._engine = Engine(self._configuration, start_sampler)
+        started = time.monotonic()
+
+        def tell(phase: str) -> None:
+            print(f"[{time.monotonic() - started:5.1f} s] engine: {phase}", flush=True)
+
+        self._engine = Engine(self._configuration, start_sampler, tell=tell)
         self._engine.warm_up()
         return self._engine.information
 

@@ -14,9 +14,11 @@ import pytest
 
 from actors.configuration import EngineConfiguration
 from cluster.config import OPTIONS, ConfigError, ServeConfig, environment_values, load_config
+from serve_app.authentication import ApiKeys
 from serve_app.banner import banner, decisions
 from serve_app.cli import main
 from serve_app.commands.serve import add_arguments
+from serve_app.openai.errors import ApiError
 from tests.support.mock_engine import MockEngine
 from tests.support.mock_server import free_port, model_folder
 from tests.support.paths import ROOT
@@ -138,6 +140,53 @@ def flags(*arguments: str) -> dict[str, object]:
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     return vars(parser.parse_args(arguments))
+
+
+# -- keys -----------------------------------------------------------------------------------------
+
+
+def key_file(folder: Path, text: str, mode: int = 0o600) -> str:
+    path = folder / "keys"
+    path.write_text(text)
+    path.chmod(mode)
+    return str(path)
+
+
+def test_keys_come_from_a_file_and_say_how_urgent_their_owners_may_be(tmp_path: Path) -> None:
+    path = key_file(tmp_path, "# the docs team\nfirst\n\nsecond  priority=-10\n")
+    config = load_config(None, flags("--model", "m", "--api-key-file", path, "--api-key", "third"))
+    assert config.api_keys == ["third", "first", "second  priority=-10"]
+    assert ServeConfig.model_validate_json(config.model_dump_json(by_alias=True)) == config
+    keys = ApiKeys(config.api_keys)
+    owners = [keys.check(f"Bearer {key}") for key in ("first", "second", "third")]
+    assert [owner and owner.lowest_priority for owner in owners] == [0, -10, 0]
+    assert len({owner and owner.name for owner in owners}) == 3
+    for wrong in ("Bearer second  priority=-10", "Bearer # the docs team", "first", None):
+        with pytest.raises(ApiError) as refusal:
+            keys.check(wrong)
+        assert refusal.value.status == 401
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "told"),
+    [
+        ("first\n", 0o644, "everybody on this machine can read"),
+        ("# nothing\n\n", 0o600, "holds no keys"),
+        ("two words\n", 0o600, "api_keys"),
+        ("key priority=high\n", 0o600, "api_keys"),
+    ],
+)
+def test_a_bad_key_file_ends_with_one_clear_line_that_tells_no_key(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, mode: int, told: str
+) -> None:
+    arguments = ["serve", "--model", "m", "--api-key-file", key_file(tmp_path, text, mode)]
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert told in error
+    assert error.count("\n") == 1
+    assert "two words" not in error
+    assert main(["serve", "--model", "m", "--api-key-file", str(tmp_path / "absent")]) == 2
+    assert "cannot read the keys" in capsys.readouterr().err
 
 
 # -- the banner -----------------------------------------------------------------------------------
