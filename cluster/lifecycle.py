@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import sys
 
 LOOPBACK = "127.0.0.1"  # where a Ray of our own is
 OBJECT_STORE_BYTES = 128 * 1024 * 1024  # messages travel elsewhere; the store holds next to nothing
@@ -13,7 +14,6 @@ ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS": "0",
     "RAY_worker_niceness": "0",  # Ray's own 15 lets any other work starve the engine
-    "RAY_AUTH_MODE": "token",
 }
 
 
@@ -25,7 +25,10 @@ def start_local_ray(environment: dict[str, str] | None = None) -> None:
     """
     for name, value in {**ENVIRONMENT, **(environment or {})}.items():
         os.environ.setdefault(name, value)
-    if "RAY_AUTH_TOKEN_PATH" not in os.environ:  # otherwise that of every cluster of this user
+    # A token of this start's own; Ray's default is one for every cluster of this user. A Ray that has
+    # been imported already would not know it.
+    if "ray" not in sys.modules and "RAY_AUTH_TOKEN_PATH" not in os.environ:
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     import ray
 
