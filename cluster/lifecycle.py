@@ -25,8 +25,8 @@ def start_local_ray(environment: dict[str, str] | None = None) -> None:
     """
     for name, value in {**ENVIRONMENT, **(environment or {})}.items():
         os.environ.setdefault(name, value)
-    # A token of this start's own; Ray's default is one for every cluster of this user. A Ray that has
-    # been imported already would not know it.
+    # A token of this start's own; Ray's default is one for every cluster of this user. A Ray that
+    # has been imported already would not know it.
     if "ray" not in sys.modules and "RAY_AUTH_TOKEN_PATH" not in os.environ:
         os.environ.setdefault("RAY_AUTH_MODE", "token")
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
