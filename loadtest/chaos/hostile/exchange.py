@@ -12,8 +12,6 @@ LONGEST_LINE = 1 << 20
 # What a client may expect: an answer; an answer or at least the end of the connection; nothing,
 # because it leaves before.
 ANSWER, END, LEAVES = "answer", "end", "leaves"
-# HAProxy has its own words, in HTML, for what is no HTTP request or does not end.
-INGRESS_STATUSES = (400, 408)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +110,7 @@ async def _line(reader: asyncio.StreamReader) -> str:
 
 def breach(request: HostileRequest, answer: WireAnswer) -> str | None:
     """How an answer breaks what is promised: 2xx, 4xx, or 503 with ``Retry-After``, errors in
-    OpenAI's shape, in time; what is no HTTP request has HAProxy's own answer. None where it does
-    not."""
+    OpenAI's shape, in time; but for what is no HTTP request. None where it does not."""
     if not answer.status:
         if request.expects == LEAVES or (request.expects == END and answer.closed):
             return None
@@ -129,8 +126,8 @@ def breach(request: HostileRequest, answer: WireAnswer) -> str | None:
             return "503 without Retry-After"
     elif not 400 <= answer.status < 500:
         return f"status {answer.status}"
-    elif answer.status in INGRESS_STATUSES and answer.headers.get("content-type") == "text/html":
-        return None
+    elif answer.status in (400, 408) and answer.headers.get("content-type", "").startswith("text/"):
+        return None  # HAProxy and uvicorn have their own words for what is no HTTP request
     if request.method != "HEAD" and not is_error(answer.body, answer.status):
         return f"status {answer.status} without OpenAI's error shape"
     return None
