@@ -5,19 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
+from tests.support.faults import process_of
 from tests.support.real_server import Server, healthy, running_server, wait
 
 PROMPT = "Once upon a time there was a little girl who"
@@ -221,21 +219,13 @@ def test_killing_the_engine_keeps_streams_and_the_server_answers_within_15_secon
         return text
 
     expected = [tell(seed) for seed in range(4)]
-    found = subprocess.run(
-        ["pgrep", "-f", "ray::EngineProcess"], capture_output=True, text=True, check=True
-    )
-    mine = [
-        int(line)
-        for line in found.stdout.split()
-        if os.getpgid(int(line)) and _belongs(int(line), server.process.pid)
-    ]
-    assert len(mine) == 1
+    engine = process_of(server, "ray::EngineProcess")
     events = [threading.Event() for _ in range(4)]
     with ThreadPoolExecutor(4) as pool:
         streams = [pool.submit(tell, seed, events[seed]) for seed in range(4)]
         for event in events:
             assert event.wait(30)
-        os.kill(mine[0], signal.SIGKILL)
+        engine.kill()
         killed = time.monotonic()
         wait(lambda: not healthy(server.url), 10, "the death to be noticed")
         wait(lambda: healthy(server.url), 60, "the new engine")
@@ -245,14 +235,6 @@ def test_killing_the_engine_keeps_streams_and_the_server_answers_within_15_secon
         print(f"answered again {seconds:.1f} s after kill -9")
         assert [stream.result() for stream in streams] == expected
     assert seconds < float(os.environ.get("LEXSHARD_RECOVERY_SECONDS", "15"))
-
-
-def _belongs(process: int, ancestor: int) -> bool:
-    """Whether ``process`` runs in the Ray session that the process ``ancestor`` started."""
-    session = {}
-    for pid in (process, ancestor):
-        session[pid] = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[3]
-    return session[process] == session[ancestor]
 
 
 def test_metrics_are_prometheus_text(server: Server) -> None:
