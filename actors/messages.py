@@ -240,18 +240,20 @@ class EngineStatistics:
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """Everything one engine step has to tell the front end: one message per step."""
+    """Everything one engine step has to tell a front end: one message per step.
+
+    ``statistics`` come with some of them: several times a second, and before the engine rests.
+    """
 
     events: tuple[SequenceEvent, ...] = ()
-    statistics: EngineStatistics = field(default_factory=EngineStatistics)
+    statistics: EngineStatistics | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Commands:
-    """What the front end asks of the engine since the last step. ``forget`` ends every sequence of
-    before, which was asked for by a front end that is gone; ``stop`` ends the loop."""
+    """What a front end asks of the engine since the last step. ``stop`` says that it asks for
+    nothing more; an engine whose last front end has said so ends."""
 
-    forget: bool = False
     submit: tuple[Request, ...] = ()
     cancel: tuple[str, ...] = ()
     stop: bool = False

@@ -6,7 +6,7 @@ application: ``cluster.engine.supervisor.EngineSupervisor`` in production, a scr
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from actors.configuration import EngineInformation
@@ -17,11 +17,8 @@ from cluster.config import ServeConfig
 class EventStream(Protocol):
     """The events of the sequences of one ``submit``, in order per sequence."""
 
-    def __aiter__(self) -> AsyncIterator[SequenceEvent]: ...
-    async def __anext__(self) -> SequenceEvent: ...
-
-    def drain(self) -> Sequence[SequenceEvent]:
-        """Whatever else has already arrived, without waiting."""
+    async def arrived(self) -> Sequence[SequenceEvent]:
+        """Whatever has come since the last call: at least one event."""
 
     def close(self) -> None:
         """Cancel what has not finished. Closing twice is harmless."""

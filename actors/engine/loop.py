@@ -1,8 +1,9 @@
-"""The loop around an engine: take commands, step, tell what happened, and do both at once.
+"""The loop around an engine: take commands, step, tell what happened.
 
-While the body computes step N in its own thread (its kernels release the interpreter lock), this
-thread hands on what step N - 1 decided. Nothing waits for a message to be packed or sent. The order
-of steps is that of `actors.engine.steps.Steps.run`.
+What a step has decided is told before the next one computes. Packing and sending it takes less than
+handing a forward pass to another thread would, so there is one thread, but where decisions overlap:
+then the body computes in a thread of its own (its kernels release the interpreter lock) while this
+one waits for samplers. The order of steps is that of `actors.engine.steps.Steps.run`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -17,6 +19,8 @@ import torch
 from actors.engine.engine import Engine
 from actors.engine.scheduler import StepPlan
 from actors.messages import Commands, SequenceEvent, StepOutput
+
+STATISTICS_SECONDS = 0.1  # between two, while the engine is busy
 
 
 class CommandSource(Protocol):
@@ -31,15 +35,23 @@ def run_engine(
     *,
     report_seconds: float = 1.0,
 ) -> None:
-    """Serve until told to stop. Speaks at least every ``report_seconds``, events or not: a front
-    end can tell a busy or idle engine from a dead one (but for the length of one step)."""
+    """Serve until told to stop. Speaks at least every ``report_seconds`` when idle, and more often
+    when busy: a front end can tell such an engine from a dead one (but for the length of one
+    step)."""
     pending: list[SequenceEvent] = []
-    spoken = time.monotonic()
+    told = time.monotonic()
 
-    def speak() -> None:
-        nonlocal pending, spoken
-        emit(StepOutput(tuple(pending), engine.statistics()))
-        pending, spoken = [], time.monotonic()
+    def speak(*, at_rest: bool = False) -> None:
+        """Tell what has happened; with it how the engine is, at times."""
+        nonlocal told
+        now = time.monotonic()
+        statistics = None
+        if at_rest or now - told >= STATISTICS_SECONDS:
+            statistics, told = engine.statistics(), now
+        elif not pending:
+            return
+        emit(StepOutput(tuple(pending), statistics))
+        pending.clear()
 
     def obey(wait_seconds: float) -> bool:
         """Does what has been asked for meanwhile; False when that is to stop."""
@@ -53,28 +65,27 @@ def run_engine(
 
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="body") as body_thread:
 
-        def start(plan: StepPlan) -> Callable[[], torch.Tensor]:
+        def beside(plan: StepPlan) -> Callable[[], torch.Tensor]:
             return body_thread.submit(engine.steps.forward, plan).result
+
+        def here(plan: StepPlan) -> Callable[[], torch.Tensor]:
+            return partial(engine.steps.forward, plan)
 
         if not obey(0.0):
             return
-        for progress in engine.steps.run(start):
+        for progress in engine.steps.run(beside if engine.overlaps else here):
             pending.extend(progress.events)
             if progress.computing:
-                if pending or time.monotonic() - spoken >= report_seconds:
-                    speak()
+                speak()
                 continue
             if progress.idle:
-                speak()
+                speak(at_rest=True)
                 engine.check_idle()
             if not obey(report_seconds if progress.idle else 0.0):
                 return
 
 
 def _apply(engine: Engine, commands: Commands, pending: list[SequenceEvent]) -> None:
-    if commands.forget:
-        pending.clear()
-        engine.cancel_everything()
     for request_id in commands.cancel:
         engine.cancel(request_id)
     for request in commands.submit:

@@ -29,7 +29,7 @@ from actors.head.sequence_head import SequenceHead
 from actors.messages import Certificate, FinishReason, RowDecision, SequenceEvent, TokenLogprobs
 from actors.states.sequence_state import SequenceStates
 
-# Starts a forward pass; what it returns waits for the hidden states.
+# Starts a forward pass, or gets ready to; what it returns brings the hidden states.
 StartForward = Callable[[StepPlan], Callable[[], torch.Tensor]]
 
 

@@ -49,6 +49,7 @@ class Detokenizer:
     """
 
     __slots__ = (
+        "_amid_character",
         "_decoder",
         "_hold",
         "_include_stop",
@@ -70,6 +71,7 @@ class Detokenizer:
     ) -> None:
         self._token_bytes = token_bytes
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._amid_character = False
         self._matchers = [StopMatcher(string) for string in stop]
         self._include_stop = include_stop
         self._min_tokens = min_tokens
@@ -82,7 +84,15 @@ class Detokenizer:
     def push(self, token_id: int) -> bool:
         """Takes one token; true when a stop string is now complete (push nothing after that)."""
         self._tokens += 1
-        return self._append(self._decoder.decode(self._token_bytes[token_id]))
+        content = self._token_bytes[token_id]
+        if not self._amid_character:
+            try:
+                return self._append(content.decode())
+            except UnicodeDecodeError:
+                pass
+        piece = self._decoder.decode(content)
+        self._amid_character = bool(self._decoder.getstate()[0])
+        return self._append(piece)
 
     def take(self) -> str:
         """The text that has become certain since the last call."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from actors.messages import FinishReason, Request, SequenceEvent
@@ -17,20 +17,21 @@ class JournalStream:
     def __init__(self, request_ids: Iterable[str], close: Callable[[JournalStream], None]) -> None:
         self.request_ids = tuple(request_ids)
         self._close = close
-        self._queue: asyncio.Queue[SequenceEvent] = asyncio.Queue()
+        self._arrived: list[SequenceEvent] = []
+        self._waiter: asyncio.Future[None] | None = None
 
     def put(self, event: SequenceEvent) -> None:
-        self._queue.put_nowait(event)
+        self._arrived.append(event)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
-    def __aiter__(self) -> AsyncIterator[SequenceEvent]:
-        return self
-
-    async def __anext__(self) -> SequenceEvent:
-        return await self._queue.get()
-
-    def drain(self) -> list[SequenceEvent]:
-        """Whatever else has already arrived, without waiting."""
-        return [self._queue.get_nowait() for _ in range(self._queue.qsize())]
+    async def arrived(self) -> list[SequenceEvent]:
+        """Whatever has come since the last call: at least one event."""
+        while not self._arrived:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        arrived, self._arrived = self._arrived, []
+        return arrived
 
     def close(self) -> None:
         """Cancel what has not finished. Closing twice is harmless."""

@@ -6,7 +6,9 @@ nobody: HTTP, tokenisation and detokenisation live in the Serve replica.
 
 from __future__ import annotations
 
+import threading
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -14,27 +16,70 @@ from ray.util.placement_group import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from actors.configuration import EngineConfiguration, EngineInformation
-from cluster.engine.transport import Endpoints, EngineSide
+from cluster.engine.transport import EngineSide
+from cluster.private_folder import PrivateFolder, remove_abandoned_folders
 from cluster.process_tree import die_with_parent
 
 ENGINE_NAME, NAMESPACE = "engine", "lexshard"
 _BESIDE = "beside"  # calls that are answered while ``serve`` runs
 
 
+@dataclass(frozen=True, slots=True)
+class EngineLocation:
+    """What an engine is, and the socket file where it hears and speaks."""
+
+    information: EngineInformation
+    path: str
+
+
 class EngineProcess:
-    """Loads and warms the engine, then serves until stopped. One call at a time, in order.
+    """Loads and warms an engine and serves it to every API process that connects.
 
     It outlives the replica that started it: loading a model takes longer than starting a replica.
+    It ends when the last of those it served has asked for nothing more.
     """
 
     def __init__(self, configuration: EngineConfiguration) -> None:
         die_with_parent()
         self._configuration = configuration
-        self._engine: Any = None
-        self._side: EngineSide | None = None
+        self._settled = threading.Event()
+        self._failure: BaseException | None = None
+        self._begun = False
+        self._location: EngineLocation | None = None
 
-    def load(self) -> EngineInformation:
-        """Load the model and compile every kernel. Raises what the loader raises."""
+    def serve(self) -> None:
+        """Load the model, compile every kernel, serve; every API process calls this, and the first
+        call does it.
+
+        Raises:
+            Exception: what the loader raised, whoever asks.
+        """
+        if self._failure is not None:
+            raise self._failure
+        if self._begun:
+            return
+        self._begun = True
+        try:
+            engine = self.load(self._configuration)
+            remove_abandoned_folders()  # of engines that were killed
+            folder = PrivateFolder()
+            side = EngineSide(folder.path / "engine")
+            self._location = EngineLocation(engine.information, str(folder.path / "engine"))
+        except BaseException as error:
+            self._failure = error
+            raise
+        finally:
+            self._settled.set()
+        try:
+            self.run(engine, side)
+        finally:
+            side.close()
+            engine.close()
+            folder.remove()
+        ray.actor.exit_actor()
+
+    def load(self, configuration: EngineConfiguration) -> Any:
+        """An engine that is warm."""
         from transformers.utils import logging
 
         from actors.engine.engine import Engine  # torch and numba load here, not in the driver
@@ -46,56 +91,50 @@ class EngineProcess:
         def tell(phase: str) -> None:
             print(f"[{time.monotonic() - started:5.1f} s] engine: {phase}", flush=True)
 
-        self._engine = Engine(self._configuration, start_sampler, tell=tell)
-        self._engine.warm_up()
-        return self._engine.information
+        engine = Engine(configuration, start_sampler, tell=tell)
+        engine.warm_up()
+        return engine
 
-    def serve(self, endpoints: Endpoints) -> None:
-        """Run the engine loop; returns when the client sends ``stop``."""
+    def run(self, engine: Any, side: EngineSide) -> None:
+        """Serve ``side`` until told to stop."""
         from actors.engine.loop import run_engine
 
-        self._side = EngineSide(endpoints)
-        try:
-            run_engine(self._engine, self._side, self._side.emit)
-        finally:
-            self._side.close()
-            self._engine.close()
+        run_engine(engine, side, side.emit)
 
     @ray.method(concurrency_group=_BESIDE)
-    def attach(
-        self, configuration: EngineConfiguration, endpoints: Endpoints
-    ) -> EngineInformation | None:
-        """Turn to a new client, forgetting what the one before has asked for.
+    def locate(self, configuration: EngineConfiguration) -> EngineLocation | None:
+        """Where to connect, as soon as there is an engine; None where it serves something else.
 
-        None where that is not possible: it does not serve yet, or serves something else.
+        Raises:
+            Exception: what the loader raised.
         """
-        if self._side is None or configuration != self._configuration:
+        if configuration != self._configuration:
             return None
-        self._side.switch(endpoints)
-        information: EngineInformation = self._engine.information
-        return information
-
-    def wait(self) -> None:
-        """Returns when ``serve`` has: calls are taken in order."""
+        self._settled.wait()
+        if self._failure is not None:
+            raise self._failure
+        return self._location
 
 
-def running_engine_actor() -> Any:
-    """The engine actor that another replica has left; None where there is none."""
+def find_engine_actor() -> Any:
+    """The engine actor there is; None where there is none."""
     try:
         return ray.get_actor(ENGINE_NAME, NAMESPACE)
     except ValueError:
         return None
 
 
-def start_engine_actor(configuration: EngineConfiguration) -> Any:
-    """A new engine actor beside the caller: in its placement group where it has one.
-
-    Raises:
-        ValueError: the one before is still there.
-    """
+def start_engine_actor(
+    configuration: EngineConfiguration,
+    process: type[EngineProcess] = EngineProcess,
+    arguments: tuple[Any, ...] = (),
+) -> Any:
+    """The engine actor: the one there is, else a new one beside the caller, in its placement group
+    where it has one. ``arguments`` are those of a ``process`` that needs more."""
     options: dict[str, Any] = {
         "name": ENGINE_NAME,
         "namespace": NAMESPACE,
+        "get_if_exists": True,
         "lifetime": "detached",
         "num_cpus": 0,
         "max_restarts": 0,
@@ -107,4 +146,4 @@ def start_engine_actor(configuration: EngineConfiguration) -> Any:
             group, placement_group_capture_child_tasks=True
         )
     remote = ray.remote(concurrency_groups={_BESIDE: 1})
-    return remote(EngineProcess).options(**options).remote(configuration)
+    return remote(process).options(**options).remote(configuration, *arguments)

@@ -1,12 +1,12 @@
-"""The API process's handle on the engine: submit, stream, cancel, and survive its death.
+"""An API process's handle on the engine: submit, stream, cancel, and survive its death.
 
 Every unfinished sequence stands in a journal with the tokens its client has already received.
 When the engine dies, a new one is started and the journal is replayed: the same seed gives the
 same continuation, so open streams go on where they stopped. A request that was running through
 two deaths is taken to be their cause and ends with an error.
 
-When it is this process that dies, the engine stays, and the supervisor of the next replica takes
-it over.
+Several API processes share one engine: whoever comes first starts it, the others find it. When an
+API process dies, the engine cancels what it had asked for, and goes on.
 """
 
 from __future__ import annotations
@@ -22,18 +22,17 @@ import ray
 from actors.configuration import EngineConfiguration, EngineInformation
 from actors.messages import Commands, EngineStatistics, Request, StepOutput
 from cluster.engine.journal import Journal, JournalStream
-from cluster.engine.process import running_engine_actor, start_engine_actor
+from cluster.engine.process import EngineLocation, find_engine_actor, start_engine_actor
 from cluster.engine.pulse import Pulse
-from cluster.engine.transport import ClientSide, Endpoints, endpoints_in
-from cluster.private_folder import PrivateFolder, remove_abandoned_folders
+from cluster.engine.transport import ClientSide
+from cluster.private_folder import remove_abandoned_folders
 
 logger = logging.getLogger("lexshard.engine")
 
 STALL_SECONDS = 60.0
 RESTART_PAUSE_SECONDS = 5.0
 LOOK_SECONDS = 0.5
-BURIAL_SECONDS = 10.0
-ATTACH_SECONDS = 5.0
+REASON_SECONDS = 2.0
 FAREWELL_SECONDS = 3.0
 STARTING = "the engine is starting (a first start compiles its kernels: about a minute)"
 RESTARTING = "the engine is restarting"
@@ -41,8 +40,15 @@ SUSPENDED = "the engine's process does not run at the moment"
 SHUTTING_DOWN = "the server is shutting down"
 
 
+class EngineReplacedError(Exception):
+    """Another server's engine is where this client's was."""
+
+
 class EngineSupervisor:
-    """Starts an engine, keeps one alive, and routes its events. Lives in one event loop."""
+    """Finds or starts an engine, keeps one alive, and routes its events. Lives in one event loop.
+
+    ``start_actor`` gives the actor there is, else a new one.
+    """
 
     def __init__(
         self,
@@ -54,8 +60,9 @@ class EngineSupervisor:
         self._journal = Journal()
         self._streams: set[JournalStream] = set()
         self._side: ClientSide | None = None
+        self._pulse: Pulse | None = None
         self._actor: Any = None
-        self._left_behind = False  # by another supervisor, of a replica that is gone
+        self._found = False  # the actor was there before
         self._supervision: asyncio.Task[None] | None = None
         self._information: EngineInformation | None = None
         self._stopping = False
@@ -79,10 +86,7 @@ class EngineSupervisor:
         """Begin supervising; call once, inside the event loop. A first engine starts at once,
         whatever the caller does before it lets the loop go on."""
         remove_abandoned_folders()
-        self._actor = running_engine_actor()
-        self._left_behind = self._actor is not None
-        if not self._left_behind:
-            self._actor = self._start_actor(self._configuration)
+        self._start_or_find()
         self._supervision = asyncio.get_running_loop().create_task(self._supervise())
 
     async def stop(self, grace_seconds: float = 0.0) -> None:
@@ -96,6 +100,11 @@ class EngineSupervisor:
             await asyncio.gather(self._supervision, return_exceptions=True)
         self._journal.end_everything("abort", SHUTTING_DOWN)
         await _until(lambda: not self._streams, FAREWELL_SECONDS)  # their last words are sent
+        side, self._side = self._side, None
+        if side is not None:  # the engine ends with the last who says so
+            side.send(Commands(stop=True))
+            await asyncio.wait((side.lost,), timeout=FAREWELL_SECONDS)
+            side.close()
 
     def submit(self, requests: Sequence[Request]) -> JournalStream:
         """Start sequences; their events arrive at the stream returned, in order per sequence."""
@@ -128,13 +137,15 @@ class EngineSupervisor:
         while True:
             started = time.monotonic()
             try:
-                await self._live_once()
+                if not await self._live_once():
+                    await asyncio.sleep(LOOK_SECONDS)  # until the name of what was there is free
+                    continue
+            except EngineReplacedError as error:
+                self._give_up(str(error))
+                return
             except ray.exceptions.RayTaskError as error:
                 if self._information is None:
-                    self.failure = str(error.cause)
-                    self._set_health(f"the engine could not start: {self.failure}")
-                    logger.error(self.health_reason)
-                    self._journal.end_everything("error", self.failure)
+                    self._give_up(str(error.cause))
                     return
                 logger.error("the engine raised: %s", error)
             except ray.exceptions.RayError as error:
@@ -146,72 +157,91 @@ class EngineSupervisor:
             if time.monotonic() - started < RESTART_PAUSE_SECONDS:
                 await asyncio.sleep(RESTART_PAUSE_SECONDS)
 
-    async def _live_once(self) -> None:
-        """One engine from its start to its death (raises a Ray error)."""
-        folder = PrivateFolder()
-        endpoints = endpoints_in(folder.path)
-        side = ClientSide(endpoints)
-        tasks: list[asyncio.Task[Any]] = []
+    def _give_up(self, reason: str) -> None:
+        self.failure = reason
+        self._set_health(f"the engine could not start: {reason}")
+        logger.error(self.health_reason)
+        self._journal.end_everything("error", reason)
+
+    def _start_or_find(self) -> None:
+        self._found = find_engine_actor() is not None
+        self._actor = self._start_actor(self._configuration)
+
+    async def _live_once(self) -> bool:
+        """With one engine from its start to its death, which raises a Ray error.
+
+        False where the one that was found is of no use.
+        """
+        if self._actor is None:
+            self._start_or_find()
+        serving = asyncio.ensure_future(_result(self._actor.serve.remote()))
+        tasks: list[asyncio.Future[Any]] = [serving]
         try:
-            serving = asyncio.ensure_future(_result(await self._serving(endpoints)))
-            pulse = Pulse(self.information.process_id)
-            self._side = side
+            location = await self._located()
+            if location is None:
+                self._bury()
+                return False
+            self._information = location.information
+            self._pulse = Pulse(location.information.process_id)
+            self._side = await ClientSide.connect(location.path, self._hear)
             self._replay()
             self._set_health(None)
-            tasks = [
-                serving,
-                asyncio.ensure_future(self._pump(side, pulse)),
-                asyncio.ensure_future(self._watch(pulse)),
-            ]
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-        finally:
-            self._side = None
-            self._set_health(RESTARTING)
+            tasks.append(asyncio.ensure_future(self._watch(self._pulse)))
+            lost = self._side.lost
+            await asyncio.wait((*tasks, lost), return_when=asyncio.FIRST_COMPLETED)
+            if lost.done():  # Ray knows why, a moment later
+                await asyncio.wait((serving,), timeout=REASON_SECONDS)
             for task in tasks:
-                task.cancel()
-            if self._actor is not None:
-                ray.kill(self._actor)
-                self._actor = None
-            side.close()
-            folder.remove()
+                if task.done():
+                    task.result()
+            raise ray.exceptions.RayError("it has closed the connection")
+        except asyncio.CancelledError:  # `stop` speaks to the engine once more
+            raise
+        except BaseException:
+            self._bury()
+            raise
+        finally:
+            for task in tasks:
+                if not task.cancel() and not task.cancelled():
+                    task.exception()  # has been told
 
-    async def _serving(self, endpoints: Endpoints) -> Any:
-        """A reference that ends when the engine does, which now serves at ``endpoints``: the one
-        that a lost replica has left, else a new one."""
-        if self._left_behind:
-            self._left_behind = False
-            self._information = await _attached(self._actor, self._configuration, endpoints)
-            if self._information is not None:
-                logger.info("the engine goes on; the replica that started it is gone")
-                return self._actor.wait.remote()
-            ray.kill(self._actor)
+    async def _located(self) -> EngineLocation | None:
+        """Where the engine is; None where the one that was there is of no use.
+
+        Raises:
+            EngineReplacedError: what is there now is not for this client.
+        """
+        locating = _result(self._actor.locate.remote(self._configuration))
+        try:
+            location: EngineLocation | None = await locating
+        except ray.exceptions.RayActorError:
+            if self._found:  # it was about to end
+                return None
+            raise
+        if location is None and self._information is not None:
             self._actor = None
-        if self._actor is None:
-            self._actor = await self._start_again()
-        self._information = await self._actor.load.remote()
-        return self._actor.serve.remote(endpoints)
+            raise EngineReplacedError("an engine of another configuration has taken its place")
+        return location
 
-    async def _start_again(self) -> Any:
-        """A new actor under the name of the one before, as soon as that is free."""
-        deadline = time.monotonic() + BURIAL_SECONDS
-        while True:
-            try:
-                return self._start_actor(self._configuration)
-            except ValueError:
-                if time.monotonic() > deadline:
-                    raise
-                await asyncio.sleep(0.1)
+    def _bury(self) -> None:
+        """Leaves nothing of an engine that does not answer."""
+        if self._information is not None:
+            self._set_health(RESTARTING)
+        if self._side is not None:
+            self._side.close()
+        self._side = self._pulse = None
+        if self._actor is not None:
+            ray.kill(self._actor)
+        self._actor = None
 
-    async def _pump(self, side: ClientSide, pulse: Pulse) -> None:
-        while True:
-            output: StepOutput = await side.receive()
-            pulse.heard()
-            if self.health_reason is SUSPENDED:
-                self._set_health(None)
+    def _hear(self, output: StepOutput) -> None:
+        if self._pulse is not None:
+            self._pulse.heard()
+        if self.health_reason is SUSPENDED:
+            self._set_health(None)
+        if output.statistics is not None:
             self.statistics = output.statistics
-            self._journal.record(output.events)
+        self._journal.record(output.events)
 
     async def _watch(self, pulse: Pulse) -> None:
         """New requests are refused while the engine neither speaks nor computes; after a minute of
@@ -229,18 +259,6 @@ class EngineSupervisor:
         if requests and self._side is not None:
             logger.info("replaying %d unfinished sequences", len(requests))
             self._side.send(Commands(submit=tuple(requests)))
-
-
-async def _attached(
-    actor: Any, configuration: EngineConfiguration, endpoints: Endpoints
-) -> EngineInformation | None:
-    """What an engine is that serves at ``endpoints`` from now on; None where it cannot."""
-    try:
-        attaching = _result(actor.attach.remote(configuration, endpoints))
-        information: EngineInformation | None = await asyncio.wait_for(attaching, ATTACH_SECONDS)
-    except (ray.exceptions.RayError, TimeoutError):
-        return None
-    return information
 
 
 async def _result(reference: Any) -> Any:

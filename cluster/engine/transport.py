@@ -1,101 +1,251 @@
-"""How the API process and the engine process talk: one batched message per step each way.
+"""How API processes and the engine process talk: one message per step to each of them.
 
-ZeroMQ over a socket file that only this user can open; msgpack of the dataclasses themselves, so
-nothing that arrives is ever executed. A handful of microseconds a message, against 0.75 ms for a
-plain actor call.
+A stream socket whose file only this user can reach, and frames of msgpack of the dataclasses
+themselves, so nothing that arrives is ever executed. No thread stands between the two, so a message
+wakes nobody but its reader; and each learns at once that the other is gone, for the system closes
+what a dead process leaves open.
 """
 
 from __future__ import annotations
 
+import asyncio
+import select
+import socket
+from collections import deque
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import cast
 
 import msgspec
-import zmq
-import zmq.asyncio
 
-from actors.messages import Commands, StepOutput
+from actors.messages import Commands, SequenceEvent, StepOutput
 
 _command_encoder = msgspec.msgpack.Encoder()
 _command_decoder = msgspec.msgpack.Decoder(Commands)
 _output_encoder = msgspec.msgpack.Encoder()
 _output_decoder = msgspec.msgpack.Decoder(StepOutput)
 
-
-class Endpoints(msgspec.Struct, frozen=True):
-    """Where one engine's commands and outputs travel."""
-
-    commands: str
-    outputs: str
+_LENGTH_BYTES = 4
+_READ_BYTES = 256 * 1024
+# What an API process that does not read may cost the engine before it is given up.
+MAX_UNREAD_BYTES = 256 * 1024 * 1024
 
 
-def endpoints_in(folder: Path) -> Endpoints:
-    """Socket files in a folder that only this user can enter."""
-    return Endpoints(f"ipc://{folder / 'commands'}", f"ipc://{folder / 'outputs'}")
+def _framed(content: bytes) -> bytes:
+    return len(content).to_bytes(_LENGTH_BYTES, "little") + content
+
+
+class Frames:
+    """Messages out of a stream of bytes, which comes in pieces of any size."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def cut(self, piece: bytes) -> Iterator[bytes]:
+        """The frames that end in ``piece``."""
+        buffer = self._buffer
+        buffer += piece
+        start = 0
+        while len(buffer) - start >= _LENGTH_BYTES:
+            begin = start + _LENGTH_BYTES
+            stop = begin + int.from_bytes(buffer[start:begin], "little")
+            if stop > len(buffer):
+                break
+            yield bytes(buffer[begin:stop])
+            start = stop
+        del buffer[:start]
+
+
+class _Connection:
+    """One API process, as the engine sees it. ``unfinished`` counts sequences by request."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        self.socket = connected
+        self.unfinished: dict[str, int] = {}
+        self._frames = Frames()
+        self._unsent = bytearray()
+
+    @property
+    def unsent_bytes(self) -> int:
+        return len(self._unsent)
+
+    def receive(self) -> Iterator[Commands]:
+        """What has arrived.
+
+        Raises:
+            ConnectionError: it is gone.
+        """
+        while True:
+            try:
+                piece = self.socket.recv(_READ_BYTES)
+            except BlockingIOError:
+                return
+            if not piece:
+                raise ConnectionResetError("the API process has ended")
+            yield from map(_command_decoder.decode, self._frames.cut(piece))
+
+    def send(self, frame: bytes) -> None:
+        """Sends what the socket takes now and keeps the rest for `flush`."""
+        if self._unsent:
+            self._unsent += frame
+            return
+        try:
+            sent = self.socket.send(frame)
+        except OSError:  # full, or gone: whoever reads will see
+            sent = 0
+        if sent < len(frame):
+            self._unsent += frame[sent:]
+
+    def flush(self) -> None:
+        while self._unsent:
+            try:
+                del self._unsent[: self.socket.send(self._unsent)]
+            except OSError:
+                return
 
 
 class EngineSide:
-    """The engine's end: a ``CommandSource`` and a place to emit outputs."""
+    """The engine's end: a ``CommandSource`` and a place to emit outputs.
 
-    def __init__(self, endpoints: Endpoints) -> None:
-        self._context = zmq.Context()
-        self._next: Endpoints | None = None
-        self._connect(endpoints)
+    Any number of API processes may connect. What happens to a sequence is told to the one that
+    submitted it; of one that is gone every sequence is cancelled. ``stop`` reaches the engine when
+    the last of them has asked for it. All methods are called in one thread.
+    """
 
-    def _connect(self, endpoints: Endpoints) -> None:
-        self._commands = self._context.socket(zmq.PULL)
-        self._outputs = self._context.socket(zmq.PUSH)
-        for socket in (self._commands, self._outputs):
-            socket.setsockopt(zmq.LINGER, 0)
-            socket.setsockopt(zmq.RCVHWM, 0)
-            socket.setsockopt(zmq.SNDHWM, 0)
-        self._commands.connect(endpoints.commands)
-        self._outputs.connect(endpoints.outputs)
-
-    def switch(self, endpoints: Endpoints) -> None:
-        """Turn to another client, which knows nothing of what the one before has asked for. May be
-        called in any thread; the one that receives does it, the next time."""
-        self._next = endpoints
+    def __init__(self, path: Path) -> None:
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.setblocking(False)
+        self._listener.bind(str(path))
+        self._listener.listen()
+        self._poll = select.epoll()
+        self._poll.register(self._listener, select.EPOLLIN)
+        self._connections: dict[int, _Connection] = {}
+        self._owners: dict[str, _Connection] = {}
+        self._received: deque[Commands] = deque()
 
     def receive(self, wait_seconds: float) -> Commands | None:
-        if self._next is not None:
-            endpoints, self._next = self._next, None
-            self._commands.close()
-            self._outputs.close()
-            self._connect(endpoints)
-            return Commands(forget=True)
-        if wait_seconds > 0 and not self._commands.poll(int(wait_seconds * 1000)):
-            return None
-        try:
-            return _command_decoder.decode(self._commands.recv(zmq.NOBLOCK))
-        except zmq.Again:
-            return None
+        if not self._received:
+            self._look(wait_seconds)
+        return self._received.popleft() if self._received else None
 
     def emit(self, output: StepOutput) -> None:
-        self._outputs.send(_output_encoder.encode(output))
+        told: dict[_Connection, list[SequenceEvent]] = {
+            connection: [] for connection in self._connections.values()
+        }
+        for event in output.events:
+            owner = self._owners.get(event.request_id)
+            if owner is None:  # it has cancelled, or is gone
+                continue
+            told[owner].append(event)
+            if event.finish_reason is not None:
+                self._count_end(owner, event.request_id)
+        for connection, events in told.items():
+            if events or output.statistics is not None or not output.events:
+                own = StepOutput(tuple(events), output.statistics)
+                connection.send(_framed(_output_encoder.encode(own)))
 
     def close(self) -> None:
-        self._context.destroy(linger=0)
+        for connection in self._connections.values():
+            connection.socket.close()
+        self._connections.clear()
+        self._listener.close()
+        self._poll.close()
+
+    def _look(self, wait_seconds: float) -> None:
+        for descriptor, happened in self._poll.poll(wait_seconds):
+            if descriptor == self._listener.fileno():
+                self._accept()
+                continue
+            connection = self._connections[descriptor]
+            if happened & select.EPOLLOUT:
+                connection.flush()
+            try:
+                for commands in connection.receive():
+                    self._note(connection, commands)
+            except OSError:
+                self._drop(connection)
+        for connection in list(self._connections.values()):
+            if connection.unsent_bytes > MAX_UNREAD_BYTES:
+                self._drop(connection)
+
+    def _accept(self) -> None:
+        connected, _ = self._listener.accept()
+        connected.setblocking(False)
+        self._connections[connected.fileno()] = _Connection(connected)
+        # Edge-triggered: a socket that can be written to is no news but after it could not.
+        events = select.EPOLLIN | select.EPOLLOUT | select.EPOLLET
+        self._poll.register(connected, events)
+
+    def _note(self, connection: _Connection, commands: Commands) -> None:
+        if commands.stop:
+            self._drop(connection)
+            if not self._connections:
+                self._received.append(commands)
+            return
+        for request in commands.submit:
+            open_sequences = connection.unfinished.get(request.request_id, 0)
+            connection.unfinished[request.request_id] = open_sequences + 1
+            self._owners[request.request_id] = connection
+        for request_id in commands.cancel:
+            self._forget(request_id)
+        self._received.append(commands)
+
+    def _drop(self, connection: _Connection) -> None:
+        """Of what it has asked for nobody wants to hear any more."""
+        if self._connections.pop(connection.socket.fileno(), None) is None:
+            return
+        connection.socket.close()
+        abandoned = tuple(connection.unfinished)
+        for request_id in abandoned:
+            self._forget(request_id)
+        if abandoned:
+            self._received.append(Commands(cancel=abandoned))
+
+    def _count_end(self, owner: _Connection, request_id: str) -> None:
+        owner.unfinished[request_id] -= 1
+        if not owner.unfinished[request_id]:
+            self._forget(request_id)
+
+    def _forget(self, request_id: str) -> None:
+        connection = self._owners.pop(request_id, None)
+        if connection is not None:
+            del connection.unfinished[request_id]
 
 
-class ClientSide:
-    """The API process's end, inside its event loop."""
+class ClientSide(asyncio.Protocol):
+    """An API process's end, inside its event loop. ``hear`` is called with every output as it
+    arrives; ``lost`` is done when the engine is gone."""
 
-    def __init__(self, endpoints: Endpoints) -> None:
-        self._context = zmq.asyncio.Context()
-        self._commands = self._context.socket(zmq.PUSH)
-        self._outputs = self._context.socket(zmq.PULL)
-        for socket in (self._commands, self._outputs):
-            socket.setsockopt(zmq.LINGER, 0)
-            socket.setsockopt(zmq.RCVHWM, 0)
-            socket.setsockopt(zmq.SNDHWM, 0)
-        self._commands.bind(endpoints.commands)
-        self._outputs.bind(endpoints.outputs)
+    def __init__(self, hear: Callable[[StepOutput], None]) -> None:
+        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._hear = hear
+        self._frames = Frames()
+        self._transport: asyncio.WriteTransport | None = None
+
+    @classmethod
+    async def connect(cls, path: str, hear: Callable[[StepOutput], None]) -> ClientSide:
+        """Raises:
+        OSError: nobody listens there.
+        """
+        loop = asyncio.get_running_loop()
+        _, side = await loop.create_unix_connection(lambda: cls(hear), path)
+        return side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.WriteTransport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        for frame in self._frames.cut(data):
+            self._hear(_output_decoder.decode(frame))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self.lost.done():
+            self.lost.set_result(None)
 
     def send(self, commands: Commands) -> None:
-        self._commands.send(_command_encoder.encode(commands))
-
-    async def receive(self) -> StepOutput:
-        return _output_decoder.decode(await self._outputs.recv())
+        if self._transport is not None:
+            self._transport.write(_framed(_command_encoder.encode(commands)))
 
     def close(self) -> None:
-        self._context.destroy(linger=0)
+        if self._transport is not None:
+            self._transport.close()

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 
+import msgspec
+
 from actors.messages import Certificate, FinishReason, Request, SequenceEvent, TokenLogprobs
 from actors.text.detokenizer import Detokenizer
 from actors.text.token_bytes import TokenBytes
@@ -32,8 +34,7 @@ class OutputOptions:
         return self.logprobs is not None or self.return_token_ids or self.certificate
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
+class Delta(msgspec.Struct, frozen=True, eq=False):
     """What one event adds to a choice. ``offsets`` are where in the choice's text its tokens
     begin, in characters; they and ``logprobs`` stand side by side, after those of an echoed prompt.
     ``certificates`` stand beside ``token_ids``; empty unless asked for."""

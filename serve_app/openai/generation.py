@@ -54,28 +54,25 @@ class Generation:
         }
         running = len(self.choices)
         self._stream = stream = self._client.submit([choice.request for choice in self.choices])
-        async for event in stream:
+        while running:
             deltas: list[Delta] = []
-            for arrived in (event, *stream.drain()):
-                choice = by_id[arrived.request_id]
+            for event in await stream.arrived():
+                choice = by_id[event.request_id]
                 if choice.finish_reason is not None:
                     continue
-                if arrived.finish_reason in ("error", "abort"):
-                    raise self._failure(arrived)
-                delta = choice.take(arrived, self._token_bytes)
+                if event.finish_reason in ("error", "abort"):
+                    raise self._failure(event)
+                delta = choice.take(event, self._token_bytes)
                 deltas.append(delta)
                 if delta.first:
-                    self._note_first_token(waiting_tokens.pop(arrived.request_id))
+                    self._note_first_token(waiting_tokens.pop(event.request_id))
                 if delta.finish_reason is not None:
                     running -= 1
-                    if arrived.finish_reason is None:  # a stop string: the engine goes on
-                        self._client.cancel(arrived.request_id)
+                    if event.finish_reason is None:  # a stop string: the engine goes on
+                        self._client.cancel(event.request_id)
             self._record.completion_tokens = self.completion_tokens
             if deltas:
                 yield deltas
-            if not running:
-                return
-        raise overloaded("the engine ended before the request did; try again")
 
     @property
     def completion_tokens(self) -> int:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
+import msgspec
 import orjson
 
 from serve_app.openai.choice import Delta, OutputOptions
@@ -13,6 +15,7 @@ from serve_app.openai.logprobs import LogprobsFormatter
 from serve_app.openai.protocol import StreamOptions
 
 DONE = b"data: [DONE]\n\n"
+_PLACE = uuid.uuid4().hex  # of the text, while what stands around it is encoded
 
 
 def server_sent_event(payload: dict[str, Any]) -> bytes:
@@ -43,6 +46,7 @@ class ResponseWriter(ABC):
         self.seed = seed
         self.continuous_usage = bool(stream_options and stream_options.continuous_usage_stats)
         self._header = header
+        self._frames: dict[int, tuple[bytes, bytes]] = {}  # by choice
         self._include_usage = bool(stream_options and stream_options.include_usage)
 
     @abstractmethod
@@ -65,11 +69,32 @@ class ResponseWriter(ABC):
 
         ``usage`` is that of this moment, None unless ``continuous_usage``.
         """
+        if usage is None and len(deltas) == 1 and self._adds_text_alone(deltas[0]):
+            return self._text_event(deltas[0])
         return b"".join(
-            server_sent_event(chunk)
+            self._text_event(delta)
+            if usage is None and self._adds_text_alone(delta)
+            else self._full_events(delta, usage)
             for delta in deltas
-            for chunk in self._completed_chunks(delta, usage)
         )
+
+    def _adds_text_alone(self, delta: Delta) -> bool:
+        """Whether there is nothing to tell but text, as of nearly every token."""
+        return not (delta.first or delta.finish_reason or self.options.tells_tokens)
+
+    def _text_event(self, delta: Delta) -> bytes:
+        """An event in which only the text is new: what stands around it was encoded before."""
+        if not delta.text:
+            return b""
+        frame = self._frames.get(delta.choice.index)
+        if frame is None:
+            whole = self._full_events(msgspec.structs.replace(delta, text=_PLACE), None)
+            head, tail = whole.split(orjson.dumps(_PLACE))
+            self._frames[delta.choice.index] = frame = (head, tail)
+        return frame[0] + orjson.dumps(delta.text) + frame[1]
+
+    def _full_events(self, delta: Delta, usage: dict[str, Any] | None) -> bytes:
+        return b"".join(map(server_sent_event, self._completed_chunks(delta, usage)))
 
     def end(self, usage: dict[str, Any]) -> bytes:
         """The last events of a stream that came to its end."""

@@ -33,7 +33,7 @@ def test_a_new_engine_is_asked_to_go_on_where_each_stream_stopped() -> None:
     journal.record([SequenceEvent("a", 0, (8, 9))])
     [again] = journal.continuations()
     assert again.resumed_ids == (7, 8, 9)
-    assert [event.token_ids for event in stream.drain()] == [(7,), (8, 9)]
+    assert [event.token_ids for event in asyncio.run(stream.arrived())] == [(7,), (8, 9)]
 
 
 def test_a_request_that_saw_two_deaths_is_taken_for_their_cause() -> None:
@@ -43,7 +43,7 @@ def test_a_request_that_saw_two_deaths_is_taken_for_their_cause() -> None:
         assert journal
         journal.count_death()
     assert not journal
-    [event] = stream.drain()
+    [event] = asyncio.run(stream.arrived())
     assert (event.finish_reason, event.error) == (
         "error",
         "the engine died twice while serving this request",
@@ -61,7 +61,8 @@ def test_a_stop_gives_streams_their_time_and_then_tells_them() -> None:
         client._journal.record([SequenceEvent("a", 0, (5,), finish_reason="stop")])
         late = client.submit([Request("c", 0, (1,), SamplingParameters())])
         for stream, reason in ((ends, "stop"), (late, "abort"), (goes_on, "abort")):
-            assert (await anext(stream)).finish_reason == reason
+            [event] = await stream.arrived()
+            assert event.finish_reason == reason
             stream.close()
         await stopping
         assert 0.4 < time.monotonic() - started < 2

@@ -56,13 +56,12 @@ async def _until(condition: Any, seconds: float) -> float:
 
 async def _collect(stream: Any, sequences: int = 1) -> dict[int, list[int]]:
     tokens: dict[int, list[int]] = {}
-    async for event in stream:
-        assert event.error is None, event.error
-        tokens.setdefault(event.choice, []).extend(event.token_ids)
-        sequences -= event.finish_reason is not None
-        if not sequences:
-            return tokens
-    raise AssertionError("a stream ends with its sequences")
+    while sequences:
+        for event in await stream.arrived():
+            assert event.error is None, event.error
+            tokens.setdefault(event.choice, []).extend(event.token_ids)
+            sequences -= event.finish_reason is not None
+    return tokens
 
 
 def test_streams_and_cancels_across_processes() -> None:
@@ -76,7 +75,7 @@ def test_streams_and_cancels_across_processes() -> None:
             assert [len(tokens[choice]) for choice in range(2)] == [30, 30]
             assert tokens[0] != tokens[1]
             stream = client.submit([Request("gone", 0, (5, 6, 7), LONG)])
-            await anext(stream)
+            await stream.arrived()
             stream.close()
             await _until(lambda: client.statistics.running == 0, 5)
             assert client.statistics.cancelled == 1
@@ -114,36 +113,39 @@ def test_a_model_that_cannot_be_served_says_why() -> None:
             assert client.failure is not None
             assert "/nonexistent/model" in client.health_reason
             stream = client.submit([Request("x", 0, (1,), SHORT)])
-            event = await anext(stream)
+            [event] = await stream.arrived()
             assert event.finish_reason == "error"
 
     asyncio.run(scenario())
 
 
-def test_an_engine_goes_on_with_another_client_and_forgets_the_first() -> None:
-    """What a replica that is killed leaves behind: sequences nobody waits for, a warm engine."""
+def test_clients_share_an_engine_and_one_that_is_lost_takes_its_own_sequences_alone() -> None:
+    """What an API process that is killed leaves behind: sequences nobody waits for, an engine that
+    goes on with the others, and that ends with the last of them."""
 
     async def scenario() -> None:
         from cluster.engine.supervisor import EngineSupervisor
 
         async with running_client() as first:
-            expected = await _collect(first.submit([Request("a", 0, (5, 6, 7), SHORT)]))
-            first.submit([Request("lost", 0, (5, 6, 7), LONG)])
-            await _until(lambda: first.statistics.running == 1, 10)
-            process_id = first.information.process_id
+            expected = await _collect(first.submit([Request("a", 0, (5, 6, 7), LONG)]))
             second = EngineSupervisor(CONFIGURATION)
             second.start()
-            try:
-                taken = await _until(lambda: second.ready, 10)
-                print(f"taken over after {taken:.1f} s")
-                assert second.information.process_id == process_id
-                assert (
-                    await _collect(second.submit([Request("a", 0, (5, 6, 7), SHORT)])) == expected
-                )
-                assert second.statistics.cancelled == 1
-                assert second.statistics.running == 0
-            finally:
-                await second.stop()
+            taken = await _until(lambda: second.ready, 10)
+            print(f"found after {taken:.1f} s")
+            assert second.information.process_id == first.information.process_id
+            second.submit([Request("lost", 0, (5, 6, 7), LONG)])
+            going = asyncio.create_task(_collect(first.submit([Request("b", 0, (5, 6, 7), LONG)])))
+            await _until(lambda: second.statistics.running == 2, 10)
+            second._side.close()
+            assert await going == expected
+            await _until(lambda: first.statistics.running == 0, 5)
+            assert first.statistics.cancelled == 1
+            await _until(lambda: second.ready, 10)
+            third = Request("c", 0, (5, 6, 7), LONG)
+            assert await _collect(second.submit([third])) == expected
+            await second.stop()
+            assert first.ready
+            assert await _collect(first.submit([Request("d", 0, (5, 6, 7), LONG)])) == expected
 
     asyncio.run(scenario())
 

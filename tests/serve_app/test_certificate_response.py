@@ -15,10 +15,17 @@ import pytest
 import uvicorn
 
 from actors.configuration import EngineConfiguration
-from actors.messages import Commands, EngineStatistics, Request, SequenceEvent, StepOutput
+from actors.messages import (
+    Commands,
+    EngineStatistics,
+    Request,
+    SamplingParameters,
+    SequenceEvent,
+    StepOutput,
+)
 from cluster.config import ServeConfig
 from cluster.engine.supervisor import EngineSupervisor
-from cluster.engine.transport import ClientSide, EngineSide, endpoints_in
+from cluster.engine.transport import ClientSide, EngineSide
 from serve_app.app import create_app
 from tests.support.mock_engine import EOS, MockEngine, Script, certificate, ids, spell
 from tests.support.mock_server import (
@@ -221,20 +228,24 @@ def test_a_restart_of_the_engine_neither_loses_nor_repeats_certificates(path: st
 
 
 def test_certificates_and_counts_by_tier_travel_between_processes(tmp_path: Path) -> None:
-    endpoints = endpoints_in(tmp_path)
     sent = StepOutput(
         (SequenceEvent("a", 0, (7, 8), certificates=(certificate(7, 0), certificate(8, 1))),),
         EngineStatistics(head_rows=2, head_opened_share=0.5, head_rows_by_tier={"int4": 2}),
     )
 
     async def receive() -> StepOutput:
-        client, engine = ClientSide(endpoints), EngineSide(endpoints)
+        engine = EngineSide(tmp_path / "engine")
+        heard: asyncio.Queue[StepOutput] = asyncio.Queue()
+        client = await ClientSide.connect(str(tmp_path / "engine"), heard.put_nowait)
         try:
+            client.send(Commands(submit=(Request("a", 0, (1,), SamplingParameters()),)))
+            while engine.receive(0.0) is None:
+                await asyncio.sleep(0.001)
             engine.emit(sent)
-            return await asyncio.wait_for(client.receive(), 5)
+            return await asyncio.wait_for(heard.get(), 5)
         finally:
-            engine.close()
             client.close()
+            engine.close()
 
     assert asyncio.run(receive()) == sent
 

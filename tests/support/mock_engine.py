@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -13,6 +13,7 @@ from actors.configuration import EngineInformation
 from actors.messages import Certificate, EngineStatistics, Request, SequenceEvent, TokenLogprobs
 from actors.text.token_bytes import byte_level_alphabet
 from cluster.config import ServeConfig
+from cluster.engine.journal import JournalStream
 from serve_app.openai.tokenization import ModelTokenizer
 
 EOS = 256
@@ -88,24 +89,15 @@ def certificate(token_id: int, position: int) -> Certificate:
     )
 
 
-class MockStream:
+class MockStream(JournalStream):
+    """Closing it cancels what still plays."""
+
     def __init__(self, engine: MockEngine, requests: Sequence[Request]) -> None:
-        self._engine = engine
-        self._requests = requests
-        self.queue: asyncio.Queue[SequenceEvent] = asyncio.Queue()
+        def close(_: JournalStream) -> None:
+            for request in requests:
+                engine.cancel(request.request_id)
 
-    def __aiter__(self) -> AsyncIterator[SequenceEvent]:
-        return self
-
-    async def __anext__(self) -> SequenceEvent:
-        return await self.queue.get()
-
-    def drain(self) -> list[SequenceEvent]:
-        return [self.queue.get_nowait() for _ in range(self.queue.qsize())]
-
-    def close(self) -> None:
-        for request in self._requests:
-            self._engine.cancel(request.request_id)
+        super().__init__([request.request_id for request in requests], close)
 
 
 @dataclass
@@ -200,7 +192,7 @@ class MockEngine:
                     None,
                     *(logprob_entry(t, parameters.prompt_logprobs) for t in request.prompt_ids[1:]),
                 )
-            stream.queue.put_nowait(
+            stream.put(
                 SequenceEvent(
                     request.request_id,
                     request.choice,
@@ -217,7 +209,7 @@ class MockEngine:
                 return
             await asyncio.sleep(0)
         if script.error is not None:
-            stream.queue.put_nowait(
+            stream.put(
                 SequenceEvent(
                     request.request_id,
                     request.choice,

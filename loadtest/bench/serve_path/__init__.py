@@ -1,0 +1,1 @@
+"""The way from the engine to the wire: streamed tokens per second and what each process spends."""

@@ -1,0 +1,67 @@
+"""What each process of a server spends: CPU seconds by the part it plays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import psutil
+
+# By the beginning of a process's title, or the name of its program.
+ROLES = (
+    ("ray::ServeReplica", "API process"),
+    ("ray::ServeController", "Serve's controller"),
+    ("ray::ProxyActor", "Serve's proxy"),
+    ("ray::HAProxyManager", "Serve's proxy"),
+    ("haproxy", "ingress"),
+    ("raylet", "Ray"),
+    ("gcs_server", "Ray"),
+    ("ray::", "Ray"),
+)
+ENGINE_MARK = "EngineProcess"
+SERVING = ("API process", "ingress")
+
+
+def role(process: psutil.Process) -> str:
+    """The part a process of ours plays, by its title."""
+    title = " ".join(process.cmdline()[:1]) or process.name()
+    if ENGINE_MARK in title:
+        return "engine"
+    program = title.rpartition("/")[2]
+    for mark, name in ROLES:
+        if title.startswith(mark) or program == mark:
+            return name
+    return "other"
+
+
+def family(root: int) -> dict[int, str]:
+    """The descendants of a process with their roles."""
+    roles: dict[int, str] = {}
+    for process in psutil.Process(root).children(recursive=True):
+        try:
+            roles[process.pid] = role(process)
+        except psutil.NoSuchProcess:
+            continue
+    return roles
+
+
+def named(process_ids: Sequence[int]) -> dict[int, str]:
+    """Processes of another server and their descendants, under their own names."""
+    roles: dict[int, str] = {}
+    for process_id in process_ids:
+        parent = psutil.Process(process_id)
+        for process in (parent, *parent.children(recursive=True)):
+            title = " ".join(process.cmdline()[:1]) or process.name()
+            roles[process.pid] = title.rpartition("/")[2][:32]
+    return roles
+
+
+def cpu_seconds(roles: dict[int, str]) -> dict[str, float]:
+    """CPU time since each process began, user and system, summed by role."""
+    seconds: dict[str, float] = dict.fromkeys(roles.values(), 0.0)
+    for process_id, name in roles.items():
+        try:
+            times = psutil.Process(process_id).cpu_times()
+        except psutil.NoSuchProcess:
+            continue
+        seconds[name] += times.user + times.system
+    return seconds

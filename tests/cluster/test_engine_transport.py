@@ -1,0 +1,162 @@
+"""API processes and the engine: whole messages, to whom they concern, and word of a loss."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import uvloop
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors.messages import (
+    Commands,
+    EngineStatistics,
+    Request,
+    SamplingParameters,
+    SequenceEvent,
+    StepOutput,
+)
+from cluster.engine import transport
+from cluster.engine.transport import ClientSide, EngineSide, Frames
+
+Heard = list[StepOutput]
+
+
+@given(st.lists(st.binary(max_size=40), max_size=8), st.lists(st.integers(0, 400)))
+def test_messages_come_whole_however_the_stream_is_cut(
+    contents: list[bytes], cuts: list[int]
+) -> None:
+    stream = b"".join(len(each).to_bytes(4, "little") + each for each in contents)
+    edges = sorted({0, len(stream), *(cut for cut in cuts if cut < len(stream))})
+    frames = Frames()
+    pieces = [stream[begin:end] for begin, end in pairwise(edges)]
+    assert [frame for piece in pieces for frame in frames.cut(piece)] == contents
+
+
+def request(name: str, choice: int = 0) -> Request:
+    return Request(name, choice, (1, 2), SamplingParameters())
+
+
+@contextmanager
+def engine_side() -> Iterator[tuple[EngineSide, str]]:
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "engine"
+        side = EngineSide(path)
+        try:
+            yield side, str(path)
+        finally:
+            side.close()
+
+
+async def connected(path: str) -> tuple[ClientSide, Heard]:
+    heard: Heard = []
+    return await ClientSide.connect(path, heard.append), heard
+
+
+async def received(side: EngineSide) -> Commands:
+    """The next commands; the event loop, in which clients live, goes on meanwhile."""
+    async with asyncio.timeout(5):
+        while (commands := side.receive(0.0)) is None:
+            await asyncio.sleep(0.001)
+        return commands
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+def play(scenario: Callable[[EngineSide, str], Awaitable[None]]) -> None:
+    with engine_side() as (side, path):
+        uvloop.run(scenario(side, path))  # as in Serve's replica
+
+
+def test_what_happens_to_a_sequence_is_told_to_whom_it_concerns_and_counts_to_all() -> None:
+    async def scenario(side: EngineSide, path: str) -> None:
+        (first, heard_first), (second, heard_second) = await connected(path), await connected(path)
+        first.send(Commands(submit=(request("a"), request("both", 0), request("both", 1))))
+        second.send(Commands(submit=(request("b"),)))
+        await received(side)
+        await received(side)
+        a, b = SequenceEvent("a", 0, (5,)), SequenceEvent("b", 0, (6,), finish_reason="stop")
+        one, other = (SequenceEvent("both", n, (7,), finish_reason="stop") for n in (0, 1))
+        side.emit(StepOutput((a, b, one)))
+        side.emit(StepOutput((other, SequenceEvent("b", 0, (9,)))))  # b has ended
+        side.emit(StepOutput((a,), EngineStatistics(steps=3)))
+        await until(lambda: len(heard_first) == 3 and len(heard_second) == 2)
+        assert [each.events for each in heard_first] == [(a, one), (other,), (a,)]
+        assert [each.events for each in heard_second] == [(b,), ()]
+        for heard in (heard_first, heard_second):
+            assert heard[-1].statistics == EngineStatistics(steps=3)
+        first.close()
+        second.close()
+
+    play(scenario)
+
+
+def test_what_a_lost_process_has_asked_for_is_cancelled_and_the_others_go_on() -> None:
+    async def scenario(side: EngineSide, path: str) -> None:
+        (first, _), (second, heard) = await connected(path), await connected(path)
+        first.send(Commands(submit=(request("ended"), request("open"))))
+        second.send(Commands(submit=(request("b"),)))
+        await received(side)
+        await received(side)
+        side.emit(StepOutput((SequenceEvent("ended", 0, (1,), finish_reason="length"),)))
+        first.close()
+        assert await received(side) == Commands(cancel=("open",))
+        side.emit(StepOutput((SequenceEvent("open", 0, (3,)), SequenceEvent("b", 0, (4,)))))
+        await until(lambda: bool(heard))
+        assert [event.request_id for event in heard[0].events] == ["b"]
+        second.close()
+
+    play(scenario)
+
+
+def test_an_engine_is_told_to_stop_by_the_last_who_leaves_on_purpose() -> None:
+    async def scenario(side: EngineSide, path: str) -> None:
+        (first, _), (second, _) = await connected(path), await connected(path)
+        first.send(Commands(submit=(request("a"),)))
+        assert (await received(side)).submit
+        first.send(Commands(stop=True))
+        assert await received(side) == Commands(cancel=("a",))
+        await first.lost
+        second.send(Commands(stop=True))
+        assert (await received(side)).stop
+
+    play(scenario)
+
+
+def test_a_process_that_does_not_read_holds_nobody_up_and_is_given_up(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    """Messages larger than the system holds for it wait in the engine, and not without limit."""
+    monkeypatch.setattr(transport, "MAX_UNREAD_BYTES", 8 * 1024 * 1024)
+    large = SequenceEvent("a", 0, tuple(range(100_000)))
+
+    async def scenario(side: EngineSide, path: str) -> None:
+        (stuck, heard), (reads, heard_by_other) = await connected(path), await connected(path)
+        stuck.send(Commands(submit=(request("a"),)))
+        reads.send(Commands(submit=(request("b"),)))
+        await received(side)
+        await received(side)
+        started = time.monotonic()
+        side.emit(StepOutput((large, SequenceEvent("b", 0, (1,)))))
+        side.emit(StepOutput((large,)))
+        assert time.monotonic() - started < 1
+        await until(lambda: side.receive(0.0) is None and len(heard) == 2)  # reads again: no loss
+        assert heard[1].events == (large,)
+        assert heard_by_other[0].events == (SequenceEvent("b", 0, (1,)),)
+        stuck._transport.pause_reading()  # type: ignore[union-attr]
+        for _ in range(30):
+            side.emit(StepOutput((large,)))
+        assert await received(side) == Commands(cancel=("a",))
+        side.emit(StepOutput((SequenceEvent("b", 0, (2,)),)))
+        await until(lambda: len(heard_by_other) == 2)
+        reads.close()
+
+    play(scenario)
