@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
+import numpy.typing as npt
 
 from serve_app.admission import Account
 from serve_app.api_processes.seats import Seats
@@ -35,10 +36,11 @@ class SharedAccounts:
         self._numbers = numbers = seats.memory("accounts", 1 + 2 * count, np.int64)
         self._requests = numbers[:, 1 : 1 + count]
         self._waiting = numbers[:, 1 + count :]
-        self._names = seats.common_memory("clients", 2 * count, np.uint64).reshape(count, 2)
+        self._names = seats.common_memory("clients", 2 * count, np.uint64).reshape(2, count)
         # All accounts from this one on have never been used.
         self._used = seats.common_memory("used", 1, np.int64)
         self._rows: dict[str, int] = {}  # of clients with requests in this process
+        self._looked_up: dict[str, int | None] = {}  # as long as it is alone
         with seats.alone():
             numbers[seats.own] = 0
 
@@ -57,6 +59,7 @@ class SharedAccounts:
         """
         try:
             with self._seats.alone():
+                self._looked_up.clear()
                 yield
         except TimeoutError as error:
             raise overloaded(f"{error}; try again") from error
@@ -103,21 +106,20 @@ class SharedAccounts:
             del self._rows[client]
 
     def _find(self, client: str) -> int | None:
-        """Call it alone."""
         row = self._rows.get(client)
-        if row is not None:
-            return row
-        first, second = _name(client)
-        names = self._names[: self._used[0]]
-        found = np.flatnonzero((names[:, 0] == first) & (names[:, 1] == second))
-        return int(found[0]) if found.size else None
+        if row is None and client not in self._looked_up:
+            first, second = _name(client)
+            names = self._names[:, : self._used[0]]
+            [found] = ((names[0] == first) & (names[1] == second)).nonzero()
+            self._looked_up[client] = row = int(found[0]) if found.size else None
+        return self._looked_up[client] if row is None else row
 
     def _opened(self, client: str) -> int:
         """A free account, in this client's name now."""
         used = int(self._used[0])
-        free = np.flatnonzero(~self._requests[:, :used].any(axis=0))
+        free = self._free(used)
         if not free.size and used == self._count and self.forget_the_dead():
-            free = np.flatnonzero(~self._requests.any(axis=0))
+            free = self._free(used)
         if free.size:
             row = int(free[0])
         elif used < self._count:
@@ -125,8 +127,12 @@ class SharedAccounts:
             self._used[0] = used + 1
         else:
             raise overloaded(f"{used} clients have requests open; try again")
-        self._names[row] = _name(client)
+        self._names[:, row] = _name(client)
         return row
+
+    def _free(self, used: int) -> npt.NDArray[np.intp]:
+        [free] = (self._requests[:, :used].sum(axis=0) == 0).nonzero()
+        return free
 
 
 def _name(client: str) -> tuple[np.uint64, np.uint64]:

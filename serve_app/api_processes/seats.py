@@ -22,8 +22,7 @@ import numpy.typing as npt
 
 LOCK_SECONDS = 0.5
 _PAUSE_SECONDS = 0.00005
-# A process that is told to go keeps its seat for seconds, in which its successor needs one.
-_SEATS_PER_PROCESS = 2
+SPARE_SEATS = 4  # for successors of processes that do not end as soon as they are told to
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +47,7 @@ class Seats:
         self._folder = folder
         self._lock = _opened(folder / "lock")
         self._seats = [
-            _opened(folder / f"seat-{index}") for index in range(_SEATS_PER_PROCESS * processes)
+            _opened(folder / f"seat-{index}") for index in range(processes + SPARE_SEATS)
         ]
         with self.alone():
             taken = next((i for i, seat in enumerate(self._seats) if _try_lock(seat)), None)
@@ -90,11 +89,6 @@ class Seats:
     def common_memory(self, name: str, columns: int, kind: type[Any]) -> npt.NDArray[Any]:
         """Shared numbers [columns] that any process may write that is `alone`."""
         return self._mapped(name, columns, kind)
-
-    def leave(self) -> None:
-        """Gives the seat back; the end of the process does so, too."""
-        for file in (self._lock, *self._seats):
-            os.close(file)
 
     def _mapped(self, name: str, count: int, kind: type[Any]) -> npt.NDArray[Any]:
         file = _opened(self._folder / name)

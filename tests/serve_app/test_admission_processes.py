@@ -15,7 +15,7 @@ import pytest
 
 from serve_app.admission import Admission, LocalAccounts
 from serve_app.api_processes.accounts import CLIENTS_WITHOUT_SEQUENCES, SharedAccounts
-from serve_app.api_processes.seats import LOCK_SECONDS, Seats
+from serve_app.api_processes.seats import LOCK_SECONDS, SPARE_SEATS, Seats
 from serve_app.openai.errors import ApiError
 from tests.support.admitting import PER_CLIENT, PROCESSES, SEQUENCES, WAITING, admission
 from tests.support.paths import ROOT
@@ -164,12 +164,16 @@ def test_a_process_that_stops_while_it_counts_holds_up_nobody_for_long(tmp_path:
 
 
 def test_a_seat_is_free_again_when_its_process_has_gone(tmp_path: Path) -> None:
-    seats = [Seats(tmp_path, 1) for _ in range(2)]
-    assert [each.own for each in seats] == [0, 1]
-    with pytest.raises(RuntimeError, match="all 2 seats"):
-        Seats(tmp_path, 1)
-    seats[0].leave()
-    assert Seats(tmp_path, 1).own == 0
+    first = start(tmp_path, "hold", "a", 1, 1)
+    assert first.stdout is not None
+    assert first.stdout.readline() == "held\n"
+    others = [Seats(tmp_path, PROCESSES) for _ in range(PROCESSES + SPARE_SEATS - 1)]
+    assert [each.own for each in others] == [*range(1, PROCESSES + SPARE_SEATS)]
+    with pytest.raises(RuntimeError, match="seats for API processes are taken"):
+        Seats(tmp_path, PROCESSES)
+    first.kill()
+    first.communicate()
+    assert Seats(tmp_path, PROCESSES).own == 0
 
 
 def test_an_admission_costs_some_tens_of_microseconds_more(tmp_path: Path) -> None:
