@@ -51,7 +51,8 @@ def _behind_it(config: ServeConfig, ask_all: AskAll) -> Waiting | None:
     answers: list[Waiting | None] = ask_all("waits_for", seconds=ANSWER_SECONDS)
     if len(answers) < config.api_processes:
         return f"{len(answers)} of {config.api_processes} API processes answer", True
-    return next((answer for answer in answers if answer is not None), None)
+    waiting = [answer for answer in answers if answer is not None]
+    return min(waiting, key=lambda each: each[1], default=None)  # without hope before with it
 
 
 def _at_the_door(config: ServeConfig) -> Waiting | None:

@@ -22,13 +22,23 @@ from tests.support.paths import ROOT
 
 
 def start(folder: Path, *task: object) -> subprocess.Popen[str]:
-    return subprocess.Popen(
+    """A process of `tests.support.admitting`, which has said its first word."""
+    process = subprocess.Popen(
         [sys.executable, "-m", "tests.support.admitting", str(folder), *map(str, task)],
         cwd=ROOT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     )
+    assert process.stdout is not None
+    assert process.stdout.readline() in ("ready\n", "held\n")
+    return process
+
+
+def go(process: subprocess.Popen[str]) -> None:
+    assert process.stdin is not None
+    process.stdin.write("go\n")
+    process.stdin.flush()
 
 
 def held_at_once(lines: Iterator[str]) -> Iterator[tuple[Counter[str], int, int]]:
@@ -49,6 +59,8 @@ def held_at_once(lines: Iterator[str]) -> Iterator[tuple[Counter[str], int, int]
 
 def test_no_limit_is_ever_passed_and_nothing_is_left(tmp_path: Path) -> None:
     workers = [start(tmp_path, "hammer", seed, 1.0) for seed in range(PROCESSES)]
+    for worker in workers:
+        go(worker)
     outputs = [worker.communicate(timeout=60)[0] for worker in workers]
     assert [worker.returncode for worker in workers] == [0] * PROCESSES
     lines = [output.splitlines() for output in outputs]
@@ -65,10 +77,11 @@ def test_no_limit_is_ever_passed_and_nothing_is_left(tmp_path: Path) -> None:
 
 def test_who_is_killed_while_counting_leaves_every_place_to_others(tmp_path: Path) -> None:
     draw = random.Random(5)
-    worker = start(tmp_path, "hammer", 0, 60)
     survivor = admission(tmp_path, per_client=None)
     deadline = time.monotonic() + 60
-    for _ in range(4):
+    for seed in range(4):
+        worker = start(tmp_path, "hammer", seed, 60)
+        go(worker)
         while not survivor.sequences:
             assert time.monotonic() < deadline
         time.sleep(draw.random() / 50)
@@ -76,11 +89,7 @@ def test_who_is_killed_while_counting_leaves_every_place_to_others(tmp_path: Pat
         worker.communicate()
         survivor.forget_the_dead()
         assert (survivor.sequences, survivor.waiting_tokens) == (0, 0)
-        everything = survivor.admit("a", SEQUENCES, WAITING)
-        worker = start(tmp_path, "hammer", 1, 60)
-        everything.release()
-    worker.kill()
-    worker.communicate()
+        survivor.admit("a", SEQUENCES, WAITING).release()
 
 
 def test_what_a_dead_process_held_refuses_nobody(tmp_path: Path) -> None:
@@ -88,8 +97,6 @@ def test_what_a_dead_process_held_refuses_nobody(tmp_path: Path) -> None:
     own = admission(tmp_path)
     kept = own.admit("mine", 2, 20)
     other = start(tmp_path, "hold", "theirs", PER_CLIENT, 100)
-    assert other.stdout is not None
-    assert other.stdout.readline() == "held\n"
     assert (own.sequences, own.waiting_tokens) == (2 + PER_CLIENT, 120)
     with pytest.raises(ApiError, match=f"you have {PER_CLIENT} of the {PER_CLIENT} requests"):
         own.admit("theirs", 1, 0)
@@ -165,8 +172,6 @@ def test_a_process_that_stops_while_it_counts_holds_up_nobody_for_long(tmp_path:
 
 def test_a_seat_is_free_again_when_its_process_has_gone(tmp_path: Path) -> None:
     first = start(tmp_path, "hold", "a", 1, 1)
-    assert first.stdout is not None
-    assert first.stdout.readline() == "held\n"
     others = [Seats(tmp_path, PROCESSES) for _ in range(PROCESSES + SPARE_SEATS - 1)]
     assert [each.own for each in others] == [*range(1, PROCESSES + SPARE_SEATS)]
     with pytest.raises(RuntimeError, match="seats for API processes are taken"):

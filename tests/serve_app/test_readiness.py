@@ -43,7 +43,7 @@ def test_every_process_is_waited_for_and_every_reason_told_once() -> None:
 
 def test_a_failure_that_one_process_knows_ends_the_wait() -> None:
     with listening() as url, pytest.raises(StartupError, match="no such model"):
-        wait_for(url, [[None, ("no such model", False)]])
+        wait_for(url, [[("not ready: a", True), ("no such model", False)]])
 
 
 def test_a_failure_told_at_the_door_ends_the_wait() -> None:

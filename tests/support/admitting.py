@@ -24,12 +24,15 @@ def admission(folder: Path, per_client: int | None = PER_CLIENT) -> Admission:
 
 
 def hammer(folder: Path, seed: int, seconds: float) -> None:
-    """Prints a line for every ticket: when it was held (a part of the time in which it really was),
-    its client, sequences and tokens. A system-wide clock, in nanoseconds."""
+    """Begins when it is told to. Prints a line for every ticket: when it was held (a part of the
+    time in which it really was), its client, sequences and tokens. A system-wide clock, in
+    nanoseconds."""
     draw = random.Random(seed)
     own = admission(folder)
     held: list[tuple[Ticket, int, str, int, int]] = []
     lines: list[str] = []
+    print("ready", flush=True)
+    sys.stdin.readline()
     end = time.monotonic() + seconds
     while time.monotonic() < end or held:
         if held and (time.monotonic() >= end or draw.random() < 0.5):
