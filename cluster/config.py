@@ -88,6 +88,9 @@ class ServeConfig(EngineOptions):
     served_model_name: list[Name] = option([], "name for clients; repeatable", metavar="NAME")
     host: str = option("127.0.0.1", "address to listen on (default 127.0.0.1)")
     port: int = option(8000, "port to listen on (default 8000)", ge=1, le=65535)
+    api_processes: int = option(
+        1, "processes that speak HTTP and tokenise, before one engine", metavar="N", ge=1, le=64
+    )
     api_keys: list[Key] = option(
         [],
         "repeatable; 'KEY priority=-5' lets its owner go as far before the default (shows in the "

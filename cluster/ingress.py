@@ -21,6 +21,8 @@ from cluster.process_tree import die_with_parent
 BINARY, LISTEN = "LEXSHARD_INGRESS_BINARY", "LEXSHARD_INGRESS_LISTEN"
 HEADER_SECONDS = 10  # for all of a request's headers
 IDLE_SECONDS = 3600  # of a slow reader, and of a prompt that is long computed
+# Of a HAProxy that has a successor, because replicas have changed, with streams of those that live.
+LONGEST_STREAM_SECONDS = 24 * 3600
 # Statistics and metrics are open to every interface, and /metrics has the server's own.
 _DROPPED_SECTIONS = ("frontend prometheus", "listen stats")
 _SECTION = re.compile(r"^(global|defaults|frontend|backend|listen)\b", re.MULTILINE)
@@ -48,9 +50,11 @@ def haproxy_binary() -> str | None:
         return None
 
 
-def ingress_environment(binary: str, folder: Path, host: str, port: int) -> dict[str, str]:
-    """What Serve has to find in its environment to put HAProxy in front; writes the program and the
-    error pages into ``folder``, which is the server's own."""
+def ingress_environment(
+    binary: str, folder: Path, host: str, port: int, replicas: int = 1
+) -> dict[str, str]:
+    """What Serve has to find in its environment to put HAProxy in front of ``replicas``; writes the
+    program and the error pages into ``folder``, which is the server's own."""
     program = folder / "haproxy"
     command = shlex.join([sys.executable, "-m", "cluster.ingress"])
     program.write_text(f'#!/bin/sh\nexec {command} "$@"\n', encoding="utf-8")
@@ -73,7 +77,12 @@ def ingress_environment(binary: str, folder: Path, host: str, port: int) -> dict
         # A replica or an ingress that is gone is to be noticed within seconds.
         "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
         "RAY_SERVE_HAPROXY_HEALTH_CHECK_INTER": "1s",
-        "RAY_SERVE_HAPROXY_RETRIES": "1",
+        # A request that a dead replica has refused goes to the next one, until all were asked.
+        "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure",
+        "RAY_SERVE_HAPROXY_RETRIES": str(max(1, replicas - 1)),
+        # Streams last: what counts is how many a replica has, not how many it got.
+        "RAY_SERVE_HAPROXY_BALANCE_ALGORITHM": "leastconn",
+        "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(LONGEST_STREAM_SECONDS),
         # Otherwise a stopping replica stays open for half a minute.
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
         # Serve's own proxy, which stays in reserve; two servers must not ask for the same port.

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from typing import Protocol
 
-from serve_app.openai.errors import bad_request, overloaded, rate_limited
+from serve_app.openai.errors import ApiError, bad_request, overloaded, rate_limited
 
 
 class Ticket:
@@ -45,11 +46,79 @@ class Ticket:
 
 
 @dataclass(slots=True)
-class _Account:
+class Account:
     """What one client has open. A request without sequences is a request all the same."""
 
     requests: int = 0
     waiting: int = 0
+
+
+class Accounts(Protocol):
+    """What all clients have open, wherever it is counted. A client that enters is known until it
+    has left as often."""
+
+    @property
+    def sequences(self) -> int: ...
+
+    @property
+    def waiting_tokens(self) -> int: ...
+
+    def alone(self) -> AbstractContextManager[None]:
+        """Inside the ``with`` nobody else enters. Raises `ApiError` where that cannot be had."""
+
+    def forget_the_dead(self) -> bool:
+        """Takes back what nobody is left to take back; whether there was any. Call it `alone`."""
+
+    def of(self, client: str) -> Account:
+        """A picture of it. Call it `alone`."""
+
+    def others_waiting(self, client: str, most: int) -> int:
+        """The waiting tokens of everybody else, at most so many of each. Call it `alone`."""
+
+    def enter(self, client: str, requests: int, sequences: int) -> None:
+        """Call it `alone`. Raises `ApiError` where no more clients can be counted."""
+
+    def add_waiting(self, client: str, tokens: int) -> None: ...
+
+    def leave(self, client: str, requests: int, sequences: int) -> None: ...
+
+
+class LocalAccounts:
+    """Those of a server with one API process: nobody else counts, nobody else dies."""
+
+    def __init__(self) -> None:
+        self.sequences = 0
+        self.waiting_tokens = 0
+        self._clients: dict[str, Account] = {}
+
+    def alone(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def forget_the_dead(self) -> bool:
+        return False
+
+    def of(self, client: str) -> Account:
+        return self._clients.get(client) or Account()
+
+    def others_waiting(self, client: str, most: int) -> int:
+        return sum(
+            min(account.waiting, most) for name, account in self._clients.items() if name != client
+        )
+
+    def enter(self, client: str, requests: int, sequences: int) -> None:
+        self._clients.setdefault(client, Account()).requests += requests
+        self.sequences += sequences
+
+    def add_waiting(self, client: str, tokens: int) -> None:
+        self.waiting_tokens += tokens
+        self._clients[client].waiting += tokens
+
+    def leave(self, client: str, requests: int, sequences: int) -> None:
+        self.sequences -= sequences
+        account = self._clients[client]
+        account.requests -= requests
+        if not account.requests:
+            del self._clients[client]
 
 
 def waiting_cost(prompt_tokens: int, choice: int, scored: bool) -> int:
@@ -76,16 +145,26 @@ class Admission:
     """
 
     def __init__(
-        self, max_sequences: int, max_waiting_tokens: int, max_requests_per_client: int | None
+        self,
+        max_sequences: int,
+        max_waiting_tokens: int,
+        max_requests_per_client: int | None,
+        accounts: Accounts | None = None,
     ) -> None:
         self.max_sequences = max_sequences
         self.max_waiting_tokens = max_waiting_tokens
         self.max_requests_per_client = max_requests_per_client
-        self.sequences = 0
-        self.waiting_tokens = 0
+        self._accounts = accounts or LocalAccounts()
         shares = 1 if max_requests_per_client is None else 2
         self._share = max(1, max_waiting_tokens // shares)
-        self._clients: dict[str, _Account] = {}
+
+    @property
+    def sequences(self) -> int:
+        return self._accounts.sequences
+
+    @property
+    def waiting_tokens(self) -> int:
+        return self._accounts.waiting_tokens
 
     def admit(self, client: str, sequences: int, estimated_tokens: int) -> Ticket:
         """Lets a request in, or says why not; one that only asks the tokenizer has no sequences.
@@ -96,27 +175,35 @@ class Admission:
             ApiError: 400 when the request can never fit, 429 when this client has too much open,
                 503 when the server is full.
         """
-        self._check_places(client, sequences)
-        self._check_waiting(client, estimated_tokens)
-        account = self._clients.setdefault(client, _Account())
-        account.requests += max(1, sequences)
-        self.sequences += sequences
-        ticket = Ticket(self, client, sequences)
-        ticket.set_waiting(estimated_tokens)
+        with self._accounts.alone():
+            try:
+                self._check(client, sequences, estimated_tokens)
+            except ApiError:
+                if not self._accounts.forget_the_dead():
+                    raise
+                self._check(client, sequences, estimated_tokens)
+            self._accounts.enter(client, max(1, sequences), sequences)
+            ticket = Ticket(self, client, sequences)
+            ticket.set_waiting(estimated_tokens)
         return ticket
 
     def add_waiting(self, client: str, tokens: int) -> None:
-        self.waiting_tokens += tokens
-        self._clients[client].waiting += tokens
+        self._accounts.add_waiting(client, tokens)
 
     def leave(self, ticket: Ticket) -> None:
-        self.sequences -= ticket.sequences
-        account = self._clients[ticket.client]
-        account.requests -= max(1, ticket.sequences)
-        if not account.requests:
-            del self._clients[ticket.client]
+        self._accounts.leave(ticket.client, max(1, ticket.sequences), ticket.sequences)
 
-    def _check_places(self, client: str, sequences: int) -> None:
+    def forget_the_dead(self) -> None:
+        """So that what is counted is what lives, for whoever wants to show it."""
+        with suppress(ApiError), self._accounts.alone():
+            self._accounts.forget_the_dead()
+
+    def _check(self, client: str, sequences: int, tokens: int) -> None:
+        account = self._accounts.of(client)
+        self._check_places(account.requests, sequences)
+        self._check_waiting(client, account.waiting, tokens)
+
+    def _check_places(self, requests: int, sequences: int) -> None:
         limit = self.max_requests_per_client
         most = self.max_sequences if limit is None else min(limit, self.max_sequences)
         if sequences > most:
@@ -125,31 +212,21 @@ class Admission:
                 + ("this server runs at once" if most != limit else "one client may have open"),
                 "n",
             )
-        requests = self._account(client).requests
         if limit is not None and requests + max(1, sequences) > limit:
             raise rate_limited(
                 f"you have {requests} of the {limit} requests open that one client may have "
                 "(each of prompts times n counts as one)"
             )
-        if self.sequences + sequences > self.max_sequences:
-            raise overloaded(
-                f"{self.sequences} of {self.max_sequences} sequences are running; try again"
-            )
+        running = self.sequences
+        if running + sequences > self.max_sequences:
+            raise overloaded(f"{running} of {self.max_sequences} sequences are running; try again")
 
-    def _check_waiting(self, client: str, tokens: int) -> None:
-        own = self._account(client).waiting
+    def _check_waiting(self, client: str, own: int, tokens: int) -> None:
         if own and own + tokens > self._share:
             message = f"{own} of your prompt tokens are waiting to be computed; try again"
             raise (overloaded if self.max_requests_per_client is None else rate_limited)(message)
-        others = sum(
-            min(account.waiting, self._share)
-            for name, account in self._clients.items()
-            if name != client
-        )
+        others = self._accounts.others_waiting(client, self._share)
         if others and others + min(own + tokens, self._share) > self.max_waiting_tokens:
             raise overloaded(
                 f"{self.waiting_tokens} prompt tokens are waiting to be computed; try again"
             )
-
-    def _account(self, client: str) -> _Account:
-        return self._clients.get(client) or _Account()

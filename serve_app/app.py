@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,6 +13,8 @@ from starlette.exceptions import HTTPException
 
 from cluster.config import ServeConfig
 from serve_app.admission import Admission
+from serve_app.api_processes.accounts import SharedAccounts
+from serve_app.api_processes.seats import Seats
 from serve_app.authentication import ApiKeys
 from serve_app.engine_client import EngineClient
 from serve_app.metrics import CONTENT_TYPE, ServerMetrics
@@ -39,16 +42,31 @@ PATHS = (
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-def create_app(config: ServeConfig, client: EngineClient, tokenizer: ModelTokenizer) -> FastAPI:
+def create_app(
+    config: ServeConfig,
+    client: EngineClient,
+    tokenizer: ModelTokenizer,
+    seats: Seats | None = None,
+    start_time: int | None = None,
+) -> FastAPI:
     """Routes, errors, authentication and middleware around one engine client.
 
-    The application stops the client when it shuts down.
+    ``seats`` join it to the other API processes of the server that began at ``start_time`` (Unix
+    seconds); without them it is a server of its own, that begins now. The application stops the
+    client when it shuts down.
     """
+    accounts = None
+    if seats is not None and config.api_processes > 1:
+        accounts = SharedAccounts(seats, config.max_running_requests)
     admission = Admission(
-        config.max_running_requests, config.max_waiting_tokens, config.max_requests_per_client
+        config.max_running_requests,
+        config.max_waiting_tokens,
+        config.max_requests_per_client,
+        accounts,
     )
-    metrics = ServerMetrics(client, admission)
-    state = ServerState(config, client, tokenizer, admission, metrics)
+    metrics = ServerMetrics(client, admission, PATHS, seats)
+    created = int(time.time()) if start_time is None else start_time
+    state = ServerState(config, client, tokenizer, admission, metrics, created)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -59,7 +77,7 @@ def create_app(config: ServeConfig, client: EngineClient, tokenizer: ModelTokeni
     app.router.redirect_slashes = False
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_error)
-    app.add_middleware(RequestMiddleware, metrics=metrics, paths=PATHS)
+    app.add_middleware(RequestMiddleware, metrics=metrics)
     _add_open_routes(app, state)
     _add_guarded_routes(app, state, ApiKeys(config.api_keys))
     return app

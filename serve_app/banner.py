@@ -45,6 +45,8 @@ def banner(config: ServeConfig, information: dict[str, Any], has_chat: bool) -> 
         f"({information['kv_bytes'] / 2**20:,.0f} MiB)",
         "URL": f"{base_url(config)}/v1",
     }
+    if config.api_processes > 1:
+        rows["HTTP"] = f"{config.api_processes} API processes"
     lines: list[str] = []
     for label, value in rows.items():
         lines.append(f"  {label:<{LABEL_WIDTH}} {value}")

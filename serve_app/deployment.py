@@ -1,4 +1,4 @@
-"""The Ray Serve deployment: the HTTP application beside its engine's client.
+"""The Ray Serve deployment: API processes, each the HTTP application beside the engine's client.
 
 Serve's own queue, timeouts and autoscaling are left out of the way: admission is decided inside
 the application, where errors have OpenAI's shape. There is no ``check_health`` of ours: Serve's
@@ -17,11 +17,13 @@ from fastapi import FastAPI
 from ray import serve
 from ray.serve import Application
 from ray.serve._private import replica
+from ray.serve.exceptions import DeploymentUnavailableError
 from ray.util import get_node_ip_address
 
 from cluster.config import ServeConfig
 from cluster.lifecycle import LOOPBACK
 from cluster.process_tree import die_with_parent
+from serve_app.api_processes.seats import Seats, ServerRun
 from serve_app.app import create_app
 from serve_app.engine_client import EngineClient, EngineConnector
 from serve_app.openai.tokenization import ModelTokenizer
@@ -31,7 +33,7 @@ MAX_ONGOING_REQUESTS = 100_000
 
 
 def start_engine(config: ServeConfig) -> EngineClient:
-    """The connector of a real server: an engine process of this replica's own."""
+    """The connector of a real server: the engine process that all its replicas share."""
     from cluster.engine.supervisor import EngineSupervisor
 
     supervisor = EngineSupervisor(config.engine_configuration)
@@ -67,15 +69,16 @@ def stay_on_loopback() -> None:
 
 
 class ServerDeployment:
-    """One replica: tokeniser, application, and the client of one engine."""
+    """One replica, an API process: tokeniser, application, and a client of the engine."""
 
-    def __init__(self, config: ServeConfig, connect: EngineConnector) -> None:
+    def __init__(self, config: ServeConfig, connect: EngineConnector, run: ServerRun) -> None:
         die_with_parent()
         stay_on_loopback()
         log_to_stderr()
         self._client = connect(config)  # first: it takes longer, and in a process of its own
         self._tokenizer = ModelTokenizer.load(config.model)
-        self._built_app = create_app(config, self._client, self._tokenizer)
+        seats = Seats(run.folder / "api-processes", config.api_processes)
+        self._built_app = create_app(config, self._client, self._tokenizer, seats, run.start_time)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         return self._built_app
@@ -83,6 +86,13 @@ class ServerDeployment:
     async def information(self) -> dict[str, Any]:
         """What the engine decided, for the banner. Raises RuntimeError before it is ready."""
         return asdict(self._client.information)
+
+    async def waits_for(self) -> tuple[str, bool] | None:
+        """What keeps it from serving, and whether waiting makes sense; None: nothing does."""
+        client = self._client
+        if client.health_reason is None:
+            return None
+        return f"not ready: {client.health_reason}", client.failure is None
 
     async def has_chat_template(self) -> bool:
         return self._tokenizer.chat_template is not None
@@ -93,12 +103,12 @@ class ServerDeployment:
         await self._client.stop(grace_seconds)
 
 
-def bind(config: ServeConfig, connect: EngineConnector = start_engine) -> Application:
-    """The application Ray Serve runs; ``connect`` is pickled and called in the replica."""
+def bind(config: ServeConfig, connect: EngineConnector, run: ServerRun) -> Application:
+    """The application Ray Serve runs; ``connect`` is pickled and called in every replica."""
     deployment: Any = serve.deployment(
         serve.ingress()(ServerDeployment),
         name="server",
-        num_replicas=1,
+        num_replicas=config.api_processes,
         ray_actor_options={"num_cpus": 0},
         max_ongoing_requests=MAX_ONGOING_REQUESTS,
         max_constructor_retry_count=1,
@@ -107,5 +117,16 @@ def bind(config: ServeConfig, connect: EngineConnector = start_engine) -> Applic
         graceful_shutdown_wait_loop_s=0.1,
         graceful_shutdown_timeout_s=2,  # `shut_down` has been called before
     )
-    application: Application = deployment.bind(config, connect)
+    application: Application = deployment.bind(config, connect, run)
     return application
+
+
+def ask_all(handle: Any, method: str, *arguments: Any, seconds: float) -> list[Any]:
+    """Calls a method of every replica at once; the answers of those that live and give one within
+    ``seconds``."""
+    try:
+        response = handle.broadcast(method, *arguments)
+        answers = response.results(timeout_s=seconds, return_exceptions=True)
+    except (DeploymentUnavailableError, TimeoutError):
+        return []
+    return [answer for answer in answers if not isinstance(answer, Exception)]

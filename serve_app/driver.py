@@ -11,12 +11,16 @@ import signal
 import sys
 import threading
 import time
+from functools import partial
 
 from cluster.config import ServeConfig
 from cluster.process_tree import die_with_parent
 from serve_app.banner import banner
 from serve_app.launch import running_server
 from serve_app.readiness import StartupError, wait_until_ready
+
+# For those who are told that their streams stop, after their grace.
+FAREWELL_SECONDS = 10.0
 
 
 class Driver:
@@ -38,14 +42,17 @@ class Driver:
         config = self._config
         threading.Thread(target=self._wait_for_the_end, daemon=True).start()
         with running_server(config, tell=self._tell) as handle:
+            from serve_app.deployment import ask_all  # with it comes Ray, which is ready only now
+
             self._tell("the application runs; waiting for the engine")
-            wait_until_ready(config, self._tell)
+            wait_until_ready(config, self._tell, partial(ask_all, handle))
             information = handle.information.remote().result()
             has_chat = handle.has_chat_template.remote().result()
             print(banner(config, information, has_chat), flush=True)
             self._ready = True
             self._stop.wait()
-            handle.shut_down.remote(config.shutdown_grace_seconds).result()
+            grace = config.shutdown_grace_seconds
+            ask_all(handle, "shut_down", grace, seconds=grace + FAREWELL_SECONDS)
 
     def _wait_for_the_end(self) -> None:
         sys.stdin.read()

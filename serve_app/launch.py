@@ -1,9 +1,10 @@
-"""A whole server on this machine: Ray, Serve, the replica and its engine, on loopback."""
+"""A whole server on this machine: Ray, Serve, the replicas and their engine, on loopback."""
 
 from __future__ import annotations
 
 import logging
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,6 +13,7 @@ from cluster.config import ServeConfig
 from cluster.ingress import haproxy_binary, ingress_environment
 from cluster.lifecycle import LOOPBACK, start_local_ray
 from cluster.private_folder import PrivateFolder, remove_abandoned_folders
+from serve_app.api_processes.seats import ServerRun
 from serve_app.engine_client import EngineConnector
 
 SERVE_ENVIRONMENT = {
@@ -43,13 +45,13 @@ def running_server(
     connect: EngineConnector | None = None,
     tell: Callable[[str], None] = _tell_nobody,
 ) -> Iterator[Any]:
-    """Serves inside the ``with``; yields Serve's handle to the replica.
+    """Serves inside the ``with``; yields Serve's handle to the replicas.
 
     ``connect`` None starts a real engine; ``tell`` hears what is being done. Ray reads its
     environment when it is imported, so nothing before this may import it.
 
     Raises:
-        RuntimeError: the replica could not be made (its reason is in the message).
+        RuntimeError: a replica could not be made (its reason is in the message).
     """
     tell("starting Ray")
     remove_abandoned_folders()
@@ -60,7 +62,7 @@ def running_server(
         tell("no HAProxy here: Serve's own proxy, slower, stands in front")
     else:
         environment = SERVE_ENVIRONMENT | ingress_environment(
-            binary, folder.path, config.host, config.port
+            binary, folder.path, config.host, config.port, config.api_processes
         )
         host = LOOPBACK  # of the replicas: only HAProxy is to reach them
     start_local_ray(environment)
@@ -80,7 +82,7 @@ def running_server(
         )
         tell("starting the application")
         yield serve.run(
-            bind(config, connect or start_engine),
+            bind(config, connect or start_engine, ServerRun(folder.path, int(time.time()))),
             name=APPLICATION_NAME,
             route_prefix="/",
             logging_config=quiet,

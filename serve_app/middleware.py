@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import re
 import uuid
-from collections.abc import Collection
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware import Middleware
@@ -33,13 +32,12 @@ def acceptable_request_id(value: str | None) -> bool:
 class RequestMiddleware:
     """Gives each request a record (``scope[RECORD_KEY]``) and an ``x-request-id``.
 
-    Exceptions become a 500 without internals. ``paths`` are the routes that metrics name.
+    Exceptions become a 500 without internals.
     """
 
-    def __init__(self, app: ASGIApp, metrics: ServerMetrics, paths: Collection[str]) -> None:
+    def __init__(self, app: ASGIApp, metrics: ServerMetrics) -> None:
         self._app = app
         self._metrics = metrics
-        self._paths = frozenset(paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -75,8 +73,7 @@ class RequestMiddleware:
 
     def _finish(self, record: RequestRecord) -> None:
         record.status = record.status or CLIENT_CLOSED_REQUEST
-        known = record.path in self._paths
-        self._metrics.observe(record, record.path if known else "other")
+        self._metrics.observe(record)
         first = record.seconds_to_first_token
         logger.log(
             logging.DEBUG if record.path in ("/health", "/metrics") else logging.INFO,

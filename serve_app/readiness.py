@@ -1,4 +1,5 @@
-"""Is the server on this machine ready? Asked over HTTP, as everybody else would."""
+"""Is the server on this machine ready? Asked over HTTP, as everybody else would, and then of each
+of its API processes."""
 
 from __future__ import annotations
 
@@ -6,27 +7,38 @@ import http.client
 import json
 import time
 from collections.abc import Callable
+from typing import Any, Protocol
 
 from cluster.config import ServeConfig
 
 POLL_SECONDS = 0.5
+ANSWER_SECONDS = 10.0
+Waiting = tuple[str, bool]
+"""The reason, and whether waiting makes sense."""
 
 
 class StartupError(Exception):
     """The server cannot start, with one line that says why."""
 
 
-def wait_until_ready(config: ServeConfig, tell: Callable[[str], None]) -> None:
-    """Polls ``/health``, telling every new reason for waiting.
+class AskAll(Protocol):
+    """Calls a method of every API process (see `serve_app.deployment.ask_all`)."""
+
+    def __call__(self, method: str, *, seconds: float) -> list[Any]: ...
+
+
+def wait_until_ready(config: ServeConfig, tell: Callable[[str], None], ask_all: AskAll) -> None:
+    """Polls until all of ``config.api_processes`` serve, telling every new reason for waiting.
 
     Raises:
         StartupError: the engine will never be ready.
     """
     told = ""
     while True:
-        status, reason, hopeful = _health(config)
-        if status == 200:
+        waiting = _at_the_door(config) or _behind_it(config, ask_all)
+        if waiting is None:
             return
+        reason, hopeful = waiting
         if not hopeful:
             raise StartupError(reason)
         if reason != told:
@@ -35,18 +47,25 @@ def wait_until_ready(config: ServeConfig, tell: Callable[[str], None]) -> None:
         time.sleep(POLL_SECONDS)
 
 
-def _health(config: ServeConfig) -> tuple[int, str, bool]:
-    """Status, reason, and whether waiting makes sense."""
+def _behind_it(config: ServeConfig, ask_all: AskAll) -> Waiting | None:
+    answers: list[Waiting | None] = ask_all("waits_for", seconds=ANSWER_SECONDS)
+    if len(answers) < config.api_processes:
+        return f"{len(answers)} of {config.api_processes} API processes answer", True
+    waiting = [answer for answer in answers if answer is not None]
+    return min(waiting, key=lambda each: each[1], default=None)  # without hope before with it
+
+
+def _at_the_door(config: ServeConfig) -> Waiting | None:
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(config.host, config.host)
-    connection = http.client.HTTPConnection(host, config.port, timeout=10)
+    connection = http.client.HTTPConnection(host, config.port, timeout=ANSWER_SECONDS)
     try:
         connection.request("GET", "/health")
         response = connection.getresponse()
         body = json.loads(response.read())
     except (OSError, http.client.HTTPException, json.JSONDecodeError) as error:
-        return 0, f"not reachable yet: {error}", True
+        return f"not reachable yet: {error}", True
     finally:
         connection.close()
     if response.status == 200:
-        return 200, "", True
-    return response.status, body["error"]["message"], "Retry-After" in response.headers
+        return None
+    return body["error"]["message"], "Retry-After" in response.headers

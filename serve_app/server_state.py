@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.metadata import version
 
 from actors.configuration import EngineInformation
@@ -20,14 +19,14 @@ VERSION = version("lexshard")
 
 @dataclass(slots=True)
 class ServerState:
-    """Built once per replica; ``created`` is Unix time in seconds."""
+    """Built once per API process; ``created`` is when the server began, in Unix seconds."""
 
     config: ServeConfig
     client: EngineClient
     tokenizer: ModelTokenizer
     admission: Admission
     metrics: ServerMetrics
-    created: int = field(default_factory=lambda: int(time.time()))
+    created: int
 
     def information(self) -> EngineInformation:
         """Raises:

@@ -123,6 +123,8 @@ async def _strike(
         await newcomers.finish()
         newcomers.judge(row, watch, struck, mended, no_ingress=fault.no_ingress)
     judge_streams(row, heard, expected, may_cut=fault.cuts)
+    alone = before[fault.role] == 1
+    row.expect(alone or row.kept > 0, f"a {fault.role} took the streams of the others along")
     row.expect(back, f"processes are {dict(server.serving())}, were {dict(before)}")
     return row
 

@@ -4,33 +4,39 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from cluster.ingress import (
     HEADER_SECONDS,
+    LONGEST_STREAM_SECONDS,
     fit_for_clients,
     haproxy_binary,
     ingress_environment,
 )
 from tests.support.paths import ROOT
 from tests.support.real_server import free_port
+from tests.support.replica_stand_in import ReplicaStandIn, left
 
 BINARY = haproxy_binary()
 pytestmark = pytest.mark.skipif(BINARY is None, reason="no HAProxy comes with Ray Serve here")
 
 
-def serves_configuration(backend_port: int, frontend_port: int) -> str:
-    """What this version of Serve writes for one replica on ``backend_port``."""
+def serves_configuration(
+    backend_ports: Sequence[int], frontend_port: int, environment: dict[str, str]
+) -> str:
+    """What this version of Serve writes for replicas on ``backend_ports``."""
     program = f"""
 import sys
 from ray.serve._private.haproxy import BackendConfig, HAProxyApi, HAProxyConfig, ServerConfig
@@ -42,69 +48,33 @@ config = HAProxyConfig(
     socket_path=str(folder / "admin"), server_state_base=str(folder),
     server_state_file=str(folder / "state"), metrics_enabled=False,
 )
-replica = ServerConfig(name="replica", host="127.0.0.1", port={backend_port})
-reserve = ServerConfig(name="reserve", host="127.0.0.1", port={backend_port})
-backends = {{"a": BackendConfig(name="a", path_prefix="/", app_name="lexshard", servers=[replica],
+replicas = [ServerConfig(name=f"replica{{port}}", host="127.0.0.1", port=port)
+            for port in {list(backend_ports)}]
+reserve = ServerConfig(name="reserve", host="127.0.0.1", port={backend_ports[0]})
+backends = {{"a": BackendConfig(name="a", path_prefix="/", app_name="lexshard", servers=replicas,
                                fallback_server=reserve)}}
 api = HAProxyApi(cfg=config, backend_configs=backends, config_file_path=str(folder / "cfg"))
 api._generate_config_file_internal()
 print((folder / "cfg").read_text())
 """
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+        [sys.executable, "-c", program],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     return done.stdout
 
 
-left = threading.Event()
-
-
-class Replica(BaseHTTPRequestHandler):
-    """Tells the headers it was sent, or says nothing and listens to who asks; ``left`` is set once
-    that one has gone."""
-
-    protocol_version = "HTTP/1.1"
-
-    def do_GET(self) -> None:
-        body = json.dumps({name.lower(): value for name, value in self.headers.items()}).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
-        if self.path == "/stream":
-            self.send_response(200)
-            self.send_header("Transfer-Encoding", "chunked")
-            self.end_headers()
-            self.wfile.write(b"3\r\nabc\r\n")
-        try:
-            gone = self.connection.recv(1) == b""
-        except OSError:
-            gone = True
-        if gone:
-            left.set()
-        self.close_connection = True
-
-    def log_message(self, format: str, *arguments: object) -> None:
-        pass
-
-
 @contextmanager
-def running_ingress(folder: Path, *, replica: bool) -> Iterator[int]:
+def running_ingress(folder: Path, backend_ports: Sequence[int]) -> Iterator[int]:
     """HAProxy, started as Serve starts it; yields its port."""
     assert BINARY is not None
     port = free_port()
-    backend = ThreadingHTTPServer(("127.0.0.1", 0), Replica)
-    backend_port = backend.server_address[1]
-    if replica:
-        threading.Thread(target=backend.serve_forever, daemon=True).start()
-    else:
-        backend.server_close()
+    environment = ingress_environment(BINARY, folder, "127.0.0.1", port, len(backend_ports))
     configuration = folder / "haproxy.cfg"
-    configuration.write_text(serves_configuration(backend_port, free_port()))
-    environment = ingress_environment(BINARY, folder, "127.0.0.1", port)
+    configuration.write_text(serves_configuration(backend_ports, free_port(), environment))
     process = subprocess.Popen(
         [environment["RAY_SERVE_HAPROXY_BINARY_PATH"], "-db", "-f", str(configuration)],
         cwd=ROOT,
@@ -124,9 +94,31 @@ def running_ingress(folder: Path, *, replica: bool) -> Iterator[int]:
     finally:
         process.kill()
         process.wait()
-        if replica:
-            backend.shutdown()
-            backend.server_close()
+
+
+@contextmanager
+def replica_in_this_process() -> Iterator[int]:
+    """Yields its port."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), ReplicaStandIn)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server.server_address[1]
+    server.shutdown()
+    server.server_close()
+
+
+@contextmanager
+def replicas_to_kill(count: int) -> Iterator[dict[int, subprocess.Popen[str]]]:
+    """Yields them by their ports."""
+    command = [sys.executable, "-m", "tests.support.replica_stand_in"]
+    processes = [
+        subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(count)
+    ]
+    try:
+        yield {int(each.stdout.readline()): each for each in processes if each.stdout}
+    finally:
+        for each in processes:
+            each.kill()
+            each.communicate()
 
 
 def ask(port: int, request: bytes, seconds: float = HEADER_SECONDS + 5) -> tuple[str, str]:
@@ -147,7 +139,10 @@ def get(path: str, *headers: str) -> bytes:
 
 @pytest.fixture(scope="module")
 def ingress(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    with running_ingress(tmp_path_factory.mktemp("ingress"), replica=True) as port:
+    with (
+        replica_in_this_process() as backend_port,
+        running_ingress(tmp_path_factory.mktemp("ingress"), [backend_port]) as port,
+    ):
         yield port
 
 
@@ -205,12 +200,80 @@ def test_nothing_else_is_opened(ingress: int) -> None:
 
 
 def test_without_a_replica_there_is_a_clear_answer_at_once(tmp_path: Path) -> None:
-    with running_ingress(tmp_path, replica=False) as port:
+    with running_ingress(tmp_path, [free_port()]) as port:
         started = time.monotonic()
         status, body = ask(port, get("/v1/models"))
         assert time.monotonic() - started < 3
         assert status == "HTTP/1.1 503 Service Unavailable"
         assert json.loads(body)["error"]["type"] == "ServiceUnavailableError"
+
+
+class OpenStream:
+    """A client of a stream that has begun; ``process`` is the replica's."""
+
+    def __init__(self, port: int) -> None:
+        self.connection = socket.create_connection(("127.0.0.1", port), timeout=5)
+        self.connection.sendall(b"POST /stream HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}")
+        answer = b""
+        while not (found := re.search(rb"\r\n\r\n8\r\n(\d{8})\r\n", answer)):
+            answer += self.connection.recv(4096)
+        self.process = int(found[1])
+
+    def broken(self, seconds: float) -> bool:
+        self.connection.settimeout(seconds)
+        try:
+            return self.connection.recv(1) == b""
+        except TimeoutError:
+            return False
+
+
+def test_streams_spread_by_how_many_a_replica_has(tmp_path: Path) -> None:
+    with replicas_to_kill(3) as replicas, running_ingress(tmp_path, list(replicas)) as port:
+        streams = [OpenStream(port) for _ in range(12)]
+        counts = Counter(stream.process for stream in streams)
+        assert sorted(counts.values()) == [4, 4, 4]
+        emptied = streams[0].process
+        for stream in streams:
+            if stream.process == emptied:
+                stream.connection.close()
+        time.sleep(0.5)
+        assert [OpenStream(port).process for _ in range(3)] == [emptied] * 3
+
+
+def test_a_replica_that_dies_takes_its_own_streams_and_no_new_request(tmp_path: Path) -> None:
+    """Connections to it stand open in HAProxy, and with no streams left it looks the least busy."""
+    with replicas_to_kill(3) as replicas, running_ingress(tmp_path, list(replicas)) as port:
+        for _ in range(12):
+            assert ask(port, get("/v1/models"))[0] == "HTTP/1.1 200 OK"
+        streams = [OpenStream(port) for _ in range(9)]
+        victim, second, last = replicas.values()
+        slowest = 0.0
+        for dying in (victim, second):
+            dying.kill()
+            for _ in range(20):
+                asked = time.monotonic()
+                status, _ = ask(port, get("/v1/models"))
+                slowest = max(slowest, time.monotonic() - asked)
+                assert status == "HTTP/1.1 200 OK"
+            gone = {victim.pid, second.pid} if dying is second else {victim.pid}
+            for stream in streams:
+                if stream.process in gone:
+                    assert stream.broken(5)
+                else:
+                    assert not stream.broken(0.05)
+        print(f"slowest answer after a death: {slowest * 1000:.0f} ms")
+        assert slowest < 0.5
+        assert {OpenStream(port).process for _ in range(6)} == {last.pid}
+
+
+def test_streams_outlive_the_configuration_they_began_under(tmp_path: Path) -> None:
+    """Serve starts a new HAProxy when replicas change; the old one stays for its streams."""
+    environment = ingress_environment("haproxy", tmp_path, "127.0.0.1", 8000, 3)
+    told = serves_configuration([1, 2, 3], 4, environment)
+    kept = fit_for_clients(told, tmp_path, "127.0.0.1:8000")
+    lines = {line.strip() for line in kept.splitlines()}
+    assert {"balance leastconn", "retries 2", "option redispatch 1"} <= lines
+    assert f"hard-stop-after {LONGEST_STREAM_SECONDS}s" in lines
 
 
 def test_a_configuration_of_another_kind_is_no_basis() -> None:

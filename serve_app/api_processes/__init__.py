@@ -1,0 +1,1 @@
+"""What the API processes of one server share: who lives, what is open, what was counted."""

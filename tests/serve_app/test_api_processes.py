@@ -1,0 +1,120 @@
+"""Several API processes before one engine: clients see one server, any of them may die alone."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import time
+from collections.abc import Iterator
+
+import httpx
+import psutil
+import pytest
+
+from tests.support.faults import Listener, alive, ask, family
+from tests.support.real_server import Server, running_server, wait
+
+pytestmark = pytest.mark.slow
+
+PROCESSES, STREAMS, MOST = 2, 6, 8
+ANSWERED = 'lexshard_http_requests_total{method="POST",path="/v1/completions",status="200"}'
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    flags = ("--api-processes", str(PROCESSES), "--max-running-requests", str(MOST))
+    with running_server(tmp_path_factory.mktemp("processes"), *flags) as running:
+        wait(lambda: "lexshard is ready" in running.log.read_text(), 60, "the banner")
+        yield running
+
+
+@pytest.fixture(scope="module")
+def expected(server: Server) -> str:
+    """What the seeded stream says when nothing happens."""
+    listener = Listener(server)
+    listener.run()
+    assert listener.done
+    return listener.text
+
+
+def replicas(server: Server) -> list[psutil.Process]:
+    found = []
+    for process in family(server):
+        try:
+            if "ray::ServeReplica" in " ".join(process.cmdline()):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return alive(found)
+
+
+def listeners(server: Server, count: int, tokens: int = 1500) -> list[Listener]:
+    """They have all begun."""
+    made = [Listener(server, tokens) for _ in range(count)]
+    for listener in made:
+        listener.start()
+    wait(lambda: all(each.has_begun() for each in made), 60, "the streams")
+    return made
+
+
+def test_whoever_answers_speaks_for_the_server(server: Server) -> None:
+    assert len(replicas(server)) == PROCESSES
+    assert f"{PROCESSES} API processes" in server.log.read_text()
+    assert [ask(server) for _ in range(10)] == [200] * 10
+    assert {server.metric(ANSWERED) for _ in range(6)} == {10.0}
+    models = [httpx.get(f"{server.url}/v1/models").json() for _ in range(6)]
+    assert all(each == models[0] for each in models)
+
+
+def test_limits_are_the_servers(server: Server) -> None:
+    streams = listeners(server, MOST)
+    assert {server.metric("lexshard_admitted_sequences") for _ in range(6)} == {float(MOST)}
+    assert [ask(server) for _ in range(6)] == [503] * 6
+    for stream in streams:
+        stream.join(120)
+        assert stream.done
+    assert ask(server) == 200
+
+
+def test_a_process_that_dies_takes_only_its_own_streams(server: Server, expected: str) -> None:
+    streams = listeners(server, STREAMS)
+    before = server.metric(ANSWERED)
+    victim = replicas(server)[0]
+    victim.kill()
+    wait(lambda: not alive([victim]), 5, "the kill")
+    died = time.monotonic()
+    while time.monotonic() - died < 5:
+        asked = time.monotonic()
+        assert ask(server) == 200
+        assert time.monotonic() - asked < 2, "new requests are answered at once"
+        assert server.metric(ANSWERED) > before, "nothing that was counted is lost"
+    for stream in streams:
+        stream.join(120)
+    whole = [stream for stream in streams if stream.done]
+    assert len(whole) == STREAMS // PROCESSES, "they were spread evenly"
+    assert [stream.text for stream in whole] == [expected] * len(whole)
+    for stream in whole:
+        gaps = [after - before for before, after in itertools.pairwise(stream.times)]
+        print(f"longest pause of a stream that went on: {max(gaps):.2f} s")
+    assert all(stream.broken is not None for stream in streams if not stream.done)
+    wait(lambda: server.metric("lexshard_admitted_sequences") == 0, 5, "its places to be free")
+    assert server.metric("lexshard_admitted_waiting_tokens") == 0
+    wait(lambda: server.metric("lexshard_running") == 0, 10, "the engine to forget its streams")
+    assert server.metric("lexshard_engine_restarts_total") == 0
+    seconds = wait(lambda: len(replicas(server)) == PROCESSES, 60, "its successor")
+    print(f"a successor after {time.monotonic() - died:.1f} s (waited {seconds:.1f})")
+
+
+def test_a_stop_tells_the_streams_of_every_process(server: Server) -> None:
+    """The last of this module: the server is gone afterwards."""
+    streams = listeners(server, 4, tokens=1900)
+    processes = family(server)
+    server.process.send_signal(signal.SIGINT)
+    for stream in streams:
+        stream.join(30)
+        assert stream.broken is None
+        assert stream.done
+        if len(stream.events) < 1900:
+            assert "shutting down" in stream.events[-1]["error"]["message"]
+    assert server.process.wait(30) == 0
+    assert alive(processes) == []
