@@ -34,6 +34,7 @@ TOKENS = 256
 REQUESTS, QUICK_REQUESTS = 384, 96  # at most so many of one run, over all streams
 TOKENS_PER_SECOND = 20_000.0
 WARM_UP_REQUESTS = 2
+STOP_SECONDS = 10.0
 
 THROUGHPUT = Measure("streamed tokens/s", "tokens/s", higher_is_better=True)
 FIRST = Measure("TTFT median", "ms", higher_is_better=False)
@@ -152,11 +153,13 @@ def our_server(arguments: argparse.Namespace) -> Iterator[Server]:
 
         connect = partial(connect_scripted, tokens_per_second=arguments.rate)
     with running_server(config, connect) as handle:
-        wait_until_ready(config, lambda _: None)
+        from serve_app.deployment import ask_all
+
+        wait_until_ready(config, lambda _: None, partial(ask_all, handle))
         yield Server(
             "lexshard", f"http://127.0.0.1:{port}", config.model_names[0], family(os.getpid())
         )
-        handle.shut_down.remote(0).result()
+        ask_all(handle, "shut_down", 0, seconds=STOP_SECONDS)
 
 
 def _pairs(options: list[str]) -> Iterator[tuple[str, str, str]]:
