@@ -16,6 +16,7 @@ from functools import partial
 from cluster.config import ServeConfig
 from cluster.process_tree import die_with_parent
 from serve_app.banner import banner
+from serve_app.engine_client import EngineConnector
 from serve_app.launch import running_server
 from serve_app.readiness import StartupError, wait_until_ready
 
@@ -24,10 +25,12 @@ FAREWELL_SECONDS = 10.0
 
 
 class Driver:
-    """Starts a server, says when it is ready, and shuts it down."""
+    """Starts a server, says when it is ready, and shuts it down. ``connect`` None starts a real
+    engine."""
 
-    def __init__(self, config: ServeConfig) -> None:
+    def __init__(self, config: ServeConfig, connect: EngineConnector | None) -> None:
         self._config = config
+        self._connect = connect
         self._start_time = time.monotonic()
         self._ready = False
         self._stop = threading.Event()
@@ -41,7 +44,7 @@ class Driver:
         """
         config = self._config
         threading.Thread(target=self._wait_for_the_end, daemon=True).start()
-        with running_server(config, tell=self._tell) as handle:
+        with running_server(config, self._connect, self._tell) as handle:
             from serve_app.deployment import ask_all  # with it comes Ray, which is ready only now
 
             self._tell("the application runs; waiting for the engine")
@@ -64,13 +67,13 @@ class Driver:
         print(f"[{time.monotonic() - self._start_time:5.1f} s] {message}", flush=True)
 
 
-def main() -> int:
+def main(connect: EngineConnector | None = None) -> int:
     """Serves what standard input says; the exit code."""
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     config = ServeConfig.model_validate_json(sys.stdin.readline(), strict=True)
     try:
-        Driver(config).serve()
+        Driver(config, connect).serve()
     except StartupError as error:
         print(f"lexshard: {error}", file=sys.stderr)
         return 1

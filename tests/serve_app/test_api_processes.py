@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from tests.support.faults import Listener, alive, ask, family
-from tests.support.real_server import Server, running_server, wait
+from tests.support.real_server import Server, running_scripted_server, running_server, wait
 
 pytestmark = pytest.mark.slow
 
@@ -20,10 +20,19 @@ PROCESSES, STREAMS, MOST = 2, 6, 8
 ANSWERED = 'lexshard_http_requests_total{method="POST",path="/v1/completions",status="200"}'
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    flags = ("--api-processes", str(PROCESSES), "--max-running-requests", str(MOST))
-    with running_server(tmp_path_factory.mktemp("processes"), *flags) as running:
+@pytest.fixture(scope="module", params=["scripted", "demo"])
+def server(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[Server]:
+    """With scripted engines, one for each process, and with the real one that all share."""
+    folder = tmp_path_factory.mktemp("processes")
+    with (
+        running_scripted_server(folder, api_processes=PROCESSES, max_running_requests=MOST)
+        if request.param == "scripted"
+        else running_server(
+            folder, "--api-processes", str(PROCESSES), "--max-running-requests", str(MOST)
+        )
+    ) as running:
         wait(lambda: "lexshard is ready" in running.log.read_text(), 60, "the banner")
         yield running
 
@@ -105,6 +114,7 @@ def test_a_process_that_dies_takes_only_its_own_streams(server: Server, expected
     print(f"a successor after {time.monotonic() - died:.1f} s (waited {seconds:.1f})")
 
 
+@pytest.mark.parametrize("server", ["demo"], indirect=True)
 def test_a_stop_tells_the_streams_of_every_process(server: Server) -> None:
     """The last of this module: the server is gone afterwards."""
     streams = listeners(server, 4, tokens=1900)

@@ -159,7 +159,7 @@ class MockEngine:
             task.cancel()
             self.cancelled.append(request_id)
 
-    async def stop(self) -> None:
+    async def stop(self, grace_seconds: float = 0.0) -> None:
         self.stopped = True
 
     @property

@@ -9,14 +9,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
+import psutil
 
+from cluster.config import ServeConfig
+from tests.support.mock_server import model_folder
 from tests.support.paths import DEMO, ROOT
 
 
@@ -98,3 +101,41 @@ def running_server(folder: Path, *flags: str) -> Iterator[Server]:
             print(log.read_text()[-3000:])
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
+
+
+@contextmanager
+def running_scripted_server(folder: Path, **options: Any) -> Iterator[Server]:
+    """The driver of a server, everything real but the engines: one of `tests.support.scripted` for
+    every replica. Told to stop by the end of its standard input."""
+    port = free_port()
+    log = folder / "log"
+    config = ServeConfig(model=str(model_folder(folder)), port=port, **options)
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.support.scripted"],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
+        )
+    assert process.stdin is not None
+    process.stdin.write(config.model_dump_json(by_alias=True).encode() + b"\n")
+    process.stdin.flush()
+    url = f"http://127.0.0.1:{port}"
+    try:
+        wait(lambda: healthy(url) or process.poll() is not None, 120, "the server")
+        assert process.poll() is None, log.read_text()
+        yield Server(url, log, process)
+    finally:
+        everything: list[psutil.Process] = []
+        if process.poll() is None:
+            server = psutil.Process(process.pid)
+            everything = [server, *server.children(recursive=True)]
+        process.stdin.close()
+        try:
+            process.wait(60)
+        finally:
+            print(log.read_text()[-3000:])
+            for each in everything:
+                with suppress(psutil.NoSuchProcess):
+                    each.kill()
