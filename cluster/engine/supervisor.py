@@ -100,11 +100,13 @@ class EngineSupervisor:
             await asyncio.gather(self._supervision, return_exceptions=True)
         self._journal.end_everything("abort", SHUTTING_DOWN)
         await _until(lambda: not self._streams, FAREWELL_SECONDS)  # their last words are sent
-        side, self._side = self._side, None
-        if side is not None:  # the engine ends with the last who says so
-            side.send(Commands(stop=True))
-            await asyncio.wait((side.lost,), timeout=FAREWELL_SECONDS)
-            side.close()
+        if self._side is not None:  # the engine ends with the last who says so
+            self._side.send(Commands(stop=True))
+            await asyncio.wait((self._side.lost,), timeout=FAREWELL_SECONDS)
+            self._side.close()
+            self._side = None
+        elif self._actor is not None:
+            ray.kill(self._actor)
 
     def submit(self, requests: Sequence[Request]) -> JournalStream:
         """Start sequences; their events arrive at the stream returned, in order per sequence."""
@@ -195,9 +197,11 @@ class EngineSupervisor:
                 if task.done():
                     task.result()
             raise ray.exceptions.RayError("it has closed the connection")
-        except asyncio.CancelledError:  # `stop` speaks to the engine once more
-            raise
-        except BaseException:
+        except ray.exceptions.RayTaskError:
+            if self._information is not None:
+                self._bury()
+            raise  # what could not be loaded stays, to tell other API processes why
+        except Exception:
             self._bury()
             raise
         finally:

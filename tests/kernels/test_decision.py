@@ -283,7 +283,7 @@ def test_several_threads_decide_columns_of_one_read_only_matrix() -> None:
         return decide_dense(matrix[:, own], maxima[:, own], some, chosen).tokens
 
     with ThreadPoolExecutor(4) as pool:
-        for _ in range(10):
+        for _ in range(3):
             parts = list(pool.map(part, range(0, rows, 4)))
             assert np.concatenate(parts).tolist() == together.tolist()
 

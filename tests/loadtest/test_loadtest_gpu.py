@@ -37,7 +37,6 @@ ABSENT = (
     "ray",
     "starlette",
     "uvicorn",
-    "zmq",
 )
 IMPORTS = """
 import importlib, importlib.abc, sys

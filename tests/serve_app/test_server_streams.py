@@ -8,10 +8,27 @@ from itertools import chain
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from actors.messages import Request, SequenceEvent
+from actors.messages import Request, SamplingParameters, SequenceEvent
+from serve_app.openai.chat import ChatWriter
+from serve_app.openai.choice import Choice, Delta, OutputOptions
+from serve_app.openai.completions import CompletionWriter
+from serve_app.openai.logprobs import LogprobsFormatter
+from serve_app.openai.protocol import StreamOptions
+from serve_app.openai.response_writer import ResponseWriter, server_sent_event
 from tests.support.mock_engine import MockEngine, MockStream, Script, ids
-from tests.support.mock_server import HELLO, Wire, complete, post, says, stream, until
+from tests.support.mock_server import (
+    HELLO,
+    TOKENIZER,
+    Wire,
+    complete,
+    post,
+    says,
+    stream,
+    until,
+)
 
 
 @pytest.mark.parametrize("text", ["Hello", "aé漢🙂b", "", "stop at the end"])
@@ -131,7 +148,7 @@ class SteppedEngine(MockEngine):
         for token, reason in ((97, None), (98, "length")):
             for request in requests:
                 event = SequenceEvent(request.request_id, 0, (token,), finish_reason=reason)  # type: ignore[arg-type]
-                stream.queue.put_nowait(event)
+                stream.put(event)
             await asyncio.sleep(0.1)
 
 
@@ -158,7 +175,7 @@ def test_only_the_last_chunk_of_a_choice_tells_its_end() -> None:
             for token, reason in ((97, None), (98, None), (99, "length")):
                 for request in requests:
                     event = SequenceEvent(request.request_id, 0, (token,), finish_reason=reason)  # type: ignore[arg-type]
-                    stream.queue.put_nowait(event)
+                    stream.put(event)
             return stream
 
     bodies: dict[str, dict[str, Any]] = {
@@ -170,3 +187,34 @@ def test_only_the_last_chunk_of_a_choice_tells_its_end() -> None:
         reasons = [chunk["choices"][0]["finish_reason"] for chunk in chunks]
         assert reasons[-1] == "length"
         assert not any(reasons[:-1])
+
+
+HEADER = {"id": "cmpl-1", "object": "text_completion", "created": 5, "model": "m"}
+
+
+@pytest.mark.parametrize("writer_type", [ChatWriter, CompletionWriter])
+@given(
+    texts=st.lists(st.text(max_size=20), max_size=4),
+    include_usage=st.booleans(),
+    seed=st.none() | st.just(7),
+)
+def test_an_event_that_adds_text_alone_is_what_encoding_all_of_it_gives(
+    writer_type: type[ResponseWriter], texts: list[str], include_usage: bool, seed: int | None
+) -> None:
+    """What stands around the text is encoded once per request and choice."""
+    tokens = TOKENIZER.token_bytes
+    options = OutputOptions()
+    formatter = LogprobsFormatter(tokens, False)
+    asked = StreamOptions(include_usage=include_usage)
+    writer = writer_type(HEADER, options, formatter, seed, asked)
+    request = Request("a", 0, (1,), SamplingParameters())
+    choices = [Choice(index, request, "", options, tokens) for index in range(2)]
+    for text in texts:
+        deltas = [Delta(choice, text, (1,), (), (), (), False, None) for choice in choices]
+        whole = [
+            server_sent_event(chunk)
+            for delta in deltas
+            for chunk in writer._completed_chunks(delta, None)
+        ]
+        assert writer.events(deltas, None) == (b"".join(whole) if text else b"")
+        assert writer.events(deltas[:1], None) == (whole[0] if text else b"")

@@ -35,7 +35,14 @@ class LoadResult:
     between_seconds: list[float] = field(default_factory=list)
 
 
-class Stream(asyncio.Protocol):
+def prompt(index: int, left: int) -> str:
+    """That of a stream's request, after which ``left`` are left: like no other from its start."""
+    begin = index * 31 + left * 7
+    words = (WORDS[(begin + i * (1 + left)) % len(WORDS)] for i in range(PROMPT_WORDS))
+    return f"{index} {left} {' '.join(words)}"
+
+
+class Connection(asyncio.Protocol):
     """One connection: ``rounds`` requests of ``tokens`` tokens, one after the other."""
 
     def __init__(self, index: int, host: str, model: str, rounds: int, tokens: int) -> None:
@@ -56,12 +63,10 @@ class Stream(asyncio.Protocol):
         self._ask()
 
     def _ask(self) -> None:
-        begin = self._index * 31 + self._left * 7
-        words = (WORDS[(begin + i * (1 + self._left)) % len(WORDS)] for i in range(PROMPT_WORDS))
         body = json.dumps(
             {
                 "model": self._model,
-                "prompt": f"{self._index} {self._left} {' '.join(words)}",
+                "prompt": prompt(self._index, self._left),
                 "max_tokens": self._wanted,
                 "temperature": 0,
                 "ignore_eos": True,
@@ -129,7 +134,7 @@ async def load(url: str, model: str, streams: int, rounds: int, tokens: int) -> 
     protocols = []
     for index in range(streams):
         _, protocol = await loop.create_connection(
-            lambda index=index: Stream(index, host, model, rounds, tokens),  # type: ignore[misc]
+            lambda index=index: Connection(index, host, model, rounds, tokens),  # type: ignore[misc]
             host,
             port,
         )

@@ -4,7 +4,8 @@ An engine that computes nothing emits tokens at a given rate behind the real ing
 and transport; a client that costs little counts what arrives. CPU time is that of whole processes,
 user and system, from before the first request to after the last. ``--engine real`` puts the model's
 own engine there. With ``--against`` another server takes turns with ours, run by run, on the same
-cores; its processes are told by their ids.
+cores; its processes are told by their ids. ``--against engine`` compares with our engine alone, in
+a process without HTTP: in both the engine has one thread and a core of its own.
 """
 
 from __future__ import annotations
@@ -21,12 +22,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 
 from cluster.config import ServeConfig
 from loadtest.bench.machine import describe_machine, installed_versions
 from loadtest.bench.record import Measure, Report, percentile
 from loadtest.bench.serve_path.client import LoadResult
-from loadtest.bench.serve_path.processes import SERVING, cpu_seconds, family, named
+from loadtest.bench.serve_path.processes import (
+    SERVING,
+    cpu_seconds,
+    family,
+    give_engine_a_core,
+    named,
+)
 
 STREAMS = (1, 32, 256)
 RUNS, QUICK_RUNS = 3, 1
@@ -38,6 +46,7 @@ STOP_SECONDS = 10.0
 
 THROUGHPUT = Measure("streamed tokens/s", "tokens/s", higher_is_better=True)
 FIRST = Measure("TTFT median", "ms", higher_is_better=False)
+PER_TOKEN = Measure("ITL mean", "ms", higher_is_better=False)
 BETWEEN = Measure("ITL p99", "ms", higher_is_better=False)
 
 
@@ -95,7 +104,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="KEY=VALUE",
         help="of our server, as in its configuration file; repeatable",
     )
-    parser.add_argument("--against", metavar="URL", help="another server that is running already")
+    parser.add_argument(
+        "--against",
+        metavar="URL|engine",
+        help="another server that is running already, or our engine alone",
+    )
     parser.add_argument("--against-model", metavar="NAME", help="the model's name there")
     parser.add_argument(
         "--against-processes",
@@ -113,9 +126,7 @@ def run(arguments: argparse.Namespace) -> int:
         with our_server(arguments) as ours:
             servers = [ours]
             if arguments.against:
-                roles = named(arguments.against_processes)
-                name = arguments.against_model or ours.model
-                servers.append(Server("other", arguments.against.rstrip("/"), name, roles))
+                servers.append(_other(arguments, ours))
             report = measure(arguments, servers)
     except (ValueError, OSError, RuntimeError) as error:
         print(f"lexshard bench serve-path: {error}", file=sys.stderr)
@@ -145,7 +156,11 @@ def our_server(arguments: argparse.Namespace) -> Iterator[Server]:
         port = probe.getsockname()[1]
     options = {key: yaml.safe_load(value) for key, _, value in _pairs(arguments.option)}
     most = max(arguments.streams)
-    options = {"max_running_requests": max(256, most), **options}
+    alone = arguments.against == "engine"
+    if alone and arguments.engine != "real":
+        raise ValueError("--against engine compares real engines: give --engine real")
+    fixed = {"threads": 1} if alone else {}
+    options = {"max_running_requests": max(256, most), **fixed, **options}
     config = ServeConfig(model=arguments.model, port=port, **options)
     connect = None
     if arguments.engine == "scripted":
@@ -156,10 +171,19 @@ def our_server(arguments: argparse.Namespace) -> Iterator[Server]:
         from serve_app.deployment import ask_all
 
         wait_until_ready(config, lambda _: None, partial(ask_all, handle))
-        yield Server(
-            "lexshard", f"http://127.0.0.1:{port}", config.model_names[0], family(os.getpid())
-        )
+        roles = family(os.getpid())
+        if alone:
+            give_engine_a_core(roles)
+        yield Server("lexshard", f"http://127.0.0.1:{port}", config.model_names[0], roles)
         ask_all(handle, "shut_down", 0, seconds=STOP_SECONDS)
+
+
+def _other(arguments: argparse.Namespace, ours: Server) -> Server:
+    if arguments.against == "engine":
+        return Server("engine alone", "", arguments.model, {})
+    roles = named(arguments.against_processes)
+    name = arguments.against_model or ours.model
+    return Server("other", arguments.against.rstrip("/"), name, roles)
 
 
 def _pairs(options: list[str]) -> Iterator[tuple[str, str, str]]:
@@ -196,7 +220,9 @@ def ask(server: Server, *, streams: int, rounds: int, tokens: int) -> ServeRun:
 
     Raises RuntimeError with what it said if it fails.
     """
-    command = [sys.executable, "-m", "loadtest.bench.serve_path.client", server.url, server.model]
+    program = "client" if server.url else "engine_alone"
+    command = [sys.executable, "-m", f"loadtest.bench.serve_path.{program}"]
+    command += [server.url, server.model] if server.url else [server.model]
     command += ["--streams", str(streams), "--rounds", str(rounds), "--tokens", str(tokens)]
     before = cpu_seconds(server.roles)
     finished = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -214,6 +240,8 @@ def _record(report: Report, streams: int, told: dict[str, list[ServeRun]]) -> No
 
     loads = {name: [each.load for each in runs] for name, runs in told.items()}
     add(THROUGHPUT, {n: [each.tokens / each.seconds for each in of] for n, of in loads.items()})
+    means = {n: [1e3 * fmean(each.between_seconds) for each in of] for n, of in loads.items()}
+    add(PER_TOKEN, means)
     for measured, seconds, percent in (
         (FIRST, "first_token_seconds", 50),
         (BETWEEN, "between_seconds", 99),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 import psutil
@@ -65,3 +66,20 @@ def cpu_seconds(roles: dict[int, str]) -> dict[str, float]:
             continue
         seconds[name] += times.user + times.system
     return seconds
+
+
+def give_engine_a_core(roles: dict[int, str]) -> None:
+    """The engine's processes stay on the first of this process's cores, everything else of the
+    server, and what this process starts from now on, on the others.
+
+    Raises:
+        ValueError: there is only one core.
+    """
+    first, *others = sorted(os.sched_getaffinity(0))
+    if not others:
+        raise ValueError("an engine has no core of its own on a machine with one")
+    for process_id, name in roles.items():
+        cores = {first} if name == "engine" else set(others)
+        for thread in psutil.Process(process_id).threads():
+            os.sched_setaffinity(thread.id, cores)
+    os.sched_setaffinity(0, others)
