@@ -20,6 +20,8 @@ from cluster.process_tree import die_with_parent
 
 BINARY, LISTEN = "LEXSHARD_INGRESS_BINARY", "LEXSHARD_INGRESS_LISTEN"
 HEADER_SECONDS = 10  # for all of a request's headers
+# To a replica on this machine it takes none; so long HAProxy waits before it asks another.
+CONNECT_MILLISECONDS = 250
 IDLE_SECONDS = 3600  # of a slow reader, and of a prompt that is long computed
 # Of a HAProxy that has a successor, because replicas have changed, with streams of those that live.
 LONGEST_STREAM_SECONDS = 24 * 3600
@@ -77,9 +79,12 @@ def ingress_environment(
         # A replica or an ingress that is gone is to be noticed within seconds.
         "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
         "RAY_SERVE_HAPROXY_HEALTH_CHECK_INTER": "1s",
-        # A request that a dead replica has refused goes to the next one, until all were asked.
-        "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure",
+        # A request that a replica has refused, or taken with it before the first word of an answer,
+        # goes to the next one, until all were asked: of one that is dead the engine forgets all.
+        "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
         "RAY_SERVE_HAPROXY_RETRIES": str(max(1, replicas - 1)),
+        # Having no streams left, a dead replica looks the least busy: one refusal is enough.
+        "RAY_SERVE_HAPROXY_OBSERVE_ERROR_LIMIT": "1",
         # Streams last: what counts is how many a replica has, not how many it got.
         "RAY_SERVE_HAPROXY_BALANCE_ALGORITHM": "leastconn",
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(LONGEST_STREAM_SECONDS),
@@ -137,6 +142,7 @@ def fit_for_clients(configuration: str, folder: Path, listen: str) -> str:
         lines = [line for line in body.splitlines() if not _is_replaced(line)]
         if head.startswith("defaults"):
             lines.append(f"    timeout http-request {HEADER_SECONDS}s")
+            lines.append(f"    timeout connect {CONNECT_MILLISECONDS}ms")
             lines.extend(f"    errorfile {status} {folder}/{status}.http" for status in _ERRORS)
         elif head.strip() == "frontend http_frontend":
             lines = [
@@ -148,6 +154,9 @@ def fit_for_clients(configuration: str, folder: Path, listen: str) -> str:
                 "    http-request del-header x-forwarded-proto",
                 *(line for line in lines if not line.strip().startswith("bind ")),
             ]
+        elif head.startswith("backend ") and head.strip() != "backend default_backend":
+            # A pooled connection whose replica dies just now would take a new request with it.
+            lines = [re.sub(r"http-reuse \w+", "http-reuse never", line) for line in lines]
         elif head.strip() == "backend default_backend":
             lines = ["    http-request return status 503 default-errorfiles"]
         kept.append("\n".join([head, *lines]))
@@ -161,7 +170,14 @@ def _is_replaced(line: str) -> bool:
     would wait for a replica instead of being told that there is none; and splicing: after a spliced
     body HAProxy does not notice that the client has left."""
     line = line.strip()
-    replaced = ("errorfile ", "log ", "option httplog", "option log-health", "option splice-")
+    replaced = (
+        "errorfile ",
+        "timeout connect ",
+        "log ",
+        "option httplog",
+        "option log-health",
+        "option splice-",
+    )
     return line.startswith(replaced) or (line.startswith("server ") and line.endswith(" backup"))
 
 

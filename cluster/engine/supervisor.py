@@ -172,7 +172,7 @@ class EngineSupervisor:
     async def _live_once(self) -> bool:
         """With one engine from its start to its death, which raises a Ray error.
 
-        False where the one that was found is of no use.
+        False where there may be another one, or the same, a moment later.
         """
         if self._actor is None:
             self._start_or_find()
@@ -196,7 +196,11 @@ class EngineSupervisor:
             for task in tasks:
                 if task.done():
                     task.result()
-            raise ray.exceptions.RayError("it has closed the connection")
+            if serving.done():
+                raise ray.exceptions.RayError("it has ended")
+            self._set_health(RESTARTING)  # it lives, but not with us: it was not heard for long
+            self._side = self._pulse = None
+            return False
         except ray.exceptions.RayTaskError:
             if self._information is not None:
                 self._bury()

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from actors.configuration import EngineConfiguration
-from actors.messages import Request, SamplingParameters
+from actors.messages import Commands, Request, SamplingParameters
 from tests.support.paths import DEMO
 
 CONFIGURATION = EngineConfiguration(str(DEMO), dtype="float32", device="cpu", threads=1)
@@ -77,8 +77,8 @@ def test_streams_and_cancels_across_processes() -> None:
             stream = client.submit([Request("gone", 0, (5, 6, 7), LONG)])
             await stream.arrived()
             stream.close()
-            await _until(lambda: client.statistics.running == 0, 5)
-            assert client.statistics.cancelled == 1
+            await _until(lambda: client.statistics.cancelled == 1, 5)
+            assert client.statistics.running == 0
             assert client.statistics.kv_blocks_used == 0
 
     asyncio.run(scenario())
@@ -121,31 +121,41 @@ def test_a_model_that_cannot_be_served_says_why() -> None:
 
 def test_clients_share_an_engine_and_one_that_is_lost_takes_its_own_sequences_alone() -> None:
     """What an API process that is killed leaves behind: sequences nobody waits for, an engine that
-    goes on with the others, and that ends with the last of them."""
+    goes on with the others, and that ends with the last of them. One that has only lost its
+    connection connects again."""
 
     async def scenario() -> None:
         from cluster.engine.supervisor import EngineSupervisor
+        from cluster.engine.transport import ClientSide
+
+        def text(client: Any, name: str) -> Any:
+            return _collect(client.submit([Request(name, 0, (5, 6, 7), LONG)]))
 
         async with running_client() as first:
-            expected = await _collect(first.submit([Request("a", 0, (5, 6, 7), LONG)]))
+            expected = await text(first, "a")
+            location = await first._actor.locate.remote(CONFIGURATION)
+            lost = await ClientSide.connect(location.path, lambda output: None)
+            lost.send(Commands(submit=(Request("lost", 0, (5, 6, 7), LONG),)))
+            going = asyncio.create_task(text(first, "b"))
+            await _until(lambda: first.statistics.running == 2, 10)
+            lost.close()
+            assert await going == expected
+            await _until(lambda: first.statistics.cancelled == 1, 5)
+            assert first.statistics.running == 0
+
             second = EngineSupervisor(CONFIGURATION)
             second.start()
-            taken = await _until(lambda: second.ready, 10)
-            print(f"found after {taken:.1f} s")
+            found = await _until(lambda: second.ready, 10)
+            print(f"found after {found:.1f} s")
             assert second.information.process_id == first.information.process_id
-            second.submit([Request("lost", 0, (5, 6, 7), LONG)])
-            going = asyncio.create_task(_collect(first.submit([Request("b", 0, (5, 6, 7), LONG)])))
-            await _until(lambda: second.statistics.running == 2, 10)
+            interrupted = asyncio.create_task(text(second, "c"))
+            await _until(lambda: second.statistics.running == 1, 10)
             second._side.close()
-            assert await going == expected
-            await _until(lambda: first.statistics.running == 0, 5)
-            assert first.statistics.cancelled == 1
-            await _until(lambda: second.ready, 10)
-            third = Request("c", 0, (5, 6, 7), LONG)
-            assert await _collect(second.submit([third])) == expected
+            assert await interrupted == expected
+            assert first.restarts == second.restarts == 0
             await second.stop()
             assert first.ready
-            assert await _collect(first.submit([Request("d", 0, (5, 6, 7), LONG)])) == expected
+            assert await text(first, "d") == expected
 
     asyncio.run(scenario())
 
