@@ -19,6 +19,7 @@ from tests.support.paths import DEMO
 
 CONFIGURATION = EngineConfiguration(str(DEMO), dtype="float32", device="cpu", threads=1)
 LONG = SamplingParameters(temperature=0.9, seed=4, max_tokens=1500, ignore_eos=True)
+MEDIUM = replace(LONG, max_tokens=500)
 SHORT = SamplingParameters(temperature=0.9, seed=4, max_tokens=30, ignore_eos=True)
 
 
@@ -129,13 +130,13 @@ def test_clients_share_an_engine_and_one_that_is_lost_takes_its_own_sequences_al
         from cluster.engine.transport import ClientSide
 
         def text(client: Any, name: str) -> Any:
-            return _collect(client.submit([Request(name, 0, (5, 6, 7), LONG)]))
+            return _collect(client.submit([Request(name, 0, (5, 6, 7), MEDIUM)]))
 
         async with running_client() as first:
             expected = await text(first, "a")
             location = await first._actor.locate.remote(CONFIGURATION)
             lost = await ClientSide.connect(location.path, lambda output: None)
-            lost.send(Commands(submit=(Request("lost", 0, (5, 6, 7), LONG),)))
+            lost.send(Commands(submit=(Request("lost", 0, (5, 6, 7), MEDIUM),)))
             going = asyncio.create_task(text(first, "b"))
             await _until(lambda: first.statistics.running == 2, 10)
             lost.close()

@@ -366,23 +366,27 @@ def check_thresholds_of_many_rows_are_those_of_each(device: str) -> None:
     assert np.isnan(tau[127])
 
 
-CHECKS = (
-    check_shards_of_any_tokens_draw_the_tokens_of_one,
-    check_thresholds_of_many_rows_are_those_of_each,
+QUICK_CHECKS = (
     check_the_shard_draws_the_tokens_of_the_cpu,
     check_hidden_states_that_are_not_finite_are_named,
-    check_no_answer_is_lost,
     check_a_wrong_slack_is_noticed,
     check_too_many_candidates_are_counted,
     check_the_threshold_is_the_answer_itself,
 )
+LONG_CHECKS = (
+    check_shards_of_any_tokens_draw_the_tokens_of_one,
+    check_thresholds_of_many_rows_are_those_of_each,
+    check_no_answer_is_lost,
+)
+CHECKS = (*QUICK_CHECKS, *LONG_CHECKS)
 
 
-def test_the_search_keeps_its_promises_in_the_interpreter() -> None:
+@pytest.mark.parametrize("part", ["QUICK", pytest.param("LONG", marks=pytest.mark.slow)])
+def test_the_search_keeps_its_promises_in_the_interpreter(part: str) -> None:
     pytest.importorskip("triton")
     program = (
         "from tests.kernels import test_device_search as checks\n"
-        "for check in checks.CHECKS: check('cpu')\n"
+        f"for check in checks.{part}_CHECKS: check('cpu')\n"
     )
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     subprocess.run([sys.executable, "-c", program], check=True, env=environment, cwd=ROOT)

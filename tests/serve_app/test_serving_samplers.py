@@ -6,11 +6,9 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
-
-import pytest
 
 from tests.support.real_server import Server, running_server, wait
 
@@ -20,12 +18,6 @@ CONTROLS: dict[str, Any] = {
     "min_p": 0.01,
     "repetition_penalty": 1.1,
 }
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with running_server(tmp_path_factory.mktemp("server"), "--samplers", "2") as running:
-        yield running
 
 
 def _tell(server: Server, seed: int, started: threading.Event | None = None) -> str:
@@ -57,7 +49,20 @@ def _samplers() -> list[int]:
     return [int(line) for line in found.stdout.split()]
 
 
-def test_killed_samplers_are_replaced_and_no_stream_notices(server: Server) -> None:
+def _shared_memory() -> set[str]:
+    return {name for name in os.listdir("/dev/shm") if "lexshard" in name}
+
+
+def test_killed_samplers_are_replaced_and_no_stream_notices(tmp_path: Path) -> None:
+    """And nothing of samplers, killed or not, outlives the server."""
+    others, segments = set(_samplers()), _shared_memory()
+    with running_server(tmp_path, "--samplers", "2") as server:
+        _lose_a_sampler(server)
+    wait(lambda: not set(_samplers()) - others, 10, "the samplers to end")
+    assert not _shared_memory() - segments
+
+
+def _lose_a_sampler(server: Server) -> None:
     expected = [_tell(server, seed) for seed in range(4)]
     assert server.metric("lexshard_sampler_busy_seconds_total") > 0
     before = _samplers()
@@ -73,16 +78,3 @@ def test_killed_samplers_are_replaced_and_no_stream_notices(server: Server) -> N
     assert server.metric("lexshard_engine_restarts_total") == 0
     wait(lambda: len(_samplers()) == len(before), 30, "the replacement")
     assert [_tell(server, seed) for seed in range(4)] == expected
-
-
-def test_nothing_of_the_samplers_outlives_the_server(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
-    others = set(_samplers())
-    segments = set(os.listdir("/dev/shm"))
-    with running_server(tmp_path_factory.mktemp("short"), "--samplers", "1") as running:
-        assert _tell(running, 3)
-        assert set(_samplers()) - others
-    wait(lambda: not set(_samplers()) - others, 10, "the samplers to end")
-    left = {name for name in set(os.listdir("/dev/shm")) - segments if "lexshard" in name}
-    assert not left
