@@ -10,6 +10,7 @@ prefix caching, fp32, one thread for vLLM's model and ours as it chooses.
 from __future__ import annotations
 
 import argparse
+import http.client
 import json
 import os
 import shlex
@@ -18,9 +19,8 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.request
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -47,7 +47,7 @@ class Contender:
 
     name: str
     command: tuple[str, ...]
-    environment: Mapping[str, str]
+    environment: dict[str, str]
 
 
 def contenders(arguments: argparse.Namespace) -> list[Contender]:
@@ -77,29 +77,40 @@ def running(contender: Contender) -> Iterator[str]:
         with log.open("wb") as output:
             process = subprocess.Popen(
                 [*contender.command, str(port)],
-                env={**os.environ, **contender.environment, "HF_HUB_OFFLINE": "1"},
+                env=_environment(of_vllm=contender.name == "vllm") | contender.environment,
                 stdout=output,
                 stderr=subprocess.STDOUT,
             )
         try:
-            url = f"http://127.0.0.1:{port}"
             deadline = time.monotonic() + START_SECONDS
-            while not _healthy(url):
+            while not _healthy(port):
                 if process.poll() is not None or time.monotonic() > deadline:
                     said = log.read_text(errors="replace")[-2000:]
                     raise RuntimeError(f"{contender.name} does not serve:\n{said}")
                 time.sleep(0.5)
             time.sleep(2)  # what else it does after its start
-            yield url
+            yield f"http://127.0.0.1:{port}"
         finally:
             process.send_signal(signal.SIGINT)
             process.wait()
 
 
-def _healthy(url: str) -> bool:
-    with suppress(OSError), urllib.request.urlopen(f"{url}/health", timeout=5) as response:
-        return bool(response.status == 200)
-    return False
+def _healthy(port: int) -> bool:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    try:
+        connection.request("GET", "/health")
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def _environment(*, of_vllm: bool) -> dict[str, str]:
+    """This process's own, but for what would show vLLM our packages."""
+    hidden = ("PYTHONPATH", "PYTHONSAFEPATH") if of_vllm else ()
+    kept = {name: value for name, value in os.environ.items() if name not in hidden}
+    return kept | {"HF_HUB_OFFLINE": "1"}
 
 
 def ask(arguments: argparse.Namespace, url: str, streams: int, folder: Path) -> dict[str, Any]:
@@ -116,8 +127,9 @@ def ask(arguments: argparse.Namespace, url: str, streams: int, folder: Path) -> 
     client += ["--num-prompts", str(PROMPTS[streams]), "--percentile-metrics", "ttft,tpot,itl"]
     client += ["--metric-percentiles", "50,99", "--save-result", "--result-dir", str(folder)]
     client += ["--result-filename", "result.json"]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(client, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        client, env=_environment(True), capture_output=True, text=True, check=False
+    )
     path = folder / "result.json"
     if not path.exists():
         raise RuntimeError(f"vllm bench serve failed:\n{done.stderr[-2000:]}")
