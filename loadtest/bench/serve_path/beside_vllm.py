@@ -127,9 +127,8 @@ def ask(arguments: argparse.Namespace, url: str, streams: int, folder: Path) -> 
     client += ["--num-prompts", str(PROMPTS[streams]), "--percentile-metrics", "ttft,tpot,itl"]
     client += ["--metric-percentiles", "50,99", "--save-result", "--result-dir", str(folder)]
     client += ["--result-filename", "result.json"]
-    done = subprocess.run(
-        client, env=_environment(True), capture_output=True, text=True, check=False
-    )
+    environment = _environment(of_vllm=True)
+    done = subprocess.run(client, env=environment, capture_output=True, text=True, check=False)
     path = folder / "result.json"
     if not path.exists():
         raise RuntimeError(f"vllm bench serve failed:\n{done.stderr[-2000:]}")
