@@ -222,7 +222,11 @@ def ask(server: Server, *, streams: int, rounds: int, tokens: int) -> ServeRun:
     """
     program = "client" if server.url else "engine_alone"
     command = [sys.executable, "-m", f"loadtest.bench.serve_path.{program}"]
-    command += [server.url, server.model] if server.url else [server.model]
+    if server.url:
+        command += [server.url, server.model]
+    else:  # on the core that our server's engine has, which rests meanwhile
+        core = min(set(range(os.cpu_count() or 1)) - os.sched_getaffinity(0))
+        command += [server.model, "--core", str(core)]
     command += ["--streams", str(streams), "--rounds", str(rounds), "--tokens", str(tokens)]
     before = cpu_seconds(server.roles)
     finished = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -1,14 +1,15 @@
 """The engine without HTTP, asked as the client asks: what the way to the wire is measured against.
 
-    python -m loadtest.bench.serve_path.engine_alone MODEL --streams 32 --rounds 4 --tokens 64
+    python -m loadtest.bench.serve_path.engine_alone MODEL --core 0 --streams 8 --rounds 4 --tokens 64
 
-A process of its own, on the first of its cores, which prints what the client prints.
+A process of its own on one core, which prints what the client prints.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
 from dataclasses import asdict
 
@@ -16,7 +17,6 @@ from actors.configuration import EngineConfiguration
 from actors.engine.engine import Engine
 from actors.messages import Request, SamplingParameters
 from actors.text.codec import TextCodec
-from loadtest.bench.machine import pinned_to_cores
 from loadtest.bench.serve_path.client import LoadResult, prompt
 
 
@@ -82,12 +82,13 @@ def load(model: str, streams: int, rounds: int, tokens: int) -> LoadResult:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("model")
+    parser.add_argument("--core", type=int, required=True)
     parser.add_argument("--streams", type=int, required=True)
     parser.add_argument("--rounds", type=int, required=True)
     parser.add_argument("--tokens", type=int, required=True)
     given = parser.parse_args()
-    with pinned_to_cores(1):
-        result = load(given.model, given.streams, given.rounds, given.tokens)
+    os.sched_setaffinity(0, {given.core})
+    result = load(given.model, given.streams, given.rounds, given.tokens)
     print(json.dumps(asdict(result)))
 
 
