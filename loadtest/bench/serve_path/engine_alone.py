@@ -1,6 +1,7 @@
 """The engine without HTTP, asked as the client asks: what the way to the wire is measured against.
 
-    python -m loadtest.bench.serve_path.engine_alone MODEL --core 0 --streams 8 --rounds 4 --tokens 64
+    python -m loadtest.bench.serve_path.engine_alone MODEL --core 0 --streams 8 --rounds 4 \\
+        --tokens 64
 
 A process of its own on one core, which prints what the client prints.
 """
