@@ -29,8 +29,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def test_the_first_request_after_health_is_no_slower_than_the_tenth(server: Server) -> None:
-    """Every kernel is compiled and warm: a compilation takes a second and more. The tenth of one
-    that is left is for what else a server's two cores do just after its start."""
+    """Every kernel is compiled and warm; 20 ms are left to the HTTP edge."""
     times = []
     with httpx.Client(base_url=server.url) as client:
         client.get("/health")  # the connection itself is not what is measured
@@ -40,7 +39,7 @@ def test_the_first_request_after_health_is_no_slower_than_the_tenth(server: Serv
             assert client.post("/v1/completions", json=body | {"seed": seed}).status_code == 200
             times.append(time.perf_counter() - started)
     print(f"first {times[0] * 1000:.0f} ms, tenth {times[9] * 1000:.0f} ms")
-    assert times[0] <= max(times[9:]) + 0.1, times
+    assert times[0] <= max(times[9:]) + 0.02, times  # a compilation takes a second and more
 
 
 def test_banner_names_model_capacity_and_a_curl(server: Server) -> None:
