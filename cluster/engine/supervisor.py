@@ -183,6 +183,7 @@ class EngineSupervisor:
             if location is None:
                 self._bury()
                 return False
+            self._found = False  # from now on its death is one that was seen
             self._information = location.information
             self._pulse = Pulse(location.information.process_id)
             self._side = await ClientSide.connect(location.path, self._hear)
