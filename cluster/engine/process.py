@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 import ray
@@ -21,7 +22,10 @@ from cluster.private_folder import PrivateFolder, remove_abandoned_folders
 from cluster.process_tree import die_with_parent
 
 ENGINE_NAME, NAMESPACE = "engine", "lexshard"
-_BESIDE = "beside"  # calls that are answered while ``serve`` runs
+# Calls that are answered while ``serve`` runs: one group waits for the model, one for nothing.
+_BESIDE, _AT_ONCE = "beside", "at once"
+# A server whose API processes were all killed has new ones in less.
+DESERTED_SECONDS = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +34,14 @@ class EngineLocation:
 
     information: EngineInformation
     path: str
+
+
+class Admission(Enum):
+    """What an engine says to an API process that has found it."""
+
+    WELCOME = "it serves this configuration"
+    OCCUPIED = "it serves others, with another configuration"
+    DESERTED = "it has another configuration, and serves nobody"
 
 
 class EngineProcess:
@@ -45,6 +57,7 @@ class EngineProcess:
         self._settled = threading.Event()
         self._failure: BaseException | None = None
         self._begun = False
+        self._side: EngineSide | None = None
         self._location: EngineLocation | None = None
 
     def serve(self) -> None:
@@ -63,7 +76,7 @@ class EngineProcess:
             engine = self.load(self._configuration)
             remove_abandoned_folders()  # of engines that were killed
             folder = PrivateFolder()
-            side = EngineSide(folder.path / "engine")
+            side = self._side = EngineSide(folder.path / "engine")
             self._location = EngineLocation(engine.information, str(folder.path / "engine"))
         except BaseException as error:
             self._failure = error
@@ -101,15 +114,23 @@ class EngineProcess:
 
         run_engine(engine, side, side.emit)
 
+    @ray.method(concurrency_group=_AT_ONCE)
+    def admit(self, configuration: EngineConfiguration) -> Admission:
+        """Whether this engine is for who asks."""
+        if configuration == self._configuration:
+            return Admission.WELCOME
+        if self._side is None:  # whoever has it loaded has not had time to connect
+            return Admission.OCCUPIED if self._failure is None else Admission.DESERTED
+        deserted = self._side.deserted_seconds > DESERTED_SECONDS
+        return Admission.DESERTED if deserted else Admission.OCCUPIED
+
     @ray.method(concurrency_group=_BESIDE)
-    def locate(self, configuration: EngineConfiguration) -> EngineLocation | None:
-        """Where to connect, as soon as there is an engine; None where it serves something else.
+    def locate(self) -> EngineLocation | None:
+        """Where to connect, as soon as there is an engine.
 
         Raises:
             Exception: what the loader raised.
         """
-        if configuration != self._configuration:
-            return None
         self._settled.wait()
         if self._failure is not None:
             raise self._failure
@@ -145,5 +166,5 @@ def start_engine_actor(
         options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
             group, placement_group_capture_child_tasks=True
         )
-    remote = ray.remote(concurrency_groups={_BESIDE: 1})
+    remote = ray.remote(concurrency_groups={_BESIDE: 1, _AT_ONCE: 1})
     return remote(process).options(**options).remote(configuration, *arguments)

@@ -22,7 +22,7 @@ import ray
 from actors.configuration import EngineConfiguration, EngineInformation
 from actors.messages import Commands, EngineStatistics, Request, StepOutput
 from cluster.engine.journal import Journal, JournalStream
-from cluster.engine.process import EngineLocation, find_engine_actor, start_engine_actor
+from cluster.engine.process import Admission, EngineLocation, find_engine_actor, start_engine_actor
 from cluster.engine.pulse import Pulse
 from cluster.engine.transport import ClientSide
 from cluster.private_folder import remove_abandoned_folders
@@ -36,6 +36,7 @@ REASON_SECONDS = 2.0
 FAREWELL_SECONDS = 3.0
 STARTING = "the engine is starting (a first start compiles its kernels: about a minute)"
 RESTARTING = "the engine is restarting"
+OCCUPIED = "an engine of another configuration serves others here: this one starts when it has ended"
 SUSPENDED = "the engine's process does not run at the moment"
 SHUTTING_DOWN = "the server is shutting down"
 
@@ -176,9 +177,12 @@ class EngineSupervisor:
         """
         if self._actor is None:
             self._start_or_find()
-        serving = asyncio.ensure_future(_result(self._actor.serve.remote()))
-        tasks: list[asyncio.Future[Any]] = [serving]
+        tasks: list[asyncio.Future[Any]] = []
         try:
+            if not await self._admitted():
+                return False
+            serving = asyncio.ensure_future(_result(self._actor.serve.remote()))
+            tasks.append(serving)
             location = await self._located()
             if location is None:
                 self._bury()
@@ -214,22 +218,40 @@ class EngineSupervisor:
                 if not task.cancel() and not task.cancelled():
                     task.exception()  # has been told
 
-    async def _located(self) -> EngineLocation | None:
-        """Where the engine is; None where the one that was there is of no use.
+    async def _admitted(self) -> bool:
+        """False where what is there is not for this client, who may look again a moment later.
 
         Raises:
-            EngineReplacedError: what is there now is not for this client.
+            EngineReplacedError: it was, and never will be again.
         """
-        locating = _result(self._actor.locate.remote(self._configuration))
         try:
-            location: EngineLocation | None = await locating
+            admission = await _result(self._actor.admit.remote(self._configuration))
         except ray.exceptions.RayActorError:
-            if self._found:  # it was about to end
+            if not self._found:
+                raise
+            self._bury()  # it was about to end
+            return False
+        if admission is Admission.WELCOME:
+            if self.health_reason is OCCUPIED:
+                self._set_health(STARTING)
+            return True
+        if admission is Admission.DESERTED:
+            self._bury()
+            return False
+        self._actor = None
+        if self._information is not None:
+            raise EngineReplacedError("an engine of another configuration has taken its place")
+        self._set_health(OCCUPIED)
+        return False
+
+    async def _located(self) -> EngineLocation | None:
+        """Where the engine is; None where the one that was there has just ended."""
+        try:
+            location: EngineLocation | None = await _result(self._actor.locate.remote())
+        except ray.exceptions.RayActorError:
+            if self._found:
                 return None
             raise
-        if location is None and self._information is not None:
-            self._actor = None
-            raise EngineReplacedError("an engine of another configuration has taken its place")
         return location
 
     def _bury(self) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import select
 import socket
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -122,6 +123,12 @@ class EngineSide:
         self._connections: dict[int, _Connection] = {}
         self._owners: dict[str, _Connection] = {}
         self._received: deque[Commands] = deque()
+        self._last_left = time.monotonic()
+
+    @property
+    def deserted_seconds(self) -> float:
+        """How long nobody has been connected. May be asked in any thread."""
+        return 0.0 if self._connections else time.monotonic() - self._last_left
 
     def receive(self, wait_seconds: float) -> Commands | None:
         if not self._received:
@@ -194,6 +201,7 @@ class EngineSide:
         """Of what it has asked for nobody wants to hear any more."""
         if self._connections.pop(connection.socket.fileno(), None) is None:
             return
+        self._last_left = time.monotonic()
         connection.socket.close()
         abandoned = tuple(connection.unfinished)
         for request_id in abandoned:

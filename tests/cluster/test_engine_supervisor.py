@@ -134,7 +134,7 @@ def test_clients_share_an_engine_and_one_that_is_lost_takes_its_own_sequences_al
 
         async with running_client() as first:
             expected = await text(first, "a")
-            location = await first._actor.locate.remote(CONFIGURATION)
+            location = await first._actor.locate.remote()
             lost = await ClientSide.connect(location.path, lambda output: None)
             lost.send(Commands(submit=(Request("lost", 0, (5, 6, 7), MEDIUM),)))
             going = asyncio.create_task(text(first, "b"))
@@ -161,19 +161,49 @@ def test_clients_share_an_engine_and_one_that_is_lost_takes_its_own_sequences_al
     asyncio.run(scenario())
 
 
-def test_an_engine_of_another_configuration_is_replaced() -> None:
+def test_an_engine_of_another_configuration_is_left_to_those_it_serves() -> None:
+    """Whoever wants another one waits, says so, and starts it when the first has ended."""
+
+    async def scenario() -> None:
+        from cluster.engine.supervisor import OCCUPIED, EngineSupervisor
+
+        second = EngineSupervisor(replace(CONFIGURATION, max_model_len=256))
+        try:
+            async with running_client() as first:
+                process_id = first.information.process_id
+                second.start()
+                await _until(lambda: second.health_reason is OCCUPIED, 20)
+                await asyncio.sleep(2)
+                assert first.ready
+                assert first.information.process_id == process_id
+                assert first.restarts == 0
+                await _collect(first.submit([Request("a", 0, (5, 6, 7), SHORT)]))
+            await _until(lambda: second.ready, 120)
+            assert second.information.process_id != process_id
+            assert second.information.max_model_len == 256
+            assert second.restarts == 0
+        finally:
+            await second.stop()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.slow
+def test_a_deserted_engine_of_another_configuration_is_replaced() -> None:
+    """All that used it were killed, and the server begins again with other options."""
+
     async def scenario() -> None:
         from cluster.engine.supervisor import EngineSupervisor
 
         async with running_client() as first:
             process_id = first.information.process_id
+            first._supervision.cancel()
+            first._side.close()
             second = EngineSupervisor(replace(CONFIGURATION, max_model_len=256))
             second.start()
             try:
                 await _until(lambda: second.ready, 120)
                 assert second.information.process_id != process_id
-                assert second.information.max_model_len == 256
-                assert second.restarts == 0
             finally:
                 await second.stop()
 

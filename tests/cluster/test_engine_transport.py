@@ -133,6 +133,25 @@ def test_an_engine_is_told_to_stop_by_the_last_who_leaves_on_purpose() -> None:
     play(scenario)
 
 
+def test_an_engine_knows_how_long_nobody_was_with_it() -> None:
+    async def scenario(side: EngineSide, path: str) -> None:
+        await asyncio.sleep(0.05)
+        assert side.deserted_seconds >= 0.05
+        (first, _), (second, _) = await connected(path), await connected(path)
+        first.send(Commands(submit=(request("a"),)))
+        second.send(Commands(submit=(request("b"),)))
+        await received(side)
+        await received(side)
+        first.close()
+        await received(side)
+        assert side.deserted_seconds == 0
+        second.close()
+        await received(side)
+        assert 0 < side.deserted_seconds < 0.05
+
+    play(scenario)
+
+
 def test_a_process_that_does_not_read_holds_nobody_up_and_is_given_up(monkeypatch) -> None:  # type: ignore[no-untyped-def]
     """Messages larger than the system holds for it wait in the engine, and not without limit."""
     monkeypatch.setattr(transport, "MAX_UNREAD_BYTES", 8 * 1024 * 1024)
