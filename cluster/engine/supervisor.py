@@ -36,7 +36,7 @@ REASON_SECONDS = 2.0
 FAREWELL_SECONDS = 3.0
 STARTING = "the engine is starting (a first start compiles its kernels: about a minute)"
 RESTARTING = "the engine is restarting"
-OCCUPIED = "an engine of another configuration serves others here: this one starts when it has ended"
+OCCUPIED = "another engine serves others here: this one starts when that one has ended"
 SUSPENDED = "the engine's process does not run at the moment"
 SHUTTING_DOWN = "the server is shutting down"
 
