@@ -16,7 +16,7 @@ from kernels.verify.types import (
     Verdict,
 )
 
-Implementation = Literal["reference", "cpu"]
+Implementation = Literal["reference", "cpu", "triton"]
 Mode = Literal["exact", "coupled", "greedy"]
 
 __all__ = ["DenseProposals", "DraftedRows", "SparseProposals", "Verdict", "verify"]
@@ -55,9 +55,14 @@ def verify(
     the first rejection change nothing. Raises ValueError where shapes, types or values are not as
     said; what is on a device is not looked at, and a draft there beyond the vocabulary is rejected.
     """
+    chosen = implementation or ("triton" if getattr(logits, "is_cuda", False) else "cpu")
     _check_rows(logits, rows, mode)
     _check_proposals(logits, rows, proposals, mode)
-    module = reference if implementation == "reference" else cpu
+    if chosen == "triton":
+        from kernels.verify import triton_kernel
+
+        return triton_kernel.verify(logits, rows, mode, proposals)
+    module = reference if chosen == "reference" else cpu
     return module.verify(logits, rows, mode, proposals)
 
 

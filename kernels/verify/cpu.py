@@ -31,12 +31,12 @@ from kernels.verify.normalizer import (
 from kernels.verify.race import (
     CERTAIN,
     DENSE,
+    NOWHERE,
     SPARSE,
     ProposedRow,
     ScaledRow,
-    draw_residual,
-    draw_target,
     log_probability,
+    race,
     sparse_probability,
 )
 from kernels.verify.reference import ACCEPTANCE_LANE
@@ -72,13 +72,13 @@ def _greedy(row):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def _draw(row, scale, nothing, maxima, key, position):  # type: ignore[no-untyped-def]
-    """As `kernels.draw` does, over every token."""
+def _draw(row, scale, proposed, maxima, key, position):  # type: ignore[no-untyped-def]
+    """As `kernels.draw` does, over every token; the proposal does not matter."""
     if scale == 0.0:
         return _greedy(row)
     block_maxima(row, maxima)
     target = ScaledRow(row, scale, 0.0, 0.0)
-    return draw_target(target, nothing, maxima, key, position)
+    return race(target, proposed, False, maxima, key, position)
 
 
 @njit(nogil=True, cache=True)
@@ -138,7 +138,15 @@ def _test(row, scale, proposed, key, position, maxima, scratch):  # type: ignore
         )
     if log_uniform < _log_ratio(target, proposed):
         return True, proposed.token
-    return False, draw_residual(target, proposed, maxima, residual_key, position)
+    token = -1
+    for kind in (proposed.kind, NOWHERE):
+        # Rounding can leave nothing of a residual; then the target alone is drawn from.
+        if token < 0:
+            proposed = ProposedRow(
+                kind, proposed.token, proposed.dense, proposed.ids, proposed.probabilities
+            )
+            token = race(target, proposed, True, maxima, residual_key, position)
+    return False, token
 
 
 @njit(nogil=True, cache=True)

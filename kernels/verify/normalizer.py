@@ -37,12 +37,18 @@ def block_maxima(logits, maxima):  # type: ignore[no-untyped-def]
     """Writes the largest of every 64 logits; returns the largest of all."""
     bits = logits.view(np.int32)
     highest = LOWEST_RANK
+    whole = bits.size // BLOCK
     # Not a slice for each block: making one takes as long as the search in it.
-    for first in range(0, bits.size, BLOCK):
-        maximum = rank(bits[first])
-        for index in range(first, min(first + BLOCK, bits.size)):
-            maximum = max(maximum, rank(bits[index]))
-        maxima[first // BLOCK] = np.int32(rank(maximum)).view(np.float32)
+    blocks = bits[: whole * BLOCK].reshape(whole, BLOCK)
+    for block in range(whole):
+        maximum = LOWEST_RANK
+        for offset in range(BLOCK):
+            maximum = max(maximum, rank(blocks[block, offset]))
+        maxima[block] = np.int32(rank(maximum)).view(np.float32)
+        highest = max(highest, maximum)
+    if whole * BLOCK < bits.size:
+        maximum = largest_rank(bits[whole * BLOCK :])
+        maxima[whole] = np.int32(rank(maximum)).view(np.float32)
         highest = max(highest, maximum)
     return np.int32(rank(highest)).view(np.float32)
 

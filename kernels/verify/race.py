@@ -84,11 +84,15 @@ def _visit(row, proposed, residual, block, key, position, token, best):  # type:
 
 
 @njit(nogil=True, cache=True)
-def _race(row, proposed, residual, maxima, key, position):  # type: ignore[no-untyped-def]
+def race(row, proposed, residual, maxima, key, position):  # type: ignore[no-untyped-def]
+    """The token that `kernels.draw` draws from a whole row, given the largest of every 64 logits;
+    or, of a ``residual``, one drawn from ``max(0, p - q)``. -1 where there is none."""
     likely = np.argmax(maxima)
-    token, best = _visit(row, proposed, residual, likely, key, position, -1, -np.inf)
-    for block in range(maxima.size):
-        if maxima[block] == MINUS_INFINITY or block == likely:
+    token, best = -1, -np.inf
+    for step in range(-1, maxima.size):
+        # The likeliest block sets a high mark, below which most blocks need no noise.
+        block = likely if step < 0 else step
+        if maxima[block] == MINUS_INFINITY or step == likely:
             continue
         ceiling = np.float64(maxima[block]) * row.scale
         if residual:
@@ -98,22 +102,3 @@ def _race(row, proposed, residual, maxima, key, position):  # type: ignore[no-un
         if ceiling + noise_ceiling(uniform) >= best:
             token, best = _visit(row, proposed, residual, block, key, position, token, best)
     return token
-
-
-@njit(nogil=True, cache=True)
-def draw_target(row, proposed, maxima, key, position):  # type: ignore[no-untyped-def]
-    """The token that `kernels.draw` draws from the whole row, given the largest of every 64 logits;
-    -1 where all are excluded. The proposal does not matter."""
-    return _race(row, proposed, False, maxima, key, position)
-
-
-@njit(nogil=True, cache=True)
-def draw_residual(row, proposed, maxima, key, position):  # type: ignore[no-untyped-def]
-    """A token drawn from ``max(0, p - q)``, or from ``p`` where nothing is left."""
-    token = _race(row, proposed, True, maxima, key, position)
-    if token >= 0:
-        return token
-    nothing = ProposedRow(
-        NOWHERE, proposed.token, proposed.dense, proposed.ids, proposed.probabilities
-    )
-    return _race(row, nothing, True, maxima, key, position)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from copy import copy
 
 import numpy as np
+import torch
 
 from kernels.noise import gumbel_row
-from kernels.verify import DenseProposals, DraftedRows, SparseProposals, Verdict
+from kernels.verify import DenseProposals, DraftedRows, SparseProposals, Verdict, verify
 from kernels.verify.types import Proposals
 from tests.support.decision_cases import random_logits
 
@@ -68,6 +69,25 @@ def proposals_for(
 def assert_same(found: Verdict, expected: Verdict) -> None:
     assert np.asarray(found.accepted).tolist() == expected.accepted.tolist()
     assert np.asarray(found.tokens).tolist() == expected.tokens.tolist()
+
+
+def check_triton(device: str, cases: tuple[tuple[str, str, str, int], ...]) -> None:
+    """The reference's verdict in every case: flavour of logits, mode, kind of proposals, size."""
+    for seed, (flavour, mode, kind, size) in enumerate(cases):
+        random = np.random.default_rng(seed)
+        rows = random_rows(random, 2, 3, size)
+        logits = random_logits(random, flavour, int(rows.offsets[-1]), size)
+        rows, proposals = proposals_for(random, kind, logits, rows)
+        if mode != "exact":
+            proposals = None
+        expected = verify(logits, rows, mode=mode, proposals=proposals, implementation="reference")
+        if isinstance(proposals, DenseProposals):
+            placed = torch.from_numpy(proposals.logits).to(device)
+            proposals = DenseProposals(placed, proposals.inverse_temperature)
+        placed = torch.from_numpy(logits).to(device)
+        found = verify(placed, rows, mode=mode, proposals=proposals, implementation="triton")
+        answer = Verdict(found.accepted.cpu().numpy(), found.tokens.cpu().numpy())
+        assert_same(answer, expected)
 
 
 class Chains:
