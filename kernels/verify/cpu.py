@@ -59,7 +59,8 @@ def acceptance(key, position):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def _greedy(row):  # type: ignore[no-untyped-def]
+def greedy_token(row):  # type: ignore[no-untyped-def]
+    """The token of the largest logit, the lowest of equals; -1 where all are excluded."""
     highest, where = MINUS_INFINITY, -1
     for first in range(0, row.size, CHUNK):
         maximum = largest(row[first : first + CHUNK])
@@ -75,10 +76,10 @@ def _greedy(row):  # type: ignore[no-untyped-def]
 def _draw(row, scale, proposed, maxima, key, position):  # type: ignore[no-untyped-def]
     """As `kernels.draw` does, over every token; the proposal does not matter."""
     if scale == 0.0:
-        return _greedy(row)
+        return greedy_token(row)
     block_maxima(row, maxima)
     target = ScaledRow(row, scale, 0.0, 0.0)
-    return race(target, proposed, False, maxima, key, position)
+    return race(target, proposed, np.bool_(False), maxima, key, position)
 
 
 @njit(nogil=True, cache=True)
@@ -145,7 +146,7 @@ def _test(row, scale, proposed, key, position, maxima, scratch):  # type: ignore
             proposed = ProposedRow(
                 kind, proposed.token, proposed.dense, proposed.ids, proposed.probabilities
             )
-            token = race(target, proposed, True, maxima, residual_key, position)
+            token = race(target, proposed, np.bool_(True), maxima, residual_key, position)
     return False, token
 
 

@@ -88,7 +88,9 @@ def race(row, proposed, residual, maxima, key, position):  # type: ignore[no-unt
     """The token that `kernels.draw` draws from a whole row, given the largest of every 64 logits;
     or, of a ``residual``, one drawn from ``max(0, p - q)``. -1 where there is none."""
     likely = np.argmax(maxima)
-    token, best = -1, -np.inf
+    # Not a plain -1: numba would compile what takes it once more, for that number alone. The same
+    # goes for the truth values that callers pass.
+    token, best = np.int64(-1), -np.inf
     for step in range(-1, maxima.size):
         # The likeliest block sets a high mark, below which most blocks need no noise.
         block = likely if step < 0 else step

@@ -78,7 +78,7 @@ def _sparse(ids, probabilities, first, stop, tokens, COUNT: tl.constexpr):  # ty
 
 
 @triton.jit
-def _acceptance(key_low, key_high, position):  # type: ignore[no-untyped-def]
+def acceptance_of(key_low, key_high, position):  # type: ignore[no-untyped-def]
     """The uniform of a row and the key of its residual's noise, low and high half."""
     zero = tl.zeros((1,), tl.uint32)
     x0, x1, x2, x3 = philox(
@@ -275,7 +275,7 @@ def _kernel(  # type: ignore[no-untyped-def]
                 q = tl.max(_sparse(ids, probabilities, first, stop, wanted, 1))
                 log_q = tl.where(q > 0.0, tl.log(tl.where(q > 0.0, q, 1.0)), float("-inf"))
             log_p = _distance(_scaled(own_logits, draft, known, scale), top) - log_total
-            uniform, _, _ = _acceptance(key_low, key_high, position)
+            uniform, _, _ = acceptance_of(key_low, key_high, position)
             stand = known & (tl.log(uniform) < log_p - log_q)
             tl.store(stands + row, stand.to(tl.int32))
             tl.store(totals + row * 4, top)
@@ -342,7 +342,7 @@ def _kernel(  # type: ignore[no-untyped-def]
         if KIND == _SPARSE:
             first = tl.load(sparse_offsets + last_index, mask=rejected, other=0)
             stop = tl.load(sparse_offsets + last_index + 1, mask=rejected, other=0)
-        _, residual_low, residual_high = _acceptance(key_low, key_high, last_position)
+        _, residual_low, residual_high = acceptance_of(key_low, key_high, last_position)
         last_token = _race(
             logits + last * size,
             maxima + last * blocks,
