@@ -15,43 +15,35 @@ import triton
 import triton.language as tl
 
 from kernels.blocks import BLOCK, blocks_of
-from kernels.noise.triton_kernel import block_draw, gumbel_of, philox
-from kernels.rounding import NOISE_ROUNDING
+from kernels.noise.triton_kernel import philox
+from kernels.verify.cpu import COUPLED, EXACT, GREEDY, MODES
+from kernels.verify.race import CERTAIN, DENSE, NOWHERE, SPARSE
 from kernels.verify.reference import ACCEPTANCE_LANE
+from kernels.verify.triton_race import (
+    distance,
+    greedy_token,
+    race,
+    scaled_logits,
+    sparse_probabilities,
+)
 from kernels.verify.types import DenseProposals, DraftedRows, Proposals, SparseProposals, Verdict
 
-EXACT, COUPLED, GREEDY = 0, 1, 2
-MODES = {"exact": EXACT, "coupled": COUPLED, "greedy": GREEDY}
-CERTAIN, SPARSE, DENSE = 1, 2, 3
 TILE_BLOCKS = 32  # blocks of 64 tokens that a program reads at a time
 SPLITS = 16  # parts of a row: a batch of few rows should still fill a GPU
 
 _EXACT, _COUPLED, _GREEDY = (tl.constexpr(each) for each in (EXACT, COUPLED, GREEDY))
-_NOWHERE, _CERTAIN, _SPARSE, _DENSE = (tl.constexpr(each) for each in (0, CERTAIN, SPARSE, DENSE))
+_NOWHERE = tl.constexpr(NOWHERE)
+_SPARSE, _DENSE = tl.constexpr(SPARSE), tl.constexpr(DENSE)
 _BLOCK = tl.constexpr(BLOCK)
 _LANE = tl.constexpr(ACCEPTANCE_LANE)
-_ROUNDING = tl.constexpr(NOISE_ROUNDING)
-_NO_TOKEN = tl.constexpr(2147483647)
-_NO_SCORE = tl.constexpr(-1.7e308)  # below any score
-
-
-@triton.jit
-def _scaled(logits, tokens, inside, scale):  # type: ignore[no-untyped-def]
-    return tl.load(logits + tokens, mask=inside, other=float("-inf")).to(tl.float64) * scale
-
-
-@triton.jit
-def _distance(scaled, top):  # type: ignore[no-untyped-def]
-    """``scaled - top``, 0 where both are infinite."""
-    return tl.where(scaled == top, 0.0, scaled - top)
 
 
 @triton.jit
 def _add(scaled, top, total):  # type: ignore[no-untyped-def]
     """An online softmax (top, total) with a tile more."""
     highest = tl.maximum(top, tl.max(scaled))
-    weights = tl.where(scaled == float("-inf"), 0.0, tl.exp(_distance(scaled, highest)))
-    return highest, total * tl.exp(_distance(top, highest)) + tl.sum(weights)
+    weights = tl.where(scaled == float("-inf"), 0.0, tl.exp(distance(scaled, highest)))
+    return highest, total * tl.exp(distance(top, highest)) + tl.sum(weights)
 
 
 @triton.jit
@@ -61,20 +53,8 @@ def _combined(parts, SPLITS: tl.constexpr):  # type: ignore[no-untyped-def]
     tops = tl.load(parts + part * 2, cache_modifier=".cg")
     totals = tl.load(parts + part * 2 + 1, cache_modifier=".cg")
     top = tl.max(tops)
-    total = tl.sum(totals * tl.exp(_distance(tops, top)))
+    total = tl.sum(totals * tl.exp(distance(tops, top)))
     return top, tl.where(total > 0.0, tl.log(total), float("inf"))
-
-
-@triton.jit
-def _sparse(ids, probabilities, first, stop, tokens, COUNT: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Sparse probabilities [COUNT] of ``tokens`` [COUNT]."""
-    found = tl.zeros((COUNT,), tl.float64)
-    for start in range(first, stop, 32):
-        place = start + tl.arange(0, 32)
-        some = tl.load(ids + place, mask=place < stop, other=-1)
-        weight = tl.load(probabilities + place, mask=place < stop, other=0.0)
-        found += tl.sum(tl.where(some[None, :] == tokens[:, None], weight[None, :], 0.0), 1)
-    return found
 
 
 @triton.jit
@@ -91,92 +71,6 @@ def acceptance_of(key_low, key_high, position):  # type: ignore[no-untyped-def]
     mantissa = (x0.to(tl.int64) << 20) | (x1 >> 12).to(tl.int64)
     uniform = (2.0 * mantissa.to(tl.float64) + 1.0) * 1.1102230246251565e-16
     return tl.max(uniform), tl.max(x2.to(tl.int64)), tl.max(x3.to(tl.int64))
-
-
-@triton.jit
-def _greedy(logits, maxima, size, blocks, BLOCKS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The token of the largest logit, the lowest of equals; -1 where all are excluded."""
-    block = tl.arange(0, BLOCKS)
-    highest_of = tl.load(
-        maxima + block, mask=block < blocks, other=float("-inf"), cache_modifier=".cg"
-    )
-    highest = tl.max(highest_of)
-    own = tl.min(tl.where(highest_of == highest, block, BLOCKS))
-    tokens = own * _BLOCK + tl.arange(0, _BLOCK)
-    values = tl.load(logits + tokens, mask=tokens < size, other=float("-inf"))
-    token = tl.min(tl.where(values == highest, tokens, _NO_TOKEN))
-    return tl.where(highest > float("-inf"), token, -1)
-
-
-@triton.jit
-def _race(  # type: ignore[no-untyped-def]
-    logits,
-    maxima,
-    size,
-    blocks,
-    scale,
-    key_low,
-    key_high,
-    position,
-    residual,
-    top,
-    log_total,
-    draft,
-    dense,
-    dense_scale,
-    dense_top,
-    dense_log_total,
-    ids,
-    probabilities,
-    first,
-    stop,
-    KIND: tl.constexpr,
-    BLOCKS: tl.constexpr,
-):
-    """The token of the largest score plus noise; -1 where there is none. A score is ``l scale``, or
-    (``residual``) the log of ``max(0, p - q)``, which is never above that of ``p``. Where rounding
-    has left nothing of the residual, a second round goes by ``p`` alone."""
-    block = tl.arange(0, BLOCKS)
-    bounds = tl.load(maxima + block, mask=block < blocks, other=float("-inf"), cache_modifier=".cg")
-    bounds = bounds.to(tl.float64) * scale
-    smallest, _ = block_draw(block.to(tl.uint32), key_low, key_high, position)
-    excluded = bounds == float("-inf")
-    if KIND != _NOWHERE:
-        bounds = tl.where(residual, _distance(bounds, top) - log_total, bounds)
-    bounds = tl.where(excluded, float("-inf"), bounds - tl.log(smallest) + _ROUNDING)
-    best = tl.full((), _NO_SCORE, tl.float64)
-    token = tl.full((), _NO_TOKEN, tl.int32)
-    for attempt in range(2):
-        ceilings = tl.where(token == _NO_TOKEN, bounds, float("-inf"))
-        highest = tl.max(ceilings)
-        while highest >= best:
-            own = tl.min(tl.where(ceilings == highest, block, BLOCKS))
-            tokens = own * _BLOCK + tl.arange(0, _BLOCK)
-            scores = _scaled(logits, tokens, tokens < size, scale)
-            if KIND != _NOWHERE:
-                present = scores > float("-inf")
-                left = tl.where(present, tl.exp(_distance(scores, top) - log_total), 0.0)
-                if KIND == _CERTAIN:
-                    q = tl.where(tokens == draft, 1.0, 0.0)
-                if KIND == _SPARSE:
-                    q = _sparse(ids, probabilities, first, stop, tokens, _BLOCK)
-                if KIND == _DENSE:
-                    proposed = _scaled(dense, tokens, tokens < size, dense_scale)
-                    q = tl.exp(_distance(proposed, dense_top) - dense_log_total)
-                    q = tl.where(proposed > float("-inf"), q, 0.0)
-                left -= tl.where(attempt == 0, q, 0.0)
-                log_left = tl.log(tl.where(left > 0.0, left, 1.0))
-                log_left = tl.where(left > 0.0, log_left, float("-inf"))
-                scores = tl.where(residual, log_left, scores)
-            scores += gumbel_of(tokens, key_low, key_high, position).to(tl.float64)
-            score = tl.max(scores)
-            candidate = tl.min(tl.where(scores == score, tokens, _NO_TOKEN))
-            better = (score > best) | ((score == best) & (candidate < token))
-            best = tl.where(better, score, best)
-            token = tl.where(better, candidate, token)
-            ceilings = tl.where(block == own, float("-inf"), ceilings)
-            highest = tl.max(ceilings)
-    return tl.where(token == _NO_TOKEN, -1, token)
 
 
 @triton.jit
@@ -239,7 +133,7 @@ def _kernel(  # type: ignore[no-untyped-def]
             if tested:
                 top, total = _add(values.to(tl.float64) * scale, top, total)
                 if KIND == _DENSE:
-                    proposed = _scaled(own_dense, place, inside, dense_scale)
+                    proposed = scaled_logits(own_dense, place, inside, dense_scale)
                     dense_top, dense_total = _add(proposed, dense_top, dense_total)
     if MODE == _EXACT:
         tl.store(own_parts + part * 2, top)
@@ -266,15 +160,15 @@ def _kernel(  # type: ignore[no-untyped-def]
             known = (draft >= 0) & (draft < size)
             if KIND == _DENSE:
                 dense_top, dense_log_total = _combined(own_parts + 2 * SPLITS, SPLITS)
-                log_q = _scaled(own_dense, draft, known, dense_scale)
-                log_q = _distance(log_q, dense_top) - dense_log_total
+                log_q = scaled_logits(own_dense, draft, known, dense_scale)
+                log_q = distance(log_q, dense_top) - dense_log_total
             if KIND == _SPARSE:
                 first = tl.load(sparse_offsets + draft_index)
                 stop = tl.load(sparse_offsets + draft_index + 1)
                 wanted = tl.zeros((1,), tl.int64) + draft
-                q = tl.max(_sparse(ids, probabilities, first, stop, wanted, 1))
+                q = tl.max(sparse_probabilities(ids, probabilities, first, stop, wanted, 1))
                 log_q = tl.where(q > 0.0, tl.log(tl.where(q > 0.0, q, 1.0)), float("-inf"))
-            log_p = _distance(_scaled(own_logits, draft, known, scale), top) - log_total
+            log_p = distance(scaled_logits(own_logits, draft, known, scale), top) - log_total
             uniform, _, _ = acceptance_of(key_low, key_high, position)
             stand = known & (tl.log(uniform) < log_p - log_q)
             tl.store(stands + row, stand.to(tl.int32))
@@ -283,10 +177,10 @@ def _kernel(  # type: ignore[no-untyped-def]
             tl.store(totals + row * 4 + 2, dense_top)
             tl.store(totals + row * 4 + 3, dense_log_total)
     if (MODE != _EXACT) | (scale == 0.0):
-        token = _greedy(own_logits, own_maxima, size, blocks, BLOCKS)
+        token = greedy_token(own_logits, own_maxima, size, blocks, BLOCKS)
         if MODE == _COUPLED:  # noqa: SIM102
             if scale > 0.0:
-                token = _race(
+                token = race(
                     own_logits,
                     own_maxima,
                     size,
@@ -343,7 +237,7 @@ def _kernel(  # type: ignore[no-untyped-def]
             first = tl.load(sparse_offsets + last_index, mask=rejected, other=0)
             stop = tl.load(sparse_offsets + last_index + 1, mask=rejected, other=0)
         _, residual_low, residual_high = acceptance_of(key_low, key_high, last_position)
-        last_token = _race(
+        last_token = race(
             logits + last * size,
             maxima + last * blocks,
             size,

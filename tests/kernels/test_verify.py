@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import math
-import os
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
@@ -30,12 +26,9 @@ from kernels.verify import (
 )
 from kernels.verify.reference import acceptance
 from tests.support.decision_cases import FLAVOURS, random_logits
-from tests.support.paths import ROOT
 from tests.support.verify_cases import (
     KINDS,
-    Chains,
     assert_same,
-    check_triton,
     proposals_for,
     random_rows,
     rows_with_drafts,
@@ -322,185 +315,6 @@ def test_the_interpreter_lock_is_released() -> None:
         kernels = [each for each in vars(module).values() if hasattr(each, "targetoptions")]
         assert kernels
         assert all(each.targetoptions.get("nogil") for each in kernels)
-
-
-# The law of what is emitted.
-
-
-def test_acceptance_uniforms_are_uniform_and_strangers_to_the_noise() -> None:
-    draws = [_acceptance(11, position) for position in range(20_000)]
-    uniform = np.array([each for each, _ in draws])
-    assert stats.kstest(uniform, "uniform").pvalue > FALSE_ALARM
-    for key, position in ((11, 5), (2**64 - 1, 2**32 - 1)):
-        expected = acceptance(key, position)
-        assert _acceptance(key, position) == expected
-    # The plain noise, the residual's noise and the uniform of a row: no two correlate.
-    plain = np.array([gumbel_row(11, position, 1)[0] for position in range(20_000)])
-    other = np.array([gumbel_row(key, place, 1)[0] for place, (_, key) in enumerate(draws)])
-    limit = stats.norm.isf(FALSE_ALARM / 6) / math.sqrt(len(plain))
-    correlations = np.corrcoef([uniform, plain, other])[np.triu_indices(3, 1)]
-    assert np.abs(correlations).max() < limit
-
-
-def _proposals(kind: str, drafts: np.ndarray, proposed: np.ndarray, chains: Chains) -> object:
-    if kind == "certain":
-        return None
-    if kind == "dense":
-        return DenseProposals(proposed, np.ones(len(chains.keys)))
-    kept = proposed > -np.inf
-    return SparseProposals(
-        np.nonzero(kept)[1].astype(np.int32),
-        softmax(proposed)[kept],
-        np.cumsum([0, *kept.sum(axis=1)], dtype=np.int64),
-    )
-
-
-@pytest.mark.parametrize("kind", ["certain", "sparse", "dense"])
-def test_chains_follow_the_target_whatever_the_drafter(kind: str) -> None:
-    """Three tokens from rounds of two drafts, drawn with the very noise that draws plain tokens.
-
-    Chi-square over all chains of three, at 1e-4; and the share of first drafts that stand is 1 - TV
-    of the two laws, within 4 standard errors (6e-5).
-    """
-    chains = Chains(20, 4, 12_000)
-    count = len(chains.keys)
-    tokens = np.zeros((count, 8), np.int64)  # position 0: every chain begins with token 0
-    lengths = np.ones(count, np.int64)
-    first_stands = None
-    while lengths.min() < 4:
-        open_chains = np.flatnonzero(lengths < 4)
-        for length in np.unique(lengths[open_chains]):
-            group = open_chains[lengths[open_chains] == length]
-            some = chains.part(group)
-            before = tokens[group, length - 1]
-            one, logits_one = some.draft(kind, before, int(length))
-            two, logits_two = some.draft(kind, one, int(length) + 1)
-            target = np.stack([chains.target[each] for each in (before, one, two)], axis=1)
-            proposed = np.stack([logits_one, logits_two], axis=1).reshape(-1, chains.size)
-            rows = DraftedRows(
-                np.arange(len(group) + 1) * 3,
-                np.stack([one, two], axis=1).ravel(),
-                np.ones(len(group)),
-                some.keys,
-                np.full(len(group), length, np.uint64),
-            )
-            found = verify(
-                target.reshape(-1, chains.size),
-                rows,
-                mode="exact",
-                proposals=_proposals(kind, rows.drafts, proposed, some),  # type: ignore[arg-type]
-            )
-            if first_stands is None:
-                first_stands = (found.accepted > 0).mean()
-            for place, chain in enumerate(group):
-                emitted = found.tokens[3 * place : 3 * place + found.accepted[place] + 1]
-                tokens[chain, length : length + len(emitted)] = emitted
-                lengths[chain] = length + len(emitted)
-    law = softmax(chains.target)
-    expected = law[0][:, None, None] * law[:, :, None] * law[None, :, :]
-    observed = np.zeros_like(expected)
-    np.add.at(observed, tuple(tokens[:, 1:4].T), 1)
-    assert stats.chisquare(observed.ravel(), count * expected.ravel()).pvalue > FALSE_ALARM
-    proposal = softmax(chains.draft(kind, np.zeros(1, np.int64), 0)[1])[0]
-    if kind == "certain":
-        proposal = np.eye(chains.size)[proposal.argmax()]
-    rate = np.minimum(law[0], proposal).sum()
-    assert abs(first_stands - rate) < 4 * math.sqrt(rate * (1 - rate) / count)
-
-
-def test_coupled_drafts_match_as_often_as_the_formula_says() -> None:
-    """sum_i 1 / sum_j max(p_j / p_i, q_j / q_i) for a drafter that shares the noise; within 4
-    standard errors (6e-5)."""
-    chains = Chains(21, 12, 12_000)
-    count = len(chains.keys)
-    before = np.zeros(count, np.int64)
-    drafts, _ = chains.draft("dense", before, 1)
-    rows = DraftedRows(
-        np.arange(count + 1) * 2, drafts, np.ones(count), chains.keys, np.ones(count, np.uint64)
-    )
-    target = np.repeat(chains.target[before], 2, axis=0)
-    found = verify(target, rows, mode="coupled")
-    p, q = softmax(chains.target[0]), softmax(chains.drafter[0])
-    rate = (1 / np.maximum(p[None] / p[:, None], q[None] / q[:, None]).sum(axis=1)).sum()
-    assert abs(found.accepted.mean() - rate) < 4 * math.sqrt(rate * (1 - rate) / count)
-
-
-# On GPUs.
-
-INTERPRETED = (
-    ("plain", "exact", "certain", 200),
-    ("plain", "exact", "sparse", 65),
-    ("peaked", "exact", "dense", 200),
-    ("coarse", "exact", "close", 65),
-    ("special", "exact", "dense", 7),
-    ("huge", "exact", "equal", 65),
-    ("mostly excluded", "coupled", "certain", 150),
-    ("equal", "greedy", "certain", 65),
-)
-
-
-def test_triton_gives_the_reference_tokens_in_the_interpreter() -> None:
-    """With tiles of two blocks, so that several programs share a row."""
-    pytest.importorskip("triton")
-    program = (
-        "from kernels.verify import triton_kernel\n"
-        "triton_kernel.TILE_BLOCKS = 2\n"
-        "from tests.kernels import test_verify as tests\n"
-        "tests.check_triton('cpu', tests.INTERPRETED)\n"
-    )
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program], check=True, env=environment, cwd=ROOT
-    )
-
-
-COMPILE = """
-import sys
-import numpy as np, torch
-from tests.support.compile_only import check, compiling
-from kernels.verify import DenseProposals, DraftedRows, SparseProposals, verify
-size = int(sys.argv[1])
-none = np.zeros(1, np.uint64)
-rows = DraftedRows(np.array([0, 2]), np.array([1]), np.ones(1), none, none)
-proposals = {
-    "dense": DenseProposals(torch.zeros(1, size), np.ones(1)),
-    "sparse": SparseProposals(np.array([1], np.int32), np.ones(1), np.array([0, 1])),
-}
-with compiling() as compiled:
-    for case in sys.argv[2:]:
-        mode, _, kind = case.partition("-")
-        given = proposals.get(kind)
-        verify(torch.zeros(2, size), rows, mode=mode, proposals=given, implementation="triton")
-check(compiled)
-assert len(compiled) == len(sys.argv) - 2
-"""
-
-
-def _compile(*arguments: str) -> None:
-    pytest.importorskip("triton")
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-c", COMPILE, *arguments]
-    subprocess.run(command, check=True, env=environment, cwd=ROOT)
-
-
-@pytest.mark.slow
-def test_every_form_of_the_kernel_compiles_for_a_gpu_at_full_size() -> None:
-    """Down to machine code for compute capability 9.0, without a device."""
-    _compile("151936", "exact-certain", "exact-sparse", "exact-dense", "coupled", "greedy")
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("size", [1, 65, 5000, 151_936])
-def test_triton_gives_the_reference_tokens_on_the_gpu(size: int) -> None:
-    every = [(flavour, "exact", kind, size) for flavour in FLAVOURS for kind in KINDS]
-    every += [
-        (flavour, mode, "certain", size) for flavour in FLAVOURS for mode in ("coupled", "greedy")
-    ]
-    check_triton("cuda", tuple(every))
-
-
-# What is refused.
 
 
 def test_what_does_not_fit_is_refused() -> None:
