@@ -11,6 +11,8 @@ key >> 32)`` and the counter words ``(position, b, lane, 0)``; its output words 
 - The token's exponential is ``t = a_b`` if ``o == o*`` and ``a_b - log(1 - U)`` otherwise: given
   the minimum and its place, the others are the minimum plus fresh unit exponentials.
 - ``g = fp32(-log t)``. Everything before the last rounding is float64.
+
+Lane 17 of block 0 belongs to `kernels.verify`, which says what it draws there.
 """
 
 from __future__ import annotations
