@@ -21,11 +21,17 @@ setup: $(VENV)/.installed
 serve: setup
 	$(BIN)/lexshard serve --host $(HOST) --port $(PORT) --model $(MODEL)
 
+# What needs no server runs in two processes; servers have the machine to themselves.
+define run_tests
+	$(BIN)/python -m pytest $(1) --numprocesses 2 --dist loadfile tests/actors tests/kernels
+	$(BIN)/python -m pytest $(1) --ignore tests/actors --ignore tests/kernels
+endef
+
 test: setup
-	$(BIN)/python -m pytest -m "not slow" $(TESTS)
+	$(if $(TESTS),$(BIN)/python -m pytest -m "not slow" $(TESTS),$(call run_tests,-m "not slow"))
 
 prove: setup
-	$(BIN)/python -m pytest $(TESTS)
+	$(if $(TESTS),$(BIN)/python -m pytest $(TESTS),$(call run_tests,))
 
 lint: setup
 	$(BIN)/ruff check .
