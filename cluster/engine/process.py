@@ -36,10 +36,10 @@ class EngineLocation:
     path: str
 
 
-class Admission(Enum):
-    """What an engine says to an API process that has found it."""
+class Suitability(Enum):
+    """Whether an engine is for the API process that has found it."""
 
-    WELCOME = "it serves this configuration"
+    SUITABLE = "it serves this configuration"
     OCCUPIED = "it serves others, with another configuration"
     DESERTED = "it has another configuration, and serves nobody"
 
@@ -115,14 +115,14 @@ class EngineProcess:
         run_engine(engine, side, side.emit)
 
     @ray.method(concurrency_group=_AT_ONCE)
-    def admit(self, configuration: EngineConfiguration) -> Admission:
+    def suits(self, configuration: EngineConfiguration) -> Suitability:
         """Whether this engine is for who asks."""
         if configuration == self._configuration:
-            return Admission.WELCOME
+            return Suitability.SUITABLE
         if self._side is None:  # whoever has it loaded has not had time to connect
-            return Admission.OCCUPIED if self._failure is None else Admission.DESERTED
+            return Suitability.OCCUPIED if self._failure is None else Suitability.DESERTED
         deserted = self._side.deserted_seconds > DESERTED_SECONDS
-        return Admission.DESERTED if deserted else Admission.OCCUPIED
+        return Suitability.DESERTED if deserted else Suitability.OCCUPIED
 
     @ray.method(concurrency_group=_BESIDE)
     def locate(self) -> EngineLocation | None:

@@ -22,7 +22,12 @@ import ray
 from actors.configuration import EngineConfiguration, EngineInformation
 from actors.messages import Commands, EngineStatistics, Request, StepOutput
 from cluster.engine.journal import Journal, JournalStream
-from cluster.engine.process import Admission, EngineLocation, find_engine_actor, start_engine_actor
+from cluster.engine.process import (
+    EngineLocation,
+    Suitability,
+    find_engine_actor,
+    start_engine_actor,
+)
 from cluster.engine.pulse import Pulse
 from cluster.engine.transport import ClientSide
 from cluster.private_folder import remove_abandoned_folders
@@ -179,7 +184,7 @@ class EngineSupervisor:
             self._start_or_find()
         tasks: list[asyncio.Future[Any]] = []
         try:
-            if not await self._admitted():
+            if not await self._suits():
                 return False
             serving = asyncio.ensure_future(_result(self._actor.serve.remote()))
             tasks.append(serving)
@@ -218,24 +223,24 @@ class EngineSupervisor:
                 if not task.cancel() and not task.cancelled():
                     task.exception()  # has been told
 
-    async def _admitted(self) -> bool:
+    async def _suits(self) -> bool:
         """False where what is there is not for this client, who may look again a moment later.
 
         Raises:
             EngineReplacedError: it was, and never will be again.
         """
         try:
-            admission = await _result(self._actor.admit.remote(self._configuration))
+            answer = await _result(self._actor.suits.remote(self._configuration))
         except ray.exceptions.RayActorError:
             if not self._found:
                 raise
             self._bury()  # it was about to end
             return False
-        if admission is Admission.WELCOME:
+        if answer is Suitability.SUITABLE:
             if self.health_reason is OCCUPIED:
                 self._set_health(STARTING)
             return True
-        if admission is Admission.DESERTED:
+        if answer is Suitability.DESERTED:
             self._bury()
             return False
         self._actor = None
