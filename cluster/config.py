@@ -12,6 +12,7 @@ import types
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from difflib import get_close_matches
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
@@ -111,7 +112,7 @@ class ServeConfig(EngineOptions):
         5, "time for open streams to end when the server is told to", metavar="N", ge=0
     )
 
-    @property
+    @cached_property
     def model_names(self) -> tuple[str, ...]:
         """The names clients may use: the given ones, else the name of the model's folder."""
         return tuple(self.served_model_name) or (Path(self.model).resolve().name,)
