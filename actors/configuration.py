@@ -15,6 +15,10 @@ TierName = Literal["int8", "int4", "int4-dither", "1-bit"]
 DEFAULT_TIERS: tuple[TierName, ...] = ("int8", "int4")
 HeadChoice = Literal["auto", "certified", "paper", "dense"]
 SamplerPlacement = Literal["threads", "processes", "ray"]
+VerifyMode = Literal["coupled", "greedy"]
+DraftLength = Literal["measured", "stepping", "fixed"]
+DraftHeadChoice = Literal["auto", "full", "static", "router"]
+NGRAM = "ngram"  # in the place of a draft model's folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,15 @@ class EngineConfiguration:
     ``samplers`` decide tokens beside the next step's forward pass, with ``sampler_threads`` each;
     0 decides in the engine's own thread, between the steps. ``sampler_placement`` says where they
     run. ``hot_vocabulary`` is the file of tokens to look at first (see ``lexshard hotset``).
+    ``draft`` guesses tokens that one step then verifies together: the folder of a draft model of
+    the same tokenizer, or ``ngram`` for what followed the last few tokens when they stood in the
+    text before. It changes when tokens come, never which. ``verify`` "coupled" tests whether a
+    guess is what the target draws, "greedy" the same for requests at temperature 0 only.
+    ``draft_tokens`` is the longest draft; ``draft_length`` says how long each is: "measured" goes
+    by acceptance and costs and guesses nothing where that does not pay, "stepping" by the papers'
+    rule, "fixed" always guesses as many as it may. ``draft_head`` is what a draft model looks at:
+    "full" all its vocabulary, "static" the tokens of the lowest ids, "router" the clusters that
+    its router chooses, "auto" the router where the folder has one.
     """
 
     model: str = field(
@@ -107,6 +120,28 @@ class EngineConfiguration:
         default=None,
         metadata=setting("tokens to look at first (lexshard hotset build)", metavar="FILE"),
     )
+    draft: str | None = field(
+        default=None,
+        metadata=setting(
+            "draft model folder, or ngram: guess tokens ahead, which changes none",
+            metavar="FOLDER",
+        ),
+    )
+    verify: VerifyMode = field(
+        default="coupled",
+        metadata=setting("coupled (default) or greedy: which requests are drafted for"),
+    )
+    draft_tokens: int = field(
+        default=5, metadata=setting("longest draft (default 5)", metavar="N", least=1)
+    )
+    draft_length: DraftLength = field(
+        default="measured",
+        metadata=setting("measured (default), stepping or fixed: how long each draft is"),
+    )
+    draft_head: DraftHeadChoice = field(
+        default="auto",
+        metadata=setting("auto, full, static or router: what a draft model looks at"),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +168,7 @@ class EngineInformation:
     parameters: int
     process_id: int
     decisions: str = "in the engine's thread"
+    drafts: str = "none"
     # Kind of step (see `actors.head.ladder.StepKind`), rows in it, screen, milliseconds.
     head_timings: tuple[tuple[str, int, str, float], ...] = ()
     # From so many rows in a step on, so many threads.

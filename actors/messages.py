@@ -44,6 +44,7 @@ class SamplingParameters:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     certificate: bool = False
+    draft: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +112,20 @@ class Certificate:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenOrigin:
+    """Where a token came from. ``drafted_by`` names the drafter that had guessed it, None where
+    none had; ``rejected`` is the guess it was drawn instead of, if there was one."""
+
+    drafted_by: str | None = None
+    rejected: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class SequenceEvent:
     """What one step did to one sequence: new tokens, perhaps its end.
 
-    ``certificates`` are those of ``token_ids``, for requests that ask for them. With
-    ``finish_reason`` error, ``error`` says why, and ``refused`` that the request asked for
+    ``certificates`` and ``origins`` are those of ``token_ids``, for requests that ask for them.
+    With ``finish_reason`` error, ``error`` says why, and ``refused`` that the request asked for
     something impossible (the client's fault) rather than that something broke (ours).
     """
 
@@ -130,6 +140,7 @@ class SequenceEvent:
     error: str | None = None
     refused: bool = False
     certificates: tuple[Certificate, ...] = ()
+    origins: tuple[TokenOrigin, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +192,16 @@ class EngineStatistics:
     decide_seconds: float = field(
         default=0.0,
         metadata=counter("Seconds the engine's loop spent on decisions: asking, waiting, deciding"),
+    )
+    draft_steps: int = field(
+        default=0, metadata=counter("Steps of a sequence that verified guesses of the drafter")
+    )
+    draft_tokens: int = field(default=0, metadata=counter("Tokens the drafter guessed"))
+    draft_accepted_tokens: int = field(
+        default=0, metadata=counter("Guesses of the drafter that stood")
+    )
+    draft_seconds: float = field(
+        default=0.0, metadata=counter("Seconds the engine's loop spent on guessing")
     )
     sampler_busy_seconds: float = field(
         default=0.0,

@@ -40,6 +40,7 @@ def banner(config: ServeConfig, information: dict[str, Any], has_chat: bool) -> 
         "body": f"{information['body']} ({invariant})",
         "head": f"{information['head']}, {information['vocabulary_size']:,} tokens",
         "decisions": information["decisions"],
+        "drafts": information["drafts"],
         "context": f"{information['max_model_len']:,} tokens",
         "KV cache": f"{information['kv_tokens']:,} tokens "
         f"({information['kv_bytes'] / 2**20:,.0f} MiB)",

@@ -77,6 +77,7 @@ class _Rows:
     packed: PackedRows | None  # the same for candidates, where no row has lists of ids
     tables: npt.NDArray[np.int32]
     steady: bool
+    penalised: bool
 
 
 class Sampler:
@@ -123,18 +124,23 @@ class Sampler:
 
     def _rows(self, sequences: tuple[int, ...], drafted: tuple[tuple[int, ...], ...]) -> _Rows:
         """Controls and adjustments of the rows; those of an earlier step where they still hold,
-        which is nearly always where nothing is drafted."""
-        if drafted:
-            return self._make_rows(sequences, drafted)
+        which is nearly always, but for penalties that count drafted tokens."""
         known = self._known_rows.get(sequences)
         if known is not None and known.steady and known.tables is self._states.tables:
-            known.controls.position[:] = [len(state.history) for state in known.states]
+            if not drafted:
+                known.controls.position[:] = [len(state.history) for state in known.states]
+            elif known.penalised:
+                return self._make_rows(sequences, drafted)
+            else:
+                known.controls.position[:] = _positions(known.states, drafted)
             if known.packed is not None:
                 known.packed.position[:] = known.controls.position
             return known
-        if len(self._known_rows) >= KNOWN_ROWS:
-            self._known_rows.clear()
-        self._known_rows[sequences] = rows = self._make_rows(sequences, ((),) * len(sequences))
+        rows = self._make_rows(sequences, drafted or ((),) * len(sequences))
+        if not (drafted and rows.penalised):
+            if len(self._known_rows) >= KNOWN_ROWS:
+                self._known_rows.clear()
+            self._known_rows[sequences] = rows
         return rows
 
     def _make_rows(self, sequences: tuple[int, ...], drafted: tuple[tuple[int, ...], ...]) -> _Rows:
@@ -146,9 +152,7 @@ class Sampler:
             top_p=np.array([s.parameters.top_p for s in states], np.float64),
             log_min_p=np.array([s.log_min_p for s in states], np.float64),
             key=np.array([s.key for s in states], np.uint64),
-            position=np.array(
-                [len(s.history) + len(d) for s, d in zip(states, drafted, strict=True)], np.uint64
-            ),
+            position=np.array(_positions(states, drafted), np.uint64),
         )
         return _Rows(
             states,
@@ -157,6 +161,7 @@ class Sampler:
             pack(controls, adjustments),
             self._states.tables,
             all(state.steady for state in states),
+            any(state.penalised for state in states),
         )
 
     def _decide_candidates(
@@ -235,6 +240,13 @@ class Sampler:
             except ValueError as error:
                 logger.warning("the changed hot vocabulary is not used: %s", error)
         return self._hot.hot_ids
+
+
+def _positions(states: Sequence[SequenceState], drafted: Sequence[tuple[int, ...]]) -> list[int]:
+    """Of the tokens to be drawn, each after its sequence's own and those drafted."""
+    return [
+        len(state.history) + len(guesses) for state, guesses in zip(states, drafted, strict=True)
+    ]
 
 
 def _run(decide: Callable[[int, int], None], shares: Sequence[tuple[int, int]]) -> None:

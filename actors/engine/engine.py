@@ -19,16 +19,18 @@ from actors.body.loading import LoadedModel, load
 from actors.configuration import EngineConfiguration, EngineInformation
 from actors.decision.build import StartSampler, build_plane, sampler_settings
 from actors.decision.plane import DecisionPlane
+from actors.drafter.build import build_drafter, length_rule
+from actors.drafter.protocol import Drafter
 from actors.engine.completion import Completion, run_to_completion
-from actors.engine.drafting import Drafter
 from actors.engine.kv_cache import BLOCK_TOKENS, BlockPool
 from actors.engine.memory import default_kv_bytes
 from actors.engine.scheduler import Scheduler
 from actors.engine.sequence import Sequence
+from actors.engine.speculation import Speculation
 from actors.engine.statistics import Counters
 from actors.engine.steps import Steps
 from actors.engine.threads.choice import EngineThreads
-from actors.engine.warm_up import warm_up_requests
+from actors.engine.warm_up import sized_requests, warm_up_requests
 from actors.head.build import build_head
 from actors.messages import EngineStatistics, Request, SamplingParameters, SequenceEvent
 from actors.states.sequence_state import SequenceStates
@@ -38,8 +40,8 @@ from actors.text.codec import TextCodec
 class Engine:
     """Serves sequences step by step. Not thread-safe: one thread plans, finishes and submits.
 
-    ``start_sampler`` starts samplers outside of this process; ``drafter`` guesses tokens, which
-    changes when they come and never which they are. ``tell`` hears what takes time at the start.
+    ``start_sampler`` starts samplers outside of this process; ``drafter`` stands in the place of
+    the configuration's. ``tell`` hears what takes time at the start.
 
     Raises what ``actors.body.loading.load`` raises (``ModelRefusedError``) and ValueError for
     settings that cannot work together.
@@ -73,6 +75,10 @@ class Engine:
         )
         self._scheduler = self._make_scheduler()
         self._plane = self._make_plane(start_sampler)
+        if configuration.draft is not None and drafter is None:
+            tell("loading the draft model")
+            drafter = build_drafter(configuration)
+        self._speculation = None if drafter is None else self._make_speculation(drafter)
         self.steps = Steps(
             model,
             built,
@@ -80,7 +86,7 @@ class Engine:
             self._states,
             self._scheduler,
             overlaps=self.overlaps,
-            drafter=drafter,
+            speculation=self._speculation,
         )
         self._codec: TextCodec | None = None
         self._arrivals = 0
@@ -103,6 +109,7 @@ class Engine:
             parameters=model.parameters,
             process_id=os.getpid(),
             decisions=_where_decided(configuration),
+            drafts="none" if drafter is None else _who_drafts(configuration, drafter),
             head_timings=tuple((t.kind, t.rows, t.screen, t.milliseconds) for t in built.timings),
             thread_choices=threads.choices,
             thread_timings=tuple((t.rows, t.threads, t.milliseconds) for t in threads.timings),
@@ -112,6 +119,12 @@ class Engine:
         configuration, model = self.configuration, self.model
         settings = sampler_settings(configuration, model.vocabulary_size, model.eos_token_ids)
         return build_plane(settings, configuration, self._states, start_sampler)
+
+    def _make_speculation(self, drafter: Drafter) -> Speculation:
+        configuration = self.configuration
+        return Speculation(
+            drafter, partial(length_rule, configuration), greedy=configuration.verify == "greedy"
+        )
 
     def _make_scheduler(self) -> Scheduler:
         configuration = self.configuration
@@ -155,8 +168,19 @@ class Engine:
         )
         for requests in rounds:
             run_to_completion(self, requests)
+        if self._speculation is not None:
+            self._measure_speculation(self._speculation)
         self._scheduler.pool.drop_cache()
         self.steps.counters = Counters()
+
+    def _measure_speculation(self, speculation: Speculation) -> None:
+        """What steps and guesses cost: without that nobody knows whether guessing pays."""
+        speculation.restart()
+        sized = sized_requests(self.configuration.max_running, self.max_model_len)
+        for speculation.forced_length in (0, 2):
+            for requests in sized:
+                run_to_completion(self, requests)
+        speculation.forced_length = None
 
     # -- requests ---------------------------------------------------------------------------------
 
@@ -258,6 +282,12 @@ def _context_length(configuration: EngineConfiguration, model: LoadedModel) -> i
             f"--max-model-len {wanted} is more than the {most} positions the model knows"
         )
     return wanted or most
+
+
+def _who_drafts(configuration: EngineConfiguration, drafter: Drafter) -> str:
+    least = configuration.draft_tokens if configuration.draft_length == "fixed" else 0
+    count = f"{least} to {configuration.draft_tokens}" if not least else str(least)
+    return f"{drafter.name}, {count} tokens ahead, {configuration.verify} verification"
 
 
 def _where_decided(configuration: EngineConfiguration) -> str:

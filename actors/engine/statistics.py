@@ -29,6 +29,10 @@ class Counters:
     body_seconds: float = 0.0
     head_seconds: float = 0.0
     decide_seconds: float = 0.0
+    draft_steps: int = 0
+    draft_tokens: int = 0
+    draft_accepted_tokens: int = 0
+    draft_seconds: float = 0.0
     head_rows: int = 0
     head_certified_rows: int = 0
     head_rescored_rows: int = 0

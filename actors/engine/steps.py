@@ -16,17 +16,24 @@ import torch
 from actors.body.loading import LoadedModel
 from actors.decision.plane import DecisionPlane, PendingStep
 from actors.decision.sampler import AllTokensExcludedError
-from actors.engine.drafting import Drafter
 from actors.engine.scheduler import Chunk, Scheduler, StepPlan
 from actors.engine.scoring import score_prompt
 from actors.engine.sequence import Sequence
+from actors.engine.speculation import Speculation
 from actors.engine.statistics import Counters
 from actors.engine.step_batch import build_batch
 from actors.engine.threads.choice import begin_step
 from actors.head.build import BuiltHead
 from actors.head.output_rows import NonFiniteHiddenError
 from actors.head.sequence_head import SequenceHead
-from actors.messages import Certificate, FinishReason, RowDecision, SequenceEvent, TokenLogprobs
+from actors.messages import (
+    Certificate,
+    FinishReason,
+    RowDecision,
+    SequenceEvent,
+    TokenLogprobs,
+    TokenOrigin,
+)
 from actors.states.sequence_state import SequenceStates
 
 # Starts a forward pass, or gets ready to; what it returns brings the hidden states.
@@ -73,7 +80,7 @@ class Steps:
     """Moves the sequences of ``scheduler`` on, whose sampling state is in ``states``.
 
     Where decisions overlap (``overlaps``), those of a step are made beside the forward pass of the
-    next one, which is of other sequences. ``drafter`` guesses tokens that are verified in the
+    next one, which is of other sequences. ``speculation`` guesses tokens that are verified in the
     step that would have drawn them: a guess that is what its row draws saves a step, and none
     changes a token.
     """
@@ -87,7 +94,7 @@ class Steps:
         scheduler: Scheduler,
         *,
         overlaps: bool,
-        drafter: Drafter | None = None,
+        speculation: Speculation | None = None,
     ) -> None:
         self.counters = Counters()
         self.overlaps = overlaps
@@ -97,7 +104,8 @@ class Steps:
         self._plane = plane
         self._states = states
         self._scheduler = scheduler
-        self._drafter = drafter
+        self._speculation = speculation
+        self._planned_at = 0.0
         self._in_flight: InFlightStep | None = None
 
     # -- one step after the other -----------------------------------------------------------------
@@ -154,8 +162,9 @@ class Steps:
         """What the next step computes, or None when nothing can be computed now."""
         if self._scheduler.idle:
             return None
-        if self._drafter is not None:
-            self._draft(self._drafter)
+        if self._speculation is not None:
+            self._speculation.draft(self._scheduler.drawing(), self.counters)
+        self._planned_at = time.perf_counter()
         plan = self._scheduler.plan()
         return plan if plan.chunks else None
 
@@ -199,6 +208,8 @@ class Steps:
             sequence.advance(chunk.count, self._scheduler.pool)
             # What ends or draws must be in no other plan before that is booked.
             sequence.awaiting = stop >= len(sequence.token_ids) or sequence in broken
+        if self._speculation is not None:
+            self._speculation.step_took(plan, time.perf_counter() - self._planned_at)
         return InFlightStep(plan, pending, broken)
 
     def commit(self, step: InFlightStep) -> list[SequenceEvent]:
@@ -223,17 +234,6 @@ class Steps:
         return events
 
     # -- what they are made of --------------------------------------------------------------------
-
-    def _draft(self, drafter: Drafter) -> None:
-        """Give guesses to the sequences that draw next; none beyond what each may still say."""
-        drawing = self._scheduler.drawing()
-        guesses = drafter.propose(
-            [sequence.arrival for sequence in drawing],
-            [sequence.token_ids for sequence in drawing],
-        )
-        for sequence, guessed in zip(drawing, guesses, strict=True):
-            room = sequence.request.parameters.max_tokens - sequence.output_length - 1
-            sequence.drafted = list(guessed[: max(room, 0)])
 
     def _ask(
         self, hidden: torch.Tensor, chunks: list[Chunk], broken: dict[Sequence, Exception]
@@ -303,9 +303,13 @@ class Steps:
                 break
         self._plane.append(sequence.arrival, *token_ids)
         self.counters.generated_tokens += len(token_ids)
-        if chunk.drafted:
-            matched = sum(map(int.__eq__, token_ids, chunk.drafted))
-            sequence.roll_back(sequence.prompt_length + told + matched, self._scheduler.pool)
+        if chunk.drafted and self._speculation is not None:
+            stood = self._speculation.heard(chunk, token_ids, self.counters)
+            sequence.roll_back(sequence.prompt_length + told + stood, self._scheduler.pool)
+        origins: tuple[TokenOrigin, ...] = ()
+        if sequence.request.parameters.draft:
+            name = "" if self._speculation is None else self._speculation.drafter_name
+            origins = _origins(chunk, token_ids, name)
         certificates: tuple[Certificate, ...] = ()
         if sequence.request.parameters.certificate and step.pending is not None:
             certificates = step.pending.certificates[first : first + len(token_ids)]
@@ -315,6 +319,7 @@ class Steps:
             token_ids,
             logprobs=logprobs,
             certificates=certificates,
+            origins=origins,
             reason=reason,
             stop=stop,
         )
@@ -340,6 +345,7 @@ class Steps:
         *,
         logprobs: tuple[TokenLogprobs, ...] = (),
         certificates: tuple[Certificate, ...] = (),
+        origins: tuple[TokenOrigin, ...] = (),
         reason: FinishReason | None = None,
         stop: int | None = None,
         error: Exception | None = None,
@@ -359,6 +365,7 @@ class Steps:
             error=None if error is None else str(error),
             refused=isinstance(error, AllTokensExcludedError),
             certificates=certificates,
+            origins=origins,
         )
         if reason is not None:
             self.counters.cached_prompt_tokens += sequence.cached_tokens
@@ -378,8 +385,22 @@ class Steps:
 
     def _close(self, sequence: Sequence) -> None:
         """Forget the sampling state of a sequence that has ended."""
+        if self._speculation is not None:
+            self._speculation.forget(sequence)
         self._plane.close(sequence.arrival)
         self._states.close(sequence.arrival)
+
+
+def _origins(
+    chunk: Chunk, token_ids: tuple[int, ...], drafter_name: str
+) -> tuple[TokenOrigin, ...]:
+    """Where each of the tokens that ``chunk`` drew came from."""
+    origins = []
+    for place, token_id in enumerate(token_ids):
+        guess = chunk.drafted[place] if place < len(chunk.drafted) else None
+        stood = guess == token_id
+        origins.append(TokenOrigin(drafter_name if stood else None, None if stood else guess))
+    return tuple(origins)
 
 
 def _scores(sequence: Sequence) -> tuple[TokenLogprobs | None, ...] | None:

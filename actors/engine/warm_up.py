@@ -24,6 +24,23 @@ _KINDS = (
 )
 
 
+# Enough for several steps of guessing.
+MEASURED_TOKENS = 12
+
+
+def sized_requests(max_running: int, max_model_len: int) -> list[list[Request]]:
+    """Rounds of 1, 2, 4 ... ``max_running`` sequences, to see what a step of so many costs."""
+    rounds = []
+    size = 1
+    parameters = SamplingParameters(
+        temperature=0.8, max_tokens=min(MEASURED_TOKENS, max_model_len - 1), ignore_eos=True
+    )
+    while size <= max_running:
+        rounds.append([Request(f"size-{size}-{i}", 0, (i,), parameters) for i in range(size)])
+        size *= 2
+    return rounds
+
+
 def warm_up_requests(
     max_model_len: int, max_running: int, step_tokens: int, vocabulary_size: int
 ) -> list[list[Request]]:

@@ -45,7 +45,7 @@ class SequenceState:
         self.top_k = parameters.top_k if 0 < parameters.top_k < vocabulary_size else 0
         self.log_min_p = math.log(parameters.min_p) if parameters.min_p > 0 else -math.inf
         self._kind = self._need_kind()
-        self._penalised = (
+        self.penalised = (
             parameters.repetition_penalty != 1.0
             or parameters.frequency_penalty != 0.0
             or parameters.presence_penalty != 0.0
@@ -120,7 +120,7 @@ class SequenceState:
         """The processors of the token after the sequence's own and ``drafted``; None where there
         are none."""
         banned = self._banned(drafted)
-        if not (self._penalised or len(banned) or len(self._bias_ids) or self._allowed is not None):
+        if not (self.penalised or len(banned) or len(self._bias_ids) or self._allowed is not None):
             return None
         tables = self._own_table()
         if drafted:
@@ -160,7 +160,7 @@ class SequenceState:
 
     def _own_table(self) -> npt.NDArray[np.int32] | None:
         """The array in which row ``self._table`` counts what has been seen."""
-        if not self._penalised:
+        if not self.penalised:
             return None
         if self._tables is None:
             self._tables = PenaltyTables(self._vocabulary_size, 1)

@@ -32,6 +32,8 @@ class Task:
     repeats: int
     head: str = "auto"
     tiers: tuple[str, ...] = DEFAULT_TIERS
+    draft: str | None = None
+    draft_tokens: int = 0  # of a peer that does not choose by itself
 
 
 @dataclass(frozen=True, slots=True)

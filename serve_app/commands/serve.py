@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from actors.configuration import NGRAM
 from cluster.config import (
     OPTIONS,
     ConfigError,
@@ -79,14 +80,11 @@ def check(config: ServeConfig) -> None:
     """What can be known to be wrong before anything is started.
 
     Raises:
-        StartupError: no model or hot vocabulary there, or the port is taken.
+        StartupError: no model, draft model or hot vocabulary there, or the port is taken.
     """
-    folder = Path(config.model)
-    if not folder.is_dir():
-        raise StartupError(f"no model folder at {config.model}")
-    for name in ("config.json", "tokenizer.json"):
-        if not (folder / name).is_file():
-            raise StartupError(f"{config.model} is no model folder: it has no {name}")
+    _check_folder(config.model)
+    if config.draft is not None and config.draft != NGRAM:
+        _check_folder(config.draft)
     if config.hot_vocabulary is not None and not Path(config.hot_vocabulary).is_file():
         raise StartupError(f"no hot vocabulary at {config.hot_vocabulary}")
     try:
@@ -95,3 +93,12 @@ def check(config: ServeConfig) -> None:
         raise StartupError(
             f"cannot listen on {config.host} port {config.port}: {error.strerror}"
         ) from error
+
+
+def _check_folder(model: str) -> None:
+    folder = Path(model)
+    if not folder.is_dir():
+        raise StartupError(f"no model folder at {model}")
+    for name in ("config.json", "tokenizer.json"):
+        if not (folder / name).is_file():
+            raise StartupError(f"{model} is no model folder: it has no {name}")

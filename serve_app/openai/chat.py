@@ -109,6 +109,8 @@ class ChatWriter(ResponseWriter):
         }
         if self.options.certificate:
             choice["certificates"] = []
+        if self.options.draft:
+            choice["drafts"] = []
         opening: dict[str, Any] = {"choices": [choice]}
         if self.options.return_token_ids:
             opening["prompt_token_ids"] = delta.choice.request.prompt_ids

@@ -8,7 +8,14 @@ from itertools import chain
 
 import msgspec
 
-from actors.messages import Certificate, FinishReason, Request, SequenceEvent, TokenLogprobs
+from actors.messages import (
+    Certificate,
+    FinishReason,
+    Request,
+    SequenceEvent,
+    TokenLogprobs,
+    TokenOrigin,
+)
 from actors.text.detokenizer import Detokenizer
 from actors.text.token_bytes import TokenBytes
 
@@ -27,17 +34,18 @@ class OutputOptions:
     return_token_ids: bool = False
     prompt_logprobs: bool = False
     certificate: bool = False
+    draft: bool = False
 
     @property
     def tells_tokens(self) -> bool:
         """Whether the reply speaks of single tokens, also of those whose text is held back."""
-        return self.logprobs is not None or self.return_token_ids or self.certificate
+        return self.logprobs is not None or self.return_token_ids or self.certificate or self.draft
 
 
 class Delta(msgspec.Struct, frozen=True, eq=False):
     """What one event adds to a choice. ``offsets`` are where in the choice's text its tokens
     begin, in characters; they and ``logprobs`` stand side by side, after those of an echoed prompt.
-    ``certificates`` stand beside ``token_ids``; empty unless asked for."""
+    ``certificates`` and ``origins`` stand beside ``token_ids``; empty unless asked for."""
 
     choice: Choice
     text: str
@@ -45,6 +53,7 @@ class Delta(msgspec.Struct, frozen=True, eq=False):
     logprobs: Sequence[TokenLogprobs | None]
     offsets: Sequence[int]
     certificates: Sequence[Certificate]
+    origins: Sequence[TokenOrigin]
     first: bool
     finish_reason: FinishReason | None
 
@@ -99,18 +108,19 @@ class Choice:
         token_ids: Sequence[int] = event.token_ids
         logprobs: Sequence[TokenLogprobs | None] = event.logprobs
         certificates: Sequence[Certificate] = event.certificates
+        origins: Sequence[TokenOrigin] = event.origins
         reason = event.finish_reason
         stop_reason = event.stop_reason
         offsets: list[int] = []
         if self._options.discard_output:
-            token_ids, logprobs, certificates = (), (), ()
+            token_ids, logprobs, certificates, origins = (), (), (), ()
             reason, stop_reason = "length", None
         elif token_ids:
             used, stop_string = self._push(token_ids, reason, offsets)
             if stop_string is not None:
                 reason, stop_reason = "stop", stop_string
                 token_ids, logprobs = token_ids[:used], logprobs[:used]
-                certificates = certificates[:used]
+                certificates, origins = certificates[:used], origins[:used]
         self.generated += len(token_ids)
         text = self._detokenizer.finish() if reason is not None else self._detokenizer.take()
         if first and self._options.echo:
@@ -120,7 +130,7 @@ class Choice:
                 logprobs = [*(self.prompt_logprobs or ()), *logprobs]
         self.finish_reason = reason
         self.stop_reason = stop_reason
-        return Delta(self, text, token_ids, logprobs, offsets, certificates, first, reason)
+        return Delta(self, text, token_ids, logprobs, offsets, certificates, origins, first, reason)
 
     def _push(
         self, token_ids: Sequence[int], reason: FinishReason | None, offsets: list[int]
@@ -160,6 +170,7 @@ def joined(choice: Choice, deltas: Sequence[Delta]) -> Delta:
         logprobs=list(chain.from_iterable(delta.logprobs for delta in deltas)),
         offsets=list(chain.from_iterable(delta.offsets for delta in deltas)),
         certificates=list(chain.from_iterable(delta.certificates for delta in deltas)),
+        origins=list(chain.from_iterable(delta.origins for delta in deltas)),
         first=True,
         finish_reason=choice.finish_reason,
     )

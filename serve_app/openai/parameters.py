@@ -147,6 +147,7 @@ def sampling_parameters(
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
         certificate=bool(request.certificate),
+        draft=bool(request.draft),
     )
 
 

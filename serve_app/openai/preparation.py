@@ -38,6 +38,7 @@ def output_options(
         return_token_ids=bool(request.return_token_ids),
         prompt_logprobs=request.prompt_logprobs is not None,
         certificate=bool(request.certificate),
+        draft=bool(request.draft),
     )
 
 

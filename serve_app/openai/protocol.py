@@ -149,6 +149,7 @@ class GenerationFields(IgnoredFields):
     return_token_ids: bool | None = None
     return_seed: bool | None = None
     certificate: bool | None = None
+    draft: bool | None = None
     priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
     request_id: RequestName | None = None
 

@@ -114,6 +114,8 @@ class ResponseWriter(ABC):
             told["token_ids"] = delta.token_ids
         if self.options.certificate:
             told["certificates"] = delta.certificates
+        if self.options.draft:
+            told["drafts"] = delta.origins
         return told
 
     def _completed_chunks(

@@ -10,7 +10,14 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from actors.configuration import EngineInformation
-from actors.messages import Certificate, EngineStatistics, Request, SequenceEvent, TokenLogprobs
+from actors.messages import (
+    Certificate,
+    EngineStatistics,
+    Request,
+    SequenceEvent,
+    TokenLogprobs,
+    TokenOrigin,
+)
 from actors.text.token_bytes import byte_level_alphabet
 from cluster.config import ServeConfig
 from cluster.engine.journal import JournalStream
@@ -87,6 +94,11 @@ def certificate(token_id: int, position: int) -> Certificate:
         opened_share=token_id / VOCABULARY,
         tightness=0.75,
     )
+
+
+def origin(token_id: int) -> TokenOrigin:
+    """A made-up one that tells which token it belongs to."""
+    return TokenOrigin("mock") if token_id % 2 else TokenOrigin(rejected=token_id + 1)
 
 
 class MockStream(JournalStream):
@@ -186,6 +198,7 @@ class MockEngine:
             if parameters.certificate:
                 begin = parameters.max_tokens - left - len(tokens)
                 certificates = tuple(certificate(t, begin + j) for j, t in enumerate(tokens))
+            origins = tuple(map(origin, tokens)) if parameters.draft else ()
             scores = None
             if i == 0 and parameters.prompt_logprobs is not None:
                 scores = (
@@ -203,6 +216,7 @@ class MockEngine:
                     stop_reason=script.stop_reason if last else None,
                     cached_tokens=script.cached_tokens,
                     certificates=certificates,
+                    origins=origins,
                 )
             )
             if reason is not None:

@@ -87,10 +87,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--head", choices=("auto", "certified", "paper", "dense"), default="auto", help="ours"
     )
     parser.add_argument(
+        "--draft",
+        metavar="DIR",
+        help="draft model of ours, of generate (assisted, one request at a time) and of vLLM",
+    )
+    parser.add_argument(
+        "--draft-tokens",
+        type=int,
+        default=3,
+        metavar="N",
+        help="how far vLLM drafts; ours and generate choose by themselves (default 3)",
+    )
+    parser.add_argument(
         "--against",
-        choices=("generate", "dense", "samplers"),
-        help="in one process: transformers' generate, ours with a dense head, or ours with one "
-        "sampler process, which gets a core of its own (default generate; with --shape dense)",
+        choices=("generate", "dense", "samplers", "plain"),
+        help="in one process: transformers' generate, ours with a dense head, ours with one "
+        "sampler process, which gets a core of its own, or ours without --draft (default generate; "
+        "with --shape dense, with --draft plain)",
     )
     parser.add_argument(
         "--tiers",
@@ -180,11 +193,14 @@ def measure(arguments: argparse.Namespace, model: str, cores: Sequence[int]) -> 
     tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)
     cases = [mixed_jobs(tokenizer, count, arguments.seed) for count in arguments.requests]
     settings = (model, arguments.dtype, arguments.threads, arguments.body)
-    ours = EngineRunner(*settings, arguments.head, arguments.tiers)
+    ours = EngineRunner(*settings, arguments.head, arguments.tiers, draft=arguments.draft)
     other: Runner
-    against = arguments.against or ("generate" if arguments.shape is None else "dense")
+    default = "generate" if arguments.shape is None else "dense"
+    against = arguments.against or (default if arguments.draft is None else "plain")
     if against == "generate":
-        other = GenerateRunner(model, arguments.dtype, arguments.threads)
+        other = GenerateRunner(model, arguments.dtype, arguments.threads, arguments.draft)
+    elif against == "plain":
+        other = EngineRunner(*settings, arguments.head, arguments.tiers, name="lexshard, no draft")
     elif against == "samplers":
         other = EngineRunner(
             *settings,
@@ -216,6 +232,8 @@ def measure(arguments: argparse.Namespace, model: str, cores: Sequence[int]) -> 
             repeats=QUICK_REPEATS if arguments.quick else REPEATS,
             head=arguments.head,
             tiers=arguments.tiers,
+            draft=arguments.draft,
+            draft_tokens=arguments.draft_tokens,
         )
         measure_beside_vllm(report, arguments, task, vllm, other)
     return report
@@ -337,6 +355,7 @@ def _labels(arguments: argparse.Namespace, jobs: Sequence[Job], setting: str) ->
         "body": arguments.body,
         "head": arguments.head,
         "tiers": ",".join(arguments.tiers),
+        "draft": arguments.draft or "none",
         "setting": setting,
         "requests": len(jobs),
     }

@@ -34,6 +34,7 @@ class EngineRunner:
         *,
         name: str = "lexshard",
         samplers: int = 0,
+        draft: str | None = None,
     ) -> None:
         self.name = name
         self._engine = Engine(
@@ -47,6 +48,7 @@ class EngineRunner:
                 tiers=tuple(tiers),
                 prefix_cache=False,
                 samplers=samplers,
+                draft=draft,
             ),
             start_sampler,
         )

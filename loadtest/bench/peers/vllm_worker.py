@@ -20,8 +20,16 @@ from typing import Any
 def load(task: dict[str, Any]) -> Any:
     from vllm import LLM  # type: ignore[import-not-found]
 
+    speculation = None
+    if task["draft"] is not None:
+        speculation = {
+            "method": "draft_model",
+            "model": task["draft"],
+            "num_speculative_tokens": task["draft_tokens"],
+        }
     return LLM(
         model=task["model"],
+        speculative_config=speculation,
         dtype=task["dtype"],
         enable_prefix_caching=False,
         max_model_len=task["max_model_len"],

@@ -1,0 +1,66 @@
+"""How often the guesses for each sequence stand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# Guesses that a new sequence, and the first of all, is taken to have been tested with.
+PRIOR_GUESSES = 4.0
+FIRST_ACCEPTANCE = 0.7
+# What is left of a tested guess's weight after another one, and after a step without any: who is
+# not tried is forgotten, and so tried again.
+KEPT_PER_GUESS, KEPT_PER_PAUSE = 0.97, 0.97
+KEPT_OF_ALL = 0.998
+
+
+@dataclass(slots=True)
+class _Share:
+    """``stood`` of ``tested`` guesses, the older of which count less."""
+
+    stood: float = 0.0
+    tested: float = 0.0
+
+    def add(self, tested: int, stood: int, kept: float) -> None:
+        left = kept**tested
+        self.tested = left * self.tested + tested
+        self.stood = left * self.stood + stood
+
+    def fade(self, kept: float) -> None:
+        self.tested *= kept
+        self.stood *= kept
+
+    def mean(self, prior: float, weight: float) -> float:
+        return (self.stood + prior * weight) / (self.tested + weight)
+
+
+class AcceptanceHistory:
+    """The share of tested guesses that stood, by sequence and over all.
+
+    A guess is tested if all before it stood. A sequence with few of them is taken for an average
+    one.
+    """
+
+    def __init__(self) -> None:
+        self._all = _Share()
+        self._shares: dict[int, _Share] = {}
+
+    def add(self, sequence: int, drafted: int, stood: int) -> None:
+        """``stood`` of ``drafted`` guesses of a step stood, the first ones."""
+        tested = min(drafted, stood + 1)
+        self._all.add(tested, stood, KEPT_OF_ALL)
+        self._shares.setdefault(sequence, _Share()).add(tested, stood, KEPT_PER_GUESS)
+
+    def pause(self, sequence: int) -> None:
+        """A step went by in which nothing was guessed."""
+        share = self._shares.get(sequence)
+        if share is not None:
+            share.fade(KEPT_PER_PAUSE)
+        self._all.fade(KEPT_OF_ALL)
+
+    def of(self, sequence: int) -> float:
+        average = self._all.mean(FIRST_ACCEPTANCE, PRIOR_GUESSES)
+        share = self._shares.get(sequence)
+        return average if share is None else share.mean(average, PRIOR_GUESSES)
+
+    def forget(self, sequence: int) -> None:
+        self._shares.pop(sequence, None)

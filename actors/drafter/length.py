@@ -1,0 +1,156 @@
+"""How many tokens to guess for each sequence: rules that learn from what became of guesses.
+
+They decide when tokens come, never which, so they may go by the clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from heapq import heapify, heappop, heapreplace
+from typing import Protocol
+
+from actors.drafter.acceptance_history import AcceptanceHistory
+from actors.drafter.cost_curve import CostCurve
+
+# Steps with the same sequences for which lengths are kept, at least; many sequences take longer to
+# decide for, and keep theirs for as many steps as there are of them.
+KEPT_STEPS = 8
+
+
+class LengthRule(Protocol):
+    def lengths(self, sequences: Sequence[int], rooms: Sequence[int]) -> list[int]:
+        """How many tokens to guess for each of the sequences of a step, at most its room."""
+
+    def heard(self, sequence: int, drafted: int, stood: int) -> None:
+        """``stood`` of the ``drafted`` guesses for a sequence stood in a step."""
+
+    def drafting_took(self, sequences: int, depth: int, seconds: float) -> None:
+        """So many guesses one after the other, for so many sequences at once."""
+
+    def step_took(self, rows: int, seconds: float) -> None:
+        """A step of so many rows, guesses among them, each of which drew a token."""
+
+    def forget(self, sequence: int) -> None:
+        """A sequence has ended."""
+
+
+class FixedLength:
+    """Always as many."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+
+    def lengths(self, sequences: Sequence[int], rooms: Sequence[int]) -> list[int]:
+        return [min(self._most, room) for room in rooms]
+
+    def heard(self, sequence: int, drafted: int, stood: int) -> None: ...
+    def drafting_took(self, sequences: int, depth: int, seconds: float) -> None: ...
+    def step_took(self, rows: int, seconds: float) -> None: ...
+    def forget(self, sequence: int) -> None: ...
+
+
+class SteppingLength(FixedLength):
+    """The papers' rule: two more after a step in which all guesses stood, one less after another,
+    never fewer than one (Optimized Speculative Sampling, section 4; transformers' heuristic)."""
+
+    def __init__(self, most: int, first: int) -> None:
+        super().__init__(most)
+        self._first = min(first, most)
+        self._lengths: dict[int, int] = {}
+
+    def lengths(self, sequences: Sequence[int], rooms: Sequence[int]) -> list[int]:
+        wanted = (self._lengths.get(sequence, self._first) for sequence in sequences)
+        return [min(length, room) for length, room in zip(wanted, rooms, strict=True)]
+
+    def heard(self, sequence: int, drafted: int, stood: int) -> None:
+        length = self._lengths.get(sequence, self._first)
+        if drafted < length:  # there was no room for more: nothing is learnt
+            return
+        length = length + 2 if stood == drafted else length - 1
+        self._lengths[sequence] = max(1, min(length, self._most))
+
+    def forget(self, sequence: int) -> None:
+        self._lengths.pop(sequence, None)
+
+
+class MeasuredLength:
+    """As many as give most tokens a second, by what guesses have come to and what steps have cost.
+
+    A guess is a row more in the step, and stands if all before it do. Of the guesses that could be
+    made those are taken that stand most likely; one more as long as it pays. None where none does.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._history = AcceptanceHistory()
+        self._step = CostCurve()
+        self._draft_step = CostCurve()
+        self._decided: dict[int, int] = {}
+        self._steps_left = 0
+
+    def lengths(self, sequences: Sequence[int], rooms: Sequence[int]) -> list[int]:
+        if not self._steps_left or self._decided.keys() != set(sequences):
+            self._decide(sequences)
+            self._steps_left = max(KEPT_STEPS, len(sequences))
+        self._steps_left -= 1
+        decided = map(self._decided.__getitem__, sequences)
+        lengths = [min(length, room) for length, room in zip(decided, rooms, strict=True)]
+        for sequence, length in zip(sequences, lengths, strict=True):
+            if not length:
+                self._history.pause(sequence)
+        return lengths
+
+    def _decide(self, sequences: Sequence[int]) -> None:
+        acceptance = [self._history.of(sequence) for sequence in sequences]
+        if self._step and self._draft_step:
+            lengths = best_lengths(acceptance, self._most, self._step, self._draft_step)
+        else:
+            lengths = [min(2, self._most)] * len(sequences)  # there is something to be learnt
+        self._decided = dict(zip(sequences, lengths, strict=True))
+
+    def heard(self, sequence: int, drafted: int, stood: int) -> None:
+        self._history.add(sequence, drafted, stood)
+
+    def drafting_took(self, sequences: int, depth: int, seconds: float) -> None:
+        self._draft_step.observe(sequences, seconds / depth)
+
+    def step_took(self, rows: int, seconds: float) -> None:
+        self._step.observe(rows, seconds)
+
+    def forget(self, sequence: int) -> None:
+        self._history.forget(sequence)
+
+
+def best_lengths(
+    acceptance: Sequence[float], most: int, step: CostCurve, draft_step: CostCurve
+) -> list[int]:
+    """The lengths of drafts, up to ``most``, that give most tokens per second.
+
+    A guess for a sequence of ``acceptance`` a is the n-th to stand with probability a^n. A step of
+    as many sequences and guesses together costs what ``step`` says, each of the drafter's steps
+    what ``draft_step`` says of as many sequences.
+    """
+    count = len(acceptance)
+    best = [0] * count
+    most_per_second = count / step.estimate(count)
+    step_seconds = [step.estimate(count + guesses) for guesses in range(count * most + 1)]
+    draft_seconds = draft_step.estimate(count)
+    for depth in range(1, most + 1):
+        lengths = [0] * count
+        tokens = float(count)
+        # In order of probability: of a sequence's guesses the first comes first.
+        likely = [(-each, index) for index, each in enumerate(acceptance)]
+        heapify(likely)
+        for guesses in range(1, count * depth + 1):
+            probability, index = likely[0]
+            lengths[index] += 1
+            tokens -= probability
+            per_second = tokens / (step_seconds[guesses] + depth * draft_seconds)
+            if per_second > most_per_second:
+                most_per_second = per_second
+                best = lengths.copy()
+            if lengths[index] < depth:
+                heapreplace(likely, (probability * acceptance[index], index))
+            else:
+                heappop(likely)
+    return best

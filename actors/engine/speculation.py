@@ -1,0 +1,111 @@
+"""Guesses in the engine: who is drafted for, and what becomes of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+
+from actors.drafter.length import LengthRule
+from actors.drafter.protocol import Drafter
+from actors.drafter.task import DraftTask
+from actors.engine.scheduler import Chunk, StepPlan
+from actors.engine.sequence import Sequence
+from actors.engine.statistics import Counters
+
+
+class Speculation:
+    """Gives sequences the guesses of ``drafter``, as many as a rule of ``make_rule`` says, and
+    tells the rule what they came to. With ``greedy`` only sequences that take the best token are
+    drafted for. ``forced_length``, where it is set, is how many guesses everyone gets.
+    """
+
+    def __init__(
+        self, drafter: Drafter, make_rule: Callable[[], LengthRule], *, greedy: bool = False
+    ) -> None:
+        self.forced_length: int | None = None
+        self._drafter = drafter
+        self._make_rule = make_rule
+        self._rule = make_rule()
+        self._greedy = greedy
+        self._drafted: Collection[int] = ()  # in the step before
+
+    @property
+    def drafter_name(self) -> str:
+        return self._drafter.name
+
+    def restart(self) -> None:
+        """Forgets what has been measured."""
+        self._rule = self._make_rule()
+
+    def draft(self, drawing: list[Sequence], counters: Counters) -> None:
+        """Guesses for the sequences that draw next; none beyond what each may still say."""
+        started = time.perf_counter()
+        if self._greedy:
+            drawing = [each for each in drawing if each.state.inverse_temperature == 0]
+        if not drawing:
+            return
+        rooms = [
+            max(0, sequence.request.parameters.max_tokens - sequence.output_length - 1)
+            for sequence in drawing
+        ]
+        if self.forced_length is None:
+            lengths = self._rule.lengths([sequence.arrival for sequence in drawing], rooms)
+        else:
+            lengths = [min(self.forced_length, room) for room in rooms]
+        chosen = []
+        tasks = []
+        for sequence, length in zip(drawing, lengths, strict=True):
+            sequence.drafted.clear()
+            if length:
+                state = sequence.state
+                chosen.append(sequence)
+                tasks.append(
+                    DraftTask(
+                        sequence.arrival,
+                        sequence.token_ids,
+                        length,
+                        state.key,
+                        state.inverse_temperature,
+                    )
+                )
+        if tasks:
+            self._ask(chosen, tasks)
+        counters.draft_seconds += time.perf_counter() - started
+
+    def _ask(self, chosen: list[Sequence], tasks: list[DraftTask]) -> None:
+        started = time.perf_counter()
+        guesses = self._drafter.propose(tasks)
+        seconds = time.perf_counter() - started
+        depth = 0
+        for sequence, task, guessed in zip(chosen, tasks, guesses, strict=True):
+            sequence.drafted.extend(guessed[: task.most])
+            depth = max(depth, len(sequence.drafted))
+        names = {task.sequence for task in tasks}
+        if depth and names.issubset(self._drafted):  # nobody's prompt had to be read first
+            self._rule.drafting_took(len(tasks), depth, seconds)
+        self._drafted = names
+
+    def step_took(self, plan: StepPlan, seconds: float) -> None:
+        """A step from its plan to its decisions."""
+        if all(chunk.draws == chunk.count for chunk in plan.chunks):
+            self._rule.step_took(plan.tokens, seconds)
+
+    def heard(self, chunk: Chunk, token_ids: tuple[int, ...], counters: Counters) -> int:
+        """What was drawn where ``chunk`` had guesses; how many of these stand."""
+        drafted = chunk.drafted
+        stood = 0
+        while stood < min(len(drafted), len(token_ids)) and drafted[stood] == token_ids[stood]:
+            stood += 1
+        counters.draft_tokens += len(drafted)
+        counters.draft_accepted_tokens += stood
+        counters.draft_steps += 1
+        # One that ended in the midst says nothing of the guesses after its end.
+        tested = stood if stood == len(token_ids) else len(drafted)
+        if tested:
+            self._rule.heard(chunk.sequence.arrival, tested, stood)
+        return stood
+
+    def forget(self, sequence: Sequence) -> None:
+        """A sequence has ended."""
+        self._drafter.forget(sequence.arrival)
+        self._rule.forget(sequence.arrival)

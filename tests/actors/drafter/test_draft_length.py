@@ -1,0 +1,129 @@
+"""How far to guess: where it pays, and never where it does not."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors.drafter.acceptance_history import FIRST_ACCEPTANCE, AcceptanceHistory
+from actors.drafter.cost_curve import CostCurve
+from actors.drafter.length import FixedLength, MeasuredLength, SteppingLength, best_lengths
+
+
+def curve(points: dict[int, float]) -> CostCurve:
+    known = CostCurve()
+    for size, seconds in points.items():
+        known.observe(size, seconds)
+    return known
+
+
+def tokens_per_second(
+    acceptance: list[float], lengths: tuple[int, ...], step: CostCurve, draft_step: CostCurve
+) -> float:
+    """The definition: expected tokens over expected seconds."""
+    tokens = sum(
+        sum(a**n for n in range(length + 1)) for a, length in zip(acceptance, lengths, strict=True)
+    )
+    seconds = step.estimate(len(acceptance) + sum(lengths))
+    return tokens / (seconds + max(lengths) * draft_step.estimate(len(acceptance)))
+
+
+@given(
+    st.lists(st.floats(0.05, 0.99), min_size=1, max_size=3),
+    st.floats(0.0, 3.0),
+    st.floats(0.001, 1.0),
+)
+def test_no_other_lengths_give_more_tokens_a_second(
+    acceptance: list[float], slope: float, draft_seconds: float
+) -> None:
+    """Against every combination of lengths up to 3."""
+    step = curve({1: 1.0, 2: 1.0 + slope / 4, 16: 1.0 + 4 * slope})
+    draft_step = curve({1: draft_seconds})
+    chosen = best_lengths(acceptance, 3, step, draft_step)
+    best = max(
+        tokens_per_second(acceptance, lengths, step, draft_step)
+        for lengths in product(range(4), repeat=len(acceptance))
+    )
+    found = tokens_per_second(acceptance, tuple(chosen), step, draft_step)
+    assert found >= best * (1 - 1e-12)
+
+
+def test_nothing_is_guessed_where_a_row_more_costs_as_much_as_a_step() -> None:
+    assert best_lengths([0.9, 0.9], 5, curve({1: 1.0, 12: 12.0}), curve({2: 0.1})) == [0, 0]
+
+
+def test_who_is_guessed_better_is_guessed_further() -> None:
+    first, second = best_lengths([0.9, 0.3], 5, curve({1: 1.0, 12: 2.0}), curve({2: 0.05}))
+    assert first > second
+
+
+def test_costs_between_two_sizes_lie_between_them_and_pauses_count_little() -> None:
+    known = curve({2: 1.0, 4: 3.0})
+    assert known.estimate(3) == pytest.approx(2.0)
+    assert known.estimate(1) == 1.0
+    assert known.estimate(8) == pytest.approx(6.0)
+    known.observe(2, 100.0)
+    assert known.estimate(2) <= 1.25
+
+
+def test_a_sequence_is_an_average_one_until_it_has_shown_otherwise() -> None:
+    history = AcceptanceHistory()
+    assert history.of(1) == FIRST_ACCEPTANCE
+    for _ in range(200):
+        history.add(1, 5, 5)
+        history.add(2, 5, 0)
+    assert history.of(1) > 0.9
+    assert history.of(2) < 0.15
+    assert history.of(1) > history.of(3) > history.of(2)
+    for _ in range(400):
+        history.pause(2)
+    assert history.of(2) == pytest.approx(history.of(3), abs=0.05)  # tried again
+    history.forget(1)
+    assert history.of(1) == history.of(3)
+
+
+def test_the_papers_rule_adds_two_and_takes_one() -> None:
+    rule = SteppingLength(6, 3)
+    assert rule.lengths([1], [9]) == [3]
+    rule.heard(1, 3, 3)
+    assert rule.lengths([1], [9]) == [5]
+    rule.heard(1, 5, 2)
+    assert rule.lengths([1, 2], [9, 9]) == [4, 3]
+    rule.heard(1, 1, 1)  # there was room for one only
+    assert rule.lengths([1], [2]) == [2]
+    for _ in range(9):
+        rule.heard(1, rule.lengths([1], [9])[0], 0)
+    assert rule.lengths([1], [9]) == [1]
+    rule.forget(1)
+    assert rule.lengths([1], [9]) == [3]
+
+
+@pytest.mark.parametrize("rule", [FixedLength(5), SteppingLength(5, 3), MeasuredLength(5)])
+def test_no_rule_goes_beyond_the_room_there_is(rule: FixedLength) -> None:
+    for room in range(4):
+        assert rule.lengths([1, 2], [room, 0])[0] <= room
+        assert rule.lengths([1, 2], [room, 0])[1] == 0
+
+
+def test_measured_lengths_follow_acceptance_and_stop_where_guessing_does_not_pay() -> None:
+    rule = MeasuredLength(5)
+    for rows in (1, 2, 4, 8):
+        rule.step_took(rows, 1.0 + 0.1 * rows)
+    rule.drafting_took(1, 2, 0.1)
+
+    def after(stands: bool) -> int:
+        for _ in range(60):
+            [length] = rule.lengths([1], [99])
+            if length:
+                rule.heard(1, length, length if stands else 0)
+        return rule.lengths([1], [99])[0]
+
+    assert after(stands=True) == 5
+    assert after(stands=False) <= 1
+    for _ in range(60):
+        rule.drafting_took(1, 1, 50.0)  # so slow a drafter helps nobody
+    for _ in range(9):
+        assert after(stands=True) == 0

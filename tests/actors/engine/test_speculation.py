@@ -1,0 +1,145 @@
+"""Drafters in the engine: the text is that without one, whoever guesses and however far."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from actors.drafter.task import DraftTask
+from actors.engine.completion import Completion, run_to_completion
+from actors.messages import Request, SamplingParameters, SequenceEvent
+from tests.support.paths import DEMO_DRAFT
+from tests.support.speculation_cases import drafting_engine, requests_of, run_and_close
+
+MODEL = {"draft": str(DEMO_DRAFT)}
+DRAFTERS: dict[str, dict[str, Any]] = {
+    "full head": {**MODEL, "draft_head": "full"},
+    "static head": {**MODEL, "draft_head": "static", "draft_length": "stepping"},
+    "router": {**MODEL, "draft_head": "router", "draft_tokens": 3},
+    "measured": {**MODEL, "draft_length": "measured"},
+    "far": {**MODEL, "draft_tokens": 9},
+    "look-up": {"draft": "ngram"},
+    "greedy": {**MODEL, "verify": "greedy"},
+    "sampler threads": {**MODEL, "samplers": 2, "sampler_placement": "threads"},
+    "little room": {**MODEL, "kv_cache_bytes": 12 * 16 * 4 * 4096},
+}
+
+
+class Broken:
+    """Guesses that have nothing to do with anything."""
+
+    name = "broken"
+
+    def __init__(self) -> None:
+        self._random = np.random.default_rng(5)
+
+    def propose(self, tasks: Sequence[DraftTask]) -> list[list[int]]:
+        return [
+            self._random.integers(0, 16_000, int(self._random.integers(0, 9))).tolist()
+            for _ in tasks
+        ]
+
+    def forget(self, sequence: int) -> None:
+        pass
+
+
+def plain_and_requests(
+    prompt_ids: list[tuple[int, ...]], count: int
+) -> tuple[list[Completion], list[Request]]:
+    requests = requests_of(prompt_ids, count)
+    return run_and_close(drafting_engine(), requests), requests
+
+
+@pytest.fixture(scope="module")
+def twenty(prompt_ids: list[tuple[int, ...]]) -> tuple[list[Completion], list[Request]]:
+    return plain_and_requests(prompt_ids, 20)
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_the_text_of_twenty_prompts_is_that_without_a_drafter(
+    twenty: tuple[list[Completion], list[Request]], name: str
+) -> None:
+    plain, requests = twenty
+    assert run_and_close(drafting_engine(**DRAFTERS[name]), requests) == plain
+
+
+def test_nor_does_a_broken_drafter_change_it(
+    twenty: tuple[list[Completion], list[Request]],
+) -> None:
+    plain, requests = twenty
+    assert run_and_close(drafting_engine(Broken()), requests) == plain
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_the_text_of_five_hundred_prompts_is_that_without_a_drafter(
+    prompt_ids: list[tuple[int, ...]], name: str
+) -> None:
+    many = [(index, *ids) for index, ids in enumerate(4 * prompt_ids)]
+    plain, requests = plain_and_requests(many, 500)
+    assert run_and_close(drafting_engine(**DRAFTERS[name]), requests) == plain
+
+
+def test_a_draft_model_that_has_seen_the_same_text_saves_steps(
+    prompt_ids: list[tuple[int, ...]],
+) -> None:
+    parameters = SamplingParameters(temperature=0.8, max_tokens=60, ignore_eos=True, seed=3)
+    requests = [Request(str(i), 0, prompt_ids[i][:40], parameters) for i in range(4)]
+    engine = drafting_engine(**MODEL)
+    completions = run_and_close(engine, requests)
+    statistics = engine.statistics()
+    assert completions == run_and_close(drafting_engine(), requests)
+    assert statistics.draft_tokens > statistics.draft_accepted_tokens > 60
+    assert statistics.draft_steps < 0.7 * statistics.generated_tokens
+
+
+def events_of(engine: Any, requests: list[Request]) -> list[SequenceEvent]:
+    events: list[SequenceEvent] = []
+    for request in requests:
+        assert engine.submit(request) is None
+    while sum(event.finish_reason is not None for event in events) < len(requests):
+        events.extend(engine.step())
+    engine.close()
+    return events
+
+
+def test_each_token_tells_who_guessed_it_or_what_was_guessed_instead(
+    prompt_ids: list[tuple[int, ...]],
+) -> None:
+    parameters = SamplingParameters(temperature=0.7, max_tokens=40, ignore_eos=True, draft=True)
+    requests = [Request("asks", 0, prompt_ids[0][:30], parameters)]
+    requests.append(Request("does not", 0, prompt_ids[1][:30], replace(parameters, draft=False)))
+    engine = drafting_engine(**MODEL)
+    events = events_of(engine, requests)
+    told = [event for event in events if event.request_id == "asks"]
+    assert all(len(event.origins) == len(event.token_ids) for event in told)
+    assert not any(event.origins for event in events if event.request_id != "asks")
+    origins = [origin for event in told for origin in event.origins]
+    tokens = [token for event in told for token in event.token_ids]
+    none, name = sorted({origin.drafted_by for origin in origins}, key=bool)
+    assert none is None
+    assert engine.information.drafts.startswith(name)
+    assert any(origin.rejected is not None for origin in origins)
+    for origin, token in zip(origins, tokens, strict=True):
+        assert origin.rejected != token
+        assert origin.drafted_by is None or origin.rejected is None
+    plain = events_of(drafting_engine(), requests[:1])
+    assert {origin.drafted_by for event in plain for origin in event.origins} == {None}
+
+
+def test_requests_that_are_not_greedy_are_not_drafted_for_where_that_is_the_mode(
+    prompt_ids: list[tuple[int, ...]],
+) -> None:
+    sampled = SamplingParameters(temperature=0.7, max_tokens=20, ignore_eos=True)
+    engine = drafting_engine(**MODEL, verify="greedy")
+    run_to_completion(engine, [Request("a", 0, prompt_ids[0][:30], sampled)])
+    assert engine.statistics().draft_tokens == 0
+    run_to_completion(
+        engine, [Request("b", 0, prompt_ids[0][:30], replace(sampled, temperature=0))]
+    )
+    assert engine.statistics().draft_tokens > 0
+    engine.close()
