@@ -21,7 +21,8 @@ ROOMS = {
     "index": {"body"},
     "head": {"states", "index", "body"},
     "decision": {"states", "index", "body"},
-    "engine": {"states", "head", "decision", "body", "text"},
+    "drafter": {"body"},
+    "engine": {"states", "head", "decision", "drafter", "body", "text"},
 }
 MOST_MODULES = 16  # side by side in a folder
 

@@ -6,4 +6,5 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "models" / "lexshard-demo"
+DEMO_DRAFT = ROOT / "models" / "lexshard-demo-draft"
 SUPPORT = ROOT / "tests" / "support"

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from actors.configuration import EngineConfiguration
 from actors.engine.completion import Completion, run_to_completion
 from actors.engine.engine import Engine
-from actors.engine.kv_cache import BLOCK_TOKENS, BlockPool, block_hash
 from actors.engine.scheduler import Scheduler
 from actors.engine.sequence import Sequence as EngineSequence
+from actors.kv_cache import BLOCK_TOKENS, BlockPool, block_hash
 from actors.messages import Request, SamplingParameters
 from cluster.samplers.start import start_sampler
 from tests.support.paths import DEMO
