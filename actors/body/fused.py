@@ -19,7 +19,7 @@ from kernels import pool
 from kernels.attention import BLOCK_SIZE
 from kernels.linear import fits_bfloat16, pack
 from kernels.linear.tile import PANEL
-from kernels.llama import LlamaShape, LlamaWeights
+from kernels.llama import LlamaShape, LlamaStack, LlamaWeights
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
@@ -157,6 +157,16 @@ class FusedBody:
         )
         self._value_cache = np.zeros(
             (shape.layers, num_blocks, heads, BLOCK_SIZE, dim), dtype=np.float32
+        )
+
+    @property
+    def stack(self) -> LlamaStack:
+        """What kernels that go on from the hidden states take. RuntimeError before
+        `allocate_cache`."""
+        if self._key_cache is None or self._value_cache is None:
+            raise RuntimeError("call allocate_cache before stack")
+        return LlamaStack(
+            self._shape, self._weights, self._embedding, self._key_cache, self._value_cache
         )
 
     def forward(self, batch: Batch) -> torch.Tensor:

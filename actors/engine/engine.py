@@ -22,7 +22,6 @@ from actors.decision.plane import DecisionPlane
 from actors.drafter.build import build_drafter, length_rule
 from actors.drafter.protocol import Drafter
 from actors.engine.completion import Completion, run_to_completion
-from actors.engine.kv_cache import BLOCK_TOKENS, BlockPool
 from actors.engine.memory import default_kv_bytes
 from actors.engine.scheduler import Scheduler
 from actors.engine.sequence import Sequence
@@ -32,6 +31,7 @@ from actors.engine.steps import Steps
 from actors.engine.threads.choice import EngineThreads
 from actors.engine.warm_up import sized_requests, warm_up_requests
 from actors.head.build import build_head
+from actors.kv_cache import BLOCK_TOKENS, BlockPool
 from actors.messages import EngineStatistics, Request, SamplingParameters, SequenceEvent
 from actors.states.sequence_state import SequenceStates
 from actors.text.codec import TextCodec

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from actors.engine.kv_cache import BLOCK_TOKENS
+from actors.kv_cache import BLOCK_TOKENS
 
 SHARE_OF_MEMORY = 0.1
 

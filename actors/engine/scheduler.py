@@ -22,9 +22,9 @@ from dataclasses import dataclass, field
 from heapq import heappop, heapreplace
 
 from actors.engine.fair_share import FairShare
-from actors.engine.kv_cache import BLOCK_TOKENS, BlockPool
 from actors.engine.prompt_scores import SCORED_ROW_TOKENS, SharedScores
 from actors.engine.sequence import Sequence
+from actors.kv_cache import BLOCK_TOKENS, BlockPool
 
 # What drawing a token from a row costs beyond computing it, in tokens of a step: measured on the
 # demo, and what the paper suggests.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from actors.engine.kv_cache import BLOCK_TOKENS, BlockHash, BlockPool, block_hash, first_parent
 from actors.engine.prompt_scores import PromptScores
+from actors.kv_cache import BLOCK_TOKENS, BlockHash, BlockPool, block_hash, first_parent
 from actors.messages import Request
 from actors.states.sequence_state import SequenceState
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from actors.body.batch import Batch
-from actors.engine.kv_cache import BLOCK_TOKENS
 from actors.engine.scheduler import StepPlan
+from actors.kv_cache import BLOCK_TOKENS
 
 
 def build_batch(plan: StepPlan) -> Batch:

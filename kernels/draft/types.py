@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -26,8 +27,8 @@ class DraftHead(NamedTuple):
     """Output rows of a draft model in M clusters, each of whole panels of 16 rows, P in all.
 
     The rows of a cluster stand in the order of their ids. Full and static heads are one cluster.
-    With a ``router`` a step looks at the clusters ``always`` and at the router's best; without one,
-    at all.
+    With a ``router`` a step looks at the clusters ``always`` and at the router's best of the
+    others; without one, at all.
     """
 
     panels: npt.NDArray[np.float32] | npt.NDArray[np.uint16]  # [P, d, 16] as `kernels.linear.pack`
@@ -35,3 +36,32 @@ class DraftHead(NamedTuple):
     offsets: npt.NDArray[np.int32]  # [M + 1] in panels
     always: npt.NDArray[np.int32]  # [A] clusters, ascending
     router: Router | None = None
+
+
+class PendingTokens(NamedTuple):
+    """The tokens of S sequences that the draft model's cache lacks, T in all, and what is wanted.
+
+    Sequence ``s`` owns ``tokens[offsets[s]:offsets[s + 1]]``, at least one; the first of them
+    stands at position ``start[s]`` of prompt + output. Its block table has room for them and for
+    all of its guesses but the last. A guess is drawn with the noise of (key, its own position), as
+    the target draws in the same place.
+    """
+
+    tokens: npt.NDArray[np.int32]  # [T]
+    offsets: npt.NDArray[np.int64]  # [S + 1]
+    start: npt.NDArray[np.int32]  # [S]
+    block_tables: npt.NDArray[np.int32]  # [S, max_blocks]
+    most: npt.NDArray[np.int32]  # [S] guesses wanted; 0 puts the tokens into the cache alone
+    key: npt.NDArray[np.uint64]  # [S]
+    inverse_temperature: npt.NDArray[np.float64]  # [S] fp32 values; 0 is greedy
+    state_before: Floats  # [S, d] of position start - 1, for the router; zeros where not known
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Drafted:
+    """What was guessed. ``states[s, t]`` is the hidden state of sequence ``s`` after its last
+    pending token and ``t`` guesses; there is none behind those that were needed."""
+
+    guesses: npt.NDArray[np.int32]  # [S, longest]; -1 behind the last
+    states: Floats  # [S, max(1, longest), d]
+    rows: npt.NDArray[np.int64]  # [S] vocabulary rows that were looked at

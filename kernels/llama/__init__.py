@@ -49,3 +49,18 @@ class LlamaWeights:
     final_norm: npt.NDArray[Any]  # [d]
     cosine: npt.NDArray[Any]  # [max positions, D / 2]
     sine: npt.NDArray[Any]  # [max positions, D / 2]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LlamaStack:
+    """The stack with its token embedding and its cache: all that turns tokens into hidden states.
+
+    The embedding is float32, or uint16 where every value is exactly a bfloat16 (its upper bits).
+    Caches as ``kernels.attention.allocate_cache`` makes them, one after the other for each layer.
+    """
+
+    shape: LlamaShape
+    weights: LlamaWeights
+    embedding: npt.NDArray[Any]  # [V, d]
+    key_cache: npt.NDArray[Any]  # [L, blocks, Hkv, D, 16]
+    value_cache: npt.NDArray[Any]  # [L, blocks, Hkv, 16, D]

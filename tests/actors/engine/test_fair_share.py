@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.engine.fair_share import FairShare
-from actors.engine.kv_cache import BlockPool
 from actors.engine.prompt_scores import SCORED_ROW_TOKENS
 from actors.engine.scheduler import Scheduler, StepPlan
 from actors.engine.sequence import Sequence
+from actors.kv_cache import BlockPool
 from actors.messages import Request, SamplingParameters
 
 MANY_BLOCKS = 3_000

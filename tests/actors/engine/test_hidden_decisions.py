@@ -17,10 +17,10 @@ from actors.decision.local_samplers import InlineSampler, ThreadSampler
 from actors.decision.messages import DecisionResult, DecisionWork, SamplerSettings
 from actors.decision.plane import DecisionPlane, PlaneCounters, SamplerHandle
 from actors.decision.sampler import Sampler
-from actors.engine.kv_cache import BlockPool
 from actors.engine.scheduler import Scheduler
 from actors.engine.sequence import Sequence as EngineSequence
 from actors.engine.steps import Steps
+from actors.kv_cache import BlockPool
 from actors.messages import Certificate, Request, SamplingParameters
 from actors.states.need import Need
 from actors.states.sequence_state import SequenceStates

@@ -7,9 +7,9 @@ from typing import Any, cast
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.engine.kv_cache import BlockPool
 from actors.engine.scheduler import Scheduler, StepPlan
 from actors.engine.sequence import Sequence
+from actors.kv_cache import BlockPool
 from actors.messages import Request, SamplingParameters
 
 

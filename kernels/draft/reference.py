@@ -1,0 +1,102 @@
+"""Drafting stated plainly: sequence by sequence, guess by guess, in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kernels.draft.types import Drafted, DraftHead, PendingTokens, Router
+from kernels.draw import Controls, draw
+from kernels.linear import PackedWeight, unpack
+from kernels.linear.tile import PANEL
+from kernels.llama import LlamaStack
+from kernels.llama.reference import embed, forward
+
+Array = npt.NDArray[Any]
+
+
+def draft(stack: LlamaStack, head: DraftHead, pending: PendingTokens) -> Drafted:
+    """See `kernels.draft.draft`."""
+    sequences, longest = len(pending.most), int(pending.most.max(initial=0))
+    guesses = np.full((sequences, longest), -1, np.int32)
+    states = np.zeros((sequences, max(1, longest), stack.shape.hidden), np.float32)
+    rows = np.zeros(sequences, np.int64)
+    for sequence in range(sequences):
+        tokens = pending.tokens[pending.offsets[sequence] : pending.offsets[sequence + 1]]
+        start, table = int(pending.start[sequence]), pending.block_tables[sequence]
+        put_in = forward(stack, tokens.tolist(), start, table)
+        before = put_in[-2] if len(put_in) > 1 else pending.state_before[sequence]
+        hidden, token, position = put_in[-1], int(tokens[-1]), start + len(tokens)
+        states[sequence, 0] = hidden
+        for step in range(pending.most[sequence]):
+            if step > 0:
+                before, hidden = hidden, forward(stack, [token], position - 1, table)[0]
+                states[sequence, step] = hidden
+            places = _places(head, embed(stack, [token])[0], before, step)
+            rows[sequence] += len(places)
+            token = _drawn(
+                head,
+                places,
+                hidden,
+                float(pending.inverse_temperature[sequence]),
+                int(pending.key[sequence]),
+                position,
+            )
+            if token < 0:
+                break
+            guesses[sequence, step] = token
+            position += 1
+    return Drafted(guesses, states, rows)
+
+
+def _places(head: DraftHead, embedded: Array, before: Array, step: int) -> Array:
+    """The rows of the head that a step looks at and that are tokens, by ascending id."""
+    clusters = list(range(len(head.offsets) - 1))
+    if head.router is not None:
+        others = [cluster for cluster in clusters if cluster not in head.always]
+        scores = _scores(head.router, np.concatenate([embedded, before]))
+        budget = head.router.budgets[min(step, len(head.router.budgets) - 1)]
+        best = sorted(others, key=lambda cluster: (-scores[cluster], cluster))[:budget]
+        clusters = [*head.always, *best]
+    places = np.array(
+        [
+            place
+            for cluster in clusters
+            for place in range(head.offsets[cluster] * PANEL, head.offsets[cluster + 1] * PANEL)
+            if head.ids[place] >= 0
+        ],
+        np.int64,
+    )
+    return places[np.argsort(head.ids[places])]
+
+
+def _scores(router: Router, features: Array) -> Array:
+    gates = _rows(router.inner) @ features + router.inner_bias
+    inner = gates / (1 + np.exp(-gates))
+    outer = _rows(router.outer)[: len(router.outer_bias)]
+    return np.asarray((outer * inner).sum(axis=1) + router.outer_bias)
+
+
+def _drawn(
+    head: DraftHead, places: Array, hidden: Array, scale: float, key: int, position: int
+) -> int:
+    # Summed row by row: equal rows must have equal logits, which a matrix product does not promise.
+    logits = (_rows(head.panels)[places] * hidden).sum(axis=1).astype(np.float32)
+    controls = Controls(
+        inverse_temperature=np.array([scale]),
+        top_k=np.array([0]),
+        top_p=np.array([1.0]),
+        log_min_p=np.array([-np.inf]),
+        key=np.array([key], np.uint64),
+        position=np.array([position], np.uint64),
+    )
+    ends = np.array([0, len(places)])
+    return int(draw(head.ids[places], logits, ends, controls, implementation="reference")[0])
+
+
+def _rows(panels: Array) -> Array:
+    """The rows ``[16 P, K]`` of packed panels."""
+    packed = PackedWeight(panels, len(panels) * PANEL, panels.shape[1])
+    return unpack(packed).numpy().astype(np.float64)

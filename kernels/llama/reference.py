@@ -1,0 +1,95 @@
+"""The Llama stack in float64, one sequence at a time, obviously right."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kernels.attention import BLOCK_SIZE
+from kernels.linear import PackedWeight, unpack
+from kernels.llama import LlamaStack
+
+Array = npt.NDArray[Any]
+
+
+def embed(stack: LlamaStack, token_ids: Sequence[int]) -> Array:
+    """The embeddings ``[T, d]`` of tokens."""
+    rows = stack.embedding[np.asarray(token_ids, np.int64)]
+    if rows.dtype == np.uint16:
+        rows = (rows.astype(np.uint32) << 16).view(np.float32)
+    return rows.astype(np.float64)
+
+
+def forward(stack: LlamaStack, token_ids: Sequence[int], start: int, table: Array) -> Array:
+    """Hidden states ``[T, d]``, normed, of the tokens at position ``start`` and after.
+
+    The keys and values before them are in the blocks of ``table`` already; theirs are written.
+    """
+    shape, weights = stack.shape, stack.weights
+    width = shape.head_dim
+    positions = np.arange(start, start + len(token_ids))
+    hidden = embed(stack, token_ids)
+    for layer in range(shape.layers):
+        normed = _normalized(hidden, weights.attention_norm[layer], shape.epsilon)
+        heads = shape.heads + 2 * shape.kv_heads
+        qkv = normed @ _rows(weights.qkv[layer], heads * width).T
+        if weights.qkv_bias.shape[1]:
+            qkv = qkv + weights.qkv_bias[layer]
+        qkv = qkv.reshape(len(positions), heads, width)
+        query, key, value = np.split(qkv, [shape.heads, shape.heads + shape.kv_heads], axis=1)
+        if weights.query_norm.shape[1]:
+            query = _normalized(query, weights.query_norm[layer], shape.epsilon)
+            key = _normalized(key, weights.key_norm[layer], shape.epsilon)
+        query, key = _rotated(query, stack, positions), _rotated(key, stack, positions)
+        for row, position in enumerate(positions):
+            block, offset = table[position // BLOCK_SIZE], position % BLOCK_SIZE
+            stack.key_cache[layer, block, :, :, offset] = key[row]
+            stack.value_cache[layer, block, :, offset] = value[row]
+        attended = np.stack(
+            [
+                _attended(stack, layer, table, query[row], position)
+                for row, position in enumerate(positions)
+            ]
+        )
+        hidden = hidden + attended @ _rows(weights.attention_output[layer], shape.hidden).T
+        normed = _normalized(hidden, weights.mlp_norm[layer], shape.epsilon)
+        gate_up = normed @ _rows(weights.gate_up[layer], 2 * shape.intermediate).T
+        gate, up = np.split(gate_up, 2, axis=1)
+        inner = gate / (1 + np.exp(-gate)) * up
+        hidden = hidden + inner @ _rows(weights.down[layer], shape.hidden).T
+    return _normalized(hidden, weights.final_norm, shape.epsilon)
+
+
+def _rows(panels: Array, count: int) -> Array:
+    """The first ``count`` rows ``[count, K]`` of a packed weight."""
+    return unpack(PackedWeight(panels, count, panels.shape[1])).numpy().astype(np.float64)
+
+
+def _normalized(x: Array, weight: Array, epsilon: float) -> Array:
+    return np.asarray(weight * x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + epsilon))
+
+
+def _rotated(x: Array, stack: LlamaStack, positions: Array) -> Array:
+    """Rotary embedding of ``x [T, heads, D]``, halves of each head paired."""
+    cosine = stack.weights.cosine[positions][:, None]
+    sine = stack.weights.sine[positions][:, None]
+    low, high = np.split(x, 2, axis=2)
+    return np.concatenate([low * cosine - high * sine, high * cosine + low * sine], axis=2)
+
+
+def _attended(stack: LlamaStack, layer: int, table: Array, query: Array, position: int) -> Array:
+    """What the token at ``position`` with ``query [H, D]`` attends to: ``[H D]``."""
+    shape = stack.shape
+    first = max(0, position - shape.window + 1) if shape.window else 0
+    seen = np.arange(first, position + 1)
+    blocks, offsets = table[seen // BLOCK_SIZE], seen % BLOCK_SIZE
+    keys = stack.key_cache[layer, blocks, :, :, offsets]  # [keys, Hkv, D]
+    values = stack.value_cache[layer, blocks, :, offsets]
+    group = shape.heads // shape.kv_heads
+    keys, values = np.repeat(keys, group, axis=1), np.repeat(values, group, axis=1)
+    scores = np.einsum("hd,khd->kh", query, keys.astype(np.float64)) * shape.scale
+    weights = np.exp(scores - scores.max(axis=0))
+    return np.einsum("kh,khd->hd", weights / weights.sum(axis=0), values).reshape(-1)

@@ -1,0 +1,72 @@
+"""Prompt look-up: what followed the same tokens before, found without looking at the text again."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors.drafter.lookup import LookupDrafter
+from actors.drafter.task import DraftTask
+
+
+def task(history: list[int], most: int = 5, sequence: int = 0) -> DraftTask:
+    return DraftTask(sequence, history, most, 0, 0.0)
+
+
+def searched(history: list[int], most: int, longest: int, shortest: int) -> list[int]:
+    """The answer by looking everywhere."""
+    for length in range(longest, shortest - 1, -1):
+        for end in range(len(history) - 1, length - 1, -1):
+            if history[end - length : end] == history[-length:]:
+                return history[end : end + most]
+    return []
+
+
+@given(
+    history=st.lists(st.integers(0, 3), max_size=60),
+    cuts=st.lists(st.integers(0, 60), max_size=8),
+    most=st.integers(1, 6),
+    lengths=st.tuples(st.integers(1, 5), st.integers(1, 5)),
+)
+def test_the_longest_and_latest_occurrence_is_continued(
+    history: list[int], cuts: list[int], most: int, lengths: tuple[int, int]
+) -> None:
+    """Whenever it is asked while the history grows."""
+    longest, shortest = max(lengths), min(lengths)
+    drafter = LookupDrafter(longest, shortest)
+    for cut in [*sorted(cuts), len(history)]:
+        known = history[:cut]
+        expected = searched(known, most, longest, shortest)
+        assert drafter.propose([task(known, most)]) == [expected]
+
+
+def test_every_sequence_has_its_own_text() -> None:
+    drafter = LookupDrafter()
+    text, other = [1, 2, 3, 4, 1, 2], [1, 2, 9, 9, 1, 2]
+    tasks = [task(text, 2, sequence=7), task(other, 2, sequence=8), task(text, 0, sequence=9)]
+    assert drafter.propose(tasks) == [[3, 4], [9, 9], []]
+    drafter.forget(7)
+    drafter.forget(12345)
+    assert drafter.propose([task(other, 2, sequence=7)]) == [[9, 9]]
+
+
+def test_thousands_of_tokens_cost_no_more_than_a_few() -> None:
+    """Each token is indexed once: a thousand questions about a long text take well under a second,
+    where a search would take minutes."""
+    history = [(37 * i * i) % 5000 for i in range(20_000)]
+    drafter = LookupDrafter()
+    drafter.propose([task(history)])
+    begin = time.perf_counter()
+    for step in range(1000):
+        history.append(step % 7)
+        drafter.propose([task(history)])
+    assert time.perf_counter() - begin < 1.0
+
+
+@pytest.mark.parametrize("lengths", [(2, 3), (3, 0)])
+def test_n_grams_have_a_length(lengths: tuple[int, int]) -> None:
+    with pytest.raises(ValueError, match="n-grams"):
+        LookupDrafter(*lengths)

@@ -1,0 +1,206 @@
+"""The draft model's guesses: those of a plain loop over transformers, whatever came before."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from actors.body.loading import LoadedModel, load
+from actors.drafter.draft_cache import MOST_PENDING
+from actors.drafter.model import ModelDrafter
+from actors.drafter.protocol import Drafter
+from actors.drafter.stepwise import StepwiseDrafter
+from actors.drafter.task import DraftTask
+from kernels.noise import gumbel_noise
+from tests.support.draft_cases import full_head, model_drafter, routed_head
+from tests.support.paths import DEMO_DRAFT
+
+KEYS = (0, 2**64 - 1, 123456789)
+
+
+@pytest.fixture(scope="module")
+def model() -> LoadedModel:
+    return load(DEMO_DRAFT, "float32", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def plain() -> Any:
+    found = transformers.AutoModelForCausalLM.from_pretrained(DEMO_DRAFT, dtype=torch.float32)
+    return found.eval()
+
+
+def plain_guesses(plain: Any, task: DraftTask, ids: np.ndarray) -> list[int]:
+    """Token after token through the whole model, drawn from every row of ``ids``."""
+    tokens = list(task.history)
+    for _ in range(task.most):
+        with torch.inference_mode():
+            row = plain(input_ids=torch.tensor([tokens])).logits[0, -1].double().numpy()[ids]
+        noise = gumbel_noise(task.key, len(tokens), ids).astype(np.float64)
+        scale = task.inverse_temperature
+        tokens.append(int(ids[np.argmax(row * scale + noise if scale else row)]))
+    return tokens[len(task.history) :]
+
+
+def tasks_of(prompt_ids: list[tuple[int, ...]], count: int, most: int = 4) -> list[DraftTask]:
+    return [
+        DraftTask(
+            sequence,
+            list(prompt_ids[sequence][: 3 + 13 * sequence]),
+            most - sequence % 3,
+            KEYS[sequence % 3],
+            (0.0, 1.0, float(np.float32(1 / 0.7)))[sequence % 3],
+        )
+        for sequence in range(count)
+    ]
+
+
+def stepwise_drafter(model: LoadedModel) -> StepwiseDrafter:
+    general = load(DEMO_DRAFT, "float32", body="general", device="cpu").body
+    return StepwiseDrafter(general, model.head, blocks=64, vocabulary_size=model.vocabulary_size)
+
+
+@pytest.mark.parametrize("kind", ["native", "stepwise"])
+def test_guesses_are_those_of_the_plain_model(
+    model: LoadedModel, plain: Any, prompt_ids: list[tuple[int, ...]], kind: str
+) -> None:
+    tasks = tasks_of(prompt_ids, 9)
+    expected = [plain_guesses(plain, task, np.arange(model.vocabulary_size)) for task in tasks]
+    drafter: Drafter = model_drafter(model) if kind == "native" else stepwise_drafter(model)
+    assert drafter.propose(tasks) == expected
+
+
+def test_a_static_list_is_drawn_from_alone(
+    model: LoadedModel, plain: Any, prompt_ids: list[tuple[int, ...]]
+) -> None:
+    ids = np.sort(np.random.default_rng(0).permutation(model.vocabulary_size)[:3000])
+    tasks = tasks_of(prompt_ids, 6)
+    drafter = model_drafter(model, full_head(model, ids))
+    assert drafter.propose(tasks) == [plain_guesses(plain, task, ids) for task in tasks]
+    assert drafter.rows == 3000 * sum(task.most for task in tasks)
+
+
+@pytest.fixture(scope="module", params=["native", "routed", "stepwise"])
+def pair(request: pytest.FixtureRequest, model: LoadedModel) -> tuple[Any, Any]:
+    """Two drafters of a kind."""
+    if request.param == "stepwise":
+        return stepwise_drafter(model), stepwise_drafter(model)
+    head = full_head(model)
+    if request.param == "routed":
+        head = routed_head(model, 1, 40, [9, 6, 2])
+    return model_drafter(model, head), model_drafter(model, head)
+
+
+@settings(deadline=None, max_examples=15)
+@given(data=st.data())
+def test_what_was_accepted_or_not_leaves_no_trace(
+    pair: tuple[Any, Any], data: st.DataObject
+) -> None:
+    """After any run of acceptances, rejections, pauses and repeated questions, the guesses are
+    those of a drafter that sees the history for the first time, to the last bit."""
+    drafter, fresh = pair
+    for name in range(3):  # what an example that failed left
+        drafter.forget(name)
+    histories = {
+        name: data.draw(st.lists(st.integers(0, 16_000), min_size=1, max_size=40), f"{name}")
+        for name in range(3)
+    }
+    for _ in range(6):
+        tasks = [
+            DraftTask(name, histories[name], data.draw(st.integers(0, 5)), 5 + name, 1.0 * name)
+            for name in data.draw(st.permutations(range(3)))
+        ]
+        found = drafter.propose(tasks)
+        for task in tasks:
+            fresh.forget(task.sequence)
+        assert fresh.propose(tasks) == found
+        for task, guesses in zip(tasks, found, strict=True):
+            assert len(guesses) == task.most
+            kept = data.draw(st.integers(-1, len(guesses)))
+            if kept >= 0:
+                histories[task.sequence] += [*guesses[:kept], data.draw(st.integers(0, 16_000))]
+    for name in range(3):
+        drafter.forget(name)
+    drafter._cache.check()
+    assert drafter._cache.used == 0
+
+
+def test_a_guess_does_not_depend_on_the_batch(
+    model: LoadedModel, prompt_ids: list[tuple[int, ...]]
+) -> None:
+    tasks = tasks_of(prompt_ids, 12)
+    together = model_drafter(model, blocks=256).propose(tasks)
+    alone = model_drafter(model)
+    for task, guesses in zip(tasks, together, strict=True):
+        assert alone.propose([task]) == [guesses]
+        alone.forget(task.sequence)
+
+
+def test_a_long_prompt_is_caught_up_with_in_pieces(
+    model: LoadedModel, plain: Any, prompt_ids: list[tuple[int, ...]]
+) -> None:
+    history = [token for ids in prompt_ids for token in ids][: 2 * MOST_PENDING + 100]
+    task = DraftTask(0, history, 2, 7, 1.0)
+    drafter = model_drafter(model, blocks=100)
+    answers = [drafter.propose([task])[0] for _ in range(4)]
+    expected = plain_guesses(plain, task, np.arange(model.vocabulary_size))
+    assert answers == [[], [], expected, expected]
+
+
+def test_a_history_beyond_the_models_positions_gets_no_guess(model: LoadedModel) -> None:
+    drafter = model_drafter(model, blocks=200)
+    history = [5] * (model.max_positions - 1)
+    task = DraftTask(0, history, 5, 7, 1.0)
+    while not (found := drafter.propose([task])[0]):
+        pass
+    assert len(found) == 2  # the last one stands at the first position too many
+    history += [6, 6]
+    assert drafter.propose([task]) == [[]]
+
+
+def test_without_room_a_sequence_is_not_drafted_for(
+    model: LoadedModel, prompt_ids: list[tuple[int, ...]]
+) -> None:
+    tasks = [DraftTask(name, list(prompt_ids[name][:40]), 3, 7, 1.0) for name in range(4)]
+    expected = model_drafter(model).propose(tasks)
+    drafter = model_drafter(model, blocks=7)  # two sequences of three blocks
+    found = drafter.propose(tasks)
+    assert [bool(guesses) for guesses in found] == [True, True, False, False]
+    assert found[:2] == expected[:2]
+    assert drafter.propose(tasks[2:]) == expected[2:]  # the others make room
+    assert drafter.propose([tasks[0], tasks[2]]) == [expected[0], expected[2]]
+
+
+def test_padding_is_never_guessed(model: LoadedModel) -> None:
+    """Rows that the target's tokenizer has no token for, whatever their logits."""
+    body = model_drafter(model)
+    small = ModelDrafter(
+        one_body(model), full_head(model), blocks=8, vocabulary_size=model.vocabulary_size - 9000
+    )
+    tasks = [DraftTask(name, [1, 2, 3], 5, name, 0.2) for name in range(8)]
+    assert max(max(guesses) for guesses in body.propose(tasks)) >= model.vocabulary_size - 9000
+    assert max(max(guesses) for guesses in small.propose(tasks)) < model.vocabulary_size - 9000
+
+
+def one_body(model: LoadedModel) -> Any:
+    return load(DEMO_DRAFT, "float32", body="fused", device="cpu").body
+
+
+def test_a_draft_model_with_fewer_tokens_than_the_target_is_refused(model: LoadedModel) -> None:
+    more = model.vocabulary_size + 1
+    with pytest.raises(ValueError, match="made for the target's tokenizer"):
+        ModelDrafter(one_body(model), full_head(model), blocks=8, vocabulary_size=more)
+    with pytest.raises(ValueError, match="made for the target's tokenizer"):
+        StepwiseDrafter(one_body(model), model.head, blocks=8, vocabulary_size=more)
+
+
+def test_warming_up_leaves_nothing_behind(model: LoadedModel) -> None:
+    drafter = model_drafter(model)
+    drafter.warm_up()
+    drafter._cache.check()
+    assert drafter._cache.used == 0

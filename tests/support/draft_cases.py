@@ -1,0 +1,212 @@
+"""Small draft models, heads and routers with random weights, and sequences to draft for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from actors.body.fused import FusedBody
+from actors.body.loading import LoadedModel
+from actors.drafter.model import ModelDrafter
+from kernels.attention import BLOCK_SIZE
+from kernels.draft import Drafted, DraftHead, PendingTokens, Router, draft
+from kernels.linear import pack
+from kernels.linear.tile import PANEL
+from kernels.llama import LlamaShape, LlamaStack, LlamaWeights
+
+WIDTH = 32
+
+
+def random_stack(
+    random: np.random.Generator,
+    *,
+    half: bool = False,
+    vocabulary: int = 300,
+    blocks: int = 24,
+    window: int = 0,
+    extras: bool = False,
+) -> LlamaStack:
+    """Two layers; ``extras`` are what only some families have: biases, query and key norms."""
+    shape = LlamaShape(2, WIDTH, 48, 4, 2, 16, 1e-5, 0.25, window)
+
+    def normal(*size: int, scale: float = 0.2) -> torch.Tensor:
+        values = torch.from_numpy(scale * random.standard_normal(size)).float()
+        return values.bfloat16().float() if half else values
+
+    def products(outputs: int, depth: int) -> np.ndarray:
+        return np.stack([pack(normal(outputs, depth), half=half).panels for _ in range(2)])
+
+    angles = np.outer(np.arange(256), 100.0 ** -(np.arange(8) / 8)).astype(np.float32)
+    heads = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
+    norm = shape.head_dim if extras else 0
+    weights = LlamaWeights(
+        attention_norm=normal(2, WIDTH, scale=0.3).numpy() + np.float32(1),
+        qkv=products(heads, WIDTH),
+        qkv_bias=normal(2, heads if extras else 0).numpy(),
+        query_norm=normal(2, norm).numpy() + np.float32(1),
+        key_norm=normal(2, norm).numpy() + np.float32(1),
+        attention_output=products(WIDTH, shape.heads * shape.head_dim),
+        mlp_norm=normal(2, WIDTH, scale=0.3).numpy() + np.float32(1),
+        gate_up=products(2 * shape.intermediate, WIDTH),
+        down=products(WIDTH, shape.intermediate),
+        final_norm=normal(WIDTH, scale=0.3).numpy() + np.float32(1),
+        cosine=np.cos(angles),
+        sine=np.sin(angles),
+    )
+    embedding: np.ndarray = normal(vocabulary, WIDTH, scale=1.0).numpy()
+    if half:
+        embedding = (embedding.view(np.uint32) >> 16).astype(np.uint16)
+    cells = (2, blocks, shape.kv_heads)
+    keys = np.full((*cells, shape.head_dim, BLOCK_SIZE), np.nan, np.float32)
+    values = np.full((*cells, BLOCK_SIZE, shape.head_dim), np.nan, np.float32)
+    return LlamaStack(shape, weights, embedding, keys, values)
+
+
+def head_of(
+    weight: np.ndarray,
+    clusters: Sequence[np.ndarray],
+    *,
+    always: Sequence[int] = (),
+    router: Router | None = None,
+) -> DraftHead:
+    """The rows ``weight [V, d]`` of tokens by cluster; half storage where the weights allow it."""
+    ids, places, offsets = [], [], [0]
+    for cluster in clusters:
+        room = -(-len(cluster) // PANEL) * PANEL
+        ids.append(np.pad(np.sort(cluster), (0, room - len(cluster)), constant_values=-1))
+        offsets.append(offsets[-1] + room // PANEL)
+    places = np.concatenate([np.empty(0, np.int64), *ids])
+    rows = np.where(places[:, None] >= 0, weight[places], np.float32(0))
+    return DraftHead(
+        pack(torch.from_numpy(rows.astype(np.float32))).panels,
+        places.astype(np.int32),
+        np.array(offsets, np.int32),
+        np.array(always, np.int32),
+        router,
+    )
+
+
+def random_clusters(
+    random: np.random.Generator, vocabulary: int, count: int, share: float = 1.0
+) -> list[np.ndarray]:
+    """``share`` of the vocabulary in clusters, of which some are large and some empty."""
+    tokens = random.permutation(vocabulary)[: max(1, int(share * vocabulary))]
+    cuts = np.sort(random.integers(0, len(tokens) + 1, count - 1))
+    return np.split(tokens, cuts)
+
+
+def random_router(
+    random: np.random.Generator, width: int, clusters: int, budgets: Sequence[int]
+) -> Router:
+    inner = 32
+
+    def matrix(outputs: int, depth: int) -> np.ndarray:
+        values = 0.3 * random.standard_normal((outputs, depth))
+        return pack(torch.from_numpy(values).float(), half=False).panels
+
+    return Router(
+        matrix(inner, 2 * width),
+        (0.3 * random.standard_normal(inner)).astype(np.float32),
+        matrix(clusters, inner),
+        (0.3 * random.standard_normal(clusters)).astype(np.float32),
+        np.array(budgets, np.int32),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class DraftCase:
+    """Sequences in the middle of their lives: prefixes in the cache, pending tokens after them."""
+
+    stack: LlamaStack
+    prefixes: PendingTokens
+    pending: PendingTokens
+
+    def run(self, head: DraftHead, implementation: Any = None) -> tuple[LlamaStack, Drafted]:
+        """On a cache of its own, which is returned with the answer."""
+        caches = {name: getattr(self.stack, name).copy() for name in ("key_cache", "value_cache")}
+        stack = replace(self.stack, **caches)
+        if self.prefixes.tokens.size:
+            draft(stack, head, self.prefixes, implementation=implementation)
+        return stack, draft(stack, head, self.pending, implementation=implementation)
+
+
+def random_case(
+    random: np.random.Generator, stack: LlamaStack, sequences: int, longest: int
+) -> DraftCase:
+    """Prefixes of up to 40 tokens, 1 to 4 pending ones, up to ``longest`` guesses, any blocks."""
+    vocabulary, blocks = len(stack.embedding), stack.key_cache.shape[1]
+    each = blocks // sequences
+    start = random.integers(1, min(41, each * BLOCK_SIZE - 4 - longest), sequences)
+    counts = random.integers(1, 5, sequences)
+    common = {
+        "block_tables": random.permutation(blocks)[: each * sequences]
+        .reshape(sequences, each)
+        .astype(np.int32),
+        "key": random.integers(0, 2**64, sequences, dtype=np.uint64),
+        "inverse_temperature": random.choice([0.0, 1.0, float(np.float32(1 / 0.7))], sequences),
+        "state_before": random.standard_normal((sequences, WIDTH)).astype(np.float32),
+    }
+
+    def tokens(lengths: np.ndarray) -> dict[str, np.ndarray]:
+        return {
+            "tokens": random.integers(0, vocabulary, lengths.sum()).astype(np.int32),
+            "offsets": np.cumsum([0, *lengths], dtype=np.int64),
+        }
+
+    nothing = np.zeros(sequences, np.int32)
+    prefixes = PendingTokens(**tokens(start), start=nothing, most=nothing, **common)
+    pending = PendingTokens(
+        **tokens(counts),
+        start=start.astype(np.int32),
+        most=random.integers(0, longest + 1, sequences).astype(np.int32),
+        **common,
+    )
+    return DraftCase(stack, prefixes, pending)
+
+
+def sequence_of(pending: PendingTokens, sequence: int) -> PendingTokens:
+    """One of the sequences, alone."""
+    own = slice(sequence, sequence + 1)
+    first, stop = pending.offsets[sequence : sequence + 2]
+    return PendingTokens(
+        tokens=pending.tokens[first:stop],
+        offsets=np.array([0, stop - first]),
+        start=pending.start[own],
+        block_tables=pending.block_tables[own],
+        most=pending.most[own],
+        key=pending.key[own],
+        inverse_temperature=pending.inverse_temperature[own],
+        state_before=pending.state_before[own],
+    )
+
+
+def full_head(model: LoadedModel, ids: np.ndarray | None = None) -> DraftHead:
+    """Every row of a model's head, or those of ``ids``, in one cluster."""
+    weight = model.head.weight.float().numpy()
+    return head_of(weight, [np.arange(len(weight)) if ids is None else ids])
+
+
+def routed_head(model: LoadedModel, seed: int, clusters: int, budgets: Sequence[int]) -> DraftHead:
+    """A random router's."""
+    random = np.random.default_rng(seed)
+    weight = model.head.weight.float().numpy()
+    router = random_router(random, weight.shape[1], clusters, budgets)
+    return head_of(
+        weight, random_clusters(random, len(weight), clusters), always=[0], router=router
+    )
+
+
+def model_drafter(
+    model: LoadedModel, head: DraftHead | None = None, *, blocks: int = 64
+) -> ModelDrafter:
+    """A drafter with a body of its own over the weights of ``model``."""
+    loaded = model.body
+    assert isinstance(loaded, FusedBody)
+    body = FusedBody(loaded._shape, loaded._weights, loaded._embedding, loaded.max_positions)
+    return ModelDrafter(
+        body, head or full_head(model), blocks=blocks, vocabulary_size=model.vocabulary_size
+    )
