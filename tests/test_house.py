@@ -21,6 +21,7 @@ ROOMS = {
     "index": {"body"},
     "head": {"states", "index", "body"},
     "decision": {"states", "index", "body"},
+    "drafter": {"body", "index"},
     "engine": {"states", "head", "decision", "body", "text"},
 }
 MOST_MODULES = 16  # side by side in a folder
