@@ -21,9 +21,14 @@ COMMANDS = {
         "choose the tokens that samplers look at first",
     ),
     ("hotset", "show"): ("serve_app.commands.hotset_show", "report what a hot vocabulary holds"),
+    ("router", "train"): (
+        "serve_app.commands.router_train",
+        "train which output rows a draft model looks at",
+    ),
     ("demo", "train"): ("serve_app.commands.demo_train", "train the small demonstration models"),
     ("bench", "engine"): ("loadtest.bench.engine.command", "measure the engine without HTTP"),
     ("bench", "head"): ("loadtest.bench.head.command", "measure the output head beside dense ones"),
+    ("bench", "draft"): ("loadtest.bench.draft.command", "count the guesses that stand, by head"),
     ("bench", "sampler"): ("loadtest.bench.sampler.command", "measure the sampler beside vLLM's"),
     ("bench", "serve-path"): (
         "loadtest.bench.serve_path.command",

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
+
+from kernels.attention import BLOCK_SIZE
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,6 +29,20 @@ class Batch:
     row_sequence: npt.NDArray[np.int32]  # [T]
     block_tables: npt.NDArray[np.int32]  # [S, max_blocks]
     output_rows: npt.NDArray[np.int32]  # [N]
+
+
+def whole_text(token_ids: Sequence[int], output_rows: npt.NDArray[np.int32]) -> Batch:
+    """One sequence from its first token on, in the first blocks of an otherwise unused cache."""
+    length = len(token_ids)
+    places = np.arange(length, dtype=np.int32)
+    return Batch(
+        token_ids=np.array(token_ids, np.int32),
+        positions=places,
+        slots=places.astype(np.int64),
+        row_sequence=np.zeros(length, np.int32),
+        block_tables=np.arange(-(-length // BLOCK_SIZE), dtype=np.int32)[None],
+        output_rows=output_rows,
+    )
 
 
 class Body(Protocol):

@@ -195,7 +195,7 @@ class FusedBody:
 
         shape, weights = self._shape, self._weights
         cpu.forward(
-            self._embed(batch.token_ids[rows]),
+            self.embed(batch.token_ids[rows]),
             batch.positions[rows],
             batch.slots[rows],
             batch.row_sequence[rows],
@@ -224,7 +224,7 @@ class FusedBody:
             out[wanted],
         )
 
-    def _embed(self, token_ids: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    def embed(self, token_ids: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """Fresh float32 rows ``[T, d]``; bfloat16 bits are widened as they are gathered."""
         rows = self._embedding[token_ids]
         if rows.dtype == np.uint16:

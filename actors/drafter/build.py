@@ -2,32 +2,73 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import numpy as np
+
 from actors.body.fused import FusedBody
+from actors.body.loading import LoadedModel
 from actors.configuration import NGRAM, EngineConfiguration
+from actors.drafter.heads import frequency_head, full_head, routed_head
 from actors.drafter.length import FixedLength, LengthRule, MeasuredLength, SteppingLength
 from actors.drafter.loading import load_draft_model
 from actors.drafter.lookup import LookupDrafter
 from actors.drafter.model import ModelDrafter
 from actors.drafter.protocol import Drafter
+from actors.drafter.router.file import FILE_NAME, read_router_file
 from actors.drafter.stepwise import StepwiseDrafter
+from actors.index.format import describe_weights
+from kernels.draft import DraftHead
 
 # With what the papers' rule begins.
 FIRST_LENGTH = 3
+# What a static head holds of the vocabulary.
+STATIC_SHARE = 0.2
 
 
 def build_drafter(
     configuration: EngineConfiguration, *, blocks: int, vocabulary_size: int
 ) -> Drafter:
-    """The drafter for a target of ``vocabulary_size`` tokens, whose KV cache has ``blocks`` blocks:
-    so many has a draft model's, too.
+    """The drafter for a target of ``vocabulary_size`` tokens; a draft model gets a KV cache of
+    ``blocks`` blocks.
 
     Raises what ``actors.drafter.loading.load_draft_model`` raises, and ValueError for a head that
-    the draft model does not have.
+    the draft model cannot have.
     """
     if configuration.draft is None or configuration.draft == NGRAM:
         return LookupDrafter()
-    model = load_draft_model(configuration.draft, configuration.model, configuration.dtype)
-    raise ValueError(model.body)
+    model = load_draft_model(
+        configuration.draft, configuration.model, configuration.dtype, device="cpu"
+    )
+    if isinstance(model.body, FusedBody):
+        head = _draft_head(configuration, model, vocabulary_size)
+        return ModelDrafter(model.body, head, blocks=blocks, vocabulary_size=vocabulary_size)
+    if configuration.draft_head not in ("auto", "full"):
+        raise ValueError(
+            f"{configuration.draft} drafts with its whole head: its family has no fused body. Leave "
+            "--draft-head out"
+        )
+    return StepwiseDrafter(model.body, model.head, blocks=blocks, vocabulary_size=vocabulary_size)
+
+
+def _draft_head(
+    configuration: EngineConfiguration, model: LoadedModel, vocabulary_size: int
+) -> DraftHead:
+    """As ``configuration.draft_head`` says. A static list is of the tokens drawn most often, where
+    a router file tells, else of those with the lowest ids: tokenizers learn frequent ones first."""
+    weights, wanted = model.head.weight[: model.vocabulary_size], configuration.draft_head
+    path = Path(str(configuration.draft)).expanduser() / FILE_NAME
+    if wanted == "full" or (wanted == "auto" and not path.is_file()):
+        return full_head(weights, vocabulary_size)
+    if wanted == "static" and not path.is_file():
+        frequent = np.arange(vocabulary_size)
+    else:
+        file = read_router_file(path, describe_weights(weights, None))
+        if wanted != "static":
+            return routed_head(weights, file)
+        frequent = file.frequent[file.frequent < vocabulary_size]
+    count = max(1, round(STATIC_SHARE * vocabulary_size))
+    return frequency_head(weights, frequent[:count], vocabulary_size)
 
 
 def length_rule(configuration: EngineConfiguration) -> LengthRule:

@@ -77,7 +77,11 @@ class Engine:
         self._plane = self._make_plane(start_sampler)
         if configuration.draft is not None and drafter is None:
             tell("loading the draft model")
-            drafter = build_drafter(configuration)
+            drafter = build_drafter(
+                configuration,
+                blocks=self._scheduler.pool.count,
+                vocabulary_size=model.vocabulary_size,
+            )
         self._speculation = None if drafter is None else self._make_speculation(drafter)
         self.steps = Steps(
             model,

@@ -1,4 +1,4 @@
-"""The index file: safetensors whose tensors belong to named parts, described in the header.
+"""Files made from a model's output weights: safetensors of named parts, described in the header.
 
 A part is what one step of a build makes. Its tensors are named ``part.tensor``; its identity is a
 digest of everything it was made from, so that a part with the wanted identity need not be made
@@ -25,10 +25,22 @@ from actors.index.errors import IndexFileError
 from actors.index.metadata import CalibrationReport, ClusterReport, Metadata, TierReport, Weights
 
 FORMAT = 1
-KEY = "lexshard-index"
 CALIBRATION, CLUSTERS, TIER = "calibration", "clusters", "tier."
 
 Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class FileKind:
+    """What a file holds, what makes it, and what is raised where it cannot be used."""
+
+    key: str  # of the header's entry
+    noun: str
+    command: str
+    error: type[ValueError]
+
+
+INDEX = FileKind("lexshard-index", "vocabulary index", "lexshard index build", IndexFileError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +93,9 @@ def digest_of(array: Array) -> str:
     return digest.hexdigest()
 
 
-def write(path: Path, weights: Weights, parts: Mapping[str, Part]) -> Header:
+def write(
+    path: Path, weights: Weights, parts: Mapping[str, Part], kind: FileKind = INDEX
+) -> Header:
     """Write a file that appears whole or not at all; the same parts give the same bytes.
 
     Raises OSError where it cannot be written.
@@ -106,7 +120,7 @@ def write(path: Path, weights: Weights, parts: Mapping[str, Part]) -> Header:
     description = f"{hashlib.sha256(text.encode()).hexdigest()} {text}"
     unfinished = path.with_name(f"{path.name}.unfinished-{os.getpid()}")
     try:
-        save_file(tensors, unfinished, metadata={KEY: description})
+        save_file(tensors, unfinished, metadata={kind.key: description})
         unfinished.chmod(0o644)  # safetensors makes files that only their owner can read
         os.replace(unfinished, path)
     except SafetensorError as error:
@@ -116,51 +130,52 @@ def write(path: Path, weights: Weights, parts: Mapping[str, Part]) -> Header:
     return header
 
 
-def read_header(path: Path) -> Header:
+def read_header(path: Path, kind: FileKind = INDEX) -> Header:
     """What the file says about itself, without its tensors.
 
-    Raises IndexFileError where there is no file, or not a whole index of this format.
+    Raises the kind's error where there is no file, or not a whole one of this kind and format.
     """
-    with _opened(path, "np") as file:
-        description = (file.metadata() or {}).get(KEY)
+    with _opened(path, "np", kind) as file:
+        description = (file.metadata() or {}).get(kind.key)
     if description is None:
-        raise IndexFileError(f"{path} is not a vocabulary index: give a file that lexshard built")
+        raise kind.error(f"{path} is not a {kind.noun}: give a file of `{kind.command}`")
     digest, _, text = description.partition(" ")
     if hashlib.sha256(text.encode()).hexdigest() != digest:
-        raise _damaged(path, "its header has changed")
+        raise _damaged(path, "its header has changed", kind)
     content = json.loads(text)
     if content["format"] != FORMAT:
-        raise IndexFileError(
-            f"{path} has format {content['format']}, this version reads {FORMAT}: build it again"
+        raise kind.error(
+            f"{path} has format {content['format']}, this version reads {FORMAT}: make it again "
+            f"with `{kind.command}`"
         )
     return msgspec.convert(content, Header)
 
 
-def read_part(path: Path, header: Header, name: str) -> Part:
-    """A part with memory-mapped tensors, all of them checked. Raises IndexFileError."""
+def read_part(path: Path, header: Header, name: str, kind: FileKind = INDEX) -> Part:
+    """A part with memory-mapped tensors, all of them checked. Raises the kind's error."""
     part = header.parts[name]
     tensors = {}
-    with _opened(path, "pt") as file:  # arrays over torch's map; safetensors' numpy would copy
+    with _opened(path, "pt", kind) as file:  # arrays over torch's map; numpy's would be copies
         for key, digest in part.digests.items():
             try:
                 tensors[key] = file.get_tensor(f"{name}.{key}").numpy()
             except SafetensorError as error:
-                raise _damaged(path, str(error)) from error
+                raise _damaged(path, str(error), kind) from error
             if digest_of(tensors[key]) != digest:
-                raise _damaged(path, f"the tensor {name}.{key} has changed")
+                raise _damaged(path, f"the tensor {name}.{key} has changed", kind)
     return Part(part.identity, part.about, tensors)
 
 
-def _opened(path: Path, framework: str) -> Any:
+def _opened(path: Path, framework: str, kind: FileKind) -> Any:
     if not path.is_file():
-        raise IndexFileError(f"there is no index at {path}: build one with `lexshard index build`")
+        raise kind.error(f"there is no {kind.noun} at {path}: make one with `{kind.command}`")
     try:
         return safe_open(path, framework=framework)
     except (SafetensorError, OSError) as error:
-        raise _damaged(path, str(error)) from error
+        raise _damaged(path, str(error), kind) from error
 
 
-def _damaged(path: Path, reason: str) -> IndexFileError:
-    return IndexFileError(
-        f"{path} is damaged or no index ({reason}): build it again with `lexshard index build`"
+def _damaged(path: Path, reason: str, kind: FileKind) -> ValueError:
+    return kind.error(
+        f"{path} is damaged or no {kind.noun} ({reason}): make it again with `{kind.command}`"
     )

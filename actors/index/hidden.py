@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from actors.body.batch import Batch, Body
+from actors.body.batch import Body, whole_text
 from kernels.attention import BLOCK_SIZE
 
 PROMPTS = 16
@@ -71,7 +71,10 @@ def hidden_states(body: Body, prompts: Sequence[Sequence[int]]) -> npt.NDArray[n
     longest = max(len(prompt) for prompt in prompts)
     body.allocate_cache(-(-longest // BLOCK_SIZE))
     with torch.inference_mode():
-        states = [body.forward(_batch(prompt)).float().cpu().numpy() for prompt in prompts]
+        states = [
+            body.forward(whole_text(prompt, positions(prompt))).float().cpu().numpy()
+            for prompt in prompts
+        ]
     return np.concatenate(states)
 
 
@@ -80,16 +83,3 @@ def positions(prompt: Sequence[int]) -> npt.NDArray[np.int32]:
     last = len(prompt) - 1
     spread = np.linspace(min(FIRST_POSITION, last), last, POSITIONS).round()
     return np.unique(spread).astype(np.int32)
-
-
-def _batch(prompt: Sequence[int]) -> Batch:
-    length = len(prompt)
-    places = np.arange(length, dtype=np.int32)
-    return Batch(
-        token_ids=np.array(prompt, np.int32),
-        positions=places,
-        slots=places.astype(np.int64),
-        row_sequence=np.zeros(length, np.int32),
-        block_tables=np.arange(-(-length // BLOCK_SIZE), dtype=np.int32)[None],
-        output_rows=positions(prompt),
-    )

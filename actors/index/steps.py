@@ -6,13 +6,12 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from actors.index.container import Header, Part, read_header, read_part, write
-from actors.index.errors import IndexFileError
+from actors.index.container import INDEX, FileKind, Header, Part, read_header, read_part, write
 from actors.index.metadata import Weights
 
 
@@ -58,10 +57,13 @@ class BuildSteps:
     ``out`` is the file to be. One build at a time works in a folder: see `alone`.
     """
 
-    def __init__(self, out: Path, weights: Weights, progress: Progress) -> None:
+    def __init__(
+        self, out: Path, weights: Weights, progress: Progress, kind: FileKind = INDEX
+    ) -> None:
         self._out = out
         self._weights = weights
         self._progress = progress
+        self._kind = kind
         self._parts: dict[str, Path] = {}
 
     def make(
@@ -76,28 +78,41 @@ class BuildSteps:
         identity = hashlib.sha256(made_from.encode()).hexdigest()
         kept = self._out.with_name(f"{self._out.name}.part-{name}")
         for path in (kept, self._out):
-            part = _found(path, name, identity)
+            part = self._found(path, name, identity)
             if part is not None:
                 self._parts[name] = path
                 return part
         about, tensors = work()
         part = Part(identity, about, tensors)
-        write(kept, self._weights, {name: part})
+        write(kept, self._weights, {name: part}, self._kind)
         self._parts[name] = kept
         return part
 
-    def finish(self) -> Header:
-        """All parts made, in one file; the pieces disappear."""
+    def finish(self, kept: Collection[str] | None = None) -> Header:
+        """The parts ``kept`` (None: all made) in one file; the pieces disappear."""
         self._progress.begin("writing")
         parts = {
-            name: read_part(path, read_header(path), name) for name, path in self._parts.items()
+            name: read_part(path, read_header(path, self._kind), name, self._kind)
+            for name, path in self._parts.items()
+            if kept is None or name in kept
         }
-        header = write(self._out, self._weights, parts)
+        header = write(self._out, self._weights, parts, self._kind)
         for ending in ("part-*", "unfinished-*"):  # the latter of builds that were killed
             for piece in self._out.parent.glob(f"{self._out.name}.{ending}"):
                 piece.unlink()
         self._progress.advance(1.0)
         return header
+
+    def _found(self, path: Path, name: str, identity: str) -> Part | None:
+        if not path.is_file():
+            return None
+        try:
+            header = read_header(path, self._kind)
+            if name in header.parts and header.parts[name].identity == identity:
+                return read_part(path, header, name, self._kind)
+        except self._kind.error:
+            return None  # damaged: made again
+        return None
 
 
 @contextmanager
@@ -110,15 +125,3 @@ def alone(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-def _found(path: Path, name: str, identity: str) -> Part | None:
-    if not path.is_file():
-        return None
-    try:
-        header = read_header(path)
-        if name in header.parts and header.parts[name].identity == identity:
-            return read_part(path, header, name)
-    except IndexFileError:
-        return None  # damaged: made again
-    return None

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from actors.body.batch import Batch, Body
+from actors.body.batch import Body, whole_text
 from actors.body.head_weights import HeadWeights
 from actors.body.loading import LoadedModel
 from actors.decision.hot_vocabulary.file import About, HotFile, tokenizer_hash
@@ -158,20 +158,8 @@ def _logit_blocks(
     for ids, places in zip(sequences, _positions(sequences, count), strict=True):
         if len(places):
             with torch.inference_mode():
-                hidden = body.forward(_batch(ids, places)).float().cpu().numpy()
+                hidden = body.forward(whole_text(ids, places)).float().cpu().numpy()
             for first in range(0, len(hidden), ROWS):
                 products = canonical_logits(hidden[first : first + ROWS], head.weight)
                 bias = None if head.bias is None else head.bias.numpy()
                 yield postprocess(products, bias=bias, scale=head.scale, softcap=head.softcap)
-
-
-def _batch(ids: Ids, output_rows: npt.NDArray[np.int32]) -> Batch:
-    places = np.arange(len(ids), dtype=np.int32)
-    return Batch(
-        token_ids=np.array(ids, np.int32),
-        positions=places,
-        slots=places.astype(np.int64),
-        row_sequence=np.zeros(len(ids), np.int32),
-        block_tables=np.arange(-(-len(ids) // BLOCK_SIZE), dtype=np.int32)[None],
-        output_rows=output_rows,
-    )

@@ -86,7 +86,10 @@ def _conversation(messages: Any, where: str, tokenizer: Any | None) -> str:
     ):
         raise ValueError(f"{where}: messages need a role and a text content each")
     if tokenizer is not None and tokenizer.chat_template:
-        return str(tokenizer.apply_chat_template(messages, tokenize=False))
+        asked = messages[-1]["role"] == "user"
+        return str(
+            tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=asked)
+        )
     return "\n\n".join(message["content"] for message in messages)
 
 

@@ -117,7 +117,7 @@ def test_a_truncated_file_is_a_clear_error(tiny: Tiny, tmp_path: Path, length: i
 
 
 def test_what_is_no_index_is_a_clear_error(tiny: Tiny, tmp_path: Path) -> None:
-    with pytest.raises(IndexFileError, match="there is no index"):
+    with pytest.raises(IndexFileError, match="there is no vocabulary index"):
         tiny.load(tmp_path / "missing")
     with pytest.raises(IndexFileError, match="not a vocabulary index"):
         tiny.load(tiny.folder / "model.safetensors")

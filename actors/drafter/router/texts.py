@@ -1,0 +1,133 @@
+"""Texts that the target wrote, and what the draft model computes over them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from actors.body.batch import whole_text
+from actors.body.fused import FusedBody
+from kernels.attention import BLOCK_SIZE
+
+Tokens = tuple[int, ...]
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenText:
+    """What the target drew after a prompt, at a temperature with a random key."""
+
+    prompt_ids: Tokens
+    output_ids: Tokens
+    temperature: float
+    key: int
+
+
+# The target's continuations of prompts at a temperature, drawn with the key, by so many tokens.
+Write = Callable[[Sequence[Tokens], float, int, int], list[WrittenText]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DraftPositions:
+    """Every token that the target drew, and what a draft step that guesses it starts from.
+
+    The draft computed all N positions over the true text. That is also what it computes while
+    it drafts, up to the first wrong guess, and nothing behind that counts: whether a guess stands
+    after j guesses that stood needs no drafting of its own.
+    """
+
+    tokens: npt.NDArray[np.int32]  # [N] last token before the one drawn: the step's input
+    embedded: Floats  # [N, d] its embedding
+    before: Floats  # [N, d] final hidden state one position earlier; zeros where there is none
+    hidden: Floats  # [N, d] final hidden state of the step: the head's input
+    drawn: npt.NDArray[np.int32]  # [N] token that the target drew
+    place: npt.NDArray[np.int64]  # [N] its index in prompt + output
+    text: npt.NDArray[np.int32]  # [N] ascending; which text it belongs to
+    inverse_temperature: npt.NDArray[np.float64]  # [N] 0 is greedy
+    key: npt.NDArray[np.uint64]  # [N]
+
+    def __len__(self) -> int:
+        return len(self.drawn)
+
+    def of(self, chosen: npt.NDArray[np.bool_]) -> DraftPositions:
+        """Those of the ``chosen`` [N] positions."""
+        return DraftPositions(
+            **{name: getattr(self, name)[chosen] for name in self.__dataclass_fields__}
+        )
+
+
+def draft_positions(
+    body: FusedBody,
+    texts: Sequence[WrittenText],
+    progress: Callable[[float], None] = lambda share: None,
+) -> DraftPositions:
+    """The positions of all ``texts``, in their order. Takes the body's cache for itself."""
+    longest = max(len(text.prompt_ids) + len(text.output_ids) for text in texts)
+    body.allocate_cache(-(-longest // BLOCK_SIZE))
+    parts = []
+    for number, text in enumerate(texts):
+        if text.output_ids:
+            parts.append(_positions_of(body, text, number))
+        progress(1.0 / len(texts))
+    return DraftPositions(
+        **{
+            name: np.concatenate([getattr(part, name) for part in parts])
+            for name in DraftPositions.__dataclass_fields__
+        }
+    )
+
+
+def _positions_of(body: FusedBody, text: WrittenText, number: int) -> DraftPositions:
+    ids = np.array(text.prompt_ids + text.output_ids[:-1], np.int32)
+    first, count = len(text.prompt_ids) - 1, len(text.output_ids)
+    wanted = np.arange(max(first - 1, 0), len(ids), dtype=np.int32)
+    with torch.inference_mode():
+        states = body.forward(whole_text(ids.tolist(), wanted)).numpy()
+    if first == 0:
+        states = np.concatenate([np.zeros((1, states.shape[1]), np.float32), states])
+    inverse = np.float32(1.0 / text.temperature) if text.temperature else 0.0
+    return DraftPositions(
+        tokens=ids[first:],
+        embedded=body.embed(ids[first:]),
+        before=states[:-1],
+        hidden=states[1:],
+        drawn=np.array(text.output_ids, np.int32),
+        place=np.arange(first + 1, first + 1 + count),
+        text=np.full(count, number, np.int32),
+        inverse_temperature=np.full(count, inverse, np.float64),
+        key=np.full(count, text.key, np.uint64),
+    )
+
+
+def flattened(texts: Sequence[WrittenText]) -> dict[str, npt.NDArray[Any]]:
+    """The texts without their prompts as arrays that a file can hold."""
+    lengths = [len(text.output_ids) for text in texts]
+    return {
+        "output_ids": np.array([i for text in texts for i in text.output_ids], np.int32),
+        "offsets": np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+        "temperature": np.array([text.temperature for text in texts]),
+        "key": np.array([text.key for text in texts], np.uint64),
+    }
+
+
+def unflattened(
+    arrays: dict[str, npt.NDArray[Any]], prompts: Sequence[Tokens]
+) -> list[WrittenText]:
+    """The texts behind these prompts again."""
+    offsets = arrays["offsets"].tolist()
+    return [
+        WrittenText(
+            tuple(prompt),
+            tuple(arrays["output_ids"][first:last].tolist()),
+            float(temperature),
+            int(key),
+        )
+        for prompt, first, last, temperature, key in zip(
+            prompts, offsets[:-1], offsets[1:], arrays["temperature"], arrays["key"], strict=True
+        )
+    ]

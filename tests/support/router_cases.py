@@ -1,0 +1,110 @@
+"""Routers made by hand, and a target and a draft small enough to train one in a test."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from actors.body.loading import load
+from actors.drafter.router.build import RouterSettings, Target, draftable
+from actors.drafter.router.file import RouterFile, TrainingReport
+from actors.drafter.router.texts import (
+    DraftPositions,
+    Tokens,
+    WrittenText,
+    draft_positions,
+)
+from actors.index.build import own_rows
+from actors.index.metadata import Spread
+from tests.support.tiny_models import save_tiny
+
+WIDTH = 16
+SETTINGS = RouterSettings(
+    hot=4, clusters=6, width=WIDTH, epochs=2, steps=3, share=0.6, tokens=12, temperatures=(0.0, 0.8)
+)
+STEPS = ["texts-0-0", "texts-1-0", "hidden states", "clusters", "network", "writing"]
+
+_REPORT = TrainingReport(
+    target="by hand",
+    seed=0,
+    prompts=0,
+    written_tokens=0,
+    temperatures=(),
+    hot_tokens=0,
+    cluster_sizes=Spread(0, 0, 0),
+    epochs=0,
+    losses=(),
+    recall=(),
+    accepted={},
+    share={},
+)
+
+
+def router_file(cluster_of: npt.NDArray[np.int32], depth: int, *, seed: int = 0) -> RouterFile:
+    """Random weights over these clusters, the first of which is always looked at."""
+    random = np.random.default_rng(seed)
+    clusters = int(cluster_of.max()) + 1
+
+    def some(*shape: int) -> npt.NDArray[np.float32]:
+        return random.standard_normal(shape).astype(np.float32)
+
+    return RouterFile(
+        cluster_of=cluster_of,
+        frequent=random.permutation(len(cluster_of)).astype(np.int32),
+        always=np.zeros(1, np.int32),
+        inner=some(WIDTH, 2 * depth),
+        inner_bias=some(WIDTH),
+        outer=some(clusters, WIDTH),
+        outer_bias=some(clusters),
+        budgets=np.array([3, 1], np.int32),
+        report=_REPORT,
+    )
+
+
+class TinyPair:
+    """A random model that is its own draft; the target's texts are made up."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = save_tiny("qwen2", folder / "model", use_sliding_window=False)
+        self.draft = load(self.folder, device="cpu")
+        self.body = draftable(self.draft)
+        self.weight = own_rows(self.draft).weight.float()
+        self.size = len(self.weight)
+        random = np.random.default_rng(5)
+        self.prompts = [tuple(ids) for ids in random.integers(0, self.size, (16, 5)).tolist()]
+        self.target = Target("made up", "0" * 64, self._write)
+        self.written = 0  # calls
+
+    def _write(
+        self, prompts: Sequence[Tokens], temperature: float, seed: int, count: int
+    ) -> list[WrittenText]:
+        self.written += 1
+        random = np.random.default_rng(seed)
+        outputs = random.geometric(0.08, (len(prompts), count)) % self.size
+        return [
+            WrittenText(tuple(prompt), tuple(output), temperature, seed)
+            for prompt, output in zip(prompts, outputs.tolist(), strict=True)
+        ]
+
+
+def some_positions(pair: TinyPair, count: int) -> DraftPositions:
+    """Positions of texts that the draft itself might have written, half of them greedy."""
+    random = np.random.default_rng(9)
+    texts = [
+        WrittenText(
+            pair.prompts[number % 16],
+            tuple(random.integers(0, pair.size, 10).tolist()),
+            0.8 * (number % 2),
+            100 + number,
+        )
+        for number in range(count // 10)
+    ]
+    positions = draft_positions(pair.body, texts)
+    logits = positions.hidden @ pair.weight.numpy().T
+    # Tokens that are often the draft's best, so that many guesses stand.
+    best = np.argsort(-logits, axis=1)[np.arange(len(positions)), random.integers(0, 4, count)]
+    fields = {name: getattr(positions, name) for name in positions.__dataclass_fields__}
+    return DraftPositions(**{**fields, "drawn": best.astype(np.int32)})
