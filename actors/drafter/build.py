@@ -45,8 +45,8 @@ def build_drafter(
         return ModelDrafter(model.body, head, blocks=blocks, vocabulary_size=vocabulary_size)
     if configuration.draft_head not in ("auto", "full"):
         raise ValueError(
-            f"{configuration.draft} drafts with its whole head: its family has no fused body. Leave "
-            "--draft-head out"
+            f"{configuration.draft} drafts with its whole head, for its family has no fused body: "
+            "leave --draft-head out"
         )
     return StepwiseDrafter(model.body, model.head, blocks=blocks, vocabulary_size=vocabulary_size)
 
@@ -61,7 +61,7 @@ def _draft_head(
     if wanted == "full" or (wanted == "auto" and not path.is_file()):
         return full_head(weights, vocabulary_size)
     if wanted == "static" and not path.is_file():
-        frequent = np.arange(vocabulary_size)
+        frequent = np.arange(vocabulary_size, dtype=np.int32)
     else:
         file = read_router_file(path, describe_weights(weights, None))
         if wanted != "static":
