@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 HOST ?= 127.0.0.1
 PORT ?= 8000
 MODEL ?= models/lexshard-demo
+# The demo guesses ahead with its own draft model; another model with the one that is named.
+DRAFT ?= $(if $(filter models/lexshard-demo,$(MODEL)),models/lexshard-demo-draft)
 OUT ?= docs/reports
 
 .PHONY: setup serve test prove lint types format bench clean
@@ -19,7 +21,8 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 setup: $(VENV)/.installed
 
 serve: setup
-	$(BIN)/lexshard serve --host $(HOST) --port $(PORT) --model $(MODEL)
+	$(BIN)/lexshard serve --host $(HOST) --port $(PORT) --model $(MODEL) \
+		$(if $(DRAFT),--draft $(DRAFT))
 
 # What needs no server runs in two processes; servers have the machine to themselves.
 define run_tests

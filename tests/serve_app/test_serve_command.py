@@ -47,6 +47,7 @@ def test_bad_command_lines_end_with_one_clear_line(
         cases = [
             (["serve"], "no model"),
             (["serve", "--model", str(tmp_path / "absent")], "no model folder at"),
+            (["serve", "--model", folder, "--draft", str(tmp_path / "absent")], "no model folder"),
             (["serve", "--model", str(tmp_path)], "has no config.json"),
             (["serve", "--model", folder, "--dtype", "int3"], "dtype"),
             (["serve", "--model", folder, "--kv-cache-memory", "lots"], "kv_cache_memory"),
