@@ -231,6 +231,11 @@ class Scheduler:
         while not self._reserve(sequence, chunk.start + count):
             if planned:  # what has its part of this step takes nobody's blocks for more
                 return 0
+            if sequence.drafted:  # nor does anybody for guesses
+                sequence.drafted.clear()
+                count = sequence.affordable(0, limit)
+                chunk = _chunk(sequence, count)
+                continue
             victim = self._last_of_most()
             self._preempt(step, victim)
             step.admits = False

@@ -15,9 +15,10 @@ import pytest
 
 from actors.configuration import EngineConfiguration
 from actors.messages import Commands, Request, SamplingParameters
-from tests.support.paths import DEMO
+from tests.support.paths import DEMO, DEMO_DRAFT
 
 CONFIGURATION = EngineConfiguration(str(DEMO), dtype="float32", device="cpu", threads=1)
+DRAFTING = replace(CONFIGURATION, draft=str(DEMO_DRAFT), draft_length="stepping")
 LONG = SamplingParameters(temperature=0.9, seed=4, max_tokens=1500, ignore_eos=True)
 MEDIUM = replace(LONG, max_tokens=500)
 SHORT = SamplingParameters(temperature=0.9, seed=4, max_tokens=30, ignore_eos=True)
@@ -85,11 +86,17 @@ def test_streams_and_cancels_across_processes() -> None:
     asyncio.run(scenario())
 
 
-def test_killing_the_engine_loses_no_stream_and_changes_no_token() -> None:
-    """kill -9 in mid-stream: a new engine takes over and the text goes on as if nothing was."""
+@pytest.mark.parametrize(
+    "configuration", [CONFIGURATION, pytest.param(DRAFTING, marks=pytest.mark.slow)]
+)
+def test_killing_the_engine_loses_no_stream_and_changes_no_token(
+    configuration: EngineConfiguration,
+) -> None:
+    """kill -9 in mid-stream, in the midst of drafts too: a new engine takes over and the text goes
+    on as if nothing was."""
 
     async def scenario() -> None:
-        async with running_client() as client:
+        async with running_client(configuration) as client:
             requests = [Request(f"k{i}", 0, (9, 8, 7, i), LONG) for i in range(3)]
             expected = await asyncio.gather(*(_collect(client.submit([r])) for r in requests))
             victim = client.information.process_id

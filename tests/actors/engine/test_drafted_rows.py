@@ -133,3 +133,21 @@ def test_no_block_that_holds_a_guess_has_a_name(
         steps += 1
         assert steps < 5_000
     assert pool.used == 0
+
+
+def test_nobody_gives_up_blocks_for_a_guess() -> None:
+    """Two sequences fill all blocks; guesses that would need one more are not computed."""
+    pool = BlockPool(2)
+    scheduler = Scheduler(pool, step_tokens=64, max_running=2)
+    for arrival in range(2):
+        prompt = (arrival,) * (BLOCK_TOKENS - 1)
+        request = Request(str(arrival), 0, prompt, SamplingParameters(max_tokens=20))
+        scheduler.add(EngineSequence(request, arrival, cast(Any, None), list(prompt)))
+    for chunk in scheduler.plan().chunks:
+        chunk.sequence.advance(chunk.count, pool)
+        chunk.sequence.token_ids.append(7)
+    for sequence in scheduler.drawing():
+        sequence.drafted = [7, 7]
+    chunks = scheduler.plan().chunks
+    assert [(chunk.count, chunk.drafted) for chunk in chunks] == [(1, ()), (1, ())]
+    assert scheduler.preemptions == 0
