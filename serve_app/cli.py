@@ -25,6 +25,7 @@ COMMANDS = {
     ("bench", "engine"): ("loadtest.bench.engine.command", "measure the engine without HTTP"),
     ("bench", "head"): ("loadtest.bench.head.command", "measure the output head beside dense ones"),
     ("bench", "sampler"): ("loadtest.bench.sampler.command", "measure the sampler beside vLLM's"),
+    ("bench", "verify"): ("loadtest.bench.verify.command", "measure the verification of drafts"),
     ("bench", "serve-path"): (
         "loadtest.bench.serve_path.command",
         "measure the way from the engine to the wire",

@@ -13,6 +13,7 @@ from kernels.blocks import BLOCK
 from kernels.exponential.double_precision import exponential
 from kernels.noise.cpu import block_draw, block_minimum, noise_ceiling, token_noise
 from kernels.penalties.cpu import MINUS_INFINITY, lower_bound
+from kernels.rounding import NOISE_ROUNDING
 
 # Where a proposal's probabilities are.
 NOWHERE, CERTAIN, SPARSE, DENSE = 0, 1, 2, 3
@@ -60,18 +61,37 @@ def _proposed_probability(proposed, token):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
+def _block_bounds(row, maxima, key, position, bounds):  # type: ignore[no-untyped-def]
+    """Writes a bound on every ``log p`` plus noise of each block."""
+    for block in range(maxima.size):
+        uniform, _ = block_draw(key, position, np.uint64(block))
+        scaled = np.float64(maxima[block]) * row.scale
+        distance = 0.0 if scaled == row.top else scaled - row.top
+        bounds[block] = (distance - row.log_total) + noise_ceiling(uniform)
+
+
+@njit(nogil=True, cache=True)
+def _largest_noise(smallest):  # type: ignore[no-untyped-def]
+    """Of a block whose winning offset it is the noise of."""
+    return np.float64(np.float32(-math.log(smallest)))
+
+
+@njit(nogil=True, cache=True)
 def _visit(row, proposed, residual, block, key, position, token, best):  # type: ignore[no-untyped-def]
-    """The better of (token, best) and the tokens of a block. A score is ``l scale``, or the log of
+    """The better of (token, best) and the tokens of a block. A score is ``log p``, or the log of
     the ``residual``, plus noise."""
     uniform, winner = block_draw(key, position, np.uint64(block))
     smallest = block_minimum(uniform)
+    highest = _largest_noise(smallest) + NOISE_ROUNDING
     for candidate in range(block * BLOCK, min(block * BLOCK + BLOCK, row.logits.size)):
         if row.logits[candidate] == MINUS_INFINITY:
             continue
-        score = np.float64(row.logits[candidate]) * row.scale
+        score = log_probability(row, candidate)
+        # No residual is above its target's probability.
+        if score + highest < best:
+            continue
         if residual:
-            left = exponential(log_probability(row, candidate))
-            left -= _proposed_probability(proposed, candidate)
+            left = exponential(score) - _proposed_probability(proposed, candidate)
             if left <= 0.0:
                 continue
             score = math.log(left)
@@ -84,23 +104,59 @@ def _visit(row, proposed, residual, block, key, position, token, best):  # type:
 
 
 @njit(nogil=True, cache=True)
-def race(row, proposed, residual, maxima, key, position):  # type: ignore[no-untyped-def]
-    """The token that `kernels.draw` draws from a whole row, given the largest of every 64 logits;
-    or, of a ``residual``, one drawn from ``max(0, p - q)``. -1 where there is none."""
-    likely = np.argmax(maxima)
+def race(row, proposed, residual, maxima, bounds, key, position):  # type: ignore[no-untyped-def]
+    """The token that `kernels.draw` draws from a whole row whose ``top`` and ``log_total`` are 0,
+    given the largest of every 64 logits; or, of a ``residual``, one drawn from ``max(0, p - q)``.
+    -1 where there is none. ``bounds`` [ceil(V / 64)] float64 is scratch."""
+    _block_bounds(row, maxima, key, position, bounds)
+    likely = np.argmax(bounds)
     # Not a plain -1: numba would compile what takes it once more, for that number alone. The same
     # goes for the truth values that callers pass.
     token, best = np.int64(-1), -np.inf
     for step in range(-1, maxima.size):
-        # The likeliest block sets a high mark, below which most blocks need no noise.
+        # The likeliest block sets a high mark, below which most blocks need no visit.
         block = likely if step < 0 else step
         if maxima[block] == MINUS_INFINITY or step == likely:
             continue
-        ceiling = np.float64(maxima[block]) * row.scale
-        if residual:
-            # No residual is above its target's probability.
-            ceiling = (0.0 if ceiling == row.top else ceiling - row.top) - row.log_total
-        uniform, _ = block_draw(key, position, np.uint64(block))
-        if ceiling + noise_ceiling(uniform) >= best:
+        if bounds[block] >= best:
             token, best = _visit(row, proposed, residual, block, key, position, token, best)
     return token
+
+
+@njit(nogil=True, cache=True)
+def race_within(row, proposed, maxima, bounds, margins, key, position):  # type: ignore[no-untyped-def]
+    """The token that a residual's `race` gives, where normalisers that are ``margins`` off in their
+    logs (target's, proposal's) leave no doubt of it; -1 where they do."""
+    margin = margins[0]
+    grown, shrunk = math.exp(margin), math.exp(-margin)
+    grown_q, shrunk_q = math.exp(margins[1]), math.exp(-margins[1])
+    _block_bounds(row, maxima, key, position, bounds)
+    likely = np.argmax(bounds)
+    token, least, most, rival = np.int64(-1), -np.inf, -np.inf, -np.inf
+    for step in range(-1, maxima.size):
+        block = likely if step < 0 else step
+        if maxima[block] == MINUS_INFINITY or step == likely or bounds[block] + margin < least:
+            continue
+        uniform, winner = block_draw(key, position, np.uint64(block))
+        smallest = block_minimum(uniform)
+        highest = _largest_noise(smallest) + margin + NOISE_ROUNDING
+        for candidate in range(block * BLOCK, min(block * BLOCK + BLOCK, row.logits.size)):
+            if row.logits[candidate] == MINUS_INFINITY:
+                continue
+            score = log_probability(row, candidate)
+            if score + highest < least:
+                continue
+            p, q = exponential(score), _proposed_probability(proposed, candidate)
+            above = p * grown - q * shrunk_q
+            if above <= 0.0:
+                continue
+            noise = np.float64(token_noise(key, position, candidate, smallest, winner))
+            upper = math.log(above) + noise
+            below = p * shrunk - q * grown_q
+            lower = math.log(below) + noise if below > 0.0 else -np.inf
+            if lower > least:
+                rival = max(rival, most)
+                token, least, most = np.int64(candidate), lower, upper
+            else:
+                rival = max(rival, upper)
+    return token if rival < least else np.int64(-1)

@@ -13,6 +13,7 @@ from scipy import stats
 
 from kernels import pool
 from kernels.draw import Controls, draw
+from kernels.exponential.bounded_sum import relative_error
 from kernels.noise import gumbel_row
 from kernels.truncate import truncate
 from kernels.verify import (
@@ -132,7 +133,7 @@ def test_a_residual_holds_what_the_proposal_lacks() -> None:
 def test_what_the_fast_normaliser_leaves_open_is_decided_exactly(
     side: float, implementation: str
 ) -> None:
-    """u is a billionth away from p / q: a margin of 1e-4 decides nothing here."""
+    """u is a billionth away from p / q: a margin of 2.5e-5 decides nothing here."""
     random = np.random.default_rng(3)
     logits = (2 * random.standard_normal((2, 700))).astype(np.float32)
     p = softmax(logits[0])
@@ -176,6 +177,13 @@ def test_where_rounding_leaves_no_residual_the_target_is_drawn(implementation: s
     assert found.tokens[0] in (0, 1)
 
 
+def test_the_margins_are_above_the_error_of_a_sum() -> None:
+    error = relative_error(normalizer.CHUNK, 0.0)
+    assert -math.log1p(-error) < normalizer.LOG_MARGIN
+    per_unit = relative_error(normalizer.CHUNK, 1 / math.log(2.0)) - error
+    assert per_unit < normalizer.TOP_MARGIN
+
+
 @settings(max_examples=100)
 @given(
     seed=st.integers(0, 2**32),
@@ -186,14 +194,26 @@ def test_where_rounding_leaves_no_residual_the_target_is_drawn(implementation: s
 def test_the_fast_normaliser_keeps_its_margin(
     seed: int, flavour: str, size: int, scale: float
 ) -> None:
-    logits = random_logits(np.random.default_rng(seed), flavour, 1, size)[0]
+    random = np.random.default_rng(seed)
+    logits = random_logits(random, flavour, 1, size)[0]
+    shift, total = normalizer.fast_total(logits, scale, logits[random.integers(size)])
+    if normalizer.is_bounded(shift, scale):
+        top = float(shift) * math.log(2.0)
+        distances = logits.astype(np.float64) * scale - top
+        highest = distances.max()
+        expected = highest + math.log(np.exp(distances - highest).sum())
+        margin = normalizer.LOG_MARGIN + normalizer.TOP_MARGIN * abs(top)
+        assert abs(math.log(total) - expected) < margin
+
+
+@pytest.mark.parametrize("size", [1, 63, 64, 65, 1000])
+def test_block_maxima_are_those_of_every_64_logits(size: int) -> None:
+    logits = random_logits(np.random.default_rng(size), "special", 1, size)[0]
     maxima = np.empty(-(-size // 64), np.float32)
-    top, total = normalizer.survey(logits, scale, maxima, np.empty(normalizer.CHUNK, np.float32))
+    highest = normalizer.block_maxima(logits, maxima)
     padded = np.pad(logits, (0, -size % 64), constant_values=-np.inf)
     assert np.array_equal(maxima, padded.reshape(-1, 64).max(axis=1))
-    if normalizer.is_bounded(top, scale):
-        distances = (logits.astype(np.float64) - float(top)) * scale
-        assert abs(math.log(total) - math.log(np.exp(distances).sum())) < normalizer.LOG_MARGIN
+    assert highest == logits.max()
 
 
 def test_coupled_draws_what_plain_decoding_draws() -> None:
