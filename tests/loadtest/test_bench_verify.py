@@ -42,9 +42,13 @@ def test_a_run_is_sixteen_sequences_whatever_the_batch(batch: int) -> None:
     assert sum(step.batch for step in steps) >= SEQUENCES
     keys = [int(key) for step in steps for key in step.rows.key]
     assert keys == list(range(len(keys)))
-    alone = steps_of(100, 2, 1, "close", 3)
-    assert np.array_equal(steps[0].logits[:3], alone[0].logits)
-    assert np.array_equal(steps[0].rows.drafts[:2], alone[0].rows.drafts)
+
+
+def test_batches_of_one_and_of_sixteen_are_the_same_sequences() -> None:
+    together, alone = (steps_of(100, 2, batch, "close", 3) for batch in (16, 1))
+    for index, step in enumerate(alone):
+        assert np.array_equal(together[0].logits[3 * index : 3 * index + 3], step.logits)
+        assert np.array_equal(together[0].rows.drafts[2 * index : 2 * index + 2], step.rows.drafts)
 
 
 def test_drafters_disagree_as_their_names_say() -> None:
