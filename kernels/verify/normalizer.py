@@ -15,7 +15,7 @@ import numpy as np
 from numba import njit
 
 from kernels.blocks import BLOCK
-from kernels.decision.maxima import LOWEST_RANK, largest_rank, rank
+from kernels.decision.maxima import largest_rank, rank
 from kernels.exponential.bounded_sum import (
     LARGEST_SHIFT,
     STEP,
@@ -25,7 +25,7 @@ from kernels.exponential.bounded_sum import (
 )
 from kernels.exponential.double_precision import exponential
 from kernels.penalties.cpu import MINUS_INFINITY
-from kernels.prefetch import LINE, prefetch
+from kernels.verify.block_maximum import block_maximum
 
 CHUNK = 64 * BLOCK
 # Above the error of the log of a fast total with shift 0, and what a unit of its top adds to it
@@ -36,7 +36,6 @@ LARGEST_SUM = 2.0**60
 # Where the factor of an exponent is an fp32 number without surprises.
 LEAST_FAST_SCALE, LARGEST_FAST_SCALE = 2.0**-20, 2.0**20
 LN_2 = math.log(2.0)
-WORDS = LINE // 4
 
 
 @njit(nogil=True, cache=True)
@@ -47,24 +46,15 @@ def largest(logits):  # type: ignore[no-untyped-def]
 @njit(nogil=True, cache=True)
 def block_maxima(logits, maxima):  # type: ignore[no-untyped-def]
     """Writes the largest of every 64 logits; returns the largest of all."""
-    bits = logits.view(np.int32)
-    highest = LOWEST_RANK
-    whole = bits.size // BLOCK
-    # Not a slice for each block: making one takes as long as the search in it.
-    blocks = bits[: whole * BLOCK].reshape(whole, BLOCK)
+    highest = MINUS_INFINITY
+    whole = logits.size // BLOCK
     for block in range(whole):
-        for line in range(0, BLOCK, WORDS):
-            prefetch(bits, block * BLOCK + line)
-        maximum = LOWEST_RANK
-        for offset in range(BLOCK):
-            maximum = max(maximum, rank(blocks[block, offset]))
-        maxima[block] = np.int32(rank(maximum)).view(np.float32)
-        highest = max(highest, maximum)
-    if whole * BLOCK < bits.size:
-        maximum = largest_rank(bits[whole * BLOCK :])
-        maxima[whole] = np.int32(rank(maximum)).view(np.float32)
-        highest = max(highest, maximum)
-    return np.int32(rank(highest)).view(np.float32)
+        maxima[block] = block_maximum(logits, block * BLOCK)
+        highest = max(highest, maxima[block])
+    if whole * BLOCK < logits.size:
+        maxima[whole] = largest(logits[whole * BLOCK :])
+        highest = max(highest, maxima[whole])
+    return highest
 
 
 @njit(nogil=True, cache=True)
