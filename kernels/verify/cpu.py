@@ -43,7 +43,6 @@ from kernels.verify.race import (
     ScaledRow,
     log_probability,
     race,
-    race_within,
     sparse_probability,
 )
 from kernels.verify.reference import ACCEPTANCE_LANE
@@ -55,6 +54,7 @@ MODES = {"exact": EXACT, "coupled": COUPLED, "greedy": GREEDY}
 NO_LOGITS = np.empty((0, 0), np.float32)
 NO_IDS, NO_PROBABILITIES = np.empty(0, np.int32), np.empty(0, np.float64)
 NO_OFFSETS, NO_SCALES = np.zeros(1, np.int64), np.empty(0, np.float64)
+NO_MARGINS = (0.0, 0.0)
 
 
 class Scratch(NamedTuple):
@@ -99,8 +99,9 @@ def _draw(row, scale, proposed, scratch, key, position):  # type: ignore[no-unty
         return greedy_token(row)
     block_maxima(row, scratch.maxima)
     target = ScaledRow(row, scale, 0.0, 0.0)
-    plain = np.bool_(False)
-    return race(target, proposed, plain, scratch.maxima, scratch.bounds, key, position)
+    maxima, plain = scratch.maxima, np.bool_(False)
+    token, _ = race(target, proposed, plain, maxima, scratch.bounds, NO_MARGINS, key, position)
+    return token
 
 
 @njit(nogil=True, cache=True)
@@ -191,9 +192,12 @@ def _test(row, scale, proposed, key, position, scratch):  # type: ignore[no-unty
     if bounded and log_uniform < log_ratio - margin:
         return True, token, read
     maximum = block_maxima(row, maxima)
+    residual = np.bool_(True)
     if bounded and log_uniform > log_ratio + margin:
-        drawn = race_within(target, proposed, maxima, bounds, margins, residual_key, position)
-        if drawn >= 0:
+        drawn, certain = race(
+            target, proposed, residual, maxima, bounds, margins, residual_key, position
+        )
+        if certain:
             return False, drawn, read
     target = _exact(target, maximum, scratch.weights)
     if proposed.kind == DENSE:
@@ -208,8 +212,9 @@ def _test(row, scale, proposed, key, position, scratch):  # type: ignore[no-unty
             proposed = ProposedRow(
                 kind, token, proposed.dense, proposed.ids, proposed.probabilities
             )
-            residual = np.bool_(True)
-            drawn = race(target, proposed, residual, maxima, bounds, residual_key, position)
+            drawn, _ = race(
+                target, proposed, residual, maxima, bounds, NO_MARGINS, residual_key, position
+            )
     return False, drawn, read
 
 

@@ -62,8 +62,9 @@ def _sum_of_chunk(row, first, stop, shift, factor):  # type: ignore[no-untyped-d
     whole = first + (stop - first) // STEP * STEP
     total = np.float64(sum_of_exponentials(row, first, whole, shift, factor))
     if whole < stop:
-        rest = np.full(STEP, MINUS_INFINITY, np.float32)
-        rest[: stop - whole] = row[whole:stop]
+        rest = np.empty(STEP, np.float32)
+        for index in range(STEP):
+            rest[index] = row[whole + index] if whole + index < stop else MINUS_INFINITY
         total += np.float64(sum_of_exponentials(rest, 0, STEP, shift, factor))
     return total
 
@@ -81,7 +82,7 @@ def add_chunk(row, factor, first, stop, shift, total):  # type: ignore[no-untype
     own = _sum_of_chunk(row, first, stop, shift, factor)
     if not own < LARGEST_SUM:
         raised = shift_of(largest(row[first:stop]), factor)
-        total *= 2.0 ** (np.float64(shift) - np.float64(raised))
+        total *= math.exp((np.float64(shift) - np.float64(raised)) * LN_2)
         shift = raised
         own = 0.0
         if abs(shift) <= LARGEST_SHIFT:

@@ -71,92 +71,62 @@ def _block_bounds(row, maxima, key, position, bounds):  # type: ignore[no-untype
 
 
 @njit(nogil=True, cache=True)
-def _largest_noise(smallest):  # type: ignore[no-untyped-def]
-    """Of a block whose winning offset it is the noise of."""
-    return np.float64(np.float32(-math.log(smallest)))
-
-
-@njit(nogil=True, cache=True)
-def _visit(row, proposed, residual, block, key, position, token, best):  # type: ignore[no-untyped-def]
-    """The better of (token, best) and the tokens of a block. A score is ``log p``, or the log of
-    the ``residual``, plus noise."""
+def _visit(row, proposed, residual, block, margins, key, position, leader):  # type: ignore[no-untyped-def]
+    """The leader after the tokens of a block: its token, bounds on its score, and a bound on the
+    scores of all others."""
+    token, least, most, rival = leader
+    margin, margin_q = margins
+    grown, shrunk = math.exp(margin), math.exp(-margin)
+    grown_q, shrunk_q = math.exp(margin_q), math.exp(-margin_q)
     uniform, winner = block_draw(key, position, np.uint64(block))
     smallest = block_minimum(uniform)
-    highest = _largest_noise(smallest) + NOISE_ROUNDING
+    largest_noise = NOISE_ROUNDING + margin - math.log(smallest)
     for candidate in range(block * BLOCK, min(block * BLOCK + BLOCK, row.logits.size)):
         if row.logits[candidate] == MINUS_INFINITY:
             continue
         score = log_probability(row, candidate)
         # No residual is above its target's probability.
-        if score + highest < best:
+        if score + largest_noise < least:
             continue
+        upper = lower = score
         if residual:
-            left = exponential(score) - _proposed_probability(proposed, candidate)
-            if left <= 0.0:
+            p, q = exponential(score), _proposed_probability(proposed, candidate)
+            above, below = p * grown - q * shrunk_q, p * shrunk - q * grown_q
+            if above <= 0.0:
                 continue
-            score = math.log(left)
-        noise = token_noise(key, position, candidate, smallest, winner)
-        score += np.float64(noise)
-        if score > best or (score == best and candidate < token):
-            best = score
-            token = candidate
-    return token, best
+            upper = math.log(above)
+            lower = math.log(below) if below > 0.0 else -np.inf
+        noise = np.float64(token_noise(key, position, candidate, smallest, winner))
+        lower += noise
+        upper += noise
+        if lower > least or (lower == least and candidate < token):
+            rival = max(rival, most)
+            token, least, most = np.int64(candidate), lower, upper
+        else:
+            rival = max(rival, upper)
+    return token, least, most, rival
 
 
 @njit(nogil=True, cache=True)
-def race(row, proposed, residual, maxima, bounds, key, position):  # type: ignore[no-untyped-def]
-    """The token that `kernels.draw` draws from a whole row whose ``top`` and ``log_total`` are 0,
-    given the largest of every 64 logits; or, of a ``residual``, one drawn from ``max(0, p - q)``.
-    -1 where there is none. ``bounds`` [ceil(V / 64)] float64 is scratch."""
+def race(row, proposed, residual, maxima, bounds, margins, key, position):  # type: ignore[no-untyped-def]
+    """The token of the largest ``log p`` plus noise, given the largest of every 64 logits; or, of a
+    ``residual``, the one drawn from ``max(0, p - q)``; -1 where there is none. And whether it is
+    certain that normalisers without the error that they may have (``margins``: of the logs of the
+    target's and the proposal's) give the same. Scores that are equal go to the lower token.
+
+    With ``top`` and ``log_total`` 0 it is what `kernels.draw` draws from a whole row. ``bounds``
+    [ceil(V / 64)] float64 is scratch.
+    """
     _block_bounds(row, maxima, key, position, bounds)
     likely = np.argmax(bounds)
     # Not a plain -1: numba would compile what takes it once more, for that number alone. The same
     # goes for the truth values that callers pass.
-    token, best = np.int64(-1), -np.inf
+    leader = (np.int64(-1), -np.inf, -np.inf, -np.inf)
     for step in range(-1, maxima.size):
         # The likeliest block sets a high mark, below which most blocks need no visit.
         block = likely if step < 0 else step
-        if maxima[block] == MINUS_INFINITY or step == likely:
+        if bounds[block] + margins[0] < leader[1] or step == likely:
             continue
-        if bounds[block] >= best:
-            token, best = _visit(row, proposed, residual, block, key, position, token, best)
-    return token
-
-
-@njit(nogil=True, cache=True)
-def race_within(row, proposed, maxima, bounds, margins, key, position):  # type: ignore[no-untyped-def]
-    """The token that a residual's `race` gives, where normalisers that are ``margins`` off in their
-    logs (target's, proposal's) leave no doubt of it; -1 where they do."""
-    margin = margins[0]
-    grown, shrunk = math.exp(margin), math.exp(-margin)
-    grown_q, shrunk_q = math.exp(margins[1]), math.exp(-margins[1])
-    _block_bounds(row, maxima, key, position, bounds)
-    likely = np.argmax(bounds)
-    token, least, most, rival = np.int64(-1), -np.inf, -np.inf, -np.inf
-    for step in range(-1, maxima.size):
-        block = likely if step < 0 else step
-        if maxima[block] == MINUS_INFINITY or step == likely or bounds[block] + margin < least:
-            continue
-        uniform, winner = block_draw(key, position, np.uint64(block))
-        smallest = block_minimum(uniform)
-        highest = _largest_noise(smallest) + margin + NOISE_ROUNDING
-        for candidate in range(block * BLOCK, min(block * BLOCK + BLOCK, row.logits.size)):
-            if row.logits[candidate] == MINUS_INFINITY:
-                continue
-            score = log_probability(row, candidate)
-            if score + highest < least:
-                continue
-            p, q = exponential(score), _proposed_probability(proposed, candidate)
-            above = p * grown - q * shrunk_q
-            if above <= 0.0:
-                continue
-            noise = np.float64(token_noise(key, position, candidate, smallest, winner))
-            upper = math.log(above) + noise
-            below = p * shrunk - q * grown_q
-            lower = math.log(below) + noise if below > 0.0 else -np.inf
-            if lower > least:
-                rival = max(rival, most)
-                token, least, most = np.int64(candidate), lower, upper
-            else:
-                rival = max(rival, upper)
-    return token if rival < least else np.int64(-1)
+        if maxima[block] > MINUS_INFINITY:
+            leader = _visit(row, proposed, residual, block, margins, key, position, leader)
+    return leader[0], leader[3] < leader[1]
