@@ -47,7 +47,7 @@ def test_the_polynomial_keeps_its_error() -> None:
 def test_one_exponential_is_as_good_as_the_polynomial_and_its_argument() -> None:
     """Every power of two, and arguments that lie on either side of where the integer changes."""
     whole = np.arange(-124, 125)[:, None] * math.log(2.0)
-    rest = np.linspace(-0.5, 0.5, 9)[None] * math.log(2.0)
+    rest = np.linspace(-0.5, 0.5, 5)[None] * math.log(2.0)
     for logit in (whole + rest).astype(np.float32).ravel():
         row = np.full(STEP, -np.inf, np.float32)
         row[5] = logit
