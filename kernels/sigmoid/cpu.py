@@ -34,7 +34,7 @@ LOG_SIGMOID_ERROR = math.log(1e-15)
 LOG2_BULGE = 0.0861
 
 
-class Scratch(NamedTuple):
+class SigmoidScratch(NamedTuple):
     """What one thread works in, beside the logits."""
 
     maxima: npt.NDArray[np.float32]  # [ceil(V / 64)]
@@ -43,7 +43,7 @@ class Scratch(NamedTuple):
     differences: npt.NDArray[np.float32]  # [CHUNK]
 
     @classmethod
-    def of(cls, size: int) -> Scratch:
+    def of(cls, size: int) -> SigmoidScratch:
         blocks = blocks_of(size)
         single = np.float32
         return cls(
@@ -219,7 +219,7 @@ def verify_by_sigmoid(
                 first,
                 last,
                 verdict,
-                Scratch.of(logits.shape[1]),
+                SigmoidScratch.of(logits.shape[1]),
             )
             for first, last in shares
         ]

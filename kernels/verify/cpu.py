@@ -57,7 +57,7 @@ NO_OFFSETS, NO_SCALES = np.zeros(1, np.int64), np.empty(0, np.float64)
 NO_MARGINS = (0.0, 0.0)
 
 
-class Scratch(NamedTuple):
+class VerifyScratch(NamedTuple):
     """What one thread works in, beside the logits."""
 
     maxima: npt.NDArray[np.float32]  # [ceil(V / 64)]
@@ -65,7 +65,7 @@ class Scratch(NamedTuple):
     weights: npt.NDArray[np.float64]  # [CHUNK]
 
     @classmethod
-    def of(cls, size: int) -> Scratch:
+    def of(cls, size: int) -> VerifyScratch:
         blocks = blocks_of(size)
         return cls(np.empty(blocks, np.float32), np.empty(blocks), np.empty(CHUNK))
 
@@ -299,7 +299,7 @@ def verify(
                 first,
                 last,
                 verdict,
-                Scratch.of(logits.shape[1]),
+                VerifyScratch.of(logits.shape[1]),
             )
             for first, last in shares
         ]

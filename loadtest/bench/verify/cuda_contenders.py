@@ -29,7 +29,7 @@ from loadtest.bench.verify.workload import VerifyStep
 DEVICE = "cuda"
 
 
-class DeviceContender(OwnContender):
+class DeviceVerifyContender(OwnContender):
     """Ours in Triton."""
 
     def prepare(self, steps: Sequence[VerifyStep]) -> None:
@@ -83,9 +83,9 @@ class DeviceReadContender:
 def cuda_contenders(limits: Sequence[tuple[float, float]]) -> list[VerifyContender]:
     """As `contenders.cpu_contenders`."""
     return [
-        DeviceContender(EXACT),
-        DeviceContender(COUPLED),
-        *(DeviceContender(SIGMOID, each) for each in limits),
+        DeviceVerifyContender(EXACT),
+        DeviceVerifyContender(COUPLED),
+        *(DeviceVerifyContender(SIGMOID, each) for each in limits),
         TransformersContender(DEVICE),
         SoftmaxContender(DEVICE),
         DeviceReadContender(),
