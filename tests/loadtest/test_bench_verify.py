@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +35,7 @@ from loadtest.bench.verify.contenders import (
 )
 from loadtest.bench.verify.memory import peak_memory
 from loadtest.bench.verify.workload import AGREEMENTS, SEQUENCES, VerifyStep, steps_of
+from tests.support.paths import ROOT
 
 
 @pytest.mark.parametrize("batch", [1, 3, 16, 20])
@@ -131,6 +135,44 @@ def test_the_error_of_the_true_weights_is_nothing(steps: list[VerifyStep]) -> No
     )
     wide, narrow = (np.mean(sigmoid_errors(steps, -each, each)) for each in (1e4, 1.0))
     assert 0.01 < narrow < wide < 1.01 * np.mean(drafter_distances(steps))
+
+
+ON_A_DEVICE = """
+from kernels.verify import triton_kernel
+from kernels.sigmoid import triton_kernel as sigmoid_kernel
+triton_kernel.TILE_BLOCKS, sigmoid_kernel.TILE = 2, 64
+from loadtest.bench.verify import cuda_contenders as device
+device.DEVICE = "cpu"
+from loadtest.bench.verify.case import VerifyCase
+from loadtest.bench.verify.workload import steps_of
+steps = steps_of(200, 2, 2, "close", 3)[:1]
+contenders = device.cuda_contenders([(-10.0, 10.0)])[:3]
+floor = device.DeviceReadContender()
+for contender in (*contenders, floor):
+    contender.prepare(steps)
+case = VerifyCase(steps, {})
+case.compare_with_reference(contenders, 2)
+assert (case.equal, case.compared) == (6, 6), (case.equal, case.compared)
+assert floor.output(floor.decide(0), steps[0]).bytes_read == steps[0].input_bytes
+"""
+
+
+@pytest.mark.slow
+def test_the_contenders_of_a_device_verify_in_the_interpreter() -> None:
+    pytest.importorskip("triton")
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    command_line = [sys.executable, "-W", "ignore", "-c", ON_A_DEVICE]
+    subprocess.run(command_line, check=True, env=environment, cwd=ROOT)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_the_command_measures_a_device(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    options = "--device cuda -V 5000 --gamma 2 --batch 1,4 --runs 2"
+    assert command.run(parser.parse_args(options.split())) == 0
+    assert "transformers, looped" in capsys.readouterr().out
 
 
 def test_peak_memory_is_what_a_call_takes_for_a_moment() -> None:

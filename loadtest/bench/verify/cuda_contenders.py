@@ -49,12 +49,15 @@ class DeviceVerifyContender(OwnContender):
         logits, rows, proposals = self._inputs[number]
         if self._limits is not None:
             alpha, beta = self._limits
-            return verify_by_sigmoid(logits, rows, proposals, alpha=alpha, beta=beta)
+            return verify_by_sigmoid(
+                logits, rows, proposals, alpha=alpha, beta=beta, implementation="triton"
+            )
         return verify(
             logits,
             rows,
             mode=self._mode,  # type: ignore[arg-type]
             proposals=proposals if self._mode == EXACT else None,
+            implementation="triton",
         )
 
     def output(self, answer: Verdict, step: VerifyStep) -> VerifyOutput:
