@@ -127,6 +127,14 @@ def _race(p, scale, q, proposed_scale, residual, limits, scratch, key, position)
         smallest = block_minimum(uniform)
         highest = NOISE_ROUNDING - math.log(smallest)
         for candidate in range(block * BLOCK, min(block * BLOCK + BLOCK, p.size)):
+            z = (np.float64(p[candidate]) * scale - alpha) / (beta - alpha)
+            bound = min(z, 0.0)
+            if residual:
+                rise = z - (np.float64(q[candidate]) * proposed_scale - alpha) / (beta - alpha)
+                # As for a block, with log x <= x - 1.
+                bound = max(z + min(0.0, rise - 1.0), LOG_SIGMOID_ERROR)
+            if bound + highest < best:
+                continue
             left = _weight(p[candidate], scale, alpha, beta)
             if residual:
                 left -= _weight(q[candidate], proposed_scale, alpha, beta)
