@@ -150,9 +150,9 @@ def print_summary(cases: Sequence[VerifyCase], limits: Sequence[tuple[float, flo
         against = _ratio(times[EXACT], times[TRANSFORMERS])
         words = f"{against:.1f}x transformers" + (", looped" if case.labels["batch"] != 1 else "")
         words += f"; {case.times_of_reading(EXACT):.2f}x the time to read the inputs once"
-        if limits:
-            sigmoid = OwnContender(SIGMOID, limits[0]).name
-            words += f"; the sigmoid is {_ratio(times[sigmoid], times[EXACT]):.1f}x as fast"
+        sigmoids = [OwnContender(SIGMOID, each).name for each in limits]
+        ratios = [_ratio(times[name], times[EXACT]) for name in sigmoids]
+        words += f"; sigmoids are {min(ratios):.1f}x to {max(ratios):.1f}x as fast"
         place = ", ".join(f"{key} {case.labels[key]}" for key in ("V", "gamma", "batch", "drafter"))
         distance = sum(case.distances) / len(case.distances)
         print(f"{place} (TV {distance:.2f}): exact is {words}")
