@@ -30,6 +30,7 @@ COMMANDS = {
     ("bench", "head"): ("loadtest.bench.head.command", "measure the output head beside dense ones"),
     ("bench", "draft"): ("loadtest.bench.draft.command", "count the guesses that stand, by head"),
     ("bench", "sampler"): ("loadtest.bench.sampler.command", "measure the sampler beside vLLM's"),
+    ("bench", "verify"): ("loadtest.bench.verify.command", "measure the verification of drafts"),
     ("bench", "serve-path"): (
         "loadtest.bench.serve_path.command",
         "measure the way from the engine to the wire",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -14,28 +15,33 @@ MASS_TOLERANCE = 1e-5
 
 
 def check_rows(logits: Any, rows: DraftedRows) -> None:
+    """Written for speed: a few arrays of one or two values, before kernels that take 100 us."""
     _check_logits("logits", logits)
-    sequences = len(rows.offsets) - 1
-    counts = np.diff(rows.offsets)
-    if sequences < 0 or rows.offsets[0] != 0 or np.any(counts < 1):
+    offsets = rows.offsets
+    sequences = len(offsets) - 1
+    counts = offsets[1:] - offsets[:-1]
+    if sequences < 0 or offsets[0] != 0 or (sequences and counts.min() < 1):
         raise ValueError("offsets begin with 0 and every sequence has at least one row")
-    if rows.offsets[-1] != logits.shape[0]:
-        raise ValueError(f"offsets end at {rows.offsets[-1]} but there are {logits.shape[0]} rows")
-    if tuple(rows.drafts.shape) != (logits.shape[0] - sequences,):
+    if offsets[-1] != logits.shape[0]:
+        raise ValueError(f"offsets end at {offsets[-1]} but there are {logits.shape[0]} rows")
+    drafts = logits.shape[0] - sequences
+    if tuple(rows.drafts.shape) != (drafts,):
         raise ValueError(
             f"{logits.shape[0]} rows of {sequences} sequences have "
-            f"{logits.shape[0] - sequences} drafts, got {tuple(rows.drafts.shape)}"
+            f"{drafts} drafts, got {tuple(rows.drafts.shape)}"
         )
     for name in ("inverse_temperature", "key", "position"):
         if getattr(rows, name).shape != (sequences,):
             raise ValueError(f"{name} needs one value for each of the {sequences} sequences")
+    if not sequences:
+        return
     scale = rows.inverse_temperature
-    if not np.all(np.isfinite(scale) & (scale >= 0)):
+    if not (scale.min() >= 0 and scale.max() < math.inf):
         raise ValueError("inverse temperatures are finite and not negative; 0 is greedy")
-    if np.any(rows.position + counts.astype(np.uint64) > 2**32):
+    if (rows.position + counts.astype(np.uint64)).max() > 2**32:
         raise ValueError("a position does not fit 32 bits")
-    if isinstance(rows.drafts, np.ndarray) and rows.drafts.size:
-        lowest, highest = int(rows.drafts.min()), int(rows.drafts.max())
+    if drafts and isinstance(rows.drafts, np.ndarray):
+        lowest, highest = rows.drafts.min(), rows.drafts.max()
         if lowest < 0 or highest >= logits.shape[1]:
             raise ValueError(
                 f"drafts from {lowest} to {highest} do not fit a vocabulary of {logits.shape[1]}; "
@@ -44,12 +50,11 @@ def check_rows(logits: Any, rows: DraftedRows) -> None:
 
 
 def _check_logits(name: str, logits: Any) -> None:
-    if logits.ndim != 2 or not str(logits.dtype).endswith("float32"):
+    on_host = isinstance(logits, np.ndarray)
+    single = logits.dtype == np.float32 if on_host else str(logits.dtype) == "torch.float32"
+    if logits.ndim != 2 or not single:
         raise ValueError(f"{name} [rows, V] in float32 expected; convert them first")
-    contiguous = (
-        logits.flags.c_contiguous if isinstance(logits, np.ndarray) else (logits.is_contiguous())
-    )
-    if not contiguous:
+    if not (logits.flags.c_contiguous if on_host else logits.is_contiguous()):
         raise ValueError(f"{name} are rows side by side in memory; make them contiguous")
 
 
@@ -67,7 +72,8 @@ def check_proposals(logits: Any, rows: DraftedRows, proposals: Proposals) -> Non
         scale = proposals.inverse_temperature
         if scale.shape != rows.inverse_temperature.shape:
             raise ValueError("proposals need one inverse temperature for each sequence")
-        if not np.all(np.isfinite(scale) & ((scale > 0) | (rows.inverse_temperature == 0))):
+        wrong = (scale <= 0) & (rows.inverse_temperature > 0)
+        if len(scale) and (wrong.any() or not abs(scale).max() < math.inf):
             raise ValueError(
                 "dense proposals need a temperature above 0; a greedy drafter is certain of its "
                 "drafts: verify them without proposals, or with sparse ones of probability 1"

@@ -1,8 +1,10 @@
 """Softmax denominators of long rows in numba: a fast one with a bound, an exact one on demand.
 
-The fast one is an online softmax (Milakov and Gimelshein 2018): one pass over the logits in chunks,
-each of which is read once for its maximum and, from the first-level cache, once for its sum. Its
-exponentials are fp32, which is what makes it as fast as memory.
+The fast one is an online softmax (Milakov and Gimelshein 2018) that hardly ever looks for a
+maximum: weights are taken relative to a logit that the caller knows (that of the draft), and only
+where their sum grows beyond what fp32 holds well does the largest logit of the chunk take its
+place. So a row is read once, as fast as memory gives it, and the sum of the chunks so far bounds
+the denominator from below before the row has ended.
 """
 
 from __future__ import annotations
@@ -13,18 +15,27 @@ import numpy as np
 from numba import njit
 
 from kernels.blocks import BLOCK
-from kernels.decision.maxima import LOWEST_RANK, largest_rank, rank
+from kernels.decision.maxima import largest_rank, rank
+from kernels.exponential.bounded_sum import (
+    LARGEST_SHIFT,
+    STEP,
+    factor_of,
+    shift_of,
+    sum_of_exponentials,
+)
 from kernels.exponential.double_precision import exponential
-from kernels.exponential.single_precision import exponential as fast_exponential
 from kernels.penalties.cpu import MINUS_INFINITY
+from kernels.verify.block_maximum import block_maximum
 
-CHUNK = 16 * BLOCK
-# Above the error of the log of a fast total. Two roundings of a distance of at most 87 (1.1e-5),
-# the exponential (2e-7), 1,024 additions in any order (6.2e-5); what lies below -87 weighs less
-# than 2**20 e**-87 against 1.
-LOG_MARGIN = 1e-4
-# Where the product of a distance and the scale, both fp32, is as said.
+CHUNK = 64 * BLOCK
+# Above the error of the log of a fast total with shift 0, and what a unit of its top adds to it
+# (`kernels.exponential.bounded_sum.relative_error`).
+LOG_MARGIN, TOP_MARGIN = 2.5e-5, 1.5e-7
+# Sums of a chunk stay below this: far from what fp32 holds.
+LARGEST_SUM = 2.0**60
+# Where the factor of an exponent is an fp32 number without surprises.
 LEAST_FAST_SCALE, LARGEST_FAST_SCALE = 2.0**-20, 2.0**20
+LN_2 = math.log(2.0)
 
 
 @njit(nogil=True, cache=True)
@@ -35,33 +46,71 @@ def largest(logits):  # type: ignore[no-untyped-def]
 @njit(nogil=True, cache=True)
 def block_maxima(logits, maxima):  # type: ignore[no-untyped-def]
     """Writes the largest of every 64 logits; returns the largest of all."""
-    bits = logits.view(np.int32)
-    highest = LOWEST_RANK
-    whole = bits.size // BLOCK
-    # Not a slice for each block: making one takes as long as the search in it.
-    blocks = bits[: whole * BLOCK].reshape(whole, BLOCK)
+    highest = MINUS_INFINITY
+    whole = logits.size // BLOCK
     for block in range(whole):
-        maximum = LOWEST_RANK
-        for offset in range(BLOCK):
-            maximum = max(maximum, rank(blocks[block, offset]))
-        maxima[block] = np.int32(rank(maximum)).view(np.float32)
-        highest = max(highest, maximum)
-    if whole * BLOCK < bits.size:
-        maximum = largest_rank(bits[whole * BLOCK :])
-        maxima[whole] = np.int32(rank(maximum)).view(np.float32)
-        highest = max(highest, maximum)
-    return np.int32(rank(highest)).view(np.float32)
+        maxima[block] = block_maximum(logits, block * BLOCK)
+        highest = max(highest, maxima[block])
+    if whole * BLOCK < logits.size:
+        maxima[whole] = largest(logits[whole * BLOCK :])
+        highest = max(highest, maxima[whole])
+    return highest
 
 
 @njit(nogil=True, cache=True)
-def _weigh(logits, top, scale, weights):  # type: ignore[no-untyped-def]
-    # Nothing but this loop, since only loops without sums vectorise in plain arithmetic.
-    for index in range(logits.size):
-        weights[index] = fast_exponential((logits[index] - top) * scale)
+def _sum_of_chunk(row, first, stop, shift, factor):  # type: ignore[no-untyped-def]
+    whole = first + (stop - first) // STEP * STEP
+    total = np.float64(sum_of_exponentials(row, first, whole, shift, factor))
+    if whole < stop:
+        rest = np.empty(STEP, np.float32)
+        for index in range(STEP):
+            rest[index] = row[whole + index] if whole + index < stop else MINUS_INFINITY
+        total += np.float64(sum_of_exponentials(rest, 0, STEP, shift, factor))
+    return total
+
+
+@njit(nogil=True, cache=True)
+def add_chunk(row, factor, first, stop, shift, total):  # type: ignore[no-untyped-def]
+    """The shift and the sum of ``2**(l factor - shift)`` with the logits ``first:stop`` added, at
+    most CHUNK of them. Begin with a total of 0 and the shift of any logit of the row (`shift_of`,
+    which is ``-inf`` for an excluded one); it never falls.
+    """
+    if shift == MINUS_INFINITY:
+        shift = shift_of(largest(row[first:stop]), factor)
+    if not abs(shift) <= LARGEST_SHIFT:
+        return shift, total  # nothing yet, or nothing that fp32 can tell apart
+    own = _sum_of_chunk(row, first, stop, shift, factor)
+    if not own < LARGEST_SUM:
+        raised = shift_of(largest(row[first:stop]), factor)
+        total *= math.exp((np.float64(shift) - np.float64(raised)) * LN_2)
+        shift = raised
+        own = 0.0
+        if abs(shift) <= LARGEST_SHIFT:
+            own = _sum_of_chunk(row, first, stop, shift, factor)
+    return shift, total + own
+
+
+@njit(nogil=True, cache=True)
+def fast_total(row, scale, logit):  # type: ignore[no-untyped-def]
+    """The shift and the sum of ``2**(l scale / ln 2 - shift)`` over a row [V], given any logit of
+    it. The log of the sum is within LOG_MARGIN + TOP_MARGIN ``|shift| ln 2`` where `is_bounded`."""
+    factor = factor_of(scale)
+    shift, total = shift_of(logit, factor), 0.0
+    for first in range(0, row.size, CHUNK):
+        stop = min(first + CHUNK, row.size)
+        shift, total = add_chunk(row, factor, first, stop, shift, total)
+    return shift, total
+
+
+@njit(nogil=True, cache=True)
+def is_bounded(shift, scale):  # type: ignore[no-untyped-def]
+    """Whether a fast total has a bound on its error."""
+    return abs(shift) <= LARGEST_SHIFT and LEAST_FAST_SCALE <= scale <= LARGEST_FAST_SCALE
 
 
 @njit(nogil=True, cache=True)
 def _weigh_exactly(logits, top, scale, weights):  # type: ignore[no-untyped-def]
+    # Nothing but this loop, since only loops without sums vectorise in plain arithmetic.
     for index in range(logits.size):
         scaled = np.float64(logits[index]) * scale
         weights[index] = exponential(0.0 if scaled == top else scaled - top)
@@ -69,39 +118,10 @@ def _weigh_exactly(logits, top, scale, weights):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True, fastmath={"reassoc", "nsz"})
 def _sum(weights):  # type: ignore[no-untyped-def]
-    total = weights[0] - weights[0]
+    total = 0.0
     for index in range(weights.size):
         total += weights[index]
     return total
-
-
-@njit(nogil=True, cache=True)
-def survey(row, scale, maxima, weights):  # type: ignore[no-untyped-def]
-    """The largest logit of a row [V] and the fast sum of ``exp((l - largest) scale)``.
-
-    Writes the largest of every 64 logits into ``maxima``; ``weights`` [CHUNK] fp32 is scratch.
-    """
-    top, total = MINUS_INFINITY, 0.0
-    single = np.float32(scale)
-    for first in range(0, row.size, CHUNK):
-        stop = min(first + CHUNK, row.size)
-        highest = block_maxima(row[first:stop], maxima[first // BLOCK :])
-        if highest > top:
-            if total > 0.0:
-                total *= math.exp((np.float64(top) - np.float64(highest)) * scale)
-            top = highest
-        if math.isinf(top):
-            continue  # nothing yet, or nothing else matters
-        own = weights[: stop - first]
-        _weigh(row[first:stop], top, single, own)
-        total += np.float64(_sum(own))
-    return top, total
-
-
-@njit(nogil=True, cache=True)
-def is_bounded(top, scale):  # type: ignore[no-untyped-def]
-    """Whether the log of `survey`'s sum is within LOG_MARGIN."""
-    return not math.isinf(top) and LEAST_FAST_SCALE <= scale <= LARGEST_FAST_SCALE
 
 
 @njit(nogil=True, cache=True)

@@ -13,6 +13,7 @@ from kernels.blocks import BLOCK
 from kernels.exponential.double_precision import exponential
 from kernels.noise.cpu import block_draw, block_minimum, noise_ceiling, token_noise
 from kernels.penalties.cpu import MINUS_INFINITY, lower_bound
+from kernels.rounding import NOISE_ROUNDING
 
 # Where a proposal's probabilities are.
 NOWHERE, CERTAIN, SPARSE, DENSE = 0, 1, 2, 3
@@ -60,47 +61,72 @@ def _proposed_probability(proposed, token):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def _visit(row, proposed, residual, block, key, position, token, best):  # type: ignore[no-untyped-def]
-    """The better of (token, best) and the tokens of a block. A score is ``l scale``, or the log of
-    the ``residual``, plus noise."""
-    uniform, winner = block_draw(key, position, np.uint64(block))
-    smallest = block_minimum(uniform)
-    for candidate in range(block * BLOCK, min(block * BLOCK + BLOCK, row.logits.size)):
-        if row.logits[candidate] == MINUS_INFINITY:
-            continue
-        score = np.float64(row.logits[candidate]) * row.scale
-        if residual:
-            left = exponential(log_probability(row, candidate))
-            left -= _proposed_probability(proposed, candidate)
-            if left <= 0.0:
-                continue
-            score = math.log(left)
-        noise = token_noise(key, position, candidate, smallest, winner)
-        score += np.float64(noise)
-        if score > best or (score == best and candidate < token):
-            best = score
-            token = candidate
-    return token, best
+def _block_bounds(row, maxima, key, position, bounds):  # type: ignore[no-untyped-def]
+    """Writes a bound on every ``log p`` plus noise of each block."""
+    for block in range(maxima.size):
+        uniform, _ = block_draw(key, position, np.uint64(block))
+        scaled = np.float64(maxima[block]) * row.scale
+        distance = 0.0 if scaled == row.top else scaled - row.top
+        bounds[block] = (distance - row.log_total) + noise_ceiling(uniform)
 
 
 @njit(nogil=True, cache=True)
-def race(row, proposed, residual, maxima, key, position):  # type: ignore[no-untyped-def]
-    """The token that `kernels.draw` draws from a whole row, given the largest of every 64 logits;
-    or, of a ``residual``, one drawn from ``max(0, p - q)``. -1 where there is none."""
-    likely = np.argmax(maxima)
+def _visit(row, proposed, residual, block, margins, key, position, leader):  # type: ignore[no-untyped-def]
+    """The leader after the tokens of a block: its token, bounds on its score, and a bound on the
+    scores of all others."""
+    token, least, most, rival = leader
+    margin, margin_q = margins
+    grown, shrunk = math.exp(margin), math.exp(-margin)
+    grown_q, shrunk_q = math.exp(margin_q), math.exp(-margin_q)
+    uniform, winner = block_draw(key, position, np.uint64(block))
+    smallest = block_minimum(uniform)
+    largest_noise = NOISE_ROUNDING + margin - math.log(smallest)
+    for candidate in range(block * BLOCK, min(block * BLOCK + BLOCK, row.logits.size)):
+        if row.logits[candidate] == MINUS_INFINITY:
+            continue
+        score = log_probability(row, candidate)
+        # No residual is above its target's probability.
+        if score + largest_noise < least:
+            continue
+        upper = lower = score
+        if residual:
+            p, q = exponential(score), _proposed_probability(proposed, candidate)
+            above, below = p * grown - q * shrunk_q, p * shrunk - q * grown_q
+            if above <= 0.0:
+                continue
+            upper = math.log(above)
+            lower = math.log(below) if below > 0.0 else -np.inf
+        noise = np.float64(token_noise(key, position, candidate, smallest, winner))
+        lower += noise
+        upper += noise
+        if lower > least or (lower == least and candidate < token):
+            rival = max(rival, most)
+            token, least, most = np.int64(candidate), lower, upper
+        else:
+            rival = max(rival, upper)
+    return token, least, most, rival
+
+
+@njit(nogil=True, cache=True)
+def race(row, proposed, residual, maxima, bounds, margins, key, position):  # type: ignore[no-untyped-def]
+    """The token of the largest ``log p`` plus noise, given the largest of every 64 logits; or, of a
+    ``residual``, the one drawn from ``max(0, p - q)``; -1 where there is none. And whether it is
+    certain that normalisers without the error that they may have (``margins``: of the logs of the
+    target's and the proposal's) give the same. Scores that are equal go to the lower token.
+
+    With ``top`` and ``log_total`` 0 it is what `kernels.draw` draws from a whole row. ``bounds``
+    [ceil(V / 64)] float64 is scratch.
+    """
+    _block_bounds(row, maxima, key, position, bounds)
+    likely = np.argmax(bounds)
     # Not a plain -1: numba would compile what takes it once more, for that number alone. The same
     # goes for the truth values that callers pass.
-    token, best = np.int64(-1), -np.inf
+    leader = (np.int64(-1), -np.inf, -np.inf, -np.inf)
     for step in range(-1, maxima.size):
-        # The likeliest block sets a high mark, below which most blocks need no noise.
+        # The likeliest block sets a high mark, below which most blocks need no visit.
         block = likely if step < 0 else step
-        if maxima[block] == MINUS_INFINITY or step == likely:
+        if bounds[block] + margins[0] < leader[1] or step == likely:
             continue
-        ceiling = np.float64(maxima[block]) * row.scale
-        if residual:
-            # No residual is above its target's probability.
-            ceiling = (0.0 if ceiling == row.top else ceiling - row.top) - row.log_total
-        uniform, _ = block_draw(key, position, np.uint64(block))
-        if ceiling + noise_ceiling(uniform) >= best:
-            token, best = _visit(row, proposed, residual, block, key, position, token, best)
-    return token
+        if maxima[block] > MINUS_INFINITY:
+            leader = _visit(row, proposed, residual, block, margins, key, position, leader)
+    return leader[0], leader[3] < leader[1]

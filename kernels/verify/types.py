@@ -45,7 +45,9 @@ Proposals = DenseProposals | SparseProposals | None
 class Verdict:
     """What became of the drafts: sequence ``n`` emits ``accepted[n] + 1`` tokens, which stand at
     ``tokens[offsets[n]]`` and after; the last one is not a draft. It is -1 where a row excludes
-    every token, and so are the places behind it."""
+    every token, and so are the places behind it. ``logits_read`` counts, once each, the logits of
+    target and proposals that had to be read, where the implementation says."""
 
     accepted: Any  # [N] int64
     tokens: Any  # [R] int64
+    logits_read: Any = None  # [N] int64

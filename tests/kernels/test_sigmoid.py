@@ -33,17 +33,32 @@ LIMITS = [(-1.0, 1.0), (-10.0, 10.0), (-1e3, 1e3), (-1e4, 1e4)]
 FALSE_ALARM = 1e-4  # of each statistical check; seeds are fixed
 
 
-@settings(max_examples=100)
-@given(
-    seed=st.integers(0, 2**32),
-    size=st.sampled_from([1, 7, 64, 65, 300]),
-    flavour=st.sampled_from(FLAVOURS),
-    kind=st.sampled_from(["dense", "close", "equal"]),
-    limits=st.sampled_from(LIMITS),
-)
+BATCHES = {
+    "seed": st.integers(0, 2**32),
+    "flavour": st.sampled_from(FLAVOURS),
+    "kind": st.sampled_from(["dense", "close", "equal"]),
+    "limits": st.sampled_from(LIMITS),
+}
+
+
+@settings(max_examples=60)
+@given(size=st.sampled_from([1, 7, 64, 65, 300]), **BATCHES)
 def test_cpu_gives_the_reference_tokens(
     seed: int, size: int, flavour: str, kind: str, limits: tuple[float, float]
 ) -> None:
+    _check_cpu(seed, size, flavour, kind, limits)
+
+
+@pytest.mark.slow
+@settings(max_examples=300)
+@given(size=st.sampled_from([4097, 12_345]), **BATCHES)
+def test_cpu_gives_the_reference_tokens_of_long_rows(
+    seed: int, size: int, flavour: str, kind: str, limits: tuple[float, float]
+) -> None:
+    _check_cpu(seed, size, flavour, kind, limits)
+
+
+def _check_cpu(seed: int, size: int, flavour: str, kind: str, limits: tuple[float, float]) -> None:
     random = np.random.default_rng(seed)
     rows = random_rows(random, 4, 3, size)
     logits = random_logits(random, flavour, int(rows.offsets[-1]), size)

@@ -25,6 +25,7 @@ INTERPRETED = (
 )
 
 
+@pytest.mark.slow
 def test_triton_gives_the_reference_tokens_in_the_interpreter() -> None:
     """With tiles of two blocks, so that several programs share a row."""
     pytest.importorskip("triton")

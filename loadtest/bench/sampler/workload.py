@@ -67,7 +67,7 @@ class Pool:
         )
 
 
-def synthetic_pool(vocabulary: int, count: int, seed: int) -> Pool:
+def synthetic_rows(vocabulary: int, count: int, seed: int) -> Rows:
     """Logits ``-ln(rank + 8) + 1.6 N(0, 1)`` with a fixed random order of the tokens (Zipf's law),
     and in three of four rows six tokens, drawn by that law, that stand out: around 3 above the
     best of the others with deviation 1.5. The fourth row is flat."""
@@ -75,13 +75,19 @@ def synthetic_pool(vocabulary: int, count: int, seed: int) -> Pool:
     prior = -np.log(np.arange(vocabulary, dtype=np.float32) + 8)
     prior = prior[chance.permutation(vocabulary)]
     law = _softmax(prior[None].astype(np.float64))[0]
-    rows = chance.standard_normal((count + CALIBRATION, vocabulary), dtype=np.float32)
+    rows = chance.standard_normal((count, vocabulary), dtype=np.float32)
     rows *= 1.6
     rows += prior
     for index in range(len(rows)):
         if index % 4:
             ids = chance.choice(vocabulary, 6, replace=False, p=law)
             rows[index, ids] = rows[index].max() + 3 + 1.5 * chance.standard_normal(6)
+    return rows
+
+
+def synthetic_pool(vocabulary: int, count: int, seed: int) -> Pool:
+    """`synthetic_rows` to decide on, and more of them to calibrate on."""
+    rows = synthetic_rows(vocabulary, count + CALIBRATION, seed)
     return Pool.of("synthetic", rows[:count], rows[count:])
 
 

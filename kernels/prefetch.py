@@ -1,0 +1,40 @@
+"""Asking memory for what is read soon: processors do so by themselves, but not beyond a page.
+
+A kernel that does arithmetic on what it reads, and so has few loads in flight, is up to twice as
+fast for it where a row is not in the caches of its core.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba.core import types
+from numba.extending import intrinsic
+
+AHEAD = 2048  # bytes
+LINE = 64  # bytes that one request brings
+
+_I32, _I64 = ir.IntType(32), ir.IntType(64)
+_POINTER = ir.IntType(8).as_pointer()
+
+
+def prefetch_address(builder: ir.IRBuilder, address: Any) -> None:
+    """Asks for the line that is AHEAD bytes after ``address`` (an integer), wherever that is."""
+    kind = ir.FunctionType(ir.VoidType(), [_POINTER, _I32, _I32, _I32])
+    request = builder.module.declare_intrinsic("llvm.prefetch", [_POINTER], kind)
+    place = builder.inttoptr(builder.add(address, _I64(AHEAD)), _POINTER)
+    builder.call(request, [place, _I32(0), _I32(3), _I32(1)])  # to read, to be kept, data
+
+
+@intrinsic
+def prefetch(typingctx, array, index):  # type: ignore[no-untyped-def]
+    """Asks for what is AHEAD bytes after ``array[index]`` of a contiguous array."""
+
+    def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        data = context.make_array(array)(context, builder, arguments[0]).data
+        offset = builder.mul(arguments[1], _I64(array.dtype.bitwidth // 8))
+        prefetch_address(builder, builder.add(builder.ptrtoint(data, _I64), offset))
+        return context.get_dummy_value()
+
+    return types.void(array, types.int64), codegen

@@ -1,0 +1,205 @@
+"""``lexshard bench verify``: from the logits of target and drafter to the tokens that are emitted.
+
+Exact, coupled and sigmoid verification (`kernels.verify`, `kernels.sigmoid`) beside
+``_speculative_sampling`` of transformers, which takes one sequence and is called once for each,
+beside the same algorithm in plain torch for a whole batch, and beside the floor: the time to read
+all inputs once. All start from logits, take turns run by run on the same arrays, and a run is 16
+sequences with other logits each, whatever the batch. Beside the speed of a sigmoid stands how far
+from the target what it emits is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from kernels import pool
+from loadtest.bench.machine import describe_machine, installed_versions, pinned_to_cores
+from loadtest.bench.record import Report, paired_ratio
+from loadtest.bench.verify.case import VerifyCase, table
+from loadtest.bench.verify.contenders import (
+    EXACT,
+    SIGMOID,
+    TRANSFORMERS,
+    OwnContender,
+    cpu_contenders,
+)
+from loadtest.bench.verify.memory import peak_memory
+from loadtest.bench.verify.workload import AGREEMENTS, steps_of
+
+RUNS, QUICK_RUNS = 9, 3
+COMPARED = 2  # sequences of a case that are also verified by the reference
+SEED = 17
+VOCABULARY = (32_768, 131_072, 151_936, 262_144)
+GAMMA, BATCH = (1, 3, 5, 8), (1, 4, 16)
+LIMITS = ((-1.0, 1.0), (-10.0, 10.0), (-1e3, 1e3), (-1e4, 1e4))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options to a parser."""
+    parser.add_argument("--vocabulary", "-V", type=_numbers, default=VOCABULARY, metavar="N,N")
+    parser.add_argument(
+        "--gamma", type=_numbers, default=GAMMA, metavar="N,N", help="drafts of a sequence"
+    )
+    parser.add_argument("--batch", type=_numbers, default=BATCH, metavar="N,N")
+    parser.add_argument(
+        "--agreement",
+        type=_agreements,
+        default=("close",),
+        metavar="A,B",
+        help=f"of drafter and target: {', '.join(AGREEMENTS)} (default close)",
+    )
+    parser.add_argument(
+        "--limits",
+        type=_limits,
+        default=LIMITS,
+        metavar="A:B,A:B",
+        help="alpha:beta of the sigmoids (default -1:1,-10:10,-1e3:1e3,-1e4:1e4)",
+    )
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument(
+        "--threads", type=int, default=1, metavar="N", help="of every contender; pinned"
+    )
+    parser.add_argument("--runs", type=int, metavar="N", help=f"default {RUNS}, quick {QUICK_RUNS}")
+    parser.add_argument("--quick", action="store_true", help="the same cases, fewer runs")
+    parser.add_argument("--seed", type=int, default=SEED, metavar="N")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure and print; returns the exit status."""
+    try:
+        with pinned_to_cores(arguments.threads) as cores:
+            torch.set_num_threads(arguments.threads)
+            pool.set_threads(arguments.threads)
+            report = Report(
+                machine={**describe_machine(), "pinned_to_cores": list(cores)},
+                versions=installed_versions(),
+                command=shlex.join(["lexshard", *sys.argv[1:]]),
+                seed=arguments.seed,
+            )
+            wrong = measure(report, arguments)
+    except (ValueError, OSError, RuntimeError) as error:
+        print(f"lexshard bench verify: {error}", file=sys.stderr)
+        return 1
+    if arguments.json is not None:
+        report.write(arguments.json)
+        print(f"written: {arguments.json}")
+    if wrong:
+        print(f"lexshard bench verify: {wrong} sequences are wrong", file=sys.stderr)
+    return 1 if wrong else 0
+
+
+def measure(report: Report, arguments: argparse.Namespace) -> int:
+    """Every case on every contender; returns how many sequences were not the reference's."""
+    finish: Callable[[], None] = _nothing
+    memory: Callable[[Callable[[], object]], float | None] = peak_memory
+    if arguments.device == "cuda":
+        if not torch.cuda.is_available():
+            raise ValueError("there is no CUDA device here: use --device cpu")
+        from loadtest.bench.verify.cuda_contenders import cuda_contenders, peak_device_memory
+
+        contenders = cuda_contenders(arguments.limits)
+        finish, memory = torch.cuda.synchronize, peak_device_memory
+        report.machine["gpu"] = torch.cuda.get_device_name()
+    else:
+        contenders = cpu_contenders(arguments.limits, arguments.threads)
+    runs = arguments.runs or (QUICK_RUNS if arguments.quick else RUNS)
+    grid = list(
+        itertools.product(
+            arguments.vocabulary, arguments.gamma, arguments.batch, arguments.agreement
+        )
+    )
+    cases = []
+    for vocabulary, gamma, batch, agreement in tqdm(grid, unit="case", disable=None):
+        case = VerifyCase(
+            steps_of(vocabulary, gamma, batch, agreement, arguments.seed),
+            labels={
+                "V": vocabulary,
+                "gamma": gamma,
+                "batch": batch,
+                "drafter": agreement,
+                "device": arguments.device,
+                "threads": arguments.threads,
+            },
+        )
+        case.take_turns(contenders, runs, finish=finish, peak_memory=memory)
+        case.compare_with_reference(contenders, COMPARED)
+        case.measure_errors(arguments.limits)
+        case.record(report)
+        case.steps = ()  # its logits
+        cases.append(case)
+    print(f"\n{table(cases)}\n")
+    print_summary(cases, arguments.limits)
+    return sum(case.compared - case.equal for case in cases)
+
+
+def print_summary(cases: Sequence[VerifyCase], limits: Sequence[tuple[float, float]]) -> None:
+    """What the figures mean, and the two ratios of each case that count."""
+    equal, compared = sum(c.equal for c in cases), sum(c.compared for c in cases)
+    print(f"sequences of ours equal to those of the plain reference: {equal} of {compared}")
+    for case in cases:
+        times = case.milliseconds
+        against = _ratio(times[EXACT], times[TRANSFORMERS])
+        words = f"{against:.1f}x transformers" + (", looped" if case.labels["batch"] != 1 else "")
+        words += f"; {case.times_of_reading(EXACT):.2f}x the time to read the inputs once"
+        sigmoids = [OwnContender(SIGMOID, each).name for each in limits]
+        ratios = [_ratio(times[name], times[EXACT]) for name in sigmoids]
+        words += f"; sigmoids are {min(ratios):.1f}x to {max(ratios):.1f}x as fast"
+        place = ", ".join(f"{key} {case.labels[key]}" for key in ("V", "gamma", "batch", "drafter"))
+        distance = sum(case.distances) / len(case.distances)
+        print(f"{place} (TV {distance:.2f}): exact is {words}")
+    print(NOTES)
+
+
+NOTES = """\
+ms/step: median over runs, for the whole batch, from logits to tokens. of reading: time over that of
+reading all inputs once, exact is: how many times faster than this line exact is; both are medians
+of the ratios of neighbouring runs. MB read: of the inputs, each byte once; ours stops reading where
+the outcome is known. peak MB: the most memory a step takes beyond the inputs. standing: drafts of a
+sequence that stand; the others draw with their own random numbers, and coupled counts the drafts
+that are the very token plain decoding draws. TV error: how far the law of an emitted token is from
+the target's, computed from the formula; that of exact and coupled is 0."""
+
+
+def _ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    return paired_ratio(ours, theirs, higher_is_better=False)
+
+
+def _nothing() -> None:
+    """What a processor has to be waited for."""
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    try:
+        numbers = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        numbers = ()
+    if not numbers or min(numbers) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: give positive numbers, for example 1,5,8")
+    return numbers
+
+
+def _agreements(text: str) -> tuple[str, ...]:
+    names = tuple(text.split(","))
+    for name in names:
+        if name not in AGREEMENTS:
+            raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(AGREEMENTS)}")
+    return names
+
+
+def _limits(text: str) -> tuple[tuple[float, float], ...]:
+    try:
+        pairs = tuple(tuple(map(float, part.split(":"))) for part in text.split(","))
+    except ValueError:
+        pairs = ()
+    if not pairs or any(len(pair) != 2 or not pair[0] < 0 < pair[1] for pair in pairs):
+        raise argparse.ArgumentTypeError(f"{text!r}: give alpha:beta, for example -10:10,-1e3:1e3")
+    return pairs  # type: ignore[return-value]

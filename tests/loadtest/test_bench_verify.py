@@ -1,0 +1,215 @@
+"""``lexshard bench verify``: contenders verify, the floor reads everything, errors are true."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from kernels.verify import Verdict
+from kernels.verify.reference import log_softmax
+from loadtest.bench.verify import command
+from loadtest.bench.verify.approximation import (
+    drafter_distances,
+    emitted_law,
+    sigmoid_errors,
+    total_variation,
+)
+from loadtest.bench.verify.case import VerifyCase
+from loadtest.bench.verify.contenders import (
+    EXACT,
+    READ,
+    OwnContender,
+    ReadContender,
+    TransformersContender,
+    cpu_contenders,
+    sum_words,
+    verify_in_torch,
+)
+from loadtest.bench.verify.memory import peak_memory
+from loadtest.bench.verify.workload import AGREEMENTS, SEQUENCES, VerifyStep, steps_of
+from tests.support.paths import ROOT
+
+
+@pytest.mark.parametrize("batch", [1, 3, 16, 20])
+def test_a_run_is_sixteen_sequences_whatever_the_batch(batch: int) -> None:
+    steps = steps_of(100, 2, batch, "close", 3)
+    assert {step.batch for step in steps} == {batch}
+    assert {step.gamma for step in steps} == {2}
+    assert sum(step.batch for step in steps) >= SEQUENCES
+    keys = [int(key) for step in steps for key in step.rows.key]
+    assert keys == list(range(len(keys)))
+
+
+def test_batches_of_one_and_of_sixteen_are_the_same_sequences() -> None:
+    together, alone = (steps_of(100, 2, batch, "close", 3) for batch in (16, 1))
+    for index, step in enumerate(alone):
+        assert np.array_equal(together[0].logits[3 * index : 3 * index + 3], step.logits)
+        assert np.array_equal(together[0].rows.drafts[2 * index : 2 * index + 2], step.rows.drafts)
+
+
+def test_drafters_disagree_as_their_names_say() -> None:
+    distances = {
+        name: np.mean(drafter_distances(steps_of(500, 2, 4, name, 5))) for name in AGREEMENTS
+    }
+    assert distances["same"] < 1e-12
+    assert 0.05 < distances["close"] < 0.4 < distances["far"]
+
+
+@pytest.fixture(scope="module")
+def steps() -> list[VerifyStep]:
+    return steps_of(300, 3, 4, "close", 7)
+
+
+def test_ours_are_the_reference_and_errors_are_counted(steps: list[VerifyStep]) -> None:
+    case = VerifyCase(steps, {})
+    contender = OwnContender(EXACT)
+    contender.prepare(steps)
+    case.compare_with_reference([contender], 6)
+    assert (case.equal, case.compared) == (6, 6)
+
+    class Wrong(OwnContender):
+        def decide(self, number: int) -> Verdict:
+            found = super().decide(number)
+            return Verdict(found.accepted, found.tokens + 1, found.logits_read)
+
+    wrong = Wrong(EXACT)
+    wrong.prepare(steps)
+    case.compare_with_reference([wrong], 3)
+    assert (case.equal, case.compared) == (6, 9)
+
+
+def test_all_contenders_accept_at_the_rate_of_the_law() -> None:
+    """One token is likely to both models: p(x) / q(x) is known, and each contender's share of
+    standing drafts is within 5 standard errors of it."""
+    target, drafter = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.8, 0.1, 0.1])
+    count = 2000
+    logits = target.log().expand(count, 2, 3).contiguous()
+    proposed = drafter.log().expand(count, 1, 3).contiguous()
+    drafts = torch.zeros(count, 1, dtype=torch.int64)
+    torch.manual_seed(0)
+    accepted, tokens = verify_in_torch(logits, proposed, drafts)
+    rate = 0.5 / 0.8
+    assert abs(float(accepted.double().mean()) - rate) < 5 * np.sqrt(rate * (1 - rate) / count)
+    assert not (tokens[accepted == 0] == 0).any()  # of max(0, p - q) nothing is left there
+
+
+def test_transformers_takes_what_it_is_given() -> None:
+    for gamma in (1, 3):
+        some = steps_of(300, gamma, 4, "same", 7)
+        contender = TransformersContender()
+        contender.prepare(some)
+        output = contender.output(contender.decide(0), some[0])
+        assert output.accepted is not None
+        assert output.accepted.tolist() == [gamma] * 4
+        assert output.bytes_read == 4 * (2 * gamma + 1) * 300 * 4
+
+
+def test_the_floor_reads_every_byte(steps: list[VerifyStep]) -> None:
+    for threads in (1, 2):
+        contender = ReadContender(threads)
+        contender.prepare(steps)
+        contender.decide(0)
+        output = contender.output(None, steps[0])
+        assert output.bytes_read == steps[0].input_bytes == 4 * 7 * 300 * 4
+
+
+def test_the_floor_adds_all_of_it_up() -> None:
+    for size in (0, 1, 63, 64, 1000):
+        words = np.random.default_rng(size).integers(-(2**40), 2**40, size)
+        assert sum_words(words) == words.sum()
+
+
+def test_the_error_of_the_true_weights_is_nothing(steps: list[VerifyStep]) -> None:
+    p, q = (np.exp(log_softmax(row, 1.0)) for row in (steps[0].logits[0], steps[0].proposed[0]))
+    assert total_variation(emitted_law(p, q, q), p) < 1e-12
+    assert total_variation(emitted_law(np.ones(300), q, np.ones(300)), p) == pytest.approx(
+        total_variation(p, q)
+    )
+    wide, narrow = (np.mean(sigmoid_errors(steps, -each, each)) for each in (1e4, 1.0))
+    assert 0.01 < narrow < wide < 1.01 * np.mean(drafter_distances(steps))
+
+
+ON_A_DEVICE = """
+from kernels.verify import triton_kernel
+from kernels.sigmoid import triton_kernel as sigmoid_kernel
+triton_kernel.TILE_BLOCKS, sigmoid_kernel.TILE = 2, 64
+from loadtest.bench.verify import cuda_contenders as device
+device.DEVICE = "cpu"
+from loadtest.bench.verify.case import VerifyCase
+from loadtest.bench.verify.workload import steps_of
+steps = steps_of(200, 2, 2, "close", 3)[:1]
+contenders = device.cuda_contenders([(-10.0, 10.0)])[:3]
+floor = device.DeviceReadContender()
+for contender in (*contenders, floor):
+    contender.prepare(steps)
+case = VerifyCase(steps, {})
+case.compare_with_reference(contenders, 2)
+assert (case.equal, case.compared) == (6, 6), (case.equal, case.compared)
+assert floor.output(floor.decide(0), steps[0]).bytes_read == steps[0].input_bytes
+"""
+
+
+@pytest.mark.slow
+def test_the_contenders_of_a_device_verify_in_the_interpreter() -> None:
+    pytest.importorskip("triton")
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    command_line = [sys.executable, "-W", "ignore", "-c", ON_A_DEVICE]
+    subprocess.run(command_line, check=True, env=environment, cwd=ROOT)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_the_command_measures_a_device(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    options = "--device cuda -V 5000 --gamma 2 --batch 1,4 --runs 2"
+    assert command.run(parser.parse_args(options.split())) == 0
+    assert "transformers, looped" in capsys.readouterr().out
+
+
+def test_peak_memory_is_what_a_call_takes_for_a_moment() -> None:
+    taken = peak_memory(lambda: np.ones(1 << 22).sum())
+    nothing = peak_memory(lambda: None)
+    if taken is None or nothing is None:
+        pytest.skip("this system does not tell")
+    assert 30e6 < taken < 45e6
+    assert nothing < 4e6
+
+
+def test_the_command_prints_and_writes_every_figure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    file = tmp_path / "verify.json"
+    options = "-V 500 --gamma 1,2 --batch 1,4 --runs 2 --limits=-1:1,-10:10 --json"
+    assert command.run(parser.parse_args([*options.split(), str(file)])) == 0
+    printed = capsys.readouterr().out
+    for words in ("read once", "transformers, looped", "TV error", "32 of 32"):
+        assert words in printed
+    written = json.loads(file.read_text())
+    names = {each["name"] for each in written["results"] if each["case"]["measure"] == "time"}
+    assert names == {contender.name for contender in cpu_contenders([(-1, 1), (-10, 10)], 1)}
+    times = [each for each in written["results"] if each["case"]["measure"] == "time"]
+    assert all(each["runs"] == 2 for each in times)
+    assert {each["against"] for each in written["ratios"]} == names - {EXACT}
+    assert READ in names
+
+
+@pytest.mark.parametrize(
+    "options", ["--limits 1:2", "--limits -1", "--agreement none", "--gamma 0"]
+)
+def test_impossible_options_are_refused(options: str) -> None:
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    name, _, value = options.partition(" ")
+    with pytest.raises(SystemExit):
+        parser.parse_args([f"{name}={value}"])
