@@ -243,7 +243,9 @@ def parse(*options: str) -> argparse.Namespace:
 def stub_calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Puts stubs in place of the engines and the tokenizer; returns the order of their runs."""
     calls: list[str] = []
-    monkeypatch.setattr(engine, "EngineRunner", lambda *_: StubRunner("lexshard", 0.01, calls))
+    monkeypatch.setattr(
+        engine, "EngineRunner", lambda *_, **__: StubRunner("lexshard", 0.01, calls)
+    )
     monkeypatch.setattr(engine, "GenerateRunner", lambda *_: StubRunner("generate", 0.04, calls))
     monkeypatch.setattr(
         engine, "AutoTokenizer", SimpleNamespace(from_pretrained=lambda *_, **__: WordTokenizer())
@@ -362,6 +364,9 @@ def test_generate_pads_left_and_never_stops_early(tiny_checkpoint: str) -> None:
     alone = tuple(runner.run([job]).token_ids[0] for job in jobs)
     assert together.token_ids == alone
     assert together.wall_seconds >= max(times[-1] for times in together.token_seconds)
+    assisted = GenerateRunner(tiny_checkpoint, "float32", 1, draft=tiny_checkpoint).run(jobs)
+    assert assisted.token_ids == alone
+    assert [len(times) for times in assisted.token_seconds] == [5, 3]
 
 
 @pytest.mark.slow
