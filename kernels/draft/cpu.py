@@ -92,7 +92,7 @@ def drawn_rows(rows, tokens, panels):  # type: ignore[no-untyped-def]
         np.empty(rows, np.int64),
         np.empty(rows, np.float64),
         np.empty(rows, np.int64),
-        np.empty(panels, np.float32),
+        np.empty((panels * PANEL + BLOCK - 1) // BLOCK, np.float32),
     )
 
 
@@ -105,7 +105,7 @@ def _draw_whole(hidden, panels, ids, logits, drawn):  # type: ignore[no-untyped-
         multiply(hidden, panels[first : first + count], logits, False)
         own = ids[first * PANEL : (first + count) * PANEL]
         for row in range(hidden.shape[0]):
-            offer(logits[row], own, 0, count, drawn, row)
+            offer(logits[row, : count * PANEL], own, drawn, row)
 
 
 @njit(nogil=True, cache=True)
@@ -123,7 +123,8 @@ def _draw_routed(hidden, panels, ids, offsets, chosen, logits, drawn, row):  # t
         stop = np.int64(offsets[cluster])
         multiply_panels(hidden, panels, logits, False, first, stop)
         if stop > first:
-            offer(logits[0], ids, first, stop, drawn, row)
+            own = slice(first * PANEL, stop * PANEL)
+            offer(logits[0, own], ids[own], drawn, row)
 
 
 @njit(nogil=True, cache=True)

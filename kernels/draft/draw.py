@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from kernels.decision.maxima import LOWEST_RANK, rank
-from kernels.linear.tile import PANEL
+from kernels.blocks import BLOCK
 from kernels.noise.cpu import SIX, block_draw, noise_ceiling, noise_of
 from kernels.penalties.cpu import MINUS_INFINITY
+from kernels.verify.normalizer import block_maxima
 
 BLOCK_BITS = np.int32(SIX)
 
@@ -31,7 +31,7 @@ class DrawnRows(NamedTuple):
     token: npt.NDArray[np.int64]  # [A] the best so far, -1 where there is none
     score: npt.NDArray[np.float64]  # [A]
     seen: npt.NDArray[np.int64]  # [A] tokens that competed
-    maxima: npt.NDArray[np.float32]  # [panels] scratch
+    maxima: npt.NDArray[np.float32]  # [rows offered at once / 64] scratch
 
 
 @njit(nogil=True, cache=True)
@@ -57,10 +57,10 @@ def begin_row(drawn, row, scale, key, position):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def _exclude_fillers(logits, ids, first, last):  # type: ignore[no-untyped-def]
+def _exclude_fillers(logits, ids):  # type: ignore[no-untyped-def]
     """What is no token is not drawn; how many are."""
     count = 0
-    for index in range(first * PANEL, last * PANEL):
+    for index in range(ids.size):
         filler = ids[index] < 0
         logits[index] = MINUS_INFINITY if filler else logits[index]
         count += 1 - filler
@@ -68,28 +68,13 @@ def _exclude_fillers(logits, ids, first, last):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def _panel_maxima(logits, first, last, maxima):  # type: ignore[no-untyped-def]
-    """Writes the largest of every 16 logits; returns the largest of all."""
-    # Not a slice for each panel: making one takes as long as the search in it.
-    bits = logits.view(np.int32).reshape(logits.size // PANEL, PANEL)
-    highest = LOWEST_RANK
-    for panel in range(first, last):
-        maximum = LOWEST_RANK
-        for lane in range(PANEL):
-            maximum = max(maximum, rank(bits[panel, lane]))
-        maxima[panel] = np.int32(rank(maximum)).view(np.float32)
-        highest = max(highest, maximum)
-    return np.int32(rank(highest)).view(np.float32)
-
-
-@njit(nogil=True, cache=True)
-def _offer_greedy(logits, ids, first, last, highest, drawn, row):  # type: ignore[no-untyped-def]
+def _offer_greedy(logits, ids, highest, drawn, row):  # type: ignore[no-untyped-def]
     if highest < drawn.score[row]:
         return
-    for panel in range(first, last):
-        if drawn.maxima[panel] != highest:
+    for start in range(0, ids.size, BLOCK):
+        if drawn.maxima[start // BLOCK] != highest:
             continue
-        for index in range(panel * PANEL, (panel + 1) * PANEL):
+        for index in range(start, min(start + BLOCK, ids.size)):
             if logits[index] == highest and (
                 highest > drawn.score[row] or ids[index] < drawn.token[row]
             ):
@@ -97,63 +82,58 @@ def _offer_greedy(logits, ids, first, last, highest, drawn, row):  # type: ignor
 
 
 @njit(nogil=True, cache=True)
-def _try(logit, token, drawn, row):  # type: ignore[no-untyped-def]
-    """Let one token compete."""
-    scaled = np.float64(logit) * drawn.scale[row]
-    if scaled + drawn.ceilings[row, token >> BLOCK_BITS] < drawn.score[row]:
-        return
-    noise = noise_of(drawn.key[row], drawn.position[row], token)
-    score = scaled + np.float64(noise)
-    if score > drawn.score[row] or (score == drawn.score[row] and token < drawn.token[row]):
-        drawn.token[row], drawn.score[row] = token, score
+def _first_of(logits, highest, maxima):  # type: ignore[no-untyped-def]
+    """Where the highest logit stands first."""
+    index = 0
+    while maxima[index // BLOCK] != highest:
+        index += BLOCK
+    while logits[index] != highest:
+        index += 1
+    return index
 
 
 @njit(nogil=True, cache=True)
-def _contenders(logits, ids, first, scale, ceilings, best):  # type: ignore[no-untyped-def]
-    """How many tokens of a panel could still win."""
-    count = 0
-    for index in range(first, first + PANEL):
-        block = max(ids[index], 0) >> BLOCK_BITS  # the logit of a filler is -inf
-        count += np.float64(logits[index]) * scale + ceilings[block] >= best
-    return count
+def _compete(logits, ids, start, stop, scale, key, position, ceilings, token, best):  # type: ignore[no-untyped-def]
+    """The better of (token, best) and the tokens from ``start`` to ``stop``."""
+    for index in range(start, stop):
+        candidate = ids[index]
+        scaled = np.float64(logits[index]) * scale
+        if candidate < 0 or scaled + ceilings[candidate >> BLOCK_BITS] < best:
+            continue
+        score = scaled + np.float64(noise_of(key, position, candidate))
+        if score > best or (score == best and candidate < token):
+            token, best = np.int64(candidate), score
+    return token, best
 
 
 @njit(nogil=True, cache=True)
-def offer(logits, ids, first, last, drawn, row):  # type: ignore[no-untyped-def]
-    """Let the tokens ``ids`` with ``logits`` of the panels ``first`` to ``last - 1`` compete.
+def offer(logits, ids, drawn, row):  # type: ignore[no-untyped-def]
+    """Let the tokens ``ids`` with ``logits`` compete for a row.
 
-    Ids of a panel ascend; fillers come last and have id -1, and their logits are overwritten.
+    Fillers have id -1; their logits are overwritten.
     """
-    drawn.seen[row] += _exclude_fillers(logits, ids, first, last)
-    maxima, scale = drawn.maxima, drawn.scale[row]
-    highest = _panel_maxima(logits, first, last, maxima)
+    drawn.seen[row] += _exclude_fillers(logits, ids)
+    scale, maxima = drawn.scale[row], drawn.maxima
+    highest = block_maxima(logits, maxima)
     if highest == MINUS_INFINITY:
         return
     if scale == 0.0:
-        _offer_greedy(logits, ids, first, last, highest, drawn, row)
+        _offer_greedy(logits, ids, highest, drawn, row)
         return
-    if np.float64(highest) * scale + drawn.highest_ceiling[row] < drawn.score[row]:
+    token, best = drawn.token[row], drawn.score[row]
+    highest_ceiling = drawn.highest_ceiling[row]
+    if np.float64(highest) * scale + highest_ceiling < best:
         return
+    key, position, ceilings = drawn.key[row], drawn.position[row], drawn.ceilings[row]
     # The likeliest token sets a high mark, below which most tokens need no noise.
-    likely = first
-    while maxima[likely] != highest:
-        likely += 1
-    likely *= PANEL
-    while logits[likely] != highest:
-        likely += 1
-    _try(logits[likely], ids[likely], drawn, row)
-    ceilings = drawn.ceilings[row]
-    for panel in range(first, last):
-        start = panel * PANEL
-        top = np.float64(maxima[panel]) * scale
-        if top + drawn.highest_ceiling[row] < drawn.score[row]:
-            continue
-        block = ids[start] >> BLOCK_BITS
-        if block == ids[start + PANEL - 1] >> BLOCK_BITS:
-            if top + ceilings[block] < drawn.score[row]:
-                continue
-        elif _contenders(logits, ids, start, scale, ceilings, drawn.score[row]) == 0:
-            continue
-        for index in range(start, start + PANEL):
-            if logits[index] > MINUS_INFINITY:
-                _try(logits[index], ids[index], drawn, row)
+    likely = _first_of(logits, highest, maxima)
+    token, best = _compete(
+        logits, ids, likely, likely + 1, scale, key, position, ceilings, token, best
+    )
+    for start in range(0, ids.size, BLOCK):
+        if np.float64(maxima[start // BLOCK]) * scale + highest_ceiling >= best:
+            stop = min(start + BLOCK, ids.size)
+            token, best = _compete(
+                logits, ids, start, stop, scale, key, position, ceilings, token, best
+            )
+    drawn.token[row], drawn.score[row] = token, best

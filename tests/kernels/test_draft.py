@@ -184,7 +184,7 @@ def test_the_draw_is_that_of_the_target(
     own = logits[packed.ids]
     for first, last in random.permutation(list(pairwise(packed.offsets.tolist()))):
         if first < last:
-            offer(own, packed.ids, first, last, drawn, 0)
+            offer(own[16 * first : 16 * last], packed.ids[16 * first : 16 * last], drawn, 0)
     assert drawn.token[0] == expected[0]
     assert drawn.seen[0] == size
 
