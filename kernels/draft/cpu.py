@@ -6,24 +6,19 @@ the largest score is the same in any order, so a guess is a function of its own 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 import numpy as np
-import numpy.typing as npt
 from numba import njit
 
 from kernels.attention.layout import BLOCK_SIZE
 from kernels.blocks import BLOCK
 from kernels.draft.checks import FAULTS, pending_fault
-from kernels.draft.draw import exclude_fillers, fill_ceilings, offer
+from kernels.draft.draw import DrawnRows, begin_row, offer
 from kernels.draft.routing import choose_clusters, score_clusters
 from kernels.draft.types import Drafted, DraftHead, PendingTokens, Router
-from kernels.linear.cpu import multiply
+from kernels.linear.cpu import multiply, multiply_panels
 from kernels.linear.tile import PANEL
 from kernels.llama import LlamaStack
 from kernels.llama.cpu import forward
-
-Array = npt.NDArray[Any]
 
 # Panels of the head multiplied at a time: the logits of 16 rows stay in the second-level cache.
 CHUNK_PANELS = 256
@@ -36,281 +31,114 @@ NO_ROUTER = Router(
 )
 
 
-class _Stack(NamedTuple):
-    """A `LlamaStack` as nopython code takes it; the embedding as bits, shifted to float32's."""
-
-    embedding: Array
-    embedding_shift: int
-    attention_norm: Array
-    qkv: Array
-    qkv_bias: Array
-    query_norm: Array
-    key_norm: Array
-    attention_output: Array
-    mlp_norm: Array
-    gate_up: Array
-    down: Array
-    final_norm: Array
-    cosine: Array
-    sine: Array
-    heads: int
-    kv_heads: int
-    head_dim: int
-    epsilon: float
-    scale: float
-    window: int
-    key_cache: Array
-    value_cache: Array
-
-
-class _Draws(NamedTuple):
-    """How A rows are drawn, and with which scratch memory."""
-
-    scale: Array  # [A]
-    key: Array  # [A]
-    position: Array  # [A]
-    ceilings: Array  # [A, blocks of 64 ids]
-    logits: Array  # [A, 16 * CHUNK_PANELS]
-    maxima: Array  # [CHUNK_PANELS]
-    tokens: Array  # [A] the result
-    scores: Array  # [A]
-    rows: Array  # [A] that were looked at
-
-
 @njit(nogil=True, cache=True)
-def _embed(stack, tokens, out):  # type: ignore[no-untyped-def]
-    """The embeddings ``out [T, d]`` of tokens; bfloat16 bits are widened."""
-    shift = np.uint32(stack.embedding_shift)
+def _embed(embedding, shift, tokens, out):  # type: ignore[no-untyped-def]
+    """The embeddings ``out [T, >= d]`` of tokens; bfloat16 bits are widened."""
     bits = out.view(np.uint32)
     for row in range(tokens.size):
-        own = stack.embedding[tokens[row]]
-        for j in range(own.size):
-            bits[row, j] = np.uint32(own[j]) << shift
+        token = tokens[row]
+        for j in range(embedding.shape[1]):
+            bits[row, j] = np.uint32(embedding[token, j]) << np.uint32(shift)
 
 
 @njit(nogil=True, cache=True)
-def _put_in(stack, tokens, positions, owners, block_tables, output_rows):  # type: ignore[no-untyped-def]
-    """Hidden states of ``output_rows`` of tokens, whose keys and values are written."""
-    hidden = np.empty((tokens.size, stack.embedding.shape[1]), np.float32)
-    _embed(stack, tokens, hidden)
-    slots = np.empty(tokens.size, np.int64)
-    for row in range(tokens.size):
-        place = positions[row]
-        block = np.int64(block_tables[owners[row], place // BLOCK_SIZE])
-        slots[row] = block * BLOCK_SIZE + place % BLOCK_SIZE
-    out = np.empty((output_rows.size, hidden.shape[1]), np.float32)
-    forward(
-        hidden,
-        positions,
-        slots,
-        owners,
-        block_tables,
-        output_rows,
-        stack.attention_norm,
-        stack.qkv,
-        stack.qkv_bias,
-        stack.query_norm,
-        stack.key_norm,
-        stack.attention_output,
-        stack.mlp_norm,
-        stack.gate_up,
-        stack.down,
-        stack.final_norm,
-        stack.cosine,
-        stack.sine,
-        stack.heads,
-        stack.kv_heads,
-        stack.head_dim,
-        stack.epsilon,
-        stack.scale,
-        stack.window,
-        stack.key_cache,
-        stack.value_cache,
-        out,
-    )
-    return out
-
-
-@njit(nogil=True, cache=True)
-def _put_pending_in(stack, pending, states, before):  # type: ignore[no-untyped-def]
-    """Put every pending token in. Writes the last one's state into ``states [S, _, d]``, and into
-    ``before [S, d]`` that of the token before it, where that was pending too."""
-    sequences, total = pending.start.size, pending.tokens.size
-    positions, owners = np.empty(total, np.int32), np.empty(total, np.int32)
-    output_rows = np.empty(2 * sequences, np.int32)
+def _lay_out(offsets, start, routed, positions, owners, output_rows):  # type: ignore[no-untyped-def]
+    """Where the pending tokens go, and how many of their hidden states are wanted: of each
+    sequence that of the last, and where a router asks for it that of the token before."""
     wanted = 0
-    for sequence in range(sequences):
-        first, stop = pending.offsets[sequence], pending.offsets[sequence + 1]
+    for sequence in range(start.size):
+        first, stop = offsets[sequence], offsets[sequence + 1]
         for row in range(first, stop):
-            positions[row] = pending.start[sequence] + row - first
+            positions[row] = start[sequence] + row - first
             owners[row] = sequence
-        if stop - first > 1 and before.shape[0] > 0:
+        if routed and stop - first > 1:
             output_rows[wanted] = stop - 2
             wanted += 1
         output_rows[wanted] = stop - 1
         wanted += 1
-    out = _put_in(
-        stack, pending.tokens, positions, owners, pending.block_tables, output_rows[:wanted]
-    )
-    for index in range(wanted):
-        row = output_rows[index]
-        sequence = owners[row]
-        if row == pending.offsets[sequence + 1] - 1:
-            states[sequence, 0] = out[index]
-        else:
-            before[sequence] = out[index]
+    return wanted
 
 
 @njit(nogil=True, cache=True)
-def _offer_chunk(draws, row, logits, ids):  # type: ignore[no-untyped-def]
-    """Let the tokens of some panels compete for a row's guess."""
-    own = logits[: ids.size]
-    exclude_fillers(own, ids)
-    draws.rows[row] += np.count_nonzero(ids >= 0)
-    draws.tokens[row], draws.scores[row] = offer(
-        own,
-        ids,
-        draws.scale[row],
-        draws.key[row],
-        draws.position[row],
-        draws.ceilings[row],
-        draws.maxima,
-        draws.tokens[row],
-        draws.scores[row],
-    )
+def _find_slots(positions, owners, block_tables, slots):  # type: ignore[no-untyped-def]
+    for row in range(positions.size):
+        place = positions[row]
+        block = np.int64(block_tables[owners[row], place // BLOCK_SIZE])
+        slots[row] = block * BLOCK_SIZE + place % BLOCK_SIZE
 
 
 @njit(nogil=True, cache=True)
-def _draw_whole(hidden, panels, ids, draws):  # type: ignore[no-untyped-def]
-    """Draw for ``hidden [A, d]`` from every row of the head."""
-    for first in range(0, panels.shape[0], CHUNK_PANELS):
-        stop = min(first + CHUNK_PANELS, panels.shape[0])
-        multiply(hidden, panels[first:stop], draws.logits, False)
-        for row in range(hidden.shape[0]):
-            _offer_chunk(draws, row, draws.logits[row], ids[first * PANEL : stop * PANEL])
+def _keep_states(out, output_rows, owners, step, states, before):  # type: ignore[no-untyped-def]
+    """The last hidden state of each sequence is that of ``step``; one ahead of it is ``before``."""
+    for index in range(output_rows.size):
+        owner = owners[output_rows[index]]
+        last = index + 1 == output_rows.size or owners[output_rows[index + 1]] != owner
+        for j in range(out.shape[1]):
+            if last:
+                states[owner, step, j] = out[index, j]
+            else:
+                before[owner, j] = out[index, j]
 
 
 @njit(nogil=True, cache=True)
-def _draw_routed(hidden, row, panels, ids, offsets, chosen, draws):  # type: ignore[no-untyped-def]
-    """Draw for ``hidden[row]`` from the chosen clusters."""
-    for cluster in range(chosen.size):
-        if not chosen[cluster]:
-            continue
-        for first in range(offsets[cluster], offsets[cluster + 1], CHUNK_PANELS):
-            stop = min(first + CHUNK_PANELS, offsets[cluster + 1])
-            multiply(hidden[row : row + 1], panels[first:stop], draws.logits, False)
-            _offer_chunk(draws, row, draws.logits[0], ids[first * PANEL : stop * PANEL])
-
-
-@njit(nogil=True, cache=True)
-def _route(stack, tokens, before, router, scores):  # type: ignore[no-untyped-def]
-    """``scores [A, >= M]`` for tokens [A] and the states before them [A, d]."""
-    width = before.shape[1]
-    features = np.empty((tokens.size, 2 * width), np.float32)
-    embedded = np.empty((tokens.size, width), np.float32)
-    _embed(stack, tokens, embedded)
-    for row in range(tokens.size):
-        features[row, :width] = embedded[row]
-        features[row, width:] = before[row]
-    score_clusters(
-        features, router.inner, router.inner_bias, router.outer, router.outer_bias, scores
-    )
-
-
-@njit(nogil=True, cache=True)
-def _guess(stack, panels, ids, offsets, always, router, tokens, before, hidden, step, draws):  # type: ignore[no-untyped-def]
-    """One draft step of A rows: their guesses are ``draws.tokens``, -1 where there is none."""
-    draws.tokens[:] = -1
-    draws.scores[:] = -np.inf
-    draws.rows[:] = 0
-    for row in range(hidden.shape[0]):
-        if draws.scale[row] > 0.0:
-            fill_ceilings(draws.key[row], draws.position[row], draws.ceilings[row])
-    if before.shape[0] == 0:
-        _draw_whole(hidden, panels, ids, draws)
-        return
-    clusters = offsets.size - 1
-    chosen = np.empty(clusters, np.bool_)
-    scores = np.empty((tokens.size, router.outer.shape[0] * PANEL), np.float32)
-    _route(stack, tokens, before, router, scores)
-    budget = router.budgets[min(step, router.budgets.size - 1)]
-    for row in range(hidden.shape[0]):
-        choose_clusters(scores[row, :clusters], budget, always, chosen)
-        _draw_routed(hidden, row, panels, ids, offsets, chosen, draws)
-
-
-@njit(nogil=True, cache=True)
-def _scratch(rows, panels, tokens):  # type: ignore[no-untyped-def]
-    """Memory for the draws of ``rows`` rows from a head of panels, ids below ``tokens``."""
-    return _Draws(
+def drawn_rows(rows, tokens, panels):  # type: ignore[no-untyped-def]
+    """Memory for draws of ``rows`` rows from ids below ``tokens``, ``panels`` at a time."""
+    return DrawnRows(
         np.empty(rows, np.float64),
         np.empty(rows, np.uint64),
         np.empty(rows, np.uint64),
         np.empty((rows, (tokens + BLOCK - 1) // BLOCK), np.float64),
-        np.empty((rows, min(panels, CHUNK_PANELS) * PANEL), np.float32),
-        np.empty(min(panels, CHUNK_PANELS), np.float32),
+        np.empty(rows, np.float64),
         np.empty(rows, np.int64),
         np.empty(rows, np.float64),
         np.empty(rows, np.int64),
+        np.empty((panels * PANEL + BLOCK - 1) // BLOCK, np.float32),
     )
 
 
 @njit(nogil=True, cache=True)
-def _part(draws, rows):  # type: ignore[no-untyped-def]
-    """The same memory for fewer rows."""
-    return _Draws(
-        draws.scale[:rows],
-        draws.key[:rows],
-        draws.position[:rows],
-        draws.ceilings[:rows],
-        draws.logits[:rows],
-        draws.maxima,
-        draws.tokens[:rows],
-        draws.scores[:rows],
-        draws.rows[:rows],
-    )
+def _draw_whole(hidden, panels, ids, logits, drawn):  # type: ignore[no-untyped-def]
+    """Draw for ``hidden [A, d]`` from every row of the head."""
+    chunk = logits.shape[1] // PANEL
+    for first in range(0, panels.shape[0], chunk):
+        count = min(chunk, panels.shape[0] - first)
+        multiply(hidden, panels[first : first + count], logits, False)
+        own = ids[first * PANEL : (first + count) * PANEL]
+        for row in range(hidden.shape[0]):
+            offer(logits[row, : count * PANEL], own, drawn, row)
 
 
 @njit(nogil=True, cache=True)
-def _steps(stack, pending, panels, ids, offsets, always, router, before, guesses, states, rows):  # type: ignore[no-untyped-def]
-    """All draft steps. ``before [S, d]``, the states before the last pending tokens, is empty
-    where no router asks for them; it is overwritten."""
-    _put_pending_in(stack, pending, states, before)
-    active = np.flatnonzero(pending.most > 0).astype(np.int32)
-    current = pending.tokens[pending.offsets[1:] - 1][active]
-    memory = _scratch(active.size, panels.shape[0], stack.embedding.shape[0])
-    step = 0
-    while active.size > 0:
-        draws = _part(memory, active.size)
-        hidden = np.empty((active.size, states.shape[2]), np.float32)
-        own_before = before[active] if before.shape[0] > 0 else before
-        for row in range(active.size):
-            sequence = active[row]
-            hidden[row] = states[sequence, step]
-            count = pending.offsets[sequence + 1] - pending.offsets[sequence]
-            draws.scale[row] = pending.inverse_temperature[sequence]
-            draws.key[row] = pending.key[sequence]
-            draws.position[row] = pending.start[sequence] + count + step
-        _guess(
-            stack, panels, ids, offsets, always, router, current, own_before, hidden, step, draws
-        )
-        left = np.zeros(active.size, np.bool_)
-        for row in range(active.size):
-            sequence = active[row]
-            guesses[sequence, step] = draws.tokens[row]
-            rows[sequence] += draws.rows[row]
-            left[row] = draws.tokens[row] >= 0 and step + 1 < pending.most[sequence]
-            if before.shape[0] > 0:
-                before[sequence] = hidden[row]
-        positions = draws.position[left].astype(np.int32)
-        current = draws.tokens[left].astype(np.int32)
-        active = active[left]
-        step += 1
-        if active.size > 0:
-            every = np.arange(active.size).astype(np.int32)
-            out = _put_in(stack, current, positions, active, pending.block_tables, every)
-            for row in range(active.size):
-                states[active[row], step] = out[row]
+def _draw_routed(hidden, panels, ids, offsets, chosen, logits, drawn, row):  # type: ignore[no-untyped-def]
+    """Draw for ``hidden [1, d]`` from the chosen clusters, neighbours together."""
+    clusters = chosen.size
+    cluster = 0
+    while cluster < clusters:
+        if not chosen[cluster]:
+            cluster += 1
+            continue
+        first = np.int64(offsets[cluster])
+        while cluster < clusters and chosen[cluster]:
+            cluster += 1
+        stop = np.int64(offsets[cluster])
+        multiply_panels(hidden, panels, logits, False, first, stop)
+        if stop > first:
+            own = slice(first * PANEL, stop * PANEL)
+            offer(logits[0, own], ids[own], drawn, row)
+
+
+@njit(nogil=True, cache=True)
+def _route(embedding, shift, tokens, before, router, scores):  # type: ignore[no-untyped-def]
+    """``scores [A, >= M]`` for the tokens put in [A] and the states before them [A, d]."""
+    width = before.shape[1]
+    features = np.empty((tokens.size, 2 * width), np.float32)
+    _embed(embedding, shift, tokens, features)
+    for row in range(tokens.size):
+        for j in range(width):
+            features[row, width + j] = before[row, j]
+    score_clusters(
+        features, router.inner, router.inner_bias, router.outer, router.outer_bias, scores
+    )
 
 
 @njit(nogil=True, cache=True)
@@ -360,8 +188,8 @@ def _draft(  # type: ignore[no-untyped-def]
 ):
     """The place in FAULTS of what is wrong with the pending tokens, or -1 when all is done.
 
-    One argument for each array: numba looks at a tuple of arrays in Python, which takes longer
-    than a guess.
+    One argument for each array: numba takes tuples of arrays apart in Python, and passing them on
+    makes compilation much longer.
     """
     fault = pending_fault(
         tokens,
@@ -375,36 +203,108 @@ def _draft(  # type: ignore[no-untyped-def]
     )
     if fault >= 0:
         return fault
-    pending = PendingTokens(
-        tokens, pending_offsets, start, block_tables, most, key, inverse_temperature, before
-    )
-    stack = _Stack(
-        embedding,
-        embedding_shift,
-        attention_norm,
-        qkv,
-        qkv_bias,
-        query_norm,
-        key_norm,
-        attention_output,
-        mlp_norm,
-        gate_up,
-        down,
-        final_norm,
-        cosine,
-        sine,
-        heads,
-        kv_heads,
-        head_dim,
-        epsilon,
-        scale,
-        window,
-        key_cache,
-        value_cache,
-    )
+    routed = before.shape[0] > 0
+    sequences, width = start.size, states.shape[2]
+    positions, owners = np.empty(tokens.size, np.int32), np.empty(tokens.size, np.int32)
+    output_rows = np.empty(2 * sequences, np.int32)
+    wanted = _lay_out(pending_offsets, start, routed, positions, owners, output_rows)
+    output_rows = output_rows[:wanted]
+    # Of the sequences drawn for: which they are, the token put in last, the place of the next.
+    active, last = np.empty(sequences, np.int32), np.empty(sequences, np.int32)
+    places = np.empty(sequences, np.int32)
+    count = 0
+    for sequence in range(sequences):
+        if most[sequence] > 0:
+            stop = pending_offsets[sequence + 1]
+            active[count], last[count] = sequence, tokens[stop - 1]
+            places[count] = start[sequence] + stop - pending_offsets[sequence]
+            count += 1
+    chunk = panels.shape[0] if routed else min(panels.shape[0], CHUNK_PANELS)
+    logits = np.empty((1 if routed else count, chunk * PANEL), np.float32)
+    drawn = drawn_rows(count, embedding.shape[0], chunk)
     router = Router(inner, inner_bias, outer, outer_bias, budgets)
-    _steps(stack, pending, panels, ids, offsets, always, router, before, guesses, states, rows)
-    return -1
+    scores = np.empty((count, outer.shape[0] * PANEL), np.float32)
+    chosen = np.empty(outer_bias.size, np.bool_)
+    step = 0
+    while True:
+        hidden = np.empty((tokens.size, width), np.float32)
+        _embed(embedding, embedding_shift, tokens, hidden)
+        slots = np.empty(tokens.size, np.int64)
+        _find_slots(positions, owners, block_tables, slots)
+        out = np.empty((output_rows.size, width), np.float32)
+        forward(
+            hidden,
+            positions,
+            slots,
+            owners,
+            block_tables,
+            output_rows,
+            attention_norm,
+            qkv,
+            qkv_bias,
+            query_norm,
+            key_norm,
+            attention_output,
+            mlp_norm,
+            gate_up,
+            down,
+            final_norm,
+            cosine,
+            sine,
+            heads,
+            kv_heads,
+            head_dim,
+            epsilon,
+            scale,
+            window,
+            key_cache,
+            value_cache,
+            out,
+        )
+        _keep_states(out, output_rows, owners, step, states, before)
+        if count == 0:
+            return -1
+        hidden = np.empty((count, width), np.float32)
+        for row in range(count):
+            sequence = active[row]
+            begin_row(
+                drawn, row, inverse_temperature[sequence], key[sequence], np.uint64(places[row])
+            )
+            for j in range(width):
+                hidden[row, j] = states[sequence, step, j]
+        if routed:
+            own_before = np.empty((count, width), np.float32)
+            for row in range(count):
+                for j in range(width):
+                    sequence = active[row]
+                    own_before[row, j] = (
+                        states[sequence, step - 1, j] if step > 0 else before[sequence, j]
+                    )
+            _route(embedding, embedding_shift, last[:count], own_before, router, scores)
+            for row in range(count):
+                choose_clusters(scores[row], budgets[min(step, budgets.size - 1)], always, chosen)
+                _draw_routed(
+                    hidden[row : row + 1], panels, ids, offsets, chosen, logits, drawn, row
+                )
+        else:
+            _draw_whole(hidden, panels, ids, logits, drawn)
+        left = 0
+        for row in range(count):
+            sequence = active[row]
+            guesses[sequence, step] = drawn.token[row]
+            rows[sequence] += drawn.seen[row]
+            if drawn.token[row] >= 0 and step + 1 < most[sequence]:
+                active[left], last[left] = sequence, drawn.token[row]
+                places[left] = places[row] + 1
+                left += 1
+        if left == 0:
+            return -1
+        count = left
+        step += 1
+        tokens, owners = last[:count].copy(), active[:count].copy()
+        positions, output_rows = places[:count] - np.int32(1), np.empty(count, np.int32)
+        for row in range(count):
+            output_rows[row] = row
 
 
 def draft(stack: LlamaStack, head: DraftHead, pending: PendingTokens) -> Drafted:

@@ -6,103 +6,134 @@ kept between them is the best token so far and its score.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
+import numpy.typing as npt
 from numba import njit
 
-from kernels.decision.maxima import LOWEST_RANK, rank
-from kernels.linear.tile import PANEL
+from kernels.blocks import BLOCK
 from kernels.noise.cpu import SIX, block_draw, noise_ceiling, noise_of
 from kernels.penalties.cpu import MINUS_INFINITY
+from kernels.verify.normalizer import block_maxima
 
 BLOCK_BITS = np.int32(SIX)
 
 
+class DrawnRows(NamedTuple):
+    """A draw under way, row by row; the arrays may have more rows than are drawn for."""
+
+    scale: npt.NDArray[np.float64]  # [A]
+    key: npt.NDArray[np.uint64]  # [A]
+    position: npt.NDArray[np.uint64]  # [A]
+    ceilings: npt.NDArray[np.float64]  # [A, blocks of 64 ids] bounds on the noise
+    highest_ceiling: npt.NDArray[np.float64]  # [A]
+    token: npt.NDArray[np.int64]  # [A] the best so far, -1 where there is none
+    score: npt.NDArray[np.float64]  # [A]
+    seen: npt.NDArray[np.int64]  # [A] tokens that competed
+    maxima: npt.NDArray[np.float32]  # [rows offered at once / 64] scratch
+
+
 @njit(nogil=True, cache=True)
-def fill_ceilings(key, position, ceilings):  # type: ignore[no-untyped-def]
-    """A bound on the noise of every block [B] of 64 ids, several blocks at a time."""
+def _fill_ceilings(key, position, ceilings):  # type: ignore[no-untyped-def]
+    # Nothing but this loop: several blocks at a time.
     for block in range(ceilings.size):
         uniform, _ = block_draw(key, position, np.uint64(block))
         ceilings[block] = noise_ceiling(uniform)
 
 
 @njit(nogil=True, cache=True)
-def exclude_fillers(logits, ids):  # type: ignore[no-untyped-def]
-    """What is no token is not drawn."""
+def begin_row(drawn, row, scale, key, position):  # type: ignore[no-untyped-def]
+    """Nothing has competed for the row yet."""
+    drawn.scale[row], drawn.key[row], drawn.position[row] = scale, key, position
+    drawn.token[row], drawn.score[row], drawn.seen[row] = -1, -np.inf, 0
+    if scale > 0.0:
+        ceilings = drawn.ceilings[row]
+        _fill_ceilings(drawn.key[row], drawn.position[row], ceilings)
+        highest = ceilings[0]
+        for block in range(ceilings.size):
+            highest = highest if highest > ceilings[block] else ceilings[block]
+        drawn.highest_ceiling[row] = highest
+
+
+@njit(nogil=True, cache=True)
+def _exclude_fillers(logits, ids):  # type: ignore[no-untyped-def]
+    """What is no token is not drawn; how many are."""
+    count = 0
     for index in range(ids.size):
-        logits[index] = MINUS_INFINITY if ids[index] < 0 else logits[index]
+        filler = ids[index] < 0
+        logits[index] = MINUS_INFINITY if filler else logits[index]
+        count += 1 - filler
+    return count
 
 
 @njit(nogil=True, cache=True)
-def _panel_maxima(logits, maxima):  # type: ignore[no-untyped-def]
-    """Writes the largest of every 16 logits; returns the largest of all."""
-    # Not a slice for each panel: making one takes as long as the search in it.
-    bits = logits.view(np.int32).reshape(logits.size // PANEL, PANEL)
-    highest = LOWEST_RANK
-    for panel in range(bits.shape[0]):
-        maximum = LOWEST_RANK
-        for lane in range(PANEL):
-            maximum = max(maximum, rank(bits[panel, lane]))
-        maxima[panel] = np.int32(rank(maximum)).view(np.float32)
-        highest = max(highest, maximum)
-    return np.int32(rank(highest)).view(np.float32)
-
-
-@njit(nogil=True, cache=True)
-def _greedy(logits, ids, maxima, highest, token, best):  # type: ignore[no-untyped-def]
-    """The better of (token, best) and the tokens with the logit ``highest``."""
-    if highest < best:
-        return token, best
-    for panel in range(ids.size // PANEL):
-        if maxima[panel] == highest:
-            for index in range(panel * PANEL, (panel + 1) * PANEL):
-                if logits[index] == highest and (highest > best or ids[index] < token):
-                    token, best = np.int64(ids[index]), np.float64(highest)
-    return token, best
-
-
-@njit(nogil=True, cache=True)
-def _try(logit, candidate, scale, key, position, ceilings, token, best):  # type: ignore[no-untyped-def]
-    """The better of (token, best) and one candidate."""
-    scaled = np.float64(logit) * scale
-    if scaled + ceilings[candidate >> BLOCK_BITS] < best:
-        return token, best
-    score = scaled + np.float64(noise_of(key, position, candidate))
-    if score > best or (score == best and candidate < token):
-        return np.int64(candidate), score
-    return token, best
-
-
-@njit(nogil=True, cache=True)
-def offer(logits, ids, scale, key, position, ceilings, maxima, token, best):  # type: ignore[no-untyped-def]
-    """The better of (token, best) and the tokens ``ids`` with ``logits``, whole panels of both.
-
-    Fillers have id -1 and logit -inf; the other ids of a panel ascend. ``maxima`` is scratch.
-    Starts with (-1, -inf).
-    """
-    maxima = maxima[: ids.size // PANEL]
-    highest = _panel_maxima(logits, maxima)
-    if highest == MINUS_INFINITY:
-        return token, best
-    if scale == 0.0:
-        return _greedy(logits, ids, maxima, highest, token, best)
-    # The likeliest token sets a high mark, below which most tokens need no noise.
-    likely = 0
-    while maxima[likely] != highest:
-        likely += 1
-    likely *= PANEL
-    while logits[likely] != highest:
-        likely += 1
-    token, best = _try(logits[likely], ids[likely], scale, key, position, ceilings, token, best)
-    for panel in range(maxima.size):
-        first = panel * PANEL
-        block = ids[first] >> BLOCK_BITS
-        if (
-            block == ids[first + PANEL - 1] >> BLOCK_BITS
-            and np.float64(maxima[panel]) * scale + ceilings[block] < best
-        ):
+def _offer_greedy(logits, ids, highest, drawn, row):  # type: ignore[no-untyped-def]
+    if highest < drawn.score[row]:
+        return
+    for start in range(0, ids.size, BLOCK):
+        if drawn.maxima[start // BLOCK] != highest:
             continue
-        for index in range(first, first + PANEL):
-            token, best = _try(
-                logits[index], ids[index], scale, key, position, ceilings, token, best
-            )
+        for index in range(start, min(start + BLOCK, ids.size)):
+            if logits[index] == highest and (
+                highest > drawn.score[row] or ids[index] < drawn.token[row]
+            ):
+                drawn.token[row], drawn.score[row] = ids[index], highest
+
+
+@njit(nogil=True, cache=True)
+def _first_of(logits, highest, maxima):  # type: ignore[no-untyped-def]
+    """Where the highest logit stands first."""
+    index = 0
+    while maxima[index // BLOCK] != highest:
+        index += BLOCK
+    while logits[index] != highest:
+        index += 1
+    return index
+
+
+@njit(nogil=True, cache=True)
+def _compete(logits, ids, start, stop, scale, key, position, ceilings, token, best):  # type: ignore[no-untyped-def]
+    """The better of (token, best) and the tokens from ``start`` to ``stop``."""
+    for index in range(start, stop):
+        candidate = ids[index]
+        scaled = np.float64(logits[index]) * scale
+        if candidate < 0 or scaled + ceilings[candidate >> BLOCK_BITS] < best:
+            continue
+        score = scaled + np.float64(noise_of(key, position, candidate))
+        if score > best or (score == best and candidate < token):
+            token, best = np.int64(candidate), score
     return token, best
+
+
+@njit(nogil=True, cache=True)
+def offer(logits, ids, drawn, row):  # type: ignore[no-untyped-def]
+    """Let the tokens ``ids`` with ``logits`` compete for a row.
+
+    Fillers have id -1; their logits are overwritten.
+    """
+    drawn.seen[row] += _exclude_fillers(logits, ids)
+    scale, maxima = drawn.scale[row], drawn.maxima
+    highest = block_maxima(logits, maxima)
+    if highest == MINUS_INFINITY:
+        return
+    if scale == 0.0:
+        _offer_greedy(logits, ids, highest, drawn, row)
+        return
+    token, best = drawn.token[row], drawn.score[row]
+    highest_ceiling = drawn.highest_ceiling[row]
+    if np.float64(highest) * scale + highest_ceiling < best:
+        return
+    key, position, ceilings = drawn.key[row], drawn.position[row], drawn.ceilings[row]
+    # The likeliest token sets a high mark, below which most tokens need no noise.
+    likely = _first_of(logits, highest, maxima)
+    token, best = _compete(
+        logits, ids, likely, likely + 1, scale, key, position, ceilings, token, best
+    )
+    for start in range(0, ids.size, BLOCK):
+        if np.float64(maxima[start // BLOCK]) * scale + highest_ceiling >= best:
+            stop = min(start + BLOCK, ids.size)
+            token, best = _compete(
+                logits, ids, start, stop, scale, key, position, ceilings, token, best
+            )
+    drawn.token[row], drawn.score[row] = token, best

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from kernels.decision.maxima import LOWEST_RANK, rank
 from kernels.exponential.single_precision import silu
 from kernels.linear.cpu import multiply
 
@@ -24,32 +25,41 @@ def score_clusters(features, inner, inner_bias, outer, outer_bias, scores):  # t
 
 
 @njit(nogil=True, cache=True)
-def choose_clusters(scores, budget, always, chosen):  # type: ignore[no-untyped-def]
-    """Sets ``chosen [M]``: ``always``, and the ``budget`` best of the others by ``scores [M]``.
+def _count_from(ranks, least):  # type: ignore[no-untyped-def]
+    count = 0
+    for index in range(ranks.size):
+        count += ranks[index] >= least
+    return count
 
-    Lower clusters come first among equals.
+
+@njit(nogil=True, cache=True)
+def choose_clusters(scores, budget, always, chosen):  # type: ignore[no-untyped-def]
+    """Sets ``chosen [M]``: ``always``, and the ``budget`` best of the others by ``scores [>= M]``.
+
+    Lower clusters come first among equals. The scores of ``always`` do not matter.
     """
-    chosen[:] = False
+    clusters = chosen.size
+    ranks = np.empty(clusters, np.int32)
+    bits = scores.view(np.int32)
+    for cluster in range(clusters):
+        # -0.0 is 0.0, and no score is the lowest rank.
+        ranks[cluster] = rank(bits[cluster]) if scores[cluster] != 0.0 else 0
+        chosen[cluster] = False
     for cluster in always:
-        chosen[cluster] = True
-    others = scores.size - np.count_nonzero(chosen)
-    if budget >= others:
-        chosen[:] = True
-        return
+        ranks[cluster], chosen[cluster] = LOWEST_RANK, True
     if budget == 0:
         return
-    left = np.empty(others, np.float32)
-    count = 0
-    for cluster in range(scores.size):
-        if not chosen[cluster]:
-            left[count] = scores[cluster]
-            count += 1
-    threshold = np.partition(left, others - budget)[others - budget]
-    equal = budget - np.count_nonzero(left > threshold)
-    for cluster in range(scores.size):
-        if chosen[cluster] or scores[cluster] < threshold:
+    # The highest rank that as many reach as may be chosen, bit by bit from the sign on.
+    threshold = np.int64(LOWEST_RANK)
+    for bit in range(31, -1, -1):
+        higher = threshold + (np.int64(1) << bit)
+        if higher < 2**31 and _count_from(ranks, np.int32(higher)) >= budget:
+            threshold = higher
+    equal = budget - _count_from(ranks, np.int32(threshold + 1))
+    for cluster in range(clusters):
+        if chosen[cluster] or ranks[cluster] < threshold:
             continue
-        if scores[cluster] == threshold:
+        if ranks[cluster] == threshold:
             if equal == 0:
                 continue
             equal -= 1

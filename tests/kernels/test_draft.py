@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels.draft import DraftHead, PendingTokens, check_head, draft
-from kernels.draft.draw import exclude_fillers, fill_ceilings, offer
+from kernels.draft.cpu import drawn_rows
+from kernels.draft.draw import begin_row, offer
 from kernels.draw import Controls, draw
 from kernels.llama.reference import embed
 from tests.support.decision_cases import FLAVOURS, random_logits
@@ -28,9 +29,15 @@ from tests.support.draft_cases import (
 VOCABULARY = 300
 
 
-def random_head(random: np.random.Generator, kind: str) -> DraftHead:
-    """Rows of which some are equal, so that the lowest id has to win."""
+def random_weight(random: np.random.Generator, half: bool = True) -> np.ndarray:
+    """Rows of tokens; ``half`` are bfloat16."""
     weight = random.standard_normal((VOCABULARY, WIDTH)).astype(np.float32)
+    return (weight.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32) if half else weight
+
+
+def random_head(random: np.random.Generator, kind: str, half: bool = True) -> DraftHead:
+    """Rows of which some are equal, so that the lowest id has to win."""
+    weight = random_weight(random, half)
     weight[random.integers(0, VOCABULARY, 60)] = weight[random.integers(0, VOCABULARY, 60)]
     if kind == "full":
         return head_of(weight, [np.arange(VOCABULARY)])
@@ -43,21 +50,21 @@ def random_head(random: np.random.Generator, kind: str) -> DraftHead:
     return head_of(weight, clusters, always=[2, 5], router=router)
 
 
-def case_of(seed: int, sequences: int = 5, longest: int = 4) -> DraftCase:
+def case_of(seed: int, half: bool = True) -> DraftCase:
+    """Five sequences that want up to four guesses."""
     random = np.random.default_rng(seed)
-    stack = random_stack(
-        random, half=seed % 2 == 1, window=(0, 7)[seed % 3 == 1], extras=seed % 4 > 1
-    )
-    return random_case(random, stack, sequences, longest)
+    stack = random_stack(random, half=half, window=(0, 7)[seed % 3 == 1], extras=seed % 4 > 1)
+    return random_case(random, stack, 5, 4)
 
 
+@pytest.mark.parametrize("half", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["full", "static", "clusters", "routed"])
 @pytest.mark.parametrize("seed", range(8))
-def test_cpu_gives_the_reference_guesses(kind: str, seed: int) -> None:
+def test_cpu_gives_the_reference_guesses(kind: str, seed: int, half: bool) -> None:
     """Ragged pending tokens and numbers of guesses, any temperatures, equal rows; what is in the
     cache afterwards, too."""
-    case = case_of(seed)
-    head = random_head(np.random.default_rng(100 + seed), kind)
+    case = case_of(seed, half)
+    head = random_head(np.random.default_rng(100 + seed), kind, half)
     check_head(head, WIDTH, VOCABULARY)
     expected_stack, expected = case.run(head, "reference")
     stack, found = case.run(head)
@@ -93,7 +100,7 @@ def test_how_the_head_is_cut_up_changes_nothing() -> None:
     """One cluster, many, or a router that chooses all of them."""
     random = np.random.default_rng(5)
     case = case_of(5)
-    weight = random.standard_normal((VOCABULARY, WIDTH)).astype(np.float32)
+    weight = random_weight(random)
     clusters = random_clusters(random, VOCABULARY, 12)
     router = random_router(random, WIDTH, 12, [99])
     heads = [
@@ -112,7 +119,7 @@ def test_the_budget_is_beside_what_is_always_looked_at() -> None:
     """Rows looked at: those of the two clusters, and of as many others as the step may have."""
     random = np.random.default_rng(6)
     clusters = np.split(np.arange(VOCABULARY), range(30, VOCABULARY, 30))
-    weight = random.standard_normal((VOCABULARY, WIDTH)).astype(np.float32)
+    weight = random_weight(random)
     router = random_router(random, WIDTH, 10, [4, 1])
     head = head_of(weight, clusters, always=[1, 8], router=router)
     case = case_of(6)
@@ -124,7 +131,7 @@ def test_the_budget_is_beside_what_is_always_looked_at() -> None:
 def test_guesses_end_where_no_row_is_a_token() -> None:
     """The router has chosen a cluster of fillers alone."""
     random = np.random.default_rng(7)
-    weight = random.standard_normal((VOCABULARY, WIDTH)).astype(np.float32)
+    weight = random_weight(random)
     router = random_router(random, WIDTH, 2, [1])
     router.outer_bias[:] = [100.0, 0.0]
     head = head_of(weight, [np.arange(20), np.arange(20, 40)], router=router)
@@ -172,27 +179,14 @@ def test_the_draw_is_that_of_the_target(
     tokens = np.arange(size, dtype=np.int32)
     expected = draw(tokens, logits, np.array([0, size]), controls, implementation="reference")
     packed = head_of(logits[:, None], random_clusters(random, size, clusters))
-    ceilings, maxima = np.empty(size // 64 + 1), np.empty(size, np.float32)
-    fill_ceilings(controls.key[0], controls.position[0], ceilings)
-    token, best = -1, -np.inf
-    for first, last in random.permutation(list(pairwise(packed.offsets * 16))):
-        if first == last:
-            continue
-        ids = packed.ids[first:last]
-        own = logits[ids]
-        exclude_fillers(own, ids)
-        token, best = offer(
-            own,
-            ids,
-            scale,
-            controls.key[0],
-            controls.position[0],
-            ceilings,
-            maxima,
-            token,
-            best,
-        )
-    assert token == expected[0]
+    drawn = drawn_rows(1, size, len(packed.panels))
+    begin_row(drawn, 0, scale, controls.key[0], controls.position[0])
+    own = logits[packed.ids]
+    for first, last in random.permutation(list(pairwise(packed.offsets.tolist()))):
+        if first < last:
+            offer(own[16 * first : 16 * last], packed.ids[16 * first : 16 * last], drawn, 0)
+    assert drawn.token[0] == expected[0]
+    assert drawn.seen[0] == size
 
 
 def _pending(**changes: object) -> PendingTokens:
@@ -226,7 +220,7 @@ def _pending(**changes: object) -> PendingTokens:
 )
 def test_native_code_is_not_given_what_it_would_read_beyond(changes: dict, complaint: str) -> None:
     random = np.random.default_rng(0)
-    stack = random_stack(random)
+    stack = random_stack(random, half=True)
     head = head_of(embed(stack, range(VOCABULARY)).astype(np.float32), [np.arange(VOCABULARY)])
     assert draft(stack, head, _pending()).guesses.shape == (1, 2)
     with pytest.raises(ValueError, match=complaint):
@@ -235,7 +229,7 @@ def test_native_code_is_not_given_what_it_would_read_beyond(changes: dict, compl
 
 def test_a_head_that_is_none_is_refused() -> None:
     random = np.random.default_rng(1)
-    weight = random.standard_normal((VOCABULARY, WIDTH)).astype(np.float32)
+    weight = random_weight(random)
     head = head_of(weight, np.split(np.arange(VOCABULARY), [100, 180, 200]))
     router = random_router(random, WIDTH, 4, [2])
     check_head(head._replace(router=router), WIDTH, VOCABULARY)
