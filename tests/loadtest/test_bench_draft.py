@@ -1,4 +1,4 @@
-"""``lexshard bench draft``: published prompts as users send them, heads of equal size, one record."""
+"""``lexshard bench draft``: prompts as users send them, heads of equal size, one record."""
 
 from __future__ import annotations
 
