@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from actors.body.batch import whole_text
 from actors.body.loading import load
 from actors.drafter.router.build import RouterSettings, Target, draftable
 from actors.drafter.router.file import RouterFile, TrainingReport
@@ -19,6 +21,8 @@ from actors.drafter.router.texts import (
 )
 from actors.index.build import own_rows
 from actors.index.metadata import Spread
+from kernels.attention import BLOCK_SIZE
+from kernels.noise import gumbel_row
 from tests.support.tiny_models import save_tiny
 
 WIDTH = 16
@@ -65,7 +69,7 @@ def router_file(cluster_of: npt.NDArray[np.int32], depth: int, *, seed: int = 0)
 
 
 class TinyPair:
-    """A random model that is its own draft; the target's texts are made up."""
+    """A random model that is its own draft."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = save_tiny("qwen2", folder / "model", use_sliding_window=False)
@@ -75,23 +79,41 @@ class TinyPair:
         self.size = len(self.weight)
         random = np.random.default_rng(5)
         self.prompts = [tuple(ids) for ids in random.integers(0, self.size, (16, 5)).tolist()]
-        self.target = Target("made up", "0" * 64, self._write)
+        self.target = Target("itself", "0" * 64, self._write)
         self.written = 0  # calls
 
     def _write(
         self, prompts: Sequence[Tokens], temperature: float, seed: int, count: int
     ) -> list[WrittenText]:
         self.written += 1
-        random = np.random.default_rng(seed)
-        outputs = random.geometric(0.08, (len(prompts), count)) % self.size
-        return [
-            WrittenText(tuple(prompt), tuple(output), temperature, seed)
-            for prompt, output in zip(prompts, outputs.tolist(), strict=True)
-        ]
+        return [self._continued(prompt, temperature, seed, count) for prompt in prompts]
+
+    def _continued(self, prompt: Tokens, temperature: float, key: int, count: int) -> WrittenText:
+        ids = list(prompt)
+        self.body.allocate_cache(-(-(len(prompt) + count) // BLOCK_SIZE))
+        for _ in range(count):
+            last = np.array([len(ids) - 1], np.int32)
+            logits = self.body.forward(whole_text(ids, last)).numpy() @ self.weight.numpy().T
+            ids.append(self.drawn(logits[0], temperature, key, len(ids)))
+        return WrittenText(prompt, tuple(ids[len(prompt) :]), temperature, key)
+
+    def drawn(
+        self,
+        logits: npt.NDArray[np.float32],
+        temperature: float,
+        key: int,
+        place: int,
+        best: int = 0,
+    ) -> int:
+        """The token drawn, or the one that is ``best`` places behind it."""
+        if temperature:
+            logits = logits / temperature + gumbel_row(key, place, self.size)
+        return int(np.argsort(-logits)[best])
 
 
 def some_positions(pair: TinyPair, count: int) -> DraftPositions:
-    """Positions of texts that the draft itself might have written, half of them greedy."""
+    """Positions of random texts, half of them greedy; a third of the drawn tokens are the draft's
+    own guess, the others next to it."""
     random = np.random.default_rng(9)
     texts = [
         WrittenText(
@@ -104,7 +126,14 @@ def some_positions(pair: TinyPair, count: int) -> DraftPositions:
     ]
     positions = draft_positions(pair.body, texts)
     logits = positions.hidden @ pair.weight.numpy().T
-    # Tokens that are often the draft's best, so that many guesses stand.
-    best = np.argsort(-logits, axis=1)[np.arange(len(positions)), random.integers(0, 4, count)]
-    fields = {name: getattr(positions, name) for name in positions.__dataclass_fields__}
-    return DraftPositions(**{**fields, "drawn": best.astype(np.int32)})
+    drawn = [
+        pair.drawn(
+            logits[row],
+            0.8 * (positions.inverse_temperature[row] > 0),
+            int(positions.key[row]),
+            int(positions.place[row]),
+            best=int(random.integers(0, 3)),
+        )
+        for row in range(count)
+    ]
+    return dataclasses.replace(positions, drawn=np.array(drawn, np.int32))

@@ -55,6 +55,7 @@ from actors.index.steps import BuildSteps, Progress, ProgressBar, alone
 HELD_OUT = 8  # every eighth prompt measures
 PROMPTS_OF_A_PART = 128  # written in one go: what an interruption costs
 TOKENS_OF_A_CLUSTER = 64
+HOT_SHARE = 1 / 32  # of the vocabulary
 LABEL_TEMPERATURE = 1.0
 NEVER = -1e30  # score of a cluster that is looked at without being picked
 
@@ -65,22 +66,22 @@ BUNDLED_PROMPTS = Path(__file__).parent / "prompts" / "prompts.jsonl"
 class RouterSettings:
     """How a router is trained.
 
-    ``hot`` tokens are looked at always, the others are in ``clusters`` clusters (None: one for 64
-    tokens each). The network has ``width`` hidden units. ``share`` of the vocabulary is the most
-    that a draft of ``steps`` guesses may look at on average. The target writes ``tokens`` tokens
-    after every prompt at each of the ``temperatures``.
+    ``hot`` tokens are looked at always (None: a 32nd of all), the others are in ``clusters``
+    clusters (None: one for every 64 tokens there are). The network has ``width`` hidden units.
+    ``share`` of the vocabulary is the most that a draft of ``steps`` guesses may look at on
+    average. The target writes ``tokens`` tokens after every prompt at each of the ``temperatures``.
 
     Raises ValueError for a share that is not between 0 and 1.
     """
 
     hot: int | None = None
     clusters: int | None = None
-    width: int = 64
-    epochs: int = 6
+    width: int = 96
+    epochs: int = 12
     steps: int = 5
     share: float = 0.2
-    tokens: int = 96
-    temperatures: tuple[float, ...] = (0.0, 0.8, 0.8, 1.0)
+    tokens: int = 128
+    temperatures: tuple[float, ...] = (0.0, 0.8, 0.8, 0.8, 1.0, 1.0)
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -171,17 +172,21 @@ class _Training:
                     "seed": seed,
                     "tokens": settings.tokens,
                 }
-                write = partial(target.write, asked, temperature, seed, settings.tokens)
-                part = self._steps.make(
-                    f"texts-{number}-{at}", arguments, lambda write=write: ({}, flattened(write()))
-                )
+                write = partial(self._written, asked, temperature, seed)
+                part = self._steps.make(f"texts-{number}-{at}", arguments, write)
                 texts.extend(unflattened(part.tensors, asked))
                 identities.append(part.identity)
         return texts, identities
 
+    def _written(
+        self, asked: Sequence[Tokens], temperature: float, seed: int
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        texts = self._target.write(asked, temperature, seed, self._settings.tokens)
+        return {}, flattened(texts)
+
     def _clusters(self, learned: DraftPositions, written: list[str]) -> Part:
         settings, size = self._settings, self._size
-        hot = size // TOKENS_OF_A_CLUSTER if settings.hot is None else settings.hot
+        hot = round(HOT_SHARE * size) if settings.hot is None else settings.hot
         count = settings.clusters or max(2, size // TOKENS_OF_A_CLUSTER)
         arguments = {"hot": hot, "count": count, "seed": settings.seed, "texts": written}
 
@@ -265,6 +270,11 @@ class _Training:
         """The budgets, and what the router is worth with them."""
         weight, size, steps = self._head.weight, self._size, self._settings.steps
         full = standing_guesses(full_head(weight), measured, size, progress)
+        stands = full.stand(0)
+        if not stands.any():
+            raise ValueError(
+                f"none of {len(stands):,} guesses was what {self._target.name} drew: name its draft"
+            )
         routed = standing_guesses(routed_head(weight, file), measured, size, progress)
         budgets = choose_budgets(routed, measured.text, steps, self._settings.share * size)
         tokens = routed.tokens(budgets)
@@ -277,7 +287,6 @@ class _Training:
             "router, fixed budget": (routed, fixed_budgets(routed, tokens, steps)),
             "static list": (static, everywhere),
         }
-        stands = full.stand(0)
         report = replace(
             file.report,
             recall=tuple(float((routed.least[stands] <= k).mean()) for k in budgets),

@@ -54,8 +54,8 @@ class DraftPositions:
     def __len__(self) -> int:
         return len(self.drawn)
 
-    def of(self, chosen: npt.NDArray[np.bool_]) -> DraftPositions:
-        """Those of the ``chosen`` [N] positions."""
+    def of(self, chosen: npt.NDArray[np.bool_] | slice) -> DraftPositions:
+        """Those of the ``chosen`` positions."""
         return DraftPositions(
             **{name: getattr(self, name)[chosen] for name in self.__dataclass_fields__}
         )

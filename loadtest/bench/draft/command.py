@@ -171,9 +171,11 @@ def summary(measured: Sequence[Mapping[str, DraftLengths]]) -> str:
         ratios = [each[name].mean / each[FULL].mean for each in measured]
         share = np.mean([each[name].share for each in measured])
         beaten = sum(each[ROUTER].mean > each[name].mean for each in measured)
+        equal = sum(each[ROUTER].mean == each[name].mean for each in measured)
         words = f"{name}: {np.mean(ratios):.3f} of the full head's accepted guesses (worst "
         words += f"{min(ratios):.3f}) with {100 * share:.1f}% of the vocabulary"
         if name != ROUTER:
             words += f"; the router is above it in {beaten} of {len(measured)} cases"
+            words += f", equal in {equal}"
         lines.append(words)
     return "\n".join(lines)

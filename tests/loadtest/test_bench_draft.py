@@ -1,0 +1,117 @@
+"""``lexshard bench draft``: prompts as users send them, heads of equal size, one record."""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from actors.drafter.heads import full_head, routed_head
+from loadtest.bench.draft import command
+from loadtest.bench.draft.case import FIXED, FULL, ROUTER, STATIC, DraftHeads, DraftLengths
+from loadtest.bench.draft.cost import record_costs
+from loadtest.bench.draft.tasks import read_tasks, sample
+from loadtest.bench.record import Report
+from tests.support.router_cases import TinyPair, router_file, some_positions
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> TinyPair:
+    return TinyPair(tmp_path_factory.mktemp("pair"))
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """A record or two of every set, in the form it is published in."""
+    spec = [
+        {"question_id": 81, "category": "writing", "turns": ["Write a story.", "Again."]},
+        {"question_id": 82, "category": "coding", "turns": ["Write a program."]},
+        {"question_id": 161, "category": "translation", "turns": ["Translate: Guten Tag"]},
+    ]
+    files = {
+        "spec_bench_question.jsonl": spec,
+        "mt_bench_question.jsonl": spec[:2],
+        "gsm8k_test.jsonl": [{"question": "How many eggs are left?", "answer": "#### 3"}],
+    }
+    for name, records in files.items():
+        (tmp_path / name).write_text("\n".join(map(json.dumps, records)), encoding="utf-8")
+    code = json.dumps({"task_id": "HumanEval/0", "prompt": "def one():\n"}).encode()
+    (tmp_path / "HumanEval.jsonl.gz").write_bytes(gzip.compress(code))
+    return tmp_path
+
+
+def test_prompts_are_sent_as_users_send_them(data: Path, demo_tokenizer: Any) -> None:
+    tasks = read_tasks(data, demo_tokenizer, 100)
+    texts = {name: [demo_tokenizer.decode(ids) for ids in asked] for name, asked in tasks.items()}
+    assert texts["Spec-Bench conversation"] == texts["MT-Bench"]
+    assert len(texts["MT-Bench"]) == 2
+    assert texts["GSM8K"] == ["<|user|>\nHow many eggs are left?<|end|>\n<|assistant|>\n"]
+    assert texts["HumanEval"] == ["def one():\n"]
+    assert "Guten Tag" in texts["Spec-Bench translation"][0]
+    short = read_tasks(data, demo_tokenizer, 3)
+    assert all(len(ids) <= 3 for asked in short.values() for ids in asked)
+
+
+def test_a_folder_without_prompts_is_refused(tmp_path: Path, demo_tokenizer: Any) -> None:
+    with pytest.raises(ValueError, match=r"none of spec_bench_question\.jsonl"):
+        read_tasks(tmp_path, demo_tokenizer, 100)
+
+
+def test_a_sample_is_drawn_once() -> None:
+    prompts = [(number,) for number in range(30)]
+    chosen = sample(prompts, 8, 1)
+    assert chosen == sample(prompts, 8, 1) == sorted(set(chosen))
+    assert len(chosen) == 8
+    assert sample(prompts, 30, 1) == prompts
+
+
+def test_rivals_of_the_router_look_at_no_fewer_tokens(pair: TinyPair) -> None:
+    cluster_of = np.arange(pair.size, dtype=np.int32) % 9
+    router = router_file(cluster_of, pair.weight.shape[1])
+    lengths = DraftHeads(pair.weight, router, 4).lengths(some_positions(pair, 200))
+    assert lengths[FULL].share == 1
+    for rival in (FIXED, STATIC):
+        assert lengths[rival].share >= lengths[ROUTER].share
+    assert lengths[STATIC].share - lengths[ROUTER].share <= 1 / pair.size
+    # Every draft of 10 tokens that has room for four guesses.
+    assert all(0 <= each.mean <= 4 and len(each.accepted) >= 40 for each in lengths.values())
+
+
+def test_products_are_timed_beside_each_other(pair: TinyPair) -> None:
+    cluster_of = np.arange(pair.size, dtype=np.int32) % 9
+    routed = routed_head(pair.weight, router_file(cluster_of, pair.weight.shape[1]))
+    report = Report(machine={}, versions={}, command="", seed=0)
+    times = record_costs(report, full_head(pair.weight), routed, tokens=20, runs=2)
+    assert all(len(runs) == 2 and min(runs) > 0 for runs in times.values())
+    assert len(report.results) == len(times) == 3
+
+
+def test_the_summary_counts_every_case_alike() -> None:
+    def lengths(full: int, router: int, fixed: int, static: int) -> dict[str, DraftLengths]:
+        values = {FULL: full, ROUTER: router, FIXED: fixed, STATIC: static}
+        return {name: DraftLengths(np.array([value]), 0.2) for name, value in values.items()}
+
+    text = command.summary([lengths(10, 10, 9, 8), lengths(10, 8, 9, 7)])
+    assert "router: 0.900 of the full head's accepted guesses (worst 0.800)" in text
+    assert "static list: 0.750" in text
+    assert "above it in 1 of 2 cases, equal in 0" in text
+
+
+@pytest.mark.slow
+def test_the_demo_pair_is_measured(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    written = tmp_path / "draft.json"
+    options = ["--data", str(data), "--quick", "--tokens", "32", "--json", str(written)]
+    assert command.run(parser.parse_args(options)) == 0
+    content = json.loads(written.read_text(encoding="utf-8"))
+    names = {each["name"] for each in content["results"]}
+    assert {FULL, ROUTER, FIXED, STATIC} <= names
+    assert "of the full head's accepted guesses" in capsys.readouterr().out
