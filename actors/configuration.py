@@ -48,8 +48,8 @@ class EngineConfiguration:
     ``draft_tokens`` is the longest draft; ``draft_length`` says how long each is: "measured" goes
     by acceptance and costs and guesses nothing where that does not pay, "stepping" by the papers'
     rule, "fixed" always guesses as many as it may. ``draft_head`` is what a draft model looks at:
-    "full" all its vocabulary, "static" the tokens of the lowest ids, "router" the clusters that
-    its router chooses, "auto" the router where the folder has one.
+    "full" all its vocabulary, "static" the tokens drawn most often, "router" the clusters that its
+    router chooses, "auto" the router where the folder has one.
     """
 
     model: str = field(
