@@ -50,7 +50,7 @@ def forward(stack: LlamaStack, token_ids: Sequence[int], start: int, table: Arra
             stack.value_cache[layer, block, :, offset] = value[row]
         attended = np.stack(
             [
-                _attended(stack, layer, table, query[row], position)
+                _attended(stack, layer, table, query[row], int(position))
                 for row, position in enumerate(positions)
             ]
         )
