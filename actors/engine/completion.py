@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
-from actors.messages import FinishReason, Request, SequenceEvent, TokenLogprobs
+from actors.messages import (
+    FinishReason,
+    Request,
+    SamplingParameters,
+    SequenceEvent,
+    TokenLogprobs,
+)
 from actors.text.detokenizer import Detokenizer
 
 
@@ -117,3 +123,20 @@ def run_to_completion(
         if unfinished:
             events = engine.step()
     return [each.completion for each in collectors.values() if each.completion is not None]
+
+
+def complete_with_seeds(
+    engine: SteppingEngine,
+    prompts: Sequence[Sequence[int]],
+    parameters: SamplingParameters,
+    seeds: Sequence[int],
+) -> list[Completion]:
+    """The prompts run to their end in one continuous batch, each with a seed of its own."""
+    pairs = enumerate(zip(prompts, seeds, strict=True))
+    return run_to_completion(
+        engine,
+        [
+            Request(f"seeded-{index}", 0, tuple(prompt), replace(parameters, seed=seed))
+            for index, (prompt, seed) in pairs
+        ],
+    )

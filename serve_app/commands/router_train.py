@@ -89,6 +89,7 @@ def _train(arguments: argparse.Namespace) -> None:
     from actors.drafter.router.file import FILE_NAME, read_router_file
     from actors.drafter.router.report import describe
     from actors.drafter.router.texts import WrittenText
+    from actors.engine.completion import complete_with_seeds
     from actors.engine.engine import Engine
     from actors.index.build import own_rows
     from actors.index.format import describe_weights
@@ -116,12 +117,14 @@ def _train(arguments: argparse.Namespace) -> None:
     out = arguments.out or Path(arguments.draft) / FILE_NAME
 
     def write(
-        asked: Sequence[tuple[int, ...]], temperature: float, seed: int, count: int
+        asked: Sequence[tuple[int, ...]], temperature: float, seeds: Sequence[int], count: int
     ) -> list[WrittenText]:
-        parameters = SamplingParameters(temperature=temperature, max_tokens=count, seed=seed)
+        parameters = SamplingParameters(temperature=temperature, max_tokens=count)
         return [
             WrittenText(done.prompt_ids, done.token_ids, temperature, noise_key(seed, 0))
-            for done in engine.generate(asked, parameters)
+            for done, seed in zip(
+                complete_with_seeds(engine, asked, parameters, seeds), seeds, strict=True
+            )
         ]
 
     print(

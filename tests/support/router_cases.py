@@ -83,10 +83,13 @@ class TinyPair:
         self.written = 0  # calls
 
     def _write(
-        self, prompts: Sequence[Tokens], temperature: float, seed: int, count: int
+        self, prompts: Sequence[Tokens], temperature: float, seeds: Sequence[int], count: int
     ) -> list[WrittenText]:
         self.written += 1
-        return [self._continued(prompt, temperature, seed, count) for prompt in prompts]
+        return [
+            self._continued(prompt, temperature, seed, count)
+            for prompt, seed in zip(prompts, seeds, strict=True)
+        ]
 
     def _continued(self, prompt: Tokens, temperature: float, key: int, count: int) -> WrittenText:
         ids = list(prompt)

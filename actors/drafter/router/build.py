@@ -162,26 +162,27 @@ class _Training:
         settings, target = self._settings, self._target
         texts, identities = [], []
         for number, temperature in enumerate(settings.temperatures):
-            seed = settings.seed * len(settings.temperatures) + number
+            first = (settings.seed * len(settings.temperatures) + number) * len(self._prompts)
             for at, piece in enumerate(self._pieces()):
                 asked = self._prompts[piece]
+                seeds = range(first + piece.start, first + piece.start + len(asked))
                 arguments = {
                     "target": target.weights,
                     "prompts": asked,
                     "temperature": temperature,
-                    "seed": seed,
+                    "seed": seeds.start,
                     "tokens": settings.tokens,
                 }
-                write = partial(self._written, asked, temperature, seed)
+                write = partial(self._written, asked, temperature, seeds)
                 part = self._steps.make(f"texts-{number}-{at}", arguments, write)
                 texts.extend(unflattened(part.tensors, asked))
                 identities.append(part.identity)
         return texts, identities
 
     def _written(
-        self, asked: Sequence[Tokens], temperature: float, seed: int
+        self, asked: Sequence[Tokens], temperature: float, seeds: Sequence[int]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        texts = self._target.write(asked, temperature, seed, self._settings.tokens)
+        texts = self._target.write(asked, temperature, seeds, self._settings.tokens)
         return {}, flattened(texts)
 
     def _clusters(self, learned: DraftPositions, written: list[str]) -> Part:

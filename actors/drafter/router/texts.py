@@ -28,8 +28,9 @@ class WrittenText:
     key: int
 
 
-# The target's continuations of prompts at a temperature, drawn with the key, by so many tokens.
-Write = Callable[[Sequence[Tokens], float, int, int], list[WrittenText]]
+# The target's continuations of prompts at a temperature, with a seed each, by so many tokens.
+# Texts of one seed share their noise: what is rare would be drawn in all of them at one place.
+Write = Callable[[Sequence[Tokens], float, Sequence[int], int], list[WrittenText]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
