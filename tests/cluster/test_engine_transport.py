@@ -136,7 +136,7 @@ def test_an_engine_is_told_to_stop_by_the_last_who_leaves_on_purpose() -> None:
 def test_an_engine_knows_how_long_nobody_was_with_it() -> None:
     async def scenario(side: EngineSide, path: str) -> None:
         await asyncio.sleep(0.05)
-        assert side.deserted_seconds >= 0.05
+        assert side.deserted_seconds > 0.01
         (first, _), (second, _) = await connected(path), await connected(path)
         first.send(Commands(submit=(request("a"),)))
         second.send(Commands(submit=(request("b"),)))
