@@ -49,7 +49,7 @@ class EngineConfiguration:
     by acceptance and costs and guesses nothing where that does not pay, "stepping" by the papers'
     rule, "fixed" always guesses as many as it may. ``draft_head`` is what a draft model looks at:
     "full" all its vocabulary, "static" the tokens drawn most often, "router" the clusters that its
-    router chooses, "auto" the router where the folder has one.
+    router chooses, "auto" a static list where the folder has a router's file, else all.
     """
 
     model: str = field(

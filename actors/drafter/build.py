@@ -55,7 +55,9 @@ def _draft_head(
     configuration: EngineConfiguration, model: LoadedModel, vocabulary_size: int
 ) -> DraftHead:
     """As ``configuration.draft_head`` says. A static list is of the tokens drawn most often, where
-    a router file tells, else of those with the lowest ids: tokenizers learn frequent ones first."""
+    a router file tells, else of those with the lowest ids: tokenizers learn frequent ones first.
+    Where it tells, that is what "auto" takes: on the demo as many guesses stood as with the router,
+    which costs more."""
     weights, wanted = model.head.weight[: model.vocabulary_size], configuration.draft_head
     path = Path(str(configuration.draft)).expanduser() / FILE_NAME
     if wanted == "full" or (wanted == "auto" and not path.is_file()):
@@ -64,7 +66,7 @@ def _draft_head(
         frequent = np.arange(vocabulary_size, dtype=np.int32)
     else:
         file = read_router_file(path, describe_weights(weights, None))
-        if wanted != "static":
+        if wanted == "router":
             return routed_head(weights, file)
         frequent = file.frequent[file.frequent < vocabulary_size]
     count = max(1, round(STATIC_SHARE * vocabulary_size))
