@@ -12,9 +12,9 @@ from typing import Protocol
 from actors.drafter.acceptance_history import AcceptanceHistory
 from actors.drafter.cost_curve import CostCurve
 
-# How much faster guessing must promise to be: costs are known to some percent only, and a guess
-# that does not pay is worse than none.
-LEAST_GAIN = 1.06
+# How much faster guessing must promise to be, to go on and to begin. Costs are known to some
+# percent only, and who begins again must first read what was written meanwhile.
+LEAST_GAIN, FIRST_GAIN = 1.05, 1.15
 # Steps with the same sequences for which lengths are kept, at least; many sequences take longer to
 # decide for, and keep theirs for as many steps as there are of them.
 KEPT_STEPS = 8
@@ -106,7 +106,8 @@ class MeasuredLength:
     def _decide(self, sequences: Sequence[int]) -> None:
         acceptance = [self._history.of(sequence) for sequence in sequences]
         if self._step and self._draft_step:
-            lengths = best_lengths(acceptance, self._most, self._step, self._draft_step)
+            gain = LEAST_GAIN if any(self._decided.values()) else FIRST_GAIN
+            lengths = best_lengths(acceptance, self._most, self._step, self._draft_step, gain)
         else:
             lengths = [min(2, self._most)] * len(sequences)  # there is something to be learnt
         self._decided = dict(zip(sequences, lengths, strict=True))
@@ -125,10 +126,14 @@ class MeasuredLength:
 
 
 def best_lengths(
-    acceptance: Sequence[float], most: int, step: CostCurve, draft_step: CostCurve
+    acceptance: Sequence[float],
+    most: int,
+    step: CostCurve,
+    draft_step: CostCurve,
+    gain: float = LEAST_GAIN,
 ) -> list[int]:
     """The lengths of drafts, up to ``most``, that give most tokens per second; none where that is
-    not ``LEAST_GAIN`` of what plain steps give.
+    not ``gain`` times what plain steps give.
 
     A guess for a sequence of ``acceptance`` a is the n-th to stand with probability a^n. A step of
     as many sequences and guesses together costs what ``step`` says, each of the drafter's steps
@@ -136,7 +141,7 @@ def best_lengths(
     """
     count = len(acceptance)
     best = [0] * count
-    most_per_second = LEAST_GAIN * count / step.estimate(count)
+    most_per_second = gain * count / step.estimate(count)
     step_seconds = [step.estimate(count + guesses) for guesses in range(count * most + 1)]
     draft_seconds = draft_step.estimate(count)
     for depth in range(1, most + 1):
