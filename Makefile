@@ -24,10 +24,12 @@ serve: setup
 	$(BIN)/lexshard serve --host $(HOST) --port $(PORT) --model $(MODEL) \
 		$(if $(DRAFT),--draft $(DRAFT))
 
+SERVERLESS := tests/actors tests/kernels tests/loadtest
+
 # What needs no server runs in two processes; servers have the machine to themselves.
 define run_tests
-	$(BIN)/python -m pytest $(1) --numprocesses 2 --dist loadfile tests/actors tests/kernels
-	$(BIN)/python -m pytest $(1) --ignore tests/actors --ignore tests/kernels
+	$(BIN)/python -m pytest $(1) --numprocesses 2 --dist loadfile $(SERVERLESS)
+	$(BIN)/python -m pytest $(1) $(addprefix --ignore ,$(SERVERLESS))
 endef
 
 test: setup

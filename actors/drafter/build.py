@@ -1,4 +1,4 @@
-"""The drafter and the rule of draft lengths that a configuration asks for."""
+"""The drafter that a configuration asks for."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from actors.body.fused import FusedBody
 from actors.body.loading import LoadedModel
 from actors.configuration import NGRAM, EngineConfiguration
 from actors.drafter.heads import frequency_head, full_head, routed_head
-from actors.drafter.length import FixedLength, LengthRule, MeasuredLength, SteppingLength
 from actors.drafter.loading import load_draft_model
 from actors.drafter.lookup import LookupDrafter
 from actors.drafter.model import ModelDrafter
@@ -20,8 +19,6 @@ from actors.drafter.stepwise import StepwiseDrafter
 from actors.index.format import describe_weights
 from kernels.draft import DraftHead
 
-# With what the papers' rule begins.
-FIRST_LENGTH = 3
 # What a static head holds of the vocabulary.
 STATIC_SHARE = 0.2
 
@@ -71,13 +68,3 @@ def _draft_head(
         frequent = file.frequent[file.frequent < vocabulary_size]
     count = max(1, round(STATIC_SHARE * vocabulary_size))
     return frequency_head(weights, frequent[:count], vocabulary_size)
-
-
-def length_rule(configuration: EngineConfiguration) -> LengthRule:
-    """A new rule, which has learnt nothing."""
-    most = configuration.draft_tokens
-    if configuration.draft_length == "fixed":
-        return FixedLength(most)
-    if configuration.draft_length == "stepping":
-        return SteppingLength(most, FIRST_LENGTH)
-    return MeasuredLength(most)

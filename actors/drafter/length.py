@@ -9,12 +9,15 @@ from collections.abc import Sequence
 from heapq import heapify, heappop, heapreplace
 from typing import Protocol
 
+from actors.configuration import EngineConfiguration
 from actors.drafter.acceptance_history import AcceptanceHistory
 from actors.drafter.cost_curve import CostCurve
 
 # How much faster guessing must promise to be, to go on and to begin. Costs are known to some
 # percent only, and who begins again must first read what was written meanwhile.
 LEAST_GAIN, FIRST_GAIN = 1.05, 1.15
+# With what the papers' rule begins.
+FIRST_LENGTH = 3
 # Steps with the same sequences for which lengths are kept, at least; many sequences take longer to
 # decide for, and keep theirs for as many steps as there are of them.
 KEPT_STEPS = 8
@@ -163,3 +166,13 @@ def best_lengths(
             else:
                 heappop(likely)
     return best
+
+
+def length_rule(configuration: EngineConfiguration) -> LengthRule:
+    """A new rule, which has learnt nothing."""
+    most = configuration.draft_tokens
+    if configuration.draft_length == "fixed":
+        return FixedLength(most)
+    if configuration.draft_length == "stepping":
+        return SteppingLength(most, FIRST_LENGTH)
+    return MeasuredLength(most)

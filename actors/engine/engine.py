@@ -19,7 +19,7 @@ from actors.body.loading import LoadedModel, load
 from actors.configuration import EngineConfiguration, EngineInformation
 from actors.decision.build import StartSampler, build_plane, sampler_settings
 from actors.decision.plane import DecisionPlane
-from actors.drafter.build import build_drafter, length_rule
+from actors.drafter.length import length_rule
 from actors.drafter.protocol import Drafter
 from actors.engine.completion import Completion, run_to_completion
 from actors.engine.memory import default_kv_bytes
@@ -76,6 +76,8 @@ class Engine:
         self._scheduler = self._make_scheduler()
         self._plane = self._make_plane(start_sampler)
         if configuration.draft is not None and drafter is None:
+            from actors.drafter.build import build_drafter  # with what a bare GPU machine lacks
+
             tell("loading the draft model")
             drafter = build_drafter(
                 configuration,

@@ -210,7 +210,7 @@ def test_an_event_that_adds_text_alone_is_what_encoding_all_of_it_gives(
     request = Request("a", 0, (1,), SamplingParameters())
     choices = [Choice(index, request, "", options, tokens) for index in range(2)]
     for text in texts:
-        deltas = [Delta(choice, text, (1,), (), (), (), False, None) for choice in choices]
+        deltas = [Delta(choice, text, (1,), (), (), (), (), False, None) for choice in choices]
         whole = [
             server_sent_event(chunk)
             for delta in deltas
