@@ -13,8 +13,6 @@ from actors.drafter.draft_cache import DraftCache, Turn, block_tables
 from actors.drafter.task import DraftTask
 from kernels.draft import DraftHead, PendingTokens, check_head, draft
 
-WARM_UP = -1  # no sequence has this name
-
 
 class ModelDrafter:
     """Guesses with a draft model on the CPU, drawn with the target's own noise (``coupled``).
@@ -72,14 +70,6 @@ class ModelDrafter:
         """See `actors.drafter.protocol.Drafter`."""
         self._cache.forget(sequence)
         self._states.pop(sequence, None)
-
-    def warm_up(self) -> None:
-        """Compile what drafting needs: greedy and sampled, a prompt and what follows it."""
-        history = [0, 0]
-        for inverse_temperature in (0.0, 1.0):
-            task = DraftTask(WARM_UP, history, 2, 0, inverse_temperature)
-            history.extend(self.propose([task])[0][:1])
-        self.forget(WARM_UP)
 
     def _pending(self, turns: list[Turn]) -> PendingTokens:
         tasks = [turn.task for turn in turns]

@@ -70,6 +70,8 @@ class Speculation:
                 )
         if tasks:
             self._ask(chosen, tasks)
+        else:
+            self._drafted = ()
         counters.draft_seconds += time.perf_counter() - started
 
     def _ask(self, chosen: list[Sequence], tasks: list[DraftTask]) -> None:

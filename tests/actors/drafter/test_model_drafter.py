@@ -197,10 +197,3 @@ def test_a_draft_model_with_fewer_tokens_than_the_target_is_refused(model: Loade
         ModelDrafter(one_body(model), full_head(model), blocks=8, vocabulary_size=more)
     with pytest.raises(ValueError, match="made for the target's tokenizer"):
         StepwiseDrafter(one_body(model), model.head, blocks=8, vocabulary_size=more)
-
-
-def test_warming_up_leaves_nothing_behind(model: LoadedModel) -> None:
-    drafter = model_drafter(model)
-    drafter.warm_up()
-    drafter._cache.check()
-    assert drafter._cache.used == 0

@@ -143,3 +143,8 @@ def test_requests_that_are_not_greedy_are_not_drafted_for_where_that_is_the_mode
     )
     assert engine.statistics().draft_tokens > 0
     engine.close()
+
+
+def test_a_head_for_n_grams_is_refused() -> None:
+    with pytest.raises(ValueError, match="leave --draft-head out"):
+        drafting_engine(draft="ngram", draft_head="router")
