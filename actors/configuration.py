@@ -15,8 +15,9 @@ TierName = Literal["int8", "int4", "int4-dither", "1-bit"]
 DEFAULT_TIERS: tuple[TierName, ...] = ("int8", "int4")
 HeadChoice = Literal["auto", "certified", "paper", "dense"]
 SamplerPlacement = Literal["threads", "processes", "ray"]
-VerifyMode = Literal["coupled", "greedy"]
-DraftLength = Literal["measured", "stepping", "fixed"]
+VerifyMode = Literal["coupled", "greedy", "exact", "sigmoid"]
+BY_DISTRIBUTION: tuple[VerifyMode, ...] = ("exact", "sigmoid")
+DraftLength = Literal["auto", "measured", "stepping", "fixed"]
 DraftHeadChoice = Literal["auto", "full", "static", "router"]
 NGRAM = "ngram"  # in the place of a draft model's folder
 
@@ -43,13 +44,17 @@ class EngineConfiguration:
     run. ``hot_vocabulary`` is the file of tokens to look at first (see ``lexshard hotset``).
     ``draft`` guesses tokens that one step then verifies together: the folder of a draft model of
     the same tokenizer, or ``ngram`` for what followed the last few tokens when they stood in the
-    text before. It changes when tokens come, never which. ``verify`` "coupled" tests whether a
-    guess is what the target draws, "greedy" the same for requests at temperature 0 only.
+    text before. ``verify`` "coupled" tests whether a guess is what the target draws, so that
+    guesses change when tokens come, never which; "greedy" the same for requests at temperature 0
+    only. "exact" tests what guesses were drawn from against the target's distribution: each token
+    has that distribution, but which it is depends on the guesses. "sigmoid" is the papers'
+    approximation of it, by sigmoids of ``sigmoid_alpha`` and ``sigmoid_beta``, and is not exact.
     ``draft_tokens`` is the longest draft; ``draft_length`` says how long each is: "measured" goes
     by acceptance and costs and guesses nothing where that does not pay, "stepping" by the papers'
-    rule, "fixed" always guesses as many as it may. ``draft_head`` is what a draft model looks at:
-    "full" all its vocabulary, "static" the tokens drawn most often, "router" the clusters that its
-    router chooses, "auto" a static list where the folder has a router's file, else all.
+    rule, "fixed" always guesses as many as it may, "auto" is "measured" where lengths change no
+    token, else "stepping", which does not go by the clock. ``draft_head`` is what a draft model
+    looks at: "full" all its vocabulary, "static" the tokens drawn most often, "router" the clusters
+    that its router chooses, "auto" a static list where the folder has a router's file, else all.
     """
 
     model: str = field(
@@ -129,14 +134,20 @@ class EngineConfiguration:
     )
     verify: VerifyMode = field(
         default="coupled",
-        metadata=setting("coupled (default) or greedy: which requests are drafted for"),
+        metadata=setting("coupled (default), greedy, exact or sigmoid: how guesses are tested"),
+    )
+    sigmoid_alpha: float = field(
+        default=-10.0, metadata=setting("of --verify sigmoid, below 0 (default -10)")
+    )
+    sigmoid_beta: float = field(
+        default=10.0, metadata=setting("of --verify sigmoid, above 0 (default 10)")
     )
     draft_tokens: int = field(
         default=5, metadata=setting("longest draft (default 5)", metavar="N", least=1)
     )
     draft_length: DraftLength = field(
-        default="measured",
-        metadata=setting("measured (default), stepping or fixed: how long each draft is"),
+        default="auto",
+        metadata=setting("auto, measured, stepping or fixed: how long each draft is"),
     )
     draft_head: DraftHeadChoice = field(
         default="auto",

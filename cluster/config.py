@@ -142,8 +142,10 @@ class Option:
         return get_origin(self.kind) is list
 
     @property
-    def is_whole_number(self) -> bool:
-        return int in (self.kind, *get_args(self.kind))
+    def number(self) -> type[int] | type[float] | None:
+        """The type of a number; None where the value is none."""
+        kinds = (self.kind, *get_args(self.kind))
+        return int if int in kinds else float if float in kinds else None
 
 
 def _options() -> tuple[Option, ...]:

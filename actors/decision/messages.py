@@ -7,12 +7,14 @@ lost with a sampler is done again elsewhere with the same result.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from actors.messages import RowDecision
+from actors.proposal import GuessTest
 from actors.states.deltas import NO_DELTAS, Deltas
 
 
@@ -40,13 +42,27 @@ class DenseRows:
     ``logits`` [V, B] fp32 is vocabulary-major with any strides, and ``maxima`` [ceil(V / 64), B]
     holds the largest of every 64 of them, where the producer has it at hand. Both are views of
     memory that is the producer's: they hold until the decision is made. ``drafted`` as for
-    `CandidateRows`.
+    `CandidateRows`. ``tests`` are the guesses that columns test by distributions instead of
+    drawing, None where a column draws; empty where all do.
     """
 
     sequences: tuple[int, ...]  # [B]
     logits: npt.NDArray[np.float32]
     maxima: npt.NDArray[np.float32] | None = None
     drafted: tuple[tuple[int, ...], ...] = ()  # [B] or none
+    tests: tuple[GuessTest | None, ...] = ()  # [B] or none
+
+
+def some_columns(dense: DenseRows, columns: Sequence[int]) -> DenseRows:
+    """Some of the rows, in this order."""
+    chosen = list(columns)
+    return DenseRows(
+        tuple(dense.sequences[column] for column in chosen),
+        dense.logits[:, chosen],
+        None if dense.maxima is None else dense.maxima[:, chosen],
+        tuple(dense.drafted[column] for column in chosen) if dense.drafted else (),
+        tuple(dense.tests[column] for column in chosen) if dense.tests else (),
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,7 +97,8 @@ class SamplerSettings:
 
     ``threads`` share its rows. ``capacity`` is how many penalised sequences it has room for at
     first. ``hot_vocabulary`` is the file of the tokens to look at first, if any; it must be of the
-    tokenizer whose hash is ``tokenizer``, where that is known.
+    tokenizer whose hash is ``tokenizer``, where that is known. Guesses are tested by the sigmoids
+    of ``sigmoid``, alpha and beta, where these are given, else exactly.
     """
 
     vocabulary_size: int
@@ -90,3 +107,4 @@ class SamplerSettings:
     capacity: int = 16
     hot_vocabulary: str | None = None
     tokenizer: str | None = None
+    sigmoid: tuple[float, float] | None = None

@@ -10,15 +10,16 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
 from actors.candidates import Candidates
 from actors.decision.messages import DecisionResult, DecisionWork
-from actors.decision.rows import is_dense, sequences_of, work_of
+from actors.decision.rows import NO_TESTS, is_dense, sequences_of, work_of
 from actors.messages import Request, RowDecision
+from actors.proposal import GuessTest
 from actors.states.deltas import OpenSequence, Outbox
 
 # Stands in for lost samplers until new ones are ready.
@@ -150,12 +151,14 @@ class DecisionPlane:
         sequences: Sequence[int],
         candidates: Candidates,
         drafted: Sequence[tuple[int, ...]] = (),
+        tests: Mapping[int, GuessTest] = NO_TESTS,
     ) -> PendingStep:
         """Asks for a decision per row of ``candidates``, which belongs to ``sequences[row]``.
 
         ``drafted[row]`` are the guesses that a row assumes to follow its sequence's tokens; empty
-        where no row assumes any. The arrays of ``candidates`` must stay as they are until the
-        decisions are taken.
+        where no row assumes any. ``tests`` are the guesses that rows, which have every logit, test
+        by distributions. The arrays of ``candidates`` must stay as they are until the decisions
+        are taken.
         """
         self._take_in()
         dense = is_dense(candidates, self._vocabulary_size)
@@ -167,7 +170,7 @@ class DecisionPlane:
             groups = list(rows_of.values())
         parts = []
         for rows in groups:
-            order, work = work_of(step, rows, sequences, candidates, dense, drafted)
+            order, work = work_of(step, rows, sequences, candidates, dense, drafted, tests)
             parts.append(_Part(order, work, *self.hand_over(work)))
         self._steps_in_flight += 1
         return PendingStep(self, parts, len(sequences))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 
 import numpy as np
@@ -10,6 +10,9 @@ import numpy.typing as npt
 
 from actors.candidates import Candidates
 from actors.decision.messages import CandidateRows, DecisionWork, DenseRows
+from actors.proposal import GuessTest
+
+NO_TESTS: Mapping[int, GuessTest] = {}
 
 
 def is_dense(candidates: Candidates, vocabulary_size: int) -> list[bool]:
@@ -28,11 +31,12 @@ def work_of(
     candidates: Candidates,
     dense: Sequence[bool],
     drafted: Sequence[tuple[int, ...]] = (),
+    tests: Mapping[int, GuessTest] = NO_TESTS,
 ) -> tuple[list[int], DecisionWork]:
     """``rows`` of ``candidates`` in the order of their decisions, and the work without deltas.
 
     Row ``r`` belongs to ``sequences[r]`` and assumes ``drafted[r]``, if anything is drafted;
-    ``dense`` is what `is_dense` says.
+    ``dense`` is what `is_dense` says. ``tests`` are the guesses that rows test, all dense ones.
     """
     if True not in dense:
         return list(rows), DecisionWork(
@@ -43,7 +47,7 @@ def work_of(
     work = DecisionWork(
         step,
         candidates=_candidate_rows(chosen, sequences, candidates, drafted) if chosen else None,
-        dense=_dense_rows(whole, sequences, candidates, drafted) if whole else None,
+        dense=_dense_rows(whole, sequences, candidates, drafted, tests) if whole else None,
     )
     return [*chosen, *whole], work
 
@@ -89,6 +93,7 @@ def _dense_rows(
     sequences: Sequence[int],
     candidates: Candidates,
     drafted: Sequence[tuple[int, ...]],
+    tests: Mapping[int, GuessTest],
 ) -> DenseRows:
     size = int(candidates.offsets[rows[0] + 1] - candidates.offsets[rows[0]])
     first, last = candidates.offsets[rows[0]], candidates.offsets[rows[-1] + 1]
@@ -97,4 +102,9 @@ def _dense_rows(
     else:
         logits = np.stack([candidates.raw[candidates.offsets[row] :][:size] for row in rows])
     names = tuple(sequences[row] for row in rows)
-    return DenseRows(names, logits.T, drafted=_of_rows(drafted, rows))
+    return DenseRows(
+        names,
+        logits.T,
+        drafted=_of_rows(drafted, rows),
+        tests=tuple(tests.get(row) for row in rows) if tests else (),
+    )

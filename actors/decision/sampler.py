@@ -26,7 +26,9 @@ from actors.decision.messages import (
     DecisionWork,
     DenseRows,
     SamplerSettings,
+    some_columns,
 )
+from actors.decision.verification import emitted_tokens
 from actors.messages import RowDecision, TokenLogprobs
 from actors.states.deltas import NO_DELTAS, Deltas
 from actors.states.flat_needs import flatten_adjustments
@@ -98,6 +100,7 @@ class Sampler:
             states = SequenceStates(settings.vocabulary_size, settings.eos_ids, settings.capacity)
         self._states = states
         self._threads = settings.threads
+        self._sigmoid = settings.sigmoid
         self._hot = hot
         self._look_again = 0.0
         self._known_rows: dict[tuple[int, ...], _Rows] = {}
@@ -118,8 +121,7 @@ class Sampler:
             rows = self._rows(work.candidates.sequences, work.candidates.drafted)
             decisions.extend(self._decide_candidates(work.candidates, rows))
         if work.dense is not None:
-            rows = self._rows(work.dense.sequences, work.dense.drafted)
-            decisions.extend(self._decide_dense(work.dense, rows))
+            decisions.extend(self._decide_whole_rows(work.dense))
         return DecisionResult(work.step, tuple(decisions), time.perf_counter() - started)
 
     def _rows(self, sequences: tuple[int, ...], drafted: tuple[tuple[int, ...], ...]) -> _Rows:
@@ -195,6 +197,33 @@ class Sampler:
             _run(decide, pool.even_shares(sizes.tolist(), self._threads))
         return [RowDecision(token) if token >= 0 else None for token in tokens.tolist()]
 
+    def _decide_whole_rows(self, dense: DenseRows) -> list[RowDecision | None]:
+        """Of the columns those that draw and those that test a guess, each in their way."""
+        testing = [column for column, test in enumerate(dense.tests) if test is not None]
+        if not testing:
+            return self._decide_dense(dense, self._rows(dense.sequences, dense.drafted))
+        decisions: list[RowDecision | None] = [None] * len(dense.sequences)
+        drawing = [column for column in range(len(decisions)) if column not in testing]
+        for columns, decide in ((drawing, self._decide_dense), (testing, self._test_guesses)):
+            if columns:
+                own = some_columns(dense, columns)
+                decided = decide(own, self._rows(own.sequences, own.drafted))
+                for column, decision in zip(columns, decided, strict=True):
+                    decisions[column] = decision
+        return decisions
+
+    def _test_guesses(self, dense: DenseRows, rows: _Rows) -> list[RowDecision | None]:
+        logits = dense.logits[: self._states.vocabulary_size]
+        tokens = emitted_tokens(
+            logits,
+            [test for test in dense.tests if test is not None],
+            rows.controls,
+            [state.parameters.min_p for state in rows.states],
+            rows.adjustments,
+            self._sigmoid,
+        )
+        return _with_logprobs(logits, tokens, rows.states)
+
     def _decide_dense(self, dense: DenseRows, rows: _Rows) -> list[RowDecision | None]:
         size = self._states.vocabulary_size
         logits = dense.logits[:size]
@@ -221,11 +250,7 @@ class Sampler:
         _run(decide, pool.even_shares([1] * count, min(self._threads, count)))
         if self._hot is not None:
             self._hot.observe(int(visited.sum()), count, time.perf_counter() - started)
-        scores = _wanted_logprobs(logits, tokens, rows.states)
-        return [
-            RowDecision(token, scores.get(column)) if token >= 0 else None
-            for column, token in enumerate(tokens.tolist())
-        ]
+        return _with_logprobs(logits, tokens, rows.states)
 
     def _hot_ids(self) -> npt.NDArray[np.int32] | None:
         """The tokens to look at first; now and then the file they came from is looked at again."""
@@ -259,6 +284,19 @@ def _run(decide: Callable[[int, int], None], shares: Sequence[tuple[int, int]]) 
 def _some_controls(controls: Controls, first: int, last: int) -> Controls:
     parts: list[Any] = [each[first:last] for each in controls]
     return Controls(*parts)
+
+
+def _with_logprobs(
+    logits: npt.NDArray[np.float32],
+    tokens: npt.NDArray[np.int64],
+    states: Sequence[SequenceState],
+) -> list[RowDecision | None]:
+    """The decisions for columns of ``logits`` [V, B]; None where no token is left."""
+    scores = _wanted_logprobs(logits, tokens, states)
+    return [
+        RowDecision(token, scores.get(column)) if token >= 0 else None
+        for column, token in enumerate(tokens.tolist())
+    ]
 
 
 def _wanted_logprobs(

@@ -33,8 +33,6 @@ def build_drafter(
     the draft model cannot have.
     """
     if configuration.draft is None or configuration.draft == NGRAM:
-        if configuration.draft_head != "auto":
-            raise ValueError("n-grams are drafted without a model: leave --draft-head out")
         return LookupDrafter()
     model = load_draft_model(
         configuration.draft, configuration.model, configuration.dtype, device="cpu"

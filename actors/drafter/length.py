@@ -1,6 +1,7 @@
 """How many tokens to guess for each sequence: rules that learn from what became of guesses.
 
-They decide when tokens come, never which, so they may go by the clock.
+Where guesses are verified by what the target draws, they decide when tokens come, never which, and
+may go by the clock. Where guesses are tested by distributions, tokens depend on their lengths.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from collections.abc import Sequence
 from heapq import heapify, heappop, heapreplace
 from typing import Protocol
 
-from actors.configuration import EngineConfiguration
+from actors.configuration import BY_DISTRIBUTION, EngineConfiguration
 from actors.drafter.acceptance_history import AcceptanceHistory
 from actors.drafter.cost_curve import CostCurve
 
@@ -169,10 +170,10 @@ def best_lengths(
 
 
 def length_rule(configuration: EngineConfiguration) -> LengthRule:
-    """A new rule, which has learnt nothing."""
-    most = configuration.draft_tokens
-    if configuration.draft_length == "fixed":
+    """A new rule, which has learnt nothing; not by the clock where tokens depend on lengths."""
+    most, chosen = configuration.draft_tokens, configuration.draft_length
+    if chosen == "fixed":
         return FixedLength(most)
-    if configuration.draft_length == "stepping":
+    if chosen == "stepping" or configuration.verify in BY_DISTRIBUTION:
         return SteppingLength(most, FIRST_LENGTH)
     return MeasuredLength(most)

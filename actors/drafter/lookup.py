@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from actors.drafter.task import DraftTask
+from actors.drafter.task import Draft, DraftTask
 
 
 class _Index:
@@ -54,9 +54,9 @@ class LookupDrafter:
         self._lengths = range(longest, shortest - 1, -1)
         self._indices: dict[int, _Index] = {}
 
-    def propose(self, tasks: Sequence[DraftTask]) -> list[list[int]]:
-        """See `actors.drafter.protocol.Drafter`."""
-        return [self._guess(task) if task.most > 0 else [] for task in tasks]
+    def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
+        """See `actors.drafter.protocol.Drafter`. It is certain of every guess."""
+        return [Draft(self._guess(task) if task.most > 0 else []) for task in tasks]
 
     def forget(self, sequence: int) -> None:
         """See `actors.drafter.protocol.Drafter`."""

@@ -10,7 +10,8 @@ import numpy.typing as npt
 
 from actors.body.fused import FusedBody
 from actors.drafter.draft_cache import DraftCache, Turn, block_tables
-from actors.drafter.task import DraftTask
+from actors.drafter.task import Draft, DraftTask
+from actors.proposal import Proposal
 from kernels.draft import DraftHead, PendingTokens, check_head, draft
 
 
@@ -37,6 +38,8 @@ class ModelDrafter:
         tokens = np.where(head.ids < vocabulary_size, head.ids, np.int32(-1))
         self._head = head._replace(ids=tokens)
         check_head(self._head, body.hidden_size, vocabulary_size)
+        self._places = np.flatnonzero(tokens >= 0)  # rows of the head that are tokens
+        self._tokens = tokens[self._places]
         self._routed = head.router is not None
         # The router asks for the hidden state before the last token: that of a token put in too.
         self._cache = DraftCache(blocks, body.max_positions, least_pending=2 if self._routed else 1)
@@ -46,23 +49,27 @@ class ModelDrafter:
         self._states: dict[int, tuple[int, npt.NDArray[np.float32]]] = {}
         self.rows = 0  # of the head that were looked at so far
 
-    def propose(self, tasks: Sequence[DraftTask]) -> list[list[int]]:
+    def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
         """See `actors.drafter.protocol.Drafter`. Who has not caught up with a long prompt gets no
         guess yet, and who finds no room in the cache none at all."""
-        proposed: list[list[int]] = [[] for _ in tasks]
+        proposed = [Draft() for _ in tasks]
         turns = self._cache.turns(tasks)
         if not turns:
             return proposed
         drafted = draft(self._stack, self._head, self._pending(turns))
         self.rows += int(drafted.rows.sum())
-        for turn, row in zip(turns, drafted.guesses.tolist(), strict=True):
+        for index, (turn, row) in enumerate(zip(turns, drafted.guesses.tolist(), strict=True)):
             guesses = [token for token in row if token >= 0]
-            proposed[turn.index] = guesses
+            drawn_from = [
+                Proposal(self._tokens, logits[self._places], turn.task.inverse_temperature)
+                for logits in (drafted.logits[index, : len(guesses)] if turn.task.propose else ())
+            ]
+            proposed[turn.index] = Draft(guesses, drawn_from)
             turn.finish(guesses)
         if self._routed:
             for turn, states in zip(turns, drafted.states, strict=True):
                 last = turn.start + turn.count - 1
-                known = max(1, len(proposed[turn.index]))
+                known = max(1, len(proposed[turn.index].token_ids))
                 self._states[turn.task.sequence] = last, states[:known]
         return proposed
 
@@ -83,6 +90,7 @@ class ModelDrafter:
             key=np.array([task.key for task in tasks], np.uint64),
             inverse_temperature=np.array([task.inverse_temperature for task in tasks], np.float64),
             state_before=self._states_before(turns),
+            record=any(task.propose for task in tasks),
         )
 
     def _states_before(self, turns: list[Turn]) -> npt.NDArray[np.float32]:

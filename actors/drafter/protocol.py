@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from actors.drafter.task import DraftTask
+from actors.drafter.task import Draft, DraftTask
 
 
 class Drafter(Protocol):
@@ -13,7 +13,7 @@ class Drafter(Protocol):
 
     name: str
 
-    def propose(self, tasks: Sequence[DraftTask]) -> Sequence[Sequence[int]]:
+    def propose(self, tasks: Sequence[DraftTask]) -> Sequence[Draft]:
         """Per task the ids guessed to follow, none to ``most`` of them."""
 
     def forget(self, sequence: int) -> None:

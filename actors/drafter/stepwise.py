@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from actors.body.batch import Batch, Body
 from actors.body.head_weights import HeadWeights
 from actors.drafter.draft_cache import DraftCache, Turn, block_tables
-from actors.drafter.task import DraftTask
+from actors.drafter.task import Draft, DraftTask
 from actors.kv_cache import BLOCK_TOKENS
+from actors.proposal import Proposal
 from kernels.draw import Controls, draw
 
 
@@ -36,9 +38,10 @@ class StepwiseDrafter:
         self._cache = DraftCache(blocks, body.max_positions)
         body.allocate_cache(blocks)
 
-    def propose(self, tasks: Sequence[DraftTask]) -> list[list[int]]:
+    def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
         """See `actors.drafter.protocol.Drafter`."""
         proposed: list[list[int]] = [[] for _ in tasks]
+        drawn_from: list[list[Proposal]] = [[] for _ in tasks]
         turns = self._cache.turns(tasks)
         put_in = [turn.tokens for turn in turns]
         starts = [turn.start for turn in turns]
@@ -48,29 +51,37 @@ class StepwiseDrafter:
             drawing = [row for row, turn in enumerate(active) if turn.most > 0]
             active = [active[row] for row in drawing]
             ends = [starts[row] + len(put_in[row]) for row in drawing]
-            for turn, token in zip(active, self._draw(active, hidden[drawing], ends), strict=True):
+            logits = self._logits(hidden[drawing])
+            drawn = self._draw(active, logits, ends)
+            for turn, token, row in zip(active, drawn, logits, strict=True):
                 proposed[turn.index].append(token)
+                if turn.task.propose:
+                    drawn_from[turn.index].append(
+                        Proposal(self._ids, row, turn.task.inverse_temperature)
+                    )
             more = [row for row, turn in enumerate(active) if len(proposed[turn.index]) < turn.most]
             active = [active[row] for row in more]
             starts = [ends[row] for row in more]
             put_in = [proposed[turn.index][-1:] for turn in active]
         for turn in turns:
             turn.finish(proposed[turn.index])
-        return proposed
+        return [Draft(*each) for each in zip(proposed, drawn_from, strict=True)]
 
     def forget(self, sequence: int) -> None:
         """See `actors.drafter.protocol.Drafter`."""
         self._cache.forget(sequence)
 
-    def warm_up(self) -> None:
-        """Nothing is compiled for this drafter alone."""
+    def _logits(self, hidden: torch.Tensor) -> npt.NDArray[np.float32]:
+        """Of every token of the target [N, V]."""
+        return self._head.logits(hidden)[:, : len(self._ids)].cpu().numpy()
 
-    def _draw(self, turns: list[Turn], hidden: torch.Tensor, positions: list[int]) -> list[int]:
-        """A token for each row of ``hidden`` at its position, as the target would draw it."""
+    def _draw(
+        self, turns: list[Turn], logits: npt.NDArray[np.float32], positions: list[int]
+    ) -> list[int]:
+        """A token for each row of ``logits`` at its position, as the target would draw it."""
         if not turns:
             return []
-        size, rows = len(self._ids), len(turns)
-        logits = self._head.logits(hidden)[:, :size].cpu().numpy()
+        rows, size = logits.shape
         controls = Controls(
             inverse_temperature=np.array([turn.task.inverse_temperature for turn in turns]),
             top_k=np.zeros(rows, np.int64),

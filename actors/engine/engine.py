@@ -19,6 +19,7 @@ from actors.body.loading import LoadedModel, load
 from actors.configuration import EngineConfiguration, EngineInformation
 from actors.decision.build import StartSampler, build_plane, sampler_settings
 from actors.decision.plane import DecisionPlane
+from actors.drafter.checks import check_drafting
 from actors.drafter.length import length_rule
 from actors.drafter.protocol import Drafter
 from actors.engine.completion import Completion, run_to_completion
@@ -55,6 +56,7 @@ class Engine:
         tell: Callable[[str], None] = lambda phase: None,
     ) -> None:
         self._tell = tell
+        check_drafting(configuration)
         threads = EngineThreads(configuration)
         tell("loading the weights")
         model = load(
@@ -128,9 +130,7 @@ class Engine:
 
     def _make_speculation(self, drafter: Drafter) -> Speculation:
         configuration = self.configuration
-        return Speculation(
-            drafter, partial(length_rule, configuration), greedy=configuration.verify == "greedy"
-        )
+        return Speculation(drafter, partial(length_rule, configuration), configuration.verify)
 
     def _make_scheduler(self) -> Scheduler:
         configuration = self.configuration

@@ -4,30 +4,40 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection
+from collections.abc import Sequence as Sequenced
+from itertools import repeat
 
+from actors.configuration import BY_DISTRIBUTION, VerifyMode
 from actors.drafter.length import LengthRule
 from actors.drafter.protocol import Drafter
 from actors.drafter.task import DraftTask
 from actors.engine.scheduler import Chunk, StepPlan
 from actors.engine.sequence import Sequence
 from actors.engine.statistics import Counters
+from actors.proposal import GuessTest, Proposal
 
 
 class Speculation:
     """Gives sequences the guesses of ``drafter``, as many as a rule of ``make_rule`` says, and
-    tells the rule what they came to. With ``greedy`` only sequences that take the best token are
-    drafted for. ``forced_length``, where it is set, is how many guesses everyone gets.
+    tells the rule what they came to; ``verify`` says how they are tested. ``forced_length``, where
+    it is set, is how many guesses everyone gets.
     """
 
     def __init__(
-        self, drafter: Drafter, make_rule: Callable[[], LengthRule], *, greedy: bool = False
+        self,
+        drafter: Drafter,
+        make_rule: Callable[[], LengthRule],
+        verify: VerifyMode = "coupled",
     ) -> None:
         self.forced_length: int | None = None
         self._drafter = drafter
         self._make_rule = make_rule
         self._rule = make_rule()
-        self._greedy = greedy
+        self._greedy = verify == "greedy"
+        self._by_distribution = verify in BY_DISTRIBUTION
         self._drafted: Collection[int] = ()  # in the step before
+        # Of each sequence what its last guesses were drawn from.
+        self._proposals: dict[int, Sequenced[Proposal]] = {}
 
     @property
     def drafter_name(self) -> str:
@@ -66,6 +76,7 @@ class Speculation:
                         length,
                         state.key,
                         state.inverse_temperature,
+                        self._tests(sequence),
                     )
                 )
         if tasks:
@@ -80,12 +91,24 @@ class Speculation:
         seconds = time.perf_counter() - started
         depth = 0
         for sequence, task, guessed in zip(chosen, tasks, guesses, strict=True):
-            sequence.drafted.extend(guessed[: task.most])
+            sequence.drafted.extend(guessed.token_ids[: task.most])
+            self._proposals[task.sequence] = guessed.proposals
             depth = max(depth, len(sequence.drafted))
         names = {task.sequence for task in tasks}
         if depth and names.issubset(self._drafted):  # nobody's prompt had to be read first
             self._rule.drafting_took(len(tasks), depth, seconds)
         self._drafted = names
+
+    def tests(self, chunk: Chunk) -> list[GuessTest]:
+        """What the rows of ``chunk`` but the last test by distributions; none where they draw."""
+        if not chunk.drafted or not self._tests(chunk.sequence):
+            return []
+        proposals = self._proposals[chunk.sequence.arrival] or repeat(None)
+        return list(map(GuessTest, chunk.drafted, proposals))
+
+    def _tests(self, sequence: Sequence) -> bool:
+        """At temperature 0 there is nothing to test: the best token stands."""
+        return self._by_distribution and sequence.state.inverse_temperature > 0
 
     def step_took(self, plan: StepPlan, seconds: float) -> None:
         """A step from its plan to its decisions."""
@@ -110,4 +133,5 @@ class Speculation:
     def forget(self, sequence: Sequence) -> None:
         """A sequence has ended."""
         self._drafter.forget(sequence.arrival)
+        self._proposals.pop(sequence.arrival, None)
         self._rule.forget(sequence.arrival)

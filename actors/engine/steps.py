@@ -34,6 +34,7 @@ from actors.messages import (
     TokenLogprobs,
     TokenOrigin,
 )
+from actors.proposal import GuessTest
 from actors.states.sequence_state import SequenceStates
 
 # Starts a forward pass, or gets ready to; what it returns brings the hidden states.
@@ -243,13 +244,16 @@ class Steps:
         started = time.perf_counter()
         names: list[int] = []
         drafted: list[tuple[int, ...]] = []
+        tests: dict[int, GuessTest] = {}  # by row
         for chunk in chunks:
             if chunk.drafted or drafted:
                 drafted = drafted or [()] * len(names)
                 drafted.extend(chunk.drafted[:place] for place in range(chunk.draws))
+            if self._speculation is not None:
+                tests.update(enumerate(self._speculation.tests(chunk), len(names)))
             names.extend([chunk.sequence.arrival] * chunk.draws)
         try:
-            candidates = self._head.candidates(hidden, names, drafted)
+            candidates = self._head.candidates(hidden, names, drafted, tests)
         except NonFiniteHiddenError as error:
             owners = [chunk.sequence for chunk in chunks for _ in range(chunk.draws)]
             broken.update((owners[row], error) for row in error.rows)
@@ -259,7 +263,7 @@ class Steps:
         self.counters.count_certificates(candidates.certificates)
         decided = time.perf_counter()
         self.counters.head_seconds += decided - started
-        decisions = self._plane.submit(self.counters.steps, names, candidates, drafted)
+        decisions = self._plane.submit(self.counters.steps, names, candidates, drafted, tests)
         self.counters.decide_seconds += time.perf_counter() - decided
         return PendingRows(decisions, candidates.certificates)
 

@@ -7,7 +7,7 @@ deltas that samplers get, so that names of rows are all that travels with hidden
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 import torch
 
@@ -33,12 +33,14 @@ class SequenceHead:
         hidden: torch.Tensor,
         sequences: Sequence[int],
         drafted: Sequence[tuple[int, ...]] = (),
+        whole: Container[int] = (),
     ) -> Candidates:
         """The candidates of rows ``hidden`` [N, d]; row ``r`` draws for ``sequences[r]``.
 
         ``drafted[r]`` are the guesses that row ``r`` assumes to follow its sequence's tokens;
-        empty where no row assumes any. Raises `NonFiniteHiddenError` naming the rows that contain
-        NaN or infinity.
+        empty where no row assumes any. Of the rows ``whole``, of sequences with guesses, every
+        token is a candidate. Raises `NonFiniteHiddenError` naming the rows that contain NaN or
+        infinity.
         """
-        needs = self._states.needs(sequences, drafted)
+        needs = self._states.needs(sequences, drafted, whole)
         return self.head.rescore(self.head.screen(hidden, needs))

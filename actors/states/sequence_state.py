@@ -8,7 +8,7 @@ the sequence itself does not change before tokens are its own.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -99,14 +99,15 @@ class SequenceState:
             self._tables.close(self._table, self.history)
             self._table = -1
 
-    def need(self, drafted: tuple[int, ...] = ()) -> Need:
-        """What the head must know to give this sequence the token after its own and ``drafted``.
+    def need(self, drafted: tuple[int, ...] = (), *, whole: bool = False) -> Need:
+        """What the head must know to give this sequence the token after its own and ``drafted``;
+        every logit of it where the ``whole`` row is wanted.
 
         Its arrays are this object's own: they hold until the next `append`, and until as many
         other tokens are drafted.
         """
         return Need(
-            kind=self._kind,
+            kind="dense" if whole else self._kind,
             k=self.top_k,
             min_p=self.parameters.min_p,
             top_p=self.parameters.top_p,
@@ -224,16 +225,20 @@ class SequenceStates:
         self._states.pop(sequence).close()
 
     def needs(
-        self, sequences: Sequence[int], drafted: Sequence[tuple[int, ...]] = ()
+        self,
+        sequences: Sequence[int],
+        drafted: Sequence[tuple[int, ...]] = (),
+        whole: Container[int] = (),
     ) -> list[Need]:
         """What the rows ask of a head: row ``r`` draws for ``sequences[r]`` after its own tokens
-        and ``drafted[r]``. ``drafted`` is empty where no row assumes any guess."""
+        and ``drafted[r]``. ``drafted`` is empty where no row assumes any guess. Of the rows
+        ``whole`` every logit is wanted."""
         if not drafted:
             return [self._states[sequence].need() for sequence in sequences]
         self.adjustments(sequences, drafted)
         return [
-            self._states[sequence].need(guesses)
-            for sequence, guesses in zip(sequences, drafted, strict=True)
+            self._states[sequence].need(guesses, whole=row in whole)
+            for row, (sequence, guesses) in enumerate(zip(sequences, drafted, strict=True))
         ]
 
     def adjustments(

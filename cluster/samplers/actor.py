@@ -66,7 +66,7 @@ class RemoteSampler:
             self._memory = np.empty(needed, np.uint8)
         logits, maxima = dense_views(self._memory, size, columns)
         write_columns(dense.logits.T, logits, maxima)
-        return DenseRows(dense.sequences, logits, maxima, dense.drafted)
+        return replace(dense, logits=logits, maxima=maxima)
 
 
 class SamplerActor:

@@ -77,10 +77,12 @@ class SamplerServer:
         for first in range(0, len(assignment.dense), self._columns):
             own = slice(first, first + self._columns)
             sequences, drafted = assignment.dense[own], assignment.dense_drafted[own]
+            tests = assignment.dense_tests[own]
             slot = self._ring.take()
             assert slot is not None  # it waits without limit
             logits, maxima = dense_views(slot, self._vocabulary_size, len(sequences))
-            yield DecisionWork(step, deltas, dense=DenseRows(sequences, logits, maxima, drafted))
+            dense = DenseRows(sequences, logits, maxima, drafted, tests)
+            yield DecisionWork(step, deltas, dense=dense)
             self._ring.release()
             deltas = NO_DELTAS
 

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from actors.decision.messages import CandidateRows, DecisionResult, SamplerSettings
+from actors.proposal import GuessTest
 from actors.states.deltas import Deltas
 
 
@@ -29,7 +30,7 @@ class Assignment(msgspec.Struct, frozen=True):
     """A `DecisionWork` whose dense rows, those of the sequences ``dense``, come through the ring.
 
     They fill one slot after the other, ``SamplerSetup.columns`` in each. ``dense_drafted`` is what
-    these rows assume (`actors.decision.messages.DenseRows.drafted`).
+    these rows assume, ``dense_tests`` what they test (`actors.decision.messages.DenseRows`).
     """
 
     step: int
@@ -37,6 +38,7 @@ class Assignment(msgspec.Struct, frozen=True):
     candidates: CandidateRows | None
     dense: tuple[int, ...]
     dense_drafted: tuple[tuple[int, ...], ...] = ()
+    dense_tests: tuple[GuessTest | None, ...] = ()
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):

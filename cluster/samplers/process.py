@@ -99,7 +99,12 @@ class SamplerProcess:
         else:
             dense = self._checked(work.dense)
             assignment = Assignment(
-                work.step, work.deltas, work.candidates, dense.sequences, dense.drafted
+                work.step,
+                work.deltas,
+                work.candidates,
+                dense.sequences,
+                dense.drafted,
+                dense.tests,
             )
         message = encode(assignment)
         pending = ProcessDecision(self)

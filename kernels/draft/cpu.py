@@ -97,7 +97,15 @@ def drawn_rows(rows, tokens, panels):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def _draw_whole(hidden, panels, ids, logits, drawn):  # type: ignore[no-untyped-def]
+def _record(logits, recorded, sequence, step, first):  # type: ignore[no-untyped-def]
+    """Keep what one guess was drawn from, where that is wanted."""
+    if recorded.shape[0] > 0:
+        for index in range(logits.size):
+            recorded[sequence, step, first + index] = logits[index]
+
+
+@njit(nogil=True, cache=True)
+def _draw_whole(hidden, panels, ids, logits, drawn, active, step, recorded):  # type: ignore[no-untyped-def]
     """Draw for ``hidden [A, d]`` from every row of the head."""
     chunk = logits.shape[1] // PANEL
     for first in range(0, panels.shape[0], chunk):
@@ -106,10 +114,13 @@ def _draw_whole(hidden, panels, ids, logits, drawn):  # type: ignore[no-untyped-
         own = ids[first * PANEL : (first + count) * PANEL]
         for row in range(hidden.shape[0]):
             offer(logits[row, : count * PANEL], own, drawn, row)
+            _record(logits[row, : count * PANEL], recorded, active[row], step, first * PANEL)
 
 
 @njit(nogil=True, cache=True)
-def _draw_routed(hidden, panels, ids, offsets, chosen, logits, drawn, row):  # type: ignore[no-untyped-def]
+def _draw_routed(  # type: ignore[no-untyped-def]
+    hidden, panels, ids, offsets, chosen, logits, drawn, row, sequence, step, recorded
+):
     """Draw for ``hidden [1, d]`` from the chosen clusters, neighbours together."""
     clusters = chosen.size
     cluster = 0
@@ -125,6 +136,7 @@ def _draw_routed(hidden, panels, ids, offsets, chosen, logits, drawn, row):  # t
         if stop > first:
             own = slice(first * PANEL, stop * PANEL)
             offer(logits[0, own], ids[own], drawn, row)
+            _record(logits[0, own], recorded, sequence, step, first * PANEL)
 
 
 @njit(nogil=True, cache=True)
@@ -185,6 +197,7 @@ def _draft(  # type: ignore[no-untyped-def]
     guesses,
     states,
     rows,
+    recorded,
 ):
     """The place in FAULTS of what is wrong with the pending tokens, or -1 when all is done.
 
@@ -284,10 +297,20 @@ def _draft(  # type: ignore[no-untyped-def]
             for row in range(count):
                 choose_clusters(scores[row], budgets[min(step, budgets.size - 1)], always, chosen)
                 _draw_routed(
-                    hidden[row : row + 1], panels, ids, offsets, chosen, logits, drawn, row
+                    hidden[row : row + 1],
+                    panels,
+                    ids,
+                    offsets,
+                    chosen,
+                    logits,
+                    drawn,
+                    row,
+                    active[row],
+                    step,
+                    recorded,
                 )
         else:
-            _draw_whole(hidden, panels, ids, logits, drawn)
+            _draw_whole(hidden, panels, ids, logits, drawn, active, step, recorded)
         left = 0
         for row in range(count):
             sequence = active[row]
@@ -318,6 +341,8 @@ def draft(stack: LlamaStack, head: DraftHead, pending: PendingTokens) -> Drafted
     guesses = np.full((sequences, longest), -1, np.int32)
     states = np.empty((sequences, max(1, longest), shape.hidden), np.float32)
     rows = np.zeros(sequences, np.int64)
+    room = (sequences, longest, len(head.ids)) if pending.record else (0, 0, 0)
+    recorded = np.full(room, -np.inf, np.float32)
     routed = head.router is not None
     fault = _draft(
         pending.tokens,
@@ -358,7 +383,8 @@ def draft(stack: LlamaStack, head: DraftHead, pending: PendingTokens) -> Drafted
         guesses,
         states,
         rows,
+        recorded,
     )
     if fault >= 0:
         raise ValueError(FAULTS[fault])
-    return Drafted(guesses, states, rows)
+    return Drafted(guesses, states, rows, recorded)

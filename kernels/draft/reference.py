@@ -23,6 +23,8 @@ def draft(stack: LlamaStack, head: DraftHead, pending: PendingTokens) -> Drafted
     guesses = np.full((sequences, longest), -1, np.int32)
     states = np.zeros((sequences, max(1, longest), stack.shape.hidden), np.float32)
     rows = np.zeros(sequences, np.int64)
+    room = (sequences, longest, len(head.ids)) if pending.record else (0, 0, 0)
+    recorded = np.full(room, -np.inf, np.float32)
     for sequence in range(sequences):
         tokens = pending.tokens[pending.offsets[sequence] : pending.offsets[sequence + 1]]
         start, table = int(pending.start[sequence]), pending.block_tables[sequence]
@@ -36,10 +38,14 @@ def draft(stack: LlamaStack, head: DraftHead, pending: PendingTokens) -> Drafted
                 states[sequence, step] = hidden
             places = _places(head, embed(stack, [token])[0], before, step)
             rows[sequence] += len(places)
+            # Summed row by row: equal rows must have equal logits, which a matrix product does not
+            # promise.
+            logits = (_rows(head.panels)[places] * hidden).sum(axis=1).astype(np.float32)
+            if pending.record:
+                recorded[sequence, step, places] = logits
             token = _drawn(
-                head,
-                places,
-                hidden,
+                head.ids[places],
+                logits,
                 float(pending.inverse_temperature[sequence]),
                 int(pending.key[sequence]),
                 position,
@@ -48,7 +54,7 @@ def draft(stack: LlamaStack, head: DraftHead, pending: PendingTokens) -> Drafted
                 break
             guesses[sequence, step] = token
             position += 1
-    return Drafted(guesses, states, rows)
+    return Drafted(guesses, states, rows, recorded)
 
 
 def _places(head: DraftHead, embedded: Array, before: Array, step: int) -> Array:
@@ -79,11 +85,7 @@ def _scores(router: Router, features: Array) -> Array:
     return np.asarray((outer * inner).sum(axis=1) + router.outer_bias)
 
 
-def _drawn(
-    head: DraftHead, places: Array, hidden: Array, scale: float, key: int, position: int
-) -> int:
-    # Summed row by row: equal rows must have equal logits, which a matrix product does not promise.
-    logits = (_rows(head.panels)[places] * hidden).sum(axis=1).astype(np.float32)
+def _drawn(ids: Array, logits: Array, scale: float, key: int, position: int) -> int:
     controls = Controls(
         inverse_temperature=np.array([scale]),
         top_k=np.array([0]),
@@ -92,8 +94,8 @@ def _drawn(
         key=np.array([key], np.uint64),
         position=np.array([position], np.uint64),
     )
-    ends = np.array([0, len(places)])
-    return int(draw(head.ids[places], logits, ends, controls, implementation="reference")[0])
+    ends = np.array([0, len(ids)])
+    return int(draw(ids, logits, ends, controls, implementation="reference")[0])
 
 
 def _rows(panels: Array) -> Array:

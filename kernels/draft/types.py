@@ -55,13 +55,17 @@ class PendingTokens(NamedTuple):
     key: npt.NDArray[np.uint64]  # [S]
     inverse_temperature: npt.NDArray[np.float64]  # [S] fp32 values; 0 is greedy
     state_before: Floats  # [S, d] of position start - 1, for the router; zeros where not known
+    record: bool = False  # whether the logits that are drawn from are wanted
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Drafted:
     """What was guessed. ``states[s, t]`` is the hidden state of sequence ``s`` after its last
-    pending token and ``t`` guesses; there is none behind those that were needed."""
+    pending token and ``t`` guesses; there is none behind those that were needed. ``logits[s, t]``,
+    where they are recorded, are those that guess ``t`` was drawn from, in the order of the head's
+    rows: ``-inf`` where a row was not looked at or is no token."""
 
     guesses: npt.NDArray[np.int32]  # [S, longest]; -1 behind the last
     states: Floats  # [S, max(1, longest), d]
     rows: npt.NDArray[np.int64]  # [S] vocabulary rows that were looked at
+    logits: Floats  # [S, longest, 16 P], or empty

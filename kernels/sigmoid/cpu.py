@@ -157,13 +157,14 @@ def _verify(  # type: ignore[no-untyped-def]
     """Decides the sequences ``first:last``."""
     accepted, tokens, logits_read = verdict
     alpha, beta = limits
+    bonus = np.int64(rows.bonus)
     for sequence in range(first, last):
         start, stop = rows.offsets[sequence], rows.offsets[sequence + 1]
         scale, proposed_scale = rows.inverse_temperature[sequence], proposed_scales[sequence]
         key = rows.key[sequence]
         for row in range(start, stop):
             position = rows.position[sequence] + np.uint64(row - start)
-            tested, draft = row < stop - 1, row - sequence
+            tested, draft = row < stop - bonus, row - sequence * bonus
             token = rows.drafts[draft] if tested else -1
             if scale == 0.0:
                 tokens[row] = greedy_token(logits[row])

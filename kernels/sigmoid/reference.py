@@ -34,7 +34,7 @@ def verify_by_sigmoid(
         proposed_scale = float(proposals.inverse_temperature[sequence])
         for row in range(first, stop):
             position = int(rows.position[sequence]) + row - first
-            tested, draft = row < stop - 1, row - sequence
+            tested, draft = row < stop - rows.bonus, row - sequence * rows.bonus
             if scale == 0:
                 tokens[row] = draw(logits[row], 0.0, key, position)
                 stands = tested and tokens[row] == rows.drafts[draft]

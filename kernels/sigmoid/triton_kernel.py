@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from kernels.noise.triton_kernel import gumbel_of
+from kernels.verify.checks import refuse_no_bonus
 from kernels.verify.triton_kernel import acceptance_of
 from kernels.verify.types import DenseProposals, DraftedRows, Verdict
 
@@ -133,6 +134,7 @@ def verify_by_sigmoid(
     verify those with `kernels.verify.verify`."""
     if not rows.inverse_temperature.all():
         raise ValueError("rows of temperature 0 have no sigmoids; verify them in mode greedy")
+    refuse_no_bonus(rows)
     device = logits.device
     count, size = logits.shape
     sequences = len(rows.offsets) - 1

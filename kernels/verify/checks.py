@@ -24,7 +24,7 @@ def check_rows(logits: Any, rows: DraftedRows) -> None:
         raise ValueError("offsets begin with 0 and every sequence has at least one row")
     if offsets[-1] != logits.shape[0]:
         raise ValueError(f"offsets end at {offsets[-1]} but there are {logits.shape[0]} rows")
-    drafts = logits.shape[0] - sequences
+    drafts = logits.shape[0] - sequences * rows.bonus
     if tuple(rows.drafts.shape) != (drafts,):
         raise ValueError(
             f"{logits.shape[0]} rows of {sequences} sequences have "
@@ -47,6 +47,12 @@ def check_rows(logits: Any, rows: DraftedRows) -> None:
                 f"drafts from {lowest} to {highest} do not fit a vocabulary of {logits.shape[1]}; "
                 "cut a sequence's drafts before the first such token"
             )
+
+
+def refuse_no_bonus(rows: DraftedRows) -> None:
+    """For kernels that count on a row after each sequence's drafts."""
+    if not rows.bonus:
+        raise ValueError("on a device every sequence has a row after its drafts: give it, too")
 
 
 def _check_logits(name: str, logits: Any) -> None:

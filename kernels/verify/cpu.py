@@ -236,6 +236,7 @@ def _verify(  # type: ignore[no-untyped-def]
 ):
     """Decides the sequences ``first:last``."""
     accepted, tokens, logits_read = verdict
+    bonus = np.int64(rows.bonus)
     for sequence in range(first, last):
         start, stop = rows.offsets[sequence], rows.offsets[sequence + 1]
         scale = 0.0 if mode == GREEDY else rows.inverse_temperature[sequence]
@@ -243,12 +244,13 @@ def _verify(  # type: ignore[no-untyped-def]
         count = 0
         for row in range(start, stop):
             place = position + np.uint64(row - start)
-            draft = row - sequence
-            token = -1 if row == stop - 1 else rows.drafts[draft]
+            draft = row - sequence * bonus
+            tested = row < stop - bonus
+            token = rows.drafts[draft] if tested else -1
             own = ScaledRow(logits[row], scale, 0.0, 0.0)
             proposed = ProposedRow(CERTAIN, token, own, ids, probabilities)
             stands = False
-            if mode == EXACT and scale > 0.0 and row < stop - 1:
+            if mode == EXACT and scale > 0.0 and tested:
                 if kind == DENSE:
                     own = ScaledRow(dense_logits[draft], dense_scales[sequence], 0.0, 0.0)
                     proposed = ProposedRow(DENSE, token, own, ids, probabilities)
@@ -258,7 +260,7 @@ def _verify(  # type: ignore[no-untyped-def]
                 stands, tokens[row], read = _test(logits[row], scale, proposed, key, place, scratch)
             else:
                 tokens[row] = _draw(logits[row], scale, proposed, scratch, key, place)
-                stands = row < stop - 1 and tokens[row] == token
+                stands = tested and tokens[row] == token
                 read = logits.shape[1]
             logits_read[sequence] += read
             if not stands:

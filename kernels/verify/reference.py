@@ -100,8 +100,8 @@ def verify(logits: Any, rows: DraftedRows, mode: str, proposals: Proposals) -> V
         key = int(rows.key[sequence])
         for row in range(first, stop):
             position = int(rows.position[sequence]) + row - first
-            draft = row - sequence
-            if row == stop - 1:
+            draft = row - sequence * rows.bonus
+            if row == stop - rows.bonus:
                 tokens[row] = draw(logits[row], scale, key, position)
             elif mode == "exact" and scale > 0:
                 token = int(rows.drafts[draft])
@@ -119,5 +119,5 @@ def verify(logits: Any, rows: DraftedRows, mode: str, proposals: Proposals) -> V
                 tokens[row] = draw(logits[row], scale, key, position)
                 if tokens[row] != rows.drafts[draft]:
                     break
-            accepted[sequence] += row < stop - 1
+            accepted[sequence] += row < stop - rows.bonus
     return Verdict(accepted, tokens)

@@ -16,6 +16,7 @@ import triton.language as tl
 
 from kernels.blocks import BLOCK, blocks_of
 from kernels.noise.triton_kernel import philox
+from kernels.verify.checks import refuse_no_bonus
 from kernels.verify.cpu import COUPLED, EXACT, GREEDY, MODES
 from kernels.verify.race import CERTAIN, DENSE, NOWHERE, SPARSE
 from kernels.verify.reference import ACCEPTANCE_LANE
@@ -290,6 +291,7 @@ def _row_table(rows: DraftedRows, proposals: Proposals) -> tuple[torch.Tensor, t
 
 def verify(logits: torch.Tensor, rows: DraftedRows, mode: str, proposals: Proposals) -> Verdict:
     """``logits`` and dense proposals are tensors of one device; so are the results."""
+    refuse_no_bonus(rows)
     device = logits.device
 
     def place(array: np.ndarray | torch.Tensor) -> torch.Tensor:

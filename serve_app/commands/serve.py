@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from actors.configuration import NGRAM
+from actors.drafter.checks import check_drafting
 from cluster.config import (
     OPTIONS,
     ConfigError,
@@ -47,8 +48,8 @@ def _kind_of_flag(option: Option) -> dict[str, Any]:
     kind: dict[str, Any] = {"metavar": option.metavar}
     if option.repeatable:
         kind["action"] = "append"
-    if option.is_whole_number:
-        kind["type"] = int
+    if option.number is not None:
+        kind["type"] = option.number
     return kind
 
 
@@ -80,8 +81,13 @@ def check(config: ServeConfig) -> None:
     """What can be known to be wrong before anything is started.
 
     Raises:
-        StartupError: no model, draft model or hot vocabulary there, or the port is taken.
+        StartupError: no model, draft model or hot vocabulary there, settings that cannot work
+            together, or the port is taken.
     """
+    try:
+        check_drafting(config.engine_configuration)
+    except ValueError as error:
+        raise StartupError(str(error)) from error
     _check_folder(config.model)
     if config.draft is not None and config.draft != NGRAM:
         _check_folder(config.draft)

@@ -81,6 +81,30 @@ def test_cpu_gives_the_reference_guesses(kind: str, seed: int, half: bool) -> No
         )
 
 
+@pytest.mark.parametrize("kind", ["full", "static", "clusters", "routed"])
+def test_what_guesses_were_drawn_from_is_recorded(kind: str) -> None:
+    """Recording changes no guess; what was not looked at, or is no token, has no chance."""
+    case = case_of(4)
+    head = random_head(np.random.default_rng(4), kind)
+    recording = DraftCase(case.stack, case.prefixes, case.pending._replace(record=True))
+    _, plain = case.run(head)
+    _, expected = recording.run(head, "reference")
+    _, found = recording.run(head)
+    assert plain.logits.size == 0
+    assert found.guesses.tolist() == plain.guesses.tolist()
+    for sequence, guesses in enumerate(found.guesses):
+        for step, guess in enumerate(guesses):
+            if guess < 0:
+                continue
+            own, other = found.logits[sequence, step], expected.logits[sequence, step]
+            np.testing.assert_allclose(own, other, rtol=1e-3, atol=1e-4)
+            looked_at = np.isfinite(own)
+            assert guess in head.ids[looked_at]
+            assert (head.ids[looked_at] >= 0).all()
+        counted = np.isfinite(found.logits[sequence, : (guesses >= 0).sum()]).sum()
+        assert counted == found.rows[sequence]
+
+
 @pytest.mark.parametrize("kind", ["full", "routed"])
 def test_a_sequence_alone_gets_the_same_bits(kind: str) -> None:
     case = case_of(3)

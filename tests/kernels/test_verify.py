@@ -334,6 +334,55 @@ def test_a_sequence_does_not_depend_on_its_batch(threads: int) -> None:
         assert found.tokens.tolist() == together.tokens[own].tolist()
 
 
+@settings(max_examples=60)
+@given(
+    seed=st.integers(0, 2**32),
+    size=st.sampled_from([7, 65, 1000]),
+    mode=st.sampled_from(["exact", "coupled", "greedy"]),
+    kind=st.sampled_from(KINDS),
+    implementation=st.sampled_from(["reference", "cpu"]),
+)
+def test_a_row_alone_emits_what_it_emits_among_others(
+    seed: int, size: int, mode: str, kind: str, implementation: str
+) -> None:
+    """Drafts verified one by one, without a row after them, up to the first that does not stand."""
+    random = np.random.default_rng(seed)
+    rows = random_rows(random, 4, 4, size)
+    logits = random_logits(random, "plain", int(rows.offsets[-1]), size)
+    rows, proposals = proposals_for(random, kind, logits, rows)
+    together = verify(
+        logits,
+        rows,
+        mode=mode,
+        proposals=proposals if mode == "exact" else None,
+        implementation=implementation,
+    )
+    tested = rows_with_drafts(rows)
+    owners = np.searchsorted(rows.offsets, tested, side="right") - 1
+    single = DraftedRows(
+        np.arange(len(tested) + 1),
+        rows.drafts,
+        rows.inverse_temperature[owners],
+        rows.key[owners],
+        rows.position[owners] + (tested - rows.offsets[owners]).astype(np.uint64),
+        bonus=False,
+    )
+    if isinstance(proposals, DenseProposals):
+        proposals = replace(proposals, inverse_temperature=proposals.inverse_temperature[owners])
+    alone = verify(
+        logits[tested],
+        single,
+        mode=mode,
+        proposals=proposals if mode == "exact" else None,
+        implementation=implementation,
+    )
+    reached = tested <= rows.offsets[owners] + together.accepted[owners]
+    assert alone.tokens[reached].tolist() == together.tokens[tested[reached]].tolist()
+    assert alone.accepted[reached].tolist() == (
+        (tested < rows.offsets[owners] + together.accepted[owners])[reached].tolist()
+    )
+
+
 @pytest.mark.parametrize("mode", ["exact", "coupled", "greedy"])
 def test_rows_after_the_first_rejection_are_not_read(mode: str) -> None:
     random = np.random.default_rng(9)

@@ -12,6 +12,8 @@ import torch
 from actors.body.fused import FusedBody
 from actors.body.loading import LoadedModel
 from actors.drafter.model import ModelDrafter
+from actors.drafter.protocol import Drafter
+from actors.drafter.task import DraftTask
 from kernels.attention import BLOCK_SIZE
 from kernels.draft import Drafted, DraftHead, PendingTokens, Router, draft
 from kernels.linear import pack
@@ -210,3 +212,8 @@ def model_drafter(
     return ModelDrafter(
         body, head or full_head(model), blocks=blocks, vocabulary_size=model.vocabulary_size
     )
+
+
+def guessed(drafter: Drafter, tasks: Sequence[DraftTask]) -> list[list[int]]:
+    """The ids that a drafter guesses."""
+    return [list(draft.token_ids) for draft in drafter.propose(tasks)]

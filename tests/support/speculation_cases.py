@@ -9,7 +9,7 @@ import numpy as np
 
 from actors.configuration import EngineConfiguration
 from actors.drafter.protocol import Drafter
-from actors.drafter.task import DraftTask
+from actors.drafter.task import Draft, DraftTask
 from actors.engine.completion import Completion, run_to_completion
 from actors.engine.engine import Engine
 from actors.messages import Request, SamplingParameters
@@ -50,8 +50,8 @@ class Guesses:
 
     name = "an oracle"
 
-    def propose(self, tasks: Sequence[DraftTask]) -> list[list[int]]:
-        return [self._guess(tuple(task.history)) for task in tasks]
+    def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
+        return [Draft(self._guess(tuple(task.history))) for task in tasks]
 
     def forget(self, sequence: int) -> None:
         pass

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from actors.drafter.lookup import LookupDrafter
 from actors.drafter.task import DraftTask
+from tests.support.draft_cases import guessed
 
 
 def task(history: list[int], most: int = 5, sequence: int = 0) -> DraftTask:
@@ -40,17 +41,17 @@ def test_the_longest_and_latest_occurrence_is_continued(
     for cut in [*sorted(cuts), len(history)]:
         known = history[:cut]
         expected = searched(known, most, longest, shortest)
-        assert drafter.propose([task(known, most)]) == [expected]
+        assert guessed(drafter, [task(known, most)]) == [expected]
 
 
 def test_every_sequence_has_its_own_text() -> None:
     drafter = LookupDrafter()
     text, other = [1, 2, 3, 4, 1, 2], [1, 2, 9, 9, 1, 2]
     tasks = [task(text, 2, sequence=7), task(other, 2, sequence=8), task(text, 0, sequence=9)]
-    assert drafter.propose(tasks) == [[3, 4], [9, 9], []]
+    assert guessed(drafter, tasks) == [[3, 4], [9, 9], []]
     drafter.forget(7)
     drafter.forget(12345)
-    assert drafter.propose([task(other, 2, sequence=7)]) == [[9, 9]]
+    assert guessed(drafter, [task(other, 2, sequence=7)]) == [[9, 9]]
 
 
 def test_thousands_of_tokens_cost_no_more_than_a_few() -> None:
@@ -58,11 +59,11 @@ def test_thousands_of_tokens_cost_no_more_than_a_few() -> None:
     where a search would take minutes."""
     history = [(37 * i * i) % 5000 for i in range(20_000)]
     drafter = LookupDrafter()
-    drafter.propose([task(history)])
+    guessed(drafter, [task(history)])
     begin = time.perf_counter()
     for step in range(1000):
         history.append(step % 7)
-        drafter.propose([task(history)])
+        guessed(drafter, [task(history)])
     assert time.perf_counter() - begin < 1.0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from actors.drafter.protocol import Drafter
 from actors.drafter.stepwise import StepwiseDrafter
 from actors.drafter.task import DraftTask
 from kernels.noise import gumbel_noise
-from tests.support.draft_cases import full_head, model_drafter, routed_head
+from tests.support.draft_cases import full_head, guessed, model_drafter, routed_head
 from tests.support.paths import DEMO_DRAFT
 
 KEYS = (0, 2**64 - 1, 123456789)
@@ -72,7 +73,7 @@ def test_guesses_are_those_of_the_plain_model(
     tasks = tasks_of(prompt_ids, 9)
     expected = [plain_guesses(plain, task, np.arange(model.vocabulary_size)) for task in tasks]
     drafter: Drafter = model_drafter(model) if kind == "native" else stepwise_drafter(model)
-    assert drafter.propose(tasks) == expected
+    assert guessed(drafter, tasks) == expected
 
 
 def test_a_static_list_is_drawn_from_alone(
@@ -81,7 +82,7 @@ def test_a_static_list_is_drawn_from_alone(
     ids = np.sort(np.random.default_rng(0).permutation(model.vocabulary_size)[:3000])
     tasks = tasks_of(prompt_ids, 6)
     drafter = model_drafter(model, full_head(model, ids))
-    assert drafter.propose(tasks) == [plain_guesses(plain, task, ids) for task in tasks]
+    assert guessed(drafter, tasks) == [plain_guesses(plain, task, ids) for task in tasks]
     assert drafter.rows == 3000 * sum(task.most for task in tasks)
 
 
@@ -115,10 +116,10 @@ def test_what_was_accepted_or_not_leaves_no_trace(
             DraftTask(name, histories[name], data.draw(st.integers(0, 5)), 5 + name, 1.0 * name)
             for name in data.draw(st.permutations(range(3)))
         ]
-        found = drafter.propose(tasks)
+        found = guessed(drafter, tasks)
         for task in tasks:
             fresh.forget(task.sequence)
-        assert fresh.propose(tasks) == found
+        assert guessed(fresh, tasks) == found
         for task, guesses in zip(tasks, found, strict=True):
             assert len(guesses) == task.most
             kept = data.draw(st.integers(-1, len(guesses)))
@@ -134,10 +135,10 @@ def test_a_guess_does_not_depend_on_the_batch(
     model: LoadedModel, prompt_ids: list[tuple[int, ...]]
 ) -> None:
     tasks = tasks_of(prompt_ids, 12)
-    together = model_drafter(model, blocks=256).propose(tasks)
+    together = guessed(model_drafter(model, blocks=256), tasks)
     alone = model_drafter(model)
     for task, guesses in zip(tasks, together, strict=True):
-        assert alone.propose([task]) == [guesses]
+        assert guessed(alone, [task]) == [guesses]
         alone.forget(task.sequence)
 
 
@@ -147,7 +148,7 @@ def test_a_long_prompt_is_caught_up_with_in_pieces(
     history = [token for ids in prompt_ids for token in ids][: 2 * MOST_PENDING + 100]
     task = DraftTask(0, history, 2, 7, 1.0)
     drafter = model_drafter(model, blocks=100)
-    answers = [drafter.propose([task])[0] for _ in range(4)]
+    answers = [guessed(drafter, [task])[0] for _ in range(4)]
     expected = plain_guesses(plain, task, np.arange(model.vocabulary_size))
     assert answers == [[], [], expected, expected]
 
@@ -156,24 +157,24 @@ def test_a_history_beyond_the_models_positions_gets_no_guess(model: LoadedModel)
     drafter = model_drafter(model, blocks=200)
     history = [5] * (model.max_positions - 1)
     task = DraftTask(0, history, 5, 7, 1.0)
-    while not (found := drafter.propose([task])[0]):
+    while not (found := guessed(drafter, [task])[0]):
         pass
     assert len(found) == 2  # the last one stands at the first position too many
     history += [6, 6]
-    assert drafter.propose([task]) == [[]]
+    assert guessed(drafter, [task]) == [[]]
 
 
 def test_without_room_a_sequence_is_not_drafted_for(
     model: LoadedModel, prompt_ids: list[tuple[int, ...]]
 ) -> None:
     tasks = [DraftTask(name, list(prompt_ids[name][:40]), 3, 7, 1.0) for name in range(4)]
-    expected = model_drafter(model).propose(tasks)
+    expected = guessed(model_drafter(model), tasks)
     drafter = model_drafter(model, blocks=7)  # two sequences of three blocks
-    found = drafter.propose(tasks)
+    found = guessed(drafter, tasks)
     assert [bool(guesses) for guesses in found] == [True, True, False, False]
     assert found[:2] == expected[:2]
-    assert drafter.propose(tasks[2:]) == expected[2:]  # the others make room
-    assert drafter.propose([tasks[0], tasks[2]]) == [expected[0], expected[2]]
+    assert guessed(drafter, tasks[2:]) == expected[2:]  # the others make room
+    assert guessed(drafter, [tasks[0], tasks[2]]) == [expected[0], expected[2]]
 
 
 def test_padding_is_never_guessed(model: LoadedModel) -> None:
@@ -183,8 +184,8 @@ def test_padding_is_never_guessed(model: LoadedModel) -> None:
         one_body(model), full_head(model), blocks=8, vocabulary_size=model.vocabulary_size - 9000
     )
     tasks = [DraftTask(name, [1, 2, 3], 5, name, 0.2) for name in range(8)]
-    assert max(max(guesses) for guesses in body.propose(tasks)) >= model.vocabulary_size - 9000
-    assert max(max(guesses) for guesses in small.propose(tasks)) < model.vocabulary_size - 9000
+    assert max(max(guesses) for guesses in guessed(body, tasks)) >= model.vocabulary_size - 9000
+    assert max(max(guesses) for guesses in guessed(small, tasks)) < model.vocabulary_size - 9000
 
 
 def one_body(model: LoadedModel) -> Any:
@@ -197,3 +198,26 @@ def test_a_draft_model_with_fewer_tokens_than_the_target_is_refused(model: Loade
         ModelDrafter(one_body(model), full_head(model), blocks=8, vocabulary_size=more)
     with pytest.raises(ValueError, match="made for the target's tokenizer"):
         StepwiseDrafter(one_body(model), model.head, blocks=8, vocabulary_size=more)
+
+
+@pytest.mark.parametrize("kind", ["static", "routed", "stepwise"])
+def test_a_guess_was_drawn_from_its_proposal(
+    model: LoadedModel, prompt_ids: list[tuple[int, ...]], kind: str
+) -> None:
+    """The best token with the noise of its place added, of the very logits."""
+    if kind == "stepwise":
+        drafter: Drafter = stepwise_drafter(model)
+    else:
+        head = routed_head(model, 1, 40, [9, 6, 2]) if kind == "routed" else full_head(model)
+        drafter = model_drafter(model, head)
+    tasks = [replace(task, propose=task.sequence % 4 > 0) for task in tasks_of(prompt_ids, 8)]
+    for task, draft in zip(tasks, drafter.propose(tasks), strict=True):
+        assert len(draft.proposals) == (len(draft.token_ids) if task.propose else 0)
+        for place, proposal in enumerate(draft.proposals, len(task.history)):
+            assert len(set(proposal.ids.tolist())) == len(proposal.ids)
+            noise = gumbel_noise(task.key, place, proposal.ids).astype(np.float64)
+            scores = proposal.logits.astype(np.float64) * (task.inverse_temperature or 1.0)
+            scores += noise if task.inverse_temperature else 0.0
+            drawn = proposal.ids[int(np.argmax(scores))]
+            assert drawn == draft.token_ids[place - len(task.history)]
+            assert proposal.inverse_temperature == task.inverse_temperature

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.drafter.task import DraftTask
+from actors.drafter.task import Draft, DraftTask
 from actors.engine.completion import Completion, run_to_completion
 from actors.messages import Request, SamplingParameters, SequenceEvent
 from tests.support.paths import DEMO_DRAFT
@@ -37,9 +37,9 @@ class Broken:
     def __init__(self) -> None:
         self._random = np.random.default_rng(5)
 
-    def propose(self, tasks: Sequence[DraftTask]) -> list[list[int]]:
+    def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
         return [
-            self._random.integers(0, 16_000, int(self._random.integers(0, 9))).tolist()
+            Draft(self._random.integers(0, 16_000, int(self._random.integers(0, 9))).tolist())
             for _ in tasks
         ]
 

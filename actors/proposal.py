@@ -1,0 +1,26 @@
+"""What a guess was drawn from, for verification by distributions (`kernels.verify`, ``exact``)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Proposal:
+    """A guess was drawn from ``softmax(f64(logits) * inverse_temperature)`` over ``ids``."""
+
+    ids: npt.NDArray[np.int32]  # [H] distinct
+    logits: npt.NDArray[np.float32]  # [H] -inf where the drafter excluded a token
+    inverse_temperature: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GuessTest:
+    """A row tests whether the guess at its token stands; its drafter was certain of a guess
+    without a ``proposal``."""
+
+    token_id: int
+    proposal: Proposal | None = None

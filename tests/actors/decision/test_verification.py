@@ -1,0 +1,131 @@
+"""Guesses tested by distributions in a sampler: what a row emits, whatever stands beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from actors.decision.messages import DecisionWork, DenseRows, SamplerSettings
+from actors.decision.plane import SamplerHandle
+from actors.decision.sampler import Sampler
+from actors.messages import Request, SamplingParameters
+from actors.proposal import GuessTest, Proposal
+from actors.states.deltas import Deltas, OpenSequence
+from actors.states.flat_needs import flatten_adjustments
+from actors.states.sequence_state import SequenceState
+from cluster.samplers.process import SamplerProcess
+from kernels.penalties import adjust
+from kernels.truncate import truncate
+from kernels.verify import DenseProposals, DraftedRows, verify
+
+SIZE = 500
+KINDS = (
+    SamplingParameters(temperature=1.0),
+    SamplingParameters(temperature=0.8, top_k=40),
+    SamplingParameters(temperature=1.1, top_p=0.9, logprobs=2),
+    SamplingParameters(temperature=0.7, min_p=0.05, repetition_penalty=1.3, bad_words=((4,),)),
+    SamplingParameters(temperature=0.9, allowed_ids=tuple(range(5, 400)), presence_penalty=0.5),
+    SamplingParameters(temperature=1.2, allowed_ids=(3,), bad_words=((3,),)),
+)
+SETTINGS = SamplerSettings(SIZE, ())
+
+
+@pytest.fixture(scope="module")
+def process() -> Iterator[SamplerHandle]:
+    sampler = SamplerProcess(SETTINGS, columns=3)  # fewer than the rows of a sequence
+    yield sampler
+    sampler.close()
+
+
+def step_of(seed: int, certain: bool) -> tuple[DecisionWork, list[SequenceState]]:
+    """Four rows of every sequence: three test a guess, the last one draws."""
+    random = np.random.default_rng(seed)
+    opened, states, names, drafted = [], [], [], []
+    tests: list[GuessTest | None] = []
+    logits = (3.0 * random.standard_normal((4 * len(KINDS), SIZE))).astype(np.float32)
+    for name, kind in enumerate(KINDS):
+        prompt = tuple(random.integers(0, SIZE, 6).tolist())
+        request = Request(str(name), 0, prompt, kind)
+        opened.append(OpenSequence(100 * seed + name, request))
+        states.append(SequenceState(request, SIZE, ()))
+        guesses = tuple(random.integers(0, SIZE, 3).tolist())
+        for row in range(4):
+            names.append(100 * seed + name)
+            drafted.append(guesses[:row])
+            if row == 3:
+                tests.append(None)
+                continue
+            ids = np.union1d(random.choice(SIZE, 80), [guesses[row]]).astype(np.int32)
+            likely = logits[4 * name + row][ids] + random.standard_normal(len(ids))
+            proposal = Proposal(ids, likely.astype(np.float32), 1.1)
+            tests.append(GuessTest(guesses[row], None if certain else proposal))
+    dense = DenseRows(tuple(names), logits.T, drafted=tuple(drafted), tests=tuple(tests))
+    return DecisionWork(seed, Deltas(opened=tuple(opened)), dense=dense), states
+
+
+def expected_token(dense: DenseRows, column: int, state: SequenceState) -> int:
+    """By the plain functions, each of which has its reference."""
+    test = dense.tests[column]
+    assert test is not None
+    ids, ends = np.arange(SIZE, dtype=np.int32), np.array([0, SIZE])
+    adjustments = flatten_adjustments([state.adjustment(dense.drafted[column])])
+    raw = np.ascontiguousarray(dense.logits[:, column])
+    row = adjust(ids, raw, ends, adjustments, implementation="reference")
+    parameters = state.parameters
+    stays = truncate(
+        row,
+        inverse_temperature=state.inverse_temperature,
+        top_k=state.top_k,
+        top_p=parameters.top_p,
+        min_p=parameters.min_p,
+        implementation="reference",
+    )
+    proposals = None
+    if test.proposal is not None:
+        proposed = np.full((1, SIZE), -np.inf, np.float32)
+        proposed[0, test.proposal.ids] = test.proposal.logits
+        proposals = DenseProposals(proposed, np.array([test.proposal.inverse_temperature]))
+    rows = DraftedRows(
+        np.array([0, 1]),
+        np.array([test.token_id]),
+        np.array([state.inverse_temperature]),
+        np.array([state.key], np.uint64),
+        np.array([state.position + len(dense.drafted[column])], np.uint64),
+        bonus=False,
+    )
+    kept = np.where(stays, row, np.float32(-np.inf))[None]
+    verdict = verify(kept, rows, mode="exact", proposals=proposals, implementation="reference")
+    return int(verdict.tokens[0])
+
+
+@pytest.mark.parametrize("certain", [False, True])
+@pytest.mark.parametrize("seed", range(6))
+def test_a_tested_row_emits_what_the_plain_functions_say(
+    process: SamplerProcess, seed: int, certain: bool
+) -> None:
+    """Every control, and the draws beside it as without tests; here and in another process."""
+    work, states = step_of(seed + 10 * certain, certain)
+    assert work.dense is not None
+    here = Sampler(SETTINGS).decide(work).decisions
+    assert process.submit(work).result().decisions == here
+    plain = DenseRows(work.dense.sequences, work.dense.logits, drafted=work.dense.drafted)
+    drawn = Sampler(SETTINGS).decide(DecisionWork(seed, work.deltas, dense=plain)).decisions
+    for column, decision in enumerate(here):
+        state = states[column // 4]
+        if work.dense.tests[column] is None:
+            assert decision == drawn[column]
+            continue
+        token = expected_token(work.dense, column, state)
+        assert (-1 if decision is None else decision.token_id) == token
+        if decision is not None and state.parameters.logprobs is not None:
+            assert decision.logprobs is not None
+            assert decision.logprobs.token_id == token
+
+
+def test_sigmoids_need_to_know_what_a_guess_was_drawn_from() -> None:
+    work, _ = step_of(1, certain=True)
+    sampler = Sampler(SamplerSettings(SIZE, (), sigmoid=(-10.0, 10.0)))
+    with pytest.raises(ValueError, match="this drafter is certain"):
+        sampler.decide(work)

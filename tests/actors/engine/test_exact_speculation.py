@@ -1,0 +1,185 @@
+"""Guesses tested by distributions in the engine: what is said has the target's own law."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from transformers import AutoModelForCausalLM
+
+from actors.drafter.build import build_drafter
+from actors.drafter.task import DraftTask
+from actors.engine.completion import run_to_completion
+from actors.messages import Request, SamplingParameters
+from tests.support.paths import DEMO, DEMO_DRAFT
+from tests.support.speculation_cases import drafting_engine, requests_of, run_and_close
+
+FALSE_ALARM = 1e-4  # of each statistical check; seeds are fixed
+CHOICES = 4  # tokens that each place has
+EXACT: dict[str, Any] = {"verify": "exact", "draft": str(DEMO_DRAFT)}
+DRAFTERS: dict[str, dict[str, Any]] = {
+    "static head": EXACT,
+    "full head": {**EXACT, "draft_head": "full", "draft_tokens": 3},
+    "stepping": {**EXACT, "draft_length": "stepping"},
+    "look-up": {"verify": "exact", "draft": "ngram"},
+    "samplers": {**EXACT, "samplers": 2, "sampler_placement": "threads"},
+}
+PARAMETERS = SamplingParameters(temperature=1.1, top_k=CHOICES, max_tokens=5, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def prompt(prompt_ids: list[tuple[int, ...]]) -> tuple[int, ...]:
+    """Said twice, so that looking it up finds something."""
+    return (*prompt_ids[3][:20], *prompt_ids[3][:19])
+
+
+@pytest.fixture(scope="module")
+def laws(prompt: tuple[int, ...]) -> dict[tuple[int, ...], dict[int, float]]:
+    """What the target says after the prompt and any chain of up to three tokens it may say."""
+    model = AutoModelForCausalLM.from_pretrained(DEMO, dtype=torch.float32)
+    found: dict[tuple[int, ...], dict[int, float]] = {}
+    chains: list[tuple[int, ...]] = [()]
+    for _ in range(4):
+        ids = torch.tensor([[*prompt, *chain] for chain in chains])
+        with torch.inference_mode():
+            logits = model(ids).logits[:, -1].double() / PARAMETERS.temperature
+        for chain, row in zip(chains, logits, strict=True):
+            best = row.topk(CHOICES)
+            shares = best.values.softmax(0).tolist()
+            found[chain] = dict(zip(best.indices.tolist(), shares, strict=True))
+        chains = [(*chain, token) for chain in chains for token in found[chain]]
+    return found
+
+
+def requests(prompt: tuple[int, ...], count: int, **changes: Any) -> list[Request]:
+    return [
+        Request(str(seed), 0, prompt, replace(PARAMETERS, seed=seed, **changes))
+        for seed in range(count)
+    ]
+
+
+def check_law(laws: dict[tuple[int, ...], dict[int, float]], chains: list[tuple[int, ...]]) -> None:
+    """Chi-square over all chains of four; those that are rare count together."""
+    first = list(laws[()])
+    cells: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(4):
+        cells = {
+            (*chain, token): share * chance
+            for chain, share in cells.items()
+            for token, chance in laws[chain].items()
+        }
+    assert {chain[0] for chain in cells} == set(first)
+    observed = dict.fromkeys(cells, 0)
+    for chain in chains:
+        observed[chain] += 1  # a KeyError is a token that top-k leaves out
+    expected = {chain: len(chains) * share for chain, share in cells.items()}
+    common = [chain for chain in cells if expected[chain] >= 5]
+    rare = [chain for chain in cells if expected[chain] < 5]
+    counts = [observed[chain] for chain in common] + [sum(observed[chain] for chain in rare)]
+    wanted = [expected[chain] for chain in common] + [sum(expected[chain] for chain in rare)]
+    assert stats.chisquare(counts, wanted).pvalue > FALSE_ALARM
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("static head", 1500),
+        *(pytest.param(name, 20_000, marks=pytest.mark.slow) for name in DRAFTERS),
+    ],
+)
+def test_chains_follow_the_target(
+    laws: dict[tuple[int, ...], dict[int, float]],
+    prompt: tuple[int, ...],
+    name: str,
+    count: int,
+) -> None:
+    """One seed each, 64 at a time, at different places of their chains."""
+    engine = drafting_engine(**DRAFTERS[name])
+    completions = run_and_close(engine, requests(prompt, count))
+    statistics = engine.statistics()
+    assert statistics.draft_tokens > statistics.draft_accepted_tokens > 0.05 * count
+    check_law(laws, [completion.token_ids[:4] for completion in completions])
+
+
+def test_the_check_has_teeth(
+    laws: dict[tuple[int, ...], dict[int, float]], prompt: tuple[int, ...]
+) -> None:
+    """Without a test every guess would stand: what another temperature draws is noticed."""
+    completions = run_and_close(drafting_engine(), requests(prompt, 1500, temperature=1.4))
+    with pytest.raises(AssertionError):
+        check_law(laws, [completion.token_ids[:4] for completion in completions])
+
+
+def test_a_guess_stands_as_often_as_the_distributions_overlap(
+    laws: dict[tuple[int, ...], dict[int, float]], prompt: tuple[int, ...]
+) -> None:
+    """``1 - TV(p, q)`` on the average over the first tokens, within 4 standard errors (6e-5)."""
+    engine = drafting_engine(**EXACT, draft_tokens=1)
+    count = 2000
+    run_to_completion(engine, requests(prompt, count, max_tokens=3))
+    drafter = build_drafter(
+        engine.configuration, blocks=64, vocabulary_size=engine.model.vocabulary_size
+    )
+    overlap = 0.0
+    for token, share in laws[()].items():
+        task = DraftTask(0, [*prompt, token], 1, 7, 1 / PARAMETERS.temperature, propose=True)
+        [draft] = drafter.propose([task])
+        [proposal] = draft.proposals
+        scores = proposal.logits.astype(np.float64) / PARAMETERS.temperature
+        q = np.exp(scores - scores.max())
+        q /= q.sum()
+        p = np.array([laws[(token,)].get(each, 0.0) for each in proposal.ids.tolist()])
+        overlap += share * float(np.minimum(p, q).sum())
+    statistics = engine.statistics()
+    engine.close()
+    tested = statistics.draft_tokens  # who is not caught up with in time gets no guess
+    assert tested > count / 4
+    error = np.sqrt(overlap * (1 - overlap) / tested)
+    assert abs(statistics.draft_accepted_tokens / tested - overlap) < 4 * error
+
+
+def test_the_same_seed_gives_the_same_text_alone_or_among_others(
+    prompt_ids: list[tuple[int, ...]],
+) -> None:
+    """Every control, samplers anywhere; greedy ones say what they say without guesses."""
+    some = requests_of(prompt_ids, 16)
+    together = run_and_close(drafting_engine(**EXACT), some)
+    threads = {"samplers": 2, "sampler_placement": "threads"}
+    assert run_and_close(drafting_engine(**EXACT, **threads), some) == together
+    alone = drafting_engine(**EXACT)
+    for request, completion in zip(some, together, strict=True):
+        assert run_to_completion(alone, [request]) == [completion]
+    alone.close()
+    plain = run_and_close(drafting_engine(), some)
+    greedy = [request.parameters.temperature == 0 for request in some]
+    assert [a for a, chosen in zip(together, greedy, strict=True) if chosen] == [
+        a for a, chosen in zip(plain, greedy, strict=True) if chosen
+    ]
+    assert together != plain
+
+
+@pytest.mark.parametrize("verify", ["exact", "sigmoid"])
+def test_sequences_that_give_up_their_blocks_go_on(
+    prompt_ids: list[tuple[int, ...]], verify: str
+) -> None:
+    room = 12 * 16 * 4 * 4096
+    engine = drafting_engine(**{**EXACT, "verify": verify}, kv_cache_bytes=room)
+    some = requests_of(prompt_ids, 24)
+    completions = run_and_close(engine, some)
+    assert [len(each.token_ids) > 0 for each in completions] == [True] * len(some)
+
+
+def test_lengths_do_not_go_by_the_clock_where_tokens_depend_on_them() -> None:
+    with pytest.raises(ValueError, match="take --draft-length stepping or fixed"):
+        drafting_engine(**EXACT, draft_length="measured")
+
+
+def test_sigmoids_are_not_for_drafters_that_are_certain() -> None:
+    with pytest.raises(ValueError, match="draft model"):
+        drafting_engine(draft="ngram", verify="sigmoid")
+    with pytest.raises(ValueError, match="must be below 0"):
+        drafting_engine(**{**EXACT, "verify": "sigmoid"}, sigmoid_alpha=3.0)
