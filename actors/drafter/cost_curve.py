@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from dataclasses import dataclass
 
 # How much an observation counts for its own size and for all of them, and how far one may stand
 # out: a pause is no news of the work.
 OWN_WEIGHT, COMMON_WEIGHT, OUTLIER = 1 / 32, 1 / 8, 3.0
+# What is left of what is known of a size after an observation of any size, and the most that is
+# known of one, in observations.
+KEPT, MOST_KNOWN = 0.995, 32.0
+
+
+@dataclass(slots=True)
+class _Known:
+    """``seconds`` of one size, by ``weight`` observations as of number ``seen``."""
+
+    seconds: float
+    weight: float
+    seen: int
 
 
 class CostCurve:
@@ -14,42 +27,70 @@ class CostCurve:
 
     What makes one size slower (longer contexts, a busy machine) mostly makes all of them slower: a
     factor common to all follows every observation, so that sizes that were not seen lately do not
-    look cheap. Below the smallest size it is taken to cost what that does, above the largest to
+    look cheap. More never costs less: where a smaller size looks dearer than a larger one, both
+    are taken to cost their average, in which what was seen often and lately counts most (isotonic
+    regression). Below the smallest size it is taken to cost what that does, above the largest to
     grow in proportion.
     """
 
     def __init__(self) -> None:
         self._sizes: list[int] = []
-        self._seconds: dict[int, float] = {}
+        self._known: dict[int, _Known] = {}
         self._factor = 1.0
+        self._count = 0
+        self._levels: dict[int, float] = {}  # by size; empty where they must be found again
 
     def __bool__(self) -> bool:
         return bool(self._sizes)
 
     def observe(self, size: int, seconds: float) -> None:
-        known = self._seconds.get(size)
+        self._levels = {}
+        self._count += 1
+        known = self._known.get(size)
         if known is None:
             insort(self._sizes, size)
-            self._seconds[size] = seconds / self._factor
+            self._known[size] = _Known(seconds / self._factor, 1.0, self._count)
             return
-        excess = min(seconds / (known * self._factor), OUTLIER) - 1.0
+        excess = min(seconds / (known.seconds * self._factor), OUTLIER) - 1.0
         self._factor *= 1.0 + COMMON_WEIGHT * excess
-        self._seconds[size] = known * (1.0 + OWN_WEIGHT * excess)
+        known.seconds *= 1.0 + OWN_WEIGHT * excess
+        known.weight = min(self._weight(known) + 1.0, MOST_KNOWN)
+        known.seen = self._count
 
     def estimate(self, size: int) -> float:
         """Raises IndexError before anything was observed."""
-        return self._factor * self._known_or_between(size)
+        if not self._levels:
+            self._levels = self._isotonic()
+        return self._factor * self._level(size)
 
-    def _known_or_between(self, size: int) -> float:
-        known = self._seconds.get(size)
-        if known is not None:
-            return known
+    def _weight(self, known: _Known) -> float:
+        return known.weight * KEPT ** (self._count - known.seen)
+
+    def _isotonic(self) -> dict[int, float]:
+        """The seconds that do not fall with the size and are nearest to what is known, by weighted
+        squares (pool adjacent violators)."""
+        groups: list[tuple[float, float, int]] = []  # seconds, weight, sizes
+        for size in self._sizes:
+            known = self._known[size]
+            seconds, weight, count = known.seconds, self._weight(known), 1
+            while groups and groups[-1][0] > seconds:
+                before, own, sizes = groups.pop()
+                seconds = (before * own + seconds * weight) / (own + weight)
+                weight, count = own + weight, sizes + count
+            groups.append((seconds, weight, count))
+        levels = [seconds for seconds, _, count in groups for _ in range(count)]
+        return dict(zip(self._sizes, levels, strict=True))
+
+    def _level(self, size: int) -> float:
+        level = self._levels.get(size)
+        if level is not None:
+            return level
         place = bisect_left(self._sizes, size)
         if place == 0:
-            return self._seconds[self._sizes[0]]
+            return self._levels[self._sizes[0]]
         before = self._sizes[place - 1]
         if place == len(self._sizes):
-            return self._seconds[before] * size / before
+            return self._levels[before] * size / before
         after = self._sizes[place]
         share = (size - before) / (after - before)
-        return (1 - share) * self._seconds[before] + share * self._seconds[after]
+        return (1 - share) * self._levels[before] + share * self._levels[after]

@@ -111,7 +111,7 @@ class Speculation:
         return self._by_distribution and sequence.state.inverse_temperature > 0
 
     def step_took(self, plan: StepPlan, seconds: float) -> None:
-        """A step from its plan to its decisions."""
+        """A step from its plan to its end."""
         if all(chunk.draws == chunk.count for chunk in plan.chunks):
             self._rule.step_took(plan.tokens, seconds)
 
@@ -126,7 +126,7 @@ class Speculation:
         counters.draft_steps += 1
         # One that ended in the midst says nothing of the guesses after its end.
         tested = stood if stood == len(token_ids) else len(drafted)
-        if tested:
+        if tested and self.forced_length is None:  # what is said to measure costs is no text
             self._rule.heard(chunk.sequence.arrival, tested, stood)
         return stood
 

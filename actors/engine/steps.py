@@ -209,8 +209,8 @@ class Steps:
             sequence.advance(chunk.count, self._scheduler.pool)
             # What ends or draws must be in no other plan before that is booked.
             sequence.awaiting = stop >= len(sequence.token_ids) or sequence in broken
-        if self._speculation is not None:
-            self._speculation.step_took(plan, time.perf_counter() - self._planned_at)
+        if self.overlaps:
+            self._tell_cost(plan)
         return InFlightStep(plan, pending, broken)
 
     def commit(self, step: InFlightStep) -> list[SequenceEvent]:
@@ -232,7 +232,14 @@ class Steps:
             event = self._book(step, chunk, decisions, first)
             if event is not None:
                 events.append(event)
+        if not self.overlaps:
+            self._tell_cost(step.plan)
         return events
+
+    def _tell_cost(self, plan: StepPlan) -> None:
+        """A step has ended, or is beside the next one from here on."""
+        if self._speculation is not None:
+            self._speculation.step_took(plan, time.perf_counter() - self._planned_at)
 
     # -- what they are made of --------------------------------------------------------------------
 

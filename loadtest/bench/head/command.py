@@ -12,14 +12,11 @@ of canonical logits of every row.
 from __future__ import annotations
 
 import argparse
-import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
-from kernels import pool
 from loadtest.bench.bandwidth import read_bandwidth
 from loadtest.bench.head.case import TIME, HeadCase, table
 from loadtest.bench.head.contenders import DENSE_HEAD, ROW_KERNEL, TIERS, cpu_contenders
@@ -30,7 +27,7 @@ from loadtest.bench.head.workload import (
     model_workload,
     synthetic_workload,
 )
-from loadtest.bench.machine import describe_machine, installed_versions, pinned_to_cores
+from loadtest.bench.measurement import add_common_arguments, run_measurement
 from loadtest.bench.record import CaseLabels, Report
 
 RUNS, QUICK_RUNS = 15, 3
@@ -63,10 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--threads", type=int, default=1, metavar="N", help="of every contender; pinned"
     )
-    parser.add_argument("--runs", type=int, metavar="N", help=f"default {RUNS}, quick {QUICK_RUNS}")
-    parser.add_argument("--quick", action="store_true", help="the same cases, fewer runs: a minute")
-    parser.add_argument("--seed", type=int, default=SEED, metavar="N")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there")
+    add_common_arguments(parser, runs=RUNS, quick_runs=QUICK_RUNS, seed=SEED)
     parser.add_argument(
         "--paper", action="store_true", help="CSV-Decode's bounds on clusters: an ablation"
     )
@@ -74,26 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure and print; returns the exit status."""
-    try:
-        with pinned_to_cores(arguments.threads) as cores:
-            torch.set_num_threads(arguments.threads)
-            pool.set_threads(arguments.threads)
-            report = Report(
-                machine={**describe_machine(), "pinned_to_cores": list(cores)},
-                versions=installed_versions(),
-                command=shlex.join(["lexshard", *sys.argv[1:]]),
-                seed=arguments.seed,
-            )
-            wrong = measure_into(report, arguments)
-    except (ValueError, OSError, RuntimeError) as error:
-        print(f"lexshard bench head: {error}", file=sys.stderr)
-        return 1
-    if arguments.json is not None:
-        report.write(arguments.json)
-        print(f"written: {arguments.json}")
-    if wrong:
-        print(f"lexshard bench head: {wrong} certified tokens are wrong", file=sys.stderr)
-    return 1 if wrong else 0
+    return run_measurement("head", arguments, measure_into, "certified tokens", arguments.threads)
 
 
 def measure_into(report: Report, arguments: argparse.Namespace) -> int:

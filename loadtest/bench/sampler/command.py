@@ -18,19 +18,19 @@ same logits and histories:
 from __future__ import annotations
 
 import argparse
-import shlex
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from tqdm import tqdm
 
-from kernels import pool as threads
-from loadtest.bench.machine import describe_machine, installed_versions, pinned_to_cores
+from loadtest.bench.measurement import (
+    add_common_arguments,
+    on_pinned_cores,
+    run_measurement,
+)
 from loadtest.bench.record import Report, percentile
 from loadtest.bench.sampler.case import SamplerCase, candidates_per_row, steps_per_run, table
 from loadtest.bench.sampler.contenders import (
@@ -100,34 +100,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N,N",
         help="also so many samplers at a time, on as many cores",
     )
-    parser.add_argument("--runs", type=int, metavar="N", help=f"default {RUNS}, quick {QUICK_RUNS}")
-    parser.add_argument("--quick", action="store_true", help="the same cases, fewer runs: a minute")
-    parser.add_argument("--seed", type=int, default=SEED, metavar="N")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there")
+    add_common_arguments(parser, runs=RUNS, quick_runs=QUICK_RUNS, seed=SEED)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure and print; returns the exit status."""
-    torch.set_num_threads(1)
-    threads.set_threads(1)
     keep_freed_memory()
-    report = Report(
-        machine=describe_machine(),
-        versions=installed_versions(),
-        command=shlex.join(["lexshard", *sys.argv[1:]]),
-        seed=arguments.seed,
-    )
-    try:
-        wrong = measure(report, arguments)
-    except (ValueError, OSError, RuntimeError) as error:
-        print(f"lexshard bench sampler: {error}", file=sys.stderr)
-        return 1
-    if arguments.json is not None:
-        report.write(arguments.json)
-        print(f"written: {arguments.json}")
-    if wrong:
-        print(f"lexshard bench sampler: {wrong} tokens are wrong", file=sys.stderr)
-    return 1 if wrong else 0
+    return run_measurement("sampler", arguments, measure, "tokens")
 
 
 def measure(report: Report, arguments: argparse.Namespace) -> int:
@@ -143,11 +122,10 @@ def measure(report: Report, arguments: argparse.Namespace) -> int:
     ]
     cases: list[SamplerCase] = []
     with (
-        pinned_to_cores(1) as cores,
+        on_pinned_cores(report, 1) as cores,
         peer(arguments.vllm_python, cores) as vllm,
         tqdm(total=len(sizes) * len(groups), unit="case", disable=None) as bar,
     ):
-        report.machine["pinned_to_cores"] = list(cores)
         if vllm is not None:
             report.versions.update(vllm.versions)
         for size in sizes:

@@ -12,16 +12,12 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import shlex
-import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import torch
 from tqdm import tqdm
 
-from kernels import pool
-from loadtest.bench.machine import describe_machine, installed_versions, pinned_to_cores
+from loadtest.bench.measurement import add_common_arguments, run_measurement
 from loadtest.bench.record import Report, paired_ratio
 from loadtest.bench.verify.case import VerifyCase, table
 from loadtest.bench.verify.contenders import (
@@ -67,34 +63,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--threads", type=int, default=1, metavar="N", help="of every contender; pinned"
     )
-    parser.add_argument("--runs", type=int, metavar="N", help=f"default {RUNS}, quick {QUICK_RUNS}")
-    parser.add_argument("--quick", action="store_true", help="the same cases, fewer runs")
-    parser.add_argument("--seed", type=int, default=SEED, metavar="N")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there")
+    add_common_arguments(parser, runs=RUNS, quick_runs=QUICK_RUNS, seed=SEED)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure and print; returns the exit status."""
-    try:
-        with pinned_to_cores(arguments.threads) as cores:
-            torch.set_num_threads(arguments.threads)
-            pool.set_threads(arguments.threads)
-            report = Report(
-                machine={**describe_machine(), "pinned_to_cores": list(cores)},
-                versions=installed_versions(),
-                command=shlex.join(["lexshard", *sys.argv[1:]]),
-                seed=arguments.seed,
-            )
-            wrong = measure(report, arguments)
-    except (ValueError, OSError, RuntimeError) as error:
-        print(f"lexshard bench verify: {error}", file=sys.stderr)
-        return 1
-    if arguments.json is not None:
-        report.write(arguments.json)
-        print(f"written: {arguments.json}")
-    if wrong:
-        print(f"lexshard bench verify: {wrong} sequences are wrong", file=sys.stderr)
-    return 1 if wrong else 0
+    return run_measurement("verify", arguments, measure, "sequences", arguments.threads)
 
 
 def measure(report: Report, arguments: argparse.Namespace) -> int:

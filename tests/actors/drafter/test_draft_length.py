@@ -146,3 +146,23 @@ def test_measured_lengths_follow_acceptance_and_stop_where_guessing_does_not_pay
         rule.drafting_took(1, 1, 50.0)  # so slow a drafter helps nobody
     for _ in range(9):
         assert after(stands=True) == 0
+
+
+def test_more_never_looks_cheaper_than_less() -> None:
+    """What was seen once, long ago and in a bad moment gives way to what is seen all the time."""
+    known = curve({1: 1.0, 16: 10.0, 18: 7.0})
+    assert known.estimate(16) == known.estimate(18) == pytest.approx(8.5, rel=0.01)
+    for _ in range(40):
+        known.observe(18, 7.0)
+    assert known.estimate(16) == known.estimate(18) == pytest.approx(7.1, abs=0.2)
+    assert known.estimate(1) == pytest.approx(1.0, abs=0.05)
+
+
+@given(st.dictionaries(st.integers(1, 64), st.floats(0.1, 10.0), min_size=1, max_size=12))
+def test_estimates_grow_with_the_size_and_keep_what_already_does(points: dict[int, float]) -> None:
+    known = curve(points)
+    estimates = [known.estimate(size) for size in range(1, 65)]
+    assert all(a <= b * (1 + 1e-12) for a, b in zip(estimates, estimates[1:], strict=False))
+    ordered = dict(zip(sorted(points), sorted(points.values()), strict=True))
+    for size, seconds in ordered.items():
+        assert curve(ordered).estimate(size) == pytest.approx(seconds)
