@@ -15,8 +15,9 @@ from actors.drafter.acceptance_history import AcceptanceHistory
 from actors.drafter.cost_curve import CostCurve
 
 # How much faster guessing must promise to be, to go on and to begin. Costs are known to some
-# percent only, and who begins again must first read what was written meanwhile.
-LEAST_GAIN, FIRST_GAIN = 1.05, 1.15
+# percent only, the best of many lengths is the one with the luckiest estimate, and who begins again
+# must first read what was written meanwhile.
+LEAST_GAIN, FIRST_GAIN = 1.1, 1.15
 # With what the papers' rule begins.
 FIRST_LENGTH = 3
 # Steps with the same sequences for which lengths are kept, at least; many sequences take longer to
