@@ -33,21 +33,28 @@ PARAMETERS = SamplingParameters(temperature=1.1, top_k=CHOICES, max_tokens=5, ig
 
 
 @pytest.fixture(scope="module")
-def prompt(prompt_ids: list[tuple[int, ...]]) -> tuple[int, ...]:
-    """Said twice, so that looking it up finds something."""
-    return (*prompt_ids[3][:20], *prompt_ids[3][:19])
+def target() -> Any:
+    return AutoModelForCausalLM.from_pretrained(DEMO, dtype=torch.float32)
 
 
 @pytest.fixture(scope="module")
-def laws(prompt: tuple[int, ...]) -> dict[tuple[int, ...], dict[int, float]]:
+def prompt(target: Any, prompt_ids: list[tuple[int, ...]]) -> tuple[int, ...]:
+    """Said twice, with what is most likely to follow, so that looking it up finds something."""
+    said = torch.tensor([prompt_ids[3][:20]])
+    with torch.inference_mode():
+        followed = target.generate(said, max_new_tokens=6, do_sample=False)
+    return (*followed[0].tolist(), *prompt_ids[3][:20])
+
+
+@pytest.fixture(scope="module")
+def laws(target: Any, prompt: tuple[int, ...]) -> dict[tuple[int, ...], dict[int, float]]:
     """What the target says after the prompt and any chain of up to three tokens it may say."""
-    model = AutoModelForCausalLM.from_pretrained(DEMO, dtype=torch.float32)
     found: dict[tuple[int, ...], dict[int, float]] = {}
     chains: list[tuple[int, ...]] = [()]
     for _ in range(4):
         ids = torch.tensor([[*prompt, *chain] for chain in chains])
         with torch.inference_mode():
-            logits = model(ids).logits[:, -1].double() / PARAMETERS.temperature
+            logits = target(ids).logits[:, -1].double() / PARAMETERS.temperature
         for chain, row in zip(chains, logits, strict=True):
             best = row.topk(CHOICES)
             shares = best.values.softmax(0).tolist()
@@ -89,7 +96,7 @@ def check_law(laws: dict[tuple[int, ...], dict[int, float]], chains: list[tuple[
     ("name", "count"),
     [
         ("static head", 1500),
-        *(pytest.param(name, 20_000, marks=pytest.mark.slow) for name in DRAFTERS),
+        *(pytest.param(name, 8_000, marks=pytest.mark.slow) for name in DRAFTERS),
     ],
 )
 def test_chains_follow_the_target(
