@@ -87,7 +87,9 @@ class Collective(Protocol):
         """
         ...
 
-    def broadcast_hidden(self, hidden: torch.Tensor | None, rows: int, columns: int) -> torch.Tensor:
+    def broadcast_hidden(
+        self, hidden: torch.Tensor | None, rows: int, columns: int
+    ) -> torch.Tensor:
         """The root's hidden states [rows, columns] fp32, everywhere, where the shard needs them."""
         ...
 
@@ -120,7 +122,9 @@ class SingleProcess:
         assert message is not None
         return message
 
-    def broadcast_hidden(self, hidden: torch.Tensor | None, rows: int, columns: int) -> torch.Tensor:
+    def broadcast_hidden(
+        self, hidden: torch.Tensor | None, rows: int, columns: int
+    ) -> torch.Tensor:
         assert hidden is not None
         return hidden
 

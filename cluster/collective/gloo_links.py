@@ -69,12 +69,13 @@ class GlooLinks:
     ) -> None:
         self.rank = rank
         self.size = size
-        options = ProcessGroupGloo._Options()
+        gloo: Any = ProcessGroupGloo  # its options are not in torch's stubs
+        options = gloo._Options()
         options._timeout = timedelta(seconds=forming_seconds)
-        options._devices = [ProcessGroupGloo.create_device(hostname=address)]
+        options._devices = [gloo.create_device(hostname=address)]
         self._store = store  # the root's serves those who come later
         try:
-            self._group: Any = ProcessGroupGloo(PrefixStore(name, store), rank, size, options)
+            self._group: Any = gloo(PrefixStore(name, store), rank, size, options)
         except RuntimeError as error:
             raise CollectiveTimeoutError(
                 f"group {name} of {size} did not form within {forming_seconds:g} s: {error}"

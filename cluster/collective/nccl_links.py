@@ -1,4 +1,4 @@
-"""Hidden states from GPU to GPU by NCCL: torch's, or the one that `ray.util.collective` wraps.
+"""Hidden states from GPU to GPU by NCCL: torch's, or Ray's (`ray_links.ray_nccl`).
 
 NCCL refuses two ranks on one device, has no time-out and cannot be interrupted: a `Watchdog` ends
 the process where a broadcast does not complete.
@@ -20,7 +20,7 @@ Broadcast = Callable[[torch.Tensor], None]
 
 
 class NcclLinks:
-    """``broadcast`` of tensors on ``device``, watched: see `torch_nccl` and `ray_nccl`.
+    """``broadcast`` of tensors on ``device``, watched: see `torch_nccl` and `ray_links.ray_nccl`.
 
     The first broadcast makes the communicator; it is done here, so that no step waits for it.
     """
@@ -63,27 +63,12 @@ def torch_nccl(store: Store, name: str, rank: int, size: int) -> Broadcast:
     """torch's NCCL, of a group of its own that meets at ``store``."""
     from torch.distributed import ProcessGroupNCCL  # only where torch was built with CUDA
 
-    group = ProcessGroupNCCL(PrefixStore(name, store), rank, size, ProcessGroupNCCL.Options())
+    meeting = PrefixStore(name, store)
+    group: Any = ProcessGroupNCCL(meeting, rank, size, ProcessGroupNCCL.Options())
     options = BroadcastOptions()
     options.rootRank = ROOT
 
     def broadcast(tensor: torch.Tensor) -> None:
-        work: Any = group.broadcast([tensor], options)
-        work.wait()  # for the stream, not for the result
-
-    return broadcast
-
-
-def ray_nccl(name: str, rank: int, size: int) -> Broadcast:
-    """`ray.util.collective`'s NCCL (it needs cupy), inside an actor that Ray gave a GPU."""
-    from ray.util import collective
-
-    collective.init_collective_group(size, rank, backend="NCCL", group_name=name)
-
-    def broadcast(tensor: torch.Tensor) -> None:
-        # Ray's NCCL has a stream of its own that neither waits for torch's nor is waited for.
-        torch.cuda.synchronize(tensor.device)
-        collective.broadcast(tensor, src_rank=ROOT, group_name=name)
-        torch.cuda.synchronize(tensor.device)
+        group.broadcast([tensor], options).wait()  # of the stream, not for the result
 
     return broadcast

@@ -21,7 +21,8 @@ import torch.distributed
 from ray.util import collective
 from torch.distributed import Store
 
-from actors.collective import CollectiveLostError, CollectiveTimeoutError
+from actors.collective import ROOT, CollectiveLostError, CollectiveTimeoutError
+from cluster.collective.nccl_links import Broadcast
 
 GROUP = "default"  # Ray's name for the group that adopts torch's
 _FOREVER = timedelta(days=3650)
@@ -97,3 +98,16 @@ class RayTransfer:
             ) from error
         except RuntimeError as error:
             raise CollectiveLostError(f"{who} has gone: {error}", self._rank) from error
+
+
+def ray_nccl(name: str, rank: int, size: int) -> Broadcast:
+    """`ray.util.collective`'s NCCL (it needs cupy), inside an actor that Ray gave a GPU."""
+    collective.init_collective_group(size, rank, backend="NCCL", group_name=name)
+
+    def broadcast(tensor: torch.Tensor) -> None:
+        # Ray's NCCL has a stream of its own that neither waits for torch's nor is waited for.
+        torch.cuda.synchronize(tensor.device)
+        collective.broadcast(tensor, src_rank=ROOT, group_name=name)
+        torch.cuda.synchronize(tensor.device)
+
+    return broadcast

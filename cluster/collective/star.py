@@ -27,6 +27,8 @@ from cluster.collective.links import DeviceLinks, Links, Transfer
 FRAME_BYTES = 1024
 _LENGTH_BYTES = 8
 _FIRST_BYTES = FRAME_BYTES - _LENGTH_BYTES
+# So much longer the others wait for the root: it may be waiting for one of them, and knows which.
+ROOT_GRACE_SECONDS = 0.5
 
 
 class StarCollective:
@@ -43,7 +45,7 @@ class StarCollective:
         self._traffic = no_traffic()
         self.traffic: Mapping[Operation, Traffic] = self._traffic
         self._links = links
-        self._seconds = seconds
+        self._seconds = seconds if self.rank == ROOT else seconds + ROOT_GRACE_SECONDS
         self._device = device
         self._others = tuple(rank for rank in range(self.size) if rank != ROOT)
         self._failed: CollectiveError | None = None
@@ -163,9 +165,7 @@ class StarCollective:
         patient: bool = False,
     ) -> None:
         def start() -> list[Transfer]:
-            return [
-                self._links.receive(each, rank) for each, rank in zip(into, ranks, strict=True)
-            ]
+            return [self._links.receive(each, rank) for each, rank in zip(into, ranks, strict=True)]
 
         self._complete(start, None if patient else self._seconds)
         traffic.bytes_received += sum(each.nbytes for each in into)

@@ -21,13 +21,13 @@ from actors.collective import (
 from actors.head.output_rows import NonFiniteHiddenError
 from actors.head.owned_rows import OwnedRows
 from actors.head.sequence_head import SequenceHead
-from actors.head.sharded.collective_head import CollectiveHead, CollectiveSequenceHead
 from actors.head.shard_group import ShardGroup
+from actors.head.sharded.collective_head import CollectiveHead, CollectiveSequenceHead
 from actors.states.deltas import OpenSequence, Outbox
 from actors.states.need import Need
 from actors.states.sequence_state import SequenceStates
+from tests.support.shard_process import EOS_IDS, ShardProcesses, shard_processes
 from tests.support.sharded_cases import (
-    ASSIGNMENTS,
     HeadCase,
     drawn,
     every_kind_of_request,
@@ -35,7 +35,6 @@ from tests.support.sharded_cases import (
     random_needs,
     same_candidates,
 )
-from tests.support.shard_process import EOS_IDS, ShardProcesses, shard_processes
 
 LARGEST_WORLD = 4
 SECONDS = 2.0
@@ -82,9 +81,7 @@ def compare_steps(head: CollectiveHead, case: HeadCase, steps: int) -> set[str]:
         same_candidates(found, near.candidates(hidden, names, drafted))
         needs = engines.needs(names, drafted)
         assert drawn(found, needs) == drawn(whole.candidates(hidden, names, drafted), needs)
-        certified |= {
-            each.need for each in found.certificates if each.guarantee == "deterministic"
-        }
+        certified |= {each.need for each in found.certificates if each.guarantee == "deterministic"}
         for name in alive:
             tokens = tuple(random.integers(1, case.size, random.integers(1, 4)).tolist())
             engines[name].append(*tokens)
@@ -136,3 +133,177 @@ def test_processes_answer_like_one_for_every_need(
     compare_needs(head, case)
     head.close()
     assert ended(processes, case) == ["done"] * (case.shards - 1)
+
+
+def test_the_tests_see_certificates_of_every_kind(processes: ShardProcesses) -> None:
+    """What bounds on the whole softmax decide is agreed on across processes, too."""
+    case = HeadCase(2, "round-robin", ("int8",), seed=11, scale=2.0)
+    head = processes.head(case)
+    assert compare_steps(head, case, 5) | compare_needs(head, case) == EVERY_KIND - {"dense"}
+    head.close()
+    assert ended(processes, case) == ["done"]
+
+
+def test_one_process_needs_nobody() -> None:
+    case = HeadCase(1, screens=("int8",), seed=8)
+    [own] = case.parts()
+    head = CollectiveHead(case.shard(own), own.ids, SingleProcess())
+    compare_steps(head, case, 4)
+    compare_needs(head, case)
+
+
+# -- what is refused ------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_asked_is_refused_and_changes_nothing(processes: ShardProcesses) -> None:
+    case = HeadCase(2, seed=9)
+    head = processes.head(case)
+    states = SequenceStates(case.size, EOS_IDS, 1)
+    random = np.random.default_rng(0)
+    states.open(0, every_kind_of_request(random, case.size)[-1])
+    hidden = hidden_states(random, 2, case.columns)
+    with pytest.raises(ValueError, match="SequenceHead"):
+        head.screen(hidden, states.needs([0, 0]))
+    broken = hidden.copy()
+    broken[1, 3] = np.inf
+    with pytest.raises(NonFiniteHiddenError) as refused:
+        head.screen(broken, [Need("top1")] * 2)
+    assert refused.value.rows == (1,)
+    with pytest.raises(ValueError, match="2 hidden states but 1 needs"):
+        head.screen(hidden, [Need("top1")])
+    screened = head.screen(hidden, [Need("top1")] * 2)
+    with pytest.raises(ValueError, match="not rescored"):
+        head.screen(hidden, [Need("top1")] * 2)
+    found = head.rescore(screened)
+    same_candidates(
+        found, group_of(case).rescore(group_of(case).screen(hidden, [Need("top1")] * 2))
+    )
+    head.send_news()
+    head.close()
+    head.close()
+    with pytest.raises(CollectiveError, match="closed"):
+        head.screen(hidden, [Need("top1")] * 2)
+    assert ended(processes, case) == ["done"]
+
+
+def test_tokens_that_nobody_owns_are_missed_before_the_first_step(
+    processes: ShardProcesses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = HeadCase(2, seed=9)
+    own = case.parts()[0]
+    monkeypatch.setattr(
+        HeadCase, "parts", lambda self: [OwnedRows.of_blocks([0], own.vocabulary_size)]
+    )
+    with pytest.raises(ValueError, match="every token"):
+        processes.head(case)
+    assert ended(processes, case) == ["CollectiveLostError"]
+
+
+# -- bytes ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shards", [2, 4])
+def test_top_50_of_128_256_tokens_takes_less_than_4_kilobytes_per_token_and_shard(
+    processes: ShardProcesses, shards: int
+) -> None:
+    """All that is exchanged, hidden states apart; the full logits would be 513 KB."""
+    case = HeadCase(shards, "round-robin", ("int8",), size=128_256, columns=64)
+    head = processes.head(case)
+    random = np.random.default_rng(0)
+    collective = head._collective
+    before = {name: replace(each) for name, each in collective.traffic.items()}
+    tokens = 0
+    for rows in (1, 1, 1, 1, 16):
+        needs = [
+            Need("topk", k=50, key=row, position=7, inverse_temperature=1.0) for row in range(rows)
+        ]
+        hidden = hidden_states(random, rows, case.columns, 1.0)
+        found = head.rescore(head.screen(hidden, needs))
+        assert all(each.guarantee == "deterministic" for each in found.certificates)
+        tokens += rows
+    exchanged = sum(
+        each.bytes_sent
+        + each.bytes_received
+        - before[name].bytes_sent
+        - before[name].bytes_received
+        for name, each in collective.traffic.items()
+        if name != "hidden"
+    )
+    hidden_bytes = collective.traffic["hidden"].bytes_sent
+    assert hidden_bytes == tokens * case.columns * 4 * (shards - 1)
+    per_token = exchanged / tokens / (shards - 1)
+    print(f"{shards} shards: {per_token:.0f} bytes per token and shard")
+    assert per_token <= 4096
+    head.close()
+    assert ended(processes, case) == ["done"] * (shards - 1)
+
+
+# -- processes that hang, die or leave ------------------------------------------------------------
+
+
+def ask(head: CollectiveHead, case: HeadCase) -> None:
+    hidden = hidden_states(np.random.default_rng(0), 2, case.columns)
+    head.rescore(head.screen(hidden, [Need("top1"), Need("topk", k=5)]))
+
+
+def test_a_stopped_process_is_named_in_time_and_a_killed_one_at_once() -> None:
+    case = HeadCase(3, seed=1)
+    with shard_processes(2) as own:
+        warm = own.head(case)
+        ask(warm, case)
+        warm.close()
+        assert ended(own, case) == ["done"] * 2
+
+        head = own.head(case, SECONDS)
+        ask(head, case)
+        os.kill(own.processes[1].pid, signal.SIGSTOP)
+        started = time.monotonic()
+        with pytest.raises(CollectiveTimeoutError) as late:
+            ask(head, case)
+        noticed = time.monotonic() - started
+        assert SECONDS <= noticed < SECONDS + 1
+        assert late.value.rank == 2
+        with pytest.raises(CollectiveTimeoutError):  # there is no way back
+            ask(head, case)
+        assert own.end_of_service(1).startswith("CollectiveLostError 0")
+        os.kill(own.processes[1].pid, signal.SIGCONT)
+        assert own.end_of_service(2).startswith("CollectiveLostError 0")
+
+        head = own.head(case, SECONDS)  # the same processes, formed anew
+        ask(head, case)
+        own.processes[0].kill()
+        started = time.monotonic()
+        with pytest.raises(CollectiveLostError) as lost:
+            ask(head, case)
+        assert time.monotonic() - started < 1
+        assert lost.value.rank == 1
+        assert own.end_of_service(2).startswith("CollectiveLostError 0")
+
+
+def test_a_root_that_stays_away_in_the_midst_of_a_step_is_not_waited_for(
+    processes: ShardProcesses,
+) -> None:
+    case = HeadCase(2, seed=1)
+    head = processes.head(case, seconds=1.0)
+    started = time.monotonic()
+    head.screen(hidden_states(np.random.default_rng(0), 1, case.columns), [Need("top1")])
+    assert processes.end_of_service(1).startswith("CollectiveTimeoutError 0")
+    assert 1.0 <= time.monotonic() - started < 2.0
+
+
+def test_servers_notice_a_root_that_leaves_without_a_word(processes: ShardProcesses) -> None:
+    case = HeadCase(3, seed=1)
+    head = processes.head(case)
+    ask(head, case)
+    head._collective.close()
+    assert ended(processes, case) == ["CollectiveLostError"] * 2
+
+
+def test_who_rests_is_waited_for_beyond_the_time_out(processes: ShardProcesses) -> None:
+    """A group that has nothing to do for longer than a step may take is still one."""
+    case = HeadCase(2, seed=1)
+    head = processes.head(case, seconds=0.5)
+    time.sleep(1.2)
+    ask(head, case)
+    head.close()
+    assert ended(processes, case) == ["done"]

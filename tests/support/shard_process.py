@@ -27,6 +27,7 @@ from tests.support.sharded_cases import HeadCase
 HOST = "127.0.0.1"
 EOS_IDS = (0,)
 FORMING_SECONDS = 60.0
+PATIENCE = 300.0  # kernels may have to be compiled first
 
 
 class ShardProcesses:
@@ -43,7 +44,7 @@ class ShardProcesses:
         ]
         self._groups = 0
 
-    def head(self, case: HeadCase, seconds: float = 30.0) -> CollectiveHead:
+    def head(self, case: HeadCase, seconds: float = PATIENCE) -> CollectiveHead:
         """The head of ``case``, its first shard here, the others in as many processes."""
         self._groups += 1
         name = f"group-{os.getpid()}-{self._groups}"

@@ -118,9 +118,9 @@ class HeadCase:
         if self.ties:
             rows = rows[random.integers(0, self.size // 4, self.size)]
         bias = random.standard_normal(self.size).astype(np.float32) if self.bias else None
-        return torch.from_numpy(rows.astype(np.float32)), None if bias is None else torch.from_numpy(
-            bias
-        )
+        return torch.from_numpy(
+            rows.astype(np.float32)
+        ), None if bias is None else torch.from_numpy(bias)
 
     def shard(self, owned: OwnedRows) -> Shard:
         return shard_of(*self.weights(), owned, self.screens, self.softcap)
@@ -157,7 +157,9 @@ def every_kind_of_request(random: np.random.Generator, size: int) -> list[Reques
                 Request(f"{len(requests)}", 0, prompt, SamplingParameters(**parameters))
             )
     allowed = tuple(random.integers(0, size, size // 4).tolist())
-    requests.append(Request("allowed", 0, (1, 2), SamplingParameters(top_k=50, allowed_ids=allowed)))
+    requests.append(
+        Request("allowed", 0, (1, 2), SamplingParameters(top_k=50, allowed_ids=allowed))
+    )
     return requests
 
 

@@ -73,7 +73,8 @@ def row_needs(needs: Sequence[Need], names: RowNames | None) -> tuple[RowNeed, .
     """What travels of ``needs``. Raises ValueError for a row with processors but without a name."""
     rows = []
     for row, need in enumerate(needs):
-        sequence, drafted = NO_NAME, ()
+        sequence = NO_NAME
+        drafted: tuple[int, ...] = ()
         if need.adjustment is not None:
             if names is None:
                 raise ValueError(

@@ -96,7 +96,7 @@ def pack_candidates(found: Candidates, owned: int) -> bytes:
 
 
 def unpack_candidates(message: bytes, needs: Sequence[Need], owned: Ids) -> Candidates:
-    """What `pack_candidates` packed of rows with ``needs``, by the shard of the tokens ``owned``."""
+    """What `pack_candidates` packed of rows with ``needs``; the shard owns the tokens ``owned``."""
     reader = _Reader(message)
     rows = reader.take(_CANDIDATE_ROW, len(needs))
     counts = rows["tokens"].astype(np.int64)

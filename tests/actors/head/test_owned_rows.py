@@ -11,14 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.candidates import Candidates
 from actors.head.certificates import merge_certificates
 from actors.head.exchange import merge_candidates
-from actors.head.ladder import Ladder
 from actors.head.owned_rows import OwnedRows
 from actors.head.paper.paper_head import PaperHead
 from actors.head.sequence_head import SequenceHead
-from actors.head.shard import Shard
 from actors.head.shard_group import ShardGroup
 from actors.messages import Certificate, Request, SamplingParameters
 from actors.states.deltas import OpenSequence, Outbox
@@ -26,8 +23,6 @@ from actors.states.need import Need
 from actors.states.sequence_state import SequenceStates
 from kernels.blocks import blocks_of
 from kernels.bounds import summarise
-from kernels.draw import Controls, draw
-from kernels.quantize import quantize
 from tests.support.cluster_cases import nearby
 from tests.support.sharded_cases import drawn, random_needs, shard_of
 
