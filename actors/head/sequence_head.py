@@ -12,8 +12,9 @@ from collections.abc import Container, Sequence
 import torch
 
 from actors.candidates import Candidates
-from actors.head.output_head import OutputHead
+from actors.head.output_head import OutputHead, Thresholds
 from actors.states.deltas import Deltas
+from actors.states.need import Need
 from actors.states.sequence_state import SequenceStates
 
 
@@ -43,4 +44,14 @@ class SequenceHead:
         infinity.
         """
         needs = self._states.needs(sequences, drafted, whole)
-        return self.head.rescore(self.head.screen(hidden, needs))
+        return self.head.rescore(self._screen(hidden, needs, sequences, drafted))
+
+    def _screen(
+        self,
+        hidden: torch.Tensor,
+        needs: Sequence[Need],
+        sequences: Sequence[int],
+        drafted: Sequence[tuple[int, ...]],
+    ) -> Thresholds:
+        """For heads that must be told more than needs (`actors.head.sharded`)."""
+        return self.head.screen(hidden, needs)
