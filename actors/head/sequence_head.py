@@ -12,7 +12,8 @@ from collections.abc import Container, Sequence
 import torch
 
 from actors.candidates import Candidates
-from actors.head.output_head import OutputHead, Thresholds
+from actors.head.output_head import OutputHead
+from actors.messages import Request
 from actors.states.deltas import Deltas
 from actors.states.need import Need
 from actors.states.sequence_state import SequenceStates
@@ -23,6 +24,7 @@ class SequenceHead:
 
     def __init__(self, head: OutputHead, states: SequenceStates) -> None:
         self.head = head
+        self.vocabulary_size = head.vocabulary_size
         self._states = states
 
     def apply(self, deltas: Deltas) -> None:
@@ -44,14 +46,31 @@ class SequenceHead:
         infinity.
         """
         needs = self._states.needs(sequences, drafted, whole)
-        return self.head.rescore(self._screen(hidden, needs, sequences, drafted))
+        return self._decide(hidden, needs, sequences, drafted)
 
-    def _screen(
+    def whole_rows(self, hidden: torch.Tensor) -> Candidates:
+        """Every logit of rows ``hidden`` [N, d] that draw for nobody. Raises as `candidates`."""
+        return self._decide(hidden, [Need("dense")] * len(hidden))
+
+    def open(self, sequence: int, request: Request, history: list[int]) -> None:
+        """A new sequence, whose ``history`` the caller keeps up to date. For heads elsewhere, as
+        the next two: where states are shared, nobody need be told."""
+
+    def append(self, sequence: int, *token_ids: int) -> None:
+        """Tokens have been added to a sequence's history."""
+
+    def close(self, sequence: int) -> None:
+        """A sequence has ended."""
+
+    def shut_down(self) -> None:
+        """The head will not be asked again."""
+
+    def _decide(
         self,
         hidden: torch.Tensor,
         needs: Sequence[Need],
-        sequences: Sequence[int],
-        drafted: Sequence[tuple[int, ...]],
-    ) -> Thresholds:
+        sequences: Sequence[int] = (),
+        drafted: Sequence[tuple[int, ...]] = (),
+    ) -> Candidates:
         """For heads that must be told more than needs (`actors.head.sharded`)."""
-        return self.head.screen(hidden, needs)
+        return self.head.rescore(self.head.screen(hidden, needs))

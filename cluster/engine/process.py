@@ -10,6 +10,7 @@ import threading
 import time
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import Any
 
 import ray
@@ -97,6 +98,7 @@ class EngineProcess:
 
         from actors.engine.engine import Engine  # torch and numba load here, not in the driver
         from cluster.samplers.start import start_sampler
+        from cluster.shards.gang import ShardGang
 
         logging.disable_progress_bar()  # the log is no terminal
         started = time.monotonic()
@@ -104,7 +106,8 @@ class EngineProcess:
         def tell(phase: str) -> None:
             print(f"[{time.monotonic() - started:5.1f} s] engine: {phase}", flush=True)
 
-        engine = Engine(configuration, start_sampler, tell=tell)
+        gang = partial(ShardGang, seconds=float(configuration.shard_seconds))
+        engine = Engine(configuration, start_sampler, start_gang=gang, tell=tell)
         engine.warm_up()
         return engine
 

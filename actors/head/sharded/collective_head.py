@@ -176,14 +176,15 @@ class CollectiveSequenceHead(SequenceHead):
         super().apply(deltas)
         self._collective_head.tell(deltas)
 
-    def _screen(
+    def _decide(
         self,
         hidden: torch.Tensor,
         needs: Sequence[Need],
-        sequences: Sequence[int],
-        drafted: Sequence[tuple[int, ...]],
-    ) -> Thresholds:
-        return self._collective_head.screen(hidden, needs, RowNames(sequences, drafted))
+        sequences: Sequence[int] = (),
+        drafted: Sequence[tuple[int, ...]] = (),
+    ) -> Candidates:
+        names = RowNames(sequences, drafted) if sequences else None
+        return self._collective_head.rescore(self._collective_head.screen(hidden, needs, names))
 
 
 def _check_owners(shards: Sequence[Introduction]) -> None:
