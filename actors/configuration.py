@@ -35,7 +35,8 @@ class EngineConfiguration:
     builds what is missing.
     ``shards`` is how many processes share the output rows, blocks of 64 tokens in turn: the
     engine's own and as many Ray actors as it takes. That changes no token; one that is lost, or
-    keeps a step waiting for ``shard_seconds``, is replaced in the midst of a step.
+    keeps a step waiting for ``shard_seconds``, is replaced in the midst of a step, by one of
+    ``shard_spares`` where there are any.
     ``kv_cache_bytes`` None takes what ``max_running`` sequences of full length need, at most a
     tenth of the machine's memory. ``threads`` None has steps of one row and of several timed with
     every number of threads when the engine starts, and takes what is fastest for each; one core
@@ -119,6 +120,12 @@ class EngineConfiguration:
             "how long a shard may keep a step waiting before it is replaced (default 10)",
             metavar="N",
             least=1,
+        ),
+    )
+    shard_spares: int = field(
+        default=0,
+        metadata=setting(
+            "processes that wait to take the place of a lost shard", metavar="N", least=0
         ),
     )
     max_running: int = field(

@@ -27,6 +27,7 @@ from serve_app.openai.tokenizer_routes import detokenize, tokenize
 from serve_app.request_body import read_json
 from serve_app.request_record import RequestRecord
 from serve_app.server_state import VERSION, ServerState
+from serve_app.status_report import status_report
 
 PATHS = (
     "/v1/models",
@@ -35,6 +36,7 @@ PATHS = (
     "/tokenize",
     "/detokenize",
     "/tokenizer_info",
+    "/status",
     "/health",
     "/metrics",
     "/version",
@@ -150,6 +152,10 @@ def _add_guarded_routes(app: FastAPI, state: ServerState, keys: ApiKeys) -> None
         if name not in state.config.model_names:
             raise model_not_found(name)
         return _json(_model_card(state, name))
+
+    @guarded("/status", "GET")
+    async def status(request: Request) -> Response:
+        return _json(await status_report(state))
 
     @guarded("/v1/completions", "POST")
     async def completions(request: Request) -> Response:

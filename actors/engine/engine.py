@@ -35,6 +35,7 @@ from actors.engine.warm_up import sized_requests, warm_up_requests
 from actors.head.build import build_head
 from actors.kv_cache import BLOCK_TOKENS, BlockPool
 from actors.messages import EngineStatistics, Request, SamplingParameters, SequenceEvent
+from actors.role import Role, here
 from actors.states.sequence_state import SequenceStates
 from actors.text.codec import TextCodec
 
@@ -278,7 +279,17 @@ class Engine:
         return self._codec
 
     def statistics(self) -> EngineStatistics:
-        return self.steps.counters.snapshot(self._scheduler, self._plane.counters)
+        return self.steps.counters.snapshot(
+            self._scheduler, self._plane.counters, self._head.counters
+        )
+
+    def roles(self) -> list[Role]:
+        """Who does what, and where. May be asked from another thread."""
+        device = str(self.model.body.device)
+        roles = [Role("body", 0, here(), device, f"{self.information.body}, {device}")]
+        if self._speculation is not None:
+            roles.append(Role("drafter", 0, here(), "cpu", self.information.drafts))
+        return [*roles, *self._head.roles(), *self._plane.roles()]
 
     def check_idle(self) -> None:
         """Raise RuntimeError if an idle engine holds blocks or has lost some."""

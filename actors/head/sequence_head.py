@@ -8,15 +8,26 @@ deltas that samplers get, so that names of rows are all that travels with hidden
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
+from dataclasses import dataclass
 
 import torch
 
 from actors.candidates import Candidates
 from actors.head.output_head import OutputHead
 from actors.messages import Request
+from actors.role import Role, here
 from actors.states.deltas import Deltas
 from actors.states.need import Need
 from actors.states.sequence_state import SequenceStates
+
+
+@dataclass(slots=True)
+class ShardCounters:
+    """Totals since the start: groups of shards formed after the first, and the seconds that steps
+    waited for them."""
+
+    regroupings: int = 0
+    seconds: float = 0.0
 
 
 class SequenceHead:
@@ -25,6 +36,7 @@ class SequenceHead:
     def __init__(self, head: OutputHead, states: SequenceStates) -> None:
         self.head = head
         self.vocabulary_size = head.vocabulary_size
+        self.counters = ShardCounters()
         self._states = states
 
     def apply(self, deltas: Deltas) -> None:
@@ -61,6 +73,10 @@ class SequenceHead:
 
     def close(self, sequence: int) -> None:
         """A sequence has ended."""
+
+    def roles(self) -> list[Role]:
+        """The shards there are: one, here."""
+        return [Role("shard", 0, here(), "as the body", f"{self.vocabulary_size} tokens")]
 
     def shut_down(self) -> None:
         """The head will not be asked again."""

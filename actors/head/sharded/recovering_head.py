@@ -17,6 +17,7 @@ from actors.head.sharded.announcements import RowNames
 from actors.head.sharded.collective_head import CollectiveHead
 from actors.head.sharded.part import ShardPart, build_shard
 from actors.messages import Request
+from actors.role import Role, here
 from actors.states.deltas import Deltas, OpenSequence, Outbox
 from actors.states.need import Need
 from actors.states.sequence_state import SequenceStates
@@ -35,6 +36,10 @@ class Gang(Protocol):
         answer, is replaced. Raises `CollectiveError` where it cannot be formed."""
         ...
 
+    def roles(self) -> list[Role]:
+        """Who they are."""
+        ...
+
     def close(self) -> None:
         """Ends them all."""
         ...
@@ -44,15 +49,6 @@ class StartGang(Protocol):
     def __call__(self, parts: Sequence[ShardPart]) -> Gang:
         """Starts a process for each of ``parts``, rank 1 first."""
         ...
-
-
-@dataclass(slots=True)
-class ShardCounters:
-    """Totals since the start: groups formed after the first, and the seconds that steps waited for
-    them."""
-
-    regroupings: int = 0
-    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +75,6 @@ class RecoveringHead(SequenceHead):
     def __init__(
         self, parts: Sequence[ShardPart], start: StartGang, states: SequenceStates
     ) -> None:
-        self.counters = ShardCounters()
         self._members: dict[int, _Member] = {}
         self._outbox = Outbox()
         self._gang = start(parts[1:])
@@ -104,6 +99,10 @@ class RecoveringHead(SequenceHead):
     def close(self, sequence: int) -> None:
         del self._members[sequence]
         self._outbox.close(sequence)
+
+    def roles(self) -> list[Role]:
+        own = Role("shard", 0, here(), "cpu", f"{len(self._ids)} tokens")
+        return [own, *self._gang.roles()]
 
     def shut_down(self) -> None:
         if self._group is not None:
