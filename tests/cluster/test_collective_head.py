@@ -246,40 +246,6 @@ def ask(head: CollectiveHead, case: HeadCase) -> None:
     head.rescore(head.screen(hidden, [Need("top1"), Need("topk", k=5)]))
 
 
-def test_a_stopped_process_is_named_in_time_and_a_killed_one_at_once() -> None:
-    case = HeadCase(3, seed=1)
-    with shard_processes(2) as own:
-        warm = own.head(case)
-        ask(warm, case)
-        warm.close()
-        assert ended(own, case) == ["done"] * 2
-
-        head = own.head(case, SECONDS)
-        ask(head, case)
-        os.kill(own.processes[1].pid, signal.SIGSTOP)
-        started = time.monotonic()
-        with pytest.raises(CollectiveTimeoutError) as late:
-            ask(head, case)
-        noticed = time.monotonic() - started
-        assert SECONDS <= noticed < SECONDS + 1
-        assert late.value.rank == 2
-        with pytest.raises(CollectiveTimeoutError):  # there is no way back
-            ask(head, case)
-        assert own.end_of_service(1).startswith("CollectiveLostError 0")
-        os.kill(own.processes[1].pid, signal.SIGCONT)
-        assert own.end_of_service(2).startswith("CollectiveLostError 0")
-
-        head = own.head(case, SECONDS)  # the same processes, formed anew
-        ask(head, case)
-        own.processes[0].kill()
-        started = time.monotonic()
-        with pytest.raises(CollectiveLostError) as lost:
-            ask(head, case)
-        assert time.monotonic() - started < 1
-        assert lost.value.rank == 1
-        assert own.end_of_service(2).startswith("CollectiveLostError 0")
-
-
 def test_a_root_that_stays_away_in_the_midst_of_a_step_is_not_waited_for(
     processes: ShardProcesses,
 ) -> None:
@@ -307,3 +273,43 @@ def test_who_rests_is_waited_for_beyond_the_time_out(processes: ShardProcesses) 
     ask(head, case)
     head.close()
     assert ended(processes, case) == ["done"]
+
+
+def test_a_stopped_process_is_named_in_time_and_the_same_form_anew(
+    processes: ShardProcesses,
+) -> None:
+    case = HeadCase(3, seed=1)
+    head = processes.head(case, SECONDS)
+    ask(head, case)
+    stopped = processes.processes[1].pid
+    os.kill(stopped, signal.SIGSTOP)
+    started = time.monotonic()
+    with pytest.raises(CollectiveTimeoutError) as late:
+        ask(head, case)
+    noticed = time.monotonic() - started
+    assert SECONDS <= noticed < SECONDS + 1
+    assert late.value.rank == 2
+    with pytest.raises(CollectiveTimeoutError):  # there is no way back
+        ask(head, case)
+    assert processes.end_of_service(1).startswith("CollectiveLostError 0")
+    os.kill(stopped, signal.SIGCONT)
+    assert processes.end_of_service(2).startswith("CollectiveLostError 0")
+    head = processes.head(case)
+    ask(head, case)
+    head.close()
+    assert ended(processes, case) == ["done"] * 2
+
+
+def test_a_killed_process_is_named_at_once(processes: ShardProcesses) -> None:
+    """By the root; the others notice that the root has given up. (The last test: it stays dead.)"""
+    case = HeadCase(LARGEST_WORLD, seed=1)
+    head = processes.head(case)
+    ask(head, case)
+    processes.processes[1].kill()
+    started = time.monotonic()
+    with pytest.raises(CollectiveLostError) as lost:
+        ask(head, case)
+    assert lost.value.rank == 2
+    for rank in (1, 3):
+        assert processes.end_of_service(rank).startswith("CollectiveLostError 0")
+    assert time.monotonic() - started < 1
