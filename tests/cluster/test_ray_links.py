@@ -12,8 +12,8 @@ import pytest
 
 from cluster.collective.gloo_links import open_store
 from tests.support.ray_shard import RayShard
-from tests.support.sharded_cases import HeadCase
 from tests.support.shard_process import FORMING_SECONDS, HOST
+from tests.support.sharded_cases import HeadCase
 
 pytestmark = pytest.mark.slow
 CASE = HeadCase(2, screens=("int8",), seed=2)
