@@ -257,6 +257,16 @@ def test_a_root_that_stays_away_in_the_midst_of_a_step_is_not_waited_for(
     assert 1.0 <= time.monotonic() - started < 2.0
 
 
+def test_an_error_in_the_midst_of_a_step_ends_the_group(processes: ShardProcesses) -> None:
+    case = HeadCase(2, seed=1)
+    head = processes.head(case)
+    with pytest.raises(Exception, match="shape"):
+        head.screen(np.ones((1, case.columns + 1), np.float32), [Need("top1")])
+    with pytest.raises(CollectiveError, match="failed"):
+        ask(head, case)
+    assert ended(processes, case) != ["done"]
+
+
 def test_servers_notice_a_root_that_leaves_without_a_word(processes: ShardProcesses) -> None:
     case = HeadCase(3, seed=1)
     head = processes.head(case)

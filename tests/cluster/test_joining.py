@@ -9,19 +9,19 @@ import numpy as np
 import pytest
 import torch
 
-from actors.collective import ROOT, CollectiveTimeoutError
+from actors.collective import ROOT, Collective, CollectiveTimeoutError, SingleProcess
 from cluster.collective.gloo_links import open_store
 from cluster.collective.join import GroupPlan, join
-from cluster.collective.star import FRAME_BYTES, StarCollective
+from cluster.collective.star import FRAME_BYTES
 
 HOST = "127.0.0.1"
 
 
-def three() -> list[StarCollective]:
+def three() -> list[Collective]:
     """A group of three in threads of this process, by gloo all the same."""
     store = open_store(HOST, 0, 30.0, root=True)
     plan = GroupPlan("three", 3, HOST, store.port, seconds=20.0)
-    joined: list[StarCollective | None] = [None] * 3
+    joined: list[Collective | None] = [None] * 3
 
     def come(rank: int) -> None:
         joined[rank] = join(plan, rank, store=store if rank == ROOT else None)
@@ -87,3 +87,7 @@ def test_a_root_that_is_not_there_is_named() -> None:
     with pytest.raises(CollectiveTimeoutError, match="cannot reach the root") as missing:
         join(plan, 1)
     assert missing.value.rank == ROOT
+
+
+def test_one_process_joins_nobody() -> None:
+    assert isinstance(join(GroupPlan("one", 1, HOST, 1, seconds=1.0), ROOT), SingleProcess)

@@ -30,6 +30,6 @@ def test_a_group_of_one_broadcasts_on_its_device() -> None:
 
 
 def test_a_plan_with_nccl_needs_a_gpu_of_every_process() -> None:
-    plan = GroupPlan("no-gpu", 1, "127.0.0.1", 1, seconds=1.0, nccl=True)
+    plan = GroupPlan("no-gpu", 2, "127.0.0.1", 1, seconds=1.0, nccl=True)
     with pytest.raises(ValueError, match="CUDA device of every process"):
         join(plan, 0, device=torch.device("cpu"))
