@@ -113,6 +113,7 @@ class GlooTransfer:
         try:
             self._work.wait(timeout)
         except RuntimeError as error:
+            self._work = None
             raise _translated(error, self._rank) from error
 
 

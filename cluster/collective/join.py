@@ -1,4 +1,4 @@
-"""From a plan that all processes of a group share to this one's `StarCollective`."""
+"""From a plan that all processes of a group share to this one's `Collective`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch.distributed import Store
 
-from actors.collective import ROOT
+from actors.collective import ROOT, Collective, SingleProcess
 from cluster.collective.gloo_links import GlooLinks, open_store, own_address
 from cluster.collective.links import Links
 from cluster.collective.nccl_links import NcclLinks, torch_nccl
@@ -44,8 +44,9 @@ def join(
     *,
     store: Store | None = None,
     device: torch.device | None = None,
-) -> StarCollective:
-    """The group of ``plan`` as its process ``rank`` sees it, all connections open.
+) -> Collective:
+    """The group of ``plan`` as its process ``rank`` sees it, all connections open; for a group of
+    one there is nothing to open.
 
     ``store`` is the root's (`gloo_links.open_store`), opened before the plan was made, for its
     port; ``device`` is this process' GPU. Raises ValueError for a plan that cannot be followed and
@@ -53,6 +54,8 @@ def join(
     """
     if plan.nccl and (device is None or device.type != "cuda"):
         raise ValueError("a group with NCCL needs the CUDA device of every process")
+    if plan.size == 1:
+        return SingleProcess()
     if store is None:
         store = open_store(plan.host, plan.port, plan.forming_seconds, root=rank == ROOT)
     links: Links
@@ -69,7 +72,8 @@ def join(
             address=own_address(plan.host, plan.port),
             forming_seconds=plan.forming_seconds,
         )
-    collective = StarCollective(links, plan.seconds, _device_links(plan, rank, store, device))
+    carried = _device_links(plan, rank, store, device)
+    collective: Collective = StarCollective(links, plan.seconds, carried)
     collective.barrier()
     return collective
 

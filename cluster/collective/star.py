@@ -174,11 +174,14 @@ class StarCollective:
         """Starts transfers and waits for all of them; how many they were."""
         if self._failed is not None:
             raise self._failed
+        transfers: list[Transfer] = []
         try:
-            transfers = start()
+            transfers += start()
             for transfer in transfers:
                 transfer.wait(seconds)
         except CollectiveError as error:
+            # Connections are open as long as anything is under way, also in a traceback.
+            transfers.clear()
             self._failed = error
             raise
         return len(transfers)

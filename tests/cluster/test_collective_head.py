@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -16,7 +16,9 @@ from actors.collective import (
     CollectiveError,
     CollectiveLostError,
     CollectiveTimeoutError,
+    Operation,
     SingleProcess,
+    Traffic,
 )
 from actors.head.output_rows import NonFiniteHiddenError
 from actors.head.owned_rows import OwnedRows
@@ -202,6 +204,13 @@ def test_tokens_that_nobody_owns_are_missed_before_the_first_step(
 # -- bytes ----------------------------------------------------------------------------------------
 
 
+def exchanged(traffic: Mapping[Operation, Traffic]) -> int:
+    """Bytes sent and received so far, hidden states apart."""
+    return sum(
+        each.bytes_sent + each.bytes_received for name, each in traffic.items() if name != "hidden"
+    )
+
+
 @pytest.mark.parametrize("shards", [2, 4])
 def test_top_50_of_128_256_tokens_takes_less_than_4_kilobytes_per_token_and_shard(
     processes: ShardProcesses, shards: int
@@ -210,30 +219,21 @@ def test_top_50_of_128_256_tokens_takes_less_than_4_kilobytes_per_token_and_shar
     case = HeadCase(shards, "round-robin", ("int8",), size=128_256, columns=64)
     head = processes.head(case)
     random = np.random.default_rng(0)
-    collective = head._collective
-    before = {name: replace(each) for name, each in collective.traffic.items()}
-    tokens = 0
-    for rows in (1, 1, 1, 1, 16):
-        needs = [
-            Need("topk", k=50, key=row, position=7, inverse_temperature=1.0) for row in range(rows)
-        ]
-        hidden = hidden_states(random, rows, case.columns, 1.0)
-        found = head.rescore(head.screen(hidden, needs))
-        assert all(each.guarantee == "deterministic" for each in found.certificates)
-        tokens += rows
-    exchanged = sum(
-        each.bytes_sent
-        + each.bytes_received
-        - before[name].bytes_sent
-        - before[name].bytes_received
-        for name, each in collective.traffic.items()
-        if name != "hidden"
-    )
-    hidden_bytes = collective.traffic["hidden"].bytes_sent
-    assert hidden_bytes == tokens * case.columns * 4 * (shards - 1)
-    per_token = exchanged / tokens / (shards - 1)
-    print(f"{shards} shards: {per_token:.0f} bytes per token and shard")
-    assert per_token <= 4096
+    for rows in (1, 16):
+        before = exchanged(head.traffic), head.traffic["hidden"].bytes_sent
+        for _ in range(4):
+            needs = [
+                Need("topk", k=50, key=row, position=7, inverse_temperature=1.0)
+                for row in range(rows)
+            ]
+            hidden = hidden_states(random, rows, case.columns, 1.0)
+            found = head.rescore(head.screen(hidden, needs))
+            assert all(each.guarantee == "deterministic" for each in found.certificates)
+        shared = 4 * rows * (shards - 1)
+        assert head.traffic["hidden"].bytes_sent - before[1] == shared * case.columns * 4
+        per_token = (exchanged(head.traffic) - before[0]) / shared
+        print(f"{shards} shards, {rows} rows: {per_token:.0f} bytes per token and shard")
+        assert per_token <= 4096
     head.close()
     assert ended(processes, case) == ["done"] * (shards - 1)
 
@@ -246,40 +246,6 @@ def ask(head: CollectiveHead, case: HeadCase) -> None:
     head.rescore(head.screen(hidden, [Need("top1"), Need("topk", k=5)]))
 
 
-def test_a_stopped_process_is_named_in_time_and_a_killed_one_at_once() -> None:
-    case = HeadCase(3, seed=1)
-    with shard_processes(2) as own:
-        warm = own.head(case)
-        ask(warm, case)
-        warm.close()
-        assert ended(own, case) == ["done"] * 2
-
-        head = own.head(case, SECONDS)
-        ask(head, case)
-        os.kill(own.processes[1].pid, signal.SIGSTOP)
-        started = time.monotonic()
-        with pytest.raises(CollectiveTimeoutError) as late:
-            ask(head, case)
-        noticed = time.monotonic() - started
-        assert SECONDS <= noticed < SECONDS + 1
-        assert late.value.rank == 2
-        with pytest.raises(CollectiveTimeoutError):  # there is no way back
-            ask(head, case)
-        assert own.end_of_service(1).startswith("CollectiveLostError 0")
-        os.kill(own.processes[1].pid, signal.SIGCONT)
-        assert own.end_of_service(2).startswith("CollectiveLostError 0")
-
-        head = own.head(case, SECONDS)  # the same processes, formed anew
-        ask(head, case)
-        own.processes[0].kill()
-        started = time.monotonic()
-        with pytest.raises(CollectiveLostError) as lost:
-            ask(head, case)
-        assert time.monotonic() - started < 1
-        assert lost.value.rank == 1
-        assert own.end_of_service(2).startswith("CollectiveLostError 0")
-
-
 def test_a_root_that_stays_away_in_the_midst_of_a_step_is_not_waited_for(
     processes: ShardProcesses,
 ) -> None:
@@ -289,6 +255,16 @@ def test_a_root_that_stays_away_in_the_midst_of_a_step_is_not_waited_for(
     head.screen(hidden_states(np.random.default_rng(0), 1, case.columns), [Need("top1")])
     assert processes.end_of_service(1).startswith("CollectiveTimeoutError 0")
     assert 1.0 <= time.monotonic() - started < 2.0
+
+
+def test_an_error_in_the_midst_of_a_step_ends_the_group(processes: ShardProcesses) -> None:
+    case = HeadCase(2, seed=1)
+    head = processes.head(case)
+    with pytest.raises(Exception, match="shape"):
+        head.screen(np.ones((1, case.columns + 1), np.float32), [Need("top1")])
+    with pytest.raises(CollectiveError, match="failed"):
+        ask(head, case)
+    assert ended(processes, case) != ["done"]
 
 
 def test_servers_notice_a_root_that_leaves_without_a_word(processes: ShardProcesses) -> None:
@@ -307,3 +283,43 @@ def test_who_rests_is_waited_for_beyond_the_time_out(processes: ShardProcesses) 
     ask(head, case)
     head.close()
     assert ended(processes, case) == ["done"]
+
+
+def test_a_stopped_process_is_named_in_time_and_the_same_form_anew(
+    processes: ShardProcesses,
+) -> None:
+    case = HeadCase(3, seed=1)
+    head = processes.head(case, SECONDS)
+    ask(head, case)
+    stopped = processes.processes[1].pid
+    os.kill(stopped, signal.SIGSTOP)
+    started = time.monotonic()
+    with pytest.raises(CollectiveTimeoutError) as late:
+        ask(head, case)
+    noticed = time.monotonic() - started
+    assert SECONDS <= noticed < SECONDS + 1
+    assert late.value.rank == 2
+    with pytest.raises(CollectiveTimeoutError):  # there is no way back
+        ask(head, case)
+    assert processes.end_of_service(1).startswith("CollectiveLostError 0")
+    os.kill(stopped, signal.SIGCONT)
+    assert processes.end_of_service(2).startswith("CollectiveLostError 0")
+    head = processes.head(case)
+    ask(head, case)
+    head.close()
+    assert ended(processes, case) == ["done"] * 2
+
+
+def test_a_killed_process_is_named_at_once(processes: ShardProcesses) -> None:
+    """By the root; the others notice that the root has given up. (The last test: it stays dead.)"""
+    case = HeadCase(LARGEST_WORLD, seed=1)
+    head = processes.head(case)
+    ask(head, case)
+    processes.processes[1].kill()
+    started = time.monotonic()
+    with pytest.raises(CollectiveLostError) as lost:
+        ask(head, case)
+    assert lost.value.rank == 2
+    for rank in (1, 3):
+        assert processes.end_of_service(rank).startswith("CollectiveLostError 0")
+    assert time.monotonic() - started < 1

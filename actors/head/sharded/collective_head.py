@@ -49,7 +49,7 @@ class CollectiveHead:
 
     Steps come one after the other: what is screened is rescored before the next is screened. Where
     anything fails in the midst of a step, the shards are out of step: the group is closed, and all
-    that is asked later raises `CollectiveError`.
+    that is asked later raises `CollectiveError`. ``traffic`` counts what is exchanged.
 
     Raises ValueError where tokens are missing or owned twice, and `CollectiveError` where a server
     does not come.
@@ -61,6 +61,7 @@ class CollectiveHead:
         if collective.rank != ROOT:
             raise ValueError(f"the head is rank {ROOT} of its group, not {collective.rank}")
         self.vocabulary_size = shard.vocabulary_size
+        self.traffic = collective.traffic
         self._collective = collective
         self._news: list[Deltas] = []
         self._failed: CollectiveError | None = None
