@@ -1,4 +1,4 @@
-"""Who plays which role of an engine, and where: what ``lexshard status`` shows."""
+"""Who plays which role, and where: what ``lexshard status`` shows."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import platform
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-RoleName = Literal["body", "shard", "sampler", "drafter"]
+RoleName = Literal["api", "body", "shard", "sampler", "drafter"]
 
 
 class Place(NamedTuple):

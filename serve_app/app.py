@@ -27,7 +27,6 @@ from serve_app.openai.tokenizer_routes import detokenize, tokenize
 from serve_app.request_body import read_json
 from serve_app.request_record import RequestRecord
 from serve_app.server_state import VERSION, ServerState
-from serve_app.status_report import status_report
 
 PATHS = (
     "/v1/models",
@@ -155,7 +154,7 @@ def _add_guarded_routes(app: FastAPI, state: ServerState, keys: ApiKeys) -> None
 
     @guarded("/status", "GET")
     async def status(request: Request) -> Response:
-        return _json(await status_report(state))
+        return _json(await state.report())
 
     @guarded("/v1/completions", "POST")
     async def completions(request: Request) -> Response:

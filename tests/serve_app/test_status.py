@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-import pytest
-
 from serve_app.commands.status import describe
+from tests.support.mock_engine import MockEngine
 from tests.support.mock_server import Client, serve
 
 
@@ -23,16 +22,14 @@ def test_status_names_every_role_with_its_process() -> None:
     serve(check, api_keys=["key"])
 
 
-def test_an_engine_that_does_not_answer_has_no_roles_and_a_reason(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_server_that_is_not_ready_says_why() -> None:
     async def check(client: Client) -> None:
         report = (await client.get("/status")).json()
         page = describe(report)
         assert "not ready: it is loading" in page
         assert "0 of 64 in use" in page
 
-    serve(check, health_reason="it is loading")
+    serve(check, MockEngine(health_reason="it is loading"))
 
 
 def test_the_page_has_a_line_for_each_role() -> None:
