@@ -22,7 +22,8 @@ setup: $(VENV)/.installed
 
 serve: setup
 	$(BIN)/lexshard serve --host $(HOST) --port $(PORT) --model $(MODEL) \
-		$(if $(DRAFT),--draft $(DRAFT))
+		$(if $(DRAFT),--draft $(DRAFT)) $(if $(SHARDS),--shards $(SHARDS)) \
+		$(if $(SAMPLERS),--samplers $(SAMPLERS) --sampler-placement ray)
 
 SERVERLESS := tests/actors tests/kernels tests/loadtest
 

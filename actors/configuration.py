@@ -33,6 +33,10 @@ class EngineConfiguration:
     "int4-dither" and "1-bit" have certificates that hold with a stated probability. ``index`` is
     the file of those copies and clusters (see ``lexshard index``); None looks beside the model, and
     builds what is missing.
+    ``shards`` is how many processes share the output rows, blocks of 64 tokens in turn: the
+    engine's own and as many Ray actors as it takes. That changes no token; one that is lost, or
+    keeps a step waiting for ``shard_seconds``, is replaced in the midst of a step, by one of
+    ``shard_spares`` where there are any.
     ``kv_cache_bytes`` None takes what ``max_running`` sequences of full length need, at most a
     tenth of the machine's memory. ``threads`` None has steps of one row and of several timed with
     every number of threads when the engine starts, and takes what is fastest for each; one core
@@ -101,6 +105,28 @@ class EngineConfiguration:
     index: str | None = field(
         default=None,
         metadata=setting("vocabulary index (default: beside the model)", metavar="FILE"),
+    )
+    shards: int = field(
+        default=1,
+        metadata=setting(
+            "processes that share the vocabulary of the output head (default 1)",
+            metavar="N",
+            least=1,
+        ),
+    )
+    shard_seconds: int = field(
+        default=10,
+        metadata=setting(
+            "how long a shard may keep a step waiting before it is replaced (default 10)",
+            metavar="N",
+            least=1,
+        ),
+    )
+    shard_spares: int = field(
+        default=0,
+        metadata=setting(
+            "processes that wait to take the place of a lost shard", metavar="N", least=0
+        ),
     )
     max_running: int = field(
         default=64,

@@ -216,6 +216,16 @@ class EngineStatistics:
         kw_only=True,
         metadata=counter("Seconds of the busiest sampler of each step nobody waited for"),
     )
+    shards_lost: int = field(
+        default=0,
+        kw_only=True,
+        metadata=counter("Groups of shards that lost one and were formed anew"),
+    )
+    shard_wait_seconds: float = field(
+        default=0.0,
+        kw_only=True,
+        metadata=counter("Seconds that steps waited for lost shards to be replaced"),
+    )
     samplers_lost: int = field(
         default=0, kw_only=True, metadata=counter("Samplers that died and were replaced")
     )

@@ -35,6 +35,7 @@ PATHS = (
     "/tokenize",
     "/detokenize",
     "/tokenizer_info",
+    "/status",
     "/health",
     "/metrics",
     "/version",
@@ -150,6 +151,10 @@ def _add_guarded_routes(app: FastAPI, state: ServerState, keys: ApiKeys) -> None
         if name not in state.config.model_names:
             raise model_not_found(name)
         return _json(_model_card(state, name))
+
+    @guarded("/status", "GET")
+    async def status(request: Request) -> Response:
+        return _json(await state.report())
 
     @guarded("/v1/completions", "POST")
     async def completions(request: Request) -> Response:

@@ -11,6 +11,7 @@ from importlib.metadata import version
 
 COMMANDS = {
     ("serve",): ("serve_app.commands.serve", "serve a model over an OpenAI-compatible API"),
+    ("status",): ("serve_app.commands.status", "who does what in a running server"),
     ("index", "build"): (
         "serve_app.commands.index_build",
         "build the vocabulary index of a model",

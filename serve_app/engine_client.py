@@ -11,6 +11,7 @@ from typing import Protocol
 
 from actors.configuration import EngineInformation
 from actors.messages import EngineStatistics, Request, SequenceEvent
+from actors.role import Role
 from cluster.config import ServeConfig
 
 
@@ -35,6 +36,9 @@ class EngineClient(Protocol):
     async def stop(self, grace_seconds: float = 0.0) -> None:
         """End the engine. No request is taken any more; open streams have ``grace_seconds`` to
         come to their end, and those that do not are told why they stop."""
+
+    async def roles(self) -> Sequence[Role]:
+        """Who does what in the engine, and where; none where it does not answer."""
 
     @property
     def ready(self) -> bool:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
+from typing import Any
 
 from actors.configuration import EngineInformation
+from actors.role import Role, here
 from cluster.config import ServeConfig
 from serve_app.admission import Admission
 from serve_app.engine_client import EngineClient
@@ -59,3 +61,26 @@ class ServerState:
             information.device,
         )
         return "lexshard-" + hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
+
+    async def report(self) -> dict[str, Any]:
+        """What ``GET /status`` tells: who does what, in which process, and how busy all are."""
+        api = Role("api", 0, here(), "cpu", f"one of {self.config.api_processes}: who answers")
+        return {
+            "version": VERSION,
+            "model": self.config.model_names[0],
+            "ready": self.client.ready,
+            "reason": self.client.health_reason,
+            "engine_restarts": self.client.restarts,
+            "roles": [
+                {
+                    "role": role.name,
+                    "index": role.index,
+                    "host": role.place.host,
+                    "process_id": role.place.process_id,
+                    "device": role.device,
+                    "detail": role.detail,
+                }
+                for role in (api, *await self.client.roles())
+            ],
+            "counters": asdict(self.client.statistics),
+        }

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from actors.decision.messages import DecisionResult, DecisionWork
 from actors.decision.sampler import Sampler
+from actors.role import Place, here
 from actors.states.deltas import NO_DELTAS
 
 
@@ -35,6 +36,10 @@ class InlineSampler:
     def close(self) -> None:
         """Nothing to end."""
 
+    @property
+    def place(self) -> Place:
+        return here()
+
 
 class ThreadSampler:
     """Decides in a thread of its own: the kernels release the interpreter lock."""
@@ -48,3 +53,7 @@ class ThreadSampler:
 
     def close(self) -> None:
         self._thread.shutdown()
+
+    @property
+    def place(self) -> Place:
+        return here()

@@ -20,6 +20,7 @@ from actors.decision.messages import DecisionResult, DecisionWork
 from actors.decision.rows import NO_TESTS, is_dense, sequences_of, work_of
 from actors.messages import Request, RowDecision
 from actors.proposal import GuessTest
+from actors.role import Place, Role
 from actors.states.deltas import OpenSequence, Outbox
 
 # Stands in for lost samplers until new ones are ready.
@@ -52,6 +53,10 @@ class SamplerHandle(Protocol):
 
     def close(self) -> None:
         """Ends the sampler."""
+
+    @property
+    def place(self) -> Place:
+        """Where it decides."""
 
 
 @dataclass(slots=True)
@@ -197,6 +202,14 @@ class DecisionPlane:
             if member.sampler in load:  # not those of one that has just been lost
                 load[member.sampler] += 1
         return load
+
+    def roles(self) -> list[Role]:
+        """The samplers at work."""
+        load = self.load()
+        return [
+            Role("sampler", index, handle.place, "cpu", f"{load[index]} sequences")
+            for index, handle in sorted(self._handles.items())
+        ]
 
     def finish_step(self) -> None:
         """A step's decisions have been taken."""

@@ -14,6 +14,7 @@ import os
 from collections.abc import Callable
 from collections.abc import Sequence as Sequenced
 from functools import partial
+from typing import TYPE_CHECKING
 
 from actors.body.loading import LoadedModel, load
 from actors.configuration import EngineConfiguration, EngineInformation
@@ -34,15 +35,20 @@ from actors.engine.warm_up import sized_requests, warm_up_requests
 from actors.head.build import build_head
 from actors.kv_cache import BLOCK_TOKENS, BlockPool
 from actors.messages import EngineStatistics, Request, SamplingParameters, SequenceEvent
+from actors.role import Role, here
 from actors.states.sequence_state import SequenceStates
 from actors.text.codec import TextCodec
+
+if TYPE_CHECKING:
+    from actors.head.sharded.recovering_head import StartGang
 
 
 class Engine:
     """Serves sequences step by step. Not thread-safe: one thread plans, finishes and submits.
 
-    ``start_sampler`` starts samplers outside of this process; ``drafter`` stands in the place of
-    the configuration's. ``tell`` hears what takes time at the start.
+    ``start_sampler`` and ``start_gang`` start samplers and shards outside of this process;
+    ``drafter`` stands in the place of the configuration's. ``tell`` hears what takes time at the
+    start.
 
     Raises what ``actors.body.loading.load`` raises (``ModelRefusedError``) and ValueError for
     settings that cannot work together.
@@ -53,6 +59,7 @@ class Engine:
         configuration: EngineConfiguration,
         start_sampler: StartSampler | None = None,
         drafter: Drafter | None = None,
+        start_gang: StartGang | None = None,
         tell: Callable[[str], None] = lambda phase: None,
     ) -> None:
         self._tell = tell
@@ -71,10 +78,13 @@ class Engine:
         self.max_model_len = _context_length(configuration, model)
         self._body = model.body
         tell("preparing the head: index, timings of threads and screens")
-        built = build_head(model, configuration, partial(threads.choose, model.body))
         self._states = SequenceStates(
             model.vocabulary_size, model.eos_token_ids, configuration.max_running
         )
+        built = build_head(
+            model, configuration, self._states, partial(threads.choose, model.body), start_gang
+        )
+        self._head = built.head
         self._scheduler = self._make_scheduler()
         self._plane = self._make_plane(start_sampler)
         if configuration.draft is not None and drafter is None:
@@ -160,8 +170,9 @@ class Engine:
         return self.configuration.samplers > 0
 
     def close(self) -> None:
-        """End the samplers; the engine is of no use any more."""
+        """End samplers and shards; the engine is of no use any more."""
         self._plane.shut_down()
+        self._head.shut_down()
 
     def warm_up(self) -> None:
         """Compile and run every kernel once, then forget it: cache and counts are as new."""
@@ -206,6 +217,7 @@ class Engine:
             )
         self._arrivals += 1
         self._plane.open(self._arrivals, request, state.history)
+        self._head.open(self._arrivals, request, state.history)
         self._scheduler.add(Sequence(request, self._arrivals, state, state.history))
         return None
 
@@ -267,7 +279,17 @@ class Engine:
         return self._codec
 
     def statistics(self) -> EngineStatistics:
-        return self.steps.counters.snapshot(self._scheduler, self._plane.counters)
+        return self.steps.counters.snapshot(
+            self._scheduler, self._plane.counters, self._head.counters
+        )
+
+    def roles(self) -> list[Role]:
+        """Who does what, and where. May be asked from another thread."""
+        device = str(self.model.body.device)
+        roles = [Role("body", 0, here(), device, f"{self.information.body}, {device}")]
+        if self._speculation is not None:
+            roles.append(Role("drafter", 0, here(), "cpu", self.information.drafts))
+        return [*roles, *self._head.roles(), *self._plane.roles()]
 
     def check_idle(self) -> None:
         """Raise RuntimeError if an idle engine holds blocks or has lost some."""

@@ -7,20 +7,17 @@ import torch
 
 from actors.decision.sampler import token_logprobs
 from actors.engine.scheduler import Chunk
-from actors.head.build import OutputHead
-from actors.states.need import Need
+from actors.head.sequence_head import SequenceHead
 
 ROWS_AT_ONCE = 24  # dense rows held in memory together
 
-_DENSE = Need("dense")
 
-
-def score_prompt(shard: OutputHead, chunk: Chunk, hidden: torch.Tensor) -> None:
+def score_prompt(head: SequenceHead, chunk: Chunk, hidden: torch.Tensor) -> None:
     """Add the log-probabilities of the prompt tokens that ``hidden [rows, d]`` predicts.
 
     Its rows are those of ``chunk.scored``; what another sequence with the same prompt has scored
-    in this very step is known already. Raises what ``OutputHead.screen`` raises
-    (``NonFiniteHiddenError``).
+    in this very step is known already. Raises what ``SequenceHead.candidates``
+    raises (``NonFiniteHiddenError``).
     """
     sequence, scores = chunk.sequence, chunk.sequence.scores
     count = sequence.request.parameters.prompt_logprobs
@@ -29,9 +26,9 @@ def score_prompt(shard: OutputHead, chunk: Chunk, hidden: torch.Tensor) -> None:
     for first in range(scores.next_row, chunk.scored.stop, ROWS_AT_ONCE):
         last = min(first + ROWS_AT_ONCE, chunk.scored.stop)
         rows = hidden[first - chunk.scored.start : last - chunk.scored.start]
-        candidates = shard.rescore(shard.screen(rows, [_DENSE] * len(rows)))
+        candidates = head.whole_rows(rows)
         scores.entries += token_logprobs(
-            candidates.raw.reshape(len(rows), shard.vocabulary_size),
+            candidates.raw.reshape(len(rows), head.vocabulary_size),
             np.array(sequence.token_ids[first + 1 : last + 1]),
             [count] * len(rows),
         )

@@ -10,6 +10,7 @@ from operator import attrgetter
 from actors.decision.plane import PlaneCounters
 from actors.engine.scheduler import Scheduler
 from actors.head.screens import DENSE
+from actors.head.sequence_head import ShardCounters
 from actors.messages import Certificate, EngineStatistics
 
 # Every step takes a snapshot: one call reads all of ``Counters``, in the message's own order.
@@ -56,7 +57,9 @@ class Counters:
             self.head_bytes += certificate.bytes_read
             self.head_fallbacks += certificate.fallback
 
-    def snapshot(self, scheduler: Scheduler, plane: PlaneCounters) -> EngineStatistics:
+    def snapshot(
+        self, scheduler: Scheduler, plane: PlaneCounters, shards: ShardCounters
+    ) -> EngineStatistics:
         pool = scheduler.pool
         return EngineStatistics(
             *_counted(self),
@@ -70,5 +73,7 @@ class Counters:
             sampler_wait_seconds=plane.wait,
             sampler_hidden_seconds=plane.hidden,
             samplers_lost=plane.lost,
+            shards_lost=shards.regroupings,
+            shard_wait_seconds=shards.seconds,
             head_rows_by_tier=dict(self.head_rows_by_tier),
         )

@@ -25,7 +25,6 @@ from actors.engine.step_batch import build_batch
 from actors.engine.threads.choice import begin_step
 from actors.head.build import BuiltHead
 from actors.head.output_rows import NonFiniteHiddenError
-from actors.head.sequence_head import SequenceHead
 from actors.messages import (
     Certificate,
     FinishReason,
@@ -100,7 +99,7 @@ class Steps:
         self.counters = Counters()
         self.overlaps = overlaps
         self._model = model
-        self._head = SequenceHead(head.head, states)
+        self._head = head.head
         self._head_device = head.device
         self._plane = plane
         self._states = states
@@ -187,7 +186,7 @@ class Steps:
             scored = len(chunk.scored)
             if scored:
                 try:
-                    score_prompt(self._head.head, chunk, hidden[row : row + scored])
+                    score_prompt(self._head, chunk, hidden[row : row + scored])
                 except NonFiniteHiddenError as error:
                     broken[chunk.sequence] = error
                 row += scored
@@ -313,6 +312,7 @@ class Steps:
             if reason is not None or chunk.drafted[place : place + 1] != (token_id,):
                 break
         self._plane.append(sequence.arrival, *token_ids)
+        self._head.append(sequence.arrival, *token_ids)
         self.counters.generated_tokens += len(token_ids)
         if chunk.drafted and self._speculation is not None:
             stood = self._speculation.heard(chunk, token_ids, self.counters)
@@ -399,6 +399,7 @@ class Steps:
         if self._speculation is not None:
             self._speculation.forget(sequence)
         self._plane.close(sequence.arrival)
+        self._head.close(sequence.arrival)
         self._states.close(sequence.arrival)
 
 

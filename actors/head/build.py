@@ -1,13 +1,13 @@
-"""The output head of a loaded model: a shard with every row, and the fastest screen here."""
+"""The output head of a loaded model: one shard with every row and the fastest screen here, or
+several shards in as many processes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from actors.body.loading import LoadedModel
@@ -17,9 +17,14 @@ from actors.head.ladder import Choices, Ladder
 from actors.head.output_head import OutputHead
 from actors.head.paper.paper_head import PaperHead
 from actors.head.screens import DENSE
+from actors.head.sequence_head import SequenceHead
 from actors.head.shard import Shard
+from actors.states.sequence_state import SequenceStates
 from kernels.linear import fits_bfloat16, linear, pack
-from kernels.quantize import Tier
+
+if TYPE_CHECKING:
+    from actors.head.sharded.recovering_head import StartGang
+    from actors.index.format import Index
 
 # A smaller head is read from the cache in no time: nothing to certify would be worth a file.
 SMALLEST_WEIGHTS = 1 << 21
@@ -29,7 +34,7 @@ SMALLEST_WEIGHTS = 1 << 21
 class BuiltHead:
     """A head, what it is in words, and what choosing it was based on."""
 
-    head: OutputHead
+    head: SequenceHead
     description: str
     timings: tuple[Timing, ...] = ()
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
@@ -38,14 +43,18 @@ class BuiltHead:
 def build_head(
     model: LoadedModel,
     configuration: EngineConfiguration,
+    states: SequenceStates,
     choose_threads: Callable[[OutputHead], None],
+    start_gang: StartGang | None = None,
 ) -> BuiltHead:
-    """The head that ``configuration`` asks for. A certified head is where the body is; the paper's
-    and a dense one are on the CPU also where the body is on a GPU.
+    """The head that ``configuration`` asks for, of sequences with these ``states``. A certified
+    head is where the body is; the paper's and a dense one are on the CPU also where the body is on
+    a GPU. Several shards are started by ``start_gang``.
 
     ``choose_threads`` gets a head on the CPU as soon as it can decide: before its tiers are timed.
     Loads the model's index or builds it (see `actors.index.automatic`), which runs the body and
-    takes its cache. Raises what that raises, and ValueError where clusters are missing.
+    takes its cache. Raises what that raises, and ValueError where clusters are missing or shards
+    cannot be had.
     """
     rows = model.vocabulary_size
     weight = model.head.weight.detach()[:rows].cpu().contiguous()
@@ -54,10 +63,18 @@ def build_head(
     bias = None if model.head.bias is None else model.head.bias.detach()[:rows].cpu().float()
     small = weight.numel() < SMALLEST_WEIGHTS
     choice = configuration.head
-    if choice == "dense" or (choice == "auto" and small):
+    dense_only = choice == "dense" or (choice == "auto" and small)
+    if configuration.shards > 1:
+        from actors.head.sharded.build import build_sharded  # msgspec is not everywhere
+
+        tiers = () if dense_only else configuration.tiers
+        sharded = build_sharded(model, weight, bias, tiers, configuration, states, start_gang)
+        choose_threads(sharded.own)
+        return BuiltHead(sharded, f"{configuration.shards} shards of blocks of 64 tokens")
+    if dense_only:
         dense = _shard(model, weight, bias, None)
         choose_threads(dense)
-        return BuiltHead(dense, "dense")
+        return BuiltHead(SequenceHead(dense, states), "dense")
     from actors.index.automatic import open_or_build  # not needed, nor installed, everywhere
 
     clusters = choice == "paper"
@@ -78,46 +95,47 @@ def build_head(
             weight, bias, model.head.softcap, model.head.scale, rows, clusters=index.clusters
         )
         choose_threads(head)
-        return BuiltHead(head, "paper (cluster bounds)")
-    device = model.body.device
-    if device.type == "cuda":
-        return _on_device(model, weight, bias, index.tiers, index.hidden, configuration.max_running)
+        return BuiltHead(SequenceHead(head, states), "paper (cluster bounds)")
+    if model.body.device.type == "cuda":
+        return _on_device(model, weight, bias, index, configuration.max_running, states)
     certified = choice == "certified"
     shard = _shard(model, weight, bias, Ladder(index.tiers, ((1, configuration.tiers[0]),)))
     choose_threads(shard)
     timings = calibrate(shard, (DENSE, *index.tiers), index.hidden, configuration.max_running)
     choices = choose(timings, certified=certified)
     shard.start_with(*choices)
-    return BuiltHead(shard, f"certified ({_words(*choices)})", tuple(timings))
+    described = f"certified ({_words(*choices)})"
+    return BuiltHead(SequenceHead(shard, states), described, tuple(timings))
 
 
 def _on_device(
     model: LoadedModel,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
-    tiers: Mapping[str, Tier],
-    samples: npt.NDArray[np.float32],
+    index: Index,
     largest: int,
+    states: SequenceStates,
 ) -> BuiltHead:
     from actors.head.gpu.device_shard import DeviceShard  # needs Triton
 
-    names = tuple(tiers)
+    names = tuple(index.tiers)
     shard = DeviceShard(
         weight,
         bias,
         model.head.softcap,
         model.head.scale,
         model.vocabulary_size,
-        Ladder(tiers, ((1, names[0]),)),
+        Ladder(index.tiers, ((1, names[0]),)),
         device=model.body.device,
     )
     shard.warm_up(largest)
-    timings = calibrate(shard, names, samples, largest)
+    timings = calibrate(shard, names, index.hidden, largest)
     choices = choose(timings, certified=True)
     shard.start_with(*choices)
     shard.warm_up(largest)  # of sizes that were not timed
     description = f"certified ({_words(*choices)}), on the GPU"
-    return BuiltHead(shard, description, tuple(timings), model.body.device)
+    head = SequenceHead(shard, states)
+    return BuiltHead(head, description, tuple(timings), model.body.device)
 
 
 def _shard(

@@ -8,13 +8,26 @@ deltas that samplers get, so that names of rows are all that travels with hidden
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
+from dataclasses import dataclass
 
 import torch
 
 from actors.candidates import Candidates
 from actors.head.output_head import OutputHead
+from actors.messages import Request
+from actors.role import Role, here
 from actors.states.deltas import Deltas
+from actors.states.need import Need
 from actors.states.sequence_state import SequenceStates
+
+
+@dataclass(slots=True)
+class ShardCounters:
+    """Totals since the start: groups of shards formed after the first, and the seconds that steps
+    waited for them."""
+
+    regroupings: int = 0
+    seconds: float = 0.0
 
 
 class SequenceHead:
@@ -22,6 +35,8 @@ class SequenceHead:
 
     def __init__(self, head: OutputHead, states: SequenceStates) -> None:
         self.head = head
+        self.vocabulary_size = head.vocabulary_size
+        self.counters = ShardCounters()
         self._states = states
 
     def apply(self, deltas: Deltas) -> None:
@@ -43,4 +58,35 @@ class SequenceHead:
         infinity.
         """
         needs = self._states.needs(sequences, drafted, whole)
+        return self._decide(hidden, needs, sequences, drafted)
+
+    def whole_rows(self, hidden: torch.Tensor) -> Candidates:
+        """Every logit of rows ``hidden`` [N, d] that draw for nobody. Raises as `candidates`."""
+        return self._decide(hidden, [Need("dense")] * len(hidden))
+
+    def open(self, sequence: int, request: Request, history: list[int]) -> None:
+        """A new sequence, whose ``history`` the caller keeps up to date. For heads elsewhere, as
+        the next two: where states are shared, nobody need be told."""
+
+    def append(self, sequence: int, *token_ids: int) -> None:
+        """Tokens have been added to a sequence's history."""
+
+    def close(self, sequence: int) -> None:
+        """A sequence has ended."""
+
+    def roles(self) -> list[Role]:
+        """The shards there are: one, here."""
+        return [Role("shard", 0, here(), "as the body", f"{self.vocabulary_size} tokens")]
+
+    def shut_down(self) -> None:
+        """The head will not be asked again."""
+
+    def _decide(
+        self,
+        hidden: torch.Tensor,
+        needs: Sequence[Need],
+        sequences: Sequence[int] = (),
+        drafted: Sequence[tuple[int, ...]] = (),
+    ) -> Candidates:
+        """For heads that must be told more than needs (`actors.head.sharded`)."""
         return self.head.rescore(self.head.screen(hidden, needs))

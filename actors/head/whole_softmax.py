@@ -8,8 +8,10 @@ all of them together decide (`decide_mass`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -52,6 +54,25 @@ class Mass:
     precise: bool
 
 
+class Cut(NamedTuple):
+    """Where the set that holds the wanted mass ends: its worst token, which is still in it.
+
+    Tokens are in order of adjusted logit, ties in order of id. It is all that shards must be told.
+    """
+
+    logit: float
+    token_id: int
+
+    def keeps(self, part: PartialMass) -> npt.NDArray[np.bool_]:
+        """Which tokens that ``part`` knows exactly [K] are in the set."""
+        logits = part.logits
+        tied = (logits == self.logit) & (part.ids <= self.token_id)
+        return np.asarray((logits > self.logit) | tied)
+
+
+EVERYTHING = Cut(-math.inf, np.iinfo(np.int32).max)
+
+
 def bound_mass(
     row: tuple[Estimates, Needs, Adjustments],
     rescorer: Rescorer,
@@ -75,8 +96,9 @@ def bound_mass(
     return PartialMass(owned.tokens(ids), exact, upper, lower, largest, size - len(ids))
 
 
-def decide_mass(need: Need, parts: Sequence[PartialMass]) -> npt.NDArray[np.int32] | None:
-    """The sorted ids that ``need`` is about; None where the bounds are too loose to tell.
+def decide_mass(need: Need, parts: Sequence[PartialMass]) -> Cut | None:
+    """Which of the tokens known exactly ``need`` is about; None where the bounds are too loose to
+    tell.
 
     The parts are of disjoint sets of tokens that make up the vocabulary.
     """
@@ -92,7 +114,7 @@ def decide_mass(need: Need, parts: Sequence[PartialMass]) -> npt.NDArray[np.int3
         largest = max(part.largest for part in parts)
     if need.kind == "epsilon":
         certain = epsilon_certificate(logits, need.inverse_temperature, need.epsilon, upper)
-        return ids if certain else None
+        return EVERYTHING if certain else None
     kept = nucleus_certificate(
         logits,
         need.inverse_temperature,
@@ -102,4 +124,7 @@ def decide_mass(need: Need, parts: Sequence[PartialMass]) -> npt.NDArray[np.int3
         largest,
         outside_count=sum(part.outside_count for part in parts),
     )
-    return np.sort(ids[best_ids(logits, kept)]) if kept > 0 else None
+    if kept <= 0:
+        return None
+    worst = best_ids(logits, kept)[-1]
+    return Cut(float(logits[worst]), int(ids[worst]))

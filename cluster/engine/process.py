@@ -10,6 +10,7 @@ import threading
 import time
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import Any
 
 import ray
@@ -17,6 +18,7 @@ from ray.util.placement_group import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from actors.configuration import EngineConfiguration, EngineInformation
+from actors.role import Role
 from cluster.engine.transport import EngineSide
 from cluster.private_folder import PrivateFolder, remove_abandoned_folders
 from cluster.process_tree import die_with_parent
@@ -59,6 +61,7 @@ class EngineProcess:
         self._begun = False
         self._side: EngineSide | None = None
         self._location: EngineLocation | None = None
+        self._engine: Any = None
 
     def serve(self) -> None:
         """Load the model, compile every kernel, serve; every API process calls this, and the first
@@ -73,7 +76,7 @@ class EngineProcess:
             return
         self._begun = True
         try:
-            engine = self.load(self._configuration)
+            engine = self._engine = self.load(self._configuration)
             remove_abandoned_folders()  # of engines that were killed
             folder = PrivateFolder()
             side = self._side = EngineSide(folder.path / "engine")
@@ -97,6 +100,7 @@ class EngineProcess:
 
         from actors.engine.engine import Engine  # torch and numba load here, not in the driver
         from cluster.samplers.start import start_sampler
+        from cluster.shards.gang import ShardGang
 
         logging.disable_progress_bar()  # the log is no terminal
         started = time.monotonic()
@@ -104,7 +108,12 @@ class EngineProcess:
         def tell(phase: str) -> None:
             print(f"[{time.monotonic() - started:5.1f} s] engine: {phase}", flush=True)
 
-        engine = Engine(configuration, start_sampler, tell=tell)
+        gang = partial(
+            ShardGang,
+            seconds=float(configuration.shard_seconds),
+            spares=configuration.shard_spares,
+        )
+        engine = Engine(configuration, start_sampler, start_gang=gang, tell=tell)
         engine.warm_up()
         return engine
 
@@ -123,6 +132,11 @@ class EngineProcess:
             return Suitability.OCCUPIED if self._failure is None else Suitability.DESERTED
         deserted = self._side.deserted_seconds > DESERTED_SECONDS
         return Suitability.DESERTED if deserted else Suitability.OCCUPIED
+
+    @ray.method(concurrency_group=_AT_ONCE)
+    def roles(self) -> list[Role]:
+        """Who does what, and where; empty before there is an engine."""
+        return [] if self._engine is None else list(self._engine.roles())
 
     @ray.method(concurrency_group=_BESIDE)
     def locate(self) -> EngineLocation | None:

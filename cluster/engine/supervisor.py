@@ -21,6 +21,7 @@ import ray
 
 from actors.configuration import EngineConfiguration, EngineInformation
 from actors.messages import Commands, EngineStatistics, Request, StepOutput
+from actors.role import Role
 from cluster.engine.journal import Journal, JournalStream
 from cluster.engine.process import (
     EngineLocation,
@@ -113,6 +114,18 @@ class EngineSupervisor:
             self._side = None
         elif self._actor is not None:
             ray.kill(self._actor)
+
+    async def roles(self) -> Sequence[Role]:
+        """Who does what in the engine, and where; none where it does not answer."""
+        if self._actor is None:
+            return []
+        try:
+            found: Sequence[Role] = await asyncio.wait_for(
+                _result(self._actor.roles.remote()), REASON_SECONDS
+            )
+        except (ray.exceptions.RayError, TimeoutError):
+            return []
+        return found
 
     def submit(self, requests: Sequence[Request]) -> JournalStream:
         """Start sequences; their events arrive at the stream returned, in order per sequence."""

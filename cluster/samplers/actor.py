@@ -27,6 +27,7 @@ from actors.decision.messages import (
     SamplerSettings,
 )
 from actors.decision.plane import SamplerLostError
+from actors.role import Place, here
 from cluster.samplers.dense_slots import dense_views, slot_bytes
 from cluster.samplers.stopped import LOOK_SECONDS, StoppedProcess
 from kernels.columns import write_columns
@@ -46,9 +47,9 @@ class RemoteSampler:
             rows.flags.writeable = False
             self._columns(DenseRows((), rows.T))
 
-    def place(self) -> tuple[str, int]:
+    def place(self) -> tuple[str, Place]:
         """The node and the process it is in; answers once the sampler is warm."""
-        return _node(), os.getpid()
+        return _node(), here()
 
     def decide(self, work: DecisionWork) -> DecisionResult:
         return self._sampler.decide(
@@ -79,7 +80,8 @@ class SamplerActor:
     def __init__(self, settings: SamplerSettings, **options: Any) -> None:
         chosen = {"num_cpus": 0, "max_restarts": 0, "max_task_retries": 0, **options}
         self._actor = ray.remote(RemoteSampler).options(**chosen).remote(settings)
-        node, self.process_id = _get(self._actor.place.remote())
+        node, self.place = _get(self._actor.place.remote())
+        self.process_id = self.place.process_id
         self._local = node == _node()
 
     def submit(self, work: DecisionWork) -> ActorDecision:

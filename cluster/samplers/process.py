@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from actors.decision.messages import DecisionResult, DecisionWork, DenseRows, SamplerSettings
 from actors.decision.plane import SamplerLostError
+from actors.role import Place, here
 from cluster.samplers.dense_slots import dense_views, slot_bytes
 from cluster.samplers.message_socket import MessageSocket
 from cluster.samplers.messages import (
@@ -85,6 +86,10 @@ class SamplerProcess:
     @property
     def process_id(self) -> int:
         return self._process.pid
+
+    @property
+    def place(self) -> Place:
+        return Place(here().host, self.process_id)
 
     def submit(self, work: DecisionWork) -> ProcessDecision:
         """Hands ``work`` over; its arrays may change once this returns.

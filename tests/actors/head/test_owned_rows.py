@@ -11,14 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.candidates import Candidates
 from actors.head.certificates import merge_certificates
 from actors.head.exchange import merge_candidates
-from actors.head.ladder import Ladder
 from actors.head.owned_rows import OwnedRows
 from actors.head.paper.paper_head import PaperHead
 from actors.head.sequence_head import SequenceHead
-from actors.head.shard import Shard
 from actors.head.shard_group import ShardGroup
 from actors.messages import Certificate, Request, SamplingParameters
 from actors.states.deltas import OpenSequence, Outbox
@@ -26,10 +23,8 @@ from actors.states.need import Need
 from actors.states.sequence_state import SequenceStates
 from kernels.blocks import blocks_of
 from kernels.bounds import summarise
-from kernels.draw import Controls, draw
-from kernels.quantize import quantize
 from tests.support.cluster_cases import nearby
-from tests.support.penalty_cases import random_adjustment
+from tests.support.sharded_cases import drawn, random_needs, shard_of
 
 settings.register_profile("shards", deadline=None, max_examples=20)
 settings.load_profile("shards")
@@ -51,62 +46,6 @@ def by_tokens(random: np.random.Generator, size: int) -> list[OwnedRows]:
     owner = random.integers(0, 3, size)
     parts = [np.flatnonzero(owner == each) for each in range(3)]
     return [OwnedRows.of_tokens(random.permutation(part), size) for part in parts if len(part)]
-
-
-def shard_of(
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    owned: OwnedRows,
-    screens: Sequence[str],
-    softcap: float | None,
-) -> Shard:
-    own = weight[torch.from_numpy(owned.ids).long()]
-    own_bias = None if bias is None else bias[torch.from_numpy(owned.ids).long()]
-    tiers = {name: quantize(own, name) for name in screens}  # type: ignore[arg-type]
-    ladder = Ladder(tiers, ((1, screens[0]),)) if screens else None
-    size = owned.vocabulary_size
-    return Shard(own, own_bias, softcap, 1.0, size, ladder=ladder, owned=owned)
-
-
-def random_needs(random: np.random.Generator, size: int, rows: int) -> list[Need]:
-    """Every kind of need, noise of 64-bit keys, half of them with processors."""
-    needs = []
-    for _ in range(rows):
-        kind = str(random.choice(["top1", "gumbel", "topk", "minp", "nucleus", "epsilon", "dense"]))
-        inverse = float(np.float32(1 / random.choice([0.5, 1.0, 1.7])))
-        need = Need(
-            "top1" if kind == "gumbel" else kind,  # type: ignore[arg-type]
-            k=int(random.integers(1, min(size, 60))),
-            min_p=float(random.uniform(0.01, 0.5)),
-            top_p=float(random.uniform(0.2, 0.95)),
-            epsilon=0.3,
-            key=int(random.integers(0, 2**64, dtype=np.uint64)),
-            position=int(random.integers(0, 5000)),
-            inverse_temperature=0.0 if kind == "top1" else inverse,
-            adjustment=random_adjustment(random, size) if random.random() < 0.5 else None,
-        )
-        needs.append(need)
-    return needs
-
-
-def drawn(found: Candidates, needs: Sequence[Need]) -> list[int]:
-    """The token that each row's candidates give."""
-    truncated = [each.truncated for each in found.certificates]
-    controls = Controls(
-        np.array([need.inverse_temperature for need in needs]),
-        np.array([need.k if need.kind == "topk" else 0 for need in needs]),
-        np.array(
-            [
-                need.top_p if need.kind == "nucleus" and not done else 1.0
-                for need, done in zip(needs, truncated, strict=True)
-            ]
-        ),
-        np.array([np.log(need.min_p) if need.kind == "minp" else -np.inf for need in needs]),
-        np.array([need.key for need in needs], np.uint64),
-        np.array([need.position for need in needs], np.uint64),
-    )
-    tokens: list[int] = draw(found.ids, found.logits, found.offsets, controls).tolist()
-    return tokens
 
 
 def check(random: np.random.Generator, split: Split, screens: Sequence[str]) -> list[Certificate]:

@@ -1,0 +1,137 @@
+"""What the root tells the other shards: which rows a step has, what happened to sequences, the end.
+
+Needs travel as the few numbers they are. What does not travel are processors: of a row that has
+some, the name of its sequence and its guesses do, and every shard makes them from states of its
+own, which it keeps from the same deltas that samplers get.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from actors.messages import NeedKind
+from actors.states.deltas import Deltas
+from actors.states.need import Need
+from actors.states.sequence_state import SequenceStates
+
+NO_NAME = -1
+
+
+class RowNames(NamedTuple):
+    """Whose rows they are: row ``r`` draws for ``sequences[r]`` after ``drafted[r]``; ``drafted``
+    is empty where no row assumes any guess."""
+
+    sequences: Sequence[int]
+    drafted: Sequence[tuple[int, ...]] = ()
+
+
+class RowNeed(msgspec.Struct, frozen=True, array_like=True):
+    """A `Need` without its arrays: its processors are those of ``sequence`` after ``drafted``."""
+
+    kind: NeedKind
+    k: int
+    min_p: float
+    top_p: float
+    epsilon: float
+    key: int
+    position: int
+    inverse_temperature: float
+    sequence: int = NO_NAME
+    drafted: tuple[int, ...] = ()
+
+
+class StepAnnouncement(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """A step of these rows follows, hidden states with ``columns`` each, after these deltas."""
+
+    rows: tuple[RowNeed, ...]
+    columns: int
+    deltas: tuple[Deltas, ...] = ()
+
+
+class NewsAnnouncement(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """What happened to sequences, without a step."""
+
+    deltas: tuple[Deltas, ...] = ()
+
+
+class EndAnnouncement(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """There will be no more steps."""
+
+
+Announcement = StepAnnouncement | NewsAnnouncement | EndAnnouncement
+
+encode_announcement = msgspec.msgpack.Encoder().encode
+decode_announcement = msgspec.msgpack.Decoder(Announcement).decode
+
+
+def row_needs(needs: Sequence[Need], names: RowNames | None) -> tuple[RowNeed, ...]:
+    """What travels of ``needs``. Raises ValueError for a row with processors but without a name."""
+    rows = []
+    for row, need in enumerate(needs):
+        sequence = NO_NAME
+        drafted: tuple[int, ...] = ()
+        if need.adjustment is not None:
+            if names is None:
+                raise ValueError(
+                    f"row {row} has processors and no name: shards elsewhere make them from the "
+                    "state of its sequence, so ask for it through a SequenceHead"
+                )
+            sequence = names.sequences[row]
+            drafted = tuple(names.drafted[row]) if names.drafted else ()
+        rows.append(
+            RowNeed(
+                need.kind,
+                need.k,
+                need.min_p,
+                need.top_p,
+                need.epsilon,
+                need.key,
+                need.position,
+                need.inverse_temperature,
+                sequence,
+                drafted,
+            )
+        )
+    return tuple(rows)
+
+
+def needs_of(rows: Sequence[RowNeed], states: SequenceStates) -> list[Need]:
+    """The same needs with the processors of ``states``."""
+    named = [row for row in rows if row.sequence != NO_NAME]
+    found = iter(
+        states.adjustments([row.sequence for row in named], [row.drafted for row in named])
+    )
+    return [
+        Need(
+            row.kind,
+            row.k,
+            row.min_p,
+            row.top_p,
+            row.epsilon,
+            row.key,
+            row.position,
+            row.inverse_temperature,
+            None if row.sequence == NO_NAME else next(found),
+        )
+        for row in rows
+    ]
+
+
+class Introduction(msgspec.Struct, frozen=True):
+    """What a shard says of itself before the first step: the tokens it owns, int32."""
+
+    vocabulary_size: int
+    owned: bytes
+
+    @property
+    def ids(self) -> npt.NDArray[np.int32]:
+        return np.frombuffer(self.owned, np.int32)
+
+
+encode_introduction = msgspec.msgpack.Encoder().encode
+decode_introduction = msgspec.msgpack.Decoder(Introduction).decode

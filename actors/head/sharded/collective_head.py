@@ -1,0 +1,200 @@
+"""The root of a sharded head: one `OutputHead` whose other shards live in other processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from actors.candidates import Candidates
+from actors.collective import ROOT, Collective, CollectiveError
+from actors.head.exchange import MassShard
+from actors.head.output_head import Hidden, Screening, Thresholds
+from actors.head.output_rows import log_normalizers, refuse_unsound
+from actors.head.sequence_head import SequenceHead
+from actors.head.sharded.announcements import (
+    EndAnnouncement,
+    Introduction,
+    NewsAnnouncement,
+    RowNames,
+    StepAnnouncement,
+    decode_introduction,
+    encode_announcement,
+    encode_introduction,
+    row_needs,
+)
+from actors.head.sharded.step import AgreedScreening, ShardStep
+from actors.states.deltas import NO_DELTAS, Deltas
+from actors.states.need import Need
+from actors.states.sequence_state import SequenceStates
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CollectiveScreening(Screening):
+    """What the root's own shard has found, and what all have agreed on."""
+
+    agreed: AgreedScreening
+
+
+class CollectiveHead:
+    """``shard``, which owns ``owned_ids``, and those that the other ranks of ``collective`` serve
+    (`actors.head.sharded.shard_server.ShardServer`), as one head.
+
+    Answers are bit for bit those of a `ShardGroup` of the same shards, and the tokens that can be
+    drawn those of one shard with every row. Returns when every server has introduced itself.
+
+    Steps come one after the other: what is screened is rescored before the next is screened. Where
+    anything fails in the midst of a step, the shards are out of step: the group is closed, and all
+    that is asked later raises `CollectiveError`. ``traffic`` counts what is exchanged.
+
+    Raises ValueError where tokens are missing or owned twice, and `CollectiveError` where a server
+    does not come.
+    """
+
+    def __init__(
+        self, shard: MassShard, owned_ids: npt.NDArray[np.int32], collective: Collective
+    ) -> None:
+        if collective.rank != ROOT:
+            raise ValueError(f"the head is rank {ROOT} of its group, not {collective.rank}")
+        self.vocabulary_size = shard.vocabulary_size
+        self.traffic = collective.traffic
+        self._collective = collective
+        self._news: list[Deltas] = []
+        self._failed: CollectiveError | None = None
+        self._screened = False
+        own = Introduction(self.vocabulary_size, owned_ids.astype(np.int32).tobytes())
+        with self._in_step():
+            others = self._collective.gather(encode_introduction(own))[1:]
+            shards = [own, *(decode_introduction(other) for other in others)]
+            _check_owners(shards)
+            self._step = ShardStep(shard, [each.ids for each in shards], collective)
+
+    def tell(self, deltas: Deltas) -> None:
+        """What happened to sequences, for the states of the others: told with the next step."""
+        if deltas != NO_DELTAS:
+            self._news.append(deltas)
+
+    def send_news(self) -> None:
+        """Tells the others at once what they have not been told; a sign of life if that is nothing.
+
+        For an engine that rests for longer than its groups stay connected without traffic.
+        """
+        with self._in_step():
+            self._announce(NewsAnnouncement(self._take_news()))
+
+    def screen(
+        self, hidden: Hidden, needs: Sequence[Need], names: RowNames | None = None
+    ) -> Thresholds:
+        """Thresholds of the rows of ``hidden`` [N, d] that hold for all shards.
+
+        Rows with processors need ``names``. Raises `NonFiniteHiddenError` naming the rows that
+        contain NaN or infinity, and ValueError for what cannot be asked; both leave the group as it
+        was.
+        """
+        if self._screened:
+            raise ValueError("a step was screened and not rescored: shards take one at a time")
+        states = torch.as_tensor(hidden, dtype=torch.float32).detach().contiguous()
+        if len(needs) != len(states):
+            raise ValueError(f"{len(states)} hidden states but {len(needs)} needs")
+        refuse_unsound(torch.isfinite(states).all(dim=1).cpu().numpy())
+        rows, columns = states.shape
+        asked = row_needs(needs, names)
+        with self._in_step():
+            self._announce(StepAnnouncement(asked, columns, self._take_news()))
+            shared = self._collective.broadcast_hidden(states, rows, columns)
+            agreed = self._step.screen(shared, needs)
+        self._screened = True
+        own = agreed.thresholds
+        return Thresholds(own.tau, own.needs, CollectiveScreening(agreed))
+
+    def rescore(self, thresholds: Thresholds) -> Candidates:
+        """The candidates of all shards, with one certificate per row."""
+        assert isinstance(thresholds.screening, CollectiveScreening)
+        self._screened = False
+        with self._in_step():
+            found = self._step.rescore(thresholds.screening.agreed)
+        assert found is not None
+        return found
+
+    def log_normalizers(
+        self, candidates: Candidates, rows: Sequence[int]
+    ) -> npt.NDArray[np.float64]:
+        """See `actors.head.output_rows.log_normalizers`."""
+        return log_normalizers(candidates, rows, self.vocabulary_size)
+
+    def close(self) -> None:
+        """Sends the servers home and leaves the group. Closing twice is harmless."""
+        if self._failed is None:
+            with self._in_step():
+                self._announce(EndAnnouncement())
+            self._failed = CollectiveError("this head has been closed")
+        self._collective.close()
+
+    def _take_news(self) -> tuple[Deltas, ...]:
+        news, self._news = tuple(self._news), []
+        return news
+
+    def _announce(
+        self, announcement: StepAnnouncement | NewsAnnouncement | EndAnnouncement
+    ) -> None:
+        self._collective.broadcast(encode_announcement(announcement))
+
+    @contextmanager
+    def _in_step(self) -> Iterator[None]:
+        """What goes wrong in here leaves the others waiting: the group is closed for them to
+        notice."""
+        if self._failed is not None:
+            raise self._failed
+        try:
+            yield
+        except BaseException as error:
+            self._failed = (
+                error
+                if isinstance(error, CollectiveError)
+                else CollectiveError(f"a step of this head failed: {error}")
+            )
+            self._collective.close()
+            raise
+
+
+class CollectiveSequenceHead(SequenceHead):
+    """A `CollectiveHead` that knows its sequences: names of rows are told to the other shards.
+
+    Where ``states`` are the engine's own, what happened to sequences is still to be told to the
+    others: `CollectiveHead.tell`.
+    """
+
+    def __init__(self, head: CollectiveHead, states: SequenceStates) -> None:
+        super().__init__(head, states)
+        self._collective_head = head
+
+    def apply(self, deltas: Deltas) -> None:
+        """What happened to the sequences happens here and, with the next step, elsewhere."""
+        super().apply(deltas)
+        self._collective_head.tell(deltas)
+
+    def _decide(
+        self,
+        hidden: torch.Tensor,
+        needs: Sequence[Need],
+        sequences: Sequence[int] = (),
+        drafted: Sequence[tuple[int, ...]] = (),
+    ) -> Candidates:
+        names = RowNames(sequences, drafted) if sequences else None
+        return self._collective_head.rescore(self._collective_head.screen(hidden, needs, names))
+
+
+def _check_owners(shards: Sequence[Introduction]) -> None:
+    sizes = sorted({shard.vocabulary_size for shard in shards})
+    if len(sizes) > 1:
+        raise ValueError(
+            f"shards of vocabularies of {' and '.join(map(str, sizes))} tokens: "
+            "every process must load the same model"
+        )
+    ids = np.sort(np.concatenate([shard.ids for shard in shards]))
+    if not np.array_equal(ids, np.arange(sizes[0])):
+        raise ValueError("shards of a head own every token of the vocabulary once")

@@ -1,0 +1,182 @@
+"""Arrays of a step as one buffer: what the shards know of the whole softmax, cuts, candidates.
+
+Every buffer is of rows that both sides know, a record for each and then the ragged parts of all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from actors.candidates import Candidates
+from actors.head.whole_softmax import Cut, PartialMass
+from actors.messages import Certificate, Guarantee
+from actors.states.need import Need
+
+UNKNOWN = -1  # instead of a number of tokens: this shard knows too little of the row
+LONGEST_TIER_NAME = 16
+_GUARANTEES: tuple[Guarantee, ...] = get_args(Guarantee)
+
+# Multiples of 8 bytes, so that what follows is aligned.
+_CANDIDATE_ROW = np.dtype(
+    [
+        ("tier", f"S{LONGEST_TIER_NAME}"),
+        ("bytes_read", "<i8"),
+        ("opened_share", "<f8"),
+        ("tightness", "<f8"),
+        ("failure_probability", "<f8"),
+        ("rescored_rows", "<i4"),
+        ("tokens", "<i4"),
+        ("guarantee", "u1"),
+        ("fallback", "?"),
+        ("every", "?"),  # token that the shard owns: ids do not travel
+        ("", "V5"),
+    ]
+)
+_MASS_ROW = np.dtype(
+    [
+        ("log_upper", "<f8"),
+        ("log_lower", "<f8"),
+        ("largest", "<f8"),
+        ("tokens", "<i4"),
+        ("outside_count", "<i4"),
+    ]
+)
+_CUT_ROW = np.dtype([("logit", "<f4"), ("token_id", "<i4"), ("decided", "?"), ("", "V3")])
+
+Ids = npt.NDArray[np.int32]
+Float32s = npt.NDArray[np.float32]
+
+
+class _Reader:
+    """Takes arrays from the front of a buffer."""
+
+    def __init__(self, buffer: bytes) -> None:
+        self._buffer = buffer
+        self._offset = 0
+
+    def take(self, dtype: npt.DTypeLike, count: int) -> npt.NDArray[Any]:
+        array = np.frombuffer(self._buffer, dtype, count, self._offset)
+        self._offset += array.nbytes
+        return array
+
+
+# -- candidates -----------------------------------------------------------------------------------
+
+
+def pack_candidates(found: Candidates, owned: int) -> bytes:
+    """What a shard of ``owned`` tokens has found. Processors stay: the root has its own.
+
+    Raises ValueError for a tier whose name does not fit.
+    """
+    counts = np.diff(found.offsets)
+    rows = np.zeros(len(found.certificates), _CANDIDATE_ROW)
+    rows["tokens"] = counts
+    rows["every"] = counts == owned
+    for row, certificate in zip(rows, found.certificates, strict=True):
+        tier = certificate.tier.encode()
+        if len(tier) > LONGEST_TIER_NAME:
+            raise ValueError(f"tier name {certificate.tier!r} exceeds {LONGEST_TIER_NAME} bytes")
+        row["tier"] = tier
+        row["guarantee"] = _GUARANTEES.index(certificate.guarantee)
+        for name in (
+            "fallback",
+            "bytes_read",
+            "opened_share",
+            "tightness",
+            "failure_probability",
+            "rescored_rows",
+        ):
+            row[name] = getattr(certificate, name)
+    named = found.ids[np.repeat(~rows["every"], counts)]
+    return b"".join((rows.tobytes(), named.tobytes(), found.raw.tobytes()))
+
+
+def unpack_candidates(message: bytes, needs: Sequence[Need], owned: Ids) -> Candidates:
+    """What `pack_candidates` packed of rows with ``needs``; the shard owns the tokens ``owned``."""
+    reader = _Reader(message)
+    rows = reader.take(_CANDIDATE_ROW, len(needs))
+    counts = rows["tokens"].astype(np.int64)
+    every = np.repeat(rows["every"], counts)
+    named = reader.take(np.int32, int(counts[~rows["every"]].sum()))
+    raw = reader.take(np.float32, int(counts.sum()))
+    ids = np.empty(len(raw), np.int32)
+    ids[~every] = named
+    ids[every] = np.tile(owned, int(rows["every"].sum()))
+    return Candidates(
+        ids=ids,
+        raw=raw,
+        offsets=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+        certificates=tuple(
+            Certificate(
+                need=need.kind,
+                guarantee=_GUARANTEES[row["guarantee"]],
+                tier=row["tier"].decode(),
+                rescored_rows=int(row["rescored_rows"]),
+                bytes_read=int(row["bytes_read"]),
+                opened_share=float(row["opened_share"]),
+                fallback=bool(row["fallback"]),
+                tightness=float(row["tightness"]),
+                failure_probability=float(row["failure_probability"]),
+            )
+            for need, row in zip(needs, rows, strict=True)
+        ),
+    )
+
+
+# -- the whole softmax ----------------------------------------------------------------------------
+
+
+def pack_bounds(parts: Sequence[PartialMass | None]) -> bytes:
+    """What a shard knows of the softmax of some rows."""
+    rows = np.zeros(len(parts), _MASS_ROW)
+    known = [part for part in parts if part is not None]
+    for row, part in zip(rows, parts, strict=True):
+        row["tokens"] = UNKNOWN if part is None else len(part.ids)
+        if part is not None:
+            row["log_upper"], row["log_lower"] = part.log_upper, part.log_lower
+            row["largest"], row["outside_count"] = part.largest, part.outside_count
+    ids = [part.ids.tobytes() for part in known]
+    return b"".join((rows.tobytes(), *ids, *(part.logits.tobytes() for part in known)))
+
+
+def unpack_bounds(message: bytes, count: int) -> list[PartialMass | None]:
+    """What `pack_bounds` packed of ``count`` rows."""
+    reader = _Reader(message)
+    rows = reader.take(_MASS_ROW, count)
+    sizes = [int(size) for size in rows["tokens"]]
+    ids = [reader.take(np.int32, max(size, 0)) for size in sizes]
+    logits = [reader.take(np.float32, max(size, 0)) for size in sizes]
+    return [
+        None
+        if size == UNKNOWN
+        else PartialMass(
+            own_ids,
+            own_logits,
+            float(row["log_upper"]),
+            float(row["log_lower"]),
+            float(row["largest"]),
+            int(row["outside_count"]),
+        )
+        for size, row, own_ids, own_logits in zip(sizes, rows, ids, logits, strict=True)
+    ]
+
+
+def pack_cuts(cuts: Sequence[Cut | None]) -> bytes:
+    """What was decided of some rows: 12 bytes each."""
+    rows = np.zeros(len(cuts), _CUT_ROW)
+    for row, cut in zip(rows, cuts, strict=True):
+        if cut is not None:
+            row["decided"], row["logit"], row["token_id"] = True, cut.logit, cut.token_id
+    return rows.tobytes()
+
+
+def unpack_cuts(message: bytes) -> list[Cut | None]:
+    """What `pack_cuts` packed."""
+    return [
+        Cut(float(row["logit"]), int(row["token_id"])) if row["decided"] else None
+        for row in np.frombuffer(message, _CUT_ROW)
+    ]

@@ -1,0 +1,81 @@
+"""A shard that serves a head elsewhere: it follows the root's steps until there are no more."""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+import numpy as np
+import numpy.typing as npt
+
+from actors.collective import ROOT, Collective
+from actors.head.exchange import MassShard
+from actors.head.sharded.announcements import (
+    EndAnnouncement,
+    Introduction,
+    NewsAnnouncement,
+    StepAnnouncement,
+    decode_announcement,
+    encode_introduction,
+    needs_of,
+)
+from actors.head.sharded.step import ShardStep
+from actors.states.sequence_state import SequenceStates
+
+
+class ShardServer:
+    """``shard``, which owns ``owned_ids``, as a rank other than the root of ``collective``.
+
+    ``states`` are its own: they start empty and are kept by what the root tells. Returns when the
+    root is there (`actors.head.sharded.collective_head.CollectiveHead`).
+    """
+
+    def __init__(
+        self,
+        shard: MassShard,
+        owned_ids: npt.NDArray[np.int32],
+        states: SequenceStates,
+        collective: Collective,
+    ) -> None:
+        if collective.rank == ROOT:
+            raise ValueError(f"rank {ROOT} is the head itself")
+        self._collective = collective
+        self._states = states
+        self._step = ShardStep(shard, [owned_ids], collective)
+        own = Introduction(shard.vocabulary_size, owned_ids.astype(np.int32).tobytes())
+        collective.gather(encode_introduction(own))
+
+    def run(self) -> None:
+        """Serves until the root has no more steps.
+
+        Raises `CollectiveError` where the root or the group has gone, and whatever goes wrong here.
+        Either way the group is left, so that the others notice.
+        """
+        try:
+            while self._serve():
+                pass
+        finally:
+            self._collective.close()
+
+    def _serve(self) -> bool:
+        """Follows one announcement; False after the last."""
+        announcement = decode_announcement(self._collective.broadcast(patient=True))
+        match announcement:
+            case EndAnnouncement():
+                return False
+            case NewsAnnouncement():
+                self._hear(announcement)
+            case StepAnnouncement():
+                self._hear(announcement)
+                self._take(announcement)
+            case _:
+                assert_never(announcement)
+        return True
+
+    def _hear(self, announcement: StepAnnouncement | NewsAnnouncement) -> None:
+        for deltas in announcement.deltas:
+            self._states.apply(deltas)
+
+    def _take(self, announcement: StepAnnouncement) -> None:
+        needs = needs_of(announcement.rows, self._states)
+        hidden = self._collective.broadcast_hidden(None, len(needs), announcement.columns)
+        self._step.rescore(self._step.screen(hidden, needs))

@@ -1,0 +1,113 @@
+"""One step of a sharded head as every process takes it, root and servers alike.
+
+The rounds are those of `actors.head.shard_group.ShardGroup`:
+
+    screen            every shard, its own rows
+    all-reduce max    thresholds, and which rows bounds on the whole softmax may decide
+    gather, broadcast what the shards know of the softmax of such rows; what that decides, at most
+                      twice, by the root alone: processors may differ in the last bit of a logarithm
+    rescore           every shard, its own rows that may reach the threshold
+    gather            candidates and certificates
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from actors.candidates import Candidates
+from actors.collective import ROOT, Collective
+from actors.head.exchange import MASS_NEEDS, MassBounds, MassShard, decide_cuts, merge_candidates
+from actors.head.output_head import Hidden, Thresholds
+from actors.head.sharded.packing import (
+    pack_bounds,
+    pack_candidates,
+    pack_cuts,
+    unpack_bounds,
+    unpack_candidates,
+    unpack_cuts,
+)
+from actors.head.whole_softmax import Cut, Mass, PartialMass
+from actors.states.need import Need
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AgreedScreening:
+    """A shard's own screening with the thresholds of all, and the ``mass_rows`` of all."""
+
+    thresholds: Thresholds
+    mass_rows: tuple[int, ...]
+
+
+class ShardStep:
+    """The steps of ``shard``, which is one of those that ``collective`` joins.
+
+    ``owned_ids`` are this shard's tokens, followed at the root by those of the others in order of
+    rank.
+    """
+
+    def __init__(
+        self,
+        shard: MassShard,
+        owned_ids: Sequence[npt.NDArray[np.int32]],
+        collective: Collective,
+    ) -> None:
+        self._shard = shard
+        self._owned_ids = tuple(owned_ids)
+        self._collective = collective
+
+    def screen(self, hidden: Hidden, needs: Sequence[Need]) -> AgreedScreening:
+        """Screens and agrees on thresholds."""
+        own = self._shard.screen(hidden, needs)
+        tau = torch.as_tensor(own.tau).cpu().numpy()
+        known = ~np.isnan(tau)
+        columns = [np.where(known, tau, -np.inf), known.astype(np.float64)]
+        rows = [row for row, need in enumerate(needs) if need.kind in MASS_NEEDS]
+        if rows:
+            able = set(self._shard.mass_rows(own))
+            columns.append(np.array([row not in able for row in rows], np.float64))
+        agreed = self._collective.all_reduce_max(np.concatenate(columns))
+        largest, has, unable = np.split(agreed, [len(tau), 2 * len(tau)])
+        common = tuple(row for row, out in zip(rows, unable.tolist(), strict=True) if not out)
+        return AgreedScreening(replace(own, tau=np.where(has > 0, largest, np.nan)), common)
+
+    def rescore(self, screening: AgreedScreening) -> Candidates | None:
+        """The candidates of all shards at the root, None elsewhere."""
+        masses = self._agree_on_masses(screening)
+        found = self._shard.rescore(replace(screening.thresholds, masses=masses))
+        if self._collective.rank != ROOT:
+            self._collective.gather(pack_candidates(found, len(self._owned_ids[0])))
+            return None
+        answers = self._collective.gather(b"")  # its own part stays where it is
+        needs = screening.thresholds.needs
+        others = [
+            unpack_candidates(answer, needs, ids)
+            for answer, ids in zip(answers[1:], self._owned_ids[1:], strict=True)
+        ]
+        return merge_candidates([found, *others], self._shard.vocabulary_size)
+
+    def _agree_on_masses(self, screening: AgreedScreening) -> dict[int, Mass]:
+        """This shard's part of the rows that bounds on the whole softmax decide."""
+        side = MassBounds(self._shard, screening.thresholds, screening.mass_rows)
+        for precisely in (False, True):
+            if not side.left:
+                break
+            needs = [screening.thresholds.needs[row] for row in side.left]
+            side.settle(self._decided(needs, side.bound(precisely=precisely)))
+        return side.masses()
+
+    def _decided(
+        self, needs: Sequence[Need], bounds: Sequence[PartialMass | None]
+    ) -> list[Cut | None]:
+        collective = self._collective
+        if collective.rank != ROOT:
+            collective.gather(pack_bounds(bounds))
+            return unpack_cuts(collective.broadcast())
+        others = [unpack_bounds(part, len(needs)) for part in collective.gather(b"")[1:]]
+        cuts = decide_cuts(needs, [bounds, *others])
+        collective.broadcast(pack_cuts(cuts))
+        return cuts

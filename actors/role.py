@@ -1,0 +1,33 @@
+"""Who plays which role, and where: what ``lexshard status`` shows."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+RoleName = Literal["api", "body", "shard", "sampler", "drafter"]
+
+
+class Place(NamedTuple):
+    """A process of a machine."""
+
+    host: str
+    process_id: int
+
+
+def here() -> Place:
+    """This process."""
+    return Place(platform.node(), os.getpid())
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """One part that somebody plays; ``detail`` is its share of the work, in words."""
+
+    name: RoleName
+    index: int
+    place: Place
+    device: str
+    detail: str

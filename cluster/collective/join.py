@@ -1,0 +1,94 @@
+"""From a plan that all processes of a group share to this one's `Collective`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch.distributed import Store
+
+from actors.collective import ROOT, Collective, SingleProcess
+from cluster.collective.gloo_links import GlooLinks, open_store, own_address
+from cluster.collective.links import Links
+from cluster.collective.nccl_links import NcclLinks, torch_nccl
+from cluster.collective.star import StarCollective
+
+Library = Literal["torch", "ray"]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPlan:
+    """A group of ``size`` that meets at the root's ``host`` and ``port`` under ``name``, which no
+    other group there has had.
+
+    ``seconds`` is how long one may keep another waiting in a step, ``forming_seconds`` how long all
+    may take to come. ``library`` carries the messages; hidden states go by its NCCL where every
+    process has a GPU of its own (``nccl``). With ``ray`` the processes are Ray actors, which have
+    one such group in their lives.
+    """
+
+    name: str
+    size: int
+    host: str
+    port: int
+    seconds: float
+    forming_seconds: float = 60.0
+    library: Library = "torch"
+    nccl: bool = False
+
+
+def join(
+    plan: GroupPlan,
+    rank: int,
+    *,
+    store: Store | None = None,
+    device: torch.device | None = None,
+) -> Collective:
+    """The group of ``plan`` as its process ``rank`` sees it, all connections open; for a group of
+    one there is nothing to open.
+
+    ``store`` is the root's (`gloo_links.open_store`), opened before the plan was made, for its
+    port; ``device`` is this process' GPU. Raises ValueError for a plan that cannot be followed and
+    `CollectiveTimeoutError` where not all come in time.
+    """
+    if plan.nccl and (device is None or device.type != "cuda"):
+        raise ValueError("a group with NCCL needs the CUDA device of every process")
+    if plan.size == 1:
+        return SingleProcess()
+    if store is None:
+        store = open_store(plan.host, plan.port, plan.forming_seconds, root=rank == ROOT)
+    links: Links
+    if plan.library == "ray":
+        from cluster.collective.ray_links import RayLinks  # imports Ray, which others do not need
+
+        links = RayLinks(store, rank, plan.size, forming_seconds=plan.forming_seconds)
+    else:
+        links = GlooLinks(
+            store,
+            plan.name,
+            rank,
+            plan.size,
+            address=own_address(plan.host, plan.port),
+            forming_seconds=plan.forming_seconds,
+        )
+    carried = _device_links(plan, rank, store, device)
+    collective: Collective = StarCollective(links, plan.seconds, carried)
+    collective.barrier()
+    return collective
+
+
+def _device_links(
+    plan: GroupPlan, rank: int, store: Store, device: torch.device | None
+) -> NcclLinks | None:
+    if not plan.nccl:
+        return None
+    assert device is not None
+    name = f"{plan.name}-nccl"
+    if plan.library == "ray":
+        from cluster.collective.ray_links import ray_nccl
+
+        broadcast = ray_nccl(name, rank, plan.size)
+    else:
+        broadcast = torch_nccl(store, name, rank, plan.size)
+    return NcclLinks(broadcast, device, plan.seconds, plan.forming_seconds)

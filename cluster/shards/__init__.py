@@ -1,0 +1,1 @@
+"""Shards of the head as Ray actors, and the groups they form."""

@@ -1,0 +1,68 @@
+"""A shard of the head as a Ray actor: it keeps its rows while groups come and go."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import ray
+
+from actors.collective import CollectiveError
+from actors.head.sharded.part import ShardPart
+from actors.role import Place, here
+from cluster.collective.join import GroupPlan
+
+# Calls that are answered while a group is served.
+BESIDE = "beside"
+
+logger = logging.getLogger("lexshard.shards")
+
+
+class RemoteShard:
+    """The actor: a spare without a part, until it is given one. `serve` blocks for as long as a
+    group lasts."""
+
+    def __init__(self, part: ShardPart | None = None) -> None:
+        from actors.head.sharded import shard_server  # torch and numba load here
+
+        assert shard_server
+        if part is not None:
+            self.take(part)
+
+    def take(self, part: ShardPart) -> None:
+        """Becomes the shard of ``part``."""
+        from actors.head.sharded.part import build_shard
+
+        self._part = part
+        self._shard = build_shard(part)
+
+    def ready(self) -> Place:
+        """Where it is, once it has its part and serves nobody."""
+        return here()
+
+    @ray.method(concurrency_group=BESIDE)
+    def place(self) -> Place:
+        """Where it is, at once."""
+        return here()
+
+    def serve(self, plan: GroupPlan, rank: int) -> None:
+        """Takes part in the steps of the group of ``plan`` until the root has no more, or another
+        process has gone: the root, which notices, forms another group."""
+        from actors.head.sharded.shard_server import ShardServer
+        from actors.states.sequence_state import SequenceStates
+        from cluster.collective.join import join
+
+        part = self._part
+        states = SequenceStates(part.owned.vocabulary_size, part.eos_ids, part.largest)
+        try:
+            ShardServer(self._shard, part.owned.ids, states, join(plan, rank)).run()
+        except CollectiveError as error:
+            logger.info("group %s has ended: %s", plan.name, error)
+
+
+def start_shard_actor(part: Any = None, **options: Any) -> Any:
+    """An actor for ``part``, which may be a reference into the object store, or a spare.
+    ``options`` are Ray's: where it runs and what it reserves."""
+    chosen = {"num_cpus": 0, "max_restarts": 0, "max_task_retries": 0, **options}
+    remote = ray.remote(concurrency_groups={BESIDE: 1})
+    return remote(RemoteShard).options(**chosen).remote(part)

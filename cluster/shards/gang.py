@@ -1,0 +1,122 @@
+"""The shard actors of one head: started, joined to groups, replaced when they are lost."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+
+from actors.collective import Collective, CollectiveLostError
+from actors.head.sharded.part import ShardPart
+from actors.role import Place, Role
+from cluster.collective.gloo_links import open_store
+from cluster.collective.join import GroupPlan, join
+from cluster.shards.actor import start_shard_actor
+
+# A shard that does not answer for so long is killed; one that starts has as long as a model takes.
+ANSWER_SECONDS, START_SECONDS = 1.0, 600.0
+
+logger = logging.getLogger("lexshard.shards")
+
+
+class ShardGang:
+    """An actor for each of ``parts``, and ``spares`` that wait to become the shard of one that is
+    lost; the caller is the root of their groups, on ``host``, where they reach it. ``seconds`` is
+    how long a shard may keep a step waiting.
+
+    Returns when all are warm. Raises `CollectiveLostError`, with the reason, where one cannot be
+    started.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[ShardPart],
+        *,
+        seconds: float,
+        spares: int = 0,
+        host: str | None = None,
+    ) -> None:
+        self._parts = [ray.put(part) for part in parts]  # for those who come later, too
+        self._tokens = [len(part.owned.ids) for part in parts]
+        self._seconds = seconds
+        self._host = host or ray.util.get_node_ip_address()
+        self._groups = 0
+        self._store = open_store(self._host, 0, START_SECONDS, root=True)
+        self._actors: list[Any] = [start_shard_actor(part) for part in self._parts]
+        self._spares = [start_shard_actor() for _ in range(spares)]
+        try:
+            self._places = [self._place(rank) for rank in range(1, self._size)]
+        except BaseException:
+            self.close()
+            raise
+
+    def form(self) -> Collective:
+        """See `actors.head.sharded.recovering_head.Gang`."""
+        if self._groups:
+            self._replace_the_lost()
+        self._groups += 1
+        plan = GroupPlan(
+            name=f"shards-{os.getpid()}-{self._groups}",
+            size=self._size,
+            host=self._host,
+            port=self._store.port,
+            seconds=self._seconds,
+            forming_seconds=max(self._seconds, ANSWER_SECONDS),
+        )
+        for rank, actor in enumerate(self._actors, 1):
+            actor.serve.remote(plan, rank)
+        return join(plan, 0, store=self._store)
+
+    def roles(self) -> list[Role]:
+        """The shards but for the root's own."""
+        return [
+            Role("shard", rank, place, "cpu", f"{tokens} tokens")
+            for rank, (place, tokens) in enumerate(zip(self._places, self._tokens, strict=True), 1)
+        ]
+
+    def close(self) -> None:
+        """Ends every actor. Closing twice is harmless."""
+        for actor in (*self._actors, *self._spares):
+            ray.kill(actor)
+        self._actors, self._spares = [], []
+
+    @property
+    def _size(self) -> int:
+        return len(self._parts) + 1
+
+    def _replace_the_lost(self) -> None:
+        lost = [rank for rank in range(1, self._size) if not self._answers(rank)]
+        for rank in lost:
+            logger.warning("shard %d of %d does not answer and is replaced", rank, self._size)
+            ray.kill(self._actors[rank - 1])
+            self._actors[rank - 1] = self._replacement(rank)
+        for rank in lost:
+            self._places[rank - 1] = self._place(rank)
+
+    def _replacement(self, rank: int) -> Any:
+        """A spare, where there is one, whose place another takes."""
+        part = self._parts[rank - 1]
+        if not self._spares:
+            return start_shard_actor(part)
+        spare = self._spares.pop(0)
+        spare.take.remote(part)
+        self._spares.append(start_shard_actor())
+        return spare
+
+    def _answers(self, rank: int) -> bool:
+        try:
+            ray.get(self._actors[rank - 1].place.remote(), timeout=ANSWER_SECONDS)
+        except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError):
+            return False
+        return True
+
+    def _place(self, rank: int) -> Place:
+        try:
+            place: Place = ray.get(self._actors[rank - 1].ready.remote(), timeout=START_SECONDS)
+        except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as error:
+            reason = f"shard {rank} could not be started: {error}"
+            raise CollectiveLostError(reason, rank) from error
+        return place

@@ -1,0 +1,93 @@
+"""``lexshard status``: every role of a running server, with its process and what it has done."""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import os
+import sys
+from typing import Any
+from urllib.error import HTTPError
+from urllib.parse import urlsplit
+from urllib.request import ProxyHandler, Request, build_opener
+
+KEY_VARIABLE = "LEXSHARD_API_KEY"
+ANSWER_SECONDS = 10.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options to a parser."""
+    parser.add_argument(
+        "--url", default="http://127.0.0.1:8000", help="of the server (default %(default)s)"
+    )
+    parser.add_argument("--json", action="store_true", help="print the answer as it is")
+    parser.epilog = f"A server with API keys is asked with the one in {KEY_VARIABLE}."
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the report; returns the exit status."""
+    try:
+        report = _ask(arguments.url)
+    except HTTPError as error:
+        remedy = f": set {KEY_VARIABLE}" if error.code == 401 else ""
+        print(f"lexshard: {arguments.url} answers {error.code}{remedy}", file=sys.stderr)
+        return 1
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        print(f"lexshard: no server answers at {arguments.url}: {error}", file=sys.stderr)
+        return 1
+    print(json.dumps(report, indent=2) if arguments.json else describe(report))
+    return 0 if report["ready"] else 1
+
+
+def _ask(url: str) -> dict[str, Any]:
+    if urlsplit(url).scheme not in ("http", "https"):
+        raise ValueError("give an address that begins with http:// or https://")
+    headers = {}
+    if key := os.environ.get(KEY_VARIABLE):
+        headers["Authorization"] = f"Bearer {key}"
+    # A server nearby is not asked through the proxy of the environment.
+    opener = build_opener(ProxyHandler({}))
+    with opener.open(
+        Request(f"{url.rstrip('/')}/status", headers=headers), timeout=ANSWER_SECONDS
+    ) as answer:
+        report: dict[str, Any] = json.loads(answer.read())
+        return report
+
+
+def describe(report: dict[str, Any]) -> str:
+    """The report as a page of text."""
+    state = "ready" if report["ready"] else f"not ready: {report['reason']}"
+    lines = [f"{report['model']}, lexshard {report['version']}: {state}", ""]
+    rows = [("role", "host", "process", "device", "what")]
+    rows += [
+        (
+            f"{role['role']} {role['index']}",
+            role["host"],
+            str(role["process_id"]),
+            role["device"],
+            role["detail"],
+        )
+        for role in report["roles"]
+    ]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines += [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+    counters = report["counters"]
+    certified = counters["head_certified_rows"] / max(1, counters["head_rows"])
+    drafted = counters["draft_accepted_tokens"] / max(1, counters["draft_tokens"])
+    lines += [
+        "",
+        f"sequences   {counters['running']} running, {counters['waiting']} waiting, "
+        f"{counters['finished']} finished, {counters['cancelled']} cancelled",
+        f"tokens      {counters['prompt_tokens']} of prompts, {counters['generated_tokens']} drawn",
+        f"KV blocks   {counters['kv_blocks_used']} of {counters['kv_blocks_total']} in use, "
+        f"{counters['kv_blocks_cached']} hold prefixes",
+        f"head        {counters['head_rows']} rows, {certified:.1%} by certificate",
+        f"drafts      {counters['draft_tokens']} guesses, {drafted:.0%} stood",
+        f"lost        {report['engine_restarts']} engines, {counters['shards_lost']} groups of "
+        f"shards, {counters['samplers_lost']} samplers",
+    ]
+    return "\n".join(lines)

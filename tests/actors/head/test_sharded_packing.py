@@ -1,0 +1,155 @@
+"""What shards send each other arrives as it was, and says no less than what it stands for."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from actors.candidates import Candidates
+from actors.head.sharded.announcements import (
+    NewsAnnouncement,
+    RowNames,
+    StepAnnouncement,
+    decode_announcement,
+    encode_announcement,
+    needs_of,
+    row_needs,
+)
+from actors.head.sharded.packing import (
+    pack_bounds,
+    pack_candidates,
+    pack_cuts,
+    unpack_bounds,
+    unpack_candidates,
+    unpack_cuts,
+)
+from actors.head.whole_softmax import EVERYTHING, Cut, PartialMass, decide_mass
+from actors.messages import Certificate, Request, SamplingParameters
+from actors.states.deltas import Deltas, OpenSequence
+from actors.states.flat_needs import flatten_adjustments
+from actors.states.need import Need
+from actors.states.sequence_state import SequenceStates
+from kernels.truncate import truncate
+from tests.support.sharded_cases import every_kind_of_request, same_candidates
+
+settings.register_profile("packing", deadline=None, max_examples=40)
+settings.load_profile("packing")
+
+OWNED = np.arange(3, 203, 2, dtype=np.int32)
+
+
+def a_part(random: np.random.Generator, ids: np.ndarray) -> PartialMass:
+    logits = random.standard_normal(len(ids)).astype(np.float32).round(int(random.integers(0, 3)))
+    return PartialMass(ids, logits, *random.standard_normal(3), int(random.integers(0, 100)))
+
+
+@given(seed=st.integers(0, 2**32), rows=st.integers(1, 6))
+def test_candidates_arrive_bit_for_bit(seed: int, rows: int) -> None:
+    random = np.random.default_rng(seed)
+    kept = [random.random(len(OWNED)) < random.choice([0.0, 0.1, 1.0]) for _ in range(rows)]
+    ids = [OWNED[own] for own in kept]
+    needs = [Need("topk", k=3), Need("dense"), Need("nucleus", top_p=0.5)] * 2
+    found = Candidates(
+        ids=np.concatenate(ids),
+        raw=random.standard_normal(sum(map(len, ids))).astype(np.float32),
+        offsets=np.cumsum([0, *map(len, ids)], dtype=np.int64),
+        certificates=tuple(
+            Certificate(
+                need.kind,
+                str(random.choice(["deterministic", "probabilistic", "relaxed", "dense"])),  # type: ignore[arg-type]
+                str(random.choice(["int8", "dense-fp32", "int4-dither"])),
+                int(random.integers(0, 1 << 20)),
+                int(random.integers(0, 1 << 60)),
+                *random.random(1),
+                bool(random.integers(2)),
+                *random.random(2),
+            )
+            for need in needs[:rows]
+        ),
+    )
+    same_candidates(unpack_candidates(pack_candidates(found, 100), needs[:rows], OWNED), found)
+
+
+def test_a_tier_whose_name_does_not_fit_is_not_cut_short() -> None:
+    certificate = Certificate("top1", "dense", "a-tier-of-seventeen", 0, 0)
+    nothing = np.empty(0, np.int32), np.empty(0, np.float32)
+    with pytest.raises(ValueError, match="16 bytes"):
+        pack_candidates(Candidates(*nothing, np.zeros(2, np.int64), (certificate,)), 1)
+
+
+@given(seed=st.integers(0, 2**32))
+def test_bounds_and_cuts_arrive_bit_for_bit(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    parts = [
+        a_part(random, OWNED[random.random(100) < 0.2]) if random.random() < 0.7 else None
+        for _ in range(5)
+    ]
+    found = unpack_bounds(pack_bounds(parts), 5)
+    assert [part is None for part in found] == [part is None for part in parts]
+    for ours, theirs in zip(found, parts, strict=True):
+        if ours is not None and theirs is not None:
+            assert pack_bounds([ours]) == pack_bounds([theirs])
+            assert ours.ids.tolist() == theirs.ids.tolist()
+            assert ours.logits.tobytes() == theirs.logits.tobytes()
+    cuts = [None, EVERYTHING, Cut(float(np.float32(0.1)), 7)]
+    assert unpack_cuts(pack_cuts(cuts)) == cuts
+
+
+@given(seed=st.integers(0, 2**32), shards=st.integers(1, 4))
+def test_a_cut_tells_each_shard_its_part_of_the_nucleus(seed: int, shards: int) -> None:
+    """With ties and excluded tokens: what all of them keep is what truncation keeps."""
+    random = np.random.default_rng(seed)
+    size = 60
+    logits = random.standard_normal(size).astype(np.float32).round(1)
+    logits[random.random(size) < 0.1] = -np.inf
+    logits[int(random.integers(size))] = 1.0
+    owner = random.integers(0, shards, size)
+    nothing_outside = (-np.inf, -np.inf, -np.inf, 0)
+    parts = [
+        PartialMass(
+            np.flatnonzero(owner == r).astype(np.int32), logits[owner == r], *nothing_outside
+        )
+        for r in range(shards)
+    ]
+    need = Need("nucleus", top_p=float(random.uniform(0.1, 0.9)), inverse_temperature=1.0)
+    cut = decide_mass(need, parts)
+    assert cut is not None
+    kept = np.sort(np.concatenate([part.ids[cut.keeps(part)] for part in parts]))
+    expected = truncate(logits, inverse_temperature=1.0, top_p=need.top_p)
+    assert kept.tolist() == np.flatnonzero(expected).tolist()
+    for part in parts:
+        assert EVERYTHING.keeps(part).all()
+
+
+def test_names_and_deltas_make_the_same_needs_elsewhere() -> None:
+    random = np.random.default_rng(1)
+    requests = every_kind_of_request(random, 200)
+    here, there = (SequenceStates(200, (0,), 1) for _ in range(2))
+    for name, request in enumerate(requests):
+        here.open(name, request)
+    opened = tuple(OpenSequence(name, request) for name, request in enumerate(requests))
+    names = [name for name in range(len(requests)) for _ in range(3)]
+    drafted = [(5, 6)[:count] for _ in requests for count in range(3)]
+    needs = here.needs(names, drafted)
+    step = StepAnnouncement(row_needs(needs, RowNames(names, drafted)), 8, (Deltas(opened=opened),))
+    arrived = decode_announcement(encode_announcement(step))
+    assert arrived == step
+    assert isinstance(arrived, StepAnnouncement)
+    for deltas in arrived.deltas:
+        there.apply(deltas)
+    ids = np.arange(200, dtype=np.int32)
+    for ours, theirs in zip(needs, needs_of(arrived.rows, there), strict=True):
+        assert (ours.kind, ours.key, ours.position) == (theirs.kind, theirs.key, theirs.position)
+        logits = [
+            Candidates(ids, np.ones(200, np.float32), np.array([0, 200]), (), flat).logits
+            for flat in (flatten_adjustments([each.adjustment]) for each in (ours, theirs))
+        ]
+        assert logits[0].tobytes() == logits[1].tobytes()
+
+
+def test_news_need_no_step() -> None:
+    request = Request("a", 1, (1, 2), SamplingParameters(logit_bias=((3, 0.5),)), resumed_ids=(4,))
+    news = NewsAnnouncement((Deltas((1,), (OpenSequence(2, request, (4, 5)),), ((2, (6,)),)),))
+    assert decode_announcement(encode_announcement(news)) == news
