@@ -23,6 +23,10 @@ COMMANDS = {
         "serve_app.commands.config_schema",
         "print the JSON schema of configuration files, for editors",
     ),
+    ("topology", "plan"): (
+        "serve_app.commands.topology_plan",
+        "print what would go where before anything starts",
+    ),
     ("index", "build"): (
         "serve_app.commands.index_build",
         "build the vocabulary index of a model",
