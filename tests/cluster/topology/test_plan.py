@@ -86,7 +86,7 @@ def test_a_tier_takes_what_its_arrays_take(tier: TierName, columns: int) -> None
 
     def stored(rows: int) -> int:
         weight = generator.standard_normal((rows, columns)).astype(np.float32)
-        made = quantize(weight, tier, direction=direction)
+        made = quantize(torch.from_numpy(weight), tier, direction=direction)
         return sum(array.nbytes for _, array in arrays_of(made))
 
     assert stored(640) - stored(512) == 128 * tier_row_bytes(tier, columns)
