@@ -232,4 +232,7 @@ def _notes_on_wire(index: Metadata | None, nucleus_tokens: int) -> list[str]:
         else "no index of these weights here: candidates are counted as if bounds left only those "
         "that are asked for"
     )
-    return [f"{told}; for top-p each shard is taken to tell {nucleus_tokens} tokens"]
+    return [
+        f"{told}; for top-p each shard is taken to tell {nucleus_tokens} tokens, and what is not "
+        "certified is dense"
+    ]

@@ -7,9 +7,11 @@ here but apart (`hidden_state_bytes`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from actors.head.shard import WORTH_REFINING
 from actors.index.metadata import Metadata
 
 THRESHOLD = 8  # float64
@@ -20,13 +22,14 @@ CERTIFICATE = 4 + 5 * 8
 PARTIAL_MASS = 3 * 8 + 8 + 8  # two bounds, the largest, how many others, how many tokens
 FULL_LOGIT = 4  # what an all-gather of the logits sends per token of the vocabulary
 
-TOP_1, TOP_50 = "top-1", "top-50"
+TOP_1, TOP_50, TOP_P = "top-1", "top-50", "top-p certified"
 
 
 @dataclass(frozen=True, slots=True)
 class WireBytes:
-    """Bytes that each of ``shards`` sends for one token that asks for ``need``: the one that sends
-    most, where they differ. ``full_logits`` is what all of them would send of all logits."""
+    """Bytes that the one of ``shards`` that sends most sends for one token that asks for ``need``;
+    all together send at most as many times that. ``full_logits`` is what all of them would send of
+    all logits."""
 
     need: str
     shards: int
@@ -57,15 +60,18 @@ def hidden_state_bytes(hidden_size: int) -> int:
 
 def candidates_left(metadata: Metadata | None, tiers: tuple[str, ...]) -> dict[str, float]:
     """Tokens that a search of the whole vocabulary leaves to be rescored, by need: the most that
-    any of ``tiers`` left in the calibration of the index. Without an index those that are asked
-    for, as if bounds were tight."""
+    any of ``tiers`` left on average in the calibration of the index. Without an index those that
+    are asked for, as if bounds were tight."""
     left = {TOP_1: 1.0, TOP_50: 50.0}
     if metadata is not None:
         for tier in tiers:
             if tier in metadata.tiers:
                 found = metadata.tiers[tier].tightness
-                kept = found.kept if found.refined is None else found.refined
-                left = {need: max(most, kept[need]) for need, most in left.items()}
+                refined = found.kept if found.refined is None else found.refined
+                for need, most in left.items():
+                    # Few are rescored at once; more are refined first.
+                    few = min(found.kept[need], WORTH_REFINING)
+                    left[need] = max(most, few, refined[need])
     return left
 
 
@@ -77,16 +83,16 @@ def wire_bytes(
 ) -> tuple[WireBytes, ...]:
     """Per need what shards with ``rows`` send. ``left`` is of `candidates_left`.
 
-    top-1: all shards together leave what one would, for the best token of any is the threshold of
-    all. top-50: each knows a threshold of its own 50 best, so each may leave as many as one shard
-    would. top-p: each tells its ``nucleus_tokens`` best, and sends no more of them. dense (returned
-    logprobs, or bounds that do not suffice): each sends all of its rows.
+    top-1, top-50: one shard may leave as many as one with every row would, for the best tokens may
+    all be its own, and its threshold is that of its own best. top-p, where bounds certify it: each
+    tells its ``nucleus_tokens`` best, and sends no more of them. dense (returned logprobs, and
+    top-p that bounds do not certify): each sends all of its rows.
     """
     shards = len(rows)
     counts = {
-        TOP_1: -(-left[TOP_1] // shards),
+        TOP_1: left[TOP_1],
         TOP_50: left[TOP_50],
-        "top-p": nucleus_tokens,
+        TOP_P: nucleus_tokens,
         "dense": max(rows),
     }
     return tuple(
@@ -94,8 +100,8 @@ def wire_bytes(
             need=need,
             shards=shards,
             thresholds=THRESHOLD,
-            masses=PARTIAL_MASS + CANDIDATE * nucleus_tokens if need == "top-p" else 0,
-            candidates=CANDIDATE_COUNT + CANDIDATE * min(round(count), max(rows)),
+            masses=PARTIAL_MASS + CANDIDATE * nucleus_tokens if need == TOP_P else 0,
+            candidates=CANDIDATE_COUNT + CANDIDATE * min(math.ceil(count), max(rows)),
             certificates=CERTIFICATE,
             full_logits=FULL_LOGIT * vocabulary_size,
         )

@@ -38,7 +38,12 @@ def test_a_plan_says_what_goes_where(tmp_path: Path, capsys: Captured) -> None:
     data = json.loads(capsys.readouterr().out)
     assert data["assignment"]["rows"] == [8192, 8192]
     assert data["assignment"]["work_balance"] < 1.05
-    assert [each["need"] for each in data["wire"]] == ["top-1", "top-50", "top-p", "dense"]
+    assert [each["need"] for each in data["wire"]] == [
+        "top-1",
+        "top-50",
+        "top-p certified",
+        "dense",
+    ]
     assert all(each["per_shard"] > 0 for each in data["wire"])
 
 

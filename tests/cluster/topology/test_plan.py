@@ -19,6 +19,7 @@ from actors.configuration import EngineConfiguration, TierName
 from actors.head.owned_rows import OwnedRows
 from actors.head.shard import Shard
 from actors.head.whole_softmax import PartialMass
+from actors.index.metadata import Metadata, TierReport, Tightness, Weights
 from actors.index.tightness import arrays_of
 from actors.states.need import Need
 from cluster.topology import wire
@@ -275,3 +276,21 @@ def test_the_demo_has_a_plan() -> None:
     text = describe(plan)
     assert "lexshard-demo (llama): 16,384 tokens x 256" in text
     assert plan.kv_tokens == 64 * 2048
+
+
+def test_candidates_are_those_that_the_tiers_of_an_index_leave() -> None:
+    """int8 leaves few; int4 many, of which up to 64 are rescored rather than refined."""
+    nothing = wire.candidates_left(None, ("int8", "int4"))
+    assert nothing == {"top-1": 1.0, "top-50": 50.0}
+
+    def tier(kept: dict[str, float], refined: dict[str, float] | None) -> TierReport:
+        found = Tightness(kept, refined, {}, bound=0.0, error=0.0)
+        return TierReport(0, 0, False, found, None)
+
+    tiers = {
+        "int8": tier({"top-1": 1.4, "top-50": 58.6}, None),
+        "int4": tier({"top-1": 23.0, "top-50": 629.8}, {"top-1": 1.3, "top-50": 57.2}),
+    }
+    index = Metadata(Weights("", 1, 1, "bfloat16", False), None, None, tiers)  # type: ignore[arg-type]
+    assert wire.candidates_left(index, ("int8",)) == {"top-1": 1.4, "top-50": 58.6}
+    assert wire.candidates_left(index, ("int8", "int4")) == {"top-1": 23.0, "top-50": 64}
