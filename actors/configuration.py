@@ -18,6 +18,14 @@ SamplerPlacement = Literal["threads", "processes", "ray"]
 VerifyMode = Literal["coupled", "greedy", "exact", "sigmoid"]
 BY_DISTRIBUTION: tuple[VerifyMode, ...] = ("exact", "sigmoid")
 DraftLength = Literal["auto", "measured", "stepping", "fixed"]
+ShardAssignmentMethod = Literal[
+    "blocks-round-robin",
+    "blocks-contiguous",
+    "blocks-hotness",
+    "clusters-round-robin",
+    "clusters-hotness",
+    "clusters-semantic",
+]
 DraftHeadChoice = Literal["auto", "full", "static", "router"]
 NGRAM = "ngram"  # in the place of a draft model's folder
 
@@ -33,10 +41,12 @@ class EngineConfiguration:
     "int4-dither" and "1-bit" have certificates that hold with a stated probability. ``index`` is
     the file of those copies and clusters (see ``lexshard index``); None looks beside the model, and
     builds what is missing.
-    ``shards`` is how many processes share the output rows, blocks of 64 tokens in turn: the
-    engine's own and as many Ray actors as it takes. That changes no token; one that is lost, or
-    keeps a step waiting for ``shard_seconds``, is replaced in the midst of a step, by one of
-    ``shard_spares`` where there are any.
+    ``shards`` is how many processes share the output rows: the engine's own and as many Ray actors
+    as it takes. ``shard_assignment`` says which rows are whose: blocks of 64 tokens, or clusters of
+    the index, in turn, side by side, near ones together, or so that each has as much of the tokens
+    in the file ``shard_trace``. None of that changes a token; a shard that is lost, or keeps a step
+    waiting for ``shard_seconds``, is replaced in the midst of a step, by one of ``shard_spares``
+    where there are any.
     ``kv_cache_bytes`` None takes what ``max_running`` sequences of full length need, at most a
     tenth of the machine's memory. ``threads`` None has steps of one row and of several timed with
     every number of threads when the engine starts, and takes what is fastest for each; one core
@@ -112,6 +122,22 @@ class EngineConfiguration:
             "processes that share the vocabulary of the output head (default 1)",
             metavar="N",
             least=1,
+        ),
+    )
+    shard_assignment: ShardAssignmentMethod = field(
+        default="blocks-round-robin",
+        metadata=setting(
+            "which tokens are whose: blocks-round-robin (default), blocks-contiguous, "
+            "blocks-hotness, clusters-round-robin, clusters-hotness or clusters-semantic",
+            metavar="METHOD",
+        ),
+    )
+    shard_trace: str | None = field(
+        default=None,
+        metadata=setting(
+            "how often tokens are drawn, for methods by hotness: JSON lines (token_ids, messages, "
+            "prompt or text) or plain text",
+            metavar="FILE",
         ),
     )
     shard_seconds: int = field(

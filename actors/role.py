@@ -23,7 +23,7 @@ def here() -> Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Role:
+class RunningRole:
     """One part that somebody plays; ``detail`` is its share of the work, in words."""
 
     name: RoleName

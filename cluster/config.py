@@ -1,39 +1,28 @@
-"""The options of a server: defaults, then a YAML file, then the environment, then flags.
+"""The options of a server, each declared once: the engine's in ``EngineConfiguration``, the others
+as fields of ``ServeConfig``.
 
-Each is declared once: those of the engine in ``EngineConfiguration``, those of the server as fields
-of ``ServeConfig``. ``OPTIONS`` is what the file, the environment and the command line read there.
-Unknown names and values of the wrong type are errors: a misspelt name must never be ignored.
+``OPTIONS`` is what the file, the environment and the command line (`cluster.config_sources`), the
+schema for editors and `lexshard config` read there.
 """
 
 from __future__ import annotations
 
-import re
 import types
-from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
-from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
-import yaml
-from pydantic import ByteSize, ConfigDict, Field, TypeAdapter, ValidationError, create_model
+from pydantic import ByteSize, ConfigDict, Field, create_model
 
 from actors.configuration import EngineConfiguration
 from actors.setting import settings_of
 
 VARIABLE_PREFIX = "LEXSHARD_"
-# What Kubernetes puts there for a service whose name begins with lexshard is none of ours.
-SERVICE_VARIABLE = re.compile(r"\w+_(SERVICE_HOST|SERVICE_PORT\w*|PORT_\d+_(TCP|UDP|SCTP)\w*)")
-SERVICE_ADDRESS = re.compile(r"(tcp|udp|sctp)://")
 
 Name = Annotated[str, Field(pattern=r"\S")]
 # An empty key would open the server to everyone who sends an empty one.
 Key = Annotated[str, Field(pattern=r"^\S+( +priority=-?\d{1,9})?$")]
-
-
-class ConfigError(ValueError):
-    """A configuration that cannot be used, with one line that says why."""
 
 
 def option(
@@ -41,14 +30,16 @@ def option(
     description: str,
     metavar: str | None = None,
     flag: str | None = None,
+    secret: bool = False,
     **rules: Any,
 ) -> Any:
     """A field of ``ServeConfig``.
 
     Its key is the ``alias`` among the ``rules`` (which are pydantic's), else its name. ``flag`` and
-    ``metavar`` are the command line's words where the key does not give them.
+    ``metavar`` are the command line's words where the key does not give them. What is ``secret``
+    has no flag, for everybody can list the processes of a machine, and is never shown.
     """
-    words: dict[str, Any] = {"metavar": metavar, "flag": flag}
+    words: dict[str, Any] = {"metavar": metavar, "flag": flag, "secret": secret}
     return Field(default, description=description, json_schema_extra=words, **rules)
 
 
@@ -94,10 +85,8 @@ class ServeConfig(EngineOptions):
     )
     api_keys: list[Key] = option(
         [],
-        "repeatable; 'KEY priority=-5' lets its owner go as far before the default (shows in the "
-        "list of processes: better use a file or the environment)",
-        metavar="KEY",
-        flag="--api-key",
+        "keys of clients; 'KEY priority=-5' lets its owner go as far before the default",
+        secret=True,
     )
     api_key_file: str | None = option(None, "more keys, one a line", metavar="FILE")
     max_running_requests: int = option(256, "sequences admitted at once", metavar="N", ge=1)
@@ -128,14 +117,18 @@ class ServeConfig(EngineOptions):
 @dataclass(frozen=True, slots=True)
 class Option:
     """A field of ``ServeConfig`` as it can be set: by a ``key`` of the file, a ``variable`` of the
-    environment or a ``flag``. ``kind`` is the type of its value; None may be among its choices."""
+    environment or, unless it is ``secret``, a ``flag``. ``kind`` is the type of its value; None may
+    be among its choices. ``default`` is None where it is ``required``, too."""
 
     key: str
     variable: str
-    flag: str
+    flag: str | None
     metavar: str | None
     description: str
     kind: Any
+    default: Any
+    required: bool
+    secret: bool
 
     @property
     def repeatable(self) -> bool:
@@ -153,14 +146,18 @@ def _options() -> tuple[Option, ...]:
     for name, field in ServeConfig.model_fields.items():
         key = field.alias or name
         words: Any = field.json_schema_extra
+        flag = words["flag"] or "--" + key.replace("_", "-")
         options.append(
             Option(
                 key=key,
                 variable=VARIABLE_PREFIX + key.upper(),
-                flag=words["flag"] or "--" + key.replace("_", "-"),
+                flag=None if words["secret"] else flag,
                 metavar=words["metavar"],
                 description=field.description or "",
                 kind=field.annotation,
+                default=None if field.is_required() else field.default,
+                required=field.is_required(),
+                secret=words["secret"],
             )
         )
     return tuple(options)
@@ -169,85 +166,15 @@ def _options() -> tuple[Option, ...]:
 OPTIONS = _options()
 
 
-def environment_values(environment: Mapping[str, str]) -> dict[str, Any]:
-    """The options that variables set, such as ``LEXSHARD_PORT=80``. Commas divide what is
-    repeatable.
-
-    Raises:
-        ConfigError: a variable of ours is unknown or its value of the wrong type.
-    """
-    options = {option.variable: option for option in OPTIONS}
-    values: dict[str, Any] = {}
-    for variable, text in environment.items():
-        if not variable.startswith(VARIABLE_PREFIX) or _is_of_kubernetes(variable, text):
-            continue
-        if variable not in options:
-            [nearest] = get_close_matches(variable, options, n=1, cutoff=0.0)
-            raise ConfigError(f"unknown environment variable {variable}: did you mean {nearest}?")
-        option = options[variable]
-        given = text.split(",") if option.repeatable else text
-        try:
-            values[option.key] = TypeAdapter(option.kind).validate_python(given)
-        except ValidationError as error:
-            problem = error.errors()[0]
-            reason = f"{problem['msg']}, not {problem['input']!r}"
-            raise ConfigError(f"environment variable {variable}: {reason}") from error
-    return values
-
-
-def _is_of_kubernetes(variable: str, text: str) -> bool:
-    return SERVICE_VARIABLE.fullmatch(variable) is not None or (
-        variable.endswith("_PORT") and SERVICE_ADDRESS.match(text) is not None
-    )
-
-
-def load_config(path: str | Path | None, overrides: Mapping[str, Any]) -> ServeConfig:
-    """Reads a YAML file (if any) and lays ``overrides`` over it.
-
-    Raises:
-        ConfigError: the file cannot be read, holds an unknown key, or a value is unusable.
-    """
-    values: dict[str, Any] = {}
-    if path is not None:
-        try:
-            loaded = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-        except OSError as error:
-            raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from error
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            reason = " ".join(str(error).split())
-            raise ConfigError(f"{path} is not valid YAML: {reason}") from error
-        if not (isinstance(loaded, dict) and all(isinstance(key, str) for key in loaded)):
-            raise ConfigError(f"{path} must hold a mapping of option names to values")
-        values.update(loaded)
-    values.update(overrides)
-    if isinstance(values.get("api_key_file"), str):
-        values["api_keys"] = [*values.get("api_keys", []), *_read_keys(values["api_key_file"])]
-    if "model" not in values:
-        raise ConfigError("no model given: pass --model FOLDER or set 'model' in the configuration")
-    try:
-        return ServeConfig(**values)
-    except ValidationError as error:
-        problem = error.errors()[0]
-        name = ".".join(str(part) for part in problem["loc"])
-        secret = problem["loc"][:1] == ("api_keys",)
-        given = "" if problem["type"] == "missing" or secret else f", not {problem['input']!r}"
-        raise ConfigError(f"option '{name}': {problem['msg']}{given}") from error
-
-
-def _read_keys(path: str) -> list[str]:
-    """The lines of a key file but for comments (``#``) and empty ones.
-
-    Raises:
-        ConfigError: it cannot be read, or others may read it.
-    """
-    try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-        mode = Path(path).stat().st_mode
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the keys in {path}: {error}") from error
-    if mode & 0o007:
-        raise ConfigError(f"everybody on this machine can read {path}: chmod 600 it")
-    keys = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
-    if not keys:
-        raise ConfigError(f"{path} holds no keys: the server would be open to all")
-    return keys
+def configuration_schema() -> dict[str, Any]:
+    """The JSON schema (draft 2020-12) of a configuration file, for editors."""
+    schema: dict[str, Any] = ServeConfig.model_json_schema(by_alias=True)
+    for described in schema["properties"].values():
+        for word in ("metavar", "flag", "secret", "title"):
+            described.pop(word, None)
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **schema,
+        "title": "lexshard serve",
+        "description": "What `lexshard serve --config FILE` reads.",
+    }

@@ -12,6 +12,22 @@ from importlib.metadata import version
 COMMANDS = {
     ("serve",): ("serve_app.commands.serve", "serve a model over an OpenAI-compatible API"),
     ("status",): ("serve_app.commands.status", "who does what in a running server"),
+    ("config", "show"): (
+        "serve_app.commands.config_show",
+        "show the configuration in effect, and where each value comes from",
+    ),
+    ("config", "check"): (
+        "serve_app.commands.config_check",
+        "check a configuration file without starting anything",
+    ),
+    ("config", "schema"): (
+        "serve_app.commands.config_schema",
+        "print the JSON schema of configuration files, for editors",
+    ),
+    ("topology", "plan"): (
+        "serve_app.commands.topology_plan",
+        "print what would go where before anything starts",
+    ),
     ("index", "build"): (
         "serve_app.commands.index_build",
         "build the vocabulary index of a model",
@@ -59,7 +75,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     for words, (module_name, text) in COMMANDS.items():
         if tuple(arguments[: len(words)]) == words:
             module = importlib.import_module(module_name)
-            parser = argparse.ArgumentParser(f"lexshard {' '.join(words)}", description=text)
+            # Half a name might be that of an option of tomorrow.
+            parser = argparse.ArgumentParser(
+                f"lexshard {' '.join(words)}", description=text, allow_abbrev=False
+            )
             module.add_arguments(parser)
             code: int | None = module.run(parser.parse_args(arguments[len(words) :]))
             return code or 0

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from actors.configuration import EngineInformation
 from actors.messages import EngineStatistics, Request, SequenceEvent
-from actors.role import Role
+from actors.role import RunningRole
 from cluster.config import ServeConfig
 
 
@@ -37,7 +37,7 @@ class EngineClient(Protocol):
         """End the engine. No request is taken any more; open streams have ``grace_seconds`` to
         come to their end, and those that do not are told why they stop."""
 
-    async def roles(self) -> Sequence[Role]:
+    async def roles(self) -> Sequence[RunningRole]:
         """Who does what in the engine, and where; none where it does not answer."""
 
     @property

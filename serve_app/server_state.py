@@ -8,7 +8,7 @@ from importlib.metadata import version
 from typing import Any
 
 from actors.configuration import EngineInformation
-from actors.role import Role, here
+from actors.role import RunningRole, here
 from cluster.config import ServeConfig
 from serve_app.admission import Admission
 from serve_app.engine_client import EngineClient
@@ -64,7 +64,9 @@ class ServerState:
 
     async def report(self) -> dict[str, Any]:
         """What ``GET /status`` tells: who does what, in which process, and how busy all are."""
-        api = Role("api", 0, here(), "cpu", f"one of {self.config.api_processes}: who answers")
+        api = RunningRole(
+            "api", 0, here(), "cpu", f"one of {self.config.api_processes}: who answers"
+        )
         return {
             "version": VERSION,
             "model": self.config.model_names[0],

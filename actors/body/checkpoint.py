@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
-import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from actors.body.errors import ModelPathError, UnsupportedModelError, WeightsError
 from actors.body.model_code import model_code
+from actors.stored_tensors import stored_tensors
 
 _SAMPLING_KEYS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
@@ -48,7 +47,7 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
         )
     if not (folder / "config.json").is_file():
         raise ModelPathError(f"{folder} has no config.json: give the folder of a saved model")
-    parameters, stored_dtypes = _read_headers(folder)
+    tensors = stored_tensors(folder)
     description = _read_json(folder / "config.json")
     known = description.get("model_type") in CONFIG_MAPPING
     if not known and "auto_map" in description:
@@ -63,8 +62,8 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     return Checkpoint(
         folder=folder,
         config=config,
-        parameters=parameters,
-        stored_dtypes=stored_dtypes,
+        parameters=sum(tensor.size for tensor in tensors),
+        stored_dtypes=frozenset(tensor.dtype for tensor in tensors),
         eos_token_ids=_ids(
             generation.get("eos_token_id"), description.get("eos_token_id"), tokenizer_eos
         ),
@@ -95,42 +94,6 @@ def _ids(*sources: int | list[int] | None) -> tuple[int, ...]:
         listed = source if isinstance(source, list) else [source]
         found.update((int(token), None) for token in listed if token is not None)
     return tuple(found)
-
-
-def _read_headers(folder: Path) -> tuple[int, frozenset[str]]:
-    """Number of weights and their stored types, from the headers of the safetensors files."""
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        files = sorted(set(_read_json(index)["weight_map"].values()))
-    elif (folder / "model.safetensors").is_file():
-        files = ["model.safetensors"]
-    else:
-        pickled = any(folder.glob("*.bin")) or any(folder.glob("*.pt*"))
-        raise WeightsError(
-            f"{folder} has no model.safetensors"
-            + (
-                ": pickled weights can run code and are not read; save the model with "
-                "safe_serialization=True"
-                if pickled
-                else ": the download may be incomplete"
-            )
-        )
-    parameters, dtypes = 0, set[str]()
-    for name in files:
-        if not (folder / name).is_file():
-            raise WeightsError(f"{folder / name} is missing: download the model again")
-        with (folder / name).open("rb") as stream:
-            try:
-                (length,) = struct.unpack("<Q", stream.read(8))
-                header = json.loads(stream.read(length))
-            except (struct.error, ValueError, MemoryError) as error:
-                raise WeightsError(
-                    f"{folder / name} is not a safetensors file: download the model again"
-                ) from error
-        header.pop("__metadata__", None)
-        parameters += sum(math.prod(tensor["shape"]) for tensor in header.values())
-        dtypes.update(tensor["dtype"] for tensor in header.values())
-    return parameters, frozenset(dtypes)
 
 
 def _read_tokenizer(folder: Path) -> tuple[int | None, int | None]:

@@ -20,7 +20,7 @@ from actors.decision.messages import DecisionResult, DecisionWork
 from actors.decision.rows import NO_TESTS, is_dense, sequences_of, work_of
 from actors.messages import Request, RowDecision
 from actors.proposal import GuessTest
-from actors.role import Place, Role
+from actors.role import Place, RunningRole
 from actors.states.deltas import OpenSequence, Outbox
 
 # Stands in for lost samplers until new ones are ready.
@@ -203,11 +203,11 @@ class DecisionPlane:
                 load[member.sampler] += 1
         return load
 
-    def roles(self) -> list[Role]:
+    def roles(self) -> list[RunningRole]:
         """The samplers at work."""
         load = self.load()
         return [
-            Role("sampler", index, handle.place, "cpu", f"{load[index]} sequences")
+            RunningRole("sampler", index, handle.place, "cpu", f"{load[index]} sequences")
             for index, handle in sorted(self._handles.items())
         ]
 

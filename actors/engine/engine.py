@@ -35,18 +35,18 @@ from actors.engine.warm_up import sized_requests, warm_up_requests
 from actors.head.build import build_head
 from actors.kv_cache import BLOCK_TOKENS, BlockPool
 from actors.messages import EngineStatistics, Request, SamplingParameters, SequenceEvent
-from actors.role import Role, here
+from actors.role import RunningRole, here
 from actors.states.sequence_state import SequenceStates
 from actors.text.codec import TextCodec
 
 if TYPE_CHECKING:
-    from actors.head.sharded.recovering_head import StartGang
+    from actors.head.sharded.recovering_head import ShardStarter
 
 
 class Engine:
     """Serves sequences step by step. Not thread-safe: one thread plans, finishes and submits.
 
-    ``start_sampler`` and ``start_gang`` start samplers and shards outside of this process;
+    ``start_sampler`` and ``shard_starter`` start samplers and shards outside of this process;
     ``drafter`` stands in the place of the configuration's. ``tell`` hears what takes time at the
     start.
 
@@ -59,7 +59,7 @@ class Engine:
         configuration: EngineConfiguration,
         start_sampler: StartSampler | None = None,
         drafter: Drafter | None = None,
-        start_gang: StartGang | None = None,
+        shard_starter: ShardStarter | None = None,
         tell: Callable[[str], None] = lambda phase: None,
     ) -> None:
         self._tell = tell
@@ -82,7 +82,7 @@ class Engine:
             model.vocabulary_size, model.eos_token_ids, configuration.max_running
         )
         built = build_head(
-            model, configuration, self._states, partial(threads.choose, model.body), start_gang
+            model, configuration, self._states, partial(threads.choose, model.body), shard_starter
         )
         self._head = built.head
         self._scheduler = self._make_scheduler()
@@ -283,12 +283,12 @@ class Engine:
             self._scheduler, self._plane.counters, self._head.counters
         )
 
-    def roles(self) -> list[Role]:
+    def roles(self) -> list[RunningRole]:
         """Who does what, and where. May be asked from another thread."""
         device = str(self.model.body.device)
-        roles = [Role("body", 0, here(), device, f"{self.information.body}, {device}")]
+        roles = [RunningRole("body", 0, here(), device, f"{self.information.body}, {device}")]
         if self._speculation is not None:
-            roles.append(Role("drafter", 0, here(), "cpu", self.information.drafts))
+            roles.append(RunningRole("drafter", 0, here(), "cpu", self.information.drafts))
         return [*roles, *self._head.roles(), *self._plane.roles()]
 
     def check_idle(self) -> None:

@@ -14,11 +14,15 @@ def physical_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def default_kv_bytes(block_bytes: int, max_model_len: int, max_running: int) -> int:
-    """Blocks for ``max_running`` sequences of full length, at most a tenth of the memory.
+def default_kv_bytes(
+    block_bytes: int, max_model_len: int, max_running: int, memory: int | None = None
+) -> int:
+    """Blocks for ``max_running`` sequences of full length, at most a tenth of ``memory`` bytes
+    (None: this machine's).
 
     Always at least one sequence of full length.
     """
+    memory = physical_memory() if memory is None else memory
     blocks_per_sequence = -(-max_model_len // BLOCK_TOKENS)
-    most = int(SHARE_OF_MEMORY * physical_memory()) // block_bytes
+    most = int(SHARE_OF_MEMORY * memory) // block_bytes
     return max(blocks_per_sequence, min(blocks_per_sequence * max_running, most)) * block_bytes

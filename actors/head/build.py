@@ -23,7 +23,7 @@ from actors.states.sequence_state import SequenceStates
 from kernels.linear import fits_bfloat16, linear, pack
 
 if TYPE_CHECKING:
-    from actors.head.sharded.recovering_head import StartGang
+    from actors.head.sharded.recovering_head import ShardStarter
     from actors.index.format import Index
 
 # A smaller head is read from the cache in no time: nothing to certify would be worth a file.
@@ -45,11 +45,11 @@ def build_head(
     configuration: EngineConfiguration,
     states: SequenceStates,
     choose_threads: Callable[[OutputHead], None],
-    start_gang: StartGang | None = None,
+    shard_starter: ShardStarter | None = None,
 ) -> BuiltHead:
     """The head that ``configuration`` asks for, of sequences with these ``states``. A certified
     head is where the body is; the paper's and a dense one are on the CPU also where the body is on
-    a GPU. Several shards are started by ``start_gang``.
+    a GPU. Several shards are started by ``shard_starter``.
 
     ``choose_threads`` gets a head on the CPU as soon as it can decide: before its tiers are timed.
     Loads the model's index or builds it (see `actors.index.automatic`), which runs the body and
@@ -68,9 +68,11 @@ def build_head(
         from actors.head.sharded.build import build_sharded  # msgspec is not everywhere
 
         tiers = () if dense_only else configuration.tiers
-        sharded = build_sharded(model, weight, bias, tiers, configuration, states, start_gang)
+        sharded = build_sharded(model, weight, bias, tiers, configuration, states, shard_starter)
         choose_threads(sharded.own)
-        return BuiltHead(sharded, f"{configuration.shards} shards of blocks of 64 tokens")
+        return BuiltHead(
+            sharded, f"{configuration.shards} shards, {configuration.shard_assignment}"
+        )
     if dense_only:
         dense = _shard(model, weight, bias, None)
         choose_threads(dense)

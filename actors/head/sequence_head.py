@@ -15,7 +15,7 @@ import torch
 from actors.candidates import Candidates
 from actors.head.output_head import OutputHead
 from actors.messages import Request
-from actors.role import Role, here
+from actors.role import RunningRole, here
 from actors.states.deltas import Deltas
 from actors.states.need import Need
 from actors.states.sequence_state import SequenceStates
@@ -74,9 +74,9 @@ class SequenceHead:
     def close(self, sequence: int) -> None:
         """A sequence has ended."""
 
-    def roles(self) -> list[Role]:
+    def roles(self) -> list[RunningRole]:
         """The shards there are: one, here."""
-        return [Role("shard", 0, here(), "as the body", f"{self.vocabulary_size} tokens")]
+        return [RunningRole("shard", 0, here(), "as the body", f"{self.vocabulary_size} tokens")]
 
     def shut_down(self) -> None:
         """The head will not be asked again."""

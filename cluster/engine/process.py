@@ -10,7 +10,6 @@ import threading
 import time
 from dataclasses import dataclass
 from enum import Enum
-from functools import partial
 from typing import Any
 
 import ray
@@ -18,7 +17,7 @@ from ray.util.placement_group import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from actors.configuration import EngineConfiguration, EngineInformation
-from actors.role import Role
+from actors.role import RunningRole
 from cluster.engine.transport import EngineSide
 from cluster.private_folder import PrivateFolder, remove_abandoned_folders
 from cluster.process_tree import die_with_parent
@@ -100,7 +99,7 @@ class EngineProcess:
 
         from actors.engine.engine import Engine  # torch and numba load here, not in the driver
         from cluster.samplers.start import start_sampler
-        from cluster.shards.gang import ShardGang
+        from cluster.shards.gang import RayShards
 
         logging.disable_progress_bar()  # the log is no terminal
         started = time.monotonic()
@@ -108,12 +107,8 @@ class EngineProcess:
         def tell(phase: str) -> None:
             print(f"[{time.monotonic() - started:5.1f} s] engine: {phase}", flush=True)
 
-        gang = partial(
-            ShardGang,
-            seconds=float(configuration.shard_seconds),
-            spares=configuration.shard_spares,
-        )
-        engine = Engine(configuration, start_sampler, start_gang=gang, tell=tell)
+        shards = RayShards(configuration)
+        engine = Engine(configuration, start_sampler, shard_starter=shards, tell=tell)
         engine.warm_up()
         return engine
 
@@ -134,7 +129,7 @@ class EngineProcess:
         return Suitability.DESERTED if deserted else Suitability.OCCUPIED
 
     @ray.method(concurrency_group=_AT_ONCE)
-    def roles(self) -> list[Role]:
+    def roles(self) -> list[RunningRole]:
         """Who does what, and where; empty before there is an engine."""
         return [] if self._engine is None else list(self._engine.roles())
 

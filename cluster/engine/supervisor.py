@@ -21,7 +21,7 @@ import ray
 
 from actors.configuration import EngineConfiguration, EngineInformation
 from actors.messages import Commands, EngineStatistics, Request, StepOutput
-from actors.role import Role
+from actors.role import RunningRole
 from cluster.engine.journal import Journal, JournalStream
 from cluster.engine.process import (
     EngineLocation,
@@ -115,12 +115,12 @@ class EngineSupervisor:
         elif self._actor is not None:
             ray.kill(self._actor)
 
-    async def roles(self) -> Sequence[Role]:
+    async def roles(self) -> Sequence[RunningRole]:
         """Who does what in the engine, and where; none where it does not answer."""
         if self._actor is None:
             return []
         try:
-            found: Sequence[Role] = await asyncio.wait_for(
+            found: Sequence[RunningRole] = await asyncio.wait_for(
                 _result(self._actor.roles.remote()), REASON_SECONDS
             )
         except (ray.exceptions.RayError, TimeoutError):

@@ -5,16 +5,20 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import ray
 
 from actors.collective import Collective, CollectiveLostError
+from actors.configuration import EngineConfiguration
+from actors.head.owned_rows import OwnedRows
 from actors.head.sharded.part import ShardPart
-from actors.role import Place, Role
+from actors.role import Place, RunningRole
 from cluster.collective.gloo_links import open_store
 from cluster.collective.join import GroupPlan, join
 from cluster.shards.actor import start_shard_actor
+from cluster.topology.configured import configured_assignment
 
 # A shard that does not answer for so long is killed; one that starts has as long as a model takes.
 ANSWER_SECONDS, START_SECONDS = 1.0, 600.0
@@ -70,10 +74,10 @@ class ShardGang:
             actor.serve.remote(plan, rank)
         return join(plan, 0, store=self._store)
 
-    def roles(self) -> list[Role]:
+    def roles(self) -> list[RunningRole]:
         """The shards but for the root's own."""
         return [
-            Role("shard", rank, place, "cpu", f"{tokens} tokens")
+            RunningRole("shard", rank, place, "cpu", f"{tokens} tokens")
             for rank, (place, tokens) in enumerate(zip(self._places, self._tokens, strict=True), 1)
         ]
 
@@ -120,3 +124,22 @@ class ShardGang:
             reason = f"shard {rank} could not be started: {error}"
             raise CollectiveLostError(reason, rank) from error
         return place
+
+
+@dataclass(frozen=True, slots=True)
+class RayShards:
+    """The shards that ``configuration`` asks for, as an engine starts them
+    (`actors.head.sharded.recovering_head.ShardStarter`)."""
+
+    configuration: EngineConfiguration
+
+    def assign(self, vocabulary_size: int) -> list[OwnedRows]:
+        assignment = configured_assignment(self.configuration, vocabulary_size)
+        return [assignment.owned(shard) for shard in range(self.configuration.shards)]
+
+    def start(self, parts: Sequence[ShardPart]) -> ShardGang:
+        return ShardGang(
+            parts,
+            seconds=float(self.configuration.shard_seconds),
+            spares=self.configuration.shard_spares,
+        )

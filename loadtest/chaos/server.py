@@ -28,7 +28,7 @@ ROLES = {
     "ingress manager": "ray::HAProxyManager",
     "haproxy": "bin/haproxy",
     "reserve proxy": "ray::ProxyActor",
-    "driver": "serve_app.driver",
+    "driver": "serve_app.start.driver",
     "owner": "serve_app.cli",
     "raylet": "raylet/raylet",
     "gcs": "gcs/gcs_server",

@@ -5,21 +5,24 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from actors.body.loading import load
 from actors.configuration import EngineConfiguration
 from actors.engine.completion import Completion
 from actors.engine.engine import Engine
+from actors.index.automatic import open_or_build
 from actors.messages import Request
 from cluster.samplers.start import start_sampler
-from tests.support.paths import DEMO, DEMO_DRAFT
+from tests.support.paths import DEMO, DEMO_DRAFT, ROOT
 from tests.support.speculation_cases import drafting_engine, requests_of, run_and_close
 
 pytestmark = pytest.mark.slow
 
+TRACE = ROOT / "loadtest" / "data" / "a_kidnapped_santa_claus.txt"
 DRAFT: dict[str, Any] = {"draft": str(DEMO_DRAFT)}
 
 
@@ -44,15 +47,14 @@ def plain(requests: list[Request]) -> list[Completion]:
     return run_and_close(drafting_engine(), requests)
 
 
-def sharded_engine(seconds: float = 60.0, **changes: Any) -> Engine:
-    from cluster.shards.gang import ShardGang
+def sharded_engine(**changes: Any) -> Engine:
+    from cluster.shards.gang import RayShards
 
-    settings = {"max_model_len": 128, "draft_length": "fixed", **changes}
+    settings = {"max_model_len": 128, "draft_length": "fixed", "shard_seconds": 60, **changes}
     configuration = EngineConfiguration(
         str(DEMO), dtype="float32", device="cpu", threads=1, **settings
     )
-    gang = partial(ShardGang, seconds=seconds, spares=configuration.shard_spares)
-    return Engine(configuration, start_sampler, start_gang=gang)
+    return Engine(configuration, start_sampler, shard_starter=RayShards(configuration))
 
 
 @pytest.mark.parametrize(
@@ -61,8 +63,16 @@ def sharded_engine(seconds: float = 60.0, **changes: Any) -> Engine:
         {"shards": 2},
         {"shards": 4, **DRAFT},
         {"shards": 2, "head": "dense", "samplers": 2, "sampler_placement": "ray"},
+        {"shards": 3, "shard_assignment": "blocks-contiguous", "verify": "greedy", **DRAFT},
+        {"shards": 2, "shard_assignment": "blocks-hotness", "shard_trace": str(TRACE)},
     ],
-    ids=["two", "four, with drafts", "dense, with sampler actors"],
+    ids=[
+        "two",
+        "four, with drafts",
+        "dense, with sampler actors",
+        "side by side",
+        "by hotness",
+    ],
 )
 def test_the_text_is_that_of_one_process(
     plain: list[Completion], requests: list[Request], changes: dict[str, Any]
@@ -73,13 +83,24 @@ def test_the_text_is_that_of_one_process(
     assert [each.finish_reason for each in found] == [each.finish_reason for each in plain]
 
 
+def test_so_it_is_where_shards_own_clusters(
+    plain: list[Completion], requests: list[Request], tmp_path: Path
+) -> None:
+    """Near clusters together: any tokens, whose noise is drawn one by one."""
+    index = tmp_path / "index"
+    open_or_build(DEMO, load(DEMO, "float32", device="cpu"), index, parts=("tiers", "clusters"))
+    engine = sharded_engine(shards=2, shard_assignment="clusters-semantic", index=str(index))
+    found = run_and_close(engine, requests)
+    assert [each.token_ids for each in found] == [each.token_ids for each in plain]
+
+
 @pytest.mark.parametrize("spares", [0, 1])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_lost_shard_is_replaced_in_the_midst_of_a_step(
     plain: list[Completion], requests: list[Request], number: signal.Signals, spares: int
 ) -> None:
     """One that was killed is noticed at once, one that was stopped when the time is up."""
-    engine = sharded_engine(seconds=2.0, shards=3, shard_spares=spares)
+    engine = sharded_engine(shards=3, shard_seconds=2, shard_spares=spares)
     head: Any = engine.steps._head
     tokens: dict[str, list[int]] = {request.request_id: [] for request in requests}
     for request in requests:

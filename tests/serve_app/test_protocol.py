@@ -10,7 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from cluster.config import ConfigError, ServeConfig, load_config
+from cluster.config import ServeConfig
+from cluster.config_sources import ConfigError, load_config
 from serve_app.app import create_app
 from serve_app.request_record import RequestRecord
 from tests.support.mock_engine import VOCABULARY, MockEngine, Script, byte_tokenizer, ids
@@ -455,7 +456,7 @@ def test_configuration_layers_and_strictness(tmp_path: Any) -> None:
     assert (config.model, config.port, config.threads) == ("/models/a", 9001, 2)
     assert config.model_names == ("a",)
     path.write_text("model: a\nprot: 1\n")
-    with pytest.raises(ConfigError, match="prot"):
+    with pytest.raises(ConfigError, match=r"prot.*did you mean port"):
         load_config(path, {})
     with pytest.raises(ConfigError, match="no model"):
         load_config(None, {})

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from cluster.config import ServeConfig
-from serve_app import readiness
-from serve_app.readiness import StartupError, Waiting, wait_until_ready
+from serve_app.start import readiness
+from serve_app.start.readiness import StartupError, Waiting, wait_until_ready
 from tests.support.mock_engine import MockEngine
 from tests.support.mock_server import listening
 

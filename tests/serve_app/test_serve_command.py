@@ -13,12 +13,13 @@ from pathlib import Path
 import pytest
 
 from actors.configuration import EngineConfiguration
-from cluster.config import OPTIONS, ConfigError, ServeConfig, environment_values, load_config
+from cluster.config import OPTIONS, ServeConfig
+from cluster.config_sources import ConfigError, environment_values, load_config
 from serve_app.authentication import ApiKeys
-from serve_app.banner import banner, decisions
 from serve_app.cli import main
 from serve_app.commands.serve import add_arguments
 from serve_app.openai.errors import ApiError
+from serve_app.start.banner import banner, decisions
 from tests.support.mock_engine import MockEngine
 from tests.support.mock_server import free_port, model_folder
 from tests.support.paths import ROOT
@@ -54,7 +55,6 @@ def test_bad_command_lines_end_with_one_clear_line(
             (["serve", "--model", folder, "--port", port], "in use"),
             (["serve", "--config", str(tmp_path / "absent.yaml")], "cannot read"),
             (["serve", "--model", folder, "--kv-cache-memory", "0"], "kv_cache_memory"),
-            (["serve", "--model", folder, "--api-key", ""], "api_keys"),
             (["serve", "--config", str(latin)], "not valid YAML"),
             (["serve", "--config", str(numbered)], "must hold a mapping"),
             (["serve", "--config", str(mistyped)], "threads"),
@@ -80,7 +80,7 @@ def test_flags_come_before_the_environment_and_that_before_the_file(tmp_path: Pa
 
 
 def test_every_option_can_be_set_everywhere_and_reaches_the_engine() -> None:
-    lists = ["--tier", "int4", "--tier", "int8", "--api-key", "a", "--api-key", "b"]
+    lists = ["--tier", "int4", "--tier", "int8"]
     others = ["--fast-prefill", "--kv-cache-memory", "4GiB", "--max-batch-size", "3"]
     variables = {
         "LEXSHARD_TIERS": "int4,int8",
@@ -90,7 +90,8 @@ def test_every_option_can_be_set_everywhere_and_reaches_the_engine() -> None:
         "LEXSHARD_MAX_BATCH_SIZE": "3",
     }
     config = load_config(None, {"model": "m"} | environment_values(variables))
-    assert config == load_config(None, flags("--model", "m", *lists, *others))
+    keys = environment_values({"LEXSHARD_API_KEYS": "a,b"})  # there is no flag for secrets
+    assert config == load_config(None, keys | flags("--model", "m", *lists, *others))
     assert config.api_keys == ["a", "b"]
     engine = config.engine_configuration
     assert (engine.model, engine.tiers, engine.fast_prefill) == ("m", ("int4", "int8"), True)
@@ -155,7 +156,8 @@ def key_file(folder: Path, text: str, mode: int = 0o600) -> str:
 
 def test_keys_come_from_a_file_and_say_how_urgent_their_owners_may_be(tmp_path: Path) -> None:
     path = key_file(tmp_path, "# the docs team\nfirst\n\nsecond  priority=-10\n")
-    config = load_config(None, flags("--model", "m", "--api-key-file", path, "--api-key", "third"))
+    third = environment_values({"LEXSHARD_API_KEYS": "third"})
+    config = load_config(None, third | flags("--model", "m", "--api-key-file", path))
     assert config.api_keys == ["third", "first", "second  priority=-10"]
     assert ServeConfig.model_validate_json(config.model_dump_json(by_alias=True)) == config
     keys = ApiKeys(config.api_keys)

@@ -18,7 +18,7 @@ from actors.messages import (
     TokenLogprobs,
     TokenOrigin,
 )
-from actors.role import Role, here
+from actors.role import RunningRole, here
 from actors.text.token_bytes import byte_level_alphabet
 from cluster.config import ServeConfig
 from cluster.engine.journal import JournalStream
@@ -134,8 +134,8 @@ class MockEngine:
     def __post_init__(self) -> None:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
-    async def roles(self) -> list[Role]:
-        return [Role("body", 0, here(), "cpu", "mock")]
+    async def roles(self) -> list[RunningRole]:
+        return [RunningRole("body", 0, here(), "cpu", "mock")]
 
     @property
     def ready(self) -> bool:

@@ -1,4 +1,5 @@
-"""A server with scripted engines, run as `serve_app.driver` is (see `running_scripted_server`)."""
+"""A server with scripted engines, run as `serve_app.start.driver` is; see
+`running_scripted_server`."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import sys
 
 from actors.messages import EngineStatistics, Request
 from cluster.config import ServeConfig
-from serve_app.driver import main
+from serve_app.start.driver import main
 from tests.support.mock_engine import MockEngine, Script, ids
 
 SECONDS_PER_TOKEN = 0.005

@@ -18,7 +18,7 @@ import openai
 
 from actors.messages import Request
 from cluster.config import ServeConfig
-from serve_app.launch import running_server
+from serve_app.start.launch import running_server
 from tests.support.mock_engine import MockEngine, Script, ids, spell
 
 STREAMS = 32

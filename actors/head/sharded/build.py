@@ -12,10 +12,9 @@ from actors.body.loading import LoadedModel
 from actors.configuration import EngineConfiguration, TierName
 from actors.head.owned_rows import OwnedRows
 from actors.head.sharded.part import ShardPart, cut_head
-from actors.head.sharded.recovering_head import RecoveringHead, StartGang
+from actors.head.sharded.recovering_head import RecoveringHead, ShardStarter
 from actors.index.automatic import open_or_build
 from actors.states.sequence_state import SequenceStates
-from kernels.blocks import blocks_of
 
 
 def build_sharded(
@@ -25,24 +24,20 @@ def build_sharded(
     tiers: Sequence[TierName],
     configuration: EngineConfiguration,
     states: SequenceStates,
-    start_gang: StartGang | None,
+    starter: ShardStarter | None,
 ) -> RecoveringHead:
-    """The head of output rows ``weight`` [V, d], its blocks of 64 tokens dealt out in turn.
+    """The head of output rows ``weight`` [V, d] in the shards of ``starter``.
 
-    Raises ValueError for what has one shard only, for more shards than blocks, and where nobody
-    can start them; and what starting them raises.
+    Raises ValueError for what has one shard only and where nobody can start them, and what
+    assigning and starting them raises.
     """
-    shards, size = configuration.shards, model.vocabulary_size
+    size = model.vocabulary_size
     if configuration.head == "paper":
         raise ValueError("the paper's head has one shard: leave --shards out, or --head paper")
     if model.body.device.type != "cpu":
         raise ValueError("shards in processes of their own are on CPUs: take --device cpu")
-    if shards > blocks_of(size):
-        raise ValueError(
-            f"{size} tokens are {blocks_of(size)} blocks of 64, too few for {shards} shards"
-        )
-    if start_gang is None:
-        raise ValueError("shards are started by the cluster layer: give start_gang")
+    if starter is None:
+        raise ValueError("shards are started by the cluster layer: give shard_starter")
     samples: npt.NDArray[np.float32] | None = None
     directions: Mapping[TierName, npt.NDArray[np.float32]] = {}
     if tiers:
@@ -65,5 +60,4 @@ def build_sharded(
         samples=samples,
         certified=configuration.head == "certified",
     )
-    block_ids = [range(shard, blocks_of(size), shards) for shard in range(shards)]
-    return RecoveringHead(cut_head(whole, block_ids), start_gang, states)
+    return RecoveringHead(cut_head(whole, starter.assign(size)), starter, states)

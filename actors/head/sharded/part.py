@@ -43,16 +43,11 @@ class ShardPart:
     certified: bool = False
 
 
-def cut_head(whole: ShardPart, block_ids: Sequence[Sequence[int]]) -> list[ShardPart]:
-    """The ``whole`` head in parts, each of the blocks of 64 token ids that it is given.
-
-    Raises ValueError where blocks are missing or owned twice.
-    """
-    size = whole.owned.vocabulary_size
-    every = np.sort(np.concatenate([np.asarray(blocks, np.int64) for blocks in block_ids]))
-    parts = [OwnedRows.of_blocks(blocks, size) for blocks in block_ids]
-    if len(np.unique(every)) < len(every) or sum(len(part.ids) for part in parts) != size:
-        raise ValueError("shards of a head own every block of the vocabulary once")
+def cut_head(whole: ShardPart, parts: Sequence[OwnedRows]) -> list[ShardPart]:
+    """The ``whole`` head in parts. Raises ValueError where tokens are missing or owned twice."""
+    ids = np.sort(np.concatenate([owned.ids for owned in parts]))
+    if not np.array_equal(ids, np.arange(whole.owned.vocabulary_size)):
+        raise ValueError("shards of a head own every token of the vocabulary once")
     return [
         replace(
             whole,

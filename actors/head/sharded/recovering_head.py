@@ -12,12 +12,13 @@ import torch
 
 from actors.candidates import Candidates
 from actors.collective import Collective, CollectiveError
+from actors.head.owned_rows import OwnedRows
 from actors.head.sequence_head import SequenceHead
 from actors.head.sharded.announcements import RowNames
 from actors.head.sharded.collective_head import CollectiveHead
 from actors.head.sharded.part import ShardPart, build_shard
 from actors.messages import Request
-from actors.role import Role, here
+from actors.role import RunningRole, here
 from actors.states.deltas import Deltas, OpenSequence, Outbox
 from actors.states.need import Need
 from actors.states.sequence_state import SequenceStates
@@ -36,7 +37,7 @@ class Gang(Protocol):
         answer, is replaced. Raises `CollectiveError` where it cannot be formed."""
         ...
 
-    def roles(self) -> list[Role]:
+    def roles(self) -> list[RunningRole]:
         """Who they are."""
         ...
 
@@ -45,8 +46,14 @@ class Gang(Protocol):
         ...
 
 
-class StartGang(Protocol):
-    def __call__(self, parts: Sequence[ShardPart]) -> Gang:
+class ShardStarter(Protocol):
+    """What an engine is given to have shards elsewhere; the cluster layer knows how."""
+
+    def assign(self, vocabulary_size: int) -> Sequence[OwnedRows]:
+        """Which tokens are whose, the engine's own shard first."""
+        ...
+
+    def start(self, parts: Sequence[ShardPart]) -> Gang:
         """Starts a process for each of ``parts``, rank 1 first."""
         ...
 
@@ -64,20 +71,20 @@ class _Member:
 
 
 class RecoveringHead(SequenceHead):
-    """The first of ``parts`` here, the others in the processes of a gang that ``start`` starts.
+    """The first of ``parts`` here, the others in the processes of a gang of ``starter``.
 
     ``states`` are the engine's own. A step is a pure function of hidden states and of what
     sequences have said, so that one that was lost with a shard is done again by the next group,
-    with the same answer. Raises what ``start`` raises and, in a step, `CollectiveError` where no
+    with the same answer. Raises what starting raises and, in a step, `CollectiveError` where no
     group lasts.
     """
 
     def __init__(
-        self, parts: Sequence[ShardPart], start: StartGang, states: SequenceStates
+        self, parts: Sequence[ShardPart], starter: ShardStarter, states: SequenceStates
     ) -> None:
         self._members: dict[int, _Member] = {}
         self._outbox = Outbox()
-        self._gang = start(parts[1:])
+        self._gang = starter.start(parts[1:])
         try:
             self.own, self._ids = build_shard(parts[0]), parts[0].owned.ids
             self._group: CollectiveHead | None = self._formed()
@@ -100,8 +107,8 @@ class RecoveringHead(SequenceHead):
         del self._members[sequence]
         self._outbox.close(sequence)
 
-    def roles(self) -> list[Role]:
-        own = Role("shard", 0, here(), "cpu", f"{len(self._ids)} tokens")
+    def roles(self) -> list[RunningRole]:
+        own = RunningRole("shard", 0, here(), "cpu", f"{len(self._ids)} tokens")
         return [own, *self._gang.roles()]
 
     def shut_down(self) -> None:

@@ -148,8 +148,8 @@ def our_server(arguments: argparse.Namespace) -> Iterator[Server]:
     """
     import yaml
 
-    from serve_app.launch import running_server
-    from serve_app.readiness import wait_until_ready
+    from serve_app.start.launch import running_server
+    from serve_app.start.readiness import wait_until_ready
 
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -1,4 +1,4 @@
-"""The Ray driver of a server, as `serve_app.server_process` starts it.
+"""The Ray driver of a server, as `serve_app.start.server_process` starts it.
 
 Standard input brings the configuration as one line of JSON (keys must not show in the list of
 processes) and stays open: its end is the request to stop.
@@ -15,10 +15,10 @@ from functools import partial
 
 from cluster.config import ServeConfig
 from cluster.process_tree import die_with_parent
-from serve_app.banner import banner
 from serve_app.engine_client import EngineConnector
-from serve_app.launch import running_server
-from serve_app.readiness import StartupError, wait_until_ready
+from serve_app.start.banner import banner
+from serve_app.start.launch import running_server
+from serve_app.start.readiness import StartupError, wait_until_ready
 
 # For those who are told that their streams stop, after their grace.
 FAREWELL_SECONDS = 10.0

@@ -6,21 +6,28 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from cluster.config import ServeConfig
+from cluster.config import OPTIONS, ServeConfig
 
 LABEL_WIDTH = 9
 KINDS_OF_STEPS = {"one": "without top-k", "several": "with top-k"}
 
 
 def decisions(config: ServeConfig) -> str:
-    """The configuration in effect, keys aside, one option a line."""
-    values = config.model_dump(exclude={"api_keys"}, by_alias=True)
-    values["api_keys"] = f"{len(config.api_keys)} set" if config.api_keys else "none: open to all"
-    return "\n".join(f"  {name:<24} {_shown(value)}" for name, value in values.items())
+    """The configuration in effect, one option a line."""
+    return "\n".join(f"  {key:<24} {value}" for key, value in shown_values(config).items())
 
 
-def _shown(value: Any) -> str:
-    return "automatic" if value is None or value == [] else str(value)
+def shown_values(config: ServeConfig) -> dict[str, str]:
+    """What is said of every option, by its key. Of secrets it is how many there are."""
+    values = config.model_dump(by_alias=True)
+    shown: dict[str, str] = {}
+    for option in OPTIONS:
+        value = values[option.key]
+        if option.secret:
+            shown[option.key] = f"{len(value)} set" if value else "none: open to all"
+        else:
+            shown[option.key] = "automatic" if value in (None, []) else str(value)
+    return shown
 
 
 def base_url(config: ServeConfig) -> str:

@@ -1,8 +1,8 @@
 """The process that owns a server: it hears signals, watches over Ray, and leaves nothing behind.
 
 Calls into Ray may wait for a cluster that is gone, with the interpreter in their hands, so all of
-them are made in a process of their own (`serve_app.driver`). This one imports nothing of Ray's and
-waits for nobody.
+them are made in a process of their own (`serve_app.start.driver`). This one imports nothing of
+Ray's and waits for nobody.
 """
 
 from __future__ import annotations
@@ -65,7 +65,9 @@ def serve_until_stopped(config: ServeConfig, stop: StopRequest) -> int:
     adopt_orphans()
     # A session of its own: a terminal's Ctrl-C is heard here alone.
     driver = subprocess.Popen(
-        [sys.executable, "-m", "serve_app.driver"], stdin=subprocess.PIPE, start_new_session=True
+        [sys.executable, "-m", "serve_app.start.driver"],
+        stdin=subprocess.PIPE,
+        start_new_session=True,
     )
     try:
         assert driver.stdin is not None

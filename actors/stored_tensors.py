@@ -1,0 +1,85 @@
+"""What the safetensors files of a model folder hold, from their headers alone."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+from actors.body.errors import WeightsError
+
+INDEX_FILE, SINGLE_FILE = "model.safetensors.index.json", "model.safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor as it is stored: bytes ``start`` to ``stop`` of ``file``. ``dtype`` is safetensors'
+    name (F32, BF16, F16, ...)."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    file: Path
+    start: int
+    stop: int
+
+    @property
+    def size(self) -> int:
+        """How many numbers it holds."""
+        return math.prod(self.shape)
+
+
+def stored_tensors(folder: Path) -> list[StoredTensor]:
+    """All tensors of the model in ``folder``, file by file.
+
+    Raises WeightsError where files are missing or are no safetensors files.
+    """
+    return [tensor for name in _file_names(folder) for tensor in _tensors_of(folder / name)]
+
+
+def _file_names(folder: Path) -> list[str]:
+    index = folder / INDEX_FILE
+    if index.is_file():
+        try:
+            return sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            raise WeightsError(f"{index} lists no weights: download the model again") from error
+    if (folder / SINGLE_FILE).is_file():
+        return [SINGLE_FILE]
+    pickled = any(folder.glob("*.bin")) or any(folder.glob("*.pt*"))
+    raise WeightsError(
+        f"{folder} has no {SINGLE_FILE}"
+        + (
+            ": pickled weights can run code and are not read; save the model with "
+            "safe_serialization=True"
+            if pickled
+            else ": the download may be incomplete"
+        )
+    )
+
+
+def _tensors_of(file: Path) -> list[StoredTensor]:
+    if not file.is_file():
+        raise WeightsError(f"{file} is missing: download the model again")
+    with file.open("rb") as stream:
+        try:
+            (length,) = struct.unpack("<Q", stream.read(8))
+            header = json.loads(stream.read(length))
+        except (struct.error, ValueError, MemoryError) as error:
+            raise WeightsError(
+                f"{file} is not a safetensors file: download the model again"
+            ) from error
+    header.pop("__metadata__", None)
+    begin = 8 + length
+    return [
+        StoredTensor(
+            name,
+            about["dtype"],
+            tuple(about["shape"]),
+            file,
+            *(begin + offset for offset in about["data_offsets"]),
+        )
+        for name, about in header.items()
+    ]

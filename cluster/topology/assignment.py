@@ -1,0 +1,181 @@
+"""Which rows of the vocabulary every shard owns.
+
+By blocks of 64 consecutive token ids, whose noise is drawn once for all of them, or by whole
+clusters of an index, whose tokens have their noise drawn one by one (`actors.head.owned_rows`). No
+token depends on the assignment, only what finding it costs: every shard screens all of its rows in
+every step, and rescores those that may win.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from actors.configuration import ShardAssignmentMethod
+from actors.head.owned_rows import OwnedRows
+from cluster.topology.semantic_order import semantic_parts
+from cluster.topology.spreading import spread
+from kernels.blocks import BLOCK, blocks_of
+from kernels.bounds import Clusters
+
+# How far the rows of a shard that owns clusters may exceed the mean.
+CLUSTER_BALANCE = 1.05
+
+Ids = npt.NDArray[np.int32]
+Counts = npt.NDArray[np.int64]
+
+
+class AssignmentError(ValueError):
+    """An assignment that cannot be made, with one line that says what to do."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ShardAssignment:
+    """What every shard owns: block ids where ``by_block``, else token ids, ascending.
+
+    ``work`` is the share of a trace's tokens that are each shard's, None without a trace.
+    """
+
+    method: ShardAssignmentMethod
+    vocabulary_size: int
+    by_block: bool
+    members: tuple[Ids, ...]  # per shard
+    work: tuple[float, ...] | None
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """How many tokens every shard owns."""
+        if not self.by_block:
+            return tuple(len(own) for own in self.members)
+        return tuple(int(_block_rows(self.vocabulary_size)[own].sum()) for own in self.members)
+
+    @property
+    def row_balance(self) -> float:
+        """The most rows of a shard over the mean: what a step waits for. 1 is even."""
+        return max(self.rows) / (sum(self.rows) / len(self.rows))
+
+    @property
+    def work_balance(self) -> float | None:
+        """The same of the shares of the trace."""
+        return None if self.work is None else max(self.work) * len(self.work)
+
+    def owned(self, shard: int) -> OwnedRows:
+        """The rows of one shard, as `actors.head.shard.Shard` takes them."""
+        own = self.members[shard]
+        if self.by_block:
+            return OwnedRows.of_blocks(own.tolist(), self.vocabulary_size)
+        return OwnedRows.of_tokens(own, self.vocabulary_size)
+
+
+def assign(
+    method: ShardAssignmentMethod,
+    vocabulary_size: int,
+    shards: int,
+    *,
+    clusters: Clusters | None = None,
+    counts: Counts | None = None,
+) -> ShardAssignment:
+    """Divide the vocabulary among ``shards``.
+
+    ``clusters`` are those of an index, which methods by cluster need; ``counts`` [V] say how often
+    each token stands in a trace, which methods by hotness need.
+
+    Raises AssignmentError where there are more shards than blocks or clusters, or where clusters or
+    counts are missing or of another vocabulary.
+    """
+    if shards < 1:
+        raise AssignmentError(f"{shards} shards own nothing: give --shards 1 or more")
+    if counts is not None and (len(counts) != vocabulary_size or not counts.any()):
+        raise AssignmentError(
+            f"the trace counts no tokens of a vocabulary of {vocabulary_size}: give one that was "
+            "made with this model's tokenizer"
+        )
+    if counts is None and method.endswith("hotness"):
+        raise AssignmentError(
+            f"{method} goes by how often tokens are drawn: give a --shard-trace, or another "
+            "--shard-assignment"
+        )
+    members: Sequence[Ids]
+    by_block = method.startswith("blocks")
+    if by_block:
+        members = _by_blocks(method, vocabulary_size, shards, counts)
+    else:
+        members = _by_clusters(method, vocabulary_size, shards, clusters, counts)
+    assignment = ShardAssignment(method, vocabulary_size, by_block, tuple(members), None)
+    if counts is None:
+        return assignment
+    total = int(counts.sum())
+    work = tuple(int(counts[assignment.owned(n).ids].sum()) / total for n in range(shards))
+    return ShardAssignment(method, vocabulary_size, by_block, tuple(members), work)
+
+
+def _block_rows(vocabulary_size: int) -> Counts:
+    """Tokens per block; the last one may be partly empty."""
+    rows = np.full(blocks_of(vocabulary_size), BLOCK, np.int64)
+    rows[-1] = vocabulary_size - BLOCK * (len(rows) - 1)
+    return rows
+
+
+def _by_blocks(
+    method: ShardAssignmentMethod, vocabulary_size: int, shards: int, counts: Counts | None
+) -> list[Ids]:
+    rows = _block_rows(vocabulary_size)
+    if shards > len(rows):
+        raise AssignmentError(
+            f"{shards} shards are more than the {len(rows)} blocks of {BLOCK} ids in a vocabulary "
+            f"of {vocabulary_size}: give --shards {len(rows)} or fewer"
+        )
+    blocks = np.arange(len(rows), dtype=np.int32)
+    if method == "blocks-round-robin":
+        return [blocks[first::shards] for first in range(shards)]
+    if method == "blocks-contiguous":
+        return np.array_split(blocks, shards)
+    assert counts is not None
+    work = np.add.reduceat(counts, BLOCK * blocks.astype(np.int64))
+    most = BLOCK * -(-len(rows) // shards)
+    return spread(work, rows, shards, most_rows=most)
+
+
+def _by_clusters(
+    method: ShardAssignmentMethod,
+    vocabulary_size: int,
+    shards: int,
+    clusters: Clusters | None,
+    counts: Counts | None,
+) -> list[Ids]:
+    if clusters is None:
+        raise AssignmentError(
+            f"{method} needs the clusters of an index: make one with `lexshard index build MODEL`"
+        )
+    if len(clusters.order) != vocabulary_size:
+        raise AssignmentError(
+            f"the clusters are of {len(clusters.order)} tokens, the vocabulary has "
+            f"{vocabulary_size}: name the index of this model"
+        )
+    filled = np.flatnonzero(clusters.sizes)
+    rows = clusters.sizes[filled]
+    if shards > len(filled):
+        raise AssignmentError(
+            f"{shards} shards are more than the {len(filled)} clusters of the index: give --shards "
+            f"{len(filled)} or fewer, or assign blocks"
+        )
+    parts: Sequence[npt.NDArray[np.integer]]
+    if method == "clusters-round-robin":
+        parts = [np.arange(first, len(filled), shards) for first in range(shards)]
+    elif method == "clusters-semantic":
+        parts = semantic_parts(clusters.centroid[filled], rows, shards)
+    else:
+        assert counts is not None
+        starts = clusters.offsets[filled]
+        work = np.add.reduceat(counts[clusters.order], starts)
+        most = int(CLUSTER_BALANCE * vocabulary_size / shards)
+        parts = spread(work, rows, shards, most_rows=most)
+    return [_tokens_of(clusters, filled[part]) for part in parts]
+
+
+def _tokens_of(clusters: Clusters, chosen: npt.NDArray[np.integer]) -> Ids:
+    spans = [clusters.order[clusters.offsets[c] : clusters.offsets[c + 1]] for c in chosen.tolist()]
+    return np.sort(np.concatenate(spans)).astype(np.int32)

@@ -1,0 +1,81 @@
+"""What the nodes of a cluster have, as it is told on a command line or found on this machine."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+from pydantic import ByteSize, TypeAdapter, ValidationError
+
+from actors.engine.memory import physical_memory
+
+# The rest is for interpreters, CUDA's context and the activations of a step.
+USABLE_SHARE = 0.9
+
+_SPECIFICATION = re.compile(r"(?:(\d+) *x *)?(.+)")
+_COUNTS, _SIZES = ("cpus", "gpus"), ("memory", "gpu_memory")
+EXAMPLE = "2x cpus=16,memory=64GiB,gpus=4,gpu_memory=80GiB"
+
+
+class NodesError(ValueError):
+    """Nodes that cannot be planned with, with one line that says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeResources:
+    """``memory`` and, of each of its GPUs, ``gpu_memory`` in bytes."""
+
+    name: str
+    cpus: int
+    memory: int
+    gpus: int = 0
+    gpu_memory: int = 0
+
+
+def this_machine() -> NodeResources:
+    """The CPUs, memory and GPUs that are here."""
+    import torch
+
+    gpus = torch.cuda.device_count()
+    memory = min((torch.cuda.mem_get_info(gpu)[1] for gpu in range(gpus)), default=0)
+    return NodeResources("this machine", os.cpu_count() or 1, physical_memory(), gpus, memory)
+
+
+def parse_nodes(specifications: Sequence[str]) -> tuple[NodeResources, ...]:
+    """Nodes from such as ``EXAMPLE``, named by their number.
+
+    Raises NodesError naming what is wrong with which of them.
+    """
+    nodes: list[NodeResources] = []
+    for text in specifications:
+        match = _SPECIFICATION.fullmatch(text.strip())
+        count, resources = match.groups() if match else (None, "")
+        values = dict(_value(part.strip(), text) for part in resources.split(","))
+        missing = [name for name in ("cpus", "memory") if name not in values]
+        missing += ["gpu_memory"] if values.get("gpus") and "gpu_memory" not in values else []
+        if missing:
+            raise NodesError(f"node '{text}' says no {', '.join(missing)}: write it as '{EXAMPLE}'")
+        nodes += [
+            NodeResources(f"node {len(nodes) + each}", **values) for each in range(int(count or 1))
+        ]
+    if not nodes:
+        raise NodesError(f"there are no nodes: give --nodes '{EXAMPLE}'")
+    return tuple(nodes)
+
+
+def _value(part: str, text: str) -> tuple[str, int]:
+    name, _, value = (word.strip() for word in part.partition("="))
+    if name not in (*_COUNTS, *_SIZES):
+        [nearest] = get_close_matches(name, (*_COUNTS, *_SIZES), n=1, cutoff=0.0)
+        raise NodesError(f"node '{text}' has no '{name}': did you mean {nearest}?")
+    try:
+        number = TypeAdapter(int if name in _COUNTS else ByteSize).validate_python(value)
+    except ValidationError:
+        number = -1
+    if number < (0 if name == "gpus" else 1):
+        wanted = "a whole number" if name in _COUNTS else "a size such as 64GiB"
+        raise NodesError(f"node '{text}': {name} is {wanted}, not '{value}'")
+    return name, int(number)

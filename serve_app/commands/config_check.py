@@ -1,0 +1,31 @@
+"""``lexshard config check``: is this a configuration that a server can start with here?"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from cluster.config_sources import ConfigError, config_sources
+from serve_app.start.preflight import check
+from serve_app.start.readiness import StartupError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options to a parser."""
+    parser.add_argument("file", type=Path, metavar="FILE", help="YAML file of options")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Check the file, with what the environment lays over it; returns the exit status."""
+    try:
+        sources = config_sources(arguments.file, os.environ, {})
+        config = sources.config()
+        check(config)
+    except (ConfigError, StartupError) as error:
+        print(f"lexshard: {error}", file=sys.stderr)
+        return 2
+    changed = f", {len(sources.environment)} by the environment" if sources.environment else ""
+    print(f"{arguments.file} is valid: {len(sources.file)} options set{changed}")
+    return 0

@@ -1,0 +1,40 @@
+"""``lexshard config show``: the configuration in effect, and where each value comes from."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from cluster.config import OPTIONS
+from cluster.config_sources import ConfigError
+from serve_app.commands.option_flags import add_option_flags, given_options
+from serve_app.start.banner import shown_values
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Those of ``lexshard serve``, for which it answers."""
+    parser.add_argument("--json", action="store_true", help="as JSON: value and origin by option")
+    add_option_flags(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print every option; returns the exit status."""
+    try:
+        sources = given_options(arguments)
+        config = sources.config()
+    except ConfigError as error:
+        print(f"lexshard: {error}", file=sys.stderr)
+        return 2
+    shown = shown_values(config)
+    origins = {option.key: sources.origin(option.key) for option in OPTIONS}
+    if arguments.json:
+        values = config.model_dump(mode="json", by_alias=True)
+        values |= {option.key: shown[option.key] for option in OPTIONS if option.secret}
+        described = {key: {"value": values[key], "from": origins[key]} for key in shown}
+        print(json.dumps(described, indent=2))
+        return 0
+    width = max(map(len, shown.values()))
+    for key, value in shown.items():
+        print(f"{key:<24} {value:<{width}}  {origins[key]}")
+    return 0

@@ -1,0 +1,76 @@
+"""What can be known to be wrong with a configuration before anything is started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from actors.body.errors import WeightsError
+from actors.configuration import NGRAM
+from actors.drafter.checks import check_drafting
+from actors.index.errors import IndexFileError
+from actors.index.stored_weights import check_index_of
+from cluster.config import ServeConfig
+from serve_app.start.launch import check_port
+from serve_app.start.readiness import StartupError
+
+TOKENIZER = "tokenizer.json"
+
+
+def check(config: ServeConfig) -> None:
+    """Looks at the files that ``config`` names, none of whose weights are loaded, and at the port.
+
+    Raises:
+        StartupError: with one line that says what to do.
+    """
+    try:
+        check_drafting(config.engine_configuration)
+    except ValueError as error:
+        raise StartupError(str(error)) from error
+    model = check_model_folder(config.model)
+    if config.draft is not None and config.draft != NGRAM:
+        _check_draft(check_model_folder(config.draft), model)
+    if config.hot_vocabulary is not None and not Path(config.hot_vocabulary).is_file():
+        raise StartupError(
+            f"no hot vocabulary at {config.hot_vocabulary}: make one with `lexshard hotset build`"
+        )
+    if config.index is not None and config.head != "dense" and Path(config.index).is_file():
+        try:
+            check_index_of(Path(config.index), model)
+        except (IndexFileError, WeightsError) as error:
+            raise StartupError(str(error)) from error
+    try:
+        check_port(config.host, config.port)
+    except OSError as error:
+        raise StartupError(
+            f"cannot listen on {config.host} port {config.port}: {error.strerror}; choose another "
+            "--port or --host"
+        ) from error
+
+
+def check_model_folder(folder: str) -> Path:
+    """The folder as a path. Raises StartupError where it is none of a model."""
+    path = Path(folder).expanduser()
+    if not path.is_dir():
+        raise StartupError(
+            f"no model folder at {folder}: give one that is on this machine, nothing is downloaded"
+        )
+    for name in ("config.json", TOKENIZER):
+        if not (path / name).is_file():
+            raise StartupError(
+                f"{folder} is no model folder: it has no {name}; download the model again, or "
+                "save it with save_pretrained"
+            )
+    return path
+
+
+def _check_draft(draft: Path, model: Path) -> None:
+    if (draft / TOKENIZER).read_bytes() == (model / TOKENIZER).read_bytes():
+        return
+    # Seconds, which nearly no pair needs.
+    from actors.body.errors import ModelRefusedError
+    from actors.drafter.loading import check_same_tokens
+
+    try:
+        check_same_tokens(draft, model)
+    except ModelRefusedError as error:
+        raise StartupError(str(error)) from error

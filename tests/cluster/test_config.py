@@ -1,0 +1,171 @@
+"""The options of a server: every source tells what it set, and what is wrong is told at once."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from cluster.config import OPTIONS, ServeConfig, configuration_schema
+from cluster.config_sources import ConfigError, config_sources, load_config
+from tests.support.paths import ROOT
+
+DOCS = ROOT / "docs"
+EXAMPLE = DOCS / "serve.example.yaml"
+# What docs/serving.md says of options that decide for themselves when nobody does.
+AUTOMATIC = {
+    "the folder's name",
+    "the model's",
+    "a tenth of the memory at most",
+    "measured",
+    "beside the model, else in the user's cache",
+    "none",
+}
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "serve.yaml"
+    path.write_text(text)
+    path.chmod(0o600)
+    return path
+
+
+# -- sources --------------------------------------------------------------------------------------
+
+
+def test_every_value_tells_where_it_comes_from(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("third\n")
+    keys.chmod(0o600)
+    path = written(tmp_path, f"model: a\nport: 1001\nthreads: 1\napi_key_file: {keys}\n")
+    environment = {"LEXSHARD_PORT": "1002", "LEXSHARD_THREADS": "2", "LEXSHARD_API_KEYS": "x,y"}
+    sources = config_sources(path, environment, {"port": 1003})
+    config = sources.config()
+    assert (config.port, config.threads, config.api_keys) == (1003, 2, ["x", "y", "third"])
+    origins = {option.key: sources.origin(option.key) for option in OPTIONS}
+    assert origins.pop("port") == "flag --port"
+    assert origins.pop("threads") == "environment LEXSHARD_THREADS"
+    assert origins.pop("model") == origins.pop("api_key_file") == f"file {path}"
+    assert origins.pop("api_keys") == "environment LEXSHARD_API_KEYS and api_key_file"
+    assert set(origins.values()) == {"default"}
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("prot: 1", "unknown option 'prot': did you mean port?"),
+        ("kv_cache_bytes: 1", "unknown option 'kv_cache_bytes': did you mean kv_cache_memory?"),
+        ("dtype: bfloat", "'dtype': .* not 'bfloat': did you mean bfloat16?"),
+        ("tiers: [int9]", "'tiers.0': .* not 'int9': did you mean int8?"),
+        ('port: "80"', "'port': .* not '80': write 80 without quotes"),
+        ("port: 70000", "'port': .*65535, not 70000 .*: leave it out for 8000"),
+        ("threads: yes", "'threads': .* not True .*: leave it out for what is automatic"),
+        ("model: 3", "'model': .* not 3"),
+        ("port: 1\nport: 2", "'port' is given twice: leave one out"),
+        ("draft: {folder: a}", "'draft': .*"),
+    ],
+)
+def test_a_bad_file_is_told_in_one_line_with_key_value_and_remedy(
+    text: str, told: str, tmp_path: Path
+) -> None:
+    base = "" if text.startswith("model") else "model: a\n"
+    path = written(tmp_path, base + text + "\n")
+    with pytest.raises(ConfigError) as refusal:
+        load_config(path, {})
+    message = str(refusal.value)
+    assert re.search(told, message), message
+    assert message.startswith(str(path))
+    assert "\n" not in message
+
+
+def test_a_file_that_others_can_read_holds_no_keys(tmp_path: Path) -> None:
+    path = written(tmp_path, "model: a\napi_keys: [sk-1]\n")
+    assert load_config(path, {}).api_keys == ["sk-1"]
+    path.chmod(0o644)
+    with pytest.raises(ConfigError, match="chmod 600"):
+        load_config(path, {})
+
+
+def test_no_message_tells_a_key(tmp_path: Path) -> None:
+    secret = "sk-1 and more"
+    refused: list[Any] = [
+        (written(tmp_path, f"model: a\napi_keys: [{secret}]\n"), {}),
+        (None, {"LEXSHARD_API_KEYS": secret}),
+    ]
+    for path, environment in refused:
+        with pytest.raises(ConfigError, match=r"API_KEYS|api_keys") as refusal:
+            config_sources(path, environment, {"model": "a"}).config()
+        assert "sk-1" not in str(refusal.value)
+
+
+# -- what is documented ---------------------------------------------------------------------------
+
+
+def test_the_example_is_complete_valid_and_shows_the_defaults() -> None:
+    example = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8"))
+    assert list(example) == [option.key for option in OPTIONS]
+    load_config(EXAMPLE, {})
+    jsonschema.validate(example, configuration_schema())
+    for option in OPTIONS:
+        if not option.required:
+            assert example[option.key] == option.default, option.key
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"prot": 1}, {"port": "80"}, {"port": 0}, {"tiers": ["int9"]}, {"model": None}]
+)
+def test_the_schema_refuses_what_a_server_refuses(wrong: dict[str, Any]) -> None:
+    values = {"model": "a"} | wrong
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(values, configuration_schema())
+    with pytest.raises(ConfigError):
+        load_config(None, values)
+
+
+def test_the_schema_takes_a_size_with_a_unit_and_knows_every_option() -> None:
+    schema = configuration_schema()
+    jsonschema.Draft202012Validator.check_schema(schema)
+    for size in (4096, "4GiB", None):
+        jsonschema.validate({"model": "a", "kv_cache_memory": size}, schema)
+    described = schema["properties"]
+    assert list(described) == [option.key for option in OPTIONS]
+    assert all(each["description"] for each in described.values())
+
+
+def _documented() -> dict[str, str]:
+    """The defaults in docs/serving.md, by flag."""
+    found: dict[str, str] = {}
+    for line in (DOCS / "serving.md").read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip() for cell in line.split("|")[1:-1]]
+        if len(cells) == 3 and (cells[0].startswith("`--") or cells[0] == "`api_keys`"):
+            names = re.findall(r"`(--[a-z-]+|api_keys)", cells[0])
+            values = cells[1].split(", ") if len(names) > 1 else [cells[1]]
+            found |= dict(zip(names, values, strict=True))
+    return found
+
+
+def test_documented_defaults_are_those_of_the_code() -> None:
+    documented = _documented()
+    assert set(documented) == {option.flag or option.key for option in OPTIONS}
+    for option in OPTIONS:
+        told, default = documented[option.flag or option.key], option.default
+        if option.required:
+            assert told == "required"
+        elif default in (None, []):
+            assert told in AUTOMATIC, (option.key, told)
+        elif isinstance(default, bool):
+            assert told == ("on" if default else "off"), option.key
+        else:
+            values = default if isinstance(default, list) else [default]
+            assert told.replace("`", "") == ", ".join(map(str, values)), option.key
+
+
+def test_a_secret_has_no_flag() -> None:
+    [secret] = [option for option in OPTIONS if option.secret]
+    assert (secret.key, secret.flag) == ("api_keys", None)
+    assert all(option.flag for option in OPTIONS if not option.secret)
+    assert ServeConfig(model="a").api_keys == []

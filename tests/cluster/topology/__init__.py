@@ -1,0 +1,1 @@
+"""Plans: who owns which rows, who runs where."""

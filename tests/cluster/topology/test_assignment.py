@@ -1,0 +1,184 @@
+"""Every token is owned once, blocks and clusters stay whole, and no shard is much larger."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from actors.configuration import ShardAssignmentMethod
+from cluster.topology.assignment import (
+    CLUSTER_BALANCE,
+    AssignmentError,
+    ShardAssignment,
+    assign,
+)
+from kernels.blocks import BLOCK, blocks_of
+from kernels.bounds import Clusters
+
+METHODS = get_args(ShardAssignmentMethod)
+BY_BLOCK = [method for method in METHODS if method.startswith("blocks")]
+BY_CLUSTER = [method for method in METHODS if method.startswith("clusters")]
+EVEN = 1.05
+
+
+def made_clusters(
+    sizes: npt.NDArray[np.int64], centroid: npt.NDArray[np.float32] | None = None, seed: int = 0
+) -> Clusters:
+    """Clusters of random tokens with these sizes; what bounds need of them is left empty."""
+    generator = np.random.default_rng(seed)
+    total, count = int(sizes.sum()), len(sizes)
+    if centroid is None:
+        centroid = generator.standard_normal((count, 4)).astype(np.float32)
+    none = np.zeros(count, np.float32)
+    return Clusters(
+        order=generator.permutation(total).astype(np.int32),
+        offsets=np.concatenate([[0], np.cumsum(sizes)]),
+        centroid=centroid,
+        radius=none,
+        direction=centroid,
+        angular_radius=none,
+        largest_norm=none,
+        smallest_norm=none,
+        bias_values=none[:, None],
+        bias_ids=none[:, None].astype(np.int32),
+    )
+
+
+def zipf_counts(size: int, seed: int) -> npt.NDArray[np.int64]:
+    """Counts of a trace in which few tokens are most of it and many never occur."""
+    generator = np.random.default_rng(seed)
+    ranks = generator.permutation(size) + 1
+    counts: npt.NDArray[np.int64] = generator.poisson(20.0 * size / ranks**1.1 / 10)
+    counts[0] += 1
+    return counts
+
+
+def owned_ids(assignment: ShardAssignment) -> list[npt.NDArray[np.int32]]:
+    return [assignment.owned(shard).ids for shard in range(len(assignment.members))]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    size=st.integers(1, 40_000),
+    shards=st.integers(1, 16),
+    method=st.sampled_from(BY_BLOCK),
+    seed=st.integers(0, 99),
+)
+def test_blocks_are_owned_whole_and_once(size: int, shards: int, method: str, seed: int) -> None:
+    counts = zipf_counts(size, seed)
+    if shards > blocks_of(size):
+        with pytest.raises(AssignmentError, match=f"give --shards {blocks_of(size)} or fewer"):
+            assign(method, size, shards, counts=counts)  # type: ignore[arg-type]
+        return
+    assignment = assign(method, size, shards, counts=counts)  # type: ignore[arg-type]
+    ids = owned_ids(assignment)
+    assert np.array_equal(np.sort(np.concatenate(ids)), np.arange(size))
+    for own, rows, blocks in zip(ids, assignment.rows, assignment.members, strict=True):
+        assert len(own) == rows > 0
+        assert (np.diff(own) > 0).all()
+        assert (np.diff(blocks) > 0).all()
+        assert np.array_equal(np.unique(own // BLOCK), blocks)
+    # Nobody has more than a block above an equal number of blocks.
+    assert max(assignment.rows) <= BLOCK * -(-blocks_of(size) // shards)
+    if blocks_of(size) >= 20 * shards + shards:
+        assert assignment.row_balance <= EVEN
+    assert assignment.work is not None
+    assert sum(assignment.work) == pytest.approx(1.0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    sizes=st.lists(st.integers(0, 60), min_size=1, max_size=80),
+    shards=st.integers(1, 9),
+    method=st.sampled_from(BY_CLUSTER),
+    seed=st.integers(0, 99),
+)
+def test_clusters_are_owned_whole_and_once(
+    sizes: list[int], shards: int, method: str, seed: int
+) -> None:
+    rows = np.array([*sizes, 1], np.int64)
+    clusters = made_clusters(rows, seed=seed)
+    size, filled = int(rows.sum()), int((rows > 0).sum())
+    counts = zipf_counts(size, seed)
+    if shards > filled:
+        with pytest.raises(AssignmentError, match=f"the {filled} clusters of the index"):
+            assign(method, size, shards, clusters=clusters, counts=counts)  # type: ignore[arg-type]
+        return
+    assignment = assign(method, size, shards, clusters=clusters, counts=counts)  # type: ignore[arg-type]
+    ids = owned_ids(assignment)
+    assert np.array_equal(np.sort(np.concatenate(ids)), np.arange(size))
+    assert all((np.diff(own) > 0).all() and len(own) for own in ids)
+    owner = np.empty(size, np.int64)
+    for shard, own in enumerate(ids):
+        owner[own] = shard
+    for cluster in range(len(rows)):
+        span = clusters.order[clusters.offsets[cluster] : clusters.offsets[cluster + 1]]
+        assert len(set(owner[span].tolist())) <= 1
+    if method == "clusters-hotness" and max(rows) * 20 * shards <= size:
+        assert assignment.row_balance <= CLUSTER_BALANCE
+
+
+@pytest.mark.parametrize("shards", [2, 4, 8])
+def test_hot_blocks_are_spread_as_evenly_as_the_hottest_allows(shards: int) -> None:
+    """A real size: rows within 1%, work within 5% (no block is hotter than a shard's part)."""
+    size = 131_072
+    counts = np.zeros(size, np.int64)
+    counts[np.random.default_rng(3).permutation(size)] = 1_000_000 // (np.arange(size) + 50)
+    hot = assign("blocks-hotness", size, shards, counts=counts)
+    assert hot.row_balance <= 1.01
+    assert hot.work_balance is not None
+    assert hot.work_balance <= EVEN
+    # Tokenizers give frequent tokens low ids, which is bad for contiguous blocks.
+    by_rank = np.sort(counts)[::-1].copy()
+    contiguous = assign("blocks-contiguous", size, shards, counts=by_rank)
+    again = assign("blocks-hotness", size, shards, counts=by_rank)
+    assert contiguous.work_balance is not None
+    assert again.work_balance is not None
+    assert again.work_balance < contiguous.work_balance
+
+
+def test_a_block_hotter_than_a_part_is_told_and_rows_stay_even() -> None:
+    counts = np.ones(6400, np.int64)
+    counts[5] = 10_000
+    assignment = assign("blocks-hotness", 6400, 4, counts=counts)
+    assert assignment.row_balance == 1.0
+    assert assignment.work_balance is not None
+    assert assignment.work_balance > 2
+
+
+@pytest.mark.parametrize("shards", [2, 3, 4, 6])
+def test_semantic_parts_keep_near_clusters_together(shards: int) -> None:
+    """Clusters around ``shards`` far points: every point's clusters are on one shard."""
+    generator = np.random.default_rng(shards)
+    per_point = 12
+    points = 40.0 * generator.standard_normal((shards, 16))
+    group = generator.permutation(np.repeat(np.arange(shards), per_point))
+    centroid = points[group] + generator.standard_normal((len(group), 16))
+    sizes = np.full(len(group), 20, np.int64)
+    clusters = made_clusters(sizes, centroid.astype(np.float32))
+    assignment = assign("clusters-semantic", int(sizes.sum()), shards, clusters=clusters)
+    assert assignment.row_balance == 1.0
+    owner = np.empty(clusters.order.shape, np.int64)
+    for shard, own in enumerate(owned_ids(assignment)):
+        owner[own] = shard
+    firsts = owner[clusters.order[clusters.offsets[:-1]]]
+    assert all(len(set(firsts[group == each].tolist())) == 1 for each in range(shards))
+
+
+def test_what_is_missing_is_told() -> None:
+    clusters = made_clusters(np.full(4, 50, np.int64))
+    cases = [
+        (("blocks-hotness", 6400, 2), {}, "give a --shard-trace"),
+        (("clusters-semantic", 200, 2), {}, "lexshard index build"),
+        (("clusters-semantic", 300, 2), {"clusters": clusters}, "name the index of this model"),
+        (("blocks-hotness", 6400, 2), {"counts": np.zeros(6400, np.int64)}, "counts no tokens"),
+        (("blocks-round-robin", 6400, 0), {}, "give --shards 1 or more"),
+    ]
+    for arguments, options, told in cases:
+        with pytest.raises(AssignmentError, match=told):
+            assign(*arguments, **options)  # type: ignore[arg-type]

@@ -1,0 +1,296 @@
+"""A plan adds up: bytes as the parts of a gang really take them, roles where there is room."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from actors.body.errors import UnsupportedModelError
+from actors.body.general import GeneralBody
+from actors.configuration import EngineConfiguration, TierName
+from actors.head.owned_rows import OwnedRows
+from actors.head.shard import Shard
+from actors.head.whole_softmax import PartialMass
+from actors.index.metadata import Metadata, TierReport, Tightness, Weights
+from actors.index.tightness import arrays_of
+from actors.states.need import Need
+from cluster.topology import wire
+from cluster.topology.assignment import assign
+from cluster.topology.memory import body_memory, kv_blocks, tier_row_bytes
+from cluster.topology.model_sizes import ModelSizes, read_model_sizes
+from cluster.topology.nodes import USABLE_SHARE, NodeResources, NodesError, parse_nodes
+from cluster.topology.placement import PlacementError, Role, place
+from cluster.topology.plan import RoleResources, TopologyPlan, plan_topology
+from cluster.topology.report import describe
+from kernels.quantize import quantize
+from tests.support.paths import DEMO
+from tests.support.tiny_models import save_tiny
+
+GIB = 2**30
+LLAMA = ModelSizes(
+    name="large",
+    family="llama",
+    vocabulary_size=128_256,
+    hidden_size=4096,
+    layers=32,
+    kv_heads=8,
+    head_dim=128,
+    max_positions=8192,
+    parameters=8_030_261_248,
+    embedding_parameters=128_256 * 4096,
+    output_parameters=128_256 * 4096,
+    weight_bytes=2,
+    fused=True,
+)
+GPUS = NodeResources("a", 16, 256 * GIB, 4, 80 * GIB)
+
+
+def configuration(**changes: Any) -> EngineConfiguration:
+    return EngineConfiguration(model="m", **changes)
+
+
+# -- sizes and memory -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "phi"])
+def test_sizes_are_those_of_the_loaded_model(family: str, tmp_path: Path) -> None:
+    folder = save_tiny(family, tmp_path)
+    sizes = read_model_sizes(folder)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    head, embedding = model.get_output_embeddings().weight, model.get_input_embeddings().weight
+    assert sizes.parameters == sum(each.numel() for each in model.parameters())
+    assert sizes.output_parameters == (0 if head is embedding else head.numel())
+    assert (sizes.vocabulary_size, sizes.hidden_size) == tuple(head.shape)
+    body = GeneralBody(model, pack_linears=False)
+    assert sizes.kv_block_bytes(4) == body.kv_bytes_per_block()
+
+
+def test_a_model_that_could_not_be_served_has_no_plan(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModelError):
+        read_model_sizes(save_tiny("mamba", tmp_path))
+
+
+@pytest.mark.parametrize("tier", get_args(TierName))
+@pytest.mark.parametrize("columns", [96, 256])
+def test_a_tier_takes_what_its_arrays_take(tier: TierName, columns: int) -> None:
+    """Per row; what does not grow with rows (coins, rotations, directions) is left out."""
+    generator = np.random.default_rng(0)
+    direction = generator.standard_normal(columns).astype(np.float32)
+
+    def stored(rows: int) -> int:
+        weight = generator.standard_normal((rows, columns)).astype(np.float32)
+        made = quantize(torch.from_numpy(weight), tier, direction=direction)
+        return sum(array.nbytes for _, array in arrays_of(made))
+
+    assert stored(640) - stored(512) == 128 * tier_row_bytes(tier, columns)
+
+
+def test_an_8b_body_takes_its_weights_without_the_head_and_its_cache() -> None:
+    told = configuration(kv_cache_bytes=8 * GIB)
+    parts = dict(body_memory(LLAMA, told, 0, on_gpu=True))
+    assert parts == {
+        "body": 2 * (8_030_261_248 - 128_256 * 4096),
+        "KV cache": 8 * GIB,
+    }
+    # 2 * 32 layers * 8 heads * 128 numbers of 2 bytes are 128 KiB a token, 4 bytes on a CPU.
+    assert kv_blocks(LLAMA, told, 0, on_gpu=True) * 16 == 8 * GIB // (128 * 1024)
+    assert kv_blocks(LLAMA, told, 0, on_gpu=False) * 16 == 8 * GIB // (256 * 1024)
+    # Without a wish a tenth of the node's memory, at least a sequence.
+    assert kv_blocks(LLAMA, configuration(), 160 * GIB, on_gpu=True) * 16 == 16 * 8192
+    assert kv_blocks(LLAMA, configuration(), 1 * GIB, on_gpu=True) * 16 == 8192
+
+
+# -- nodes and placement --------------------------------------------------------------------------
+
+
+def test_nodes_are_told_in_words() -> None:
+    nodes = parse_nodes(["2x cpus=16, memory=64GiB, gpus=4, gpu_memory=80GiB", "cpus=2,memory=8GB"])
+    assert [node.name for node in nodes] == ["node 0", "node 1", "node 2"]
+    assert (nodes[1].cpus, nodes[1].gpus, nodes[1].gpu_memory) == (16, 4, 80 * GIB)
+    assert (nodes[2].memory, nodes[2].gpus) == (8 * 10**9, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("cpu=4,memory=1GiB", "has no 'cpu': did you mean cpus?"),
+        ("cpus=four,memory=1GiB", "cpus is a whole number, not 'four'"),
+        ("cpus=4,memory=much", "memory is a size such as 64GiB, not 'much'"),
+        ("cpus=4", "says no memory"),
+        ("cpus=4,memory=1GiB,gpus=2", "says no gpu_memory"),
+        ("cpus=0,memory=1GiB", "cpus is a whole number, not '0'"),
+        ("", "has no ''"),
+    ],
+)
+def test_bad_nodes_are_told(text: str, told: str) -> None:
+    with pytest.raises(NodesError, match=told.replace("?", r"\?")):
+        parse_nodes([text])
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    cpus=st.lists(st.integers(1, 8), min_size=1, max_size=4),
+    gpus=st.integers(0, 3),
+    asked=st.lists(
+        st.tuples(st.sampled_from([0.5, 1.0, 2.0]), st.sampled_from([0.0, 0.25, 0.5, 1.0])),
+        min_size=1,
+        max_size=12,
+    ),
+)
+def test_nobody_is_placed_where_there_is_no_room(
+    cpus: list[int], gpus: int, asked: list[tuple[float, float]]
+) -> None:
+    nodes = [NodeResources(str(n), count, 8 * GIB, gpus, GIB) for n, count in enumerate(cpus)]
+    roles = [
+        Role("shard", f"shard {n}", cpu, gpu, (("rows", GIB // 4),))
+        for n, (cpu, gpu) in enumerate(asked)
+    ]
+    try:
+        placement = place(roles, nodes)
+    except PlacementError:
+        return
+    assert [each.role for each in placement.placed] == roles
+    assert (placement.strategy == "STRICT_PACK") == (len(placement.nodes) == 1)
+    for node, bundle in zip(placement.nodes, placement.bundles, strict=True):
+        here = [each for each in placement.placed if each.node == node]
+        assert bundle["CPU"] == sum(each.role.cpus for each in here) <= cpus[node]
+        assert bundle.get("GPU", 0.0) == sum(each.role.gpus for each in here)
+        for gpu in range(gpus):
+            on_it = [each.role for each in here if each.gpu == gpu]
+            assert sum(role.gpus for role in on_it) <= 1
+            assert sum(role.bytes for role in on_it) <= USABLE_SHARE * GIB
+        assert all((each.gpu is None) == (each.role.gpus == 0) for each in here)
+
+
+def planned(
+    shards: int,
+    nodes: tuple[NodeResources, ...] = (GPUS,),
+    resources: RoleResources | None = None,
+    model: ModelSizes = LLAMA,
+    **changes: Any,
+) -> TopologyPlan:
+    assignment = assign("blocks-round-robin", model.vocabulary_size, shards)
+    told = configuration(**{"samplers": 2, "kv_cache_bytes": 8 * GIB} | changes)
+    resources = resources or RoleResources(body_gpus=1.0, shard_gpus=1.0)
+    return plan_topology(model, told, assignment, nodes, resources)
+
+
+def test_a_gang_fills_one_node_before_the_next() -> None:
+    plan = planned(3)
+    assert plan.placement.strategy == "STRICT_PACK"
+    assert plan.placement.bundles == ({"CPU": 6.0, "GPU": 4.0},)
+    assert [each.gpu for each in plan.placement.placed] == [0, 1, 2, 3, None, None]
+    two = planned(6, nodes=(GPUS, replace(GPUS, name="b")))
+    assert two.placement.strategy == "STRICT_SPREAD"
+    assert two.placement.bundles == ({"CPU": 6.0, "GPU": 4.0}, {"CPU": 3.0, "GPU": 3.0})
+    for device in two.devices:
+        assert device.used <= USABLE_SHARE * device.total
+
+
+def test_shards_may_share_a_gpu_which_is_said() -> None:
+    plan = planned(2, resources=RoleResources(body_gpus=0.5, shard_gpus=0.25))
+    assert {each.gpu for each in plan.placement.placed} == {0, None}
+    assert any("NCCL refuses two ranks" in note for note in plan.notes)
+    assert not any("NCCL" in note for note in planned(2).notes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        (
+            {"shards": 4},
+            r"shard 3: it needs 1 GPU, and no GPU has more than 0 left; .*add nodes",
+        ),
+        (
+            {"shards": 1, "kv_cache_bytes": 70 * GIB},
+            r"cannot place the body: it needs 83.98 GiB of GPU memory, .* 72.00 GiB left; "
+            r"lower --kv-cache-memory",
+        ),
+        (
+            {"shards": 1, "resources": RoleResources(), "nodes": (replace(GPUS, memory=32 * GIB),)},
+            r"cannot place the body: it needs 59.83 GiB of memory",
+        ),
+        ({"shards": 3, "samplers": 13}, r"cannot place sampler 12: it needs 1 CPU, .*--samplers"),
+    ],
+)
+def test_what_finds_no_room_is_told_with_what_to_do(changes: dict[str, Any], told: str) -> None:
+    with pytest.raises(PlacementError, match=told):
+        planned(**changes)
+
+
+def test_a_plan_without_gpus_is_on_cpus() -> None:
+    node = NodeResources("a", 8, 128 * GIB)
+    plan = planned(2, nodes=(node,), resources=RoleResources(), kv_cache_bytes=None)
+    assert plan.placement.bundles == ({"CPU": 5.0},)
+    assert "shard 1" in describe(plan)
+
+
+# -- the wire -------------------------------------------------------------------------------------
+
+
+def test_bytes_are_those_of_what_shards_exchange() -> None:
+    """The sizes of the real messages of a small head."""
+    generator = np.random.default_rng(0)
+    weight = torch.from_numpy(generator.standard_normal((128, 16)).astype(np.float32))
+    shard = Shard(weight[:64], None, None, 1.0, 128, owned=OwnedRows.of_blocks([0], 128))
+    hidden = generator.standard_normal((3, 16)).astype(np.float32)
+    thresholds = shard.screen(hidden, [Need(kind="topk", k=5)] * 3)
+    assert np.asarray(thresholds.tau).nbytes == 3 * wire.THRESHOLD
+    found = shard.rescore(thresholds)
+    assert found.ids.nbytes + found.raw.nbytes == wire.CANDIDATE * int(found.offsets[-1])
+    assert np.diff(found.offsets).nbytes == 3 * wire.CANDIDATE_COUNT
+    # Numbers of a certificate and of a part of the softmax but for its tokens, 8 bytes each.
+    numbers = [item for item in fields(found.certificates[0]) if item.type in ("int", "float")]
+    assert 8 * len(numbers) + len(fields(found.certificates[0])) - len(numbers) == wire.CERTIFICATE
+    others = [item for item in fields(PartialMass) if item.type in ("int", "float")]
+    assert 8 * len(others) + 8 == wire.PARTIAL_MASS
+
+
+def test_the_promise_of_4_kb_for_top_50_holds_up_to_400_candidates_a_shard() -> None:
+    for shards in (1, 2, 4, 8):
+        rows = (128_256 // shards,) * shards
+        by_need = {
+            each.need: each
+            for each in wire.wire_bytes(128_256, rows, {"top-1": 3.0, "top-50": 400.0}, 256)
+        }
+        assert by_need["top-50"].per_shard < 4096
+        assert by_need["top-50"].full_logits == 513_024
+        assert by_need["top-1"].per_shard < 100
+        assert by_need["dense"].all_shards > by_need["dense"].full_logits  # ids travel, too
+    assert wire.hidden_state_bytes(4096) == 16_384
+
+
+def test_the_demo_has_a_plan() -> None:
+    sizes = read_model_sizes(DEMO)
+    assert (sizes.vocabulary_size, sizes.hidden_size, sizes.weight_bytes) == (16_384, 256, 2)
+    assert sizes.output_parameters == 0
+    plan = planned(2, model=sizes, kv_cache_bytes=None)
+    text = describe(plan)
+    assert "lexshard-demo (llama): 16,384 tokens x 256" in text
+    assert plan.kv_tokens == 64 * 2048
+
+
+def test_candidates_are_those_that_the_tiers_of_an_index_leave() -> None:
+    """int8 leaves few; int4 many, of which up to 64 are rescored rather than refined."""
+    nothing = wire.candidates_left(None, ("int8", "int4"))
+    assert nothing == {"top-1": 1.0, "top-50": 50.0}
+
+    def tier(kept: dict[str, float], refined: dict[str, float] | None) -> TierReport:
+        found = Tightness(kept, refined, {}, bound=0.0, error=0.0)
+        return TierReport(0, 0, False, found, None)
+
+    tiers = {
+        "int8": tier({"top-1": 1.4, "top-50": 58.6}, None),
+        "int4": tier({"top-1": 23.0, "top-50": 629.8}, {"top-1": 1.3, "top-50": 57.2}),
+    }
+    index = Metadata(Weights("", 1, 1, "bfloat16", False), None, None, tiers)  # type: ignore[arg-type]
+    assert wire.candidates_left(index, ("int8",)) == {"top-1": 1.4, "top-50": 58.6}
+    assert wire.candidates_left(index, ("int8", "int4")) == {"top-1": 23.0, "top-50": 64}

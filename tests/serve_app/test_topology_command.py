@@ -1,0 +1,71 @@
+"""``lexshard topology plan``: through the entry that users call."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from serve_app.cli import main
+from tests.support.paths import DEMO, DEMO_DRAFT
+
+NODE = "cpus=8,memory=16GiB"
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def _no_options_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith("LEXSHARD_"):
+            monkeypatch.delenv(name)
+
+
+def plan(*arguments: str, nodes: str = NODE) -> int:
+    return main(["topology", "plan", "--model", str(DEMO), "--nodes", nodes, *arguments])
+
+
+def test_a_plan_says_what_goes_where(tmp_path: Path, capsys: Captured) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text(json.dumps({"token_ids": [*range(0, 6400, 3), 7, 7]}) + "\n")
+    hot = ["--shards", "2", "--samplers", "2", "--shard-assignment", "blocks-hotness"]
+    assert plan(*hot, "--shard-trace", str(trace), "--draft", str(DEMO_DRAFT)) == 0
+    shown = capsys.readouterr().out
+    for told in ("blocks-hotness", "STRICT_PACK", '{"CPU": 6.0}', "the drafter", "sampler 1"):
+        assert told in shown
+    assert plan(*hot, "--shard-trace", str(trace), "--json") == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["assignment"]["rows"] == [8192, 8192]
+    assert data["assignment"]["work_balance"] < 1.05
+    assert [each["need"] for each in data["wire"]] == [
+        "top-1",
+        "top-50",
+        "top-p certified",
+        "dense",
+    ]
+    assert all(each["per_shard"] > 0 for each in data["wire"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--shards", "300"], "256 blocks of 64 ids"),
+        (["--shards", "8"], "cannot place shard 7: it needs 1 CPU"),
+        (["--shard-assignment", "round"], "option 'shard_assignment'"),
+        (["--shard-assignment", "blocks-hotness"], "give a --shard-trace"),
+        (["--shard-assignment", "clusters-semantic"], "lexshard index build"),
+        (["--shard-trace", "absent"], "no trace at absent"),
+        (["--index", "absent"], "there is no vocabulary index at absent"),
+        (["--gpus-per-shard", "1"], "cannot place shard 0: it needs 1 GPU"),
+        (["--nodes", "cpus=8"], "says no memory"),
+        (["--dtype", "int3"], "'dtype'"),
+    ],
+)
+def test_what_cannot_be_planned_is_told_in_one_line(
+    arguments: list[str], told: str, capsys: Captured
+) -> None:
+    assert plan(*arguments) == 2
+    error = capsys.readouterr().err
+    assert told in error
+    assert error.count("\n") == 1
