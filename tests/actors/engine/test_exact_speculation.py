@@ -95,7 +95,7 @@ def check_law(laws: dict[tuple[int, ...], dict[int, float]], chains: list[tuple[
 @pytest.mark.parametrize(
     ("name", "count"),
     [
-        ("static head", 1500),
+        ("static head", 800),
         *(pytest.param(name, 8_000, marks=pytest.mark.slow) for name in DRAFTERS),
     ],
 )
@@ -113,6 +113,7 @@ def test_chains_follow_the_target(
     check_law(laws, [completion.token_ids[:4] for completion in completions])
 
 
+@pytest.mark.slow
 def test_the_check_has_teeth(
     laws: dict[tuple[int, ...], dict[int, float]], prompt: tuple[int, ...]
 ) -> None:
@@ -143,7 +144,7 @@ def test_guesses_stand_as_often_as_the_formula_says(
 ) -> None:
     """On the average over the first tokens, within 4 standard errors (6e-5)."""
     engine = drafting_engine(**{**EXACT, "verify": verify}, draft_tokens=1)
-    count = 2000
+    count = 1000
     run_to_completion(engine, requests(prompt, count, max_tokens=3))
     drafter = build_drafter(
         engine.configuration, blocks=64, vocabulary_size=engine.model.vocabulary_size
@@ -170,7 +171,7 @@ def test_the_same_seed_gives_the_same_text_alone_or_among_others(
     prompt_ids: list[tuple[int, ...]],
 ) -> None:
     """Every control, samplers anywhere; greedy ones say what they say without guesses."""
-    some = requests_of(prompt_ids, 16)
+    some = requests_of(prompt_ids, 8)
     together = run_and_close(drafting_engine(**EXACT), some)
     threads = {"samplers": 2, "sampler_placement": "threads"}
     assert run_and_close(drafting_engine(**EXACT, **threads), some) == together
