@@ -25,6 +25,7 @@ from actors.engine.fair_share import FairShare
 from actors.engine.prompt_scores import SCORED_ROW_TOKENS, SharedScores
 from actors.engine.sequence import Sequence
 from actors.kv_cache import BLOCK_TOKENS, BlockPool
+from actors.messages import TokenOrigin
 
 # What drawing a token from a row costs beyond computing it, in tokens of a step: measured on the
 # demo, and what the paper suggests.
@@ -50,6 +51,15 @@ class Chunk:
     draws: int
     scored: range
     drafted: tuple[int, ...] = ()
+
+    def origins(self, token_ids: tuple[int, ...], drafter_name: str) -> tuple[TokenOrigin, ...]:
+        """Where each of the tokens that it drew came from."""
+        origins = []
+        for place, token_id in enumerate(token_ids):
+            guess = self.drafted[place] if place < len(self.drafted) else None
+            stood = guess == token_id
+            origins.append(TokenOrigin(drafter_name if stood else None, None if stood else guess))
+        return tuple(origins)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from actors.engine.prompt_scores import PromptScores
 from actors.kv_cache import BLOCK_TOKENS, BlockHash, BlockPool, block_hash, first_parent
-from actors.messages import Request
+from actors.messages import FinishReason, Request
 from actors.states.sequence_state import SequenceState
 
 
@@ -67,6 +67,21 @@ class Sequence:
     def order(self) -> tuple[int, int]:
         """Who goes first: lower priority value, then earlier arrival."""
         return (self.request.priority, self.arrival)
+
+    def finish_reason(
+        self, token_id: int, eos_token_ids: tuple[int, ...]
+    ) -> tuple[FinishReason | None, int | None]:
+        """Why it ends with the output token that it has just been given, and the stop token if that
+        is one that was asked for; None where it goes on."""
+        parameters = self.request.parameters
+        if self.output_length >= parameters.min_tokens:
+            if token_id in parameters.stop_token_ids:
+                return "stop", token_id
+            if not parameters.ignore_eos and token_id in eos_token_ids:
+                return "stop", None
+        if self.output_length >= parameters.max_tokens:
+            return "length", None
+        return None, None
 
     def affordable(self, planned: int, budget: int) -> int:
         """How many tokens a step may compute that has ``planned`` already and ``budget`` tokens,

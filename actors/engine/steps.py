@@ -308,7 +308,7 @@ class Steps:
             token_ids += (token_id,)
             if decision.logprobs is not None:
                 logprobs += (decision.logprobs,)
-            reason, stop = self._finish_reason(sequence, token_id)
+            reason, stop = sequence.finish_reason(token_id, self._model.eos_token_ids)
             if reason is not None or chunk.drafted[place : place + 1] != (token_id,):
                 break
         self._plane.append(sequence.arrival, *token_ids)
@@ -320,7 +320,7 @@ class Steps:
         origins: tuple[TokenOrigin, ...] = ()
         if sequence.request.parameters.draft:
             name = "" if self._speculation is None else self._speculation.drafter_name
-            origins = _origins(chunk, token_ids, name)
+            origins = chunk.origins(token_ids, name)
         certificates: tuple[Certificate, ...] = ()
         if sequence.request.parameters.certificate and step.pending is not None:
             certificates = step.pending.certificates[first : first + len(token_ids)]
@@ -334,19 +334,6 @@ class Steps:
             reason=reason,
             stop=stop,
         )
-
-    def _finish_reason(
-        self, sequence: Sequence, token_id: int
-    ) -> tuple[FinishReason | None, int | None]:
-        parameters = sequence.request.parameters
-        if sequence.output_length >= parameters.min_tokens:
-            if token_id in parameters.stop_token_ids:
-                return "stop", token_id
-            if not parameters.ignore_eos and token_id in self._model.eos_token_ids:
-                return "stop", None
-        if sequence.output_length >= parameters.max_tokens:
-            return "length", None
-        return None, None
 
     def _event(
         self,
@@ -401,18 +388,6 @@ class Steps:
         self._plane.close(sequence.arrival)
         self._head.close(sequence.arrival)
         self._states.close(sequence.arrival)
-
-
-def _origins(
-    chunk: Chunk, token_ids: tuple[int, ...], drafter_name: str
-) -> tuple[TokenOrigin, ...]:
-    """Where each of the tokens that ``chunk`` drew came from."""
-    origins = []
-    for place, token_id in enumerate(token_ids):
-        guess = chunk.drafted[place] if place < len(chunk.drafted) else None
-        stood = guess == token_id
-        origins.append(TokenOrigin(drafter_name if stood else None, None if stood else guess))
-    return tuple(origins)
 
 
 def _scores(sequence: Sequence) -> tuple[TokenLogprobs | None, ...] | None:
