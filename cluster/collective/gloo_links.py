@@ -24,21 +24,25 @@ def open_store(host: str, port: int, forming_seconds: float, *, root: bool) -> T
     """Where the processes of a group find each other: ``root`` opens it, at any free port where
     ``port`` is 0 (see ``.port``), the others connect.
 
-    Raises `CollectiveTimeoutError` where nobody answers there in time.
+    It listens at ``host`` alone; torch by itself would at every address of the machine. Raises
+    OSError where the root cannot, and `CollectiveTimeoutError` where nobody answers there in time.
     """
+    listener = socket.create_server((host, port)) if root else None
     try:
         return TCPStore(
             host,
-            port,
+            port if listener is None else listener.getsockname()[1],
             None,
             root,
             timeout=timedelta(seconds=forming_seconds),
             wait_for_workers=False,
+            master_listen_fd=None if listener is None else listener.detach(),
         )
     except DistError as error:
         raise CollectiveTimeoutError(
-            f"cannot {'listen' if root else 'reach the root'} at {host}:{port}: {error}",
-            None if root else ROOT,
+            f"cannot reach the root at {host}:{port} within {forming_seconds:g} s: "
+            f"{_first_line(error)}",
+            ROOT,
         ) from error
 
 
@@ -78,7 +82,8 @@ class GlooLinks:
             self._group: Any = gloo(PrefixStore(name, store), rank, size, options)
         except RuntimeError as error:
             raise CollectiveTimeoutError(
-                f"group {name} of {size} did not form within {forming_seconds:g} s: {error}"
+                f"group {name} of {size} did not form within {forming_seconds:g} s: "
+                f"{_first_line(error)}"
             ) from error
 
     def send(self, data: torch.Tensor, rank: int) -> GlooTransfer:
@@ -117,8 +122,13 @@ class GlooTransfer:
             raise _translated(error, self._rank) from error
 
 
+def _first_line(error: Exception) -> str:
+    """Without the native stack that torch puts below it."""
+    return str(error).partition("\n")[0]
+
+
 def _translated(error: RuntimeError, rank: int) -> CollectiveError:
-    text = str(error)
+    text = _first_line(error)
     if "timed out" in text.lower() or "timeout" in text.lower():
         return CollectiveTimeoutError(f"rank {rank} did not do its part in time: {text}", rank)
     return CollectiveLostError(f"rank {rank} has gone: {text}", rank)

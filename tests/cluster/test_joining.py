@@ -6,6 +6,7 @@ import threading
 import time
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
@@ -77,6 +78,14 @@ def test_who_does_not_come_is_waited_for_no_longer_than_allowed() -> None:
     with pytest.raises(CollectiveTimeoutError, match="group alone of 2 did not form within 1 s"):
         join(plan, ROOT, store=store)
     assert time.monotonic() - started < 3
+
+
+def test_the_meeting_place_is_open_to_its_own_address_alone() -> None:
+    store = open_store(HOST, 0, 30.0, root=True)
+    listening = [each.laddr for each in psutil.Process().net_connections("tcp") if not each.raddr]
+    assert [each.ip for each in listening if each.port == store.port] == [HOST]
+    with pytest.raises(OSError, match="in use"):
+        open_store(HOST, store.port, 30.0, root=True)
 
 
 def test_a_root_that_is_not_there_is_named() -> None:

@@ -1,0 +1,86 @@
+"""Processes stopped and killed at random moments of steps: no wrong answer, no long wait."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from actors.candidates import Candidates
+from actors.collective import CollectiveError, CollectiveLostError
+from actors.head.owned_rows import OwnedRows
+from actors.head.sharded.collective_head import CollectiveHead
+from actors.states.need import Need
+from tests.support.shard_process import ShardProcesses, shard_processes
+from tests.support.sharded_cases import HeadCase, drawn, hidden_states
+
+pytestmark = pytest.mark.slow
+CASE = HeadCase(3, screens=("int8",), size=20_000, seed=1)
+SECONDS = 1.0
+NEEDS = [
+    Need("top1"),
+    Need("topk", k=50, key=5, position=3, inverse_temperature=1.0),
+    Need("nucleus", top_p=0.6, key=6, position=3, inverse_temperature=2.0),
+]
+
+
+def steps_until_it_breaks(head: CollectiveHead, hidden: np.ndarray, expected: list[int]) -> float:
+    """When the head gave up; every answer before that was right."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        try:
+            found: Candidates = head.rescore(head.screen(hidden, NEEDS))
+        except CollectiveError:
+            return time.monotonic()
+        assert drawn(found, NEEDS) == expected
+    raise AssertionError("it never broke")
+
+
+def broken_at(processes: ShardProcesses, signal_number: int, delay: float, rank: int) -> float:
+    """Seconds between the signal and the root's error."""
+    whole = CASE.shard(OwnedRows.every(CASE.size))
+    hidden = hidden_states(np.random.default_rng(0), len(NEEDS), CASE.columns)
+    expected = drawn(whole.rescore(whole.screen(hidden, NEEDS)), NEEDS)
+    warm = processes.head(CASE)
+    warm.rescore(warm.screen(hidden, NEEDS))
+    warm.close()
+    head = processes.head(CASE, SECONDS)
+    sent: list[float] = []
+
+    def send() -> None:
+        sent.append(time.monotonic())
+        os.kill(processes.processes[rank - 1].pid, signal_number)
+
+    timer = threading.Timer(delay, send)
+    timer.start()
+    ended = steps_until_it_breaks(head, hidden, expected)
+    timer.join()
+    for other in range(1, CASE.shards):
+        assert processes.end_of_service(other) == "done"  # of the group that warmed up
+    return ended - sent[0]
+
+
+def test_stopped_at_any_moment() -> None:
+    random = np.random.default_rng(0)
+    with shard_processes(2) as processes:
+        for _ in range(8):
+            rank = int(random.integers(1, 3))
+            took = broken_at(processes, signal.SIGSTOP, float(random.uniform(0, 0.1)), rank)
+            assert took < SECONDS + 1
+            os.kill(processes.processes[rank - 1].pid, signal.SIGCONT)
+            for other in (1, 2):
+                assert processes.end_of_service(other).startswith("Collective")
+
+
+def test_killed_at_any_moment() -> None:
+    random = np.random.default_rng(1)
+    for _ in range(4):
+        with shard_processes(2) as processes:
+            rank = int(random.integers(1, 3))
+            took = broken_at(processes, signal.SIGKILL, float(random.uniform(0, 0.1)), rank)
+            assert took < 1
+            assert processes.end_of_service(3 - rank).startswith(CollectiveLostError.__name__)
