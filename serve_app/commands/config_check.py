@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from cluster.config_sources import ConfigError, config_sources
-from serve_app.preflight import check
+from serve_app.commands.preflight import check
 from serve_app.readiness import StartupError
 
 

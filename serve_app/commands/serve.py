@@ -8,7 +8,7 @@ import sys
 from cluster.config_sources import ConfigError
 from serve_app.banner import decisions
 from serve_app.commands.option_flags import add_option_flags, given_options
-from serve_app.preflight import check
+from serve_app.commands.preflight import check
 from serve_app.readiness import StartupError
 from serve_app.server_process import ClusterLostError, StopRequest, serve_until_stopped
 

@@ -14,10 +14,11 @@ from cluster.config import ServeConfig
 from cluster.config_sources import ConfigError
 from serve_app.commands.argument_types import at_least
 from serve_app.commands.option_flags import add_option_flags, given_options
-from serve_app.preflight import check_model_folder
+from serve_app.commands.preflight import check_model_folder
 from serve_app.readiness import StartupError
 
 if TYPE_CHECKING:
+    from actors.index.container import Header
     from actors.index.metadata import Metadata
     from cluster.topology.plan import TopologyPlan
 
@@ -101,7 +102,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _plan(arguments: argparse.Namespace, config: ServeConfig) -> TopologyPlan:
     # Seconds: a mistyped folder should not wait for it.
-    from actors.index.container import CLUSTERS, read_header, read_part
+    from actors.index.container import CLUSTERS, read_part
     from cluster.topology.assignment import METHODS, AssignmentError, assign
     from cluster.topology.model_sizes import read_model_sizes
     from cluster.topology.nodes import parse_nodes, this_machine
@@ -115,11 +116,11 @@ def _plan(arguments: argparse.Namespace, config: ServeConfig) -> TopologyPlan:
     nodes = parse_nodes(arguments.nodes) if arguments.nodes else (this_machine(),)
     engine = config.engine_configuration
     model = read_model_sizes(config.model, engine.dtype)
-    path = _index_path(config)
+    found = _index_of(config)
     clusters: Clusters | None = None
     index: Metadata | None = None
-    if path is not None:
-        header = read_header(path)
+    if found is not None:
+        path, header = found
         index = header.metadata()
         if CLUSTERS in header.parts and arguments.assignment.startswith("clusters"):
             clusters = Clusters(**read_part(path, header, CLUSTERS).tensors)
@@ -160,7 +161,7 @@ def _or(given: float | None, default: float) -> float:
     return default if given is None else given
 
 
-def _index_path(config: ServeConfig) -> Path | None:
+def _index_of(config: ServeConfig) -> tuple[Path, Header] | None:
     """The index of the model where there is one: the one that is named, which must fit its
     weights, else the one beside it if that fits, for a server would make it anew."""
     from actors.index.automatic import FILE_NAME
@@ -169,13 +170,12 @@ def _index_path(config: ServeConfig) -> Path | None:
 
     folder = Path(config.model).expanduser()
     if config.index is not None:
-        check_index_of(Path(config.index), folder)
-        return Path(config.index)
+        path = Path(config.index)
+        return path, check_index_of(path, folder)
     try:
-        check_index_of(folder / FILE_NAME, folder)
+        return folder / FILE_NAME, check_index_of(folder / FILE_NAME, folder)
     except IndexFileError:
         return None
-    return folder / FILE_NAME
 
 
 def _counts(trace: Path | None, model: str, vocabulary_size: int) -> Any:
