@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -149,6 +149,16 @@ def read_header(path: Path, kind: FileKind = INDEX) -> Header:
             f"with `{kind.command}`"
         )
     return msgspec.convert(content, Header)
+
+
+def check_tiers(path: Path, header: Header, wanted: Collection[str]) -> None:
+    """Raises IndexFileError where the index lacks one of ``wanted``."""
+    missing = [name for name in wanted if name not in header.tiers]
+    if missing:
+        raise IndexFileError(
+            f"{path} has no tier {', '.join(missing)}, only {', '.join(header.tiers) or 'none'}: "
+            f"build it again with --tiers {','.join(dict.fromkeys([*header.tiers, *missing]))}"
+        )
 
 
 def read_part(path: Path, header: Header, name: str, kind: FileKind = INDEX) -> Part:

@@ -19,6 +19,7 @@ from actors.index.container import (
     TIER,
     Header,
     Part,
+    check_tiers,
     read_header,
     read_part,
 )
@@ -85,12 +86,7 @@ def read_index(path: Path, weights: Weights, tiers: Collection[str] | None = Non
     check_weights(path, header, weights)
     metadata = header.metadata()
     wanted = header.tiers if tiers is None else tuple(tiers)
-    missing = [name for name in wanted if name not in header.tiers]
-    if missing:
-        raise IndexFileError(
-            f"{path} has no tier {', '.join(missing)}, only {', '.join(header.tiers) or 'none'}: "
-            f"build it again with --tiers {','.join(dict.fromkeys([*header.tiers, *missing]))}"
-        )
+    check_tiers(path, header, wanted)
     clusters = None
     if CLUSTERS in header.parts:
         clusters = Clusters(**_read(path, header, CLUSTERS).tensors)

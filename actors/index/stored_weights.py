@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from actors.index.container import read_header
+from actors.index.container import Header, read_header
 from actors.index.errors import IndexMismatchError
 from actors.index.metadata import Weights
 from actors.stored_tensors import StoredTensor, stored_tensors
@@ -18,20 +18,21 @@ from actors.stored_tensors import StoredTensor, stored_tensors
 _NUMBERS = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": np.uint16}
 
 
-def check_index_of(path: Path, folder: Path) -> None:
-    """Whether the index at ``path`` was built from the output weights in ``folder``.
+def check_index_of(path: Path, folder: Path) -> Header:
+    """Whether the index at ``path`` was built from the output weights in ``folder``; its header.
 
     Raises IndexMismatchError where no tensor of the model has the hash that
     `actors.index.format.describe_weights` gave, IndexFileError where the file is no index and
     WeightsError where the model has no readable weights.
     """
-    wanted = read_header(path).weights
+    header = read_header(path)
+    wanted = header.weights
     tensors = {tensor.name: tensor for tensor in stored_tensors(folder)}
     for tensor in tensors.values():
         if _might_be(tensor, wanted):
             bias = tensors.get(tensor.name.removesuffix("weight") + "bias")
             if any(found == wanted.hash for found in _hashes(tensor, bias, wanted)):
-                return
+                return header
     raise IndexMismatchError(
         f"{path} was built from output weights {wanted.hash} ({wanted.rows:,} x "
         f"{wanted.columns:,} {wanted.dtype}), which the model in {folder} does not have: build it "

@@ -8,7 +8,7 @@ import numpy as np
 
 from actors.configuration import EngineConfiguration
 from actors.index.automatic import FILE_NAME
-from actors.index.container import CLUSTERS, read_header, read_part
+from actors.index.container import CLUSTERS, Header, read_part
 from actors.index.errors import IndexFileError
 from actors.index.stored_weights import check_index_of
 from cluster.topology.assignment import Counts, ShardAssignment, assign
@@ -25,27 +25,24 @@ def configured_assignment(
     """
     method = configuration.shard_assignment
     clusters: Clusters | None = None
-    path = index_path(configuration)
-    if path is not None and method.startswith("clusters"):
-        header = read_header(path)
-        if CLUSTERS in header.parts:
-            clusters = Clusters(**read_part(path, header, CLUSTERS).tensors)
+    found = index_of(configuration) if method.startswith("clusters") else None
+    if found is not None and CLUSTERS in found[1].parts:
+        clusters = Clusters(**read_part(*found, CLUSTERS).tensors)
     counts = _counts(configuration, vocabulary_size)
     return assign(method, vocabulary_size, configuration.shards, clusters=clusters, counts=counts)
 
 
-def index_path(configuration: EngineConfiguration) -> Path | None:
+def index_of(configuration: EngineConfiguration) -> tuple[Path, Header] | None:
     """The index of the model where there is one: the one that is named, which must fit its
     weights, else the one beside it if that fits, for a server would make it anew."""
     folder = Path(configuration.model).expanduser()
     if configuration.index is not None:
-        check_index_of(Path(configuration.index), folder)
-        return Path(configuration.index)
+        path = Path(configuration.index)
+        return path, check_index_of(path, folder)
     try:
-        check_index_of(folder / FILE_NAME, folder)
+        return folder / FILE_NAME, check_index_of(folder / FILE_NAME, folder)
     except IndexFileError:
         return None
-    return folder / FILE_NAME
 
 
 def _counts(configuration: EngineConfiguration, vocabulary_size: int) -> Counts | None:

@@ -83,8 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _plan(arguments: argparse.Namespace, config: ServeConfig) -> TopologyPlan:
     # Seconds: a mistyped folder should not wait for it.
-    from actors.index.container import read_header
-    from cluster.topology.configured import configured_assignment, index_path
+    from cluster.topology.configured import configured_assignment, index_of
     from cluster.topology.model_sizes import read_model_sizes
     from cluster.topology.nodes import parse_nodes, this_machine
     from cluster.topology.plan import RoleResources, plan_topology
@@ -92,8 +91,8 @@ def _plan(arguments: argparse.Namespace, config: ServeConfig) -> TopologyPlan:
     nodes = parse_nodes(arguments.nodes) if arguments.nodes else (this_machine(),)
     engine = config.engine_configuration
     model = read_model_sizes(config.model, engine.dtype)
-    path = index_path(engine)
-    index: Metadata | None = None if path is None else read_header(path).metadata()
+    found = index_of(engine)
+    index: Metadata | None = None if found is None else found[1].metadata()
     assignment = configured_assignment(engine, model.vocabulary_size)
     gpu = float(config.device != "cpu" and any(node.gpus for node in nodes))
     threads = float(engine.sampler_threads)

@@ -7,6 +7,7 @@ from pathlib import Path
 from actors.body.errors import WeightsError
 from actors.configuration import NGRAM
 from actors.drafter.checks import check_drafting
+from actors.index.container import CLUSTERS, check_tiers
 from actors.index.errors import IndexFileError
 from actors.index.stored_weights import check_index_of
 from cluster.config import ServeConfig
@@ -34,10 +35,7 @@ def check(config: ServeConfig) -> None:
             f"no hot vocabulary at {config.hot_vocabulary}: make one with `lexshard hotset build`"
         )
     if config.index is not None and config.head != "dense" and Path(config.index).is_file():
-        try:
-            check_index_of(Path(config.index), model)
-        except (IndexFileError, WeightsError) as error:
-            raise StartupError(str(error)) from error
+        _check_index(Path(config.index), model, config)
     try:
         check_port(config.host, config.port)
     except OSError as error:
@@ -61,6 +59,20 @@ def check_model_folder(folder: str) -> Path:
                 "save it with save_pretrained"
             )
     return path
+
+
+def _check_index(path: Path, model: Path, config: ServeConfig) -> None:
+    try:
+        header = check_index_of(path, model)
+        if config.head != "paper":
+            check_tiers(path, header, config.tiers)
+    except (IndexFileError, WeightsError) as error:
+        raise StartupError(str(error)) from error
+    if config.head == "paper" and CLUSTERS not in header.parts:
+        raise StartupError(
+            f"{path} has no clusters, which the paper's head needs: build it again with "
+            f"`lexshard index build {config.model} --out {path}`"
+        )
 
 
 def _check_draft(draft: Path, model: Path) -> None:

@@ -8,10 +8,14 @@ import re
 import socket
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from actors.index.container import write
+from actors.index.format import describe_weights
 from actors.index.metadata import Weights
+from actors.stored_tensors import stored_tensors
 from cluster.config import OPTIONS, configuration_schema
 from serve_app.cli import main
 from tests.support.mock_server import free_port, model_folder
@@ -32,6 +36,14 @@ def written(folder: Path, **values: object) -> str:
     path.write_text("".join(f"{key}: {json.dumps(value)}\n" for key, value in values.items()))
     path.chmod(0o600)
     return str(path)
+
+
+def demo_weights() -> Weights:
+    """What an index of the demo model says of its output weights."""
+    [embedding] = [each for each in stored_tensors(DEMO) if "embed_tokens" in each.name]
+    weight = np.memmap(embedding.file, np.uint16, "r", embedding.start, embedding.shape)
+    bits = torch.from_numpy(np.array(weight))
+    return describe_weights(bits.view(torch.bfloat16), None)
 
 
 def test_show_tells_every_value_with_its_origin_and_no_secret(
@@ -74,6 +86,8 @@ def test_check_tells_what_would_keep_a_server_from_starting(
     port = free_port()
     index = tmp_path / "index"
     write(index, Weights("0" * 64, 16_384, 256, "bfloat16", bias=False), {})
+    own = tmp_path / "own"
+    write(own, demo_weights(), {})
     bare = tmp_path / "bare"
     bare.mkdir()
     (bare / "config.json").write_text("{}")
@@ -88,6 +102,8 @@ def test_check_tells_what_would_keep_a_server_from_starting(
             ({"draft": str(bare)}, r"has no tokenizer\.json"),
             ({"draft": str(DEMO_DRAFT)}, "cannot draft for .* Use a draft model with"),
             ({"model": str(DEMO), "index": str(index)}, "built from output weights 000.* --out"),
+            ({"model": str(DEMO), "index": str(own)}, "has no tier int8, int4, only none: build"),
+            ({"model": str(DEMO), "index": str(own), "head": "paper"}, "has no clusters"),
             ({"hot_vocabulary": "absent"}, "no hot vocabulary at absent: make one with"),
             ({"port": taken.getsockname()[1]}, "in use; choose another --port"),
         ]

@@ -7,10 +7,15 @@ from typing import get_args
 import numpy as np
 import numpy.typing as npt
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from actors.candidates import Candidates
 from actors.configuration import ShardAssignmentMethod
+from actors.head.shard import Shard
+from actors.head.shard_group import ShardGroup
+from actors.states.need import Need
 from cluster.topology.assignment import (
     CLUSTER_BALANCE,
     AssignmentError,
@@ -19,6 +24,7 @@ from cluster.topology.assignment import (
 )
 from kernels.blocks import BLOCK, blocks_of
 from kernels.bounds import Clusters
+from kernels.noise import gumbel_row
 
 METHODS = get_args(ShardAssignmentMethod)
 BY_BLOCK = [method for method in METHODS if method.startswith("blocks")]
@@ -121,6 +127,49 @@ def test_clusters_are_owned_whole_and_once(
         assert len(set(owner[span].tolist())) <= 1
     if method == "clusters-hotness" and max(rows) * 20 * shards <= size:
         assert assignment.row_balance <= CLUSTER_BALANCE
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("shards", [1, 2, 4])
+def test_no_token_depends_on_the_assignment(method: ShardAssignmentMethod, shards: int) -> None:
+    """Greedy, drawn and top-k: shards that own so much leave the tokens that one shard leaves."""
+    generator = np.random.default_rng(1)
+    sizes = generator.integers(5, 60, 20)
+    size = int(sizes.sum())
+    weight = torch.from_numpy(generator.standard_normal((size, 16)).astype(np.float32))
+    hidden = generator.standard_normal((6, 16)).astype(np.float32)
+    needs = [
+        Need(kind="top1"),
+        Need(kind="top1", inverse_temperature=1.0, key=3, position=9),
+        Need(kind="topk", k=7),
+    ] * 2
+    assignment = assign(
+        method, size, shards, clusters=made_clusters(sizes), counts=zipf_counts(size, 1)
+    )
+    parts = [assignment.owned(shard) for shard in range(shards)]
+    group = ShardGroup(
+        [
+            Shard(weight[torch.from_numpy(own.ids).long()], None, None, 1.0, size, owned=own)
+            for own in parts
+        ],
+        [own.ids for own in parts],
+    )
+    one = Shard(weight, None, None, 1.0, size)
+    expected, found = (head.rescore(head.screen(hidden, needs)) for head in (one, group))
+    for row, need in enumerate(needs):
+        theirs, ours = (best_of(each, row, need) for each in (expected, found))
+        assert theirs == ours
+
+
+def best_of(candidates: Candidates, row: int, need: Need) -> list[tuple[float, int]]:
+    """The tokens that ``need`` asks for with their values, best first."""
+    own = slice(candidates.offsets[row], candidates.offsets[row + 1])
+    ids, values = candidates.ids[own], candidates.raw[own].astype(np.float64)
+    if need.inverse_temperature:
+        noise = gumbel_row(need.key, need.position, 2048)
+        values = values + noise[ids]
+    order = np.lexsort((ids, -values))[: need.k or 1]
+    return [(float(values[place]), int(ids[place])) for place in order]
 
 
 @pytest.mark.parametrize("shards", [2, 4, 8])
