@@ -29,6 +29,17 @@ def fixed_budgets(guesses: StandingGuesses, tokens: float, steps: int) -> Budget
     return (min(least, len(guesses.looked) - 1),) * steps
 
 
+def paper_budgets_of(guesses: StandingGuesses, tokens: float, steps: int) -> Budgets:
+    """`paper_budgets` with the least ``most`` that looks at ``tokens`` tokens or more, or with all
+    clusters where even they are fewer."""
+    every = len(guesses.looked) - 1
+    tried = (paper_budgets(most, steps) for most in range(1, every + 1))
+    return next(
+        (budgets for budgets in tried if guesses.tokens(budgets) >= tokens),
+        paper_budgets(every, steps),
+    )
+
+
 def expected_length(
     guesses: StandingGuesses, text: npt.NDArray[np.int32], budgets: Sequence[int]
 ) -> float:
