@@ -30,13 +30,15 @@ def fixed_budgets(guesses: StandingGuesses, tokens: float, steps: int) -> Budget
 
 
 def paper_budgets_of(guesses: StandingGuesses, tokens: float, steps: int) -> Budgets:
-    """`paper_budgets` with the least ``most`` that looks at ``tokens`` tokens or more, or with all
-    clusters where even they are fewer."""
-    every = len(guesses.looked) - 1
-    tried = (paper_budgets(most, steps) for most in range(1, every + 1))
+    """`paper_budgets` with the least ``most`` that looks at ``tokens`` tokens or more.
+
+    ``most`` may be more clusters than there are, so that later steps can have more than half of all.
+    """
+    enough = 2 * steps * (len(guesses.looked) - 1)  # every cluster in every step
+    tried = (paper_budgets(most, steps) for most in range(1, enough))
     return next(
         (budgets for budgets in tried if guesses.tokens(budgets) >= tokens),
-        paper_budgets(every, steps),
+        paper_budgets(enough, steps),
     )
 
 
