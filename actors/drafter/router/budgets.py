@@ -32,7 +32,7 @@ def fixed_budgets(guesses: StandingGuesses, tokens: float, steps: int) -> Budget
 def paper_budgets_of(guesses: StandingGuesses, tokens: float, steps: int) -> Budgets:
     """`paper_budgets` with the least ``most`` that looks at ``tokens`` tokens or more.
 
-    ``most`` may be more clusters than there are, so that later steps can have more than half of all.
+    ``most`` may be more clusters than there are: later steps can then have more than half of all.
     """
     enough = 2 * steps * (len(guesses.looked) - 1)  # every cluster in every step
     tried = (paper_budgets(most, steps) for most in range(1, enough))
