@@ -53,8 +53,7 @@ def _draft_head(
 ) -> DraftHead:
     """As ``configuration.draft_head`` says. A static list is of the tokens drawn most often, where
     a router file tells, else of those with the lowest ids: tokenizers learn frequent ones first.
-    Where it tells, that is what "auto" takes: on the demo as many guesses stood as with the router,
-    which costs more."""
+    Where it tells, that is what "auto" takes: twice what the demo's router looks at."""
     weights, wanted = model.head.weight[: model.vocabulary_size], configuration.draft_head
     path = Path(str(configuration.draft)).expanduser() / FILE_NAME
     if wanted == "full" or (wanted == "auto" and not path.is_file()):

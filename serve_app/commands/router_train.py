@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out", type=Path, metavar="FILE", help="default: router.safetensors beside the draft"
     )
     parser.add_argument(
-        "--hot", type=at_least(0), metavar="N", help="tokens always looked at (default: V / 32)"
+        "--hot", type=at_least(0), metavar="N", help="tokens always looked at (default: V / 64)"
     )
     parser.add_argument(
         "--clusters", type=at_least(2), metavar="M", help="of the other tokens (default: V / 64)"
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--share",
         type=float,
         metavar="S",
-        help="of the vocabulary that a draft step may look at on average (default: 0.2)",
+        help="of the vocabulary that a draft step may look at on average (default: 0.1)",
     )
     parser.add_argument(
         "--tokens", type=at_least(1), metavar="N", help="that the target writes after a prompt"

@@ -11,10 +11,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.drafter.heads import full_head, routed_head
+from actors.configuration import EngineConfiguration
+from actors.drafter.heads import frequency_head, full_head, routed_head
+from actors.messages import SamplingParameters
 from loadtest.bench.draft import command
-from loadtest.bench.draft.case import FIXED, FULL, ROUTER, STATIC, DraftHeads, DraftLengths
+from loadtest.bench.draft.case import (
+    AS_TRAINED,
+    FIXED,
+    FULL,
+    PAPER,
+    ROUTER,
+    STATIC,
+    DraftHeads,
+    DraftLengths,
+)
 from loadtest.bench.draft.cost import record_costs
+from loadtest.bench.draft.speed import PLAIN, SHORTLIST, SPEED, DraftingEngine, record_speed
 from loadtest.bench.draft.tasks import read_tasks, sample
 from loadtest.bench.record import Report
 from tests.support.router_cases import TinyPair, router_file, some_positions
@@ -73,13 +85,19 @@ def test_a_sample_is_drawn_once() -> None:
 def test_rivals_of_the_router_look_at_no_fewer_tokens(pair: TinyPair) -> None:
     cluster_of = np.arange(pair.size, dtype=np.int32) % 9
     router = router_file(cluster_of, pair.weight.shape[1])
-    lengths = DraftHeads(pair.weight, router, 4).lengths(some_positions(pair, 200))
-    assert lengths[FULL].share == 1
-    for rival in (FIXED, STATIC):
-        assert lengths[rival].share >= lengths[ROUTER].share
-    assert lengths[STATIC].share - lengths[ROUTER].share <= 1 / pair.size
-    # Every draft of 10 tokens that has room for four guesses.
-    assert all(0 <= each.mean <= 4 and len(each.accepted) >= 40 for each in lengths.values())
+    heads = DraftHeads(pair.weight, router, 4, shares=(0.2, 0.4))
+    compared = heads.lengths(some_positions(pair, 200))
+    assert list(compared) == [AS_TRAINED, "20%", "40%"]
+    for size, lengths in compared.items():
+        ours = lengths[ROUTER if size == AS_TRAINED else PAPER]
+        assert lengths[FULL].share == 1
+        for rival in (PAPER, FIXED, STATIC):
+            assert lengths[rival].share >= ours.share
+        assert lengths[STATIC].share - ours.share <= 1 / pair.size
+        # Every draft of 10 tokens that has room for four guesses.
+        assert all(0 <= each.mean <= 4 and len(each.accepted) >= 40 for each in lengths.values())
+    assert compared["20%"][PAPER].share >= 0.2
+    assert compared["40%"][PAPER].share >= 0.4
 
 
 def test_products_are_timed_beside_each_other(pair: TinyPair) -> None:
@@ -91,12 +109,30 @@ def test_products_are_timed_beside_each_other(pair: TinyPair) -> None:
     assert len(report.results) == len(times) == 3
 
 
+def test_the_engine_is_timed_with_every_head_and_its_rows_are_counted(pair: TinyPair) -> None:
+    configuration = EngineConfiguration(str(pair.folder), head="dense", max_running=1)
+    # A draft that is its target: with all rows every guess stands, with one row hardly any.
+    heads = {FULL: full_head(pair.weight), STATIC: frequency_head(pair.weight, [7]), PLAIN: None}
+    engines = {
+        name: DraftingEngine(configuration, pair.folder, head, 3) for name, head in heads.items()
+    }
+    report = Report(machine={}, versions={}, command="", seed=0)
+    parameters = SamplingParameters(temperature=0.0, max_tokens=9, ignore_eos=True)
+    record_speed(report, engines, pair.prompts[:2], parameters, 2, FULL)
+    found = {(each.case["measure"], each.name): each.median for each in report.results}
+    assert found[SHORTLIST.name, FULL] == pair.size
+    assert found[SHORTLIST.name, STATIC] == 1
+    assert found[SPEED.name, PLAIN] > 0
+    assert (SHORTLIST.name, PLAIN) not in found
+
+
 def test_the_summary_counts_every_case_alike() -> None:
     def lengths(full: int, router: int, fixed: int, static: int) -> dict[str, DraftLengths]:
         values = {FULL: full, ROUTER: router, FIXED: fixed, STATIC: static}
         return {name: DraftLengths(np.array([value]), 0.2) for name, value in values.items()}
 
-    text = command.summary([lengths(10, 10, 9, 8), lengths(10, 8, 9, 7)])
+    cases = [lengths(10, 10, 9, 8), lengths(10, 8, 9, 7)]
+    text = command.summary([{AS_TRAINED: each} for each in cases])
     assert "router: 0.900 of the full head's accepted guesses (worst 0.800)" in text
     assert "static list: 0.750" in text
     assert "above it in 1 of 2 cases, equal in 0" in text
@@ -109,9 +145,10 @@ def test_the_demo_pair_is_measured(
     parser = argparse.ArgumentParser()
     command.add_arguments(parser)
     written = tmp_path / "draft.json"
-    options = ["--data", str(data), "--quick", "--tokens", "32", "--json", str(written)]
+    options = ["--data", str(data), "--quick", "--tokens", "32", "--shares", "0.05"]
+    options += ["--json", str(written)]
     assert command.run(parser.parse_args(options)) == 0
     content = json.loads(written.read_text(encoding="utf-8"))
     names = {each["name"] for each in content["results"]}
-    assert {FULL, ROUTER, FIXED, STATIC} <= names
+    assert {FULL, ROUTER, PAPER, FIXED, STATIC, PLAIN} <= names
     assert "of the full head's accepted guesses" in capsys.readouterr().out

@@ -29,6 +29,19 @@ def fixed_budgets(guesses: StandingGuesses, tokens: float, steps: int) -> Budget
     return (min(least, len(guesses.looked) - 1),) * steps
 
 
+def paper_budgets_of(guesses: StandingGuesses, tokens: float, steps: int) -> Budgets:
+    """`paper_budgets` with the least ``most`` that looks at ``tokens`` tokens or more.
+
+    ``most`` may be more clusters than there are: later steps can then have more than half of all.
+    """
+    enough = 2 * steps * (len(guesses.looked) - 1)  # every cluster in every step
+    tried = (paper_budgets(most, steps) for most in range(1, enough))
+    return next(
+        (budgets for budgets in tried if guesses.tokens(budgets) >= tokens),
+        paper_budgets(enough, steps),
+    )
+
+
 def expected_length(
     guesses: StandingGuesses, text: npt.NDArray[np.int32], budgets: Sequence[int]
 ) -> float:

@@ -55,7 +55,7 @@ from actors.index.steps import BuildSteps, Progress, ProgressBar, alone
 HELD_OUT = 8  # every eighth prompt measures
 PROMPTS_OF_A_PART = 128  # written in one go: what an interruption costs
 TOKENS_OF_A_CLUSTER = 64
-HOT_SHARE = 1 / 32  # of the vocabulary
+HOT_SHARE = 1 / 64  # of the vocabulary
 LABEL_TEMPERATURE = 1.0
 NEVER = -1e30  # score of a cluster that is looked at without being picked
 
@@ -66,7 +66,7 @@ BUNDLED_PROMPTS = Path(__file__).parent / "prompts" / "prompts.jsonl"
 class RouterSettings:
     """How a router is trained.
 
-    ``hot`` tokens are looked at always (None: a 32nd of all), the others are in ``clusters``
+    ``hot`` tokens are looked at always (None: a 64th of all), the others are in ``clusters``
     clusters (None: one for every 64 tokens there are). The network has ``width`` hidden units.
     ``share`` of the vocabulary is the most that a draft of ``steps`` guesses may look at on
     average. The target writes ``tokens`` tokens after every prompt at each of the ``temperatures``.
@@ -79,7 +79,7 @@ class RouterSettings:
     width: int = 96
     epochs: int = 12
     steps: int = 5
-    share: float = 0.2
+    share: float = 0.1
     tokens: int = 128
     temperatures: tuple[float, ...] = (0.0, 0.8, 0.8, 0.8, 1.0, 1.0)
     seed: int = 0

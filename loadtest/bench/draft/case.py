@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,12 +12,15 @@ import torch
 
 from actors.drafter.acceptance import StandingGuesses, accepted_lengths, standing_guesses
 from actors.drafter.heads import frequency_head, full_head, routed_head
-from actors.drafter.router.budgets import fixed_budgets
+from actors.drafter.router.budgets import Budgets, fixed_budgets, paper_budgets_of
 from actors.drafter.router.file import RouterFile
 from actors.drafter.router.texts import DraftPositions
+from kernels.draft import DraftHead
 from loadtest.bench.record import CaseLabels, Measure, Report
 
-FULL, ROUTER, FIXED, STATIC = "full head", "router", "router, fixed budget", "static list"
+FULL, STATIC = "full head", "static list"
+ROUTER, PAPER, FIXED = "router", "router, paper's budgets", "router, fixed budget"
+AS_TRAINED = "as trained"  # how much of the vocabulary: the mean of the router file's own budgets
 
 ACCEPTED = Measure("accepted guesses", "per draft", higher_is_better=True)
 LOOKED = Measure("vocabulary looked at", "%", higher_is_better=False)
@@ -36,42 +39,75 @@ class DraftLengths:
 
 
 class DraftHeads:
-    """The heads that are compared, of one draft model."""
+    """The heads that are compared, of one draft model.
 
-    def __init__(self, weight: torch.Tensor, router: RouterFile, steps: int) -> None:
+    ``shares`` of the vocabulary are compared beside that of the router's own budgets; none of
+    these is in the router file, so there the paper's budgets are the position-aware ones.
+    """
+
+    def __init__(
+        self, weight: torch.Tensor, router: RouterFile, steps: int, shares: Sequence[float] = ()
+    ) -> None:
         self._weight = weight  # [V, d]
         self._router = router
         self._steps = steps
+        self._shares = tuple(shares)
         self.full = full_head(weight)
         self.routed = routed_head(weight, router)
         self.budgets = tuple(
             int(router.budgets[min(t, len(router.budgets) - 1)]) for t in range(steps)
         )
 
-    def lengths(self, positions: DraftPositions) -> dict[str, DraftLengths]:
-        """By head; the fixed budget and the static list look at as many tokens as the router."""
+    def static(self, tokens: float) -> DraftHead:
+        """The most frequent tokens, ``tokens`` of them, rounded up."""
+        return frequency_head(self._weight, self._router.frequent[: math.ceil(tokens)])
+
+    def lengths(self, positions: DraftPositions) -> dict[str, dict[str, DraftLengths]]:
+        """By size and head. Heads of one size look at as many tokens as the first of them (the
+        full one apart), or a few more."""
         size = len(self._weight)
-        full = standing_guesses(self.full, positions, size)
+        guesses = standing_guesses(self.full, positions, size)
+        full = self._lengths(positions, guesses, (0,) * self._steps)
         routed = standing_guesses(self.routed, positions, size)
         tokens = routed.tokens(self.budgets)
-        listed = self._router.frequent[: math.ceil(tokens)]
-        static = standing_guesses(frequency_head(self._weight, listed), positions, size)
-        everywhere = (0,) * self._steps  # heads without a router have no budget
+        paper = paper_budgets_of(routed, tokens, self._steps)
+        own = {ROUTER: self.budgets, PAPER: paper}
+        compared = {AS_TRAINED: {FULL: full, **self._of_size(positions, routed, tokens, own)}}
+        for share in self._shares:
+            paper = paper_budgets_of(routed, share * size, self._steps)
+            rivals = self._of_size(positions, routed, routed.tokens(paper), {PAPER: paper})
+            compared[f"{100 * share:g}%"] = {FULL: full, **rivals}
+        return compared
+
+    def _of_size(
+        self,
+        positions: DraftPositions,
+        routed: StandingGuesses,
+        tokens: float,
+        own: Mapping[str, Budgets],
+    ) -> dict[str, DraftLengths]:
+        """The router with its ``own`` budgets and with a fixed one, and a static list."""
+        listed = standing_guesses(self.static(tokens), positions, len(self._weight))
+        tried = {**own, FIXED: fixed_budgets(routed, tokens, self._steps)}
         return {
-            FULL: self._lengths(positions, full, everywhere),
-            ROUTER: self._lengths(positions, routed, self.budgets),
-            FIXED: self._lengths(positions, routed, fixed_budgets(routed, tokens, self._steps)),
-            STATIC: self._lengths(positions, static, everywhere),
+            **{name: self._lengths(positions, routed, budgets) for name, budgets in tried.items()},
+            STATIC: self._lengths(positions, listed, (0,) * self._steps),
         }
 
     def _lengths(
-        self, positions: DraftPositions, guesses: StandingGuesses, budgets: tuple[int, ...]
+        self, positions: DraftPositions, guesses: StandingGuesses, budgets: Budgets
     ) -> DraftLengths:
         accepted = accepted_lengths(positions.text, guesses.by_step(budgets))
         return DraftLengths(accepted, guesses.tokens(budgets) / len(self._weight))
 
 
-def record_lengths(report: Report, labels: CaseLabels, lengths: Mapping[str, DraftLengths]) -> None:
+def record_lengths(
+    report: Report, labels: CaseLabels, compared: Mapping[str, Mapping[str, DraftLengths]]
+) -> None:
     """One figure of every head: drafts of different heads begin at different places."""
-    report.add(labels, ACCEPTED, {name: [each.mean] for name, each in lengths.items()}, ours=ROUTER)
-    report.add(labels, LOOKED, {name: [100 * each.share] for name, each in lengths.items()})
+    for size, lengths in compared.items():
+        case: CaseLabels = {**labels, "size": size}
+        ours = ROUTER if ROUTER in lengths else PAPER
+        means = {name: [each.mean] for name, each in lengths.items()}
+        report.add(case, ACCEPTED, means, ours=ours)
+        report.add(case, LOOKED, {name: [100 * each.share] for name, each in lengths.items()})

@@ -3,11 +3,11 @@
 The target writes a text after every prompt once, with the noise that drafting in ``coupled`` mode
 shares. The draft computes its hidden states over those texts; a guess depends on the true text
 before it alone, since nothing behind a wrong guess counts, so every head is counted on the same
-positions without drafting again. Heads: all rows; the router with its position-aware budget; the
-router with one budget for every step; a static list of the most frequent tokens. The last two look
-at as many tokens as the first router does, on average over the whole run.
+positions without drafting again. Heads: all rows; the router with its position-aware budgets, with
+the paper's, with one for every step; a static list of the most frequent tokens. All but the first
+look at equally many tokens in every case; ``--shares`` compares them at other sizes too.
 
-What is not here: time per token. ``lexshard bench engine --draft`` measures that.
+Then the engine decodes with each head, and with none, taking turns: tokens per second.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import argparse
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -35,8 +36,9 @@ from actors.messages import SamplingParameters
 from actors.states.noise_key import noise_key
 from kernels import pool
 from loadtest.bench.draft.case import (
-    FIXED,
+    AS_TRAINED,
     FULL,
+    PAPER,
     ROUTER,
     STATIC,
     DraftHeads,
@@ -44,12 +46,15 @@ from loadtest.bench.draft.case import (
     record_lengths,
 )
 from loadtest.bench.draft.cost import record_costs
+from loadtest.bench.draft.speed import PLAIN, DraftingEngine, record_speed
 from loadtest.bench.draft.tasks import read_tasks, sample
 from loadtest.bench.machine import describe_machine, installed_versions, pinned_to_cores
 from loadtest.bench.record import CaseLabels, Report
 
 PROMPTS, QUICK_PROMPTS = 80, 10
 RUNS, QUICK_RUNS = 15, 3  # of the timings
+SPEED_RUNS, QUICK_SPEED_RUNS = 5, 2
+SPEED_PROMPTS, SPEED_PROMPT_TOKENS = 16, 64
 TOKENS = 128
 MOST_PROMPT_TOKENS = 1024
 SEED = 1_000_003  # of the first prompt, the next one's is one more; none that trained a router
@@ -88,6 +93,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"guesses of a draft (default {STEPS})",
     )
+    parser.add_argument(
+        "--shares",
+        type=_shares,
+        default=(),
+        metavar="S,S",
+        help="of the vocabulary, to compare heads of these sizes as well, for example 0.05,0.1",
+    )
     parser.add_argument("--threads", type=int, default=1, metavar="N")
     parser.add_argument("--quick", action="store_true", help="fewer prompts: a minute")
     parser.add_argument("--seed", type=int, default=SEED, metavar="N")
@@ -123,11 +135,10 @@ def measure_into(report: Report, arguments: argparse.Namespace) -> None:
     weight = own_rows(draft).weight
     path = arguments.router or arguments.draft / FILE_NAME
     router = read_router_file(path, describe_weights(weight, None))
-    engine = Engine(
-        EngineConfiguration(
-            model=str(arguments.model), threads=arguments.threads, head="dense", device="cpu"
-        )
+    configuration = EngineConfiguration(
+        model=str(arguments.model), threads=arguments.threads, head="dense", device="cpu"
     )
+    engine = Engine(configuration)
     if engine.model.vocabulary_size != draft.vocabulary_size:
         raise ValueError(
             f"{arguments.draft} has {draft.vocabulary_size:,} tokens, {arguments.model} "
@@ -139,11 +150,11 @@ def measure_into(report: Report, arguments: argparse.Namespace) -> None:
     if tokenizer is None:
         raise ValueError(f"{arguments.model} has no tokenizer: the tasks are text")
     tasks = read_tasks(arguments.data, tokenizer, min(most, MOST_PROMPT_TOKENS))
-    heads = DraftHeads(weight, router, arguments.gamma)
+    heads = DraftHeads(weight, router, arguments.gamma, arguments.shares)
     print(
         f"{path}: {', '.join(map(str, heads.budgets))} clusters in steps 0 to {arguments.gamma - 1}"
     )
-    measured: list[dict[str, DraftLengths]] = []
+    measured: list[Mapping[str, Mapping[str, DraftLengths]]] = []
     for task, prompts in tasks.items():
         chosen = sample(prompts, count, arguments.seed)
         for temperature in TEMPERATURES:
@@ -158,24 +169,50 @@ def measure_into(report: Report, arguments: argparse.Namespace) -> None:
             labels: CaseLabels = {"task": task, "temperature": temperature, "prompts": len(chosen)}
             record_lengths(report, labels, lengths)
             measured.append(lengths)
-    tokens = float(np.mean([each[ROUTER].share for each in measured])) * len(weight)
+    tokens = len(weight) * float(np.mean([each[AS_TRAINED][ROUTER].share for each in measured]))
     record_costs(report, heads.full, heads.routed, tokens, QUICK_RUNS if arguments.quick else RUNS)
+    one_by_one = replace(configuration, max_running=1, prefix_cache=False)
+    engines = {
+        name: DraftingEngine(one_by_one, arguments.draft, head, arguments.gamma)
+        for name, head in {
+            FULL: heads.full,
+            ROUTER: heads.routed,
+            STATIC: heads.static(tokens),
+            PLAIN: None,
+        }.items()
+    }
+    every = [ids for prompts in tasks.values() for ids in prompts]
+    asked = [ids[-SPEED_PROMPT_TOKENS:] for ids in sample(every, SPEED_PROMPTS, arguments.seed)]
+    for temperature in TEMPERATURES:
+        parameters = SamplingParameters(temperature=temperature, max_tokens=arguments.tokens)
+        runs = QUICK_SPEED_RUNS if arguments.quick else SPEED_RUNS
+        record_speed(report, engines, asked, parameters, runs, ROUTER)
     print(f"\n{report.table()}\n")
     print(summary(measured))
 
 
-def summary(measured: Sequence[Mapping[str, DraftLengths]]) -> str:
+def summary(measured: Sequence[Mapping[str, Mapping[str, DraftLengths]]]) -> str:
     """What the figures come to, every task and temperature counted alike."""
     lines = []
-    for name in (ROUTER, FIXED, STATIC):
-        ratios = [each[name].mean / each[FULL].mean for each in measured]
-        share = np.mean([each[name].share for each in measured])
-        beaten = sum(each[ROUTER].mean > each[name].mean for each in measured)
-        equal = sum(each[ROUTER].mean == each[name].mean for each in measured)
-        words = f"{name}: {np.mean(ratios):.3f} of the full head's accepted guesses (worst "
-        words += f"{min(ratios):.3f}) with {100 * share:.1f}% of the vocabulary"
-        if name != ROUTER:
-            words += f"; the router is above it in {beaten} of {len(measured)} cases"
-            words += f", equal in {equal}"
-        lines.append(words)
+    for size in measured[0]:
+        cases = [each[size] for each in measured]
+        ours = ROUTER if ROUTER in cases[0] else PAPER
+        for name in (name for name in cases[0] if name != FULL):
+            ratios = [each[name].mean / each[FULL].mean for each in cases]
+            share = np.mean([each[name].share for each in cases])
+            words = f"{size}: {name}: {np.mean(ratios):.3f} of the full head's accepted guesses "
+            words += f"(worst {min(ratios):.3f}) with {100 * share:.1f}% of the vocabulary"
+            if name != ours:
+                beaten = sum(each[ours].mean > each[name].mean for each in cases)
+                equal = sum(each[ours].mean == each[name].mean for each in cases)
+                words += f"; {ours} is above it in {beaten} of {len(cases)} cases"
+                words += f", equal in {equal}"
+            lines.append(words)
     return "\n".join(lines)
+
+
+def _shares(text: str) -> tuple[float, ...]:
+    shares = tuple(float(share) for share in text.split(","))
+    if not all(0 < share <= 1 for share in shares):
+        raise argparse.ArgumentTypeError(f"{text} are not shares: give numbers above 0, at most 1")
+    return shares
