@@ -13,18 +13,19 @@ import sys
 from dataclasses import asdict
 from typing import Any
 
-from fastapi import FastAPI
 from ray import serve
 from ray.serve import Application
 from ray.serve._private import replica
 from ray.serve.exceptions import DeploymentUnavailableError
 from ray.util import get_node_ip_address
+from starlette.applications import Starlette
 
 from cluster.config import ServeConfig
 from cluster.lifecycle import LOOPBACK
 from cluster.process_tree import die_with_parent
 from serve_app.api_processes.seats import Seats, ServerRun
 from serve_app.app import create_app
+from serve_app.direct_ingress import answer_here
 from serve_app.engine_client import EngineClient, EngineConnector
 from serve_app.openai.tokenization import ModelTokenizer
 
@@ -80,7 +81,8 @@ class ServerDeployment:
         seats = Seats(run.folder / "api-processes", config.api_processes)
         self._built_app = create_app(config, self._client, self._tokenizer, seats, run.start_time)
 
-    def __serve_build_asgi_app__(self) -> FastAPI:
+    def __serve_build_asgi_app__(self) -> Starlette:
+        answer_here(self._built_app)
         return self._built_app
 
     async def information(self) -> dict[str, Any]:
