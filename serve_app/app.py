@@ -14,6 +14,7 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from cluster.config import ServeConfig
 from serve_app.admission import Admission
@@ -43,7 +44,7 @@ PATHS = (
     "/metrics",
     "/version",
 )
-Handler = Callable[[Request], Awaitable[Response]]
+Handler = Callable[[Request], Awaitable[ASGIApp]]
 
 
 def create_app(
@@ -140,11 +141,11 @@ def _open_routes(state: ServerState) -> list[Route]:
 def _guarded_routes(state: ServerState, keys: ApiKeys) -> list[Route]:
     """Routes whose handlers run only with a valid key."""
 
-    async def completions(request: Request) -> Response:
+    async def completions(request: Request) -> ASGIApp:
         body = await read_json(request, state)
         return await create_completion(state, request, body, _record(request))
 
-    async def chat_completions(request: Request) -> Response:
+    async def chat_completions(request: Request) -> ASGIApp:
         body = await read_json(request, state)
         return await create_chat_completion(state, request, body, _record(request))
 
@@ -171,7 +172,7 @@ def _guarded_routes(state: ServerState, keys: ApiKeys) -> list[Route]:
         return _json(state.tokenizer.information() | {"model_max_length": limit})
 
     def guarded(path: str, method: str, handler: Handler) -> Route:
-        async def endpoint(request: Request) -> Response:
+        async def endpoint(request: Request) -> ASGIApp:
             owner = keys.check(request.headers.get("authorization"))
             if owner is not None:
                 record = _record(request)

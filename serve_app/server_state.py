@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib.metadata import version
 
 from actors.configuration import EngineInformation
@@ -51,11 +52,15 @@ class ServerState:
 
     def fingerprint(self, information: EngineInformation) -> str:
         """Changes with whatever may change the tokens a seed gives."""
-        parts = (
+        return _fingerprint(
             VERSION,
             information.model,
             information.dtype,
             information.body,
             information.device,
         )
-        return "lexshard-" + hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
+
+
+@lru_cache(maxsize=1)  # the same for every request to one engine
+def _fingerprint(*parts: str) -> str:
+    return "lexshard-" + hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.types import ASGIApp
 
 from serve_app.openai.choice import Delta
 from serve_app.openai.output_budget import OutputBudget
@@ -22,7 +22,7 @@ from serve_app.server_state import ServerState
 
 async def create_chat_completion(
     state: ServerState, request: Request, body: Any, record: RequestRecord
-) -> Response:
+) -> ASGIApp:
     """Raises:
     ApiError: whatever is wrong with the request.
     """

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.types import ASGIApp
 
 from actors.messages import TokenLogprobs
 from serve_app.openai.choice import Delta
@@ -29,7 +29,7 @@ DEFAULT_MAX_TOKENS = 16
 
 async def create_completion(
     state: ServerState, request: Request, body: Any, record: RequestRecord
-) -> Response:
+) -> ASGIApp:
     """Raises:
     ApiError: whatever is wrong with the request.
     """

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serve_app.openai.choice import Delta, joined
 from serve_app.openai.errors import ApiError, internal_error
@@ -18,6 +18,13 @@ from serve_app.request_record import RequestRecord
 
 logger = logging.getLogger("lexshard.http")
 
+START = {"type": "http.response.start", "status": 200}
+EVENT_STREAM_HEADERS = (
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+)
+
 
 async def respond(
     request: Request,
@@ -26,7 +33,7 @@ async def respond(
     record: RequestRecord,
     *,
     stream: bool,
-) -> Response:
+) -> ASGIApp:
     """The response to a request whose generation is about to begin.
 
     Raises:
@@ -34,7 +41,7 @@ async def respond(
         ClientDisconnectedError: the client was gone first; its sequences are cancelled.
     """
     if stream:
-        return EventStreamResponse(generation, writer, record)
+        return EventStream(generation, writer, record)
     try:
         content = await run_unless_disconnected(request.receive, _whole(generation, writer))
         return Response(content, media_type="application/json")
@@ -51,21 +58,17 @@ async def _whole(generation: Generation, writer: ResponseWriter) -> bytes:
     return writer.whole(whole, generation.usage())
 
 
-class EventStreamResponse(Response):
-    """Writes server-sent events as they are made, in one piece what belongs to one step: the last
-    token goes with the end of the stream.
+class EventStream:
+    """A response, as the ASGI application it is: server-sent events, written as they are made.
 
-    The status waits for the first events: a request that fails before them gets a proper error
-    response. A later failure is told in the stream.
+    What belongs to one step is one piece, the last token and the end of the stream, too. The status
+    waits for the first events: a request that fails before them gets a proper error response. A
+    later failure is told in the stream.
     """
-
-    media_type = "text/event-stream"
 
     def __init__(
         self, generation: Generation, writer: ResponseWriter, record: RequestRecord
     ) -> None:
-        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
-        del self.headers["content-length"]
         self._generation = generation
         self._writer = writer
         self._record = record
@@ -81,7 +84,7 @@ class EventStreamResponse(Response):
         try:
             async for block in self._blocks():
                 if not started:
-                    await self._send_start(send)
+                    await send({**START, "headers": [*EVENT_STREAM_HEADERS]})
                     started = True
                 more = self._generation.running > 0
                 await send({"type": "http.response.body", "body": block, "more_body": more})
@@ -106,6 +109,3 @@ class EventStreamResponse(Response):
                 block += writer.end(generation.usage())
             if block:
                 yield block
-
-    async def _send_start(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})

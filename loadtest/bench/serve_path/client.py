@@ -80,7 +80,11 @@ class Connection(asyncio.Protocol):
         self._tail = (self._tail + data)[-2048:]
         if DONE in self._tail and self._tail.endswith(b"0\r\n\r\n"):
             self._finish()
-        elif not self.times.answered and b"\r\n\r\n" in self._tail and b"HTTP/1.1 200" not in self._tail:
+        elif (
+            not self.times.answered
+            and b"\r\n\r\n" in self._tail
+            and b"HTTP/1.1 200" not in self._tail
+        ):
             self._fail(self._tail.decode(errors="replace"))
 
     def _finish(self) -> None:
