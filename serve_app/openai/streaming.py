@@ -41,7 +41,7 @@ async def respond(
         ClientDisconnectedError: the client was gone first; its sequences are cancelled.
     """
     if stream:
-        return EventStream(generation, writer, record)
+        return StreamedResponse(generation, writer, record)
     try:
         content = await run_unless_disconnected(request.receive, _whole(generation, writer))
         return Response(content, media_type="application/json")
@@ -58,7 +58,7 @@ async def _whole(generation: Generation, writer: ResponseWriter) -> bytes:
     return writer.whole(whole, generation.usage())
 
 
-class EventStream:
+class StreamedResponse:
     """A response, as the ASGI application it is: server-sent events, written as they are made.
 
     What belongs to one step is one piece, the last token and the end of the stream, too. The status
