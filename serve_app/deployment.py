@@ -23,9 +23,9 @@ from starlette.applications import Starlette
 from cluster.config import ServeConfig
 from cluster.lifecycle import LOOPBACK
 from cluster.process_tree import die_with_parent
+from serve_app.api_processes.direct_ingress import answer_here
 from serve_app.api_processes.seats import Seats, ServerRun
 from serve_app.app import create_app
-from serve_app.direct_ingress import answer_here
 from serve_app.engine_client import EngineClient, EngineConnector
 from serve_app.openai.tokenization import ModelTokenizer
 

@@ -11,7 +11,7 @@ from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cluster.process_tree import die_with_parent
-from serve_app.direct_ingress import DirectIngress, application_here
+from serve_app.api_processes.direct_ingress import DirectIngress, application_here
 from serve_app.metrics import ServerMetrics
 from serve_app.openai.errors import ClientDisconnectedError, internal_error
 from serve_app.request_record import RequestRecord

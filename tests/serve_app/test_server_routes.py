@@ -12,9 +12,9 @@ import pytest
 from actors.messages import EngineStatistics
 from actors.statistic import statistics_of
 from cluster.config import ServeConfig
-from serve_app import direct_ingress
+from serve_app.api_processes import direct_ingress
+from serve_app.api_processes.direct_ingress import DirectIngress
 from serve_app.app import create_app
-from serve_app.direct_ingress import DirectIngress
 from serve_app.middleware import ProxyHeaders, ingress_middlewares
 from tests.support.mock_engine import VOCABULARY, MockEngine, ids
 from tests.support.mock_server import HELLO, TOKENIZER, Client, post, serve
