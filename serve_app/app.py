@@ -8,8 +8,13 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import orjson
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from cluster.config import ServeConfig
 from serve_app.admission import Admission
@@ -40,7 +45,7 @@ PATHS = (
     "/metrics",
     "/version",
 )
-Handler = Callable[[Request], Awaitable[Response]]
+Handler = Callable[[Request], Awaitable[ASGIApp]]
 
 
 def create_app(
@@ -74,14 +79,26 @@ def create_app(
         yield
         await client.stop()
 
-    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
+    app = FastAPI(
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        # Those asked most come first: the router tries one after the other. They are plain routes,
+        # for bodies are read and checked by `serve_app.openai` itself.
+        routes=[*_guarded_routes(state, ApiKeys(config.api_keys)), *_open_routes(state)],
+        middleware=[Middleware(RequestMiddleware, metrics=metrics)],
+        exception_handlers={ApiError: _api_error, HTTPException: _http_error},
+        lifespan=lifespan,
+    )
     app.router.redirect_slashes = False
-    app.add_exception_handler(ApiError, _api_error)
-    app.add_exception_handler(HTTPException, _http_error)
-    app.add_middleware(RequestMiddleware, metrics=metrics)
-    _add_open_routes(app, state)
-    _add_guarded_routes(app, state, ApiKeys(config.api_keys))
     return app
+
+
+def _route(path: str, method: str, handler: Handler) -> Route:
+    """One that answers ``method`` alone: Starlette's own answers HEAD where it answers GET."""
+    route = Route(path, handler, methods=[method])
+    route.methods = {method}
+    return route
 
 
 async def _api_error(_: Request, error: Exception) -> Response:
@@ -102,11 +119,10 @@ def _json(content: Any, status: int = 200) -> Response:
     return Response(orjson.dumps(content), status_code=status, media_type="application/json")
 
 
-def _add_open_routes(app: FastAPI, state: ServerState) -> None:
+def _open_routes(state: ServerState) -> list[Route]:
     """Routes that need no key: what machines ask about the server itself."""
 
-    @app.get("/health")
-    async def health() -> Response:
+    async def health(_: Request) -> Response:
         if state.client.ready:
             return _json({"status": "ok"})
         # No Retry-After says that waiting is in vain.
@@ -114,72 +130,76 @@ def _add_open_routes(app: FastAPI, state: ServerState) -> None:
         reason = f"not ready: {state.client.health_reason}"
         return ApiError(503, reason, headers=retry).response()
 
-    @app.get("/metrics")
-    async def metrics() -> Response:
+    async def metrics(_: Request) -> Response:
         return Response(state.metrics.text(), headers={"Content-Type": CONTENT_TYPE})
 
-    @app.get("/version")
-    async def version() -> Response:
+    async def version(_: Request) -> Response:
         return _json({"version": VERSION})
 
+    return [
+        _route("/health", "GET", health),
+        _route("/metrics", "GET", metrics),
+        _route("/version", "GET", version),
+    ]
 
-def _add_guarded_routes(app: FastAPI, state: ServerState, keys: ApiKeys) -> None:
-    def guarded(path: str, method: str) -> Callable[[Handler], None]:
-        """Registers a handler that runs only with a valid key."""
 
-        def register(handler: Handler) -> None:
-            async def endpoint(request: Request) -> Response:
-                owner = keys.check(request.headers.get("authorization"))
-                if owner is not None:
-                    record = _record(request)
-                    record.client = record.cache_salt = owner.name
-                    record.lowest_priority = owner.lowest_priority
-                return await handler(request)
+def _guarded_routes(state: ServerState, keys: ApiKeys) -> list[Route]:
+    """Routes whose handlers run only with a valid key."""
 
-            app.add_api_route(path, endpoint, methods=[method])
+    async def completions(request: Request) -> ASGIApp:
+        body = await read_json(request, state)
+        return await create_completion(state, request, body, _record(request))
 
-        return register
+    async def chat_completions(request: Request) -> ASGIApp:
+        body = await read_json(request, state)
+        return await create_chat_completion(state, request, body, _record(request))
 
-    @guarded("/v1/models", "GET")
     async def models(request: Request) -> Response:
         data = [_model_card(state, name) for name in state.config.model_names]
         return _json({"object": "list", "data": data})
 
-    @guarded("/v1/models/{name:path}", "GET")
     async def model(request: Request) -> Response:
         name = request.path_params["name"]
         if name not in state.config.model_names:
             raise model_not_found(name)
         return _json(_model_card(state, name))
 
-    @guarded("/status", "GET")
-    async def status(request: Request) -> Response:
+    async def status(_: Request) -> Response:
         return _json(await state.report())
 
-    @guarded("/v1/completions", "POST")
-    async def completions(request: Request) -> Response:
-        body = await read_json(request, state)
-        return await create_completion(state, request, body, _record(request))
-
-    @guarded("/v1/chat/completions", "POST")
-    async def chat_completions(request: Request) -> Response:
-        body = await read_json(request, state)
-        return await create_chat_completion(state, request, body, _record(request))
-
-    @guarded("/tokenize", "POST")
     async def tokenize_route(request: Request) -> Response:
         body = await read_json(request, state)
         return _json(await tokenize(state, request, body, _record(request)))
 
-    @guarded("/detokenize", "POST")
     async def detokenize_route(request: Request) -> Response:
         body = await read_json(request, state)
         return _json(await detokenize(state, request, body, _record(request)))
 
-    @guarded("/tokenizer_info", "GET")
     async def tokenizer_info(request: Request) -> Response:
         limit = state.information().max_model_len
         return _json(state.tokenizer.information() | {"model_max_length": limit})
+
+    def guarded(path: str, method: str, handler: Handler) -> Route:
+        async def endpoint(request: Request) -> ASGIApp:
+            owner = keys.check(request.headers.get("authorization"))
+            if owner is not None:
+                record = _record(request)
+                record.client = record.cache_salt = owner.name
+                record.lowest_priority = owner.lowest_priority
+            return await handler(request)
+
+        return _route(path, method, endpoint)
+
+    return [
+        guarded("/v1/completions", "POST", completions),
+        guarded("/v1/chat/completions", "POST", chat_completions),
+        guarded("/v1/models", "GET", models),
+        guarded("/v1/models/{name:path}", "GET", model),
+        guarded("/status", "GET", status),
+        guarded("/tokenize", "POST", tokenize_route),
+        guarded("/detokenize", "POST", detokenize_route),
+        guarded("/tokenizer_info", "GET", tokenizer_info),
+    ]
 
 
 def _record(request: Request) -> RequestRecord:

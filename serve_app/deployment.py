@@ -23,6 +23,7 @@ from ray.util import get_node_ip_address
 from cluster.config import ServeConfig
 from cluster.lifecycle import LOOPBACK
 from cluster.process_tree import die_with_parent
+from serve_app.api_processes.direct_ingress import answer_here
 from serve_app.api_processes.seats import Seats, ServerRun
 from serve_app.app import create_app
 from serve_app.engine_client import EngineClient, EngineConnector
@@ -81,6 +82,7 @@ class ServerDeployment:
         self._built_app = create_app(config, self._client, self._tokenizer, seats, run.start_time)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
+        answer_here(self._built_app)
         return self._built_app
 
     async def information(self) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cluster.process_tree import die_with_parent
+from serve_app.api_processes.direct_ingress import DirectIngress, application_here
 from serve_app.metrics import ServerMetrics
 from serve_app.openai.errors import ClientDisconnectedError, internal_error
 from serve_app.request_record import RequestRecord
@@ -122,8 +123,12 @@ class ProxyHeaders:
         await self._app(scope, receive, send_one_id)
 
 
-def proxy_middlewares() -> list[Middleware]:
-    """What Ray Serve's proxy asks for (``RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH``), in its own
-    process, which is to end with Ray's."""
+def ingress_middlewares() -> list[Middleware]:
+    """What stands before Ray Serve wherever it takes requests
+    (``RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH``): in a replica, which HAProxy asks, or in Serve's
+    own proxy, a process that is to end with Ray's."""
     die_with_parent()
-    return [Middleware(ProxyHeaders)]
+    application = application_here()
+    if application is None:
+        return [Middleware(ProxyHeaders)]
+    return [Middleware(DirectIngress, application=application)]

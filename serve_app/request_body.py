@@ -6,7 +6,7 @@ import asyncio
 from contextlib import suppress
 from typing import Any
 
-from fastapi import Request
+from starlette.requests import Request
 
 from serve_app.openai.errors import ApiError, ClientDisconnectedError
 from serve_app.openai.protocol import decoded

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from importlib.metadata import version
 from typing import Any
 
-from actors.configuration import EngineInformation
+from actors.configuration import BY_DISTRIBUTION, EngineInformation
 from actors.role import RunningRole, here
 from cluster.config import ServeConfig
 from serve_app.admission import Admission
@@ -53,20 +54,28 @@ class ServerState:
 
     def fingerprint(self, information: EngineInformation) -> str:
         """Changes with whatever may change the tokens a seed gives."""
-        parts = (
+        return _fingerprint(
             VERSION,
             information.model,
             information.dtype,
             information.body,
             information.device,
+            *self._guesses(),
         )
-        return "lexshard-" + hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
+
+    def _guesses(self) -> tuple[str, ...]:
+        """What drafts are and how they are tested, where tokens depend on it."""
+        config = self.config
+        if config.draft is None or config.verify not in BY_DISTRIBUTION:
+            return ()
+        rules = (config.draft_tokens, config.draft_length, config.draft_head)
+        limits = (config.sigmoid_alpha, config.sigmoid_beta) if config.verify == "sigmoid" else ()
+        return (config.verify, config.draft, *map(str, (*rules, *limits)))
 
     async def report(self) -> dict[str, Any]:
         """What ``GET /status`` tells: who does what, in which process, and how busy all are."""
-        api = RunningRole(
-            "api", 0, here(), "cpu", f"one of {self.config.api_processes}: who answers"
-        )
+        words = f"one of {self.config.api_processes}: the one that answers"
+        api = RunningRole("api", 0, here(), "cpu", words)
         return {
             "version": VERSION,
             "model": self.config.model_names[0],
@@ -86,3 +95,8 @@ class ServerState:
             ],
             "counters": asdict(self.client.statistics),
         }
+
+
+@lru_cache(maxsize=1)  # the same for every request to one engine
+def _fingerprint(*parts: str) -> str:
+    return "lexshard-" + hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]

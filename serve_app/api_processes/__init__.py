@@ -1,1 +1,2 @@
-"""What the API processes of one server share: who lives, what is open, what was counted."""
+"""What the API processes of one server share (who lives, what is open, what was counted), and how
+requests reach each of them."""

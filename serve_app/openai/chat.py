@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fastapi import Request, Response
+from starlette.requests import Request
+from starlette.types import ASGIApp
 
 from serve_app.openai.choice import Delta
 from serve_app.openai.output_budget import OutputBudget
@@ -21,7 +22,7 @@ from serve_app.server_state import ServerState
 
 async def create_chat_completion(
     state: ServerState, request: Request, body: Any, record: RequestRecord
-) -> Response:
+) -> ASGIApp:
     """Raises:
     ApiError: whatever is wrong with the request.
     """

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fastapi import Request, Response
+from starlette.requests import Request
+from starlette.types import ASGIApp
 
 from actors.messages import TokenLogprobs
 from serve_app.openai.choice import Delta
@@ -28,7 +29,7 @@ DEFAULT_MAX_TOKENS = 16
 
 async def create_completion(
     state: ServerState, request: Request, body: Any, record: RequestRecord
-) -> Response:
+) -> ASGIApp:
     """Raises:
     ApiError: whatever is wrong with the request.
     """

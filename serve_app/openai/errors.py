@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import orjson
-from fastapi import Response
+from starlette.responses import Response
 
 ERROR_TYPES = {
     400: "BadRequestError",

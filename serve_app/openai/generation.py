@@ -19,7 +19,8 @@ logger = logging.getLogger("lexshard.http")
 
 
 class Generation:
-    """The sequences of one HTTP request, whose prompt tokens it tells ticket and record.
+    """The sequences of one HTTP request, whose prompt tokens it tells ticket and record; of which
+    ``running`` have not come to their end.
 
     ``close`` must be called whatever happens.
     """
@@ -33,6 +34,7 @@ class Generation:
         record: RequestRecord,
     ) -> None:
         self.choices = choices
+        self.running = len(choices)
         self.prompt_tokens = sum(len(choice.request.prompt_ids) for choice in self._first_choices)
         self._client = client
         self._token_bytes = token_bytes
@@ -52,9 +54,8 @@ class Generation:
         waiting_tokens = {
             request_id: _waiting_tokens(choice) for request_id, choice in by_id.items()
         }
-        running = len(self.choices)
         self._stream = stream = self._client.submit([choice.request for choice in self.choices])
-        while running:
+        while self.running:
             deltas: list[Delta] = []
             for event in await stream.arrived():
                 choice = by_id[event.request_id]
@@ -67,7 +68,7 @@ class Generation:
                 if delta.first:
                     self._note_first_token(waiting_tokens.pop(event.request_id))
                 if delta.finish_reason is not None:
-                    running -= 1
+                    self.running -= 1
                     if event.finish_reason is None:  # a stop string: the engine goes on
                         self._client.cancel(event.request_id)
             self._record.completion_tokens = self.completion_tokens

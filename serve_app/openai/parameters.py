@@ -155,6 +155,8 @@ async def encode_bad_words(
     words: Sequence[str], tokenizer: ModelTokenizer, receive: Receive
 ) -> tuple[tuple[int, ...], ...]:
     """The token sequences of each word, at the beginning of a text and after a space."""
+    if not words:
+        return ()
 
     def encode() -> tuple[tuple[int, ...], ...]:
         sequences = {

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator
 
-from fastapi import Request, Response
-from starlette.types import Receive, Scope, Send
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serve_app.openai.choice import Delta, joined
 from serve_app.openai.errors import ApiError, internal_error
@@ -17,6 +18,13 @@ from serve_app.request_record import RequestRecord
 
 logger = logging.getLogger("lexshard.http")
 
+START = {"type": "http.response.start", "status": 200}
+EVENT_STREAM_HEADERS = (
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+)
+
 
 async def respond(
     request: Request,
@@ -25,7 +33,7 @@ async def respond(
     record: RequestRecord,
     *,
     stream: bool,
-) -> Response:
+) -> ASGIApp:
     """The response to a request whose generation is about to begin.
 
     Raises:
@@ -33,7 +41,7 @@ async def respond(
         ClientDisconnectedError: the client was gone first; its sequences are cancelled.
     """
     if stream:
-        return EventStreamResponse(_blocks(generation, writer), generation, record)
+        return StreamedResponse(generation, writer, record)
     try:
         content = await run_unless_disconnected(request.receive, _whole(generation, writer))
         return Response(content, media_type="application/json")
@@ -50,30 +58,19 @@ async def _whole(generation: Generation, writer: ResponseWriter) -> bytes:
     return writer.whole(whole, generation.usage())
 
 
-async def _blocks(generation: Generation, writer: ResponseWriter) -> AsyncIterator[bytes]:
-    async for batch in generation.batches():
-        usage = generation.usage() if writer.continuous_usage else None
-        if block := writer.events(batch, usage):
-            yield block
-    yield writer.end(generation.usage())
+class StreamedResponse:
+    """A response, as the ASGI application it is: server-sent events, written as they are made.
 
-
-class EventStreamResponse(Response):
-    """Writes blocks of server-sent events as they are made.
-
-    The status waits for the first block: a request that fails before it gets a proper error
-    response. A later failure is told in the stream.
+    What belongs to one step is one piece, the last token and the end of the stream, too. The status
+    waits for the first events: a request that fails before them gets a proper error response. A
+    later failure is told in the stream.
     """
 
-    media_type = "text/event-stream"
-
     def __init__(
-        self, blocks: AsyncIterator[bytes], generation: Generation, record: RequestRecord
+        self, generation: Generation, writer: ResponseWriter, record: RequestRecord
     ) -> None:
-        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
-        del self.headers["content-length"]
-        self._blocks = blocks
         self._generation = generation
+        self._writer = writer
         self._record = record
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -84,23 +81,31 @@ class EventStreamResponse(Response):
 
     async def _write(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = False
-        failure: ApiError | None = None
         try:
-            async for block in self._blocks:
+            async for block in self._blocks():
                 if not started:
-                    await self._send_start(send)
+                    await send({**START, "headers": [*EVENT_STREAM_HEADERS]})
                     started = True
-                await send({"type": "http.response.body", "body": block, "more_body": True})
+                more = self._generation.running > 0
+                await send({"type": "http.response.body", "body": block, "more_body": more})
+            return
         except ApiError as error:
             failure = error
         except Exception:
             logger.exception("id=%s failed", self._record.request_id)
             failure = internal_error(self._record.request_id)
-        if failure is not None and not started:
+        if started:
+            last = server_sent_event(failure.body()) + DONE
+            await send({"type": "http.response.body", "body": last, "more_body": False})
+        else:
             await failure.response()(scope, receive, send)
-            return
-        last = b"" if failure is None else server_sent_event(failure.body()) + DONE
-        await send({"type": "http.response.body", "body": last, "more_body": False})
 
-    async def _send_start(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+    async def _blocks(self) -> AsyncIterator[bytes]:
+        generation, writer = self._generation, self._writer
+        async for batch in generation.batches():
+            usage = generation.usage() if writer.continuous_usage else None
+            block = writer.events(batch, usage)
+            if not generation.running:
+                block += writer.end(generation.usage())
+            if block:
+                yield block

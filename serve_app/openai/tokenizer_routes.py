@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import Request
+from starlette.requests import Request
 
 from serve_app.openai.errors import bad_request
 from serve_app.openai.prompts import Prompt, encode_conversation, encode_prompts, read_messages

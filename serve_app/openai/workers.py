@@ -59,17 +59,27 @@ async def run_unless_disconnected(
     Raises:
         ClientDisconnectedError: the client was gone first.
     """
-    working = asyncio.ensure_future(work)
+    working = asyncio.current_task()
+    assert working is not None
+    cancelling = working.cancelling()
+    left = False
+
+    def leave(_: asyncio.Future[None]) -> None:
+        nonlocal left
+        left = True
+        working.cancel()
+
     watching = asyncio.ensure_future(_disconnection(receive))
+    watching.add_done_callback(leave)
     try:
-        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientDisconnectedError
-        return working.result()
+        return await work
+    except asyncio.CancelledError:
+        if left and working.uncancel() <= cancelling:  # nobody else has cancelled it too
+            raise ClientDisconnectedError from None
+        raise
     finally:
-        for task in (working, watching):
-            task.cancel()
-        await asyncio.gather(working, watching, return_exceptions=True)
+        watching.remove_done_callback(leave)
+        watching.cancel()
 
 
 async def _disconnection(receive: Receive) -> None:

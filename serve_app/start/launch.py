@@ -22,7 +22,7 @@ SERVE_ENVIRONMENT = {
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
     # What the controller looks at seldom changes; less often still, it would notice a loss late.
     "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.2",
-    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "serve_app.middleware.proxy_middlewares",
+    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "serve_app.middleware.ingress_middlewares",
     "RAY_SERVE_CONTROLLER_CALLBACK_IMPORT_PATH": "cluster.process_tree.die_with_parent",
 }
 

@@ -53,3 +53,15 @@ def test_who_does_not_ask_is_not_told_and_what_is_no_boolean_is_refused(path: st
         assert "drafts" not in post(path, {**BODIES[path], **fields}).text
         assert "drafts" not in str(stream(path, {**BODIES[path], **fields}))
     assert post(path, {**BODIES[path], "draft": "yes"}).status_code == 400
+
+
+def test_the_fingerprint_tells_drafts_apart_where_tokens_depend_on_them() -> None:
+    def fingerprint(**options: Any) -> str:
+        reply = post("/v1/completions", {"prompt": "abc"}, **options)
+        return str(reply.json()["system_fingerprint"])
+
+    plain = fingerprint()
+    assert fingerprint(draft="ngram") == plain
+    exact = fingerprint(draft="ngram", verify="exact")
+    assert exact != plain
+    assert fingerprint(draft="ngram", verify="exact", draft_tokens=3) not in (exact, plain)

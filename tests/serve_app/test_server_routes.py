@@ -12,8 +12,10 @@ import pytest
 from actors.messages import EngineStatistics
 from actors.statistic import statistics_of
 from cluster.config import ServeConfig
+from serve_app.api_processes import direct_ingress
+from serve_app.api_processes.direct_ingress import DirectIngress
 from serve_app.app import create_app
-from serve_app.middleware import ProxyHeaders
+from serve_app.middleware import ProxyHeaders, ingress_middlewares
 from tests.support.mock_engine import VOCABULARY, MockEngine, ids
 from tests.support.mock_server import HELLO, TOKENIZER, Client, post, serve
 
@@ -255,3 +257,40 @@ def test_the_application_stops_its_engine() -> None:
 
     asyncio.run(live())
     assert engine.stopped
+
+
+def test_in_a_replica_serve_keeps_its_own_paths_and_hands_on_the_rest() -> None:
+    asked: list[tuple[str, str]] = []
+
+    def app(name: str) -> Any:
+        async def answer(scope: Any, receive: Any, send: Any) -> None:
+            asked.append((name, scope.get("path", scope["type"])))
+
+        return answer
+
+    async def check() -> None:
+        ingress = DirectIngress(app("serve"), app("ours"))
+        for path in ("/-/healthz", "/-/routes", "/v1/completions", "/", "/-"):
+            await ingress({"type": "http", "path": path}, None, None)  # type: ignore[arg-type]
+        await ingress({"type": "websocket"}, None, None)  # type: ignore[arg-type]
+
+    asyncio.run(check())
+    serves = [("serve", "/-/healthz"), ("serve", "/-/routes")]
+    ours = [("ours", "/v1/completions"), ("ours", "/"), ("ours", "/-")]
+    assert asked == [*serves, *ours, ("serve", "websocket")]
+
+
+def test_the_application_is_called_in_its_own_loop_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(direct_ingress, "_local", None)
+    monkeypatch.setattr("serve_app.middleware.die_with_parent", lambda: None)
+
+    async def middlewares() -> list[Any]:
+        return [middleware.cls for middleware in ingress_middlewares()]
+
+    async def replica(application: Any) -> list[Any]:
+        direct_ingress.answer_here(application)
+        return await middlewares()
+
+    assert asyncio.run(middlewares()) == [ProxyHeaders]  # Serve's own proxy
+    assert asyncio.run(replica(object())) == [DirectIngress]
+    assert asyncio.run(middlewares()) == [ProxyHeaders]  # another loop of the same process

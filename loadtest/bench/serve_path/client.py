@@ -13,60 +13,48 @@ import json
 import re
 import sys
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from typing import cast
 from urllib.parse import urlsplit
 
+from loadtest.bench.serve_path.load import (
+    Load,
+    LoadResult,
+    RequestTimes,
+    add_load_arguments,
+    gathered,
+    load_of,
+)
+
 EVENT, DONE = b"data: {", b"data: [DONE]"
 USAGE = re.compile(rb'"completion_tokens": ?(\d+)')
-WORDS = ("river", "stone", "garden", "window", "letter", "summer", "mountain", "paper")
-PROMPT_WORDS = 60
-
-
-@dataclass(frozen=True, slots=True)
-class LoadResult:
-    """``tokens`` streamed in ``seconds``. Times to first tokens and between pieces in seconds, one
-    per request and one per piece that is not the first of its response."""
-
-    tokens: int
-    events: int
-    seconds: float
-    first_token_seconds: list[float] = field(default_factory=list)
-    between_seconds: list[float] = field(default_factory=list)
-
-
-def prompt(index: int, left: int) -> str:
-    """That of a stream's request, after which ``left`` are left: like no other from its start."""
-    begin = index * 31 + left * 7
-    words = (WORDS[(begin + i * (1 + left)) % len(WORDS)] for i in range(PROMPT_WORDS))
-    return f"{index} {left} {' '.join(words)}"
 
 
 class Connection(asyncio.Protocol):
-    """One connection: ``rounds`` requests of ``tokens`` tokens, one after the other."""
+    """One connection: the requests of one stream of a load, one after the other."""
 
-    def __init__(self, index: int, host: str, model: str, rounds: int, tokens: int) -> None:
+    def __init__(self, index: int, host: str, model: str, load: Load) -> None:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.tokens = self.events = 0
-        self.first_token_seconds: list[float] = []
-        self.between_seconds: list[float] = []
+        self.times = RequestTimes()
         self._index = index
         self._host = host
         self._model = model
-        self._left = rounds
-        self._wanted = tokens
+        self._load = load
+        self._left = load.rounds
+        self._wanted = 0
         self._tail = b""
-        self._asked = self._heard = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.WriteTransport, transport)
         self._ask()
 
     def _ask(self) -> None:
+        self._wanted = self._load.output_tokens(self._index, self._left)
         body = json.dumps(
             {
                 "model": self._model,
-                "prompt": prompt(self._index, self._left),
+                "prompt": self._load.prompt(self._index, self._left),
                 "max_tokens": self._wanted,
                 "temperature": 0,
                 "ignore_eos": True,
@@ -79,8 +67,7 @@ class Connection(asyncio.Protocol):
             f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         )
         self._tail = b""
-        self._heard = 0.0
-        self._asked = time.perf_counter()
+        self.times.ask(time.perf_counter())
         self._transport.write(head.encode() + body)
 
     def data_received(self, data: bytes) -> None:
@@ -88,16 +75,16 @@ class Connection(asyncio.Protocol):
         searched = self._tail[-len(EVENT) + 1 :] + data  # a mark may be cut in two
         found = searched.count(EVENT)
         self.events += found
-        if self._heard:
-            self.between_seconds.append(now - self._heard)
-            self._heard = now
-        elif found:
-            self.first_token_seconds.append(now - self._asked)
-            self._heard = now
+        if found or self.times.answered:
+            self.times.hear(now)
         self._tail = (self._tail + data)[-2048:]
         if DONE in self._tail and self._tail.endswith(b"0\r\n\r\n"):
             self._finish()
-        elif not self._heard and b"\r\n\r\n" in self._tail and b"HTTP/1.1 200" not in self._tail:
+        elif (
+            not self.times.answered
+            and b"\r\n\r\n" in self._tail
+            and b"HTTP/1.1 200" not in self._tail
+        ):
             self._fail(self._tail.decode(errors="replace"))
 
     def _finish(self) -> None:
@@ -106,6 +93,7 @@ class Connection(asyncio.Protocol):
         if told is None or int(told[1]) != self._wanted:
             self._fail(f"a stream told of {told and told[1]!r} tokens, not {self._wanted}")
             return
+        self.times.end(self._wanted)
         self.tokens += self._wanted
         self._left -= 1
         if self._left:
@@ -125,27 +113,26 @@ class Connection(asyncio.Protocol):
             self.done.set_exception(RuntimeError(f"the server closed a connection: {error}"))
 
 
-async def load(url: str, model: str, streams: int, rounds: int, tokens: int) -> LoadResult:
+async def follow(url: str, model: str, load: Load) -> LoadResult:
     """Raises RuntimeError for any answer that is not the whole stream that was asked for."""
     address = urlsplit(url)
     host, port = address.hostname or "127.0.0.1", address.port or 80
     loop = asyncio.get_running_loop()
     started = time.perf_counter()
     protocols = []
-    for index in range(streams):
+    for index in range(load.streams):
         _, protocol = await loop.create_connection(
-            lambda index=index: Connection(index, host, model, rounds, tokens),  # type: ignore[misc]
+            lambda index=index: Connection(index, host, model, load),  # type: ignore[misc]
             host,
             port,
         )
         protocols.append(protocol)
     await asyncio.gather(*(each.done for each in protocols))
-    return LoadResult(
+    return gathered(
+        [each.times for each in protocols],
         tokens=sum(each.tokens for each in protocols),
         events=sum(each.events for each in protocols),
         seconds=time.perf_counter() - started,
-        first_token_seconds=[s for each in protocols for s in each.first_token_seconds],
-        between_seconds=[s for each in protocols for s in each.between_seconds],
     )
 
 
@@ -153,14 +140,12 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("url")
     parser.add_argument("model")
-    parser.add_argument("--streams", type=int, required=True)
-    parser.add_argument("--rounds", type=int, required=True)
-    parser.add_argument("--tokens", type=int, required=True)
+    add_load_arguments(parser)
     given = parser.parse_args()
     import uvloop
 
     try:
-        result = uvloop.run(load(given.url, given.model, given.streams, given.rounds, given.tokens))
+        result = uvloop.run(follow(given.url, given.model, load_of(given)))
     except (RuntimeError, OSError) as error:
         print(error, file=sys.stderr)
         return 1

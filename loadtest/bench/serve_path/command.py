@@ -5,7 +5,10 @@ and transport; a client that costs little counts what arrives. CPU time is that 
 user and system, from before the first request to after the last. ``--engine real`` puts the model's
 own engine there. With ``--against`` another server takes turns with ours, run by run, on the same
 cores; its processes are told by their ids. ``--against engine`` compares with our engine alone, in
-a process without HTTP: in both the engine has one thread and a core of its own.
+a process without HTTP: in both the engine has one thread and a core of its own. ``--engine-core``
+gives it that without the comparison.
+
+Streams ask in lockstep, all at one moment, and staggered: both are measured and told.
 """
 
 from __future__ import annotations
@@ -22,12 +25,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from statistics import fmean
 
 from cluster.config import ServeConfig
 from loadtest.bench.machine import describe_machine, installed_versions
-from loadtest.bench.record import Measure, Report, percentile
-from loadtest.bench.serve_path.client import LoadResult
+from loadtest.bench.record import CaseLabels, Measure, Report, percentile
+from loadtest.bench.serve_path.load import Load, LoadResult, as_arguments
 from loadtest.bench.serve_path.processes import (
     SERVING,
     cpu_seconds,
@@ -39,14 +41,16 @@ from loadtest.bench.serve_path.processes import (
 STREAMS = (1, 32, 256)
 RUNS, QUICK_RUNS = 3, 1
 TOKENS = 256
+LEAST_TOKENS = 4  # so that staggered responses, too, have a time per token after the first
 REQUESTS, QUICK_REQUESTS = 384, 96  # at most so many of one run, over all streams
 TOKENS_PER_SECOND = 20_000.0
+ARRIVALS = ("lockstep", "staggered")
 WARM_UP_REQUESTS = 2
 STOP_SECONDS = 10.0
 
 THROUGHPUT = Measure("streamed tokens/s", "tokens/s", higher_is_better=True)
 FIRST = Measure("TTFT median", "ms", higher_is_better=False)
-PER_TOKEN = Measure("ITL mean", "ms", higher_is_better=False)
+PER_TOKEN = Measure("TPOT median", "ms", higher_is_better=False)
 BETWEEN = Measure("ITL p99", "ms", higher_is_better=False)
 
 
@@ -95,6 +99,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="simultaneous streams (default 1,32,256)",
     )
     parser.add_argument("--tokens", type=int, default=TOKENS, metavar="N", help="of each response")
+    parser.add_argument(
+        "--arrivals",
+        choices=(*ARRIVALS, "both"),
+        default="both",
+        help="lockstep: all streams ask again at one moment; staggered: their responses have "
+        "different lengths (default both)",
+    )
+    parser.add_argument(
+        "--engine-core",
+        action="store_true",
+        help="the engine has one thread and a core of its own, as with --against engine",
+    )
     parser.add_argument("--runs", type=int, metavar="N", help=f"(default {RUNS}, --quick 1)")
     parser.add_argument("--quick", action="store_true", help="one short run: under a minute")
     parser.add_argument(
@@ -123,6 +139,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Measure and print; returns the exit status."""
     try:
+        if arguments.tokens < LEAST_TOKENS:
+            raise ValueError(f"--tokens {arguments.tokens}: give at least {LEAST_TOKENS}")
         with our_server(arguments) as ours:
             servers = [ours]
             if arguments.against:
@@ -156,10 +174,10 @@ def our_server(arguments: argparse.Namespace) -> Iterator[Server]:
         port = probe.getsockname()[1]
     options = {key: yaml.safe_load(value) for key, _, value in _pairs(arguments.option)}
     most = max(arguments.streams)
-    alone = arguments.against == "engine"
-    if alone and arguments.engine != "real":
+    if arguments.against == "engine" and arguments.engine != "real":
         raise ValueError("--against engine compares real engines: give --engine real")
-    fixed = {"threads": 1} if alone else {}
+    own_core = arguments.engine_core or arguments.against == "engine"
+    fixed = {"threads": 1} if own_core else {}
     options = {"max_running_requests": max(256, most), **fixed, **options}
     config = ServeConfig(model=arguments.model, port=port, **options)
     connect = None
@@ -172,7 +190,7 @@ def our_server(arguments: argparse.Namespace) -> Iterator[Server]:
 
         wait_until_ready(config, lambda _: None, partial(ask_all, handle))
         roles = family(os.getpid())
-        if alone:
+        if own_core:
             give_engine_a_core(roles)
         yield Server("lexshard", f"http://127.0.0.1:{port}", config.model_names[0], roles)
         ask_all(handle, "shut_down", 0, seconds=STOP_SECONDS)
@@ -200,22 +218,26 @@ def measure(arguments: argparse.Namespace, servers: list[Server]) -> Report:
     command = shlex.join(["lexshard", "bench", "serve-path", *sys.argv[3:]])
     report = Report(describe_machine(), installed_versions(), command, seed=0)
     for server in servers:
-        ask(server, streams=1, rounds=WARM_UP_REQUESTS, tokens=arguments.tokens)
+        ask(server, Load(1, WARM_UP_REQUESTS, arguments.tokens))
+    wanted = ARRIVALS if arguments.arrivals == "both" else (arguments.arrivals,)
     for streams in arguments.streams:
         # As long as it takes to see a role's CPU, which the system counts in steps of 10 ms.
         rounds = max(1, min(requests, 12 * streams) // streams)
-        told: dict[str, list[ServeRun]] = {server.name: [] for server in servers}
-        for index in range(runs):
-            for server in servers if index % 2 == 0 else reversed(servers):
-                print(f"{streams} streams, run {index + 1}: {server.name}", file=sys.stderr)
-                told[server.name].append(
-                    ask(server, streams=streams, rounds=rounds, tokens=arguments.tokens)
-                )
-        _record(report, streams, told)
+        for arrivals in wanted:
+            load = Load(streams, rounds, arguments.tokens, arrivals == "staggered")
+            told: dict[str, list[ServeRun]] = {server.name: [] for server in servers}
+            for index in range(runs):
+                for server in servers if index % 2 == 0 else reversed(servers):
+                    print(
+                        f"{streams} streams, {arrivals}, run {index + 1}: {server.name}",
+                        file=sys.stderr,
+                    )
+                    told[server.name].append(ask(server, load))
+            _record(report, {"streams": streams, "arrivals": arrivals}, told)
     return report
 
 
-def ask(server: Server, *, streams: int, rounds: int, tokens: int) -> ServeRun:
+def ask(server: Server, load: Load) -> ServeRun:
     """One run of the client, in a process of its own.
 
     Raises RuntimeError with what it said if it fails.
@@ -227,27 +249,25 @@ def ask(server: Server, *, streams: int, rounds: int, tokens: int) -> ServeRun:
     else:  # on the core that our server's engine has, which rests meanwhile
         core = min(set(range(os.cpu_count() or 1)) - os.sched_getaffinity(0))
         command += [server.model, "--core", str(core)]
-    command += ["--streams", str(streams), "--rounds", str(rounds), "--tokens", str(tokens)]
     before = cpu_seconds(server.roles)
-    finished = subprocess.run(command, capture_output=True, text=True, check=False)
+    finished = subprocess.run(
+        [*command, *as_arguments(load)], capture_output=True, text=True, check=False
+    )
     if finished.returncode:
         raise RuntimeError(f"the client of {server.name}: {finished.stderr[-500:]}")
     spent = {role: after - before[role] for role, after in cpu_seconds(server.roles).items()}
     return ServeRun(LoadResult(**json.loads(finished.stdout)), spent)
 
 
-def _record(report: Report, streams: int, told: dict[str, list[ServeRun]]) -> None:
-    case: dict[str, str | int | float] = {"streams": streams}
-
+def _record(report: Report, case: CaseLabels, told: dict[str, list[ServeRun]]) -> None:
     def add(measured: Measure, raw: dict[str, list[float]]) -> None:
         report.add(case, measured, raw, ours="lexshard" if len(raw) > 1 else None)
 
     loads = {name: [each.load for each in runs] for name, runs in told.items()}
     add(THROUGHPUT, {n: [each.tokens / each.seconds for each in of] for n, of in loads.items()})
-    means = {n: [1e3 * fmean(each.between_seconds) for each in of] for n, of in loads.items()}
-    add(PER_TOKEN, means)
     for measured, seconds, percent in (
         (FIRST, "first_token_seconds", 50),
+        (PER_TOKEN, "per_token_seconds", 50),
         (BETWEEN, "between_seconds", 99),
     ):
         add(

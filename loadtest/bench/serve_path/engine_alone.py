@@ -18,38 +18,51 @@ from actors.configuration import EngineConfiguration
 from actors.engine.engine import Engine
 from actors.messages import Request, SamplingParameters
 from actors.text.codec import TextCodec
-from loadtest.bench.serve_path.client import LoadResult, prompt
+from loadtest.bench.serve_path.load import (
+    Load,
+    LoadResult,
+    RequestTimes,
+    add_load_arguments,
+    gathered,
+    load_of,
+)
 
 
 class Stream:
     """One request after the other, each of which is asked when the one before has ended."""
 
-    def __init__(self, index: int, rounds: int, tokens: int, codec: TextCodec) -> None:
+    def __init__(self, index: int, load: Load, codec: TextCodec) -> None:
+        self.times = RequestTimes()
+        self.tokens = 0
         self._index = index
-        self._left = rounds
-        self._tokens = tokens
+        self._load = load
+        self._left = load.rounds
+        self._wanted = 0
         self._codec = codec
-        self.asked = self.heard = 0.0
 
     def next_request(self) -> Request | None:
         if not self._left:
             return None
-        token_ids = tuple(self._codec.encode(prompt(self._index, self._left)))
+        token_ids = tuple(self._codec.encode(self._load.prompt(self._index, self._left)))
+        self._wanted = self._load.output_tokens(self._index, self._left)
         self._left -= 1
-        self.asked, self.heard = time.perf_counter(), 0.0
-        wanted = SamplingParameters(temperature=0, max_tokens=self._tokens, ignore_eos=True)
+        self.times.ask(time.perf_counter())
+        wanted = SamplingParameters(temperature=0, max_tokens=self._wanted, ignore_eos=True)
         return Request(f"{self._index}-{self._left}", 0, token_ids, wanted)
 
+    def end(self) -> None:
+        """The latest request has been answered."""
+        self.times.end(self._wanted)
+        self.tokens += self._wanted
 
-def load(model: str, streams: int, rounds: int, tokens: int) -> LoadResult:
+
+def follow(model: str, load: Load) -> LoadResult:
     """Raises ValueError for a model without a tokenizer or a request that is refused."""
     codec = TextCodec.load(model)
     if codec is None:
         raise ValueError(f"{model} has no tokenizer")
     engine = Engine(EngineConfiguration(model, threads=1))
     engine.warm_up()
-    first_token_seconds: list[float] = []
-    between_seconds: list[float] = []
     started = time.perf_counter()
     open_streams: dict[str, Stream] = {}
 
@@ -62,35 +75,30 @@ def load(model: str, streams: int, rounds: int, tokens: int) -> LoadResult:
             raise ValueError(refusal.error)
         open_streams[request.request_id] = stream
 
-    for index in range(streams):
-        ask(Stream(index, rounds, tokens, codec))
+    streams = [Stream(index, load, codec) for index in range(load.streams)]
+    for stream in streams:
+        ask(stream)
     while open_streams:
         for event in engine.step():
-            now, stream = time.perf_counter(), open_streams[event.request_id]
-            if stream.heard:
-                between_seconds.append(now - stream.heard)
-            else:
-                first_token_seconds.append(now - stream.asked)
-            stream.heard = now
+            stream = open_streams[event.request_id]
+            stream.times.hear(time.perf_counter())
             if event.finish_reason is not None:
+                stream.end()
                 del open_streams[event.request_id]
                 ask(stream)
-    made = streams * rounds * tokens
+    made = sum(stream.tokens for stream in streams)
     seconds = time.perf_counter() - started
-    return LoadResult(made, made, seconds, first_token_seconds, between_seconds)
+    return gathered([stream.times for stream in streams], made, made, seconds)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("model")
     parser.add_argument("--core", type=int, required=True)
-    parser.add_argument("--streams", type=int, required=True)
-    parser.add_argument("--rounds", type=int, required=True)
-    parser.add_argument("--tokens", type=int, required=True)
+    add_load_arguments(parser)
     given = parser.parse_args()
     os.sched_setaffinity(0, {given.core})
-    result = load(given.model, given.streams, given.rounds, given.tokens)
-    print(json.dumps(asdict(result)))
+    print(json.dumps(asdict(follow(given.model, load_of(given)))))
 
 
 if __name__ == "__main__":
