@@ -5,12 +5,12 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from dataclasses import dataclass
 
-# How much an observation counts for its own size and for all of them, and how far one may stand
-# out: a pause is no news of the work.
-OWN_WEIGHT, COMMON_WEIGHT, OUTLIER = 1 / 32, 1 / 8, 3.0
+# How much an observation counts for all sizes, and how far one may stand out: a pause is no news of
+# the work. For its own size it counts as one among those that are known.
+COMMON_WEIGHT, OUTLIER = 1 / 8, 3.0
 # What is left of what is known of a size after an observation of any size, and the most that is
 # known of one, in observations.
-KEPT, MOST_KNOWN = 0.995, 32.0
+KEPT, MOST_KNOWN = 0.995, 31.0
 
 
 @dataclass(slots=True)
@@ -53,8 +53,9 @@ class CostCurve:
             return
         excess = min(seconds / (known.seconds * self._factor), OUTLIER) - 1.0
         self._factor *= 1.0 + COMMON_WEIGHT * excess
-        known.seconds *= 1.0 + OWN_WEIGHT * excess
-        known.weight = min(self._weight(known) + 1.0, MOST_KNOWN)
+        weight = self._weight(known)
+        known.seconds *= 1.0 + excess / (weight + 1.0)
+        known.weight = min(weight + 1.0, MOST_KNOWN)
         known.seen = self._count
 
     def estimate(self, size: int) -> float:

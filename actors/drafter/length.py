@@ -23,6 +23,9 @@ FIRST_LENGTH = 3
 # Steps with the same sequences for which lengths are kept, at least; many sequences take longer to
 # decide for, and keep theirs for as many steps as there are of them.
 KEPT_STEPS = 8
+# After so many decisions the next is one guess more or less than the best, for so many steps: what
+# is never done is never known to have become cheap.
+TRIAL_EVERY, TRIAL_STEPS = 16, 2
 
 
 class LengthRule(Protocol):
@@ -95,11 +98,15 @@ class MeasuredLength:
         self._draft_step = CostCurve()
         self._decided: dict[int, int] = {}
         self._steps_left = 0
+        self._decisions = 0
 
     def lengths(self, sequences: Sequence[int], rooms: Sequence[int]) -> list[int]:
         if not self._steps_left or self._decided.keys() != set(sequences):
             self._decide(sequences)
+            self._decisions += 1
             self._steps_left = max(KEPT_STEPS, len(sequences))
+            if self._decisions % TRIAL_EVERY == 0:
+                self._try_neighbours()
         self._steps_left -= 1
         decided = map(self._decided.__getitem__, sequences)
         lengths = [min(length, room) for length, room in zip(decided, rooms, strict=True)]
@@ -116,6 +123,15 @@ class MeasuredLength:
         else:
             lengths = [min(2, self._most)] * len(sequences)  # there is something to be learnt
         self._decided = dict(zip(sequences, lengths, strict=True))
+
+    def _try_neighbours(self) -> None:
+        """One more and one less by turns, for those that are guessed for."""
+        shift = 1 if self._decisions % (2 * TRIAL_EVERY) else -1
+        if any(self._decided.values()):
+            self._steps_left = TRIAL_STEPS
+        for sequence, length in self._decided.items():
+            if length:
+                self._decided[sequence] = min(max(length + shift, 1), self._most)
 
     def heard(self, sequence: int, drafted: int, stood: int) -> None:
         self._history.add(sequence, drafted, stood)

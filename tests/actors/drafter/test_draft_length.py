@@ -76,12 +76,17 @@ def test_costs_between_two_sizes_lie_between_them_and_pauses_count_little() -> N
     assert known.estimate(3) == pytest.approx(2.0)
     assert known.estimate(1) == 1.0
     assert known.estimate(8) == pytest.approx(6.0)
+    for _ in range(20):
+        known.observe(2, 1.0)
     known.observe(2, 100.0)
     assert known.estimate(2) <= 1.5
 
 
 def test_what_became_slower_at_one_size_is_taken_to_have_become_slower_at_all() -> None:
     known = curve({16: 6.0, 48: 16.0})
+    for _ in range(30):
+        known.observe(16, 6.0)
+        known.observe(48, 16.0)
     for _ in range(100):
         known.observe(16, 9.0)
     assert known.estimate(16) == pytest.approx(9.0)
@@ -166,3 +171,22 @@ def test_estimates_grow_with_the_size_and_keep_what_already_does(points: dict[in
     ordered = dict(zip(sorted(points), sorted(points.values()), strict=True))
     for size, seconds in ordered.items():
         assert curve(ordered).estimate(size) == pytest.approx(seconds)
+
+
+def test_what_has_become_cheap_is_found_out_though_it_is_never_done() -> None:
+    """A size that looked dear when the machine was busy: now and then one guess more is tried."""
+    rule = MeasuredLength(5)
+    costs = {1: 1.0, 2: 1.1, 3: 9.0, 4: 9.0, 5: 9.0, 6: 9.0}
+    for rows, seconds in costs.items():
+        for _ in range(4):
+            rule.step_took(rows, seconds)
+    rule.drafting_took(1, 1, 0.02)
+    lengths = []
+    for _ in range(3000):
+        [length] = rule.lengths([1], [99])
+        lengths.append(length)
+        rule.heard(1, length, length)
+        rule.step_took(1 + length, 1.0 + 0.1 * length)
+    assert set(lengths[:50]) == {1}
+    assert lengths.count(5) > 500
+    assert lengths[-50:].count(5) > 40
