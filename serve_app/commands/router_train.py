@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "asked (default: the bundled prompts)",
     )
     parser.add_argument(
-        "--out", type=Path, metavar="FILE", help="default: router.safetensors beside the draft"
+        "--out", type=Path, metavar="FILE", help="default: draft-router.tensors beside the draft"
     )
     parser.add_argument(
         "--hot", type=at_least(0), metavar="N", help="tokens always looked at (default: V / 64)"

@@ -16,7 +16,8 @@ import numpy.typing as npt
 from actors.index.container import FileKind, Header, read_header, read_part
 from actors.index.metadata import Spread, Weights
 
-FILE_NAME = "router.safetensors"
+# Not *.safetensors, though it is one: servers that load every such file of a folder would try.
+FILE_NAME = "draft-router.tensors"
 CLUSTERS, NETWORK = "clusters", "network"  # the parts
 
 Floats = npt.NDArray[np.float32]
