@@ -1,5 +1,5 @@
-"""``lexshard bench shards``: several processes say what one does, what is repeated is what was said,
-and the model is what its formula says."""
+"""``lexshard bench shards``: several processes say what one does, what is repeated is what was
+said, and the model is what its formula says."""
 
 from __future__ import annotations
 
@@ -67,7 +67,8 @@ def test_real_processes_say_what_one_says_and_every_figure_is_written(
         each["median"] == 0 for each in measured if each["case"]["measure"].startswith("tokens")
     )
     modelled = [each for each in written["results"] if "need" not in each["case"]]
-    assert modelled and all("MODEL" in each["case"]["measure"] for each in modelled)
+    assert modelled
+    assert all("MODEL" in each["case"]["measure"] for each in modelled)
     printed = capsys.readouterr().out
     assert "A MODEL, NOT A MEASUREMENT" in printed
     assert "gloo, fitted here" in printed or len(written["machine"]["pinned_to_cores"]) == 1
@@ -181,4 +182,6 @@ def test_shards_stop_to_pay_earlier_over_a_slower_link() -> None:
 def test_the_model_alone_measures_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.run(parsed("--model-only --model-head 1000,64 --link InfiniBand=50,8")) == 0
     printed = capsys.readouterr().out
-    assert "MODEL: V" in printed and "InfiniBand" in printed and "NVLink" not in printed
+    assert "MODEL: V" in printed
+    assert "InfiniBand" in printed
+    assert "NVLink" not in printed

@@ -46,7 +46,10 @@ SEED = 19
 VOCABULARY, COLUMNS = 131_072, 1_024
 MODEL_HEADS = ((128_256, 8_192), (262_144, 5_376))  # Llama 3.1 70B, Gemma 3 27B
 MODEL_BATCH = 8
-CANDIDATES, RESCORED = 58.0, 64.0  # per token, top-50 with int8: docs/topology.md and docs/shards.md
+CANDIDATES, RESCORED = (
+    58.0,
+    64.0,
+)  # per token, top-50 with int8: docs/topology.md and docs/shards.md
 MODEL_STEP = Measure("MODEL of a step, not measured", "us", higher_is_better=False)
 
 

@@ -32,9 +32,7 @@ def fit_link(cases: Sequence[ShardCase], cores: int) -> Link | None:
     if per_megabyte <= 0 or base <= 0:  # bytes that are too few to be seen, or nothing but bytes
         base, per_megabyte = 1.0 / np.mean(hops / measured), 0.0
     bandwidth = 1e12 / per_megabyte if per_megabyte else float("inf")
-    return Link(
-        NAME, float(bandwidth), float(base), per_peer=_per_peer(cases), broadcasts=False
-    )
+    return Link(NAME, float(bandwidth), float(base), per_peer=_per_peer(cases), broadcasts=False)
 
 
 def _per_peer(cases: Sequence[ShardCase]) -> float:
