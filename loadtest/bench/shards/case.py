@@ -37,6 +37,7 @@ OPERATION = Measure("exchange per operation", "us", higher_is_better=False)
 BYTES = Measure("bytes per token and shard", "bytes", higher_is_better=False)
 HIDDEN_BYTES = Measure("hidden state per token and shard", "bytes", higher_is_better=False)
 RESCORED = Measure("rescored rows of the busiest shard", "rows/token", higher_is_better=False)
+CANDIDATES = Measure("candidates", "tokens/token", higher_is_better=False)
 WRONG = Measure("tokens that one shard would not say", "tokens", higher_is_better=False)
 
 # Hops that a step waits for: there, or there and back.
@@ -99,7 +100,8 @@ class ShardCase:
     hops: int = 0  # of the last repeated step
     step_bytes: list[int] = field(default_factory=list)  # of all servers, hidden states apart
     hidden_bytes: int = 0  # of all servers in one step
-    rescored: list[float] = field(default_factory=list)
+    rescored: list[float] = field(default_factory=list)  # rows per token, of the busiest shard
+    candidates: list[float] = field(default_factory=list)  # per token, of all shards
     guarantees: Counter[str] = field(default_factory=Counter)
     tokens: Tokens = field(default_factory=list)
     wrong: int = 0
@@ -169,6 +171,7 @@ class ShardCase:
         self.operations.append(counts.milliseconds)
         self.compute.append(max(shard.milliseconds for shard in alone))
         self.rescored.append(max(shard.rescored for shard in alone) / self.batch)
+        self.candidates.append(len(found.ids) / self.batch)
         self.hidden_bytes = counts.bytes["hidden"]
         self.step_bytes.append(sum(counts.bytes.values()) - self.hidden_bytes)
         self.guarantees.update(each.guarantee for each in found.certificates)
@@ -209,6 +212,7 @@ class ShardCase:
             (STEP, self.step),
             (COMPUTE, self.compute),
             (RESCORED, self.rescored),
+            (CANDIDATES, self.candidates),
             (WRONG, [self.wrong]),
         ]
         if self.others:

@@ -12,6 +12,7 @@ import argparse
 import os
 from collections.abc import Sequence
 from itertools import product
+from statistics import median
 
 import torch
 
@@ -46,10 +47,8 @@ SEED = 19
 VOCABULARY, COLUMNS = 131_072, 1_024
 MODEL_HEADS = ((128_256, 8_192), (262_144, 5_376))  # Llama 3.1 70B, Gemma 3 27B
 MODEL_BATCH = 8
-CANDIDATES, RESCORED = (
-    58.0,
-    64.0,
-)  # per token, top-50 with int8: docs/topology.md and docs/shards.md
+# Of top-50 per token, where nothing was measured; every shard rescores as many rows.
+CANDIDATES, RESCORED = 58.0, 64.0
 MODEL_STEP = Measure("MODEL of a step, not measured", "us", higher_is_better=False)
 
 
@@ -91,8 +90,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=GB/s,US",
         help="one direction, and microseconds of a hop; default NVLink 4, PCIe 5, Ethernet",
     )
-    model.add_argument("--candidates", type=float, default=CANDIDATES, help="per token")
-    model.add_argument("--rescored", type=float, default=RESCORED, help="rows per token and shard")
+    model.add_argument(
+        "--candidates", type=float, metavar="N", help=f"per token; default measured or {CANDIDATES}"
+    )
+    model.add_argument(
+        "--rescored",
+        type=float,
+        metavar="N",
+        help=f"rows per token and shard; default measured or {RESCORED}",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -117,7 +123,7 @@ def measure_into(report: Report, arguments: argparse.Namespace) -> int:
     fitted = fit_link(cases, len(cores))
     if fitted is not None:
         links.append(fitted)
-    print_model(report, arguments, links)
+    print_model(report, arguments, links, cases)
     return sum(case.wrong for case in cases)
 
 
@@ -163,18 +169,31 @@ def measure_shards(
     return cases
 
 
-def print_model(report: Report, arguments: argparse.Namespace, links: Sequence[Link]) -> None:
-    """The model of every head and link, marked as what it is."""
+def print_model(
+    report: Report,
+    arguments: argparse.Namespace,
+    links: Sequence[Link],
+    cases: Sequence[ShardCase],
+) -> None:
+    """The model of every head and link, marked as what it is. What a search leaves is that of the
+    top-50 of most shards among ``cases``, unless options say otherwise."""
+    candidates, rescored = CANDIDATES, RESCORED
+    for case in cases:
+        if case.need == "top50":
+            candidates, rescored = median(case.candidates), median(case.rescored)
+    if arguments.candidates is not None:
+        candidates = arguments.candidates
+    if arguments.rescored is not None:
+        rescored = arguments.rescored
     heads = [
-        HeadSize(
-            vocabulary, columns, arguments.model_batch, arguments.candidates, arguments.rescored
-        )
+        HeadSize(vocabulary, columns, arguments.model_batch, candidates, rescored)
         for vocabulary, columns in arguments.model_head
     ]
     found = models(heads, links, 1e9 * arguments.memory_bandwidth)
     print("A MODEL, NOT A MEASUREMENT: microseconds of a step of N shards on GPUs (and how many")
     print(f"times faster than one), batch {arguments.model_batch}, top-50, int8 screen, memory of")
-    print(f"{arguments.memory_bandwidth:,.0f} GB/s each, every link at its peak:")
+    print(f"{arguments.memory_bandwidth:,.0f} GB/s each, every link at its peak, {candidates:.0f}")
+    print(f"candidates per token, {rescored:.0f} rescored rows per token and shard:")
     print(model_table(found))
     print("half of N at N: the most shards that make a step at least N / 2 times faster; fastest")
     print("at N: more than that make it slower (64 are looked at). Links of the MODEL:")
