@@ -25,7 +25,7 @@ from loadtest.bench.shards.timed_shard import TimedShard
 from loadtest.bench.shards.workload import ShardWorkload, drawn
 
 WARM_UP = 2
-REPEATS = 4  # times that every computed step is repeated
+REPEATS = 2  # times that every computed step is repeated
 
 STEP = Measure("step", "ms", higher_is_better=False)
 COMPUTE = Measure("compute of the slowest shard, alone", "ms", higher_is_better=False)

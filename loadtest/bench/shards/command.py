@@ -42,7 +42,7 @@ from loadtest.bench.shards.tables import (
 from loadtest.bench.shards.timed_shard import TimedShard
 from loadtest.bench.shards.workload import NEEDS, ShardWorkload
 
-RUNS, QUICK_RUNS = 9, 3
+RUNS, QUICK_RUNS = 5, 2
 SEED = 19
 VOCABULARY, COLUMNS = 131_072, 1_024
 MODEL_HEADS = ((128_256, 8_192), (262_144, 5_376))  # Llama 3.1 70B, Gemma 3 27B
@@ -192,8 +192,8 @@ def print_model(
     found = models(heads, links, 1e9 * arguments.memory_bandwidth)
     print("A MODEL, NOT A MEASUREMENT: microseconds of a step of N shards on GPUs (and how many")
     print(f"times faster than one), batch {arguments.model_batch}, top-50, int8 screen, memory of")
-    print(f"{arguments.memory_bandwidth:,.0f} GB/s each, every link at its peak, {candidates:.0f}")
-    print(f"candidates per token, {rescored:.0f} rescored rows per token and shard:")
+    print(f"{arguments.memory_bandwidth:,.0f} GB/s each, links at their peak; per token")
+    print(f"{candidates:.0f} candidates and, on every shard, {rescored:.0f} rescored rows:")
     print(model_table(found))
     print("half of N at N: the most shards that make a step at least N / 2 times faster; fastest")
     print("at N: more than that make it slower (64 are looked at). Links of the MODEL:")
