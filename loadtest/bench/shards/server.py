@@ -16,12 +16,14 @@ from actors.head.sharded.shard_server import ShardServer
 from actors.states.sequence_state import SequenceStates
 from cluster.collective.gloo_links import open_store
 from cluster.collective.join import GroupPlan, join
+from cluster.process_tree import die_with_parent
 from kernels import pool
 from loadtest.bench.shards.processes import HOST, PATIENCE, Rhythm, ServerOrder
 from loadtest.bench.shards.recorded_shard import RecordedShard
 
 
 def main() -> None:
+    die_with_parent()
     port, core = int(sys.argv[1]), int(sys.argv[2])
     os.sched_setaffinity(0, {core})
     torch.set_num_threads(1)
