@@ -48,6 +48,10 @@ COMMANDS = {
     ("bench", "draft"): ("loadtest.bench.draft.command", "count the guesses that stand, by head"),
     ("bench", "sampler"): ("loadtest.bench.sampler.command", "measure the sampler beside vLLM's"),
     ("bench", "verify"): ("loadtest.bench.verify.command", "measure the verification of drafts"),
+    ("bench", "shards"): (
+        "loadtest.bench.shards.command",
+        "measure a head in several processes; model more",
+    ),
     ("bench", "serve-path"): (
         "loadtest.bench.serve_path.command",
         "measure the way from the engine to the wire",

@@ -1,0 +1,249 @@
+"""``lexshard bench shards``: an output head in 1, 2, 4 and 8 processes, and a model of more.
+
+Shards are processes on this machine that speak over gloo, each pinned to a core. Every step's time
+is split into compute, wait and exchange (see ``case``); the tokens are compared with those of one
+shard. Then a MODEL, never a measurement, says what published figures of GPUs and links would give
+for up to 64 shards (see ``model``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from itertools import product
+from statistics import median
+
+import torch
+
+from actors.head.shard_group import ShardGroup
+from actors.head.sharded.part import build_shard
+from loadtest.bench.head.synthetic_heads import NAMED
+from loadtest.bench.head.workload import synthetic_workload
+from loadtest.bench.measurement import (
+    add_common_arguments,
+    on_pinned_cores,
+    run_measurement,
+)
+from loadtest.bench.record import CaseLabels, Measure, Report
+from loadtest.bench.shards.case import ShardCase, rhythm_of
+from loadtest.bench.shards.fitted_link import fit_link
+from loadtest.bench.shards.model import HeadSize, models
+from loadtest.bench.shards.processes import shard_processes
+from loadtest.bench.shards.published import LINKS, MEMORY_BANDWIDTH, Link
+from loadtest.bench.shards.tables import (
+    MODELLED,
+    describe_link,
+    explanation,
+    model_table,
+    operation_table,
+    step_table,
+)
+from loadtest.bench.shards.timed_shard import TimedShard
+from loadtest.bench.shards.workload import NEEDS, ShardWorkload
+
+RUNS, QUICK_RUNS = 5, 2
+SEED = 19
+VOCABULARY, COLUMNS = 131_072, 1_024
+MODEL_HEADS = ((128_256, 8_192), (262_144, 5_376))  # Llama 3.1 70B, Gemma 3 27B
+MODEL_BATCH = 8
+# Of top-50 per token, where nothing was measured; every shard rescores as many rows.
+CANDIDATES, RESCORED = 58.0, 64.0
+MODEL_STEP = Measure("MODEL of a step, not measured", "us", higher_is_better=False)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options to a parser."""
+    parser.add_argument("--vocabulary", "-V", type=int, default=VOCABULARY, metavar="N")
+    parser.add_argument("--columns", "-d", type=int, default=COLUMNS, metavar="N")
+    parser.add_argument("--geometry", choices=tuple(NAMED), default="independent")
+    parser.add_argument("--tier", choices=("int8", "int4"), default="int8", help="all shards'")
+    parser.add_argument(
+        "--shards", type=_numbers, default=(1, 2, 4, 8), metavar="N,N", help="1 is always measured"
+    )
+    parser.add_argument("--batch", type=_numbers, default=(1, 8, 32), metavar="N,N")
+    parser.add_argument("--need", type=_needs, default=tuple(NEEDS), metavar="A,B")
+    add_common_arguments(parser, runs=RUNS, quick_runs=QUICK_RUNS, seed=SEED)
+    model = parser.add_argument_group("the model, which is not a measurement")
+    model.add_argument("--model-only", action="store_true", help="measure nothing")
+    model.add_argument(
+        "--model-head",
+        type=_head,
+        nargs="+",
+        default=MODEL_HEADS,
+        metavar="V,d",
+        help="default 128256,8192 262144,5376",
+    )
+    model.add_argument("--model-batch", type=int, default=MODEL_BATCH, metavar="N")
+    model.add_argument(
+        "--memory-bandwidth",
+        type=float,
+        default=MEMORY_BANDWIDTH / 1e9,
+        metavar="GB/s",
+        help="default 3350",
+    )
+    model.add_argument(
+        "--link",
+        type=_link,
+        nargs="+",
+        default=LINKS,
+        metavar="NAME=GB/s,US",
+        help="one direction, and microseconds of a hop; default NVLink 4, PCIe 5, Ethernet",
+    )
+    model.add_argument(
+        "--candidates", type=float, metavar="N", help=f"per token; default measured or {CANDIDATES}"
+    )
+    model.add_argument(
+        "--rescored",
+        type=float,
+        metavar="N",
+        help=f"rows per token and shard; default measured or {RESCORED}",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure and print; returns the exit status."""
+    return run_measurement("shards", arguments, measure_into, "tokens")
+
+
+def measure_into(report: Report, arguments: argparse.Namespace) -> int:
+    """Measures what the options ask for, prints the model; returns how many tokens are wrong."""
+    cases: list[ShardCase] = []
+    cores: list[int] = []
+    if not arguments.model_only:
+        allowed = sorted(os.sched_getaffinity(0))
+        with on_pinned_cores(report, 1) as [own]:
+            cores = [own, *(core for core in allowed if core != own)]
+            report.machine["pinned_to_cores"] = cores
+            cases = measure_shards(report, arguments, cores)
+        print(f"\n{step_table(cases, arguments.vocabulary, len(cores))}\n")
+        print(f"{explanation(cases, len(cores))}\n")
+        print(f"microseconds of a call, nobody computing:\n{operation_table(cases)}\n")
+    links = list(arguments.link)
+    fitted = fit_link(cases, len(cores))
+    if fitted is not None:
+        links.append(fitted)
+    print_model(report, arguments, links, cases)
+    return sum(case.wrong for case in cases)
+
+
+def measure_shards(
+    report: Report, arguments: argparse.Namespace, cores: Sequence[int]
+) -> list[ShardCase]:
+    """Every number of shards, batch size and need; one shard first, whose tokens are right."""
+    workload = ShardWorkload(
+        synthetic_workload(
+            arguments.geometry,
+            arguments.vocabulary,
+            arguments.columns,
+            torch.bfloat16,
+            arguments.seed,
+        ),
+        arguments.tier,
+        max(arguments.batch),
+    )
+    labels: CaseLabels = {
+        "head": workload.head.name,
+        "V": arguments.vocabulary,
+        "d": arguments.columns,
+        "tier": arguments.tier,
+        "cores": len(cores),
+    }
+    rhythm = rhythm_of(arguments.runs or (QUICK_RUNS if arguments.quick else RUNS))
+    cases: list[ShardCase] = []
+    single: dict[tuple[int, str], ShardCase] = {}  # one shard's, by batch and need
+    counts = sorted({1, *arguments.shards})
+    with shard_processes(counts[-1] - 1, cores) as processes:
+        for shards in counts:
+            parts = workload.parts(shards)
+            alone = [TimedShard(build_shard(part)) for part in parts]
+            group = ShardGroup(alone, [part.owned.ids for part in parts])
+            with processes.head(parts, rhythm) as head:
+                for asked in product(arguments.batch, arguments.need):
+                    case = ShardCase(shards, *asked)
+                    case.measure(workload, head, alone, group, rhythm)
+                    case.compare(single.setdefault(asked, case))
+                    case.record(report, labels)
+                    cases.append(case)
+            print(f"{shards} shard(s) measured", flush=True)
+    return cases
+
+
+def print_model(
+    report: Report,
+    arguments: argparse.Namespace,
+    links: Sequence[Link],
+    cases: Sequence[ShardCase],
+) -> None:
+    """The model of every head and link, marked as what it is. What a search leaves is that of the
+    top-50 of most shards among ``cases``, unless options say otherwise."""
+    candidates, rescored = CANDIDATES, RESCORED
+    for case in cases:
+        if case.need == "top50":
+            candidates, rescored = median(case.candidates), median(case.rescored)
+    if arguments.candidates is not None:
+        candidates = arguments.candidates
+    if arguments.rescored is not None:
+        rescored = arguments.rescored
+    heads = [
+        HeadSize(vocabulary, columns, arguments.model_batch, candidates, rescored)
+        for vocabulary, columns in arguments.model_head
+    ]
+    found = models(heads, links, 1e9 * arguments.memory_bandwidth)
+    print("A MODEL, NOT A MEASUREMENT: microseconds of a step of N shards on GPUs (and how many")
+    print(f"times faster than one), batch {arguments.model_batch}, top-50, int8 screen, memory of")
+    print(f"{arguments.memory_bandwidth:,.0f} GB/s each, links at their peak; per token")
+    print(f"{candidates:.0f} candidates and, on every shard, {rescored:.0f} rescored rows:")
+    print(model_table(found))
+    print("half of N at N: the most shards that make a step at least N / 2 times faster; fastest")
+    print("at N: more than that make it slower (64 are looked at). Links of the MODEL:")
+    for link in links:
+        print(f"  {describe_link(link)}")
+    for each in found:
+        labels: CaseLabels = {
+            "V": each.head.vocabulary,
+            "d": each.head.columns,
+            "batch": each.head.batch,
+            "link": describe_link(each.link),
+            "fastest at": each.fastest(),
+            "half of N at": each.worth_it(),
+        }
+        for shards in MODELLED:
+            report.add({**labels, "shards": shards}, MODEL_STEP, {"model": [each.step(shards)]})
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    try:
+        numbers = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        numbers = ()
+    if not numbers or min(numbers) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: give positive numbers, for example 1,8,32")
+    return numbers
+
+
+def _needs(text: str) -> tuple[str, ...]:
+    names = tuple(text.split(","))
+    for name in names:
+        if name not in NEEDS:
+            raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(NEEDS)}")
+    return names
+
+
+def _head(text: str) -> tuple[int, int]:
+    try:
+        vocabulary, columns = (int(part) for part in text.split(","))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: give V,d, as in 128256,8192") from error
+    return vocabulary, columns
+
+
+def _link(text: str) -> Link:
+    name, _, figures = text.partition("=")
+    try:
+        bandwidth, base = (float(part) for part in figures.split(","))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: give NAME=GB/s,microseconds, as in InfiniBand=50,8"
+        ) from error
+    return Link(name, 1e9 * bandwidth, base)

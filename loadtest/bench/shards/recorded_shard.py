@@ -1,0 +1,90 @@
+"""A shard that computes a few steps and then says the same again at no cost.
+
+What is left of a step of such shards is the exchange: the same messages of the same lengths, and
+nobody to wait for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from actors.candidates import Candidates
+from actors.head.exchange import MassShard
+from actors.head.output_head import Hidden, Thresholds
+from actors.head.whole_softmax import PartialMass
+from actors.states.need import Need
+
+
+@dataclass(slots=True, eq=False)
+class RecordedStep:
+    """Everything that a shard has said in one step."""
+
+    thresholds: Thresholds
+    mass_rows: list[int] = field(default_factory=list)
+    bounds: dict[bool, list[PartialMass | None] | None] = field(default_factory=dict)
+    candidates: Candidates | None = None
+
+
+class RecordedShard:
+    """Of ``computed + repeated`` steps the first are ``shard``'s own, the others repeat them in
+    turn; then it begins anew. All shards of a head must count alike."""
+
+    def __init__(self, shard: MassShard, computed: int, repeated: int) -> None:
+        self.vocabulary_size = shard.vocabulary_size
+        self._shard = shard
+        self._computed = computed
+        self._period = computed + repeated
+        self._number = -1
+        self._steps: list[RecordedStep] = []
+
+    @property
+    def _repeats(self) -> bool:
+        return self._number >= self._computed
+
+    @property
+    def _step(self) -> RecordedStep:
+        return self._steps[self._number % self._computed]
+
+    def screen(self, hidden: Hidden, needs: Sequence[Need]) -> Thresholds:
+        self._number = (self._number + 1) % self._period
+        if self._number == 0:
+            self._steps = []
+        if not self._repeats:
+            self._steps.append(RecordedStep(self._shard.screen(hidden, needs)))
+        return self._step.thresholds
+
+    def mass_rows(self, thresholds: Thresholds) -> list[int]:
+        if not self._repeats:
+            self._step.mass_rows = self._shard.mass_rows(thresholds)
+        return self._step.mass_rows
+
+    def bound_masses(
+        self, thresholds: Thresholds, rows: Sequence[int], *, precisely: bool
+    ) -> list[PartialMass | None] | None:
+        if not self._repeats:
+            found = self._shard.bound_masses(thresholds, rows, precisely=precisely)
+            self._step.bounds[precisely] = found
+        return self._step.bounds[precisely]
+
+    def record_bounds(self, thresholds: Thresholds, *, failed: bool) -> None:
+        if not self._repeats:
+            self._shard.record_bounds(thresholds, failed=failed)
+
+    def record_masses(self, *, failed: bool) -> None:
+        if not self._repeats:
+            self._shard.record_masses(failed=failed)
+
+    def rescore(self, thresholds: Thresholds) -> Candidates:
+        if not self._repeats:
+            self._step.candidates = self._shard.rescore(thresholds)
+        assert self._step.candidates is not None
+        return self._step.candidates
+
+    def log_normalizers(
+        self, candidates: Candidates, rows: Sequence[int]
+    ) -> npt.NDArray[np.float64]:
+        return self._shard.log_normalizers(candidates, rows)
