@@ -20,6 +20,8 @@ from actors.decision.sampler import Sampler
 from actors.engine.scheduler import Scheduler
 from actors.engine.sequence import Sequence as EngineSequence
 from actors.engine.steps import Steps
+from actors.head.build import BuiltHead
+from actors.head.sequence_head import SequenceHead
 from actors.kv_cache import BlockPool
 from actors.messages import Certificate, Request, SamplingParameters
 from actors.states.need import Need
@@ -87,7 +89,8 @@ def _steps(
     pool = BlockPool(sequences * 8, prefix_cache=False)
     scheduler = Scheduler(pool, step_tokens=512, max_running=sequences, cohorts=2)
     model: Any = SimpleNamespace(body=_Body(forward), eos_token_ids=(), vocabulary_size=size)
-    head: Any = SimpleNamespace(head=_Head(sequences, size), device=torch.device("cpu"))
+    fixed: Any = _Head(sequences, size)
+    head = BuiltHead(SequenceHead(fixed, states), "fixed logits")
     steps = Steps(model, head, plane, states, scheduler, overlaps=True)
     for name in range(sequences):
         own = replace(parameters, seed=name, max_tokens=60, ignore_eos=True)
