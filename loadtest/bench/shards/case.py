@@ -224,6 +224,6 @@ class ShardCase:
                 (BYTES, [each / per_token for each in self.step_bytes]),
                 (HIDDEN_BYTES, [self.hidden_bytes / per_token]),
             ]
-            report.add(own, OPERATION, self.operation)
+            report.add(own, OPERATION, {str(name): each for name, each in self.operation.items()})
         for measure, values in figures:
             report.add(own, measure, {"shards": values})
