@@ -43,6 +43,7 @@ def workload() -> ShardWorkload:
 # -- measured -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_real_processes_say_what_one_says_and_every_figure_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
