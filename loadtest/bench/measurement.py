@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
@@ -24,6 +24,31 @@ def add_common_arguments(
     parser.add_argument("--quick", action="store_true", help="the same cases, fewer runs: a minute")
     parser.add_argument("--seed", type=int, default=seed, metavar="N")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there")
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """Positive numbers with commas between them, as a type of argument."""
+    try:
+        found = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        found = ()
+    if not found or min(found) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: give positive numbers, for example 1,8,32")
+    return found
+
+
+def names_of(known: Iterable[str]) -> Callable[[str], tuple[str, ...]]:
+    """The type of an argument that is some of the ``known`` names with commas between them."""
+    choices = tuple(known)
+
+    def names(text: str) -> tuple[str, ...]:
+        found = tuple(text.split(","))
+        for name in found:
+            if name not in choices:
+                raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(choices)}")
+        return found
+
+    return names
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from loadtest.bench.head.workload import (
     model_workload,
     synthetic_workload,
 )
-from loadtest.bench.measurement import add_common_arguments, run_measurement
+from loadtest.bench.measurement import add_common_arguments, names_of, numbers, run_measurement
 from loadtest.bench.record import CaseLabels, Report
 
 RUNS, QUICK_RUNS = 15, 3
@@ -48,9 +48,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model", type=Path, metavar="DIR", help="a checkpoint's head with real hidden states"
     )
-    parser.add_argument("--batch", type=_numbers, default=(1, 8, 32), metavar="N,N")
+    parser.add_argument("--batch", type=numbers, default=(1, 8, 32), metavar="N,N")
     parser.add_argument(
-        "--need", type=_methods, default=("greedy", "gumbel", "top50"), metavar="A,B"
+        "--need",
+        type=names_of(SAMPLING_METHODS),
+        default=("greedy", "gumbel", "top50"),
+        metavar="A,B",
     )
     parser.add_argument("--tier", choices=("auto", "any", *TIERS, "dense"), default="auto")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
@@ -164,21 +167,3 @@ def _labels(arguments: argparse.Namespace, workload: HeadWorkload, case: HeadCas
         "batch": case.batch,
         "need": case.method.name,
     }
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    try:
-        numbers = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        numbers = ()
-    if not numbers or min(numbers) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: give positive numbers, for example 1,8,32")
-    return numbers
-
-
-def _methods(text: str) -> tuple[str, ...]:
-    names = tuple(text.split(","))
-    for name in names:
-        if name not in SAMPLING_METHODS:
-            raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(SAMPLING_METHODS)}")
-    return names

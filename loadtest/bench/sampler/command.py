@@ -28,6 +28,8 @@ from tqdm import tqdm
 
 from loadtest.bench.measurement import (
     add_common_arguments,
+    names_of,
+    numbers,
     on_pinned_cores,
     run_measurement,
 )
@@ -66,24 +68,24 @@ QUICK_VARIANTS = (NAIVE, OFFLOADED, WITH_MAXIMA, HOT, CANDIDATES, COLD)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options to a parser."""
-    parser.add_argument("--vocabulary", "-V", type=_numbers, default=VOCABULARY, metavar="N,N")
+    parser.add_argument("--vocabulary", "-V", type=numbers, default=VOCABULARY, metavar="N,N")
     parser.add_argument(
         "--model", type=Path, metavar="DIR", help="a checkpoint's own logits instead, its own V"
     )
-    parser.add_argument("--batch", type=_numbers, default=BATCH, metavar="N,N")
+    parser.add_argument("--batch", type=numbers, default=BATCH, metavar="N,N")
     parser.add_argument(
         "--controls",
-        type=_settings,
+        type=names_of(SETTINGS),
         default=CONTROLS,
         metavar="A,B",
         help=f"{', '.join(SETTINGS)} (default {','.join(CONTROLS)})",
     )
     parser.add_argument(
-        "--history", type=_numbers, default=HISTORY, metavar="N,N", help="tokens before step 0"
+        "--history", type=numbers, default=HISTORY, metavar="N,N", help="tokens before step 0"
     )
     parser.add_argument(
         "--variants",
-        type=_variants,
+        type=names_of(VARIANTS),
         metavar="A,B",
         help=f"{', '.join(VARIANTS)} (default all; quick without {PARALLEL} and {MIXTURE})",
     )
@@ -95,7 +97,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--samplers",
-        type=_numbers,
+        type=numbers,
         default=(),
         metavar="N,N",
         help="also so many samplers at a time, on as many cores",
@@ -268,29 +270,3 @@ where fp32 sums in torch round a top-p or min-p boundary (ours are exact integer
 Not measured: the producer (forward, logits, the screen that leaves the candidates: bench head),
 messages between processes (but see --samplers), logit bias, allow lists, bad words, returned
 logprobs, vLLM's upkeep of its metadata between steps, and GPUs."""
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    try:
-        numbers = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        numbers = ()
-    if not numbers or min(numbers) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: give positive numbers, for example 1,8,32")
-    return numbers
-
-
-def _settings(text: str) -> tuple[str, ...]:
-    return _names(text, tuple(SETTINGS))
-
-
-def _variants(text: str) -> tuple[str, ...]:
-    return _names(text, VARIANTS)
-
-
-def _names(text: str, known: Sequence[str]) -> tuple[str, ...]:
-    names = tuple(text.split(","))
-    for name in names:
-        if name not in known:
-            raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(known)}")
-    return names

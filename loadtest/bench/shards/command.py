@@ -22,6 +22,8 @@ from loadtest.bench.head.synthetic_heads import NAMED
 from loadtest.bench.head.workload import synthetic_workload
 from loadtest.bench.measurement import (
     add_common_arguments,
+    names_of,
+    numbers,
     on_pinned_cores,
     run_measurement,
 )
@@ -59,10 +61,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--geometry", choices=tuple(NAMED), default="independent")
     parser.add_argument("--tier", choices=("int8", "int4"), default="int8", help="all shards'")
     parser.add_argument(
-        "--shards", type=_numbers, default=(1, 2, 4, 8), metavar="N,N", help="1 is always measured"
+        "--shards", type=numbers, default=(1, 2, 4, 8), metavar="N,N", help="1 is always measured"
     )
-    parser.add_argument("--batch", type=_numbers, default=(1, 8, 32), metavar="N,N")
-    parser.add_argument("--need", type=_needs, default=tuple(NEEDS), metavar="A,B")
+    parser.add_argument("--batch", type=numbers, default=(1, 8, 32), metavar="N,N")
+    parser.add_argument("--need", type=names_of(NEEDS), default=tuple(NEEDS), metavar="A,B")
     add_common_arguments(parser, runs=RUNS, quick_runs=QUICK_RUNS, seed=SEED)
     model = parser.add_argument_group("the model, which is not a measurement")
     model.add_argument("--model-only", action="store_true", help="measure nothing")
@@ -210,24 +212,6 @@ def print_model(
         }
         for shards in MODELLED:
             report.add({**labels, "shards": shards}, MODEL_STEP, {"model": [each.step(shards)]})
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    try:
-        numbers = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        numbers = ()
-    if not numbers or min(numbers) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: give positive numbers, for example 1,8,32")
-    return numbers
-
-
-def _needs(text: str) -> tuple[str, ...]:
-    names = tuple(text.split(","))
-    for name in names:
-        if name not in NEEDS:
-            raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(NEEDS)}")
-    return names
 
 
 def _head(text: str) -> tuple[int, int]:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 import torch
 from tqdm import tqdm
 
-from loadtest.bench.measurement import add_common_arguments, run_measurement
+from loadtest.bench.measurement import add_common_arguments, names_of, numbers, run_measurement
 from loadtest.bench.record import Report, paired_ratio
 from loadtest.bench.verify.case import VerifyCase, table
 from loadtest.bench.verify.contenders import (
@@ -40,14 +40,14 @@ LIMITS = ((-1.0, 1.0), (-10.0, 10.0), (-1e3, 1e3), (-1e4, 1e4))
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options to a parser."""
-    parser.add_argument("--vocabulary", "-V", type=_numbers, default=VOCABULARY, metavar="N,N")
+    parser.add_argument("--vocabulary", "-V", type=numbers, default=VOCABULARY, metavar="N,N")
     parser.add_argument(
-        "--gamma", type=_numbers, default=GAMMA, metavar="N,N", help="drafts of a sequence"
+        "--gamma", type=numbers, default=GAMMA, metavar="N,N", help="drafts of a sequence"
     )
-    parser.add_argument("--batch", type=_numbers, default=BATCH, metavar="N,N")
+    parser.add_argument("--batch", type=numbers, default=BATCH, metavar="N,N")
     parser.add_argument(
         "--agreement",
-        type=_agreements,
+        type=names_of(AGREEMENTS),
         default=("close",),
         metavar="A,B",
         help=f"of drafter and target: {', '.join(AGREEMENTS)} (default close)",
@@ -149,24 +149,6 @@ def _ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
 
 def _nothing() -> None:
     """What a processor has to be waited for."""
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    try:
-        numbers = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        numbers = ()
-    if not numbers or min(numbers) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: give positive numbers, for example 1,5,8")
-    return numbers
-
-
-def _agreements(text: str) -> tuple[str, ...]:
-    names = tuple(text.split(","))
-    for name in names:
-        if name not in AGREEMENTS:
-            raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(AGREEMENTS)}")
-    return names
 
 
 def _limits(text: str) -> tuple[tuple[float, float], ...]:
