@@ -24,7 +24,8 @@ from actors.head.output_rows import NonFiniteHiddenError
 from actors.head.owned_rows import OwnedRows
 from actors.head.sequence_head import SequenceHead
 from actors.head.shard_group import ShardGroup
-from actors.head.sharded.collective_head import CollectiveHead, CollectiveSequenceHead
+from actors.head.sharded.announcements import RowNames
+from actors.head.sharded.collective_head import CollectiveHead
 from actors.states.deltas import OpenSequence, Outbox
 from actors.states.need import Need
 from actors.states.sequence_state import SequenceStates
@@ -68,7 +69,6 @@ def compare_steps(head: CollectiveHead, case: HeadCase, steps: int) -> set[str]:
     for name, request in enumerate(requests):
         engines.open(name, request)
         outbox.open(OpenSequence(name, request))
-    far = CollectiveSequenceHead(head, engines)
     near = SequenceHead(group_of(case), engines)
     whole = SequenceHead(case.shard(OwnedRows.every(case.size)), engines)
     certified = set()
@@ -79,9 +79,9 @@ def compare_steps(head: CollectiveHead, case: HeadCase, steps: int) -> set[str]:
         drafted = [guesses[:count] for _ in alive for count in range(3)] if step % 2 else []
         hidden = torch.from_numpy(hidden_states(random, len(names), case.columns))
         head.tell(outbox.take())
-        found = far.candidates(hidden, names, drafted)
-        same_candidates(found, near.candidates(hidden, names, drafted))
         needs = engines.needs(names, drafted)
+        found = head.rescore(head.screen(hidden, needs, RowNames(names, drafted)))
+        same_candidates(found, near.candidates(hidden, names, drafted))
         assert drawn(found, needs) == drawn(whole.candidates(hidden, names, drafted), needs)
         certified |= {each.need for each in found.certificates if each.guarantee == "deterministic"}
         for name in alive:

@@ -15,7 +15,6 @@ from actors.collective import ROOT, Collective, CollectiveError
 from actors.head.exchange import MassShard
 from actors.head.output_head import Hidden, Screening, Thresholds
 from actors.head.output_rows import log_normalizers, refuse_unsound
-from actors.head.sequence_head import SequenceHead
 from actors.head.sharded.announcements import (
     EndAnnouncement,
     Introduction,
@@ -30,7 +29,6 @@ from actors.head.sharded.announcements import (
 from actors.head.sharded.step import AgreedScreening, ShardStep
 from actors.states.deltas import NO_DELTAS, Deltas
 from actors.states.need import Need
-from actors.states.sequence_state import SequenceStates
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -159,33 +157,6 @@ class CollectiveHead:
             )
             self._collective.close()
             raise
-
-
-class CollectiveSequenceHead(SequenceHead):
-    """A `CollectiveHead` that knows its sequences: names of rows are told to the other shards.
-
-    Where ``states`` are the engine's own, what happened to sequences is still to be told to the
-    others: `CollectiveHead.tell`.
-    """
-
-    def __init__(self, head: CollectiveHead, states: SequenceStates) -> None:
-        super().__init__(head, states)
-        self._collective_head = head
-
-    def apply(self, deltas: Deltas) -> None:
-        """What happened to the sequences happens here and, with the next step, elsewhere."""
-        super().apply(deltas)
-        self._collective_head.tell(deltas)
-
-    def _decide(
-        self,
-        hidden: torch.Tensor,
-        needs: Sequence[Need],
-        sequences: Sequence[int] = (),
-        drafted: Sequence[tuple[int, ...]] = (),
-    ) -> Candidates:
-        names = RowNames(sequences, drafted) if sequences else None
-        return self._collective_head.rescore(self._collective_head.screen(hidden, needs, names))
 
 
 def _check_owners(shards: Sequence[Introduction]) -> None:
