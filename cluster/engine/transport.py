@@ -15,7 +15,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import cast
 
 import msgspec
 
@@ -220,40 +219,80 @@ class EngineSide:
             del connection.unfinished[request_id]
 
 
-class ClientSide(asyncio.Protocol):
+class ClientSide:
     """An API process's end, inside its event loop. ``hear`` is called with every output as it
-    arrives; ``lost`` is done when the engine is gone."""
+    arrives; ``lost`` is done when the engine is gone.
 
-    def __init__(self, hear: Callable[[StepOutput], None]) -> None:
-        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    What is sent leaves at once. An event loop's own transport would keep it until everything that
+    is ready has run: of thirty requests that arrive together the engine would see none before the
+    last of them is prepared.
+    """
+
+    def __init__(self, connected: socket.socket, hear: Callable[[StepOutput], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.lost: asyncio.Future[None] = self._loop.create_future()
+        self._socket = connected
         self._hear = hear
         self._frames = Frames()
-        self._transport: asyncio.WriteTransport | None = None
+        self._unsent = bytearray()
+        self._loop.add_reader(connected, self._receive)
 
     @classmethod
     async def connect(cls, path: str, hear: Callable[[StepOutput], None]) -> ClientSide:
         """Raises:
         OSError: nobody listens there.
         """
-        loop = asyncio.get_running_loop()
-        _, side = await loop.create_unix_connection(lambda: cls(hear), path)
-        return side
+        connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connected.setblocking(False)
+        try:
+            await asyncio.get_running_loop().sock_connect(connected, path)
+        except BaseException:
+            connected.close()
+            raise
+        return cls(connected, hear)
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.WriteTransport, transport)
+    def send(self, commands: Commands) -> None:
+        """Nothing happens when the engine is gone, which ``lost`` tells."""
+        if self.lost.done():
+            return
+        frame = _framed(_command_encoder.encode(commands))
+        if self._unsent:
+            self._unsent += frame
+            return
+        sent = self._send(frame)
+        if sent < len(frame):
+            self._unsent += frame[sent:]
+            self._loop.add_writer(self._socket, self._flush)
 
-    def data_received(self, data: bytes) -> None:
-        for frame in self._frames.cut(data):
-            self._hear(_output_decoder.decode(frame))
-
-    def connection_lost(self, error: Exception | None) -> None:
+    def close(self) -> None:
+        """The engine is told nothing more and not heard any more."""
+        if self._socket.fileno() >= 0:
+            self._loop.remove_reader(self._socket)
+            self._loop.remove_writer(self._socket)
+            self._socket.close()
         if not self.lost.done():
             self.lost.set_result(None)
 
-    def send(self, commands: Commands) -> None:
-        if self._transport is not None:
-            self._transport.write(_framed(_command_encoder.encode(commands)))
+    def _send(self, content: bytes | bytearray) -> int:
+        try:
+            return self._socket.send(content)
+        except OSError:  # full, or gone: whoever reads will see
+            return 0
 
-    def close(self) -> None:
-        if self._transport is not None:
-            self._transport.close()
+    def _flush(self) -> None:
+        del self._unsent[: self._send(self._unsent)]
+        if not self._unsent:
+            self._loop.remove_writer(self._socket)
+
+    def _receive(self) -> None:
+        try:
+            piece = self._socket.recv(_READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            piece = b""
+        if not piece:
+            self.close()
+            return
+        for frame in self._frames.cut(piece):
+            self._hear(_output_decoder.decode(frame))

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -101,6 +102,30 @@ def test_what_happens_to_a_sequence_is_told_to_whom_it_concerns_and_counts_to_al
     play(scenario)
 
 
+def test_a_request_leaves_before_the_event_loop_turns_to_the_next() -> None:
+    async def scenario(side: EngineSide, path: str) -> None:
+        client, _ = await connected(path)
+        side.receive(0.0)  # takes the connection
+        client.send(Commands(submit=(request("a"),)))
+        assert side.receive(0.0) == Commands(submit=(request("a"),))  # nothing was awaited
+        client.close()
+
+    play(scenario)
+
+
+def test_what_an_engine_does_not_read_yet_waits_and_arrives_whole_and_in_order() -> None:
+    async def scenario(side: EngineSide, path: str) -> None:
+        client, _ = await connected(path)
+        prompt = tuple(range(100_000))
+        sent = [replace(request(str(number)), prompt_ids=prompt) for number in range(20)]
+        for each in sent:  # more than the system holds
+            client.send(Commands(submit=(each,)))
+        assert [await received(side) for _ in sent] == [Commands(submit=(each,)) for each in sent]
+        client.close()
+
+    play(scenario)
+
+
 def test_what_a_lost_process_has_asked_for_is_cancelled_and_the_others_go_on() -> None:
     async def scenario(side: EngineSide, path: str) -> None:
         (first, _), (second, heard) = await connected(path), await connected(path)
@@ -171,7 +196,7 @@ def test_a_process_that_does_not_read_holds_nobody_up_and_is_given_up(monkeypatc
         await until(lambda: side.receive(0.0) is None and len(heard) == 2)  # reads again: no loss
         assert heard[1].events == (large,)
         assert heard_by_other[0].events == (SequenceEvent("b", 0, (1,)),)
-        stuck._transport.pause_reading()  # type: ignore[union-attr]
+        asyncio.get_running_loop().remove_reader(stuck._socket)
         for _ in range(30):
             side.emit(StepOutput((large,)))
         assert await received(side) == Commands(cancel=("a",))
