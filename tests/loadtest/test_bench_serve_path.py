@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.messages import Request
 from actors.text.codec import TextCodec
 from loadtest.bench.serve_path.client import follow
 from loadtest.bench.serve_path.engine_alone import Stream
-from loadtest.bench.serve_path.load import Load, RequestTimes
+from loadtest.bench.serve_path.load import LONGEST_REST_SECONDS, Load, RequestTimes
 from tests.support.mock_engine import MockEngine, Script
 from tests.support.mock_server import listening
 from tests.support.paths import ROOT
@@ -35,6 +34,14 @@ def test_staggered_streams_end_at_different_moments() -> None:
     assert len({load.output_tokens(stream, 1) for stream in range(32)}) > 16
 
 
+def test_only_staggered_streams_rest_before_they_ask() -> None:
+    staggered, lockstep = Load(32, 1, 64, staggered=True), Load(32, 1, 64)
+    rests = [staggered.rest_seconds(stream, 1) for stream in range(32)]
+    assert len(set(rests)) == 32
+    assert all(0 <= rest <= LONGEST_REST_SECONDS for rest in rests)
+    assert {lockstep.rest_seconds(stream, 1) for stream in range(32)} == {0.0}
+
+
 def test_no_two_prompts_of_a_load_begin_alike() -> None:
     load = Load(256, 12, 64)
     beginnings = [load.prompt(s, left)[:12] for s, left in product(range(256), range(1, 13))]
@@ -53,10 +60,12 @@ def test_a_server_is_asked_what_the_engine_alone_is_asked(staggered: bool) -> No
     wanted = {}
     for index in range(load.streams):
         stream = Stream(index, load, codec)
-        requests: list[Request] = list(iter(stream.next_request, None))
-        for left, request in zip(range(load.rounds, 0, -1), requests, strict=True):
+        for left in range(load.rounds, 0, -1):
+            assert stream.rest_seconds() == load.rest_seconds(index, left)
+            request = stream.next_request(due=0.0)
             assert request.prompt_ids == tuple(codec.encode(load.prompt(index, left)))
             wanted[load.prompt(index, left)] = request.parameters.max_tokens
+        assert stream.rest_seconds() is None
     assert asked == wanted
     assert result.tokens == sum(wanted.values())
     assert len(result.first_token_seconds) == len(result.per_token_seconds) == 12

@@ -47,7 +47,14 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.WriteTransport, transport)
-        self._ask()
+        self._rest()
+
+    def _rest(self) -> None:
+        seconds = self._load.rest_seconds(self._index, self._left)
+        if seconds:
+            asyncio.get_running_loop().call_later(seconds, self._ask)
+        else:
+            self._ask()
 
     def _ask(self) -> None:
         self._wanted = self._load.output_tokens(self._index, self._left)
@@ -97,7 +104,7 @@ class Connection(asyncio.Protocol):
         self.tokens += self._wanted
         self._left -= 1
         if self._left:
-            self._ask()
+            self._rest()
             return
         self._transport.close()
         if not self.done.done():

@@ -13,6 +13,7 @@ import json
 import os
 import time
 from dataclasses import asdict
+from heapq import heappop, heappush
 
 from actors.configuration import EngineConfiguration
 from actors.engine.engine import Engine
@@ -34,21 +35,27 @@ class Stream:
     def __init__(self, index: int, load: Load, codec: TextCodec) -> None:
         self.times = RequestTimes()
         self.tokens = 0
-        self._index = index
+        self.index = index
         self._load = load
         self._left = load.rounds
         self._wanted = 0
-        self._codec = codec
+        self._prompts = {  # the engine alone need not tokenise while it is measured
+            left: tuple(codec.encode(load.prompt(index, left)))
+            for left in range(1, load.rounds + 1)
+        }
 
-    def next_request(self) -> Request | None:
-        if not self._left:
-            return None
-        token_ids = tuple(self._codec.encode(self._load.prompt(self._index, self._left)))
-        self._wanted = self._load.output_tokens(self._index, self._left)
+    def rest_seconds(self) -> float | None:
+        """How long to wait before the next request; None after the last one."""
+        return self._load.rest_seconds(self.index, self._left) if self._left else None
+
+    def next_request(self, due: float) -> Request:
+        """The request that was wanted at the time ``due``, perhaps in the middle of a step."""
+        token_ids = self._prompts[self._left]
+        self._wanted = self._load.output_tokens(self.index, self._left)
         self._left -= 1
-        self.times.ask(time.perf_counter())
+        self.times.ask(due)
         wanted = SamplingParameters(temperature=0, max_tokens=self._wanted, ignore_eos=True)
-        return Request(f"{self._index}-{self._left}", 0, token_ids, wanted)
+        return Request(f"{self.index}-{self._left}", 0, token_ids, wanted)
 
     def end(self) -> None:
         """The latest request has been answered."""
@@ -63,29 +70,38 @@ def follow(model: str, load: Load) -> LoadResult:
         raise ValueError(f"{model} has no tokenizer")
     engine = Engine(EngineConfiguration(model, threads=1))
     engine.warm_up()
-    started = time.perf_counter()
     open_streams: dict[str, Stream] = {}
+    resting: list[tuple[float, int, Stream]] = []  # a heap, by when they ask
 
-    def ask(stream: Stream) -> None:
-        request = stream.next_request()
-        if request is None:
-            return
+    def rest(stream: Stream) -> None:
+        seconds = stream.rest_seconds()
+        if seconds is not None:
+            heappush(resting, (time.perf_counter() + seconds, stream.index, stream))
+
+    def ask(due: float, stream: Stream) -> None:
+        request = stream.next_request(due)
         refusal = engine.submit(request)
         if refusal is not None:
             raise ValueError(refusal.error)
         open_streams[request.request_id] = stream
 
     streams = [Stream(index, load, codec) for index in range(load.streams)]
+    started = time.perf_counter()
     for stream in streams:
-        ask(stream)
-    while open_streams:
+        rest(stream)
+    while open_streams or resting:
+        if not open_streams:
+            time.sleep(max(0.0, resting[0][0] - time.perf_counter()))
+        while resting and resting[0][0] <= time.perf_counter():
+            due, _, stream = heappop(resting)
+            ask(due, stream)
         for event in engine.step():
             stream = open_streams[event.request_id]
             stream.times.hear(time.perf_counter())
             if event.finish_reason is not None:
                 stream.end()
                 del open_streams[event.request_id]
-                ask(stream)
+                rest(stream)
     made = sum(stream.tokens for stream in streams)
     seconds = time.perf_counter() - started
     return gathered([stream.times for stream in streams], made, made, seconds)

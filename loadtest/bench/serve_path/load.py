@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 WORDS = ("river", "stone", "garden", "window", "letter", "summer", "mountain", "paper")
 PROMPT_WORDS = 60
+# Longer than a step takes: whoever rests for less than this may ask at any moment of one.
+LONGEST_REST_SECONDS = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,8 +18,10 @@ class Load:
     other.
 
     In lockstep all outputs have one length, so all streams end in one step and ask again at one
-    moment. Staggered, the lengths are drawn from ``tokens`` / 2 to ``tokens`` * 3 / 2: after the
-    first round, streams ask whenever they are done.
+    moment. Staggered, the lengths are drawn from ``tokens`` / 2 to ``tokens`` * 3 / 2, and a stream
+    rests a drawn time before it asks: requests come at any moment of a step, on either side.
+    (Without the rest the engine alone would be asked between two steps, and a server always in the
+    middle of one.)
     """
 
     streams: int
@@ -38,6 +42,12 @@ class Load:
             return self.tokens
         draw = random.Random(f"{stream} {left}")
         return draw.randint(max(1, self.tokens // 2), max(1, self.tokens * 3 // 2))
+
+    def rest_seconds(self, stream: int, left: int) -> float:
+        """How long a stream waits before that request: the same in every run."""
+        if not self.staggered:
+            return 0.0
+        return random.Random(f"rest {stream} {left}").uniform(0.0, LONGEST_REST_SECONDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +112,9 @@ def add_load_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--streams", type=int, required=True)
     parser.add_argument("--rounds", type=int, required=True, help="requests of each stream")
     parser.add_argument("--tokens", type=int, required=True, help="of each response")
-    parser.add_argument("--staggered", action="store_true", help="responses of different lengths")
+    parser.add_argument(
+        "--staggered", action="store_true", help="responses of different lengths, and rests between"
+    )
 
 
 def load_of(given: argparse.Namespace) -> Load:
