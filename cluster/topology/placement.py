@@ -10,7 +10,7 @@ from cluster.topology.memory import Parts, total
 from cluster.topology.nodes import USABLE_SHARE, NodeResources
 
 RoleKind = Literal["body", "drafter", "shard", "sampler"]
-Strategy = Literal["STRICT_PACK", "STRICT_SPREAD"]
+Strategy = Literal["STRICT_PACK", "SPREAD"]
 _SLACK = 1e-9  # of sums of fractions
 
 # What else could be done about a role, by what is missing for it.
@@ -69,7 +69,9 @@ class PlacedRole:
 @dataclass(frozen=True, slots=True)
 class Placement:
     """``bundles`` are for a Ray placement group with ``strategy``: one for each of ``nodes``, which
-    holds what all roles there ask for. Memory is no part of them: Ray's count of it is not ours."""
+    holds what all roles there ask for. Memory is no part of them: Ray's count of it is not ours.
+    ``SPREAD`` keeps them apart where it can, and lets what a lost node held go to another that is
+    left."""
 
     placed: tuple[PlacedRole, ...]
     strategy: Strategy
@@ -141,7 +143,7 @@ def place(roles: Sequence[Role], nodes: Sequence[NodeResources]) -> Placement:
         here = [each.role for each in placed if each.node == node]
         bundle = {"CPU": sum(role.cpus for role in here), "GPU": sum(role.gpus for role in here)}
         bundles.append({name: round(amount, 6) for name, amount in bundle.items() if amount > 0})
-    strategy: Strategy = "STRICT_PACK" if len(used) == 1 else "STRICT_SPREAD"
+    strategy: Strategy = "STRICT_PACK" if len(used) == 1 else "SPREAD"
     return Placement(tuple(placed), strategy, used, tuple(bundles))
 
 

@@ -14,6 +14,7 @@ import time
 from functools import partial
 
 from cluster.config import ServeConfig
+from cluster.joining import JoinError
 from cluster.process_tree import die_with_parent
 from serve_app.engine_client import EngineConnector
 from serve_app.start.banner import banner
@@ -74,7 +75,7 @@ def main(connect: EngineConnector | None = None) -> int:
     config = ServeConfig.model_validate_json(sys.stdin.readline(), strict=True)
     try:
         Driver(config, connect).serve()
-    except StartupError as error:
+    except (StartupError, JoinError) as error:
         print(f"lexshard: {error}", file=sys.stderr)
         return 1
     except RuntimeError as error:
