@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib.metadata
+import logging
 import os
 import platform
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
+
+import psutil
 
 ANSWER_SECONDS = 60.0
 SERVE_CONTROLLER, SERVE_NAMESPACE = "SERVE_CONTROLLER_ACTOR", "serve"
@@ -39,7 +42,7 @@ def join_ray(address: str, environment: Mapping[str, str]) -> None:
         ray.init(
             address=address,
             runtime_env={"env_vars": dict(environment)},
-            logging_level="error",
+            logging_level=logging.ERROR,
             log_to_driver=True,
         )
     except (ConnectionError, ValueError) as error:
@@ -71,6 +74,26 @@ def leave_ray() -> None:
     if engine is not None:
         ray.kill(engine)
     ray.shutdown()
+
+
+def own_raylet() -> psutil.Process:
+    """The process of the Ray node that this one is connected to."""
+    import ray
+
+    socket = ray._private.worker.global_worker.node.raylet_socket_name
+    return next(
+        process
+        for process in psutil.process_iter()
+        if f"--raylet_socket_name={socket}" in _command(process)
+    )
+
+
+def _command(process: psutil.Process) -> list[str]:
+    try:
+        command: list[str] = process.cmdline()
+    except psutil.Error:  # it has just ended
+        return []
+    return command
 
 
 def own_versions() -> Versions:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from cluster.config import ServeConfig
 from cluster.ingress import haproxy_binary, ingress_environment
 from cluster.joining import join_ray, leave_ray
-from cluster.lifecycle import start_local_ray
+from cluster.lifecycle import LOOPBACK, start_local_ray
 from cluster.private_folder import PrivateFolder, remove_abandoned_folders
 from serve_app.api_processes.seats import ServerRun
 from serve_app.engine_client import EngineConnector
@@ -83,6 +83,7 @@ def running_server(
         environment = SERVE_ENVIRONMENT | ingress_environment(
             binary, folder.path, config.host, config.port, config.api_processes
         )
+        host = LOOPBACK  # of the replicas: only HAProxy, on their node, is to reach them
     with ExitStack() as ends:
         ends.callback(folder.remove)
         if config.address is None:
@@ -92,7 +93,6 @@ def running_server(
             tell(f"joining the Ray cluster at {config.address}")
             join_ray(config.address, environment)
         ends.callback(leave_ray)
-        import ray
         from ray import serve
 
         from serve_app.deployment import APPLICATION_NAME, bind, start_engine
@@ -104,8 +104,6 @@ def running_server(
                 reservation = _reserved(config)
                 ends.callback(reservation.release)
                 connect = partial(start_engine, reservation=reservation)
-        if binary is not None:  # only HAProxy is to reach the replicas
-            host = ray.util.get_node_ip_address()
         quiet = {"log_level": "ERROR", "enable_access_log": False}
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
         ends.callback(serve.shutdown)
