@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,8 @@ from cluster.topology.reservation import Reservation
 
 # A shard that does not answer for so long is killed; one that starts has as long as a model takes.
 ANSWER_SECONDS, START_SECONDS = 1.0, 600.0
+# Until Ray has noticed that a node is lost, it may send there who is to replace what was lost.
+NODE_LOSS_SECONDS, PAUSE_SECONDS = 30.0, 0.5
 
 logger = logging.getLogger("lexshard.shards")
 
@@ -104,8 +107,22 @@ class ShardGang:
             logger.warning("shard %d of %d does not answer and is replaced", rank, self._size)
             ray.kill(self._actors[rank - 1])
             self._actors[rank - 1] = self._replacement(rank)
+        deadline = time.monotonic() + NODE_LOSS_SECONDS
         for rank in lost:
-            self._places[rank - 1] = self._place(rank)
+            self._places[rank - 1] = self._place_again(rank, deadline)
+
+    def _place_again(self, rank: int, deadline: float) -> Place:
+        """Where the replacement is, which is replaced itself if it was lost before it began."""
+        while True:
+            try:
+                return self._place(rank)
+            except CollectiveLostError:
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(PAUSE_SECONDS)
+            ray.kill(self._actors[rank - 1])
+            options = self._options[rank - 1]
+            self._actors[rank - 1] = start_shard_actor(self._parts[rank - 1], **options)
 
     def _replacement(self, rank: int) -> Any:
         """A spare, where there is one, whose place another takes."""

@@ -9,7 +9,7 @@ from typing import Literal
 from cluster.topology.memory import Parts, total
 from cluster.topology.nodes import USABLE_SHARE, NodeResources
 
-RoleKind = Literal["body", "drafter", "shard", "sampler"]
+RoleKind = Literal["body", "drafter", "shard", "spare", "sampler"]
 Strategy = Literal["STRICT_PACK", "SPREAD"]
 _SLACK = 1e-9  # of sums of fractions
 
@@ -27,6 +27,12 @@ _REMEDIES: dict[RoleKind, dict[str, str]] = {
         "GPU": "lower --gpus-per-shard or --shards",
         "GPU memory": "give more --shards or fewer tiers",
         "memory": "give more --shards or fewer tiers",
+    },
+    "spare": {
+        "CPU": "lower --cpus-per-shard or --shard-spares",
+        "GPU": "lower --gpus-per-shard or --shard-spares",
+        "GPU memory": "lower --shard-spares",
+        "memory": "lower --shard-spares",
     },
     "sampler": {
         "CPU": "lower --cpus-per-sampler or --samplers",
@@ -121,7 +127,8 @@ class _Free:
 
 
 def place(roles: Sequence[Role], nodes: Sequence[NodeResources]) -> Placement:
-    """Every role in turn on the first node that has room, so that a gang spans few nodes.
+    """Every role in turn on the first node that has room, so that a gang spans few nodes; but a
+    spare where no shard is, if it can be, so that they are not lost together.
 
     Raises PlacementError naming the role that finds none, what it lacks and what to do.
     """
@@ -129,8 +136,11 @@ def place(roles: Sequence[Role], nodes: Sequence[NodeResources]) -> Placement:
     placed: list[PlacedRole] = []
     for role in roles:
         lacking: list[tuple[str, float]] = []
-        for number, left in enumerate(free):
-            found = left.take(role)
+        order = list(range(len(free)))
+        if role.kind == "spare":
+            order.sort(key={each.node for each in placed if each.role.kind == "shard"}.__contains__)
+        for number in order:
+            found = free[number].take(role)
             if not isinstance(found, tuple):
                 placed.append(PlacedRole(role, number, found))
                 break

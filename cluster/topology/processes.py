@@ -47,7 +47,7 @@ def processes_of(roles: Sequence[Role], configuration: EngineConfiguration) -> P
     )
     largest = max(shards, key=lambda role: role.bytes)
     spares = tuple(
-        Role("shard", f"spare shard {number}", largest.cpus, largest.gpus, largest.parts)
+        Role("spare", f"spare shard {number}", largest.cpus, largest.gpus, largest.parts)
         for number in range(configuration.shard_spares)
         if len(shards) > 1
     )

@@ -63,6 +63,13 @@ def test_the_engine_goes_first_and_what_finds_no_room_is_named() -> None:
         place(processes(shards=3).all, two)
 
 
+def test_a_spare_is_not_lost_with_the_shard_it_is_for() -> None:
+    nodes = [NodeResources(name, 2, 16 * GIB) for name in "abc"]
+    gang = processes(shards=3, shard_spares=1)
+    assert [each.node for each in place(gang.all, nodes).placed] == [0, 0, 1, 2]
+    assert [each.node for each in place(gang.all, nodes[:2]).placed] == [0, 0, 1, 1]
+
+
 def test_of_several_gpus_a_bundle_has_whole_ones() -> None:
     node = NodeResources("a", 8, 16 * GIB, gpus=2, gpu_memory=GIB)
 
