@@ -85,13 +85,21 @@ class ServeConfig(EngineOptions):
         60, "how long to wait for room in a cluster that is joined", metavar="N", ge=0
     )
     cpus_per_body: float | None = option(
-        None, "that the engine's process reserves (default: --threads, else 1)", metavar="N", gt=0, allow_inf_nan=False
+        None,
+        "that the engine's process reserves (default: --threads, else 1)",
+        metavar="N",
+        gt=0,
+        allow_inf_nan=False,
     )
     cpus_per_shard: float = option(
         1.0, "that each shard reserves (default 1)", metavar="N", gt=0, allow_inf_nan=False
     )
     cpus_per_sampler: float | None = option(
-        None, "that each sampler reserves (default: its threads)", metavar="N", gt=0, allow_inf_nan=False
+        None,
+        "that each sampler reserves (default: its threads)",
+        metavar="N",
+        gt=0,
+        allow_inf_nan=False,
     )
     cpus_per_drafter: float = option(
         1.0, "that a drafter reserves (default 1)", metavar="N", gt=0, allow_inf_nan=False

@@ -118,9 +118,7 @@ def bundles_of(placement: Placement) -> list[dict[str, float]]:
     return bundles
 
 
-def _reservation(
-    group: PlacementGroup, placement: Placement, processes: Processes
-) -> Reservation:
+def _reservation(group: PlacementGroup, placement: Placement, processes: Processes) -> Reservation:
     bundle_of = {node: bundle for bundle, node in enumerate(placement.nodes)}
     slots = [
         Slot(bundle_of[each.node], each.role.cpus, each.role.gpus) for each in placement.placed
@@ -152,6 +150,5 @@ def _offers(nodes: Sequence[NodeResources]) -> str:
 
 def _words(bundles: Sequence[dict[str, float]]) -> str:
     return " and ".join(
-        " with ".join(f"{amount:g} {name}" for name, amount in bundle.items())
-        for bundle in bundles
+        " with ".join(f"{amount:g} {name}" for name, amount in bundle.items()) for bundle in bundles
     )

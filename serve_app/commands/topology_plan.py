@@ -61,7 +61,7 @@ def _plan(arguments: argparse.Namespace, config: ServeConfig) -> TopologyPlan:
     from cluster.topology.model_sizes import read_model_sizes
     from cluster.topology.nodes import parse_nodes, this_machine
     from cluster.topology.plan import plan_topology
-    
+
     nodes = parse_nodes(arguments.nodes) if arguments.nodes else (this_machine(),)
     engine = config.engine_configuration
     model = read_model_sizes(config.model, engine.dtype)

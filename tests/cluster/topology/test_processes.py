@@ -59,7 +59,7 @@ def test_the_engine_goes_first_and_what_finds_no_room_is_named() -> None:
     two = [NodeResources("a", 1, 16 * GIB), NodeResources("b", 1, 16 * GIB)]
     gang = processes(shards=2)
     assert [each.node for each in place(gang.all, two).placed] == [0, 1]
-    with pytest.raises(PlacementError, match="cannot place shard 2: it needs 1 CPU, .*--shards"):
+    with pytest.raises(PlacementError, match=r"cannot place shard 2: it needs 1 CPU, .*--shards"):
         place(processes(shards=3).all, two)
 
 
