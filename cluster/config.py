@@ -77,6 +77,39 @@ class ServeConfig(EngineOptions):
     admitted at all, and ``max_waiting_tokens`` their prompt tokens that still wait to be computed.
     """
 
+    address: str | None = option(
+        None, "of the Ray cluster to join, HOST:PORT or auto (default: a Ray of its own)"
+    )
+    reserve: bool = option(False, "reserve CPUs and GPUs for every process (always when joining)")
+    placement_seconds: int = option(
+        60, "how long to wait for room in a cluster that is joined", metavar="N", ge=0
+    )
+    cpus_per_body: float | None = option(
+        None,
+        "that the engine's process reserves (default: --threads, else 1)",
+        metavar="N",
+        gt=0,
+        allow_inf_nan=False,
+    )
+    cpus_per_shard: float = option(
+        1.0, "that each shard reserves (default 1)", metavar="N", gt=0, allow_inf_nan=False
+    )
+    cpus_per_sampler: float | None = option(
+        None,
+        "that each sampler reserves (default: its threads)",
+        metavar="N",
+        gt=0,
+        allow_inf_nan=False,
+    )
+    cpus_per_drafter: float = option(
+        1.0, "that a drafter reserves (default 1)", metavar="N", gt=0, allow_inf_nan=False
+    )
+    gpus_per_body: float | None = option(
+        None, "share of one GPU (default: 1 where nodes have GPUs)", metavar="SHARE", ge=0, le=1
+    )
+    gpus_per_shard: float | None = option(
+        None, "share of one GPU (default: 1 where nodes have GPUs)", metavar="SHARE", ge=0, le=1
+    )
     served_model_name: list[Name] = option([], "name for clients; repeatable", metavar="NAME")
     host: str = option("127.0.0.1", "address to listen on (default 127.0.0.1)")
     port: int = option(8000, "port to listen on (default 8000)", ge=1, le=65535)

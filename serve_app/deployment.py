@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import sys
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI
@@ -22,7 +23,9 @@ from ray.util import get_node_ip_address
 
 from cluster.config import ServeConfig
 from cluster.lifecycle import LOOPBACK
+from cluster.place import own_node
 from cluster.process_tree import die_with_parent
+from cluster.topology.reservation import NODE_LABEL, Reservation
 from serve_app.api_processes.direct_ingress import answer_here
 from serve_app.api_processes.seats import Seats, ServerRun
 from serve_app.app import create_app
@@ -33,11 +36,14 @@ APPLICATION_NAME = "lexshard"
 MAX_ONGOING_REQUESTS = 100_000
 
 
-def start_engine(config: ServeConfig) -> EngineClient:
-    """The connector of a real server: the engine process that all its replicas share."""
+def start_engine(config: ServeConfig, reservation: Reservation | None = None) -> EngineClient:
+    """The connector of a real server: the engine process that all its replicas share, where
+    ``reservation`` says."""
+    from cluster.engine.process import start_engine_actor
     from cluster.engine.supervisor import EngineSupervisor
 
-    supervisor = EngineSupervisor(config.engine_configuration)
+    start = partial(start_engine_actor, reservation=reservation)
+    supervisor = EngineSupervisor(config.engine_configuration, start)
     supervisor.start()
     return supervisor
 
@@ -107,11 +113,14 @@ class ServerDeployment:
 
 def bind(config: ServeConfig, connect: EngineConnector, run: ServerRun) -> Application:
     """The application Ray Serve runs; ``connect`` is pickled and called in every replica."""
+    options: dict[str, Any] = {"num_cpus": 0}
+    if config.address is not None:  # where the ingress is, and the engine's socket file
+        options["label_selector"] = {NODE_LABEL: own_node()}
     deployment: Any = serve.deployment(
         serve.ingress()(ServerDeployment),
         name="server",
         num_replicas=config.api_processes,
-        ray_actor_options={"num_cpus": 0},
+        ray_actor_options=options,
         max_ongoing_requests=MAX_ONGOING_REQUESTS,
         max_constructor_retry_count=1,
         health_check_period_s=1,

@@ -14,6 +14,7 @@ import time
 from functools import partial
 
 from cluster.config import ServeConfig
+from cluster.joining import JoinError, own_raylet
 from cluster.process_tree import die_with_parent
 from serve_app.engine_client import EngineConnector
 from serve_app.start.banner import banner
@@ -53,6 +54,8 @@ class Driver:
             has_chat = handle.has_chat_template.remote().result()
             print(banner(config, information, has_chat), flush=True)
             self._ready = True
+            if config.address is not None:
+                threading.Thread(target=self._watch_node, daemon=True).start()
             self._stop.wait()
             grace = config.shutdown_grace_seconds
             ask_all(handle, "shut_down", grace, seconds=grace + FAREWELL_SECONDS)
@@ -62,6 +65,14 @@ class Driver:
         if not self._ready:  # nobody is being served: there is nobody to be told
             os._exit(0)
         self._stop.set()
+
+    def _watch_node(self) -> None:
+        """Of a cluster that was joined: calls to Ray may wait for ever for one that has gone."""
+        raylet = own_raylet()
+        raylet.wait()
+        if not self._stop.is_set():
+            print(f"lexshard: Ray's raylet (process {raylet.pid}) has ended", file=sys.stderr)
+            os._exit(1)
 
     def _tell(self, message: str) -> None:
         print(f"[{time.monotonic() - self._start_time:5.1f} s] {message}", flush=True)
@@ -74,7 +85,7 @@ def main(connect: EngineConnector | None = None) -> int:
     config = ServeConfig.model_validate_json(sys.stdin.readline(), strict=True)
     try:
         Driver(config, connect).serve()
-    except StartupError as error:
+    except (StartupError, JoinError) as error:
         print(f"lexshard: {error}", file=sys.stderr)
         return 1
     except RuntimeError as error:
