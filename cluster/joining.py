@@ -64,18 +64,6 @@ def join_ray(address: str, environment: Mapping[str, str]) -> None:
         raise
 
 
-def leave_ray() -> None:
-    """Ends the engine, where it has not ended by itself, and disconnects."""
-    import ray
-
-    from cluster.engine.process import find_engine_actor
-
-    engine = find_engine_actor()
-    if engine is not None:
-        ray.kill(engine)
-    ray.shutdown()
-
-
 def own_raylet() -> psutil.Process:
     """The process of the Ray node that this one is connected to."""
     import ray
@@ -144,8 +132,10 @@ def _check_nobody_serves() -> None:
     names: Sequence[str] = sorted(serve.status().applications)
     who = "another lexshard server" if "lexshard" in names else "Ray Serve"
     raise JoinError(
-        f"{who} runs in this cluster already (applications: {', '.join(names) or 'none'}): end it "
-        "with `serve shutdown`, or leave --address out for a Ray of its own"
+        f"{who} runs in this cluster already (applications: {', '.join(names) or 'none'}), and "
+        "there is one ingress in a cluster: deploy to it with `serve deploy` and import_path "
+        "serve_app.build:app, or end it with `serve shutdown`, or leave --address out for a Ray "
+        "of its own"
     )
 
 

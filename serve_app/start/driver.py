@@ -15,6 +15,7 @@ from functools import partial
 
 from cluster.config import ServeConfig
 from cluster.joining import JoinError, own_raylet
+from cluster.leaving import abandon_ray
 from cluster.process_tree import die_with_parent
 from serve_app.engine_client import EngineConnector
 from serve_app.start.banner import banner
@@ -63,6 +64,8 @@ class Driver:
     def _wait_for_the_end(self) -> None:
         sys.stdin.read()
         if not self._ready:  # nobody is being served: there is nobody to be told
+            if self._config.address is not None:
+                abandon_ray()
             os._exit(0)
         self._stop.set()
 
@@ -83,6 +86,8 @@ def main(connect: EngineConnector | None = None) -> int:
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     config = ServeConfig.model_validate_json(sys.stdin.readline(), strict=True)
+    if config.address is not None:  # processes of that cluster began in other folders
+        config = config.with_absolute_paths()
     try:
         Driver(config, connect).serve()
     except (StartupError, JoinError) as error:

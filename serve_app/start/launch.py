@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from cluster.config import ServeConfig
 from cluster.ingress import haproxy_binary, ingress_environment
-from cluster.joining import join_ray, leave_ray
+from cluster.joining import join_ray
+from cluster.leaving import end_serve, leave_ray
 from cluster.lifecycle import LOOPBACK, start_local_ray
 from cluster.private_folder import PrivateFolder, remove_abandoned_folders
 from serve_app.api_processes.seats import ServerRun
@@ -55,6 +56,15 @@ def _reserved(config: ServeConfig) -> Reservation:
         return reserve_for(config)
     except ValueError as error:  # no room, or shards that cannot be made
         raise StartupError(str(error)) from error
+
+
+def _end_serve(application: str, tell: Callable[[str], None]) -> None:
+    others = end_serve(application)
+    if others:
+        tell(
+            f"Ray Serve stays for others' applications in it ({', '.join(others)}), its ingress as "
+            "it is: deploy them to a Ray Serve of their own"
+        )
 
 
 @contextmanager
@@ -106,15 +116,14 @@ def running_server(
                 connect = partial(start_engine, reservation=reservation)
         quiet = {"log_level": "ERROR", "enable_access_log": False}
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
-        ends.callback(serve.shutdown)
+        # Before all others, so that open streams are told before the proxy goes.
+        ends.callback(_end_serve, APPLICATION_NAME, tell)
         tell("starting Ray Serve")
         serve.start(
             proxy_location="HeadOnly",
             http_options={"host": host, "port": config.port},
             logging_config=quiet,
         )
-        # Before all others, so that open streams are told before the proxy goes.
-        ends.callback(serve.delete, APPLICATION_NAME)
         tell("starting the application")
         yield serve.run(
             bind(config, connect, ServerRun(folder.path, int(time.time()))),

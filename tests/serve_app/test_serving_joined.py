@@ -42,15 +42,15 @@ def cluster() -> Iterator[Any]:
 def _left_behind() -> list[str]:
     """Actors and placement groups that are alive, and CPUs that are taken."""
     import ray
+    from ray._private.state import actors
     from ray.util.placement_group import placement_group_table
-    from ray.util.state import list_actors
 
-    actors = [each.class_name for each in list_actors(raise_on_missing_output=False)]
+    alive = [each["ActorClassName"] for each in actors().values() if each["State"] != "DEAD"]
     groups = [each["state"] for each in placement_group_table().values()]
     free = ray.available_resources().get("CPU", 0.0)
     taken = ray.cluster_resources()["CPU"] - free
     return [
-        *actors,
+        *alive,
         *(state for state in groups if state != "REMOVED"),
         *([f"{taken:g} CPUs"] if taken else []),
     ]
@@ -90,6 +90,8 @@ def test_a_guest_says_what_a_host_says_and_leaves_nothing(cluster: Any, tmp_path
         assert len(set(nodes)) == len(nodes) == 2
         told = _refused("--address", cluster.address)
         assert "another lexshard server runs in this cluster already" in told
+    assert server.process.returncode == 0
+    assert "does not end" not in server.log.read_text()
     wait(lambda: _left_behind() == [], 20, f"an empty cluster, not {_left_behind()}")
 
 
@@ -99,6 +101,40 @@ def test_what_finds_no_room_is_told(cluster: Any) -> None:
     assert "free are 1 CPU" in told
     assert "on 127.0.0.1" in told
     assert _left_behind() == []
+
+
+def test_a_stop_before_it_is_ready_leaves_nothing(cluster: Any, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "serve_app.cli", "serve", "--model", str(DEMO), *FLAGS]
+    command += ["--port", str(free_port()), "--device", "cpu", "--address", cluster.address]
+    log = tmp_path / "log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output)
+    try:
+        wait(lambda: "waiting for the engine" in log.read_text(), 120, "the application")
+        assert _left_behind() != []
+    finally:
+        process.terminate()
+    assert process.wait(30) == 0, log.read_text()
+    wait(lambda: _left_behind() == [], 20, f"an empty cluster, not {_left_behind()}")
+
+
+def test_what_others_serve_is_not_touched(cluster: Any) -> None:
+    from ray import serve
+
+    @serve.deployment(ray_actor_options={"num_cpus": 0})
+    class Greeting:
+        def __call__(self) -> str:
+            return "hello"
+
+    serve.start(http_options={"port": free_port()})
+    try:
+        handle: Any = serve.run(Greeting.bind(), name="greeting", route_prefix="/greeting")
+        told = _refused("--address", cluster.address)
+        assert "Ray Serve runs in this cluster already (applications: greeting)" in told
+        assert "serve_app.build:app" in told
+        assert handle.remote().result() == "hello"
+    finally:
+        serve.shutdown()
 
 
 def test_no_cluster_at_the_address_is_told() -> None:
