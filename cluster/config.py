@@ -15,10 +15,12 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from pydantic import ByteSize, ConfigDict, Field, create_model
 
-from actors.configuration import EngineConfiguration
+from actors.configuration import NGRAM, EngineConfiguration
 from actors.setting import settings_of
 
 VARIABLE_PREFIX = "LEXSHARD_"
+# Options that name a file or a folder which other processes read.
+PATHS = ("model", "draft", "index", "hot_vocabulary", "shard_trace")
 
 Name = Annotated[str, Field(pattern=r"\S")]
 # An empty key would open the server to everyone who sends an empty one.
@@ -138,6 +140,16 @@ class ServeConfig(EngineOptions):
     def model_names(self) -> tuple[str, ...]:
         """The names clients may use: the given ones, else the name of the model's folder."""
         return tuple(self.served_model_name) or (Path(self.model).resolve().name,)
+
+    def with_absolute_paths(self) -> ServeConfig:
+        """For processes that may run in another folder."""
+        paths = {name: getattr(self, name) for name in PATHS}
+        absolute = {
+            name: str(Path(path).expanduser().absolute())
+            for name, path in paths.items()
+            if path is not None and (name, path) != ("draft", NGRAM)
+        }
+        return self.model_copy(update=absolute)
 
     @property
     def engine_configuration(self) -> EngineConfiguration:

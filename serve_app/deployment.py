@@ -32,7 +32,7 @@ from serve_app.app import create_app
 from serve_app.engine_client import EngineClient, EngineConnector
 from serve_app.openai.tokenization import ModelTokenizer
 
-APPLICATION_NAME = "lexshard"
+APPLICATION_NAME, DEPLOYMENT_NAME = "lexshard", "server"
 MAX_ONGOING_REQUESTS = 100_000
 
 
@@ -76,16 +76,22 @@ def stay_on_loopback() -> None:
 
 
 class ServerDeployment:
-    """One replica, an API process: tokeniser, application, and a client of the engine."""
+    """One replica, an API process: tokeniser, application, and a client of the engine. Without a
+    ``run`` it is a server of its own."""
 
-    def __init__(self, config: ServeConfig, connect: EngineConnector, run: ServerRun) -> None:
+    def __init__(
+        self, config: ServeConfig, connect: EngineConnector, run: ServerRun | None = None
+    ) -> None:
         die_with_parent()
         stay_on_loopback()
         log_to_stderr()
         self._client = connect(config)  # first: it takes longer, and in a process of its own
         self._tokenizer = ModelTokenizer.load(config.model)
-        seats = Seats(run.folder / "api-processes", config.api_processes)
-        self._built_app = create_app(config, self._client, self._tokenizer, seats, run.start_time)
+        seats, start_time = None, None
+        if run is not None:
+            seats = Seats(run.folder / "api-processes", config.api_processes)
+            start_time = run.start_time
+        self._built_app = create_app(config, self._client, self._tokenizer, seats, start_time)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         answer_here(self._built_app)
@@ -118,7 +124,7 @@ def bind(config: ServeConfig, connect: EngineConnector, run: ServerRun) -> Appli
         options["label_selector"] = {NODE_LABEL: own_node()}
     deployment: Any = serve.deployment(
         serve.ingress()(ServerDeployment),
-        name="server",
+        name=DEPLOYMENT_NAME,
         num_replicas=config.api_processes,
         ray_actor_options=options,
         max_ongoing_requests=MAX_ONGOING_REQUESTS,

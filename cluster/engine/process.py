@@ -171,19 +171,21 @@ def start_engine_actor(
     process: type[EngineProcess] = EngineProcess,
     arguments: tuple[Any, ...] = (),
     reservation: Reservation | None = None,
+    *,
+    shared: bool = True,
 ) -> Any:
     """The engine actor: the one there is, else a new one, in its slot of ``reservation``; without
-    one beside the caller, in its placement group where it has one. ``arguments`` are those of a
-    ``process`` that needs more."""
-    options: dict[str, Any] = {
-        "name": ENGINE_NAME,
-        "namespace": NAMESPACE,
-        "get_if_exists": True,
-        "lifetime": "detached",
-        "num_cpus": 0,
-        "max_restarts": 0,
-        "max_task_retries": 0,
-    }
+    one beside the caller, in its placement group where it has one. One that is not ``shared`` is
+    always new, and ends with the caller's process. ``arguments`` are those of a ``process`` that
+    needs more."""
+    options: dict[str, Any] = {"num_cpus": 0, "max_restarts": 0, "max_task_retries": 0}
+    if shared:
+        options |= {
+            "name": ENGINE_NAME,
+            "namespace": NAMESPACE,
+            "get_if_exists": True,
+            "lifetime": "detached",
+        }
     group = get_current_placement_group()
     if reservation is not None:
         options |= reservation.options(reservation.engine)
