@@ -11,10 +11,12 @@ RoleName = Literal["api", "body", "shard", "sampler", "drafter"]
 
 
 class Place(NamedTuple):
-    """A process of a machine."""
+    """A process of a machine; ``node`` is the name that a cluster has for that machine, empty
+    outside of one."""
 
     host: str
     process_id: int
+    node: str = ""
 
 
 def here() -> Place:

@@ -15,10 +15,12 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from pydantic import ByteSize, ConfigDict, Field, create_model
 
-from actors.configuration import EngineConfiguration
+from actors.configuration import NGRAM, EngineConfiguration
 from actors.setting import settings_of
 
 VARIABLE_PREFIX = "LEXSHARD_"
+# Options that name a file or a folder which other processes read.
+PATHS = ("model", "draft", "index", "hot_vocabulary", "shard_trace")
 
 Name = Annotated[str, Field(pattern=r"\S")]
 # An empty key would open the server to everyone who sends an empty one.
@@ -77,6 +79,39 @@ class ServeConfig(EngineOptions):
     admitted at all, and ``max_waiting_tokens`` their prompt tokens that still wait to be computed.
     """
 
+    address: str | None = option(
+        None, "of the Ray cluster to join, HOST:PORT or auto (default: a Ray of its own)"
+    )
+    reserve: bool = option(False, "reserve CPUs and GPUs for every process (always when joining)")
+    placement_seconds: int = option(
+        60, "how long to wait for room in a cluster that is joined", metavar="N", ge=0
+    )
+    cpus_per_body: float | None = option(
+        None,
+        "that the engine's process reserves (default: --threads, else 1)",
+        metavar="N",
+        gt=0,
+        allow_inf_nan=False,
+    )
+    cpus_per_shard: float = option(
+        1.0, "that each shard reserves (default 1)", metavar="N", gt=0, allow_inf_nan=False
+    )
+    cpus_per_sampler: float | None = option(
+        None,
+        "that each sampler reserves (default: its threads)",
+        metavar="N",
+        gt=0,
+        allow_inf_nan=False,
+    )
+    cpus_per_drafter: float = option(
+        1.0, "that a drafter reserves (default 1)", metavar="N", gt=0, allow_inf_nan=False
+    )
+    gpus_per_body: float | None = option(
+        None, "share of one GPU (default: 1 where nodes have GPUs)", metavar="SHARE", ge=0, le=1
+    )
+    gpus_per_shard: float | None = option(
+        None, "share of one GPU (default: 1 where nodes have GPUs)", metavar="SHARE", ge=0, le=1
+    )
     served_model_name: list[Name] = option([], "name for clients; repeatable", metavar="NAME")
     host: str = option("127.0.0.1", "address to listen on (default 127.0.0.1)")
     port: int = option(8000, "port to listen on (default 8000)", ge=1, le=65535)
@@ -105,6 +140,16 @@ class ServeConfig(EngineOptions):
     def model_names(self) -> tuple[str, ...]:
         """The names clients may use: the given ones, else the name of the model's folder."""
         return tuple(self.served_model_name) or (Path(self.model).resolve().name,)
+
+    def with_absolute_paths(self) -> ServeConfig:
+        """For processes that may run in another folder."""
+        paths = {name: getattr(self, name) for name in PATHS}
+        absolute = {
+            name: str(Path(path).expanduser().absolute())
+            for name, path in paths.items()
+            if path is not None and (name, path) != ("draft", NGRAM)
+        }
+        return self.model_copy(update=absolute)
 
     @property
     def engine_configuration(self) -> EngineConfiguration:

@@ -176,14 +176,23 @@ def environment_values(environment: Mapping[str, str]) -> dict[str, Any]:
         if variable not in options:
             nearest = _nearest(variable, options)
             raise ConfigError(f"unknown environment variable {variable}{nearest}")
-        option = options[variable]
-        given = text.split(",") if option.repeatable else text
-        try:
-            values[option.key] = TypeAdapter(option.kind).validate_python(given)
-        except ValidationError as error:
-            reason = _reason(error.errors()[0], option)
-            raise ConfigError(f"environment variable {variable}: {reason}") from error
+        values[options[variable].key] = value_of_text(
+            options[variable], text, where=f"environment variable {variable}"
+        )
     return values
+
+
+def value_of_text(option: Option, text: str, *, where: str) -> Any:
+    """The value that ``text`` stands for. Commas divide what is repeatable.
+
+    Raises:
+        ConfigError: it is of the wrong type; ``where`` it stands is told.
+    """
+    given = text.split(",") if option.repeatable else text
+    try:
+        return TypeAdapter(option.kind).validate_python(given)
+    except ValidationError as error:
+        raise ConfigError(f"{where}: {_reason(error.errors()[0], option)}") from error
 
 
 def _is_of_kubernetes(variable: str, text: str) -> bool:

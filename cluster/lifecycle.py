@@ -20,8 +20,8 @@ ENVIRONMENT = {
 }
 
 
-def start_local_ray(environment: dict[str, str] | None = None) -> None:
-    """A Ray node of this process's own; connects to none that is already running.
+def prepare_environment(environment: dict[str, str] | None = None) -> None:
+    """What a Ray that this process starts is to find there.
 
     Ray reads its environment when it is imported, so nothing may import it before this call.
     ``environment`` adds to the settings; what the user has set stays.
@@ -33,6 +33,12 @@ def start_local_ray(environment: dict[str, str] | None = None) -> None:
     if "ray" not in sys.modules and "RAY_AUTH_TOKEN_PATH" not in os.environ:
         os.environ.setdefault("RAY_AUTH_MODE", "token")
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+
+
+def start_local_ray(environment: dict[str, str] | None = None) -> None:
+    """A Ray node of this process's own; connects to none that is already running. See
+    `prepare_environment`."""
+    prepare_environment(environment)
     import ray
 
     ray.init(

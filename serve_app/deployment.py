@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import sys
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI
@@ -22,22 +23,27 @@ from ray.util import get_node_ip_address
 
 from cluster.config import ServeConfig
 from cluster.lifecycle import LOOPBACK
+from cluster.place import own_node
 from cluster.process_tree import die_with_parent
+from cluster.topology.reservation import NODE_LABEL, Reservation
 from serve_app.api_processes.direct_ingress import answer_here
 from serve_app.api_processes.seats import Seats, ServerRun
 from serve_app.app import create_app
 from serve_app.engine_client import EngineClient, EngineConnector
 from serve_app.openai.tokenization import ModelTokenizer
 
-APPLICATION_NAME = "lexshard"
+APPLICATION_NAME, DEPLOYMENT_NAME = "lexshard", "server"
 MAX_ONGOING_REQUESTS = 100_000
 
 
-def start_engine(config: ServeConfig) -> EngineClient:
-    """The connector of a real server: the engine process that all its replicas share."""
+def start_engine(config: ServeConfig, reservation: Reservation | None = None) -> EngineClient:
+    """The connector of a real server: the engine process that all its replicas share, where
+    ``reservation`` says."""
+    from cluster.engine.process import start_engine_actor
     from cluster.engine.supervisor import EngineSupervisor
 
-    supervisor = EngineSupervisor(config.engine_configuration)
+    start = partial(start_engine_actor, reservation=reservation)
+    supervisor = EngineSupervisor(config.engine_configuration, start)
     supervisor.start()
     return supervisor
 
@@ -70,16 +76,22 @@ def stay_on_loopback() -> None:
 
 
 class ServerDeployment:
-    """One replica, an API process: tokeniser, application, and a client of the engine."""
+    """One replica, an API process: tokeniser, application, and a client of the engine. Without a
+    ``run`` it is a server of its own."""
 
-    def __init__(self, config: ServeConfig, connect: EngineConnector, run: ServerRun) -> None:
+    def __init__(
+        self, config: ServeConfig, connect: EngineConnector, run: ServerRun | None = None
+    ) -> None:
         die_with_parent()
         stay_on_loopback()
         log_to_stderr()
         self._client = connect(config)  # first: it takes longer, and in a process of its own
         self._tokenizer = ModelTokenizer.load(config.model)
-        seats = Seats(run.folder / "api-processes", config.api_processes)
-        self._built_app = create_app(config, self._client, self._tokenizer, seats, run.start_time)
+        seats, start_time = None, None
+        if run is not None:
+            seats = Seats(run.folder / "api-processes", config.api_processes)
+            start_time = run.start_time
+        self._built_app = create_app(config, self._client, self._tokenizer, seats, start_time)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         answer_here(self._built_app)
@@ -107,11 +119,14 @@ class ServerDeployment:
 
 def bind(config: ServeConfig, connect: EngineConnector, run: ServerRun) -> Application:
     """The application Ray Serve runs; ``connect`` is pickled and called in every replica."""
+    options: dict[str, Any] = {"num_cpus": 0}
+    if config.address is not None:  # where the ingress is, and the engine's socket file
+        options["label_selector"] = {NODE_LABEL: own_node()}
     deployment: Any = serve.deployment(
         serve.ingress()(ServerDeployment),
-        name="server",
+        name=DEPLOYMENT_NAME,
         num_replicas=config.api_processes,
-        ray_actor_options={"num_cpus": 0},
+        ray_actor_options=options,
         max_ongoing_requests=MAX_ONGOING_REQUESTS,
         max_constructor_retry_count=1,
         health_check_period_s=1,

@@ -87,6 +87,7 @@ class ServerState:
                     "role": role.name,
                     "index": role.index,
                     "host": role.place.host,
+                    "node": role.place.node,
                     "process_id": role.place.process_id,
                     "device": role.device,
                     "detail": role.detail,

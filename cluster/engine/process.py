@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -19,8 +19,10 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from actors.configuration import EngineConfiguration, EngineInformation
 from actors.role import RunningRole
 from cluster.engine.transport import EngineSide
+from cluster.place import own_node
 from cluster.private_folder import PrivateFolder, remove_abandoned_folders
 from cluster.process_tree import die_with_parent
+from cluster.topology.reservation import Reservation
 
 ENGINE_NAME, NAMESPACE = "engine", "lexshard"
 # Calls that are answered while ``serve`` runs: one group waits for the model, one for nothing.
@@ -52,9 +54,12 @@ class EngineProcess:
     It ends when the last of those it served has asked for nothing more.
     """
 
-    def __init__(self, configuration: EngineConfiguration) -> None:
+    def __init__(
+        self, configuration: EngineConfiguration, reservation: Reservation | None = None
+    ) -> None:
         die_with_parent()
         self._configuration = configuration
+        self._reservation = reservation
         self._settled = threading.Event()
         self._failure: BaseException | None = None
         self._begun = False
@@ -98,6 +103,7 @@ class EngineProcess:
         from transformers.utils import logging
 
         from actors.engine.engine import Engine  # torch and numba load here, not in the driver
+        from cluster.samplers.reserved import ReservedSamplers
         from cluster.samplers.start import start_sampler
         from cluster.shards.gang import RayShards
 
@@ -107,8 +113,10 @@ class EngineProcess:
         def tell(phase: str) -> None:
             print(f"[{time.monotonic() - started:5.1f} s] engine: {phase}", flush=True)
 
-        shards = RayShards(configuration)
-        engine = Engine(configuration, start_sampler, shard_starter=shards, tell=tell)
+        reservation = self._reservation
+        shards = RayShards(configuration, reservation)
+        samplers = start_sampler if reservation is None else ReservedSamplers(reservation)
+        engine = Engine(configuration, samplers, shard_starter=shards, tell=tell)
         engine.warm_up()
         return engine
 
@@ -131,7 +139,11 @@ class EngineProcess:
     @ray.method(concurrency_group=_AT_ONCE)
     def roles(self) -> list[RunningRole]:
         """Who does what, and where; empty before there is an engine."""
-        return [] if self._engine is None else list(self._engine.roles())
+        roles: list[RunningRole] = [] if self._engine is None else list(self._engine.roles())
+        return [  # roles of this process and its children know of no node
+            each if each.place.node else replace(each, place=each.place._replace(node=own_node()))
+            for each in roles
+        ]
 
     @ray.method(concurrency_group=_BESIDE)
     def locate(self) -> EngineLocation | None:
@@ -158,20 +170,27 @@ def start_engine_actor(
     configuration: EngineConfiguration,
     process: type[EngineProcess] = EngineProcess,
     arguments: tuple[Any, ...] = (),
+    reservation: Reservation | None = None,
+    *,
+    shared: bool = True,
 ) -> Any:
-    """The engine actor: the one there is, else a new one beside the caller, in its placement group
-    where it has one. ``arguments`` are those of a ``process`` that needs more."""
-    options: dict[str, Any] = {
-        "name": ENGINE_NAME,
-        "namespace": NAMESPACE,
-        "get_if_exists": True,
-        "lifetime": "detached",
-        "num_cpus": 0,
-        "max_restarts": 0,
-        "max_task_retries": 0,
-    }
+    """The engine actor: the one there is, else a new one, in its slot of ``reservation``; without
+    one beside the caller, in its placement group where it has one. One that is not ``shared`` is
+    always new, and ends with the caller's process. ``arguments`` are those of a ``process`` that
+    needs more."""
+    options: dict[str, Any] = {"num_cpus": 0, "max_restarts": 0, "max_task_retries": 0}
+    if shared:
+        options |= {
+            "name": ENGINE_NAME,
+            "namespace": NAMESPACE,
+            "get_if_exists": True,
+            "lifetime": "detached",
+        }
     group = get_current_placement_group()
-    if group is not None:
+    if reservation is not None:
+        options |= reservation.options(reservation.engine)
+        arguments = (*arguments, reservation)
+    elif group is not None:
         options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
             group, placement_group_capture_child_tasks=True
         )

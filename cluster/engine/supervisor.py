@@ -54,16 +54,18 @@ class EngineReplacedError(Exception):
 class EngineSupervisor:
     """Finds or starts an engine, keeps one alive, and routes its events. Lives in one event loop.
 
-    ``start_actor`` gives the actor there is, else a new one.
+    ``start_actor`` gives the actor there is, else a new one; ``find_actor`` the one there is.
     """
 
     def __init__(
         self,
         configuration: EngineConfiguration,
         start_actor: Callable[[EngineConfiguration], Any] = start_engine_actor,
+        find_actor: Callable[[], Any] = find_engine_actor,
     ) -> None:
         self._configuration = configuration
         self._start_actor = start_actor
+        self._find_actor = find_actor
         self._journal = Journal()
         self._streams: set[JournalStream] = set()
         self._side: ClientSide | None = None
@@ -185,7 +187,7 @@ class EngineSupervisor:
         self._journal.end_everything("error", reason)
 
     def _start_or_find(self) -> None:
-        self._found = find_engine_actor() is not None
+        self._found = self._find_actor() is not None
         self._actor = self._start_actor(self._configuration)
 
     async def _live_once(self) -> bool:

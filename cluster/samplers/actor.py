@@ -27,7 +27,8 @@ from actors.decision.messages import (
     SamplerSettings,
 )
 from actors.decision.plane import SamplerLostError
-from actors.role import Place, here
+from actors.role import Place
+from cluster.place import own_node, place_in_cluster
 from cluster.samplers.dense_slots import dense_views, slot_bytes
 from cluster.samplers.stopped import LOOK_SECONDS, StoppedProcess
 from kernels.columns import write_columns
@@ -47,9 +48,9 @@ class RemoteSampler:
             rows.flags.writeable = False
             self._columns(DenseRows((), rows.T))
 
-    def place(self) -> tuple[str, Place]:
-        """The node and the process it is in; answers once the sampler is warm."""
-        return _node(), here()
+    def place(self) -> Place:
+        """Where it is; answers once the sampler is warm."""
+        return place_in_cluster()
 
     def decide(self, work: DecisionWork) -> DecisionResult:
         return self._sampler.decide(
@@ -80,9 +81,9 @@ class SamplerActor:
     def __init__(self, settings: SamplerSettings, **options: Any) -> None:
         chosen = {"num_cpus": 0, "max_restarts": 0, "max_task_retries": 0, **options}
         self._actor = ray.remote(RemoteSampler).options(**chosen).remote(settings)
-        node, self.place = _get(self._actor.place.remote())
+        self.place: Place = _get(self._actor.place.remote())
         self.process_id = self.place.process_id
-        self._local = node == _node()
+        self._local = self.place.node == own_node()
 
     def submit(self, work: DecisionWork) -> ActorDecision:
         """Hands ``work`` over; its arrays may change once this returns."""
@@ -125,11 +126,6 @@ class ActorDecision:
         """Waits for it. Raises `SamplerLostError` where the actor died, and what it raised."""
         result: DecisionResult = self._actor.wait(self._reference)
         return result
-
-
-def _node() -> str:
-    """The Ray node of this process."""
-    return str(ray.get_runtime_context().get_node_id())
 
 
 def _get(reference: Any, timeout: float | None = None) -> Any:

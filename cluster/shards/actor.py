@@ -9,8 +9,9 @@ import ray
 
 from actors.collective import CollectiveError
 from actors.head.sharded.part import ShardPart
-from actors.role import Place, here
+from actors.role import Place
 from cluster.collective.join import GroupPlan
+from cluster.place import place_in_cluster
 
 # Calls that are answered while a group is served.
 BESIDE = "beside"
@@ -38,12 +39,12 @@ class RemoteShard:
 
     def ready(self) -> Place:
         """Where it is, once it has its part and serves nobody."""
-        return here()
+        return place_in_cluster()
 
     @ray.method(concurrency_group=BESIDE)
     def place(self) -> Place:
         """Where it is, at once."""
-        return here()
+        return place_in_cluster()
 
     def serve(self, plan: GroupPlan, rank: int) -> None:
         """Takes part in the steps of the group of ``plan`` until the root has no more, or another

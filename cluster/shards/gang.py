@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,9 +20,12 @@ from cluster.collective.gloo_links import open_store
 from cluster.collective.join import GroupPlan, join
 from cluster.shards.actor import start_shard_actor
 from cluster.topology.configured import configured_assignment
+from cluster.topology.reservation import Reservation
 
 # A shard that does not answer for so long is killed; one that starts has as long as a model takes.
 ANSWER_SECONDS, START_SECONDS = 1.0, 600.0
+# Until Ray has noticed that a node is lost, it may send there who is to replace what was lost.
+NODE_LOSS_SECONDS, PAUSE_SECONDS = 30.0, 0.5
 
 logger = logging.getLogger("lexshard.shards")
 
@@ -29,7 +33,8 @@ logger = logging.getLogger("lexshard.shards")
 class ShardGang:
     """An actor for each of ``parts``, and ``spares`` that wait to become the shard of one that is
     lost; the caller is the root of their groups, on ``host``, where they reach it. ``seconds`` is
-    how long a shard may keep a step waiting.
+    how long a shard may keep a step waiting. They run where ``reservation`` says, and without one
+    anywhere, reserving nothing.
 
     Returns when all are warm. Raises `CollectiveLostError`, with the reason, where one cannot be
     started.
@@ -42,15 +47,20 @@ class ShardGang:
         seconds: float,
         spares: int = 0,
         host: str | None = None,
+        reservation: Reservation | None = None,
     ) -> None:
+        self._options, self._spare_options = _ray_options(reservation, len(parts), spares)
         self._parts = [ray.put(part) for part in parts]  # for those who come later, too
         self._tokens = [len(part.owned.ids) for part in parts]
         self._seconds = seconds
         self._host = host or ray.util.get_node_ip_address()
         self._groups = 0
         self._store = open_store(self._host, 0, START_SECONDS, root=True)
-        self._actors: list[Any] = [start_shard_actor(part) for part in self._parts]
-        self._spares = [start_shard_actor() for _ in range(spares)]
+        self._actors: list[Any] = [
+            start_shard_actor(part, **options)
+            for part, options in zip(self._parts, self._options, strict=True)
+        ]
+        self._spares = [start_shard_actor(**options) for options in self._spare_options]
         try:
             self._places = [self._place(rank) for rank in range(1, self._size)]
         except BaseException:
@@ -97,17 +107,33 @@ class ShardGang:
             logger.warning("shard %d of %d does not answer and is replaced", rank, self._size)
             ray.kill(self._actors[rank - 1])
             self._actors[rank - 1] = self._replacement(rank)
+        deadline = time.monotonic() + NODE_LOSS_SECONDS
         for rank in lost:
-            self._places[rank - 1] = self._place(rank)
+            self._places[rank - 1] = self._place_again(rank, deadline)
+
+    def _place_again(self, rank: int, deadline: float) -> Place:
+        """Where the replacement is, which is replaced itself if it was lost before it began."""
+        while True:
+            try:
+                return self._place(rank)
+            except CollectiveLostError:
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(PAUSE_SECONDS)
+            ray.kill(self._actors[rank - 1])
+            options = self._options[rank - 1]
+            self._actors[rank - 1] = start_shard_actor(self._parts[rank - 1], **options)
 
     def _replacement(self, rank: int) -> Any:
         """A spare, where there is one, whose place another takes."""
-        part = self._parts[rank - 1]
+        part, left = self._parts[rank - 1], self._options[rank - 1]
         if not self._spares:
-            return start_shard_actor(part)
+            return start_shard_actor(part, **left)
         spare = self._spares.pop(0)
         spare.take.remote(part)
-        self._spares.append(start_shard_actor())
+        self._options[rank - 1] = self._spare_options.pop(0)
+        self._spares.append(start_shard_actor(**left))
+        self._spare_options.append(left)
         return spare
 
     def _answers(self, rank: int) -> bool:
@@ -126,12 +152,25 @@ class ShardGang:
         return place
 
 
+def _ray_options(
+    reservation: Reservation | None, shards: int, spares: int
+) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
+    """Of each shard and each spare."""
+    if reservation is None:
+        return [{} for _ in range(shards)], [{} for _ in range(spares)]
+    return (
+        [reservation.options(slot) for slot in reservation.shards],
+        [reservation.options(slot) for slot in reservation.spares],
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class RayShards:
     """The shards that ``configuration`` asks for, as an engine starts them
-    (`actors.head.sharded.recovering_head.ShardStarter`)."""
+    (`actors.head.sharded.recovering_head.ShardStarter`), where ``reservation`` says."""
 
     configuration: EngineConfiguration
+    reservation: Reservation | None = None
 
     def assign(self, vocabulary_size: int) -> list[OwnedRows]:
         assignment = configured_assignment(self.configuration, vocabulary_size)
@@ -142,4 +181,5 @@ class RayShards:
             parts,
             seconds=float(self.configuration.shard_seconds),
             spares=self.configuration.shard_spares,
+            reservation=self.reservation,
         )

@@ -1,18 +1,40 @@
-"""The assignment of rows to shards that a configuration asks for."""
+"""What a configuration asks for: which rows are whose, which processes there are."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from actors.configuration import EngineConfiguration
+from actors.configuration import NGRAM, EngineConfiguration
 from actors.index.automatic import FILE_NAME
 from actors.index.container import CLUSTERS, Header, read_part
 from actors.index.errors import IndexFileError
 from actors.index.stored_weights import check_index_of
+from cluster.config import ServeConfig
 from cluster.topology.assignment import Counts, ShardAssignment, assign
+from cluster.topology.model_sizes import read_model_sizes
+from cluster.topology.nodes import NodeResources
+from cluster.topology.plan import RoleResources, roles_of
+from cluster.topology.processes import Processes, processes_of
 from kernels.bounds import Clusters
+
+
+def configured_processes(
+    configuration: EngineConfiguration, resources: RoleResources, nodes: Sequence[NodeResources]
+) -> Processes:
+    """The processes of an engine that is to run on ``nodes``, the first of them its own.
+
+    Raises what `configured_assignment` raises, and ``OSError`` for files that cannot be read.
+    """
+    model = read_model_sizes(configuration.model, configuration.dtype)
+    rows = configured_assignment(configuration, model.vocabulary_size).rows
+    draft = None
+    if configuration.draft not in (None, NGRAM):
+        draft = read_model_sizes(configuration.draft, configuration.dtype)
+    roles = roles_of(model, configuration, rows, nodes[:1], resources, draft)
+    return processes_of(roles, configuration)
 
 
 def configured_assignment(
@@ -30,6 +52,23 @@ def configured_assignment(
         clusters = Clusters(**read_part(*found, CLUSTERS).tensors)
     counts = _counts(configuration, vocabulary_size)
     return assign(method, vocabulary_size, configuration.shards, clusters=clusters, counts=counts)
+
+
+def role_resources(config: ServeConfig, *, on_gpus: bool) -> RoleResources:
+    """What the options of ``config`` ask for each role; ``on_gpus`` where nodes have any."""
+    gpu = float(config.device != "cpu" and on_gpus)
+    return RoleResources(
+        body_cpus=_or(config.cpus_per_body, float(config.threads or 1)),
+        shard_cpus=config.cpus_per_shard,
+        sampler_cpus=_or(config.cpus_per_sampler, float(config.sampler_threads)),
+        drafter_cpus=config.cpus_per_drafter,
+        body_gpus=_or(config.gpus_per_body, gpu),
+        shard_gpus=_or(config.gpus_per_shard, gpu),
+    )
+
+
+def _or(given: float | None, default: float) -> float:
+    return default if given is None else given
 
 
 def index_of(configuration: EngineConfiguration) -> tuple[Path, Header] | None:

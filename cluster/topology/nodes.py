@@ -29,7 +29,7 @@ class NodeResources:
     """``memory`` and, of each of its GPUs, ``gpu_memory`` in bytes."""
 
     name: str
-    cpus: int
+    cpus: float
     memory: int
     gpus: int = 0
     gpu_memory: int = 0

@@ -9,8 +9,8 @@ from typing import Literal
 from cluster.topology.memory import Parts, total
 from cluster.topology.nodes import USABLE_SHARE, NodeResources
 
-RoleKind = Literal["body", "drafter", "shard", "sampler"]
-Strategy = Literal["STRICT_PACK", "STRICT_SPREAD"]
+RoleKind = Literal["body", "drafter", "shard", "spare", "sampler"]
+Strategy = Literal["STRICT_PACK", "SPREAD"]
 _SLACK = 1e-9  # of sums of fractions
 
 # What else could be done about a role, by what is missing for it.
@@ -27,6 +27,12 @@ _REMEDIES: dict[RoleKind, dict[str, str]] = {
         "GPU": "lower --gpus-per-shard or --shards",
         "GPU memory": "give more --shards or fewer tiers",
         "memory": "give more --shards or fewer tiers",
+    },
+    "spare": {
+        "CPU": "lower --cpus-per-shard or --shard-spares",
+        "GPU": "lower --gpus-per-shard or --shard-spares",
+        "GPU memory": "lower --shard-spares",
+        "memory": "lower --shard-spares",
     },
     "sampler": {
         "CPU": "lower --cpus-per-sampler or --samplers",
@@ -69,7 +75,9 @@ class PlacedRole:
 @dataclass(frozen=True, slots=True)
 class Placement:
     """``bundles`` are for a Ray placement group with ``strategy``: one for each of ``nodes``, which
-    holds what all roles there ask for. Memory is no part of them: Ray's count of it is not ours."""
+    holds what all roles there ask for. Memory is no part of them: Ray's count of it is not ours.
+    ``SPREAD`` keeps them apart where it can, and lets what a lost node held go to another that is
+    left."""
 
     placed: tuple[PlacedRole, ...]
     strategy: Strategy
@@ -119,7 +127,8 @@ class _Free:
 
 
 def place(roles: Sequence[Role], nodes: Sequence[NodeResources]) -> Placement:
-    """Every role in turn on the first node that has room, so that a gang spans few nodes.
+    """Every role in turn on the first node that has room, so that a gang spans few nodes; but a
+    spare where no shard is, if it can be, so that they are not lost together.
 
     Raises PlacementError naming the role that finds none, what it lacks and what to do.
     """
@@ -127,8 +136,11 @@ def place(roles: Sequence[Role], nodes: Sequence[NodeResources]) -> Placement:
     placed: list[PlacedRole] = []
     for role in roles:
         lacking: list[tuple[str, float]] = []
-        for number, left in enumerate(free):
-            found = left.take(role)
+        order = list(range(len(free)))
+        if role.kind == "spare":
+            order.sort(key={each.node for each in placed if each.role.kind == "shard"}.__contains__)
+        for number in order:
+            found = free[number].take(role)
             if not isinstance(found, tuple):
                 placed.append(PlacedRole(role, number, found))
                 break
@@ -141,7 +153,7 @@ def place(roles: Sequence[Role], nodes: Sequence[NodeResources]) -> Placement:
         here = [each.role for each in placed if each.node == node]
         bundle = {"CPU": sum(role.cpus for role in here), "GPU": sum(role.gpus for role in here)}
         bundles.append({name: round(amount, 6) for name, amount in bundle.items() if amount > 0})
-    strategy: Strategy = "STRICT_PACK" if len(used) == 1 else "STRICT_SPREAD"
+    strategy: Strategy = "STRICT_PACK" if len(used) == 1 else "SPREAD"
     return Placement(tuple(placed), strategy, used, tuple(bundles))
 
 

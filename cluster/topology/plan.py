@@ -95,11 +95,9 @@ def plan_topology(
     Raises PlacementError where a role finds no room.
     """
     rows = assignment.rows
-    # The body's node decides how large an automatic KV cache is, and the body goes first.
-    host = next((node for node in nodes if node.gpus or not resources.body_gpus), nodes[0])
+    host = _body_node(nodes, resources)
     blocks = kv_blocks(model, configuration, host.memory, on_gpu=resources.body_gpus > 0)
-    roles = _roles(model, configuration, rows, resources, host, draft, blocks)
-    placement = place(roles, nodes)
+    placement = place(roles_of(model, configuration, rows, nodes, resources, draft), nodes)
     left = candidates_left(index, configuration.tiers)
     return TopologyPlan(
         model=model,
@@ -124,16 +122,23 @@ def plan_topology(
     )
 
 
-def _roles(
+def _body_node(nodes: Sequence[NodeResources], resources: RoleResources) -> NodeResources:
+    """Whose memory decides how large an automatic KV cache is: the body goes first."""
+    return next((node for node in nodes if node.gpus or not resources.body_gpus), nodes[0])
+
+
+def roles_of(
     model: ModelSizes,
     configuration: EngineConfiguration,
     rows: Sequence[int],
+    nodes: Sequence[NodeResources],
     resources: RoleResources,
-    host: NodeResources,
-    draft: ModelSizes | None,
-    blocks: int,
+    draft: ModelSizes | None = None,
 ) -> list[Role]:
-    """In the order in which they are placed."""
+    """The gang of ``configuration`` whose shards own so many ``rows``, in the order in which roles
+    are placed on ``nodes``."""
+    host = _body_node(nodes, resources)
+    blocks = kv_blocks(model, configuration, host.memory, on_gpu=resources.body_gpus > 0)
     on_gpu, shards_on_gpu = resources.body_gpus > 0, resources.shard_gpus > 0
     roles = [
         Role(

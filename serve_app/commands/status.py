@@ -59,11 +59,12 @@ def describe(report: dict[str, Any]) -> str:
     """The report as a page of text."""
     state = "ready" if report["ready"] else f"not ready: {report['reason']}"
     lines = [f"{report['model']}, lexshard {report['version']}: {state}", ""]
-    rows = [("role", "host", "process", "device", "what")]
+    rows = [("role", "host", "node", "process", "device", "what")]
     rows += [
         (
             f"{role['role']} {role['index']}",
             role["host"],
+            role["node"][:8] or "-",
             str(role["process_id"]),
             role["device"],
             role["detail"],

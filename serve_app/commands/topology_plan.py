@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
 from typing import TYPE_CHECKING
 
@@ -29,18 +28,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NODE",
         help="such as '2x cpus=16,memory=64GiB,gpus=4,gpu_memory=80GiB' (default: this machine)",
     )
-    for role in ("body", "shard", "sampler", "drafter"):
-        default = "--sampler-threads" if role == "sampler" else "1"
-        parser.add_argument(
-            f"--cpus-per-{role}", type=_amount, metavar="N", help=f"default: {default}"
-        )
-    for role in ("body", "shard"):
-        parser.add_argument(
-            f"--gpus-per-{role}",
-            type=_share,
-            metavar="SHARE",
-            help="of one GPU, 0 to 1 (default: 1 where nodes have GPUs)",
-        )
     parser.add_argument(
         "--nucleus",
         type=at_least(1),
@@ -50,20 +37,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="the plan as JSON")
     add_option_flags(parser)
-
-
-def _amount(text: str) -> float:
-    value = float(text)
-    if not 0.0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{value:g} is not more than 0")
-    return value
-
-
-def _share(text: str) -> float:
-    value = float(text)
-    if not 0.0 <= value <= 1.0:
-        raise argparse.ArgumentTypeError(f"{value:g} is not from 0 to 1: one device each")
-    return value
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -83,10 +56,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _plan(arguments: argparse.Namespace, config: ServeConfig) -> TopologyPlan:
     # Seconds: a mistyped folder should not wait for it.
-    from cluster.topology.configured import configured_assignment, index_of
+    from cluster.topology.configured import configured_assignment, index_of, role_resources
     from cluster.topology.model_sizes import read_model_sizes
     from cluster.topology.nodes import parse_nodes, this_machine
-    from cluster.topology.plan import RoleResources, plan_topology
+    from cluster.topology.plan import plan_topology
 
     nodes = parse_nodes(arguments.nodes) if arguments.nodes else (this_machine(),)
     engine = config.engine_configuration
@@ -94,16 +67,7 @@ def _plan(arguments: argparse.Namespace, config: ServeConfig) -> TopologyPlan:
     found = index_of(engine)
     index: Metadata | None = None if found is None else found[1].metadata()
     assignment = configured_assignment(engine, model.vocabulary_size)
-    gpu = float(config.device != "cpu" and any(node.gpus for node in nodes))
-    threads = float(engine.sampler_threads)
-    resources = RoleResources(
-        body_cpus=_or(arguments.cpus_per_body, 1.0),
-        shard_cpus=_or(arguments.cpus_per_shard, 1.0),
-        sampler_cpus=_or(arguments.cpus_per_sampler, threads),
-        drafter_cpus=_or(arguments.cpus_per_drafter, 1.0),
-        body_gpus=_or(arguments.gpus_per_body, gpu),
-        shard_gpus=_or(arguments.gpus_per_shard, gpu),
-    )
+    resources = role_resources(config, on_gpus=any(node.gpus for node in nodes))
     draft = None
     if config.draft is not None and config.draft != NGRAM:
         check_model_folder(config.draft)
@@ -118,7 +82,3 @@ def _plan(arguments: argparse.Namespace, config: ServeConfig) -> TopologyPlan:
         index=index,
         nucleus_tokens=arguments.nucleus,
     )
-
-
-def _or(given: float | None, default: float) -> float:
-    return default if given is None else given

@@ -14,6 +14,8 @@ import time
 from functools import partial
 
 from cluster.config import ServeConfig
+from cluster.joining import JoinError, own_raylet
+from cluster.leaving import abandon_ray
 from cluster.process_tree import die_with_parent
 from serve_app.engine_client import EngineConnector
 from serve_app.start.banner import banner
@@ -53,6 +55,8 @@ class Driver:
             has_chat = handle.has_chat_template.remote().result()
             print(banner(config, information, has_chat), flush=True)
             self._ready = True
+            if config.address is not None:
+                threading.Thread(target=self._watch_node, daemon=True).start()
             self._stop.wait()
             grace = config.shutdown_grace_seconds
             ask_all(handle, "shut_down", grace, seconds=grace + FAREWELL_SECONDS)
@@ -60,8 +64,18 @@ class Driver:
     def _wait_for_the_end(self) -> None:
         sys.stdin.read()
         if not self._ready:  # nobody is being served: there is nobody to be told
+            if self._config.address is not None:
+                abandon_ray()
             os._exit(0)
         self._stop.set()
+
+    def _watch_node(self) -> None:
+        """Of a cluster that was joined: calls to Ray may wait for ever for one that has gone."""
+        raylet = own_raylet()
+        raylet.wait()
+        if not self._stop.is_set():
+            print(f"lexshard: Ray's raylet (process {raylet.pid}) has ended", file=sys.stderr)
+            os._exit(1)
 
     def _tell(self, message: str) -> None:
         print(f"[{time.monotonic() - self._start_time:5.1f} s] {message}", flush=True)
@@ -72,9 +86,11 @@ def main(connect: EngineConnector | None = None) -> int:
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     config = ServeConfig.model_validate_json(sys.stdin.readline(), strict=True)
+    if config.address is not None:  # processes of that cluster began in other folders
+        config = config.with_absolute_paths()
     try:
         Driver(config, connect).serve()
-    except StartupError as error:
+    except (StartupError, JoinError) as error:
         print(f"lexshard: {error}", file=sys.stderr)
         return 1
     except RuntimeError as error:

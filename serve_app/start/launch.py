@@ -1,4 +1,5 @@
-"""A whole server on this machine: Ray, Serve, the replicas and their engine, on loopback."""
+"""A whole server: Ray, of its own on loopback or one that is joined, Serve, the replicas and their
+engine."""
 
 from __future__ import annotations
 
@@ -6,15 +7,22 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from cluster.config import ServeConfig
 from cluster.ingress import haproxy_binary, ingress_environment
+from cluster.joining import join_ray
+from cluster.leaving import end_serve, leave_ray
 from cluster.lifecycle import LOOPBACK, start_local_ray
 from cluster.private_folder import PrivateFolder, remove_abandoned_folders
 from serve_app.api_processes.seats import ServerRun
 from serve_app.engine_client import EngineConnector
+from serve_app.start.readiness import StartupError
+
+if TYPE_CHECKING:
+    from cluster.topology.reservation import Reservation
 
 SERVE_ENVIRONMENT = {
     "RAY_SERVE_LOG_TO_STDERR": "0",
@@ -41,6 +49,24 @@ def _tell_nobody(message: str) -> None:
     pass
 
 
+def _reserved(config: ServeConfig) -> Reservation:
+    from cluster.topology.reserving import reserve_for  # with Ray, which is ready only now
+
+    try:
+        return reserve_for(config)
+    except ValueError as error:  # no room, or shards that cannot be made
+        raise StartupError(str(error)) from error
+
+
+def _end_serve(application: str, tell: Callable[[str], None]) -> None:
+    others = end_serve(application)
+    if others:
+        tell(
+            f"Ray Serve stays for others' applications in it ({', '.join(others)}), its ingress as "
+            "it is: deploy them to a Ray Serve of their own"
+        )
+
+
 @contextmanager
 def running_server(
     config: ServeConfig,
@@ -54,8 +80,9 @@ def running_server(
 
     Raises:
         RuntimeError: a replica could not be made (its reason is in the message).
+        StartupError: there is no room for its processes.
+        JoinError: it cannot join the cluster it was told to.
     """
-    tell("starting Ray")
     remove_abandoned_folders()
     folder = PrivateFolder()
     binary = haproxy_binary()
@@ -66,16 +93,31 @@ def running_server(
         environment = SERVE_ENVIRONMENT | ingress_environment(
             binary, folder.path, config.host, config.port, config.api_processes
         )
-        host = LOOPBACK  # of the replicas: only HAProxy is to reach them
-    start_local_ray(environment)
-    import ray
-    from ray import serve
+        host = LOOPBACK  # of the replicas: only HAProxy, on their node, is to reach them
+    with ExitStack() as ends:
+        ends.callback(folder.remove)
+        if config.address is None:
+            tell("starting Ray")
+            start_local_ray(environment)
+        else:
+            tell(f"joining the Ray cluster at {config.address}")
+            join_ray(config.address, environment)
+        ends.callback(leave_ray)
+        from ray import serve
 
-    from serve_app.deployment import APPLICATION_NAME, bind, start_engine
+        from serve_app.deployment import APPLICATION_NAME, bind, start_engine
 
-    quiet = {"log_level": "ERROR", "enable_access_log": False}
-    logging.getLogger("ray.serve").setLevel(logging.ERROR)
-    try:
+        if connect is None:
+            connect = start_engine
+            if config.reserve or config.address is not None:
+                tell("reserving CPUs and GPUs")
+                reservation = _reserved(config)
+                ends.callback(reservation.release)
+                connect = partial(start_engine, reservation=reservation)
+        quiet = {"log_level": "ERROR", "enable_access_log": False}
+        logging.getLogger("ray.serve").setLevel(logging.ERROR)
+        # Before all others, so that open streams are told before the proxy goes.
+        ends.callback(_end_serve, APPLICATION_NAME, tell)
         tell("starting Ray Serve")
         serve.start(
             proxy_location="HeadOnly",
@@ -84,13 +126,8 @@ def running_server(
         )
         tell("starting the application")
         yield serve.run(
-            bind(config, connect or start_engine, ServerRun(folder.path, int(time.time()))),
+            bind(config, connect, ServerRun(folder.path, int(time.time()))),
             name=APPLICATION_NAME,
             route_prefix="/",
             logging_config=quiet,
         )
-    finally:
-        serve.delete(APPLICATION_NAME)  # first, so that open streams are told before the proxy goes
-        serve.shutdown()
-        ray.shutdown()
-        folder.remove()

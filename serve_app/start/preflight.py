@@ -18,7 +18,23 @@ TOKENIZER = "tokenizer.json"
 
 
 def check(config: ServeConfig) -> None:
-    """Looks at the files that ``config`` names, none of whose weights are loaded, and at the port.
+    """Looks at the files that ``config`` names, and at the port.
+
+    Raises:
+        StartupError: with one line that says what to do.
+    """
+    check_files(config)
+    try:
+        check_port(config.host, config.port)
+    except OSError as error:
+        raise StartupError(
+            f"cannot listen on {config.host} port {config.port}: {error.strerror}; choose another "
+            "--port or --host"
+        ) from error
+
+
+def check_files(config: ServeConfig) -> None:
+    """Looks at the files that ``config`` names, none of whose weights are loaded.
 
     Raises:
         StartupError: with one line that says what to do.
@@ -36,13 +52,6 @@ def check(config: ServeConfig) -> None:
         )
     if config.index is not None and config.head != "dense" and Path(config.index).is_file():
         _check_index(Path(config.index), model, config)
-    try:
-        check_port(config.host, config.port)
-    except OSError as error:
-        raise StartupError(
-            f"cannot listen on {config.host} port {config.port}: {error.strerror}; choose another "
-            "--port or --host"
-        ) from error
 
 
 def check_model_folder(folder: str) -> Path:

@@ -22,6 +22,8 @@ AUTOMATIC = {
     "the model's",
     "a tenth of the memory at most",
     "measured",
+    "its threads",
+    "1 where nodes have GPUs",
     "beside the model, else in the user's cache",
     "none",
 }

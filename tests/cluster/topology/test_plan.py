@@ -189,7 +189,7 @@ def test_a_gang_fills_one_node_before_the_next() -> None:
     assert plan.placement.bundles == ({"CPU": 6.0, "GPU": 4.0},)
     assert [each.gpu for each in plan.placement.placed] == [0, 1, 2, 3, None, None]
     two = planned(6, nodes=(GPUS, replace(GPUS, name="b")))
-    assert two.placement.strategy == "STRICT_SPREAD"
+    assert two.placement.strategy == "SPREAD"
     assert two.placement.bundles == ({"CPU": 6.0, "GPU": 4.0}, {"CPU": 3.0, "GPU": 3.0})
     for device in two.devices:
         assert device.used <= USABLE_SHARE * device.total

@@ -1,0 +1,173 @@
+"""Joining a Ray cluster that others run: what is refused before anything starts there."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import psutil
+
+ANSWER_SECONDS = 60.0
+SERVE_CONTROLLER, SERVE_NAMESPACE = "SERVE_CONTROLLER_ACTOR", "serve"
+
+
+class JoinError(RuntimeError):
+    """A cluster that cannot be joined, with one line that says what to do."""
+
+
+class Versions(NamedTuple):
+    """What all nodes of a cluster must agree on; None is missing."""
+
+    lexshard: str | None
+    ray: str
+    python: str
+
+
+def join_ray(address: str, environment: Mapping[str, str]) -> None:
+    """Connects this process to the cluster at ``address`` (``auto``: the one of this machine), of
+    which this machine must be the head.
+
+    All that is started from here on finds ``environment``. Ray Serve reads its own when it is
+    imported, so nothing may import it before this call. Raises JoinError.
+    """
+    os.environ.update(environment)
+    import ray
+
+    try:
+        ray.init(
+            address=address,
+            runtime_env={"env_vars": dict(environment)},
+            logging_level=logging.ERROR,
+            log_to_driver=True,
+        )
+    except (ConnectionError, ValueError) as error:
+        raise JoinError(
+            f"no Ray cluster of this machine's answers at {address}: start one with `ray start "
+            "--head`, or leave --address out"
+        ) from error
+    except RuntimeError as error:  # versions, among others
+        reason = " ".join(str(error).split())
+        raise JoinError(f"cannot join the Ray cluster at {address}: {reason}") from error
+    try:
+        _check_head()
+        _check_nobody_serves()
+        complaint = mismatch(own_versions(), _versions_of_nodes())
+        if complaint is not None:
+            raise JoinError(complaint)
+    except BaseException:
+        ray.shutdown()
+        raise
+
+
+def own_raylet() -> psutil.Process:
+    """The process of the Ray node that this one is connected to."""
+    import ray
+
+    socket = ray._private.worker.global_worker.node.raylet_socket_name
+    return next(
+        process
+        for process in psutil.process_iter()
+        if f"--raylet_socket_name={socket}" in _command(process)
+    )
+
+
+def _command(process: psutil.Process) -> list[str]:
+    try:
+        command: list[str] = process.cmdline()
+    except psutil.Error:  # it has just ended
+        return []
+    return command
+
+
+def own_versions() -> Versions:
+    import ray
+
+    return Versions(_installed(), ray.__version__, platform.python_version())
+
+
+def mismatch(own: Versions, nodes: Mapping[str, Versions]) -> str | None:
+    """What is wrong with the first of ``nodes`` that is not like this one; None: nothing."""
+    for node, found in nodes.items():
+        for name, mine, theirs in zip(Versions._fields, own, found, strict=True):
+            if mine != theirs:
+                return (
+                    f"node {node} has {f'{name} {theirs}' if theirs else f'no {name}'}, this one "
+                    f"{mine}: install the same on all nodes"
+                )
+    return None
+
+
+def _installed() -> str | None:
+    with suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version("lexshard")
+    return None
+
+
+def _check_head() -> None:
+    import ray
+
+    here = ray.get_runtime_context().get_node_id()
+    [head] = [node for node in ray.nodes() if "node:__internal_head__" in node["Resources"]]
+    if head["NodeID"] != here:
+        raise JoinError(
+            f"this machine is not the head of the cluster, where Ray Serve's ingress is: run "
+            f"lexshard serve on {head['NodeManagerAddress']}"
+        )
+
+
+def _check_nobody_serves() -> None:
+    import ray
+
+    try:
+        ray.get_actor(SERVE_CONTROLLER, SERVE_NAMESPACE)
+    except ValueError:
+        return
+    from ray import serve
+
+    names: Sequence[str] = sorted(serve.status().applications)
+    who = "another lexshard server" if "lexshard" in names else "Ray Serve"
+    raise JoinError(
+        f"{who} runs in this cluster already (applications: {', '.join(names) or 'none'}), and "
+        "there is one ingress in a cluster: deploy to it with `serve deploy` and import_path "
+        "serve_app.build:app, or end it with `serve shutdown`, or leave --address out for a Ray "
+        "of its own"
+    )
+
+
+def _versions_of_nodes() -> dict[str, Versions]:
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    # Pickled as it stands, because nodes may have no lexshard, or another one.
+    def versions() -> tuple[str | None, str, str]:
+        import importlib.metadata
+        import platform
+
+        import ray
+
+        try:
+            found: str | None = importlib.metadata.version("lexshard")
+        except importlib.metadata.PackageNotFoundError:
+            found = None
+        return found, ray.__version__, platform.python_version()
+
+    ask: Any = ray.remote(num_cpus=0, max_retries=0)(versions)
+    asked = {
+        node["NodeManagerAddress"]: ask.options(
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        ).remote()
+        for node in ray.nodes()
+        if node["Alive"]
+    }
+    try:
+        answers = ray.get(list(asked.values()), timeout=ANSWER_SECONDS)
+    except ray.exceptions.GetTimeoutError as error:
+        raise JoinError(
+            f"not every node of the cluster answers within {ANSWER_SECONDS:g} s: see `ray status`"
+        ) from error
+    return {node: Versions(*each) for node, each in zip(asked, answers, strict=True)}

@@ -1,0 +1,154 @@
+"""A placement group in the Ray cluster there is, for every process of a gang."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray._private.state import available_resources_per_node
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from cluster.topology.nodes import NodeResources
+from cluster.topology.placement import Placement, PlacementError, Role, place
+from cluster.topology.processes import Processes
+
+NODE_LABEL = "ray.io/node-id"
+LOOK_SECONDS = 0.5
+# Ray does not say how much memory its GPUs have: what is too large fails when it is loaded.
+_UNKNOWN_BYTES = 2**62
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """What a process has of bundle ``bundle``; ``gpus`` is a share of one."""
+
+    bundle: int
+    cpus: float
+    gpus: float
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """A slot for each process of `Processes`. ``group`` is there for as long as the program that
+    reserved it is connected to Ray, and when it is removed whoever runs in it ends."""
+
+    group: PlacementGroup
+    engine: Slot
+    shards: tuple[Slot, ...]
+    spares: tuple[Slot, ...]
+    samplers: tuple[Slot, ...]
+
+    def options(self, slot: Slot) -> dict[str, Any]:
+        """Ray's options for an actor in ``slot``."""
+        return {
+            "num_cpus": slot.cpus,
+            "num_gpus": slot.gpus,
+            "scheduling_strategy": PlacementGroupSchedulingStrategy(
+                self.group, placement_group_bundle_index=slot.bundle
+            ),
+        }
+
+    def release(self) -> None:
+        """Give everything back."""
+        remove_placement_group(self.group)
+
+
+def cluster_nodes(first: str) -> tuple[list[str], list[NodeResources]]:
+    """The nodes that are alive, by identity and what they have left; ``first`` leads."""
+    free = available_resources_per_node()
+    alive = [node for node in ray.nodes() if node["Alive"] and node["NodeID"] in free]
+    alive.sort(key=lambda node: node["NodeID"] != first)
+    nodes = []
+    for node in alive:
+        left = free[node["NodeID"]]
+        nodes.append(
+            NodeResources(
+                name=f"{node['NodeManagerAddress']} ({node['NodeID'][:8]})",
+                cpus=left.get("CPU", 0.0),
+                memory=int(left.get("memory", 0.0)),
+                gpus=int(left.get("GPU", 0.0)),
+                gpu_memory=_UNKNOWN_BYTES,
+            )
+        )
+    return [node["NodeID"] for node in alive], nodes
+
+
+def reserve(processes: Processes, *, home: str, seconds: float) -> Reservation:
+    """Slots for ``processes``, the engine's on the node ``home``, as soon as they are free.
+
+    Raises PlacementError where they are not within ``seconds``: who finds no room, what nodes have
+    left and what to do.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        identities, nodes = cluster_nodes(home)
+        try:
+            place([processes.engine], nodes[:1])  # beside those who speak to clients
+            placement = place(processes.all, nodes)
+            break
+        except PlacementError as error:
+            if time.monotonic() > deadline:
+                raise PlacementError(f"{error} ({_waited(seconds)}{_offers(nodes)})") from error
+        time.sleep(LOOK_SECONDS)
+    bundles = bundles_of(placement)
+    group = placement_group(
+        bundles,
+        strategy=placement.strategy,
+        bundle_label_selector=[{NODE_LABEL: identities[0]}] + [{}] * (len(bundles) - 1),
+    )
+    if not group.wait(max(deadline - time.monotonic(), 10.0)):
+        remove_placement_group(group)
+        raise PlacementError(
+            f"cannot place a gang that needs {_words(bundles)} on nodes of their own: others have "
+            f"taken what was free; try again, or add nodes ({_offers(cluster_nodes(home)[1])})"
+        )
+    return _reservation(group, placement, processes)
+
+
+def bundles_of(placement: Placement) -> list[dict[str, float]]:
+    """What Ray is asked for: of several GPUs it gives whole ones only."""
+    bundles = []
+    for node, bundle in zip(placement.nodes, placement.bundles, strict=True):
+        gpus = {each.gpu for each in placement.placed if each.node == node} - {None}
+        bundles.append(bundle | {"GPU": float(len(gpus))} if len(gpus) > 1 else dict(bundle))
+    return bundles
+
+
+def _reservation(group: PlacementGroup, placement: Placement, processes: Processes) -> Reservation:
+    bundle_of = {node: bundle for bundle, node in enumerate(placement.nodes)}
+    slots = [
+        Slot(bundle_of[each.node], each.role.cpus, each.role.gpus) for each in placement.placed
+    ]
+
+    def take(roles: Sequence[Role]) -> tuple[Slot, ...]:
+        taken = tuple(slots[: len(roles)])
+        del slots[: len(roles)]
+        return taken
+
+    [engine] = take([processes.engine])
+    return Reservation(
+        group, engine, take(processes.shards), take(processes.spares), take(processes.samplers)
+    )
+
+
+def _waited(seconds: float) -> str:
+    return f"after {seconds:g} s; " if seconds else ""
+
+
+def _offers(nodes: Sequence[NodeResources]) -> str:
+    return "free are " + ", ".join(
+        f"{node.cpus:g} CPU"
+        + (f" and {node.gpus} GPU" if node.gpus else "")
+        + f" and {node.memory / 2**30:.1f} GiB on {node.name}"
+        for node in nodes
+    )
+
+
+def _words(bundles: Sequence[dict[str, float]]) -> str:
+    return " and ".join(
+        " with ".join(f"{amount:g} {name}" for name, amount in bundle.items()) for bundle in bundles
+    )

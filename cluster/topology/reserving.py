@@ -1,0 +1,28 @@
+"""What a server's options ask of nodes, and a reservation of it."""
+
+from __future__ import annotations
+
+from cluster.config import ServeConfig
+from cluster.place import own_node
+from cluster.topology.configured import configured_processes, role_resources
+from cluster.topology.reservation import Reservation, cluster_nodes, reserve
+
+# In a Ray of the server's own nobody else gives anything back; its first counts come late.
+OWN_SECONDS = 5.0
+
+
+def reserve_for(config: ServeConfig) -> Reservation:
+    """A reservation for the engine of ``config``, on this node and others.
+
+    Raises `cluster.topology.placement.PlacementError` where there is no room, and what
+    `configured_processes` raises.
+    """
+    home = own_node()
+    _, nodes = cluster_nodes(home)
+    processes = configured_processes(
+        config.engine_configuration,
+        role_resources(config, on_gpus=nodes[0].gpus > 0),
+        nodes,
+    )
+    seconds = OWN_SECONDS if config.address is None else float(config.placement_seconds)
+    return reserve(processes, home=home, seconds=seconds)

@@ -1,0 +1,67 @@
+"""The application as Ray Serve's configurations name it: ``import_path: serve_app.build:app``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from ray.serve import Application
+from ray.serve.exceptions import RayServeException
+
+from cluster.config import ServeConfig
+from cluster.config_sources import BY_KEY, KEYS, ConfigError, config_sources, value_of_text
+from serve_app.start.preflight import check_files
+from serve_app.start.readiness import StartupError
+
+# Options of `lexshard serve` that have no place here, and what to do instead.
+NOT_HERE = {
+    "address": "the application runs in the cluster that it is deployed to: leave it out",
+    "host": "Ray Serve listens: set http_options.host in its configuration",
+    "port": "Ray Serve listens: set http_options.port in its configuration",
+    "api_processes": "every replica is one: set num_replicas of the deployment 'server'",
+    "placement_seconds": "Ray Serve waits for room as long as it takes: leave it out",
+    "api_keys": "`serve config` shows args: set LEXSHARD_API_KEYS or api_key_file",
+}
+
+
+def app(args: dict[str, Any]) -> Application:
+    """What ``serve run``, ``serve deploy`` and KubeRay's ``serveConfigV2`` start: replicas with an
+    engine each (`serve_app.replica`).
+
+    ``args`` are the options of `lexshard serve` by their keys, as in a file of ``--config``; text
+    may stand for any value, for ``serve run serve_app.build:app KEY=VALUE`` knows nothing else.
+    Variables such as ``LEXSHARD_API_KEYS`` of the process that builds are heard, and ``args`` win.
+
+    Raises:
+        RayServeException: with one sentence, which `serve status` shows.
+    """
+    from serve_app.replica import bind_replicas  # seconds: a mistyped option should not wait
+
+    try:
+        config = read_args(args, os.environ)
+        check_files(config)
+        return bind_replicas(config)
+    except (ConfigError, StartupError, ValueError, OSError) as error:
+        raise RayServeException(f"lexshard: {error}") from error
+
+
+def read_args(args: Mapping[str, Any], environment: Mapping[str, str]) -> ServeConfig:
+    """The configuration that ``args`` and ``environment`` say, its paths absolute.
+
+    Raises:
+        ConfigError: with one line that says what to do.
+    """
+    given = {key: _value(key, value) for key, value in args.items()}
+    sources = config_sources(None, environment, given)
+    for key, remedy in NOT_HERE.items():
+        if key in given or (key in sources.environment and key != KEYS):
+            raise ConfigError(f"option '{key}' has no place here: {remedy}")
+    return sources.config().with_absolute_paths()
+
+
+def _value(key: str, value: Any) -> Any:
+    option = BY_KEY.get(key)  # an unknown one is told with the others
+    if option is None or not isinstance(value, str):
+        return value
+    return value_of_text(option, value, where=f"option '{key}'")

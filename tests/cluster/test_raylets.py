@@ -1,0 +1,143 @@
+"""A gang on several Ray nodes: one text, whichever node a role is on, and whichever is lost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from actors.configuration import EngineConfiguration
+from actors.engine.completion import Completion
+from actors.engine.engine import Engine
+from actors.messages import Request
+from actors.role import RunningRole
+from tests.support.paths import DEMO, DEMO_DRAFT
+from tests.support.speculation_cases import drafting_engine, requests_of, run_and_close
+
+pytestmark = pytest.mark.slow
+
+NODES = 3
+
+
+@contextmanager
+def raylets(*cpus: int) -> Iterator[Any]:
+    """A cluster of nodes with so many CPUs, this process a driver on the first."""
+    from cluster.lifecycle import prepare_environment
+
+    prepare_environment({})
+    import ray
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster()
+    try:
+        for count in cpus:
+            cluster.add_node(num_cpus=count)
+        ray.init(address=cluster.address, log_to_driver=True)
+        yield cluster
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+@pytest.fixture(scope="module")
+def requests(prompt_ids: list[tuple[int, ...]]) -> list[Request]:
+    return requests_of(prompt_ids, 32)
+
+
+@pytest.fixture(scope="module")
+def plain(requests: list[Request]) -> list[Completion]:
+    return run_and_close(drafting_engine(), requests)
+
+
+def configuration_of(**changes: Any) -> EngineConfiguration:
+    settings = {
+        "max_model_len": 128,
+        "draft_length": "fixed",
+        "shard_seconds": 60,
+        "sampler_placement": "ray",
+        "head": "dense",  # the others time their screens in every process
+        **changes,
+    }
+    return EngineConfiguration(str(DEMO), dtype="float32", device="cpu", threads=1, **settings)
+
+
+@contextmanager
+def reserved_engine(**changes: Any) -> Iterator[Engine]:
+    """An engine in this process, its shards and samplers where a reservation says."""
+    from cluster.place import own_node
+    from cluster.samplers.reserved import ReservedSamplers
+    from cluster.shards.gang import RayShards
+    from cluster.topology.configured import configured_processes
+    from cluster.topology.plan import RoleResources
+    from cluster.topology.reservation import cluster_nodes, reserve
+
+    configuration = configuration_of(**changes)
+    home = own_node()
+    processes = configured_processes(configuration, RoleResources(), cluster_nodes(home)[1])
+    reservation = reserve(processes, home=home, seconds=5)
+    try:
+        engine = Engine(
+            configuration,
+            ReservedSamplers(reservation),
+            shard_starter=RayShards(configuration, reservation),
+        )
+        try:
+            yield engine
+        finally:
+            engine.close()
+    finally:
+        reservation.release()
+
+
+def _nodes_of(engine: Engine, name: str) -> set[str]:
+    roles: list[RunningRole] = engine.roles()
+    return {role.place.node for role in roles if role.name == name and role.place.node}
+
+
+def test_shards_and_samplers_on_other_nodes_say_what_one_process_says(
+    plain: list[Completion], requests: list[Request]
+) -> None:
+    with raylets(1, 2, 2):
+        from cluster.place import own_node
+
+        with reserved_engine(shards=3, samplers=2, draft=str(DEMO_DRAFT)) as engine:
+            shards, samplers = _nodes_of(engine, "shard"), _nodes_of(engine, "sampler")
+            assert len({own_node(), *shards, *samplers}) == NODES
+            found = run_and_close(engine, requests)
+    assert [each.token_ids for each in found] == [each.token_ids for each in plain]
+
+
+@pytest.mark.parametrize("spares", [0, 1])
+def test_a_lost_node_is_replaced_in_the_midst_of_a_step(
+    plain: list[Completion], requests: list[Request], spares: int
+) -> None:
+    """All that ran there, a shard and a sampler, goes to a node that is left."""
+    with (
+        raylets(1, 2, 2 + spares) as cluster,
+        reserved_engine(shards=2, samplers=1, shard_spares=spares) as engine,
+    ):
+        [before] = _nodes_of(engine, "shard")
+        lost = next(node for node in cluster.worker_nodes if node.node_id == before)
+        tokens: dict[str, list[int]] = {request.request_id: [] for request in requests}
+        for request in requests:
+            assert engine.submit(request) is None
+        left, steps = len(requests), 0
+        while left:
+            for event in engine.step():
+                tokens[event.request_id].extend(event.token_ids)
+                left -= event.finish_reason is not None
+            steps += 1
+            if steps == 6:
+                started = time.monotonic()
+                lost.kill_raylet()
+            if steps == 7:
+                print(f"{spares} spares: {time.monotonic() - started:.1f} s for a lost node")
+        engine.check_idle()
+        [after] = _nodes_of(engine, "shard")
+        assert after not in ("", before)
+    assert [tuple(tokens[request.request_id]) for request in requests] == [
+        tuple(each.token_ids) for each in plain
+    ]

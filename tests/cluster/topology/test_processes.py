@@ -1,0 +1,92 @@
+"""Which roles share a process, and what a placement group is asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from actors.configuration import EngineConfiguration
+from cluster.joining import Versions, mismatch
+from cluster.topology.configured import configured_processes
+from cluster.topology.nodes import NodeResources
+from cluster.topology.placement import PlacementError, Role, place
+from cluster.topology.plan import RoleResources
+from cluster.topology.processes import Processes
+from cluster.topology.reservation import bundles_of
+from tests.support.paths import DEMO, DEMO_DRAFT
+
+GIB = 2**30
+NODE = NodeResources("a", 8, 16 * GIB)
+
+
+def processes(resources: RoleResources | None = None, **changes: Any) -> Processes:
+    configuration = EngineConfiguration(str(DEMO), **changes)
+    return configured_processes(configuration, resources or RoleResources(), [NODE])
+
+
+def test_an_engine_alone_asks_for_what_the_largest_of_its_roles_asks_for() -> None:
+    """Body, drafter and head compute in turn; their memories add up."""
+    alone = processes(RoleResources(body_cpus=2.0))
+    assert alone.all == (alone.engine,)
+    assert (alone.engine.cpus, alone.engine.gpus) == (2.0, 0.0)
+    drafting = processes(RoleResources(drafter_cpus=0.5), draft=str(DEMO_DRAFT))
+    assert drafting.engine.cpus == 1.0
+    assert drafting.engine.bytes > alone.engine.bytes
+    assert processes(RoleResources(body_gpus=0.5, shard_gpus=0.25)).engine.gpus == 0.5
+
+
+def test_samplers_are_beside_the_engine_unless_they_are_actors() -> None:
+    assert processes(samplers=2).engine.cpus == 3.0
+    actors = processes(samplers=2, sampler_placement="ray")
+    assert actors.engine.cpus == 1.0
+    assert [role.name for role in actors.samplers] == ["sampler 0", "sampler 1"]
+
+
+def test_shards_but_the_first_and_spares_are_processes_of_their_own() -> None:
+    gang = processes(shards=3, shard_spares=1, samplers=1, sampler_placement="ray")
+    assert [role.name for role in gang.all] == [
+        "the engine",
+        "shard 1",
+        "shard 2",
+        "spare shard 0",
+        "sampler 0",
+    ]
+    assert processes(shard_spares=1).spares == ()
+
+
+def test_the_engine_goes_first_and_what_finds_no_room_is_named() -> None:
+    two = [NodeResources("a", 1, 16 * GIB), NodeResources("b", 1, 16 * GIB)]
+    gang = processes(shards=2)
+    assert [each.node for each in place(gang.all, two).placed] == [0, 1]
+    with pytest.raises(PlacementError, match=r"cannot place shard 2: it needs 1 CPU, .*--shards"):
+        place(processes(shards=3).all, two)
+
+
+def test_a_spare_is_not_lost_with_the_shard_it_is_for() -> None:
+    nodes = [NodeResources(name, 2, 16 * GIB) for name in "abc"]
+    gang = processes(shards=3, shard_spares=1)
+    assert [each.node for each in place(gang.all, nodes).placed] == [0, 0, 1, 2]
+    assert [each.node for each in place(gang.all, nodes[:2]).placed] == [0, 0, 1, 1]
+
+
+def test_of_several_gpus_a_bundle_has_whole_ones() -> None:
+    node = NodeResources("a", 8, 16 * GIB, gpus=2, gpu_memory=GIB)
+
+    def asked(*shares: float) -> float:
+        roles = [Role("shard", f"{n}", 1.0, share, ()) for n, share in enumerate(shares)]
+        [bundle] = bundles_of(place(roles, [node]))
+        return bundle["GPU"]
+
+    assert asked(0.25, 0.5) == 0.75
+    assert asked(0.5, 0.75) == 2.0
+
+
+def test_a_node_of_other_versions_is_named_with_both() -> None:
+    own = Versions("1.0", "2.60.0", "3.11.4")
+    assert mismatch(own, {"10.0.0.1": own}) is None
+    told = mismatch(own, {"10.0.0.1": own, "10.0.0.2": own._replace(lexshard="0.9")})
+    assert told == "node 10.0.0.2 has lexshard 0.9, this one 1.0: install the same on all nodes"
+    missing = mismatch(own, {"10.0.0.2": own._replace(lexshard=None)})
+    assert missing is not None
+    assert missing.startswith("node 10.0.0.2 has no lexshard, this one 1.0")
