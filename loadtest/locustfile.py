@@ -26,6 +26,7 @@ from urllib.request import urlopen
 from locust import LoadTestShape, User, events, task
 from locust.env import Environment
 
+from loadtest.bench.serve.plan import Wording
 from loadtest.event_stream import StreamedAnswer, refusal
 from loadtest.load_shapes import SHAPES, users_at
 from loadtest.prompts import PromptWriter
@@ -76,11 +77,14 @@ class Workload:
             raise ValueError(f"--cancel-share {options.cancel_share}: give a share from 0 to 1")
         self.chance = random.Random(options.prompt_seed)
         self.host = host.rstrip("/").removesuffix("/v1")
-        self.path = "/v1/chat/completions" if options.chat else "/v1/completions"
         key = os.environ[options.key_variable] if options.key_variable else ""
         self.headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._options = options
-        self._model = options.model or self._first_model()
+        fields = {"temperature": options.temperature}
+        if not options.respect_eos:
+            fields["ignore_eos"] = True
+        self._wording = Wording(options.chat, options.model or self._first_model(), fields)
+        self.address = self.host + self._wording.path
         self._requests = load_trace(options.trace).requests
         block_tokens = max(1.0, BLOCK_TOKENS * options.length_scale)
         self._writer = PromptWriter(options.prompt_seed, TOKENS_PER_WORD, block_tokens)
@@ -93,20 +97,7 @@ class Workload:
         prompt_tokens = min(wanted.prompt_tokens * options.length_scale, options.max_prompt_tokens)
         output_tokens = min(wanted.output_tokens * options.length_scale, options.max_output_tokens)
         prompt = self._writer.write(index, prompt_tokens, wanted.blocks)
-        asked = (
-            {"messages": [{"role": "user", "content": prompt}]}
-            if options.chat
-            else {"prompt": prompt}
-        )
-        return {
-            "model": self._model,
-            **asked,
-            "max_tokens": max(2, round(output_tokens)),
-            "temperature": options.temperature,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            **({} if options.respect_eos else {"ignore_eos": True}),
-        }
+        return self._wording.body(prompt, max(2, round(output_tokens)))
 
     def pieces_until_cancel(self, tokens: int) -> int | None:
         """After how many pieces of its text a request is left; None if it is heard out."""
@@ -162,7 +153,7 @@ class StreamingUser(User):
         cancelled, fault = False, ""
         try:
             with opened_stream(
-                self.workload.host + self.workload.path,
+                self.workload.address,
                 json.dumps(body).encode(),
                 self.workload.headers,
                 self.environment.parsed_options.silence_seconds,

@@ -151,8 +151,7 @@ def _mooncake(name: str, lines: Sequence[str]) -> Iterator[TracedRequest]:
 
 
 def _tokens(where: str, name: str, value: object) -> int:
-    if isinstance(value, str) and value.strip().isdecimal():
-        value = int(value)
-    if type(value) is not int or value < 1:
+    number = int(value) if isinstance(value, str) and value.strip().isdecimal() else value
+    if type(number) is not int or number < 1:
         raise TraceError(f"{where}: {name} {value!r} is no positive whole number")
-    return value
+    return number

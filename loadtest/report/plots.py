@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -37,7 +38,7 @@ _SIZE = (5.6, 3.4)  # inches
 _WIDE_SCALE = 30.0  # from this ratio of p99.9 to median on, a logarithmic axis
 
 Samples = Mapping[str, Sequence[float]]  # by endpoint
-Lines = Mapping[str, tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]]  # x and y
+Lines = Mapping[str, tuple[npt.NDArray[Any], npt.NDArray[Any]]]  # x and y
 
 
 def distribution(name: str, samples: Samples, unit: str = "ms") -> str:
@@ -128,7 +129,7 @@ def _svg(figure: Figure, legend: Axes | None, name: str) -> str:
     return text[text.index("<svg") :]
 
 
-def _line(index: int) -> dict[str, object]:
+def _line(index: int) -> dict[str, Any]:
     return {"color": _colour(index), "linestyle": DASHES[index % len(DASHES)], "linewidth": 1.8}
 
 

@@ -15,7 +15,6 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -63,8 +62,8 @@ class LoadClient:
         ticking = asyncio.create_task(self._tick())
         asked = []
         for planned, request in zip(self._task.requests, requests, strict=True):
-            if (wait := planned.seconds - self._now()) > 0:
-                await asyncio.sleep(wait)
+            # Even when it is late already: whoever is due has to be let through.
+            await asyncio.sleep(max(0.0, planned.seconds - self._now()))
             asked.append(asyncio.create_task(self._ask(planned.seconds, request)))
         timelines = await asyncio.gather(*asked)
         ticking.cancel()
@@ -148,10 +147,9 @@ def main(arguments: Sequence[str]) -> None:
     import uvloop
 
     task_path, outcome_path = map(Path, arguments)
-    with suppress(BrokenPipeError):  # whoever started this has gone
-        requests, delays = uvloop.run(follow(read_task(task_path)))
-        outcome = {"requests": [asdict(each) for each in requests], "loop_delays": delays}
-        outcome_path.write_text(json.dumps(outcome), encoding="utf-8")
+    requests, delays = uvloop.run(follow(read_task(task_path)))
+    outcome = {"requests": [asdict(each) for each in requests], "loop_delays": delays}
+    outcome_path.write_text(json.dumps(outcome), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -208,7 +208,8 @@ def _ask(
     with tempfile.TemporaryDirectory() as folder:
         task_path, outcome, said = (Path(folder) / name for name in ("task", "outcome", "said"))
         write_task(task, task_path)
-        command = [sys.executable, "-m", "loadtest.bench.serve.client", task_path, outcome]
+        command = [sys.executable, "-m", "loadtest.bench.serve.client"]
+        command += [str(task_path), str(outcome)]
         shown = 0
         with (
             said.open("wb") as errors,

@@ -102,7 +102,7 @@ class ConnectionPool:
         secure = self._address.scheme == "https"
         _, opened = await asyncio.get_running_loop().create_connection(
             EndpointConnection,
-            self._address.hostname,
+            self._address.hostname or "",
             self._address.port or (443 if secure else 80),
             ssl=ssl.create_default_context() if secure else None,
         )
