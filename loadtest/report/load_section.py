@@ -15,22 +15,24 @@ from loadtest.report.plots import Lines, by_rate, distribution
 from loadtest.report.plots import over_time as plot_over_time
 
 _INTERVALS = 60
-_SHOWN = (
-    "answered",
-    "errors",
-    "requests/s",
-    "output tokens/s",
+_LATENCIES = (
     "TTFT median",
     "TTFT p99",
     "TPOT median",
+    "TPOT p99",
     "ITL median",
     "ITL p99",
     "E2E median",
     "E2E p99",
+)
+_COUNTS = (
+    "answered",
+    "errors",
+    "requests/s",
+    "output tokens/s",
     "goodput",
     "good share",
     "most in flight",
-    "client queue mean",
     "client late p99",
     "client loop delay p99",
 )
@@ -49,7 +51,7 @@ _EXPLANATION = (
     "moment; client loop delay: by how much its clock ticked late."
 )
 
-TableWriter = Callable[[Sequence[str], Sequence[Sequence[str]]], str]
+TableWriter = Callable[[Sequence[str], Sequence[Sequence[str]], int], str]
 
 
 def load_section(report: Mapping[str, Any], table: TableWriter) -> Iterator[str]:
@@ -67,20 +69,13 @@ def load_section(report: Mapping[str, Any], table: TableWriter) -> Iterator[str]
         if key not in ("rate", "measure", "requests")
     }
     yield f"<p>{escape(', '.join(f'{key} {value}' for key, value in settings.items()))}</p>"
-    rows = [
-        [
-            f"{rate}, {who}",
-            *(
-                format_number(medians[rate, who, measure])
-                if (rate, who, measure) in medians
-                else "-"
-                for measure in _SHOWN
-            ),
-        ]
-        for rate in rates
-        for who in endpoints
-    ]
-    yield table(["rate, of", *_SHOWN], rows)
+    for measures in (_COUNTS, _LATENCIES):
+        known = [each for each in measures if any(each == measure for *_, measure in medians)]
+        rows = []
+        for place in [(rate, who) for rate in rates for who in endpoints]:
+            values = [medians.get((*place, measure)) for measure in known]
+            rows.append([str(place[0]), place[1], *map(_number, values)])
+        yield table(["rate", "of", *known], rows, 2)
     yield f'<p class="small">{escape(_EXPLANATION)}</p>'
     if len(rates) > 1:
         yield "<h3>Over the rates</h3>"
@@ -95,6 +90,12 @@ def load_section(report: Mapping[str, Any], table: TableWriter) -> Iterator[str]
             "yet, which is the queue as a client sees it, and prefill.</p>"
         )
         yield _plots(_times(name, here))
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if value == round(value) else format_number(value)
 
 
 def _plots(plots: Iterator[str]) -> str:

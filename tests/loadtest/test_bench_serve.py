@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -25,9 +26,11 @@ from tests.support.scripted_endpoint import (
 PATIENT = ("--late-limit", "60000")
 
 
-def asked(script: EndpointScript, moments: list[float], tokens: int = 6, **task: object):  # noqa: ANN201
+def asked(
+    script: EndpointScript, moments: list[float], **task: object
+) -> tuple[list[RequestTimeline], list[float]]:
     wording = Wording(chat=False, model=MODEL, fields={})
-    requests = [PlannedRequest(each, wording.body("some words", tokens)) for each in moments]
+    requests = [PlannedRequest(each, wording.body("some words", 6)) for each in moments]
     with scripted_endpoint(script) as url:
         options = {"timeout": 20.0, **task}
         return asyncio.run(follow(ClientTask(url, wording.path, requests, **options)))  # type: ignore[arg-type]
@@ -49,7 +52,7 @@ def test_requests_are_sent_at_their_moments_whoever_still_waits() -> None:
 
 def test_a_limit_of_concurrency_makes_requests_wait_in_the_client_and_says_so() -> None:
     timelines, _ = asked(EndpointScript(first_seconds=0.1), [0.0] * 3, max_concurrency=1)
-    for before, after in zip(timelines, timelines[1:], strict=False):
+    for before, after in pairwise(timelines):
         assert after.due >= before.ended
     assert timelines[-1].due >= 0.2
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -37,7 +38,7 @@ def heard(*pieces: bytes) -> StreamedAnswer:
 def test_events_are_the_same_wherever_the_stream_is_cut(cuts: list[int], carriage: bool) -> None:
     stream = WHOLE.replace(b"\n", b"\r\n") if carriage else WHOLE
     places = [0, *sorted(cuts), len(stream)]
-    pieces = [stream[a:b] for a, b in zip(places, places[1:], strict=False)]
+    pieces = [stream[a:b] for a, b in pairwise(places)]
     reader = EventReader()
     events = [each for piece in pieces for each in reader.feed(piece)]
     assert events == EventReader().feed(WHOLE)
