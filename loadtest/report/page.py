@@ -73,31 +73,42 @@ def _section(report: Mapping[str, Any]) -> Iterator[str]:
         yield f'<div class="warnings"><b>To be known first</b><ul>{items}</ul></div>'
     if "load" in report:
         yield from load_section(report, table)
-    elif report["ratios"]:
-        found = [
-            (_place(each["case"], each["against"]), each["ratio"]) for each in report["ratios"]
-        ]
-        yield f'<div class="plots">{ratios("How many times better ours is", found)}</div>'
+    elif found := report["ratios"]:
+        settled = _settled([each["case"] for each in found])
+        bars = [(_place(each["case"], settled, each["against"]), each["ratio"]) for each in found]
+        yield f"<p>{escape(_place(settled, {}))}</p>"
+        yield f'<div class="plots">{ratios("How many times better ours is", bars)}</div>'
     yield "<h3>All figures</h3>"
     yield _results(report)
 
 
 def _results(report: Mapping[str, Any]) -> str:
+    found = [each for each in report["results"] if "median" in each]
+    settled = _settled([each["case"] for each in found])
     rows = [
         [
-            _place(each["case"]),
+            _place(each["case"], settled),
             each["name"],
             *(format_number(each[key]) for key in ("median", "p10", "p90")),
             each["unit"],
             str(each["runs"]),
         ]
-        for each in report["results"]
-        if "median" in each
+        for each in found
     ]
     return table(["case", "of", "median", "p10", "p90", "unit", "runs"], rows, text_columns=2)
 
 
-def _place(case: Mapping[str, Any], against: str = "") -> str:
-    parts = [f"{key} {value}" for key, value in case.items() if key != "measure"]
-    place = ", ".join([*([str(case["measure"])] if "measure" in case else []), *parts])
-    return f"{place} (against {against})" if against else place
+def _settled(cases: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What is the same in all of several cases."""
+    first = cases[0] if len(cases) > 1 else {}
+    return {
+        key: value for key, value in first.items() if all(case.get(key) == value for case in cases)
+    }
+
+
+def _place(case: Mapping[str, Any], settled: Mapping[str, Any], against: str = "") -> str:
+    """A case in words, without what is settled; its measure first."""
+    told = {key: value for key, value in case.items() if key not in settled}
+    measure = told.pop("measure", None)
+    place = [*([str(measure)] if measure else []), *(f"{key} {told[key]}" for key in told)]
+    return ", ".join(place) + (f" (against {against})" if against else "")

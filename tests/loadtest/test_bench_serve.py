@@ -13,6 +13,8 @@ from loadtest.bench.serve.client import ClientTask, follow
 from loadtest.bench.serve.plan import PlannedRequest, Wording
 from loadtest.bench.serve.timeline import RequestTimeline
 from serve_app.cli import main
+from tests.support.mock_engine import MockEngine, Script
+from tests.support.mock_server import listening
 from tests.support.real_server import running_server
 from tests.support.scripted_endpoint import (
     MODEL,
@@ -48,6 +50,19 @@ def test_requests_are_sent_at_their_moments_whoever_still_waits() -> None:
         assert len(each.pieces) == each.output_tokens == 6
         assert each.ttft >= 0.5
         assert each.sent < each.pieces[0] < each.pieces[-1] <= each.ended
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_what_our_application_streams_is_a_whole_answer(chat: bool) -> None:
+    wording = Wording(chat, "mock", {"ignore_eos": True})
+    requests = [PlannedRequest(0.02 * index, wording.body("some words", 6)) for index in range(5)]
+    engine = MockEngine(script=lambda _: Script([[97]] * 6, seconds_per_step=0.001))
+    with listening(engine) as url:
+        timelines, _ = asyncio.run(follow(ClientTask(url, wording.path, requests, 20.0)))
+    for each in timelines:
+        assert each.fault == ""
+        assert each.output_tokens == 6
+        assert each.prompt_tokens >= len("some words")  # a token of this tokenizer is a byte
 
 
 def test_a_limit_of_concurrency_makes_requests_wait_in_the_client_and_says_so() -> None:
