@@ -19,7 +19,7 @@ table { border-collapse: collapse; font-variant-numeric: tabular-nums; margin: 1
 .wide { overflow-x: auto; }
 th, td { padding: .25rem .7rem; text-align: right; border-bottom: 1px solid #e5e5e5;
          white-space: nowrap; }
-th { color: #555; font-weight: 600; }
+th { color: #555; font-weight: 600; white-space: normal; vertical-align: bottom; }
 th.text, td.text { text-align: left; }
 code { background: #f4f4f4; padding: .1rem .3rem; overflow-wrap: anywhere; }
 .plots { display: flex; flex-wrap: wrap; gap: 1rem; }

@@ -89,22 +89,21 @@ def by_rate(name: str, unit: str, lines: Lines) -> str:
 
 def ratios(name: str, found: Sequence[tuple[str, float]]) -> str:
     """Bars of how many times better ours is; the line at 1 is where both are equal."""
-    height = 1.2 + 0.28 * len(found)
-    figure = Figure(figsize=(2 * _SIZE[0], height), layout="constrained")
-    axes = figure.add_subplot()
     values = [value for _, value in found]
-    bars = axes.barh(
-        [label for label, _ in found],
-        values,
-        color=[COLOURS[0] if value >= 1 else COLOURS[1] for value in values],
-        height=0.7,
-    )
-    axes.bar_label(bars, [f"{value:.2f}x" for value in values], padding=3)
-    axes.axvline(1.0, color="#444444", linewidth=1)
-    axes.invert_yaxis()
-    axes.margins(x=0.12)
-    axes.set_title(name)
-    axes.grid(visible=False, axis="y")
+    with rc_context(_STYLE):
+        size = (2 * _SIZE[0], 0.8 + 0.28 * len(found))
+        figure = Figure(figsize=size, layout="constrained")
+        axes = figure.add_subplot()
+        colours = [COLOURS[0] if value >= 1 else COLOURS[1] for value in values]
+        # By position, for two cases may read the same.
+        bars = axes.barh(range(len(found)), values, color=colours, height=0.7)
+        axes.set_yticks(range(len(found)), [label for label, _ in found])
+        axes.bar_label(bars, [f"{value:.2f}x" for value in values], padding=3)
+        axes.axvline(1.0, color="#444444", linewidth=1)
+        axes.set_ylim(len(found) - 0.5, -0.5)
+        axes.margins(x=0.12)
+        axes.set_title(name)
+        axes.grid(visible=False, axis="y")
     return _svg(figure, None, name)
 
 

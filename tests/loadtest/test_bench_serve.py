@@ -104,7 +104,7 @@ def test_the_command_loads_endpoints_by_turns_and_writes_everything(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     quick, slow = EndpointScript(), EndpointScript(first_seconds=0.06, gap_seconds=0.006)
-    path, page = tmp_path / "load.json", tmp_path / "load.html"
+    path = tmp_path / "load.json"
     with scripted_endpoint(quick) as ours, scripted_endpoint(slow) as theirs:
         command = [
             "bench",
@@ -116,7 +116,7 @@ def test_the_command_loads_endpoints_by_turns_and_writes_everything(
         ]
         command += ["--rate", "20,40", "--requests", "8", "--prompt-tokens", "30", "--warm-up", "1"]
         command += ["--output-tokens", "5", "--goodput", "ttft:45", "e2el:2000", *PATIENT]
-        assert main([*command, "--json", str(path), "--html", str(page)]) == 0
+        assert main([*command, "--json", str(path)]) == 0
     printed = capsys.readouterr().out
     assert "rate 20.0, TTFT median" in printed
     report = json.loads(path.read_text())
@@ -135,7 +135,6 @@ def test_the_command_loads_endpoints_by_turns_and_writes_everything(
     assert sorted(bodies) == sorted(prompt_of(body) for body in slow.streamed)
     assert len(set(bodies)) == len(bodies) == 17
     assert {len(body.split()) for body in bodies} == {30 / TOKENS_PER_WORD}
-    assert "<svg" in page.read_text()
 
 
 def test_a_trace_is_replayed_with_its_own_times_to_a_conversation(tmp_path: Path) -> None:
@@ -173,11 +172,17 @@ def test_what_cannot_be_measured_is_said_before_anything_is_sent(
     assert script.streamed == []
 
 
-def test_a_late_client_is_an_exit_status(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_late_client_is_an_exit_status_and_stands_on_the_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "load.html"
     with scripted_endpoint(EndpointScript()) as url:
         command = ["bench", "serve", "--against", url, "--requests", "3", "--rate", "50"]
-        assert main([*command, "--late-limit", "0.000001", "--warm-up", "0"]) == 1
+        command += ["--late-limit", "0.000001", "--warm-up", "0", "--html", str(page)]
+        assert main(command) == 1
     assert "THE CLIENT WAS LATE" in capsys.readouterr().out
+    assert "THE CLIENT WAS LATE" in page.read_text(encoding="utf-8")
+    assert "<svg" in page.read_text(encoding="utf-8")
 
 
 @pytest.mark.slow
