@@ -56,6 +56,11 @@ COMMANDS = {
         "loadtest.bench.serve_path.command",
         "measure the way from the engine to the wire",
     ),
+    ("bench", "serve"): (
+        "loadtest.bench.serve.command",
+        "put any OpenAI endpoints under the same load, by turns",
+    ),
+    ("report",): ("loadtest.report.command", "a page with plots from the files of --json"),
     ("chaos",): ("loadtest.chaos.command", "attack a server of its own: does it keep its word?"),
 }
 

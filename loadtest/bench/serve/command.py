@@ -1,0 +1,252 @@
+"""``lexshard bench serve --against URL``: open-loop load on any OpenAI endpoint.
+
+Requests come at a rate (a Poisson process, gamma-distributed gaps, evenly) or as in a trace,
+whether or not earlier ones are answered. Several ``--against`` take turns under the same requests
+at the same moments; the first of them is ours. A client process of its own sends and listens, and
+says how late it was itself: beyond ``--late-limit`` the command warns and its exit status is 1.
+
+What every figure means is in docs/load-tests.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from loadtest.bench.machine import describe_machine, installed_versions
+from loadtest.bench.record import CaseLabels
+from loadtest.bench.serve.client import ClientTask, read_outcome, write_task
+from loadtest.bench.serve.endpoint import Endpoint, served_model, tokens_per_word
+from loadtest.bench.serve.load_report import LoadReport
+from loadtest.bench.serve.options import QUICK_SECONDS, REQUESTS, add_arguments
+from loadtest.bench.serve.plan import Arrivals, Lengths, PlannedRequest, Wording, plan_requests
+from loadtest.bench.serve.timeline import LoadRun, RequestTimeline
+from loadtest.traces import load_trace
+
+__all__ = ["add_arguments", "run"]
+
+WARM_UP_SEED = 500_000  # prompts like those of no run
+PROMPT_MARGIN = 1.15  # a prompt is sized by words: its tokens may be some more
+PACKAGES = ("lexshard", "httptools", "uvloop", "matplotlib")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure and print; 1 where nothing could be measured or the client was late, 2 where
+    something is missing."""
+    needed = ("httptools", "uvloop", *(("matplotlib",) if arguments.html else ()))
+    for package in needed:
+        if importlib.util.find_spec(package) is None:
+            print(
+                f"lexshard bench serve: needs {package}: pip install 'lexshard[load]'",
+                file=sys.stderr,
+            )
+            return 2
+    try:
+        report, late = measure(arguments)
+    except (ValueError, OSError, RuntimeError) as error:
+        print(f"lexshard bench serve: {error}", file=sys.stderr)
+        return 1
+    print(f"\n{report.summary()}\n")
+    print("Milliseconds; requests and tokens per second; medians where there are several runs.")
+    for ratio in report.ratios:
+        if ratio.case["measure"] in ("TTFT median", "TTFT p99", "ITL p99", "output tokens/s"):
+            place = f"rate {ratio.case['rate']}, {ratio.case['measure']}"
+            print(f"{place}: {ratio.ratio:.2f}x against {ratio.against}")
+    for warning in report.warnings:
+        print(f"! {warning}")
+    if arguments.json is not None:
+        report.write(arguments.json)
+        print(f"written: {arguments.json}")
+    if arguments.html is not None:
+        from loadtest.report.page import write_page
+
+        write_page([report.as_json()], arguments.html)
+        print(f"written: {arguments.html}")
+    return 1 if late else 0
+
+
+_Plan = partial[list[PlannedRequest]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Contestant:
+    endpoint: Endpoint
+    wording: Wording
+
+
+def measure(arguments: argparse.Namespace) -> tuple[LoadReport, int]:
+    """Every rate on every endpoint, which take turns; and in how many runs the client was late."""
+    names = [each.name for each in arguments.against]
+    if len(set(names)) < len(names):
+        raise ValueError("--against: two endpoints with one name: give NAME=URL")
+    if arguments.key_variable and arguments.key_variable not in os.environ:
+        raise ValueError(f"--key-variable: {arguments.key_variable} is not set")
+    lengths = Lengths(
+        load_trace(arguments.trace) if arguments.trace else None,
+        arguments.length_scale,
+        arguments.prompt_tokens,
+        arguments.output_tokens,
+        arguments.length_spread,
+        arguments.max_prompt_tokens,
+        arguments.max_output_tokens,
+    )
+    cases = _cases(arguments, lengths)
+    contestants = [_contestant(arguments, each) for each in arguments.against]
+    _check_context(arguments, lengths, max(count for _, count in cases))
+    first = contestants[0]
+    size = tokens_per_word(first.endpoint, first.wording, arguments.key_variable)
+    report = LoadReport(
+        describe_machine(),
+        installed_versions(PACKAGES),
+        shlex.join(["lexshard", *sys.argv[1:]]),
+        arguments.seed,
+        objectives=tuple(arguments.slo),
+    )
+    plan = partial(plan_requests, lengths=lengths, tokens_per_word=size)
+    _warm_up(arguments, contestants, plan)
+    total = arguments.runs * len(contestants) * sum(count for _, count in cases)
+    with tqdm(total=total, unit="request", file=sys.stderr, dynamic_ncols=True) as bar:
+        for index, (arrivals, count) in enumerate(cases):
+            runs = []
+            for turn in range(arguments.runs):
+                # Other prompts and moments in every run, the same for all endpoints in it.
+                seed = arguments.seed + 1000 * index + turn
+                for each in contestants if turn % 2 == 0 else reversed(contestants):
+                    bar.set_description(f"{_rate(arrivals)} {each.endpoint.name}")
+                    requests = plan(each.wording, arrivals=arrivals, count=count, seed=seed)
+                    timelines, delays = _ask(arguments, each, requests, bar)
+                    place = (each.endpoint.name, _rate(arrivals), turn)
+                    runs.append(LoadRun(*place, tuple(timelines), tuple(delays)))
+            report.add_runs(_labels(arguments, arrivals, count, lengths), runs, ours=names[0])
+    return report, report.warn_of_late_client(arguments.late_limit)
+
+
+def _cases(arguments: argparse.Namespace, lengths: Lengths) -> list[tuple[Arrivals, int]]:
+    """How requests come in each case, and how many."""
+    kind, requests, seconds = arguments.arrivals, arguments.requests, arguments.seconds
+    rates: Sequence[float | None] = (None,) if kind == "trace" else arguments.rate
+    if requests is None and seconds is None:
+        if arguments.quick:
+            seconds = QUICK_SECONDS
+        elif kind != "trace":
+            requests = REQUESTS
+    if kind != "gamma" and arguments.burstiness != 1.0:
+        raise ValueError(f"--burstiness is for --arrivals gamma, not {kind}")
+    if not 0 < arguments.time_scale < float("inf"):
+        raise ValueError(f"--time-scale {arguments.time_scale}: give a positive number")
+    cases = [Arrivals(kind, rate, arguments.burstiness, arguments.time_scale) for rate in rates]
+    return [(each, each.count(lengths.trace, requests, seconds)) for each in cases]
+
+
+def _contestant(arguments: argparse.Namespace, asked: Endpoint) -> _Contestant:
+    model = served_model(asked, arguments.model, arguments.key_variable)
+    eos = {} if arguments.respect_eos else {"ignore_eos": True}
+    fields = {"temperature": arguments.temperature, **eos, **arguments.body}
+    return _Contestant(asked, Wording(arguments.chat, model.name, fields))
+
+
+def _check_context(arguments: argparse.Namespace, lengths: Lengths, count: int) -> None:
+    """Raises ValueError where a model that tells its length would refuse requests of the load."""
+    longest = max(
+        PROMPT_MARGIN * each.prompt_tokens + each.output_tokens
+        for each in lengths.of_requests(count, arguments.seed)
+    )
+    for asked in arguments.against:
+        model = served_model(asked, arguments.model, arguments.key_variable)
+        if model.max_tokens is not None and longest > model.max_tokens:
+            raise ValueError(
+                f"requests of up to {longest:.0f} tokens, and {asked.name} takes "
+                f"{model.max_tokens}: give --length-scale, --max-prompt-tokens or "
+                "--max-output-tokens"
+            )
+
+
+def _warm_up(
+    arguments: argparse.Namespace, contestants: Sequence[_Contestant], plan: _Plan
+) -> None:
+    """Raises RuntimeError with the reason if an endpoint answers none of a few requests."""
+    if arguments.warm_up < 1:
+        return
+    seed, count = arguments.seed + WARM_UP_SEED, arguments.warm_up
+    for each in contestants:
+        requests = plan(each.wording, arrivals=Arrivals("constant", 10.0), count=count, seed=seed)
+        timelines, _ = _ask(arguments, each, requests, None)
+        if all(request.fault for request in timelines):
+            raise RuntimeError(f"{each.endpoint.name} answers nothing: {timelines[0].fault}")
+
+
+def _ask(
+    arguments: argparse.Namespace,
+    contestant: _Contestant,
+    requests: list[PlannedRequest],
+    bar: Any,
+) -> tuple[list[RequestTimeline], list[float]]:
+    """One run of the client, in a process of its own.
+
+    Raises RuntimeError with what it said if it fails.
+    """
+    task = ClientTask(
+        contestant.endpoint.url,
+        contestant.wording.path,
+        requests,
+        arguments.timeout,
+        arguments.max_concurrency,
+        arguments.key_variable,
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        task_path, outcome, said = (Path(folder) / name for name in ("task", "outcome", "said"))
+        write_task(task, task_path)
+        command = [sys.executable, "-m", "loadtest.bench.serve.client"]
+        command += [str(task_path), str(outcome)]
+        shown = 0
+        with (
+            said.open("wb") as errors,
+            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as client,
+        ):
+            assert client.stdout is not None
+            for line in client.stdout:
+                if bar is not None:
+                    bar.update(int(line) - shown)
+                    shown = int(line)
+        if client.returncode:
+            tail = said.read_text(encoding="utf-8", errors="replace")[-1000:]
+            raise RuntimeError(f"the client of {contestant.endpoint.name} failed: {tail}")
+        if bar is not None:
+            bar.update(len(requests) - shown)
+        return read_outcome(outcome)
+
+
+def _rate(arrivals: Arrivals) -> float | str:
+    return "trace" if arrivals.rate is None else arrivals.rate
+
+
+def _labels(
+    arguments: argparse.Namespace, arrivals: Arrivals, count: int, lengths: Lengths
+) -> CaseLabels:
+    labels: CaseLabels = {
+        "rate": _rate(arrivals),
+        "arrivals": arrivals.kind,
+        "requests": count,
+        "lengths": lengths.name(),
+    }
+    if arrivals.kind == "gamma":
+        labels["burstiness"] = arrivals.burstiness
+    if arrivals.rate is None:
+        labels["time scale"] = arrivals.time_scale
+    if arguments.max_concurrency is not None:
+        labels["max concurrency"] = arguments.max_concurrency
+    if arguments.slo:
+        labels["objectives"] = " ".join(map(str, arguments.slo))
+    return labels

@@ -1,0 +1,229 @@
+"""Locust users that stream from an OpenAI endpoint.
+
+    locust -f loadtest/locustfile.py --host http://127.0.0.1:8000 --headless -u 100 -r 10 -t 5m \\
+        --cancel-share 0.2 --shape constant --html locust.html
+
+Every answer is an event ``E2E`` (of type POST), with ``TTFT``, ``TPOT`` and every ``ITL`` beside it
+(of type STREAM); one that its user cancels is an event ``cancelled``. An answer that does not end
+with a finish_reason and [DONE] is a failure that says why. docs/load-tests.md tells more.
+"""
+
+from __future__ import annotations
+
+import http.client
+import itertools
+import json
+import os
+import random
+import sys
+import time
+from argparse import ArgumentParser
+from collections.abc import Iterator
+from typing import Any
+from urllib.request import Request as HttpRequest
+from urllib.request import urlopen
+
+from locust import LoadTestShape, User, events, task
+from locust.env import Environment
+
+from loadtest.bench.serve.plan import Wording
+from loadtest.event_stream import StreamedAnswer, refusal
+from loadtest.load_shapes import SHAPES, users_at
+from loadtest.prompts import PromptWriter
+from loadtest.raw_stream import opened_stream
+from loadtest.traces import BLOCK_TOKENS, SAMPLES, load_trace
+
+TOKENS_PER_WORD = 1.5  # of English text, about: what it is with a tokenizer is in its answers
+DEFAULT_SPAWN_RATE = 10.0
+
+
+class StreamError(Exception):
+    """An answer was none, or not a whole one."""
+
+
+@events.init_command_line_parser.add_listener
+def add_arguments(parser: ArgumentParser) -> None:
+    group = parser.add_argument_group("lexshard", "What users ask, and how many there are when")
+    group.add_argument("--model", default="", help="its name there (default: the first it lists)")
+    group.add_argument("--chat", action="store_true", help="ask /v1/chat/completions")
+    group.add_argument(
+        "--trace",
+        default="azure-conversation",
+        help=f"lengths, and shared beginnings: a file, {', '.join(SAMPLES)}",
+    )
+    group.add_argument("--length-scale", type=float, default=0.1, help="of the trace's lengths")
+    group.add_argument("--max-prompt-tokens", type=int, default=1000)
+    group.add_argument("--max-output-tokens", type=int, default=256)
+    group.add_argument("--temperature", type=float, default=0.8)
+    group.add_argument("--respect-eos", action="store_true", help="do not send ignore_eos")
+    group.add_argument(
+        "--cancel-share", type=float, default=0.0, help="of requests left in mid-stream, 0 to 1"
+    )
+    group.add_argument("--think-seconds", type=float, default=0.5, help="mean, between requests")
+    group.add_argument("--shape", choices=SHAPES, default="constant", help="of the number of users")
+    group.add_argument("--period", type=float, default=60.0, help="seconds of a ramp or a spike")
+    group.add_argument(
+        "--silence-seconds", type=float, default=120.0, help="longest wait for a piece"
+    )
+    group.add_argument("--key-variable", default="", help="environment variable with the API key")
+    group.add_argument("--prompt-seed", type=int, default=17)
+
+
+class Workload:
+    """What all users of a process ask, in turn: the requests of a trace, over and over."""
+
+    def __init__(self, options: Any, host: str) -> None:
+        if not 0 <= options.cancel_share <= 1:
+            raise ValueError(f"--cancel-share {options.cancel_share}: give a share from 0 to 1")
+        self.chance = random.Random(options.prompt_seed)
+        self.host = host.rstrip("/").removesuffix("/v1")
+        key = os.environ[options.key_variable] if options.key_variable else ""
+        self.headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._options = options
+        fields = {"temperature": options.temperature}
+        if not options.respect_eos:
+            fields["ignore_eos"] = True
+        self._wording = Wording(options.chat, options.model or self._first_model(), fields)
+        self.address = self.host + self._wording.path
+        self._requests = load_trace(options.trace).requests
+        block_tokens = max(1.0, BLOCK_TOKENS * options.length_scale)
+        self._writer = PromptWriter(options.prompt_seed, TOKENS_PER_WORD, block_tokens)
+        self._turn = itertools.count()
+
+    def next_body(self) -> dict[str, Any]:
+        """The body of the next request."""
+        options, index = self._options, next(self._turn)
+        wanted = self._requests[index % len(self._requests)]
+        prompt_tokens = min(wanted.prompt_tokens * options.length_scale, options.max_prompt_tokens)
+        output_tokens = min(wanted.output_tokens * options.length_scale, options.max_output_tokens)
+        prompt = self._writer.write(index, prompt_tokens, wanted.blocks)
+        return self._wording.body(prompt, max(2, round(output_tokens)))
+
+    def pieces_until_cancel(self, tokens: int) -> int | None:
+        """After how many pieces of its text a request is left; None if it is heard out."""
+        if self.chance.random() >= self._options.cancel_share:
+            return None
+        return self.chance.randint(1, max(1, tokens - 1))
+
+    def think_seconds(self) -> float:
+        mean = self._options.think_seconds
+        return self.chance.expovariate(1 / mean) if mean > 0 else 0.0
+
+    def _first_model(self) -> str:
+        asked = HttpRequest(f"{self.host}/v1/models", headers=self.headers)
+        with urlopen(asked, timeout=30) as answer:
+            return str(json.load(answer)["data"][0]["id"])
+
+
+_workloads: dict[str, Workload] = {}
+
+
+def workload_of(environment: Environment, host: str) -> Workload:
+    """That of this process, made when its first user asks."""
+    if host not in _workloads:
+        _workloads[host] = Workload(environment.parsed_options, host)
+    return _workloads[host]
+
+
+@events.init.add_listener
+def prepare(environment: Environment, **_: Any) -> None:
+    """Whoever is given on the command line is asked before the first user comes."""
+    if environment.host:
+        try:
+            workload_of(environment, environment.host)
+        except (OSError, ValueError, LookupError) as error:
+            sys.exit(f"locustfile: {environment.host}: {error}")
+
+
+class StreamingUser(User):
+    """Asks, reads along, thinks, asks again; leaves now and then before the end."""
+
+    def on_start(self) -> None:
+        self.workload = workload_of(self.environment, self.host or "http://127.0.0.1:8000")
+
+    def wait_time(self) -> float:
+        return self.workload.think_seconds()
+
+    @task
+    def ask(self) -> None:
+        body = self.workload.next_body()
+        leave_after = self.workload.pieces_until_cancel(body["max_tokens"])
+        answer, heard = StreamedAnswer(), 0
+        started = time.perf_counter()
+        cancelled, fault = False, ""
+        try:
+            with opened_stream(
+                self.workload.address,
+                json.dumps(body).encode(),
+                self.workload.headers,
+                self.environment.parsed_options.silence_seconds,
+            ) as (status, pieces):
+                for data in pieces if status == 200 else ():
+                    heard += len(data)
+                    answer.feed(data, time.perf_counter())
+                    if leave_after is not None and len(answer.pieces) >= leave_after:
+                        cancelled = True
+                        break
+                fault = answer.fault if status == 200 else refusal(status, b"".join(pieces))
+        except TimeoutError:
+            fault = "nothing came for --silence-seconds"
+        except (OSError, http.client.HTTPException) as error:
+            fault = f"connection: {type(error).__name__}"
+        ended = time.perf_counter()
+        self._tell(answer, started, ended, heard, cancelled and not answer.done, fault)
+
+    def _tell(
+        self,
+        answer: StreamedAnswer,
+        started: float,
+        ended: float,
+        heard: int,
+        cancelled: bool,
+        fault: str,
+    ) -> None:
+        """Locust's events, in milliseconds."""
+        if cancelled:
+            self._fire("STREAM", "cancelled", ended - started, heard)
+        else:
+            self._fire("POST", "E2E", (answer.heard or ended) - started, heard, fault)
+        for name, seconds in latencies(answer, started, whole=not cancelled and not fault):
+            self._fire("STREAM", name, seconds)
+
+    def _fire(self, kind: str, name: str, seconds: float, length: int = 0, fault: str = "") -> None:
+        self.environment.events.request.fire(
+            request_type=kind,
+            name=name,
+            response_time=1e3 * seconds,
+            response_length=length,
+            exception=StreamError(fault) if fault else None,
+            context={},
+        )
+
+
+def latencies(
+    answer: StreamedAnswer, started: float, *, whole: bool
+) -> Iterator[tuple[str, float]]:
+    """TTFT, every ITL and, of a ``whole`` answer, TPOT, in seconds."""
+    pieces = answer.pieces
+    if not pieces:
+        return
+    yield "TTFT", pieces[0] - started
+    for before, after in itertools.pairwise(pieces):
+        yield "ITL", after - before
+    if whole and answer.output_tokens > 1 and answer.heard is not None:
+        yield "TPOT", (answer.heard - pieces[0]) / (answer.output_tokens - 1)
+
+
+class ChosenShape(LoadTestShape):
+    """As many users as ``--shape`` says, at most ``--users``; until ``--run-time``."""
+
+    use_common_options = True
+
+    def tick(self) -> tuple[int, float] | None:
+        options = self.runner.environment.parsed_options
+        seconds = self.get_run_time()
+        if options.run_time and seconds > options.run_time:
+            return None
+        most = options.num_users or 1
+        rate = options.spawn_rate or DEFAULT_SPAWN_RATE
+        return users_at(options.shape, seconds, most, options.period), rate

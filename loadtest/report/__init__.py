@@ -1,0 +1,1 @@
+"""Pages with plots from what benchmarks wrote down with ``--json``."""

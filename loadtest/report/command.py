@@ -1,0 +1,54 @@
+"""``lexshard report FILE... --out PAGE``: a page with plots from the files of ``--json``.
+
+The page is one file without scripts and without anything from elsewhere. A load (``lexshard bench
+serve``) has its distributions and what happened over time; every other benchmark its ratios and its
+results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+_PARTS = ("machine", "versions", "command", "results", "ratios")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options to a parser."""
+    parser.add_argument("files", type=Path, nargs="+", metavar="FILE")
+    parser.add_argument("--out", type=Path, required=True, metavar="PAGE", help="an HTML file")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Writes the page; 1 where a file is no report, 2 where something is missing."""
+    if importlib.util.find_spec("matplotlib") is None:
+        print("lexshard report: needs matplotlib: pip install 'lexshard[load]'", file=sys.stderr)
+        return 2
+    from loadtest.report.page import write_page
+
+    try:
+        write_page([read_report(path) for path in arguments.files], arguments.out)
+    except (OSError, ValueError) as error:
+        print(f"lexshard report: {error}", file=sys.stderr)
+        return 1
+    print(f"written: {arguments.out}")
+    return 0
+
+
+def read_report(path: Path) -> dict[str, Any]:
+    """What a benchmark wrote with ``--json``.
+
+    Raises:
+        ValueError: the file is something else.
+    """
+    try:
+        report = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: no JSON ({error})") from None
+    if not isinstance(report, dict) or not all(part in report for part in _PARTS):
+        raise ValueError(f"{path}: not what --json writes, which has {', '.join(_PARTS)}")
+    return report
