@@ -15,8 +15,14 @@ from statistics import median
 import psutil
 
 from loadtest.chaos.afterwards import expect_idle
-from loadtest.chaos.client import Heard, SeededRequest, listen, new_client, seeded_requests
-from loadtest.chaos.client import undisturbed as heard_undisturbed
+from loadtest.chaos.client import (
+    Heard,
+    SeededRequest,
+    listen,
+    new_client,
+    seeded_requests,
+    undisturbed,
+)
 from loadtest.chaos.kills import judge_streams
 from loadtest.chaos.report import ChaosReport, ChaosRow
 from loadtest.chaos.server import ServerUnderTest, alive
@@ -60,7 +66,7 @@ async def run_faults(server: ServerUnderTest, report: ChaosReport, *, quick: boo
     row = ChaosRow(PART, f"{count} streams", requests=count)
     before = server.serving()
     async with new_client(server.url, SILENCE_SECONDS) as client:
-        expected = await heard_undisturbed(client, requests, at_once=AT_ONCE)
+        expected = await undisturbed(client, requests, at_once=AT_ONCE)
         heard = [Heard() for _ in requests]
         turns = asyncio.Semaphore(AT_ONCE)
 
@@ -122,7 +128,8 @@ async def _strike(
         )
         if not whole and not over():
             strikes.broken.append(f"no {role} came for one that had {number.name}")
-            victim.send_signal(signal.SIGCONT)
+            with suppress(psutil.NoSuchProcess):
+                victim.send_signal(signal.SIGCONT)
 
 
 async def _pause(heard: Sequence[Heard], struck: float, over: Callable[[], bool]) -> float:
