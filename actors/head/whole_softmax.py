@@ -96,7 +96,7 @@ def plan_mass(need: Need, outlines: Sequence[Outline | None], vocabulary_size: i
     known = [each for each in outlines if each is not None]
     if len(known) < len(outlines):
         return None
-    lowest, count = plan(known, need.top_p, need.epsilon)
+    lowest, count = plan(known, need.top_p, need.epsilon if need.kind == "epsilon" else 0.0)
     return lowest if count <= LARGEST_SHARE * vocabulary_size else None
 
 
