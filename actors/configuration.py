@@ -27,6 +27,7 @@ ShardAssignmentMethod = Literal[
     "clusters-semantic",
 ]
 DraftHeadChoice = Literal["auto", "full", "static", "router"]
+SIGMOID_LIMITS = (-10.0, 10.0)  # alpha and beta of the papers
 NGRAM = "ngram"  # in the place of a draft model's folder
 
 
@@ -189,10 +190,10 @@ class EngineConfiguration:
         metadata=setting("coupled (default), greedy, exact or sigmoid: how guesses are tested"),
     )
     sigmoid_alpha: float = field(
-        default=-10.0, metadata=setting("of --verify sigmoid, below 0 (default -10)")
+        default=SIGMOID_LIMITS[0], metadata=setting("of --verify sigmoid, below 0 (default -10)")
     )
     sigmoid_beta: float = field(
-        default=10.0, metadata=setting("of --verify sigmoid, above 0 (default 10)")
+        default=SIGMOID_LIMITS[1], metadata=setting("of --verify sigmoid, above 0 (default 10)")
     )
     draft_tokens: int = field(
         default=5, metadata=setting("longest draft (default 5)", metavar="N", least=1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from actors.configuration import BY_DISTRIBUTION, NGRAM, EngineConfiguration
+from actors.configuration import BY_DISTRIBUTION, NGRAM, SIGMOID_LIMITS, EngineConfiguration
 
 
 def check_drafting(configuration: EngineConfiguration) -> None:
@@ -17,12 +17,17 @@ def check_drafting(configuration: EngineConfiguration) -> None:
         )
     if configuration.draft == NGRAM and configuration.draft_head != "auto":
         raise ValueError("n-grams are drafted without a model: leave --draft-head out")
+    alpha, beta = configuration.sigmoid_alpha, configuration.sigmoid_beta
     if verify != "sigmoid":
+        if (alpha, beta) != SIGMOID_LIMITS:
+            raise ValueError(
+                "--sigmoid-alpha and --sigmoid-beta shape what --verify sigmoid alone uses: leave "
+                "them out, or add --verify sigmoid"
+            )
         return
     if configuration.draft == NGRAM:
         raise ValueError(
             "--verify sigmoid compares what guesses were drawn from: give it a draft model"
         )
-    alpha, beta = configuration.sigmoid_alpha, configuration.sigmoid_beta
     if not -math.inf < alpha < 0 < beta < math.inf:
         raise ValueError(f"--sigmoid-alpha {alpha} must be below 0 and --sigmoid-beta {beta} above")

@@ -69,35 +69,29 @@ def build_head(
 
         tiers = () if dense_only else configuration.tiers
         sharded = build_sharded(model, weight, bias, tiers, configuration, states, shard_starter)
-        choose_threads(sharded.own)
-        return BuiltHead(
-            sharded, f"{configuration.shards} shards, {configuration.shard_assignment}"
-        )
+        device = sharded.device
+        if device.type == "cpu":
+            choose_threads(sharded.own)
+        name = "paper (cluster bounds), " if choice == "paper" else ""
+        described = f"{name}{configuration.shards} shards, {configuration.shard_assignment}"
+        return BuiltHead(sharded, described, device=device)
     if dense_only:
         dense = _shard(model, weight, bias, None)
         choose_threads(dense)
         return BuiltHead(SequenceHead(dense, states), "dense")
-    from actors.index.automatic import open_or_build  # not needed, nor installed, everywhere
+    # not needed, nor installed, everywhere
+    from actors.index.automatic import index_clusters, open_or_build
 
-    clusters = choice == "paper"
-    index = open_or_build(
-        configuration.model,
-        model,
-        configuration.index,
-        parts=["clusters" if clusters else "tiers"],
-        tiers=() if clusters else configuration.tiers,
-    )
-    if clusters:
-        if index.clusters is None:
-            raise ValueError(
-                "the paper's head needs clusters, which take long for this model: make them with "
-                f"`lexshard index build {configuration.model}`"
-            )
+    if choice == "paper":
+        clusters = index_clusters(model, configuration)
         head = PaperHead(
-            weight, bias, model.head.softcap, model.head.scale, rows, clusters=index.clusters
+            weight, bias, model.head.softcap, model.head.scale, rows, clusters=clusters
         )
         choose_threads(head)
         return BuiltHead(SequenceHead(head, states), "paper (cluster bounds)")
+    index = open_or_build(
+        configuration.model, model, configuration.index, parts=["tiers"], tiers=configuration.tiers
+    )
     if model.body.device.type == "cuda":
         return _on_device(model, weight, bias, index, configuration.max_running, states)
     certified = choice == "certified"

@@ -7,8 +7,8 @@ shard, for several in one process and for several on different machines.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -16,12 +16,21 @@ import numpy.typing as npt
 from actors.candidates import Candidates
 from actors.head.certificates import merge_certificates
 from actors.head.output_head import OutputHead, Thresholds
-from actors.head.whole_softmax import Cut, Mass, PartialMass, decide_mass
+from actors.head.whole_softmax import Cut, Mass, PartialMass, decide_mass, plan_mass
 from actors.states.need import Need
+from kernels.mass import Outline
 
 MASS_NEEDS = ("nucleus", "epsilon")
 # Computing all canonical logits takes four times as long as a dense screen or more.
 HOPELESS_SHARE = 0.75
+
+
+class MassTries(NamedTuple):
+    """How a shard, or all together, would bound the masses of a step: by the bounds that screened
+    it, and by more precise ones."""
+
+    at_once: bool
+    precisely: bool
 
 
 class MassShard(OutputHead, Protocol):
@@ -31,11 +40,21 @@ class MassShard(OutputHead, Protocol):
         """The rows that bounds on the whole softmax may decide."""
         ...
 
-    def bound_masses(
+    def mass_tries(self, thresholds: Thresholds) -> MassTries:
+        """Whether the bounds that screened the step are worth a try now, and whether there are
+        more precise ones. Asked once per step."""
+        ...
+
+    def outline_masses(
         self, thresholds: Thresholds, rows: Sequence[int], *, precisely: bool
-    ) -> list[PartialMass | None] | None:
-        """Its part of each of ``rows``, None for those that it knows too little of; None alone
-        where it does not try."""
+    ) -> list[Outline | None]:
+        """Where its tokens lie in each of ``rows``; None for those that it knows too little of.
+
+        ``precisely`` asks for the best bounds it has, which may be those that screened the step."""
+        ...
+
+    def bound_masses(self, thresholds: Thresholds, lowest: Mapping[int, int]) -> list[PartialMass]:
+        """Its part of rows that it has outlined last: by row, the lowest bin to know exactly."""
         ...
 
     def record_bounds(self, thresholds: Thresholds, *, failed: bool) -> None:
@@ -54,12 +73,18 @@ def largest_thresholds(
     return np.fmax.reduce(np.stack(thresholds), axis=0)
 
 
+def agreed_tries(tries: Sequence[MassTries]) -> MassTries:
+    """Bounds are tried where every shard would, more precise ones where any shard has them."""
+    return MassTries(all(each.at_once for each in tries), any(each.precisely for each in tries))
+
+
 class MassBounds:
     """One shard's side of agreeing on the whole softmax of ``rows`` of a step.
 
-    The rows that are ``left`` are bounded, once by the low-precision bounds and once, where these
-    were too loose, by the dense screen's; then somebody who knows the bounds of all shards decides.
-    A row is decided by all shards or by none.
+    A try of the rows that are ``left`` takes three calls, and somebody who hears all shards in
+    between: `outline`, from which that one plans (`plan_masses`); `bound`, from which it decides
+    (`decide_cuts`); and `settle`. First the low-precision bounds are tried, and where these were
+    too loose the dense screen's. A row is decided by all shards or by none.
     """
 
     def __init__(self, shard: MassShard, thresholds: Thresholds, rows: Sequence[int]) -> None:
@@ -67,25 +92,29 @@ class MassBounds:
         self._shard = shard
         self._thresholds = thresholds
         self._rows = len(self.left)
-        self._bounds: list[PartialMass | None] | None = None
         self._precisely = False
+        self._parts: dict[int, PartialMass] = {}
         self._found: dict[int, Mass] = {}
 
-    def bound(self, *, precisely: bool) -> list[PartialMass | None]:
-        """This shard's part of each row that is left, None where it knows too little of it."""
+    def outline(self, *, precisely: bool) -> list[Outline | None]:
+        """Where this shard's tokens lie in each row that is left."""
         self._precisely = precisely
-        self._bounds = self._shard.bound_masses(self._thresholds, self.left, precisely=precisely)
-        return [None] * len(self.left) if self._bounds is None else self._bounds
+        return self._shard.outline_masses(self._thresholds, self.left, precisely=precisely)
+
+    def bound(self, plans: Sequence[int | None]) -> list[PartialMass]:
+        """This shard's part of each row that is left and has a plan."""
+        lowest = {row: plan for row, plan in zip(self.left, plans, strict=True) if plan is not None}
+        parts = self._shard.bound_masses(self._thresholds, lowest)
+        self._parts = dict(zip(lowest, parts, strict=True))
+        return parts
 
     def settle(self, cuts: Sequence[Cut | None]) -> None:
-        """What was decided of the rows that are left; None keeps a row left."""
-        bounds = [None] * len(self.left) if self._bounds is None else self._bounds
-        for row, part, cut in zip(self.left, bounds, cuts, strict=True):
+        """What was decided of the rows that had a plan; None keeps a row left."""
+        for (row, part), cut in zip(self._parts.items(), cuts, strict=True):
             if cut is not None:
-                assert part is not None  # nothing is decided without all of them
                 self._found[row] = Mass(part.ids[cut.keeps(part)], len(part.ids), self._precisely)
-        self.left = [row for row, cut in zip(self.left, cuts, strict=True) if cut is None]
-        if not self._precisely and self._bounds is not None:
+        self.left = [row for row in self.left if row not in self._found]
+        if not self._precisely:
             self._shard.record_bounds(self._thresholds, failed=self._hopeless())
 
     def masses(self) -> dict[int, Mass]:
@@ -98,15 +127,25 @@ class MassBounds:
         return len(self.left) > HOPELESS_SHARE * self._rows
 
 
-def decide_cuts(
-    needs: Sequence[Need], bounds: Sequence[Sequence[PartialMass | None]]
-) -> list[Cut | None]:
+def plan_masses(
+    needs: Sequence[Need], outlines: Sequence[Sequence[Outline | None]], vocabulary_size: int
+) -> list[int | None]:
+    """The lowest bin to know exactly of rows [R]: ``outlines`` of every shard, R rows each."""
+    rows = zip(*outlines, strict=True)
+    return [
+        plan_mass(need, parts, vocabulary_size) for need, parts in zip(needs, rows, strict=True)
+    ]
+
+
+def planned(needs: Sequence[Need], plans: Sequence[int | None]) -> list[Need]:
+    """Those of ``needs`` that have a plan."""
+    return [need for need, plan in zip(needs, plans, strict=True) if plan is not None]
+
+
+def decide_cuts(needs: Sequence[Need], bounds: Sequence[Sequence[PartialMass]]) -> list[Cut | None]:
     """What all shards together know of rows [R]: ``bounds`` of every shard, R rows each."""
-    cuts: list[Cut | None] = []
-    for need, parts in zip(needs, zip(*bounds, strict=True), strict=True):
-        known = [part for part in parts if part is not None]
-        cuts.append(decide_mass(need, known) if len(known) == len(parts) else None)
-    return cuts
+    rows = zip(*bounds, strict=True)
+    return [decide_mass(need, parts) for need, parts in zip(needs, rows, strict=True)]
 
 
 def decide_masses(
@@ -116,17 +155,23 @@ def decide_masses(
 
     ``thresholds`` are the shards' own of the same rows.
     """
-    common = [set(shard.mass_rows(own)) for shard, own in zip(shards, thresholds, strict=True)]
+    pairs = list(zip(shards, thresholds, strict=True))
+    common = [set(shard.mass_rows(own)) for shard, own in pairs]
     rows = sorted(set.intersection(*common))
-    sides = [MassBounds(shard, own, rows) for shard, own in zip(shards, thresholds, strict=True)]
-    for precisely in (False, True):
-        left = sides[0].left
-        if not left:
-            break
-        needs = [thresholds[0].needs[row] for row in left]
-        cuts = decide_cuts(needs, [side.bound(precisely=precisely) for side in sides])
-        for side in sides:
-            side.settle(cuts)
+    sides = [MassBounds(shard, own, rows) for shard, own in pairs]
+    if rows:
+        tries = agreed_tries([shard.mass_tries(own) for shard, own in pairs])
+        for precisely, worth in zip((False, True), tries, strict=True):
+            left = sides[0].left
+            if not worth or not left:
+                continue
+            needs = [thresholds[0].needs[row] for row in left]
+            outlines = [side.outline(precisely=precisely) for side in sides]
+            plans = plan_masses(needs, outlines, shards[0].vocabulary_size)
+            bounds = [side.bound(plans) for side in sides]
+            cuts = decide_cuts(planned(needs, plans), bounds)
+            for side in sides:
+                side.settle(cuts)
     return tuple(side.masses() for side in sides)
 
 

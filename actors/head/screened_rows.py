@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from actors.head.screens import Screen
+from actors.head.whole_softmax import SoftmaxRow
 from kernels.penalties import Adjustments, select_row
 from kernels.search import Estimates, Leaders, Needs
 
@@ -24,14 +25,18 @@ class ScreenedRows:
     known: npt.NDArray[np.bool_]  # [S] whether the estimates mean anything
     leaders: Leaders
 
-    def one_row(self, place: int) -> tuple[Estimates, Needs, Adjustments]:
+    def one_row(self, place: int) -> SoftmaxRow:
         """The same of the row at ``place`` alone."""
-        one = slice(place, place + 1)
-        estimates = self.estimates
-        return (
-            estimates._replace(
-                values=estimates.values[one], hidden_slack=estimates.hidden_slack[one]
-            ),
-            self.search._replace(**{n: f[one] for n, f in self.search._asdict().items()}),
-            select_row(self.adjustments, place),
-        )
+        return one_row(self.estimates, self.search, self.adjustments, place)
+
+
+def one_row(
+    estimates: Estimates, search: Needs, adjustments: Adjustments, place: int
+) -> SoftmaxRow:
+    """The row at ``place`` of several."""
+    one = slice(place, place + 1)
+    return (
+        estimates._replace(values=estimates.values[one], hidden_slack=estimates.hidden_slack[one]),
+        search._replace(**{n: f[one] for n, f in search._asdict().items()}),
+        select_row(adjustments, place),
+    )

@@ -1,7 +1,7 @@
 """A head that knows its sequences: from hidden states and names of rows to candidates.
 
-What a row needs (guarantee, noise, processors) follows from its sequence's sampling state. A head
-in the engine's process shares the engine's states; one elsewhere keeps its own, from the same
+What a row needs (guarantee, noise, processors) follows from its sequence's sampling state, which a
+head in the engine's process shares with the engine. Shards elsewhere keep their own, from the same
 deltas that samplers get, so that names of rows are all that travels with hidden states.
 """
 
@@ -16,7 +16,6 @@ from actors.candidates import Candidates
 from actors.head.output_head import OutputHead
 from actors.messages import Request
 from actors.role import RunningRole, here
-from actors.states.deltas import Deltas
 from actors.states.need import Need
 from actors.states.sequence_state import SequenceStates
 
@@ -38,10 +37,6 @@ class SequenceHead:
         self.vocabulary_size = head.vocabulary_size
         self.counters = ShardCounters()
         self._states = states
-
-    def apply(self, deltas: Deltas) -> None:
-        """What happened to the sequences happens here; not where states are shared."""
-        self._states.apply(deltas)
 
     def candidates(
         self,

@@ -8,8 +8,8 @@ and what `Shard.bound_masses` tells of the whole softmax.
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ import torch
 from actors.candidates import Candidates
 from actors.head.backoff import Backoff, CandidateShare
 from actors.head.certificates import Reading, SearchCost, step_certificates
-from actors.head.exchange import MASS_NEEDS, decide_masses
+from actors.head.exchange import MASS_NEEDS, MassTries, decide_masses
 from actors.head.ladder import Choices, Ladder, step_kind
 from actors.head.output_head import Hidden, Screening, Thresholds
 from actors.head.output_rows import log_normalizers, own_rows, refuse_unsound
@@ -35,9 +35,10 @@ from actors.head.screens import (
     hidden_norms,
     postprocess_estimates,
 )
-from actors.head.whole_softmax import PartialMass, bound_mass
+from actors.head.whole_softmax import OutlinedRow, PartialMass, bound_mass, outline_mass
 from actors.states.flat_needs import flatten_adjustments, flatten_needs
 from actors.states.need import Need
+from kernels.mass import Outline
 from kernels.penalties import Adjustments
 from kernels.search import Estimates, find_candidates, find_leaders, find_thresholds, narrow
 
@@ -62,6 +63,7 @@ class ShardScreening(Screening):
     adjustments: Adjustments  # the same of the shard's own rows
     screened: ScreenedRows | None
     best: npt.NDArray[np.float64]  # [N] the best leader after adjustment, -inf where there is none
+    outlined: dict[int, OutlinedRow] = field(default_factory=dict)  # by row, of the last try
 
 
 class Shard:
@@ -311,35 +313,52 @@ class Shard:
             return []
         return [row for row in screened.rows.tolist() if thresholds.needs[row].kind in MASS_NEEDS]
 
-    def bound_masses(
+    def mass_tries(self, thresholds: Thresholds) -> MassTries:
+        """Whether the bounds of the screen are worth a try now, and whether the dense one's are
+        better."""
+        screened = _screening(thresholds).screened
+        assert screened is not None
+        at_once = self._backoff.allows(_mass_by(screened.screen))
+        return MassTries(at_once, screened.screen is not self._dense)
+
+    def outline_masses(
         self, thresholds: Thresholds, rows: Sequence[int], *, precisely: bool
-    ) -> list[PartialMass | None] | None:
-        """What this shard knows of the softmax of ``rows``, from the bounds that screened the step
-        or, ``precisely``, from the dense screen's. None where that is not worth a try now."""
+    ) -> list[Outline | None]:
+        """Where this shard's tokens lie in ``rows``, by the estimates that screened the step or,
+        ``precisely``, by the dense screen's."""
         step = _screening(thresholds)
         screened = step.screened
         assert screened is not None
-        if precisely:
-            if screened.screen is self._dense:
-                return None
+        if precisely and screened.screen is not self._dense:
             screened = self._screened(
                 self._dense, rows, step.hidden, thresholds.needs, step.adjustments
             )
-        elif not self._backoff.allows(_mass_by(screened.screen)):
-            return None
         place = {row: index for index, row in enumerate(screened.rows.tolist())}
-        return [
-            bound_mass(
-                screened.one_row(place[row]),
-                self._rescorer,
-                self.owned,
-                step.hidden[row : row + 1],
-                thresholds.needs[row],
-            )
-            if screened.known[place[row]]
-            else None
+        outlined = {
+            row: OutlinedRow(one := screened.one_row(place[row]), outline_mass(one, self._size))
             for row in rows
-        ]
+            if screened.known[place[row]]
+        }
+        step.outlined.clear()
+        step.outlined.update(outlined)
+        return [outlined[row].outline if row in outlined else None for row in rows]
+
+    def bound_masses(self, thresholds: Thresholds, lowest: Mapping[int, int]) -> list[PartialMass]:
+        """What this shard knows of the softmax of rows that it has outlined last, the tokens from
+        their ``lowest`` bins on exactly."""
+        step = _screening(thresholds)
+        return [self._bound(step, row, start) for row, start in lowest.items()]
+
+    def _bound(self, step: ShardScreening, row: int, lowest: int) -> PartialMass:
+        own, outline = step.outlined[row]
+        assert outline is not None
+        hidden, adjustments = step.hidden[row : row + 1], own[2]
+
+        def exact(ids: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
+            every = np.array([0, len(ids)], np.int64)
+            return self._rescorer.adjusted(hidden, ids, every, adjustments)
+
+        return bound_mass(own, self.owned, outline.count_from(lowest), exact)
 
     def record_bounds(self, thresholds: Thresholds, *, failed: bool) -> None:
         """Whether the bounds that screened the step were too loose for most of its rows."""

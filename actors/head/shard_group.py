@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from actors.candidates import Candidates
 from actors.head.exchange import MassShard, decide_masses, largest_thresholds, merge_candidates
@@ -44,7 +45,7 @@ class ShardGroup:
         Raises `NonFiniteHiddenError` naming the rows that contain NaN or infinity.
         """
         parts = tuple(shard.screen(hidden, needs) for shard in self._shards)
-        tau = largest_thresholds([np.asarray(part.tau) for part in parts])
+        tau = largest_thresholds([torch.as_tensor(part.tau).cpu().numpy() for part in parts])
         return Thresholds(tau, tuple(needs), GroupScreening(parts))
 
     def rescore(self, thresholds: Thresholds) -> Candidates:

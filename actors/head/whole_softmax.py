@@ -1,15 +1,16 @@
 """Guarantees about the whole softmax from a part of it: top-p sets and epsilon.
 
 The best tokens are computed exactly, the mass of all others is bounded from both sides by the
-screen. How many those best are is planned from the estimates; where no plan promises a certificate
-at less than the dense way costs, none is tried. Every shard bounds its own tokens (`bound_mass`);
-all of them together decide (`decide_mass`).
+screen. How many those best are is planned from the estimates of all shards (`outline_mass`,
+`plan_mass`): a shard by itself cannot know how little its tokens matter. Where no plan promises a
+certificate at less than the dense way costs, none is tried. Every shard bounds its own tokens
+(`bound_mass`); all of them together decide (`decide_mass`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,10 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from actors.head.owned_rows import OwnedRows
-from actors.head.rescoring import Rescorer
 from actors.states.need import Need
 from kernels.certify import epsilon_certificate, nucleus_certificate
-from kernels.mass import outside_mass, plan
+from kernels.mass import Outline, outline, outside_mass, plan
 from kernels.mass.reference import MASS_MARGIN
 from kernels.penalties import Adjustments
 from kernels.search import TOP_K, Estimates, Needs, find_leaders
@@ -73,27 +73,46 @@ class Cut(NamedTuple):
 EVERYTHING = Cut(-math.inf, np.iinfo(np.int32).max)
 
 
-def bound_mass(
-    row: tuple[Estimates, Needs, Adjustments],
-    rescorer: Rescorer,
-    owned: OwnedRows,
-    hidden: npt.NDArray[np.float32],
-    need: Need,
-) -> PartialMass | None:
-    """The part of one row, ``hidden`` [1, d]; None where no plan promises a certificate."""
+SoftmaxRow = tuple[Estimates, Needs, Adjustments]  # of one row
+Exact = Callable[[npt.NDArray[np.int32]], npt.NDArray[np.float32]]
+
+
+class OutlinedRow(NamedTuple):
+    """A row of the whole softmax between its outline and its bounds."""
+
+    row: SoftmaxRow
+    outline: Outline | None
+
+
+def outline_mass(row: SoftmaxRow, size: int) -> Outline | None:
+    """Where the ``size`` tokens of a shard lie in one row; None where estimates say nothing."""
     estimates, needs, adjustments = row
-    size = rescorer.size
-    top_p, epsilon = np.array([need.top_p]), np.array([need.epsilon])
-    count = int(plan(estimates, size, needs, adjustments, top_p, epsilon)[0])
-    if count > LARGEST_SHARE * size:
+    return outline(estimates, size, needs, adjustments)[0]
+
+
+def plan_mass(need: Need, outlines: Sequence[Outline | None], vocabulary_size: int) -> int | None:
+    """From which bin on the tokens of a row are to be known exactly, from the outlines of all
+    shards; None where that promises no certificate at less than the dense way costs."""
+    known = [each for each in outlines if each is not None]
+    if len(known) < len(outlines):
         return None
-    wanted = needs._replace(kind=np.array([TOP_K]), k=np.array([count]))
-    leaders = find_leaders(estimates, size, wanted, adjustments)
-    ids, offsets = leaders.ids, leaders.offsets
+    lowest, count = plan(known, need.top_p, need.epsilon if need.kind == "epsilon" else 0.0)
+    return lowest if count <= LARGEST_SHARE * vocabulary_size else None
+
+
+def bound_mass(row: SoftmaxRow, owned: OwnedRows, count: int, exact: Exact) -> PartialMass:
+    """A shard's part of one row: the ``count`` best of its tokens by their estimates exactly,
+    as ``exact`` computes the adjusted logits of its rows, and bounds on all others."""
+    estimates, needs, adjustments = row
+    size = len(owned.ids)
+    ids, offsets = np.empty(0, np.int32), np.zeros(2, np.int64)
+    if count:  # none of its tokens may matter
+        wanted = needs._replace(kind=np.array([TOP_K]), k=np.array([count]))
+        leaders = find_leaders(estimates, size, wanted, adjustments)
+        ids, offsets = leaders.ids, leaders.offsets
     outside = outside_mass(estimates, size, needs, adjustments, ids, offsets)
     upper, lower, largest = (float(each[0]) for each in outside)
-    exact = rescorer.adjusted(hidden, ids, offsets, adjustments)
-    return PartialMass(owned.tokens(ids), exact, upper, lower, largest, size - len(ids))
+    return PartialMass(owned.tokens(ids), exact(ids), upper, lower, largest, size - len(ids))
 
 
 def decide_mass(need: Need, parts: Sequence[PartialMass]) -> Cut | None:

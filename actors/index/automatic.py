@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Literal
 
 from actors.body.loading import LoadedModel
+from actors.configuration import EngineConfiguration
 from actors.index.build import IndexSettings, build_index, cluster_count, own_rows
 from actors.index.container import CLUSTERS, Header, read_header
 from actors.index.errors import IndexFileError
 from actors.index.format import Index, check_weights, describe_weights, read_index
 from actors.index.metadata import Weights
 from actors.index.steps import Progress
+from kernels.bounds import Clusters
 
 # Not *.safetensors, though it is one: servers that load every such file beside a model would try.
 FILE_NAME = "vocabulary.lexshard"
@@ -72,6 +74,20 @@ def open_or_build(
         announce("clusters would take long and are left out: `lexshard index build` makes them")
     build_index(folder, model, target, settings, progress=progress)
     return read_index(target, weights, wanted)
+
+
+def index_clusters(model: LoadedModel, configuration: EngineConfiguration) -> Clusters:
+    """The clusters of the index that ``configuration`` names or that is found or built. Raises
+    ValueError where there are none, and what `open_or_build` raises."""
+    index = open_or_build(
+        configuration.model, model, configuration.index, parts=["clusters"], tiers=()
+    )
+    if index.clusters is None:
+        raise ValueError(
+            "the paper's head needs clusters, which take long for this model: make them with "
+            f"`lexshard index build {configuration.model}`"
+        )
+    return index.clusters
 
 
 def _cached(weights: Weights) -> Path:

@@ -1,7 +1,8 @@
 """What the shards of a head send for one token, from what `actors.head.exchange` exchanges.
 
-A threshold goes to all shards; for top-p what a shard knows of the whole softmax does, too; then
-candidates and a certificate go to a sampler. The hidden state that every shard gets is not counted
+A threshold goes to all shards; for top-p where a shard's tokens lie and what it knows of the whole
+softmax do, too; then candidates and a certificate go to a sampler, of dense rows logits alone, for
+the assignment says whose tokens they are. The hidden state that every shard gets is not counted
 here but apart (`hidden_state_bytes`).
 """
 
@@ -19,6 +20,8 @@ CANDIDATE = 4 + 4  # token id, canonical logit
 CANDIDATE_COUNT = 8
 # Need, guarantee, tier and fallback; rescored rows, bytes, share, tightness, probability.
 CERTIFICATE = 4 + 5 * 8
+# What a shard says of where its tokens lie: three numbers, and per bin how many and how uncertain.
+OUTLINE, OUTLINE_BIN, OUTLINE_BINS = 3 * 8, 4 + 4, 768
 PARTIAL_MASS = 3 * 8 + 8 + 8  # two bounds, the largest, how many others, how many tokens
 FULL_LOGIT = 4  # what an all-gather of the logits sends per token of the vocabulary
 
@@ -100,10 +103,17 @@ def wire_bytes(
             need=need,
             shards=shards,
             thresholds=THRESHOLD,
-            masses=PARTIAL_MASS + CANDIDATE * nucleus_tokens if need == TOP_P else 0,
-            candidates=CANDIDATE_COUNT + CANDIDATE * min(math.ceil(count), max(rows)),
+            masses=_masses(nucleus_tokens) if need == TOP_P else 0,
+            candidates=CANDIDATE_COUNT
+            + (FULL_LOGIT if count >= max(rows) else CANDIDATE) * min(math.ceil(count), max(rows)),
             certificates=CERTIFICATE,
             full_logits=FULL_LOGIT * vocabulary_size,
         )
         for need, count in counts.items()
     )
+
+
+def _masses(nucleus_tokens: int) -> int:
+    """Of a row of top-p, with as many bins as an outline can have."""
+    outline = OUTLINE + OUTLINE_BIN * OUTLINE_BINS
+    return outline + PARTIAL_MASS + CANDIDATE * nucleus_tokens

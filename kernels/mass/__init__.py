@@ -1,24 +1,26 @@
 """The mass of tokens whose logits are only known within bounds.
 
 What the certificates of top-p and epsilon need: `outside_mass` bounds all tokens outside of a list,
-`plan` says how many of the best tokens such a list should hold.
+`plan` says which of the best tokens such a list should hold, from the outlines (`outline`) of all
+who hold a part of the row.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from kernels.mass import cpu, reference
-from kernels.mass.types import OutsideMass
+from kernels.mass.types import Outline, OutsideMass
 from kernels.penalties import Adjustments
 from kernels.search import Estimates, Needs
 
 Implementation = Literal["reference", "cpu"]
 
-__all__ = ["OutsideMass", "outside_mass", "plan"]
+__all__ = ["Outline", "OutsideMass", "outline", "outside_mass", "plan"]
 
 
 def outside_mass(
@@ -36,25 +38,36 @@ def outside_mass(
     return module.outside_mass(estimates, vocabulary_size, needs, adjustments, ids, offsets)
 
 
-def plan(
+def outline(
     estimates: Estimates,
     vocabulary_size: int,
     needs: Needs,
     adjustments: Adjustments,
-    top_p: npt.NDArray[np.float64],
-    epsilon: npt.NDArray[np.float64],
     *,
     implementation: Implementation | None = None,
-) -> npt.NDArray[np.int64]:
-    """How many of the best tokens [N] to compute exactly, so that a certificate is likely.
-
-    For rows with ``epsilon`` [N] above 0: so many that at most epsilon of the mass is outside. For
-    the others the nucleus of ``top_p`` [N] and as many more as it takes until the uncertainty of
-    what is left is below half the mass of the nucleus' last token. A guess from estimates: what it
-    leads to is certified afterwards.
-    """
+) -> list[Outline | None]:
+    """Where the tokens of every row lie; None where estimates are too large to tell."""
     module = _module(implementation)
-    return module.plan(estimates, vocabulary_size, needs, adjustments, top_p, epsilon)
+    return module.outline(estimates, vocabulary_size, needs, adjustments)
+
+
+def plan(
+    outlines: Sequence[Outline],
+    top_p: float,
+    epsilon: float,
+    *,
+    implementation: Implementation | None = None,
+) -> tuple[int, int]:
+    """Which tokens of one row to compute exactly, so that a certificate is likely: those in the
+    bin that is returned or above, and how many they are.
+
+    ``outlines`` are of disjoint sets of tokens that make up the row, added up in this order. With
+    ``epsilon`` above 0: so many that at most epsilon of the mass is outside. Otherwise the nucleus
+    of ``top_p`` and as many more as it takes until the uncertainty of what is left is below half
+    the mass of the nucleus' last token. A guess from estimates: what it leads to is certified
+    afterwards.
+    """
+    return _module(implementation).plan(outlines, top_p, epsilon)
 
 
 def _module(implementation: Implementation | None) -> Any:

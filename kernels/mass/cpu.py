@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 from numba import njit
 
 from kernels.exponential.double_precision import exponential
-from kernels.mass.reference import BIN_WIDTH, BINS, CONFIDENCE, MASS_MARGIN
-from kernels.mass.types import OutsideMass
+from kernels.mass.reference import BIN_WIDTH, BINS, CONFIDENCE, LARGEST_PLACE, MASS_MARGIN
+from kernels.mass.types import Outline, OutsideMass
 from kernels.penalties import Adjustments
 from kernels.penalties.cpu import MINUS_INFINITY, adjust_block
 from kernels.search import Estimates, Needs
@@ -73,91 +74,86 @@ def _outside_mass(  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def _weigh(values, row_slack, hidden_slack, scale, counts, masses, errors):  # type: ignore[no-untyped-def]
-    """Tallies tokens, masses and their uncertainty by distance from the best estimate.
+def _outline(values, row_slack, hidden_slack, scale, counts, errors):  # type: ignore[no-untyped-def]
+    """Tallies tokens and their uncertainty by bins below the best estimate's.
 
-    Returns the largest slack that occurs among tokens that matter, in bins.
+    Returns the best one's bin (None of them where that is -LARGEST_PLACE), whether bins mean
+    anything, the last bin below it that has tokens, and the largest slack in bins.
     """
     error, size, rest, _ = slack_factors(hidden_slack)
     counts[:] = 0
-    masses[:] = 0.0
     errors[:] = 0.0
+    factor = scale / BIN_WIDTH
     top = MINUS_INFINITY
     for index in range(values.size):
         top = max(top, values[index])
     if top == MINUS_INFINITY:
-        return 0.0
+        return -LARGEST_PLACE, True, -1, 0.0
+    if not abs(np.float64(top) * factor) < LARGEST_PLACE:
+        return -LARGEST_PLACE, False, -1, 0.0
+    first = np.int64(math.floor(np.float64(top) * factor))
     widest = 0.0
+    last = 0
     for index in range(values.size):
-        distance = np.float64(top - values[index]) * scale
-        if distance < BINS * BIN_WIDTH:
-            place = np.int64(distance / BIN_WIDTH)
-            slack = np.float64(error * row_slack[0, index] + size * row_slack[1, index] + rest)
-            counts[place] += 1
-            errors[place] += slack * scale
-            widest = max(widest, slack)
+        place = np.float64(values[index]) * factor
+        if place > first - BINS:
+            below = first - np.int64(math.floor(place))
+            if below < BINS:
+                slack = np.float64(error * row_slack[0, index] + size * row_slack[1, index] + rest)
+                counts[below] += 1
+                errors[below] += slack * scale
+                widest = max(widest, slack)
+                last = max(last, below)
+    return first, True, last, widest * factor
+
+
+@njit(nogil=True, cache=True)
+def _outline_row(  # type: ignore[no-untyped-def]
+    values, row_slack, hidden_slack, size, scale, adjustments, row, counts, errors
+):
+    work = values[row, :size].copy()
+    if adjustments.active[row]:
+        adjust_block(work, 0, row, adjustments)
+    return _outline(work, row_slack, hidden_slack[row], scale, counts, errors)
+
+
+@njit(nogil=True, cache=True)
+def _plan_nucleus(counts, errors, widest, top_p):  # type: ignore[no-untyped-def]
+    total = 0.0
+    left = 0.0
     for place in range(BINS):
         weight = exponential(-(place + 0.5) * BIN_WIDTH)
-        masses[place] = counts[place] * weight
-        errors[place] *= weight
-    return widest * scale / BIN_WIDTH
-
-
-@njit(nogil=True, cache=True)
-def _plan_nucleus(counts, masses, errors, widest, top_p):  # type: ignore[no-untyped-def]
-    total = masses.sum()
+        total += counts[place] * weight
+        left += errors[place] * weight
     edge = 0
-    inside = masses[0]
+    inside = counts[0] * exponential(-0.5 * BIN_WIDTH)
     while inside < top_p * total and edge < BINS - 1:
         edge += 1
-        inside += masses[edge]
+        inside += counts[edge] * exponential(-(edge + 0.5) * BIN_WIDTH)
     room = CONFIDENCE * exponential(-(edge + 0.5) * BIN_WIDTH)
-    left = errors.sum()
-    count = 0
     for place in range(BINS):
-        count += counts[place]
-        left -= errors[place]
+        left -= errors[place] * exponential(-(place + 0.5) * BIN_WIDTH)
         if place > edge + 2.0 * widest + 1.0 and 2.0 * left < room:
-            return count
-    return count
+            return place
+    return BINS - 1
 
 
 @njit(nogil=True, cache=True)
-def _plan_epsilon(counts, masses, errors, epsilon):  # type: ignore[no-untyped-def]
-    total = masses.sum()
-    left = total
-    uncertain = errors.sum()
-    count = 0
+def _plan_epsilon(counts, errors, epsilon):  # type: ignore[no-untyped-def]
+    total = 0.0
+    uncertain = 0.0
     for place in range(BINS):
-        count += counts[place]
-        left -= masses[place]
-        uncertain -= errors[place]
+        weight = exponential(-(place + 0.5) * BIN_WIDTH)
+        total += counts[place] * weight
+        uncertain += errors[place] * weight
+    left = total
+    for place in range(BINS):
+        weight = exponential(-(place + 0.5) * BIN_WIDTH)
+        left -= counts[place] * weight
+        uncertain -= errors[place] * weight
         if left + uncertain < 0.9 * epsilon * total:
-            return count
-    return count
-
-
-@njit(nogil=True, cache=True)
-def _plan(  # type: ignore[no-untyped-def]
-    values, row_slack, hidden_slack, size, needs, adjustments, top_p, epsilon
-):
-    rows = values.shape[0]
-    result = np.empty(rows, np.int64)
-    counts = np.empty(BINS, np.int64)
-    masses = np.empty(BINS, np.float64)
-    errors = np.empty(BINS, np.float64)
-    work = np.empty(size, np.float32)
-    for row in range(rows):
-        work[:] = values[row, :size]
-        if adjustments.active[row]:
-            adjust_block(work, 0, row, adjustments)
-        scale = needs.inverse_temperature[row]
-        widest = _weigh(work, row_slack, hidden_slack[row], scale, counts, masses, errors)
-        if epsilon[row] > 0.0:
-            result[row] = _plan_epsilon(counts, masses, errors, epsilon[row])
-        else:
-            result[row] = _plan_nucleus(counts, masses, errors, widest, top_p[row])
-    return result
+            return place
+    return BINS - 1
 
 
 def outside_mass(
@@ -172,13 +168,32 @@ def outside_mass(
     return OutsideMass(*_outside_mass(*bounds, vocabulary_size, needs, adjustments, ids, offsets))
 
 
-def plan(
-    estimates: Estimates,
-    vocabulary_size: int,
-    needs: Needs,
-    adjustments: Adjustments,
-    top_p: npt.NDArray[np.float64],
-    epsilon: npt.NDArray[np.float64],
-) -> npt.NDArray[np.int64]:
+def outline(
+    estimates: Estimates, vocabulary_size: int, needs: Needs, adjustments: Adjustments
+) -> list[Outline | None]:
+    counts, errors = np.empty(BINS, np.int32), np.empty(BINS, np.float64)
     bounds = (estimates.values, estimates.row_slack, estimates.hidden_slack)
-    return _plan(*bounds, vocabulary_size, needs, adjustments, top_p, epsilon)
+    result: list[Outline | None] = []
+    for row, scale in enumerate(needs.inverse_temperature):
+        top, known, last, widest = _outline_row(
+            *bounds, vocabulary_size, scale, adjustments, row, counts, errors
+        )
+        own = slice(last + 1)
+        found = Outline(top, counts[own].copy(), errors[own].astype(np.float32), widest)
+        result.append(found if known else None)
+    return result
+
+
+def plan(outlines: Sequence[Outline], top_p: float, epsilon: float) -> tuple[int, int]:
+    top = max(each.top for each in outlines)
+    counts, errors = np.zeros(BINS, np.int64), np.zeros(BINS, np.float64)
+    for each in outlines:
+        first = top - each.top
+        own = slice(first, first + len(each.counts))
+        counts[own] += each.counts[: max(BINS - first, 0)]
+        errors[own] += each.errors[: max(BINS - first, 0)]
+    if epsilon > 0.0:
+        last = _plan_epsilon(counts, errors, epsilon)
+    else:
+        last = _plan_nucleus(counts, errors, max(each.widest for each in outlines), top_p)
+    return top - last, int(counts[: last + 1].sum())

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
-from kernels.mass.types import OutsideMass
+from kernels.mass.types import Outline, OutsideMass
 from kernels.penalties import Adjustments
 from kernels.search import Estimates, Needs
 from kernels.search.reference import adjusted_row, outward
 
 # Above every rounding of a log-sum-exp of 2**20 terms.
 MASS_MARGIN = 1e-9
-# Plans look at tempered distances from the best estimate, in steps of 1/16 up to 48.
+# Plans look at tempered estimates in bins of 1/16, down to 48 below the best.
 BIN_WIDTH = 1.0 / 16.0
 BINS = 768
+# Numbers of bins beyond this say nothing: float64 does not tell neighbouring bins apart there.
+LARGEST_PLACE = 2**50
 # The uncertainty of the total mass that a plan accepts, in masses of the last token of the nucleus.
 CONFIDENCE = 0.5
 
@@ -48,40 +52,58 @@ def _log_sum(values: npt.NDArray[np.float32], scale: float) -> float:
     return float(np.logaddexp.reduce(scaled)) if len(scaled) else -np.inf
 
 
-def plan(
-    estimates: Estimates,
-    vocabulary_size: int,
-    needs: Needs,
-    adjustments: Adjustments,
-    top_p: npt.NDArray[np.float64],
-    epsilon: npt.NDArray[np.float64],
-) -> npt.NDArray[np.int64]:
+def outline(
+    estimates: Estimates, vocabulary_size: int, needs: Needs, adjustments: Adjustments
+) -> list[Outline | None]:
     every = np.arange(vocabulary_size, dtype=np.int32)
-    result = np.empty(len(estimates.values), np.int64)
+    result: list[Outline | None] = []
     for row, wide in enumerate(estimates.values):
         values = wide[:vocabulary_size]
         zero = np.zeros_like(values)
-        slack = outward(zero, estimates.row_slack, estimates.hidden_slack[row])
-        adjusted = adjusted_row(every, values, adjustments, row)
-        scale = needs.inverse_temperature[row]
-        order = np.argsort(-adjusted, kind="stable")
-        order = order[adjusted[order] > -np.inf]
-        distance = (adjusted[order[0]] - adjusted[order]).astype(np.float64) * scale
-        place = (distance / BIN_WIDTH).astype(np.int64)
-        order, place = order[place < BINS], place[place < BINS]
-        weights = np.exp(-(place + 0.5) * BIN_WIDTH)
-        uncertain = np.cumsum((weights * slack[order] * scale)[::-1])[::-1]
-        left = np.cumsum(weights[::-1])[::-1]
-        # What is left and how uncertain it is beyond the last token of each bin.
-        ends = np.flatnonzero(np.append(np.diff(place) > 0, True))
-        after = np.append(left, 0.0)[ends + 1]
-        unsure = np.append(uncertain, 0.0)[ends + 1]
-        if epsilon[row] > 0.0:
-            good = after + unsure < 0.9 * epsilon[row] * left[0]
-        else:
-            edge = place[ends[np.argmax(left[0] - after >= top_p[row] * left[0])]]
-            widest = float(slack[order].max()) * scale / BIN_WIDTH
-            room = CONFIDENCE * np.exp(-(edge + 0.5) * BIN_WIDTH)
-            good = (place[ends] > edge + 2.0 * widest + 1.0) & (2.0 * unsure < room)
-        result[row] = ends[np.argmax(good)] + 1 if good.any() else len(order)
+        slack = outward(zero, estimates.row_slack, estimates.hidden_slack[row]).astype(np.float64)
+        adjusted = adjusted_row(every, values, adjustments, row).astype(np.float64)
+        kept = adjusted > -np.inf
+        place = adjusted[kept] * (needs.inverse_temperature[row] / BIN_WIDTH)
+        if not np.all(np.abs(place) < LARGEST_PLACE):
+            result.append(None)
+            continue
+        bins, scaled = (
+            np.floor(place).astype(np.int64),
+            slack[kept] * (needs.inverse_temperature[row]),
+        )
+        top = int(bins.max(initial=-LARGEST_PLACE))
+        near = top - bins < BINS
+        below, scaled = top - bins[near], scaled[near]
+        result.append(
+            Outline(
+                top,
+                np.bincount(below).astype(np.int32),
+                np.bincount(below, scaled).astype(np.float32),
+                float(scaled.max(initial=0.0)) / BIN_WIDTH,
+            )
+        )
     return result
+
+
+def plan(outlines: Sequence[Outline], top_p: float, epsilon: float) -> tuple[int, int]:
+    top = max(each.top for each in outlines)
+    counts, errors = np.zeros(BINS), np.zeros(BINS)
+    for each in outlines:
+        for below, (count, error) in enumerate(zip(each.counts, each.errors, strict=True)):
+            if top - each.top + below < BINS:
+                counts[top - each.top + below] += count
+                errors[top - each.top + below] += error
+    weights = np.exp(-(np.arange(BINS) + 0.5) * BIN_WIDTH)
+    masses, uncertain = counts * weights, errors * weights
+    for last in range(BINS):
+        outside, unsure = masses[last + 1 :].sum(), uncertain[last + 1 :].sum()
+        if epsilon > 0.0:
+            good = outside + unsure < 0.9 * epsilon * masses.sum()
+        else:
+            reached = np.cumsum(masses) >= top_p * masses.sum()
+            edge = int(np.argmax(reached)) if reached.any() else BINS - 1
+            widest = max(each.widest for each in outlines)
+            good = last > edge + 2.0 * widest + 1.0 and 2.0 * unsure < CONFIDENCE * weights[edge]
+        if good:
+            break
+    return top - last, int(counts[: last + 1].sum())

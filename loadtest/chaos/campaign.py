@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import psutil
 
+from loadtest.chaos import random_faults
 from loadtest.chaos.fuzz import KINDS, run_fuzz
 from loadtest.chaos.kills import FAULTS, LAST_FAULTS, last_fault_name, run_kills, run_last_kill
 from loadtest.chaos.report import ChaosReport, ChaosRow
@@ -71,6 +72,9 @@ class Campaign:
             for role in LAST_FAULTS:
                 if self._only == last_fault_name(role) or (not self._only and not self._quick):
                     self._in_turn([("kills", partial(self._last, role))])
+        if "faults" in parts:
+            sharded = () if "--shards" in self._options else random_faults.OPTIONS
+            self._in_turn([("faults", self._faults)], sharded)
         if self._report.broken:
             print(f"logs of the servers: {self._logs}")
         else:
@@ -112,6 +116,9 @@ class Campaign:
 
     async def _kills(self, server: ServerUnderTest) -> None:
         await run_kills(server, self._report, quick=self._quick, only=self._only)
+
+    async def _faults(self, server: ServerUnderTest) -> None:
+        await random_faults.run_faults(server, self._report, quick=self._quick)
 
     async def _last(self, role: str, server: ServerUnderTest) -> None:
         await run_last_kill(server, self._report, role)

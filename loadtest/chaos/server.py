@@ -22,6 +22,7 @@ STOP_SECONDS = 45.0
 # What a process is here, by a piece of its command line.
 ROLES = {
     "engine": "ray::EngineProcess",
+    "shard": "ray::RemoteShard",
     "sampler": "cluster.samplers.main",
     "replica": "ray::ServeReplica",
     "controller": "ray::ServeController",
@@ -34,7 +35,7 @@ ROLES = {
     "gcs": "gcs/gcs_server",
 }
 # Those there must be as many of after a fault as before.
-SERVING = ("engine", "sampler", "replica", "controller", "ingress manager", "haproxy")
+SERVING = ("engine", "shard", "sampler", "replica", "controller", "ingress manager", "haproxy")
 
 
 class ServerError(Exception):

@@ -180,7 +180,6 @@ def test_what_cannot_be_asked_is_refused_and_changes_nothing(processes: ShardPro
     same_candidates(
         found, group_of(case).rescore(group_of(case).screen(hidden, [Need("top1")] * 2))
     )
-    head.send_news()
     head.close()
     head.close()
     with pytest.raises(CollectiveError, match="closed"):

@@ -65,6 +65,7 @@ def sharded_engine(**changes: Any) -> Engine:
         {"shards": 2, "head": "dense", "samplers": 2, "sampler_placement": "ray"},
         {"shards": 3, "shard_assignment": "blocks-contiguous", "verify": "greedy", **DRAFT},
         {"shards": 2, "shard_assignment": "blocks-hotness", "shard_trace": str(TRACE)},
+        {"shards": 8, "samplers": 4, "sampler_placement": "threads"},
     ],
     ids=[
         "two",
@@ -72,6 +73,7 @@ def sharded_engine(**changes: Any) -> Engine:
         "dense, with sampler actors",
         "side by side",
         "by hotness",
+        "eight, with four samplers",
     ],
 )
 def test_the_text_is_that_of_one_process(
@@ -83,13 +85,16 @@ def test_the_text_is_that_of_one_process(
     assert [each.finish_reason for each in found] == [each.finish_reason for each in plain]
 
 
+@pytest.mark.parametrize("head", ["certified", "paper"])
 def test_so_it_is_where_shards_own_clusters(
-    plain: list[Completion], requests: list[Request], tmp_path: Path
+    plain: list[Completion], requests: list[Request], tmp_path: Path, head: str
 ) -> None:
-    """Near clusters together: any tokens, whose noise is drawn one by one."""
+    """Near clusters together: any tokens, whose noise is drawn one by one; by the ladder and by
+    CSV-Decode's exchange."""
     index = tmp_path / "index"
     open_or_build(DEMO, load(DEMO, "float32", device="cpu"), index, parts=("tiers", "clusters"))
-    engine = sharded_engine(shards=2, shard_assignment="clusters-semantic", index=str(index))
+    changes = {"shards": 2, "shard_assignment": "clusters-semantic", "index": str(index)}
+    engine = sharded_engine(head=head, **changes)
     found = run_and_close(engine, requests)
     assert [each.token_ids for each in found] == [each.token_ids for each in plain]
 

@@ -15,12 +15,11 @@ import numpy as np
 import pytest
 import torch
 
-from actors.candidates import Candidates
-from actors.head.exchange import merge_candidates
 from actors.head.ladder import Ladder
-from actors.head.output_rows import NonFiniteHiddenError, log_normalizers
+from actors.head.output_rows import NonFiniteHiddenError
 from actors.head.owned_rows import OwnedRows
 from actors.head.shard import Shard
+from actors.head.shard_group import ShardGroup
 from actors.messages import Certificate, Request, RowDecision, SamplingParameters
 from actors.states.flat_needs import flatten_adjustments, flatten_needs
 from actors.states.need import Need
@@ -30,6 +29,7 @@ from kernels.quantize import quantize
 from kernels.rows import canonical_logits, postprocess
 from kernels.screen import Screened
 from kernels.search.reference import compared_values, outward
+from kernels.truncate import truncate
 from tests.support.decisions import screen_and_decide
 from tests.support.paths import ROOT
 from tests.support.search_answers import answer
@@ -325,29 +325,63 @@ def check_shards_of_any_tokens_draw_the_tokens_of_one(device: str) -> None:
                     own, None, None, 1.0, size, ladder, device=device, largest_k=8, owned=owned
                 )
             )
-        got, certificates = _decide(Together(shards, size), hidden, size)
+        group = ShardGroup(shards, [owned.ids for owned in split])
+        got, certificates = _decide(group, hidden, size)
         assert _tokens(got) == _tokens(expected)
         assert sum(each.guarantee == "deterministic" for each in certificates) >= 6
 
 
-class Together:
-    """Shards on a device that share their thresholds, as one head."""
+def check_shards_agree_on_top_p_and_epsilon(device: str) -> None:
+    """Bounds on the whole softmax, as the CPU's shards exchange them: the set and the bits of
+    truncation, with processors, bias and softcap, and fewer logits than there are."""
+    from actors.head.gpu.device_shard import DeviceShard
 
-    def __init__(self, shards: list, size: int) -> None:
-        self._shards = shards
-        self.vocabulary_size = size
-
-    def screen(self, hidden: np.ndarray | torch.Tensor, needs: list[Need]) -> list:
-        parts = [shard.screen(hidden, needs) for shard in self._shards]
-        tau = torch.fmax(*(part.tau for part in parts))
-        return [replace(part, tau=tau) for part in parts]
-
-    def rescore(self, parts: list) -> Candidates:
-        answers = [shard.rescore(own) for shard, own in zip(self._shards, parts, strict=True)]
-        return merge_candidates(answers, self.vocabulary_size)
-
-    def log_normalizers(self, candidates: Candidates, rows: list[int]) -> np.ndarray:
-        return log_normalizers(candidates, rows, self.vocabulary_size)
+    generator = torch.Generator().manual_seed(5)
+    size, rows = 300, 12
+    weight = 2.0 * torch.randn(size, 32, generator=generator).bfloat16()
+    bias = torch.randn(size, generator=generator)
+    hidden = torch.randn(rows, 32, generator=generator)
+    random = np.random.default_rng(5)
+    needs = [
+        Need(
+            "epsilon" if row % 4 == 3 else "nucleus",
+            top_p=0.0 if row % 4 == 3 else 0.8,
+            epsilon=0.3 if row % 4 == 3 else 0.0,
+            key=row,
+            position=1,
+            inverse_temperature=1.0,
+            adjustment=random_adjustment(random, size) if row % 3 == 0 else None,
+        )
+        for row in range(rows)
+    ]
+    halves = [OwnedRows.of_blocks(blocks, size) for blocks in ([4, 1], [0, 3, 2])]
+    shards = []
+    for owned in halves:
+        own = torch.from_numpy(owned.ids).long()
+        ladder = Ladder({"int8": quantize(weight[own], "int8")}, ((1, "int8"),))
+        shards.append(
+            DeviceShard(weight[own], bias[own], 30.0, 1.0, size, ladder, device=device, owned=owned)
+        )
+    group = ShardGroup(shards, [owned.ids for owned in halves])
+    found = group.rescore(group.screen(hidden.to(device), needs))
+    whole = Shard(weight, bias, 30.0, 1.0, size)
+    every = whole.rescore(whole.screen(hidden, [replace(need, kind="dense") for need in needs]))
+    certified = 0
+    for row, (need, certificate) in enumerate(zip(needs, found.certificates, strict=True)):
+        own = slice(found.offsets[row], found.offsets[row + 1])
+        ids, logits = found.ids[own], every.logits[row * size : (row + 1) * size]
+        assert found.logits[own].tobytes() == logits[ids].tobytes()
+        if certificate.guarantee == "dense":
+            assert len(ids) == size
+            continue
+        certified += 1
+        if need.kind == "nucleus":
+            kept = truncate(logits, inverse_temperature=1.0, top_p=0.8)
+            assert ids.tolist() == np.flatnonzero(kept).tolist()
+        else:
+            masses = np.exp(logits.astype(np.float64) - float(logits.max()))
+            assert masses[ids].sum() >= 0.7 * masses.sum()
+    assert certified >= 6
 
 
 def check_thresholds_of_many_rows_are_those_of_each(device: str) -> None:
@@ -375,6 +409,7 @@ QUICK_CHECKS = (
 )
 LONG_CHECKS = (
     check_shards_of_any_tokens_draw_the_tokens_of_one,
+    check_shards_agree_on_top_p_and_epsilon,
     check_thresholds_of_many_rows_are_those_of_each,
     check_no_answer_is_lost,
 )

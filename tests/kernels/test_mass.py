@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.states.flat_needs import flatten_adjustments, flatten_needs
-from kernels.mass import outside_mass, plan
-from kernels.mass.reference import BIN_WIDTH
+from kernels.mass import Outline, outline, outside_mass, plan
 from kernels.penalties import adjust
 from tests.support.search_cases import canonical_row, estimates_of, random_need
 
@@ -65,35 +66,59 @@ def test_a_wrong_mass_is_noticed() -> None:
 
 @given(
     st.integers(0, 2**32),
-    st.integers(1, 3),
     st.integers(1, 300),
-    st.sampled_from(["plain", "ties", "zero", "duplicates"]),
+    st.sampled_from(["plain", "ties", "zero", "duplicates", "huge"]),
     st.sampled_from([0.0, 1e-5, 0.3]),
     st.booleans(),
 )
-def test_plans_agree_with_the_reference(
-    seed: int, rows: int, size: int, flavour: str, width: float, epsilon: bool
+def test_outlines_of_parts_add_up_and_plans_agree_with_the_reference(
+    seed: int, size: int, flavour: str, width: float, epsilon: bool
 ) -> None:
+    """Whoever holds which tokens: the same bins, and a plan is one for all of them together."""
     random = np.random.default_rng(seed)
-    canonical = np.stack([canonical_row(random, size, flavour) for _ in range(rows)])
+    canonical = canonical_row(random, size, flavour)[None]
     estimates = estimates_of(random, canonical, width, 1.0)
-    needs = [replace(random_need(random, size), inverse_temperature=0.5) for _ in range(rows)]
-    needs = [replace(need, adjustment=None) for need in needs]
-    flat = flatten_adjustments([None] * rows)
-    arguments = (
-        estimates,
-        size,
-        flatten_needs(needs),
-        flat,
-        random.uniform(0.05, 0.99, rows),
-        np.full(rows, 0.1 if epsilon else 0.0),
-    )
-    ours, expected = plan(*arguments), plan(*arguments, implementation="reference")
-    # The order of sums, and empty bins, decide at edges only: the plans are a bin apart at most.
-    distance = (canonical.max(axis=1, keepdims=True) - canonical) * 0.5
-    fullest = [np.bincount((each / BIN_WIDTH).astype(np.int64)).max() for each in distance]
-    assert np.all(np.abs(ours - expected) <= np.maximum(fullest, max(0.2 * size, 5)))
-    assert np.all((ours >= 1) & (ours <= size))
+    need = replace(random_need(random, size), inverse_temperature=0.5)
+    owner = random.integers(0, 3, size)
+
+    def outlines(owners: list[int], implementation: Any) -> list[Outline | None]:
+        found = []
+        for each in owners:
+            own = owner == each if each >= 0 else np.ones(size, np.bool_)
+            row = np.flatnonzero(own)
+            part = estimates._replace(
+                values=estimates.values[:, row], row_slack=estimates.row_slack[:, row]
+            )
+            one = flatten_adjustments([None if each >= 0 else need.adjustment])
+            search = flatten_needs([need])
+            found += outline(part, len(row), search, one, implementation=implementation)
+        return found
+
+    for owners in ([-1], [0, 1, 2]):
+        ours, expected = outlines(owners, None), outlines(owners, "reference")
+        for own, other in zip(ours, expected, strict=True):
+            if own is None or other is None:
+                assert own is other
+                continue
+            assert own.counts.tolist() == other.counts.tolist()
+            assert own.top == other.top
+            assert np.allclose(own.errors, other.errors, rtol=1e-5)
+            assert math.isclose(own.widest, other.widest, rel_tol=1e-5)
+    whole = outline(estimates, size, flatten_needs([need]), flatten_adjustments([None]))
+    parts = outlines([0, 1, 2], None)
+    assert (whole[0] is None) == any(part is None for part in parts) == (flavour == "huge")
+    if whole[0] is None:
+        return
+    known = [part for part in parts if part is not None]
+    top_p, allowed = float(random.uniform(0.05, 0.99)), 0.1 if epsilon else 0.0
+    lowest, count = plan(known, top_p, allowed)
+    assert sum(part.count_from(lowest) for part in known) == count
+    # The order of sums decides at edges only: the plans are a bin apart at most.
+    for other in (
+        plan([whole[0]], top_p, allowed)[0],
+        plan(known, top_p, allowed, implementation="reference")[0],
+    ):
+        assert abs(other - lowest) <= 1
 
 
 @pytest.mark.parametrize("top_p", [0.5, 0.9])
@@ -104,8 +129,9 @@ def test_a_plan_holds_the_nucleus(top_p: float) -> None:
     need = flatten_needs(
         [replace(random_need(random, 10), kind="nucleus", inverse_temperature=1.0)]
     )
-    none = flatten_adjustments([None])
-    count = plan(estimates, 20_000, need, none, np.array([top_p]), np.zeros(1))[0]
+    [found] = outline(estimates, 20_000, need, flatten_adjustments([None]))
+    assert found is not None
+    count = plan([found], top_p, 0.0)[1]
     masses = np.sort(np.exp(canonical[0].astype(np.float64)))[::-1]
     nucleus = int(np.searchsorted(np.cumsum(masses), top_p * masses.sum())) + 1
     assert nucleus <= count < 4 * nucleus + 100

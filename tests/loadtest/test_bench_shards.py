@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from actors.head.shard_group import ShardGroup
-from actors.head.sharded.part import build_shard
+from actors.head.sharded.part import build_ladder
 from loadtest.bench.head.workload import synthetic_workload
 from loadtest.bench.shards import command
 from loadtest.bench.shards.case import ShardCase
@@ -77,6 +77,22 @@ def test_real_processes_say_what_one_says_and_every_figure_is_written(
         assert "NOT those of a cluster" in printed
 
 
+@pytest.mark.slow
+def test_csv_decodes_exchange_is_measured_on_the_same_steps(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "shards.json"
+    options = f"-V 700 -d 64 --shards 2 --batch 1,4 --runs 2 --clusters 24 --json {path}"
+    assert command.run(parsed(options)) == 0
+    written = json.loads(path.read_text(encoding="utf-8"))
+    found = [each for each in written["results"] if each["case"].get("exchange") == "csv-decode"]
+    assert {(each["case"]["batch"], each["case"]["need"]) for each in found} == {
+        (batch, need) for batch in (1, 4) for need in NEEDS
+    }
+    printed = capsys.readouterr().out
+    assert "the ladder's" in printed
+
+
 def test_a_token_that_one_shard_would_not_say_is_counted() -> None:
     single, several = ShardCase(1, 2, "greedy"), ShardCase(2, 2, "greedy")
     single.tokens = [np.array([5, 6]), np.array([7, 8])]
@@ -90,7 +106,7 @@ def test_wrong_tokens_are_an_exit_status(
 ) -> None:
     wrong = ShardCase(1, 1, "greedy", step=[1.0], compute=[1.0], packing=[0.0], exchange=[0.0])
     wrong.wrong = 3
-    monkeypatch.setattr(command, "measure_shards", lambda *_: [wrong])
+    monkeypatch.setattr(command, "measure_shards", lambda *_: ([wrong], []))
     assert command.run(parsed("")) == 1
     assert "3 tokens are wrong" in capsys.readouterr().err
 
@@ -100,7 +116,7 @@ def test_what_is_repeated_is_what_was_said_and_costs_no_shard_anything(
     workload: ShardWorkload, need: str
 ) -> None:
     parts = workload.parts(2)
-    timed = [TimedShard(build_shard(part)) for part in parts]
+    timed = [TimedShard(build_ladder(part)) for part in parts]
     group = ShardGroup(
         [RecordedShard(shard, 2, 4) for shard in timed], [part.owned.ids for part in parts]
     )

@@ -9,15 +9,16 @@ Who decides what:
 - greedy, sampled, top-k (up to ``largest_k``) and min-p rows, with or without penalties, biases and
   bans: the search on the device;
 - rows restricted to allowed ids: those ids are the candidates;
-- all others (returned logprobs, top-p alone, epsilon, larger k) and rows with more candidates than
-  there is room for: every canonical logit.
+- top-p alone and epsilon, where shards share them: bounds on the whole softmax (`DeviceMasses`);
+- all others (returned logprobs, larger k; with one shard top-p alone and epsilon) and rows with
+  more candidates than there is room for: every canonical logit.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -25,21 +26,26 @@ import torch
 
 from actors.candidates import Candidates
 from actors.head.backoff import Backoff
+from actors.head.exchange import MASS_NEEDS, MassTries
+from actors.head.gpu.device_masses import DeviceMasses
 from actors.head.gpu.device_step import DeviceScreen, DeviceStep, StepResults, pack_step
 from actors.head.ladder import Choices, Ladder, StepKind, step_kind
 from actors.head.output_head import Hidden, Screening, Thresholds
 from actors.head.output_rows import log_normalizers, own_rows, refuse_unsound
 from actors.head.owned_rows import OwnedRows
 from actors.head.screens import DENSE, tier_bytes
+from actors.head.whole_softmax import Mass, OutlinedRow, PartialMass
 from actors.messages import Certificate
 from actors.states.flat_needs import flatten_adjustments, flatten_needs
 from actors.states.need import Need
+from kernels.mass import Outline
 from kernels.penalties import Adjustments
 from kernels.quantize import OneBitTier, Tier
 from kernels.rows import canonical_logits, postprocess
 from kernels.screen.gpu import tensor_cores, triton_kernel
 from kernels.search.gpu.search import Tokens, post_processing
 
+MASS = "mass"
 BUCKETS = (1, 2, 4, 8, 16, 32, 64)
 CAPACITY = 1024  # candidates a row has room for
 LARGEST_K = 64
@@ -65,6 +71,7 @@ class DeviceScreening(Screening):
 
     hidden: torch.Tensor  # [N, d], on either side of the bus
     launches: tuple[Launch, ...]
+    outlined: dict[int, OutlinedRow] = field(default_factory=dict)  # by row, of the last try
 
 
 @dataclass(slots=True, eq=False)
@@ -132,6 +139,14 @@ class DeviceShard:
         self._tokens = Tokens(ids, self.owned.by_block)
         self._row_bytes = weight.shape[1] * weight.element_size()
         self._ladder = ladder
+        self._best_tier = max(self._bytes, key=self._bytes.__getitem__)
+        self._masses = DeviceMasses(
+            ladder.tiers[self._best_tier],
+            self.owned,
+            self._screens[self._best_tier],
+            self._logits,
+            (self._bias, scale, softcap),
+        )
         self.start_with(ladder.choices, ladder.for_several)
 
     def start_with(self, choices: Choices, for_several: Choices | None = None) -> None:
@@ -197,7 +212,7 @@ class DeviceShard:
         name = self._ladder.choice(rows, kind)
         if self._backoff.allows(name):
             return name
-        return max(self._bytes, key=self._bytes.__getitem__)
+        return self._best_tier
 
     def _launch(
         self, rows: Sequence[int], name: str, hidden: torch.Tensor, needs: Sequence[Need]
@@ -250,6 +265,8 @@ class DeviceShard:
             finite = torch.isfinite(step.hidden[dense]).all(dim=1)
             sound[dense] &= finite.cpu().numpy()
         refuse_unsound(sound)
+        for row, mass in (thresholds.masses or {}).items():
+            found[row] = self._of_mass(step, needs[row], row, mass)
         self._complete(step, needs, found, read)
         return self._candidates(needs, [row for row in found if row is not None])
 
@@ -263,8 +280,7 @@ class DeviceShard:
     ) -> None:
         """Fills in what a launch has decided, and what every row of it has read."""
         largest, finite, counts, candidates, products = launch.results.read()
-        tier = self._ladder.tiers[launch.tier]
-        failure = float(getattr(tier, "failure_probability", 0.0)) * self._size
+        failure = self._failure(launch.tier)
         share = self._bytes[launch.tier] // len(launch.rows)
         overflows = 0
         for place_in_step, row in enumerate(launch.rows):
@@ -282,7 +298,7 @@ class DeviceShard:
                 count,
                 read[row] + count * self._row_bytes,
                 count / self._size,
-                failure_probability=min(1.0, failure),
+                failure_probability=failure,
             )
             found[row] = FoundRow(
                 candidates[place_in_step, :count],
@@ -332,6 +348,33 @@ class DeviceShard:
                 )
                 found[row] = FoundRow(self._rows, products, certificate)
 
+    def _of_mass(self, step: DeviceScreening, need: Need, row: int, mass: Mass) -> FoundRow:
+        """A row that bounds on the whole softmax have decided."""
+        ids = self.owned.rows(mass.ids)
+        hidden = step.hidden[row : row + 1].to(self.weight.device)
+        products = self._products(hidden, ids) if len(ids) else np.empty(0, np.float32)
+        failure = self._failure(self._best_tier)
+        certificate = Certificate(
+            need.kind,
+            "probabilistic" if failure else "deterministic",
+            self._best_tier,
+            mass.rescored,
+            self._bytes[self._best_tier] + mass.rescored * self._row_bytes,
+            mass.rescored / self._size,
+            failure_probability=failure,
+        )
+        return FoundRow(ids, products, certificate)
+
+    def _failure(self, tier: str) -> float:
+        each = float(getattr(self._ladder.tiers[tier], "failure_probability", 0.0))
+        return min(1.0, each * self._size)
+
+    def _logits(self, hidden: torch.Tensor, ids: Ids) -> Float32s:
+        """Raw canonical logits [I] of one hidden state [1, d]."""
+        bias = None if self._bias is None else self._bias[ids]
+        raw = postprocess(self._products(hidden, ids), bias=bias)
+        return postprocess(raw, scale=self._scale, softcap=self._softcap)
+
     def _products(self, hidden: torch.Tensor, ids: Ids | None) -> Float32s:
         """Canonical products [N, V] of ``hidden`` on the device, or [I] of one row and ``ids``."""
         if ids is None:
@@ -365,6 +408,45 @@ class DeviceShard:
             certificates.append(replace(each.certificate, tightness=tightness))
         tokens = self.owned.tokens(ids)
         return Candidates(tokens, raw, offsets, tuple(certificates), adjustments)
+
+    # -- the whole softmax ------------------------------------------------------------------------
+
+    def mass_rows(self, thresholds: Thresholds) -> list[int]:
+        """The rows that bounds on the whole softmax may decide."""
+        rows = [row for row, need in enumerate(thresholds.needs) if need.kind in MASS_NEEDS]
+        return rows if rows and self._backoff.allows(MASS) else []
+
+    def mass_tries(self, thresholds: Thresholds) -> MassTries:
+        """A device has one kind of bounds, those of the tier that reads most."""
+        return MassTries(at_once=True, precisely=False)
+
+    def outline_masses(
+        self, thresholds: Thresholds, rows: Sequence[int], *, precisely: bool
+    ) -> list[Outline | None]:
+        """Where this shard's tokens lie in ``rows``. Waits for the device."""
+        step = thresholds.screening
+        assert isinstance(step, DeviceScreening)
+        hidden = step.hidden[list(rows)].to(self.weight.device)
+        step.outlined.clear()
+        step.outlined.update(self._masses.outline(hidden, rows, thresholds.needs))
+        return [step.outlined[row].outline if row in step.outlined else None for row in rows]
+
+    def bound_masses(self, thresholds: Thresholds, lowest: Mapping[int, int]) -> list[PartialMass]:
+        """What this shard knows of the softmax of rows that it has outlined last."""
+        step = thresholds.screening
+        assert isinstance(step, DeviceScreening)
+        hidden = {row: step.hidden[row : row + 1].to(self.weight.device) for row in lowest}
+        return [
+            self._masses.bound(hidden[row], step.outlined[row], start)
+            for row, start in lowest.items()
+        ]
+
+    def record_bounds(self, thresholds: Thresholds, *, failed: bool) -> None:
+        """There is no second try that this could save."""
+
+    def record_masses(self, *, failed: bool) -> None:
+        """Whether the bounds were too loose for most rows of a step."""
+        self._backoff.record(MASS, failed=failed)
 
     def log_normalizers(
         self, candidates: Candidates, rows: Sequence[int]

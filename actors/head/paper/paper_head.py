@@ -125,21 +125,24 @@ class PaperHead:
         There are no thresholds: none is known before clusters are opened.
         Raises `NonFiniteHiddenError` naming the rows that contain NaN or infinity.
         """
+        wanted = tuple(self._wanted(need) for need in needs)
+        return Thresholds(np.full(len(needs), np.nan), wanted, self.bounds(hidden, wanted))
+
+    def bounds(self, hidden: Hidden, needs: Sequence[Need]) -> PaperScreening:
+        """Bounds of all clusters for the rows of ``hidden`` [N, d] fp32; raises as `screen`."""
         array = torch.as_tensor(hidden, dtype=torch.float32).detach().numpy()
         if len(needs) != len(array):
             raise ValueError(f"{len(array)} hidden states but {len(needs)} needs")
         refuse_unsound(np.logical_and.reduce(np.isfinite(array), axis=1))
-        wanted = tuple(self._wanted(need) for need in needs)
-        flat = flatten_adjustments([need.adjustment for need in wanted])
-        first = tuple(self._first_ids(need.adjustment) for need in wanted)
-        screening = PaperScreening(
+        flat = flatten_adjustments([need.adjustment for need in needs])
+        first = tuple(self._first_ids(need.adjustment) for need in needs)
+        return PaperScreening(
             hidden=array,
             of_tokens=flat,
             adjustments=self.owned.of_rows(flat),
-            upper=self._upper(array, wanted, first),
+            upper=self._upper(array, needs, first),
             first_ids=first,
         )
-        return Thresholds(np.full(len(array), np.nan), wanted, screening)
 
     def _wanted(self, need: Need) -> Need:
         """The guarantee this head gives to ``need``; some rows alone know no whole softmax."""
@@ -211,6 +214,27 @@ class PaperHead:
             adjustments=step.of_tokens,
         )
 
+    def logits(self, hidden: Float32s, ids: Ids) -> Float32s:
+        """Raw canonical logits [I] of one hidden state [1, d] and rows ``ids``."""
+        every = np.array([0, len(ids)], np.int64)
+        return self._postprocessed(canonical_logits(hidden, self._weight, ids, every), ids)
+
+    @property
+    def row_bytes(self) -> int:
+        """What a canonical logit reads."""
+        return self._weight.shape[1] * self._weight.element_size()
+
+    @property
+    def bound_bytes(self) -> int:
+        """What the bounds of all clusters read."""
+        passes = 2 if self.settings.bounds == "best" else 1
+        return passes * self._clusters.metadata_bytes
+
+    @property
+    def cluster_rows(self) -> tuple[Ids, npt.NDArray[np.int64]]:
+        """The rows of all clusters, one cluster after the other, and where each begins [C + 1]."""
+        return self._head.order, self._head.offsets
+
     def log_normalizers(
         self, candidates: Candidates, rows: Sequence[int]
     ) -> npt.NDArray[np.float64]:
@@ -226,7 +250,7 @@ class PaperHead:
         own = select_row(step.adjustments, row)
         noise = None
         if goal.kind == openings.GUMBEL:
-            noise = self._noise(need.key, need.position)
+            noise = self.noise(need.key, need.position)
         opening = openings.begin(
             self._head,
             hidden,
@@ -311,7 +335,7 @@ class PaperHead:
     ) -> Float32s:
         return adjust(ids, raw, offsets, adjustments) if adjustments.active.any() else raw
 
-    def _noise(self, key: int, position: int) -> Float32s:
+    def noise(self, key: int, position: int) -> Float32s:
         """Of every row: by blocks where all tokens are rows, otherwise token by token."""
         if self.owned.whole:
             return gumbel_row(key, position, self.vocabulary_size)
@@ -336,12 +360,11 @@ class PaperHead:
     ) -> tuple[Certificate, ...]:
         """One per row; the bytes of a pass are shared equally by the rows it served."""
         size = self._size
-        row_bytes = self._weight.shape[1] * self._weight.element_size()
+        row_bytes = self.row_bytes
         dense_count = sum(outcome.ids is None for outcome in outcomes)
         dense_bytes = size * row_bytes // max(dense_count, 1)
         opened = sum(outcome.opening is not None for outcome in outcomes)
-        passes = 2 if self.settings.bounds == "best" else 1
-        bound_bytes = passes * self._clusters.metadata_bytes // max(opened, 1)
+        bound_bytes = self.bound_bytes // max(opened, 1)
         tier = f"clusters-{self.settings.bounds}"
         certificates = []
         for row, (need, outcome) in enumerate(zip(needs, outcomes, strict=True)):

@@ -53,17 +53,11 @@ class StepAnnouncement(msgspec.Struct, frozen=True, array_like=True, tag=True):
     deltas: tuple[Deltas, ...] = ()
 
 
-class NewsAnnouncement(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """What happened to sequences, without a step."""
-
-    deltas: tuple[Deltas, ...] = ()
-
-
 class EndAnnouncement(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """There will be no more steps."""
 
 
-Announcement = StepAnnouncement | NewsAnnouncement | EndAnnouncement
+Announcement = StepAnnouncement | EndAnnouncement
 
 encode_announcement = msgspec.msgpack.Encoder().encode
 decode_announcement = msgspec.msgpack.Decoder(Announcement).decode
@@ -123,10 +117,12 @@ def needs_of(rows: Sequence[RowNeed], states: SequenceStates) -> list[Need]:
 
 
 class Introduction(msgspec.Struct, frozen=True):
-    """What a shard says of itself before the first step: the tokens it owns, int32."""
+    """What a shard says of itself before the first step: the tokens it owns, int32, and of clusters
+    where each begins among them, int64 (`actors.head.paper.cluster_shard.ClusterTokens`)."""
 
     vocabulary_size: int
     owned: bytes
+    clusters: bytes = b""
 
     @property
     def ids(self) -> npt.NDArray[np.int32]:

@@ -13,8 +13,9 @@ from actors.configuration import EngineConfiguration, TierName
 from actors.head.owned_rows import OwnedRows
 from actors.head.sharded.part import ShardPart, cut_head
 from actors.head.sharded.recovering_head import RecoveringHead, ShardStarter
-from actors.index.automatic import open_or_build
+from actors.index.automatic import index_clusters, open_or_build
 from actors.states.sequence_state import SequenceStates
+from kernels.bounds import Clusters
 
 
 def build_sharded(
@@ -28,18 +29,17 @@ def build_sharded(
 ) -> RecoveringHead:
     """The head of output rows ``weight`` [V, d] in the shards of ``starter``.
 
-    Raises ValueError for what has one shard only and where nobody can start them, and what
-    assigning and starting them raises.
+    Raises ValueError where nobody can start them and where clusters are missing, and what assigning
+    and starting them raises.
     """
     size = model.vocabulary_size
-    if configuration.head == "paper":
-        raise ValueError("the paper's head has one shard: leave --shards out, or --head paper")
-    if model.body.device.type != "cpu":
-        raise ValueError("shards in processes of their own are on CPUs: take --device cpu")
     if starter is None:
         raise ValueError("shards are started by the cluster layer: give shard_starter")
     samples: npt.NDArray[np.float32] | None = None
     directions: Mapping[TierName, npt.NDArray[np.float32]] = {}
+    clusters: npt.NDArray[np.int32] | None = None
+    if configuration.head == "paper":
+        clusters, tiers = cluster_of_rows(index_clusters(model, configuration)), ()
     if tiers:
         index = open_or_build(
             configuration.model, model, configuration.index, parts=["tiers"], tiers=tiers
@@ -59,5 +59,14 @@ def build_sharded(
         directions=directions,
         samples=samples,
         certified=configuration.head == "certified",
+        clusters=clusters,
+        device=str(model.body.device) if tiers else "cpu",
     )
     return RecoveringHead(cut_head(whole, starter.assign(size)), starter, states)
+
+
+def cluster_of_rows(clusters: Clusters) -> npt.NDArray[np.int32]:
+    """The cluster [V] of every row."""
+    owner = np.empty(len(clusters.order), np.int32)
+    owner[clusters.order] = np.repeat(np.arange(len(clusters.sizes)), clusters.sizes)
+    return owner

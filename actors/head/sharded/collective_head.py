@@ -12,13 +12,12 @@ import torch
 
 from actors.candidates import Candidates
 from actors.collective import ROOT, Collective, CollectiveError
-from actors.head.exchange import MassShard
 from actors.head.output_head import Hidden, Screening, Thresholds
 from actors.head.output_rows import log_normalizers, refuse_unsound
 from actors.head.sharded.announcements import (
+    Announcement,
     EndAnnouncement,
     Introduction,
-    NewsAnnouncement,
     RowNames,
     StepAnnouncement,
     decode_introduction,
@@ -26,7 +25,8 @@ from actors.head.sharded.announcements import (
     encode_introduction,
     row_needs,
 )
-from actors.head.sharded.step import AgreedScreening, ShardStep
+from actors.head.sharded.rounds import AnyShard, introduce, rounds_of
+from actors.head.sharded.step import AgreedScreening
 from actors.states.deltas import NO_DELTAS, Deltas
 from actors.states.need import Need
 
@@ -54,7 +54,7 @@ class CollectiveHead:
     """
 
     def __init__(
-        self, shard: MassShard, owned_ids: npt.NDArray[np.int32], collective: Collective
+        self, shard: AnyShard, owned_ids: npt.NDArray[np.int32], collective: Collective
     ) -> None:
         if collective.rank != ROOT:
             raise ValueError(f"the head is rank {ROOT} of its group, not {collective.rank}")
@@ -64,25 +64,17 @@ class CollectiveHead:
         self._news: list[Deltas] = []
         self._failed: CollectiveError | None = None
         self._screened = False
-        own = Introduction(self.vocabulary_size, owned_ids.astype(np.int32).tobytes())
+        own = introduce(shard, owned_ids)
         with self._in_step():
             others = self._collective.gather(encode_introduction(own))[1:]
             shards = [own, *(decode_introduction(other) for other in others)]
             _check_owners(shards)
-            self._step = ShardStep(shard, [each.ids for each in shards], collective)
+            self._step = rounds_of(shard, shards, collective)
 
     def tell(self, deltas: Deltas) -> None:
         """What happened to sequences, for the states of the others: told with the next step."""
         if deltas != NO_DELTAS:
             self._news.append(deltas)
-
-    def send_news(self) -> None:
-        """Tells the others at once what they have not been told; a sign of life if that is nothing.
-
-        For an engine that rests for longer than its groups stay connected without traffic.
-        """
-        with self._in_step():
-            self._announce(NewsAnnouncement(self._take_news()))
 
     def screen(
         self, hidden: Hidden, needs: Sequence[Need], names: RowNames | None = None
@@ -136,9 +128,7 @@ class CollectiveHead:
         news, self._news = tuple(self._news), []
         return news
 
-    def _announce(
-        self, announcement: StepAnnouncement | NewsAnnouncement | EndAnnouncement
-    ) -> None:
+    def _announce(self, announcement: Announcement) -> None:
         self._collective.broadcast(encode_announcement(announcement))
 
     @contextmanager

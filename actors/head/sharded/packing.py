@@ -1,4 +1,5 @@
-"""Arrays of a step as one buffer: what the shards know of the whole softmax, cuts, candidates.
+"""Arrays of a step as one buffer: what the shards know of the whole softmax, plans, cuts,
+candidates.
 
 Every buffer is of rows that both sides know, a record for each and then the ragged parts of all.
 """
@@ -15,8 +16,10 @@ from actors.candidates import Candidates
 from actors.head.whole_softmax import Cut, PartialMass
 from actors.messages import Certificate, Guarantee
 from actors.states.need import Need
+from kernels.mass import Outline
 
-UNKNOWN = -1  # instead of a number of tokens: this shard knows too little of the row
+UNKNOWN = -1  # instead of a number of bins: this shard knows too little of the row
+NO_PLAN = np.iinfo(np.int64).max
 LONGEST_TIER_NAME = 16
 _GUARANTEES: tuple[Guarantee, ...] = get_args(Guarantee)
 
@@ -45,6 +48,7 @@ _MASS_ROW = np.dtype(
         ("outside_count", "<i4"),
     ]
 )
+_OUTLINE_ROW = np.dtype([("top", "<i8"), ("widest", "<f8"), ("bins", "<i4"), ("", "V4")])
 _CUT_ROW = np.dtype([("logit", "<f4"), ("token_id", "<i4"), ("decided", "?"), ("", "V3")])
 
 Ids = npt.NDArray[np.int32]
@@ -130,30 +134,63 @@ def unpack_candidates(message: bytes, needs: Sequence[Need], owned: Ids) -> Cand
 # -- the whole softmax ----------------------------------------------------------------------------
 
 
-def pack_bounds(parts: Sequence[PartialMass | None]) -> bytes:
-    """What a shard knows of the softmax of some rows."""
-    rows = np.zeros(len(parts), _MASS_ROW)
+def pack_outlines(parts: Sequence[Outline | None]) -> bytes:
+    """Where a shard's tokens lie in some rows."""
+    rows = np.zeros(len(parts), _OUTLINE_ROW)
     known = [part for part in parts if part is not None]
     for row, part in zip(rows, parts, strict=True):
-        row["tokens"] = UNKNOWN if part is None else len(part.ids)
+        row["bins"] = UNKNOWN if part is None else len(part.counts)
         if part is not None:
-            row["log_upper"], row["log_lower"] = part.log_upper, part.log_lower
-            row["largest"], row["outside_count"] = part.largest, part.outside_count
-    ids = [part.ids.tobytes() for part in known]
-    return b"".join((rows.tobytes(), *ids, *(part.logits.tobytes() for part in known)))
+            row["top"], row["widest"] = part.top, part.widest
+    counts = [part.counts.tobytes() for part in known]
+    return b"".join((rows.tobytes(), *counts, *(part.errors.tobytes() for part in known)))
 
 
-def unpack_bounds(message: bytes, count: int) -> list[PartialMass | None]:
+def unpack_outlines(message: bytes, count: int) -> list[Outline | None]:
+    """What `pack_outlines` packed of ``count`` rows."""
+    reader = _Reader(message)
+    rows = reader.take(_OUTLINE_ROW, count)
+    sizes = [max(int(bins), 0) for bins in rows["bins"]]
+    counts = [reader.take(np.int32, size) for size in sizes]
+    errors = [reader.take(np.float32, size) for size in sizes]
+    return [
+        None
+        if row["bins"] == UNKNOWN
+        else Outline(int(row["top"]), own_counts, own_errors, float(row["widest"]))
+        for row, own_counts, own_errors in zip(rows, counts, errors, strict=True)
+    ]
+
+
+def pack_plans(plans: Sequence[int | None]) -> bytes:
+    """From which bins on some rows are to be known exactly: 8 bytes each."""
+    return np.array([NO_PLAN if plan is None else plan for plan in plans], np.int64).tobytes()
+
+
+def unpack_plans(message: bytes) -> list[int | None]:
+    """What `pack_plans` packed."""
+    plans = np.frombuffer(message, np.int64).tolist()
+    return [None if plan == NO_PLAN else plan for plan in plans]
+
+
+def pack_bounds(parts: Sequence[PartialMass]) -> bytes:
+    """What a shard knows of the softmax of some rows."""
+    rows = np.zeros(len(parts), _MASS_ROW)
+    for row, part in zip(rows, parts, strict=True):
+        row["tokens"] = len(part.ids)
+        row["log_upper"], row["log_lower"] = part.log_upper, part.log_lower
+        row["largest"], row["outside_count"] = part.largest, part.outside_count
+    ids = [part.ids.tobytes() for part in parts]
+    return b"".join((rows.tobytes(), *ids, *(part.logits.tobytes() for part in parts)))
+
+
+def unpack_bounds(message: bytes, count: int) -> list[PartialMass]:
     """What `pack_bounds` packed of ``count`` rows."""
     reader = _Reader(message)
     rows = reader.take(_MASS_ROW, count)
-    sizes = [int(size) for size in rows["tokens"]]
-    ids = [reader.take(np.int32, max(size, 0)) for size in sizes]
-    logits = [reader.take(np.float32, max(size, 0)) for size in sizes]
+    ids = [reader.take(np.int32, int(size)) for size in rows["tokens"]]
+    logits = [reader.take(np.float32, int(size)) for size in rows["tokens"]]
     return [
-        None
-        if size == UNKNOWN
-        else PartialMass(
+        PartialMass(
             own_ids,
             own_logits,
             float(row["log_upper"]),
@@ -161,7 +198,7 @@ def unpack_bounds(message: bytes, count: int) -> list[PartialMass | None]:
             float(row["largest"]),
             int(row["outside_count"]),
         )
-        for size, row, own_ids, own_logits in zip(sizes, rows, ids, logits, strict=True)
+        for row, own_ids, own_logits in zip(rows, ids, logits, strict=True)
     ]
 
 

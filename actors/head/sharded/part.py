@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -14,10 +15,17 @@ from actors.configuration import TierName
 from actors.head.calibration import calibrate, choose
 from actors.head.ladder import Ladder
 from actors.head.owned_rows import OwnedRows
+from actors.head.paper.cluster_shard import ClusterShard
+from actors.head.paper.paper_head import PaperHead
 from actors.head.screens import DENSE
 from actors.head.shard import Shard
+from actors.states.need import Need
+from kernels.bounds import summarise
 from kernels.linear import linear, pack
 from kernels.quantize import Tier, quantize
+
+if TYPE_CHECKING:
+    from actors.head.gpu.device_shard import DeviceShard
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,6 +36,7 @@ class ShardPart:
     ``samples`` of hidden states, in steps of up to ``largest`` rows; the dense screen competes
     where it is not ``certified``. ``directions`` are those that the hidden states have in common,
     for tiers that are better with one (`kernels.quantize`). Without tiers every screen is dense.
+    Rows with ``clusters`` are of the paper's head. On a ``device`` there must be tiers.
     """
 
     weight: torch.Tensor  # [n, d] fp32 or bf16, its rows alone
@@ -41,6 +50,8 @@ class ShardPart:
     directions: Mapping[TierName, npt.NDArray[np.float32]] = field(default_factory=dict)
     samples: npt.NDArray[np.float32] | None = None  # [M, d]
     certified: bool = False
+    clusters: npt.NDArray[np.int32] | None = None  # [n] of the paper's head: each row's cluster
+    device: str = "cpu"
 
 
 def cut_head(whole: ShardPart, parts: Sequence[OwnedRows]) -> list[ShardPart]:
@@ -54,17 +65,30 @@ def cut_head(whole: ShardPart, parts: Sequence[OwnedRows]) -> list[ShardPart]:
             weight=whole.weight[torch.from_numpy(owned.ids).long()],
             bias=None if whole.bias is None else whole.bias[torch.from_numpy(owned.ids).long()],
             owned=owned,
+            clusters=None if whole.clusters is None else whole.clusters[owned.ids],
         )
         for owned in parts
     ]
 
 
-def build_shard(part: ShardPart) -> Shard:
-    """The shard, with its screens timed here."""
+def build_shard(part: ShardPart) -> Shard | DeviceShard | ClusterShard:
+    """The shard, with its screens timed here.
+
+    Raises ValueError where it is to be on a GPU and this process has none.
+    """
+    if part.clusters is not None:
+        return _of_clusters(part, part.clusters)
+    return build_ladder(part)
+
+
+def build_ladder(part: ShardPart) -> Shard | DeviceShard:
+    """The shard of a part without clusters. Raises as `build_shard`."""
     tiers: dict[str, Tier] = {
         name: quantize(part.weight, name, direction=part.directions.get(name))
         for name in part.tiers
     }
+    if part.device != "cpu":
+        return _on_device(part, tiers)
     shard = Shard(
         part.weight,
         part.bias,
@@ -78,4 +102,47 @@ def build_shard(part: ShardPart) -> Shard:
     if tiers and part.samples is not None:
         timings = calibrate(shard, (DENSE, *tiers), part.samples, part.largest)
         shard.start_with(*choose(timings, certified=part.certified))
+    return shard
+
+
+def _of_clusters(part: ShardPart, cluster_of: npt.NDArray[np.int32]) -> ClusterShard:
+    """Clusters of which this shard has a part are bounded by the rows it has."""
+    sizes = np.unique(cluster_of, return_counts=True)[1]
+    order = np.argsort(cluster_of, kind="stable").astype(np.int32)
+    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    clusters = summarise(part.weight, part.bias, order, offsets)
+    size = part.owned.vocabulary_size
+    shard = ClusterShard(
+        PaperHead(
+            part.weight, part.bias, part.softcap, part.scale, size, clusters, owned=part.owned
+        )
+    )
+    # A step has a time-out, which compiling must not use up.
+    hidden = np.zeros((1, part.weight.shape[1]), np.float32)
+    screening, _ = shard.bound(hidden, [Need("top1", inverse_temperature=1.0)])
+    shard.logits(screening, 0, part.owned.ids[:1])
+    return shard
+
+
+def _on_device(part: ShardPart, tiers: dict[str, Tier]) -> DeviceShard:
+    from actors.head.gpu.device_shard import DeviceShard  # needs Triton
+
+    if part.device.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError("a shard of a head on GPUs has none: reserve one for it, or --device cpu")
+    shard = DeviceShard(
+        part.weight,
+        part.bias,
+        part.softcap,
+        part.scale,
+        part.owned.vocabulary_size,
+        Ladder(tiers, ((1, part.tiers[0]),)),
+        device=part.device,
+        owned=part.owned,
+    )
+    if part.samples is not None:
+        shard.warm_up(part.largest)
+        shard.start_with(
+            *choose(calibrate(shard, part.tiers, part.samples, part.largest), certified=True)
+        )
+    shard.warm_up(part.largest)
     return shard

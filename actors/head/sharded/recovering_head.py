@@ -12,7 +12,9 @@ import torch
 
 from actors.candidates import Candidates
 from actors.collective import Collective, CollectiveError
+from actors.head.output_head import OutputHead
 from actors.head.owned_rows import OwnedRows
+from actors.head.paper.cluster_shard import ClusterShard
 from actors.head.sequence_head import SequenceHead
 from actors.head.sharded.announcements import RowNames
 from actors.head.sharded.collective_head import CollectiveHead
@@ -84,14 +86,20 @@ class RecoveringHead(SequenceHead):
     ) -> None:
         self._members: dict[int, _Member] = {}
         self._outbox = Outbox()
+        self.device = torch.device(parts[0].device)
         self._gang = starter.start(parts[1:])
         try:
-            self.own, self._ids = build_shard(parts[0]), parts[0].owned.ids
+            self._shard, self._ids = build_shard(parts[0]), parts[0].owned.ids
             self._group: CollectiveHead | None = self._formed()
         except BaseException:
             self._gang.close()
             raise
         super().__init__(self._group, states)
+
+    @property
+    def own(self) -> OutputHead:
+        """The shard that is here, as a head of its rows alone."""
+        return self._shard.head if isinstance(self._shard, ClusterShard) else self._shard
 
     def open(self, sequence: int, request: Request, history: list[int]) -> None:
         self._members[sequence] = member = _Member(request, history)
@@ -108,7 +116,7 @@ class RecoveringHead(SequenceHead):
         self._outbox.close(sequence)
 
     def roles(self) -> list[RunningRole]:
-        own = RunningRole("shard", 0, here(), "cpu", f"{len(self._ids)} tokens")
+        own = RunningRole("shard", 0, here(), str(self.device), f"{len(self._ids)} tokens")
         return [own, *self._gang.roles()]
 
     def shut_down(self) -> None:
@@ -137,7 +145,7 @@ class RecoveringHead(SequenceHead):
         raise AssertionError("unreachable")
 
     def _formed(self) -> CollectiveHead:
-        return CollectiveHead(self.own, self._ids, self._gang.form())
+        return CollectiveHead(self._shard, self._ids, self._gang.form())
 
     def _regrouped(self) -> CollectiveHead:
         """A new group, which is told of all sequences there are."""

@@ -8,17 +8,14 @@ import numpy as np
 import numpy.typing as npt
 
 from actors.collective import ROOT, Collective
-from actors.head.exchange import MassShard
 from actors.head.sharded.announcements import (
     EndAnnouncement,
-    Introduction,
-    NewsAnnouncement,
     StepAnnouncement,
     decode_announcement,
     encode_introduction,
     needs_of,
 )
-from actors.head.sharded.step import ShardStep
+from actors.head.sharded.rounds import AnyShard, introduce, rounds_of
 from actors.states.sequence_state import SequenceStates
 
 
@@ -31,7 +28,7 @@ class ShardServer:
 
     def __init__(
         self,
-        shard: MassShard,
+        shard: AnyShard,
         owned_ids: npt.NDArray[np.int32],
         states: SequenceStates,
         collective: Collective,
@@ -40,8 +37,8 @@ class ShardServer:
             raise ValueError(f"rank {ROOT} is the head itself")
         self._collective = collective
         self._states = states
-        self._step = ShardStep(shard, [owned_ids], collective)
-        own = Introduction(shard.vocabulary_size, owned_ids.astype(np.int32).tobytes())
+        own = introduce(shard, owned_ids)
+        self._step = rounds_of(shard, [own], collective)
         collective.gather(encode_introduction(own))
 
     def run(self) -> None:
@@ -62,20 +59,15 @@ class ShardServer:
         match announcement:
             case EndAnnouncement():
                 return False
-            case NewsAnnouncement():
-                self._hear(announcement)
             case StepAnnouncement():
-                self._hear(announcement)
                 self._take(announcement)
             case _:
                 assert_never(announcement)
         return True
 
-    def _hear(self, announcement: StepAnnouncement | NewsAnnouncement) -> None:
+    def _take(self, announcement: StepAnnouncement) -> None:
         for deltas in announcement.deltas:
             self._states.apply(deltas)
-
-    def _take(self, announcement: StepAnnouncement) -> None:
         needs = needs_of(announcement.rows, self._states)
         hidden = self._collective.broadcast_hidden(None, len(needs), announcement.columns)
         self._step.rescore(self._step.screen(hidden, needs))

@@ -4,8 +4,10 @@ The rounds are those of `actors.head.shard_group.ShardGroup`:
 
     screen            every shard, its own rows
     all-reduce max    thresholds, and which rows bounds on the whole softmax may decide
-    gather, broadcast what the shards know of the softmax of such rows; what that decides, at most
-                      twice, by the root alone: processors may differ in the last bit of a logarithm
+    gather, broadcast where the tokens of such rows lie, and which of them to know exactly
+    gather, broadcast what the shards know of the softmax of such rows, and what that decides; both
+                      at most twice, by the root alone: processors may differ in the last bit of a
+                      logarithm
     rescore           every shard, its own rows that may reach the threshold
     gather            candidates and certificates
 """
@@ -21,26 +23,44 @@ import torch
 
 from actors.candidates import Candidates
 from actors.collective import ROOT, Collective
-from actors.head.exchange import MASS_NEEDS, MassBounds, MassShard, decide_cuts, merge_candidates
+from actors.head.exchange import (
+    MASS_NEEDS,
+    MassBounds,
+    MassShard,
+    MassTries,
+    decide_cuts,
+    merge_candidates,
+    plan_masses,
+    planned,
+)
 from actors.head.output_head import Hidden, Thresholds
 from actors.head.sharded.packing import (
     pack_bounds,
     pack_candidates,
     pack_cuts,
+    pack_outlines,
+    pack_plans,
     unpack_bounds,
     unpack_candidates,
     unpack_cuts,
+    unpack_outlines,
+    unpack_plans,
 )
 from actors.head.whole_softmax import Cut, Mass, PartialMass
 from actors.states.need import Need
+from kernels.mass import Outline
+
+NO_TRIES = MassTries(at_once=False, precisely=False)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AgreedScreening:
-    """A shard's own screening with the thresholds of all, and the ``mass_rows`` of all."""
+    """A shard's own screening with the thresholds of all, the ``mass_rows`` of all and how to
+    bound them."""
 
     thresholds: Thresholds
-    mass_rows: tuple[int, ...]
+    mass_rows: tuple[int, ...] = ()
+    tries: MassTries = NO_TRIES
 
 
 class ShardStep:
@@ -69,11 +89,16 @@ class ShardStep:
         rows = [row for row, need in enumerate(needs) if need.kind in MASS_NEEDS]
         if rows:
             able = set(self._shard.mass_rows(own))
+            tries = self._shard.mass_tries(own) if able else NO_TRIES
             columns.append(np.array([row not in able for row in rows], np.float64))
+            columns.append(np.array([not tries.at_once, tries.precisely], np.float64))
         agreed = self._collective.all_reduce_max(np.concatenate(columns))
-        largest, has, unable = np.split(agreed, [len(tau), 2 * len(tau)])
-        common = tuple(row for row, out in zip(rows, unable.tolist(), strict=True) if not out)
-        return AgreedScreening(replace(own, tau=np.where(has > 0, largest, np.nan)), common)
+        largest, has, unable, tried = np.split(agreed, np.cumsum([len(tau), len(tau), len(rows)]))
+        common = replace(own, tau=np.where(has > 0, largest, np.nan))
+        if not rows:
+            return AgreedScreening(common)
+        able_rows = tuple(row for row, out in zip(rows, unable.tolist(), strict=True) if not out)
+        return AgreedScreening(common, able_rows, MassTries(not tried[0], bool(tried[1])))
 
     def rescore(self, screening: AgreedScreening) -> Candidates | None:
         """The candidates of all shards at the root, None elsewhere."""
@@ -93,16 +118,28 @@ class ShardStep:
     def _agree_on_masses(self, screening: AgreedScreening) -> dict[int, Mass]:
         """This shard's part of the rows that bounds on the whole softmax decide."""
         side = MassBounds(self._shard, screening.thresholds, screening.mass_rows)
-        for precisely in (False, True):
-            if not side.left:
-                break
+        for precisely, worth in zip((False, True), screening.tries, strict=True):
+            if not worth or not side.left:
+                continue
             needs = [screening.thresholds.needs[row] for row in side.left]
-            side.settle(self._decided(needs, side.bound(precisely=precisely)))
+            plans = self._planned(needs, side.outline(precisely=precisely))
+            bounds = side.bound(plans)
+            side.settle(self._decided(planned(needs, plans), bounds) if bounds else [])
         return side.masses()
 
-    def _decided(
-        self, needs: Sequence[Need], bounds: Sequence[PartialMass | None]
-    ) -> list[Cut | None]:
+    def _planned(
+        self, needs: Sequence[Need], outlines: Sequence[Outline | None]
+    ) -> list[int | None]:
+        collective = self._collective
+        if collective.rank != ROOT:
+            collective.gather(pack_outlines(outlines))
+            return unpack_plans(collective.broadcast())
+        others = [unpack_outlines(part, len(needs)) for part in collective.gather(b"")[1:]]
+        plans = plan_masses(needs, [outlines, *others], self._shard.vocabulary_size)
+        collective.broadcast(pack_plans(plans))
+        return plans
+
+    def _decided(self, needs: Sequence[Need], bounds: Sequence[PartialMass]) -> list[Cut | None]:
         collective = self._collective
         if collective.rank != ROOT:
             collective.gather(pack_bounds(bounds))

@@ -17,7 +17,7 @@ from statistics import median
 import torch
 
 from actors.head.shard_group import ShardGroup
-from actors.head.sharded.part import build_shard
+from actors.head.sharded.part import build_ladder
 from loadtest.bench.head.synthetic_heads import NAMED
 from loadtest.bench.head.workload import synthetic_workload
 from loadtest.bench.measurement import (
@@ -29,6 +29,12 @@ from loadtest.bench.measurement import (
 )
 from loadtest.bench.record import CaseLabels, Measure, Report
 from loadtest.bench.shards.case import ShardCase, rhythm_of
+from loadtest.bench.shards.csv_decode import (
+    CsvDecodeCase,
+    cluster_parts,
+    clustered_head,
+    exchange_table,
+)
 from loadtest.bench.shards.fitted_link import fit_link
 from loadtest.bench.shards.model import HeadSize, models
 from loadtest.bench.shards.processes import shard_processes
@@ -64,6 +70,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--shards", type=numbers, default=(1, 2, 4, 8), metavar="N,N", help="1 is always measured"
     )
     parser.add_argument("--batch", type=numbers, default=(1, 8, 32), metavar="N,N")
+    parser.add_argument(
+        "--clusters",
+        type=int,
+        metavar="C",
+        help="compare with CSV-Decode's exchange of as many clusters, made by k-means",
+    )
     parser.add_argument("--need", type=names_of(NEEDS), default=tuple(NEEDS), metavar="A,B")
     add_common_arguments(parser, runs=RUNS, quick_runs=QUICK_RUNS, seed=SEED)
     model = parser.add_argument_group("the model, which is not a measurement")
@@ -111,28 +123,36 @@ def run(arguments: argparse.Namespace) -> int:
 def measure_into(report: Report, arguments: argparse.Namespace) -> int:
     """Measures what the options ask for, prints the model; returns how many tokens are wrong."""
     cases: list[ShardCase] = []
+    clustered: list[CsvDecodeCase] = []
     cores: list[int] = []
     if not arguments.model_only:
         allowed = sorted(os.sched_getaffinity(0))
         with on_pinned_cores(report, 1) as [own]:
             cores = [own, *(core for core in allowed if core != own)]
             report.machine["pinned_to_cores"] = cores
-            cases = measure_shards(report, arguments, cores)
+            cases, clustered = measure_shards(report, arguments, cores)
         print(f"\n{step_table(cases, arguments.vocabulary, len(cores))}\n")
         print(f"{explanation(cases, len(cores))}\n")
         print(f"microseconds of a call, nobody computing:\n{operation_table(cases)}\n")
+    if clustered:
+        ladders = {(each.shards, each.batch, each.need): each for each in cases}
+        print(
+            "CSV-Decode's exchange of cluster bounds and opened logits, bytes per token and shard"
+        )
+        print(f"without hidden states:\n{exchange_table(clustered, ladders)}\n")
     links = list(arguments.link)
     fitted = fit_link(cases, len(cores))
     if fitted is not None:
         links.append(fitted)
     print_model(report, arguments, links, cases)
-    return sum(case.wrong for case in cases)
+    return sum(case.wrong for case in (*cases, *clustered))
 
 
 def measure_shards(
     report: Report, arguments: argparse.Namespace, cores: Sequence[int]
-) -> list[ShardCase]:
-    """Every number of shards, batch size and need; one shard first, whose tokens are right."""
+) -> tuple[list[ShardCase], list[CsvDecodeCase]]:
+    """Every number of shards, batch size and need; one shard first, whose tokens are right. With
+    ``clusters`` several shards again, with CSV-Decode's exchange."""
     workload = ShardWorkload(
         synthetic_workload(
             arguments.geometry,
@@ -153,12 +173,14 @@ def measure_shards(
     }
     rhythm = rhythm_of(arguments.runs or (QUICK_RUNS if arguments.quick else RUNS))
     cases: list[ShardCase] = []
+    clustered: list[CsvDecodeCase] = []
+    in_clusters = clustered_head(workload, arguments.clusters) if arguments.clusters else None
     single: dict[tuple[int, str], ShardCase] = {}  # one shard's, by batch and need
     counts = sorted({1, *arguments.shards})
     with shard_processes(counts[-1] - 1, cores) as processes:
         for shards in counts:
             parts = workload.parts(shards)
-            alone = [TimedShard(build_shard(part)) for part in parts]
+            alone = [TimedShard(build_ladder(part)) for part in parts]
             group = ShardGroup(alone, [part.owned.ids for part in parts])
             with processes.head(parts, rhythm) as head:
                 for asked in product(arguments.batch, arguments.need):
@@ -167,8 +189,16 @@ def measure_shards(
                     case.compare(single.setdefault(asked, case))
                     case.record(report, labels)
                     cases.append(case)
+            if in_clusters is not None and shards > 1:
+                with processes.head(cluster_parts(in_clusters, shards), rhythm) as head:
+                    for asked in product(arguments.batch, arguments.need):
+                        other = CsvDecodeCase(shards, *asked)
+                        other.measure(workload, head, rhythm.computed)
+                        other.compare(single[asked])
+                        other.record(report, labels)
+                        clustered.append(other)
             print(f"{shards} shard(s) measured", flush=True)
-    return cases
+    return cases, clustered
 
 
 def print_model(

@@ -21,7 +21,7 @@ from actors.head.sharded.collective_head import CollectiveHead
 from actors.head.sharded.part import ShardPart, build_shard
 from cluster.collective.gloo_links import open_store
 from cluster.collective.join import GroupPlan, join
-from loadtest.bench.shards.recorded_shard import RecordedShard
+from loadtest.bench.shards.recorded_shard import recorded
 
 HOST = "127.0.0.1"
 PATIENCE = 300.0  # kernels may have to be compiled first
@@ -85,7 +85,7 @@ class ShardProcesses:
         )
         for rank in range(1, len(parts)):
             self._order(rank, parts[rank], plan, rhythm)
-        own = RecordedShard(build_shard(parts[0]), rhythm.computed, rhythm.repeated)
+        own = recorded(build_shard(parts[0]), rhythm.computed, rhythm.repeated)
         group: Collective = SingleProcess()
         if len(parts) > 1:
             group = join(plan, 0, store=self._store)

@@ -6,17 +6,20 @@ nobody to wait for.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from actors.candidates import Candidates
-from actors.head.exchange import MassShard
+from actors.head.exchange import MassShard, MassTries
 from actors.head.output_head import Hidden, Thresholds
+from actors.head.paper.cluster_shard import ClusterShard
+from actors.head.sharded.rounds import AnyShard
 from actors.head.whole_softmax import PartialMass
 from actors.states.need import Need
+from kernels.mass import Outline
 
 
 @dataclass(slots=True, eq=False)
@@ -25,8 +28,17 @@ class RecordedStep:
 
     thresholds: Thresholds
     mass_rows: list[int] = field(default_factory=list)
-    bounds: dict[bool, list[PartialMass | None] | None] = field(default_factory=dict)
+    mass_tries: MassTries | None = None
+    outlines: dict[bool, list[Outline | None]] = field(default_factory=dict)
+    bounds: dict[bool, list[PartialMass]] = field(default_factory=dict)
     candidates: Candidates | None = None
+
+
+def recorded(shard: AnyShard, computed: int, repeated: int) -> AnyShard:
+    """``shard`` as a `RecordedShard`; one of clusters as it is, for it repeats nothing."""
+    if isinstance(shard, ClusterShard):
+        return shard
+    return RecordedShard(shard, computed, repeated)
 
 
 class RecordedShard:
@@ -40,6 +52,7 @@ class RecordedShard:
         self._period = computed + repeated
         self._number = -1
         self._steps: list[RecordedStep] = []
+        self._precisely = False
 
     @property
     def _repeats(self) -> bool:
@@ -62,13 +75,25 @@ class RecordedShard:
             self._step.mass_rows = self._shard.mass_rows(thresholds)
         return self._step.mass_rows
 
-    def bound_masses(
-        self, thresholds: Thresholds, rows: Sequence[int], *, precisely: bool
-    ) -> list[PartialMass | None] | None:
+    def mass_tries(self, thresholds: Thresholds) -> MassTries:
         if not self._repeats:
-            found = self._shard.bound_masses(thresholds, rows, precisely=precisely)
-            self._step.bounds[precisely] = found
-        return self._step.bounds[precisely]
+            self._step.mass_tries = self._shard.mass_tries(thresholds)
+        assert self._step.mass_tries is not None
+        return self._step.mass_tries
+
+    def outline_masses(
+        self, thresholds: Thresholds, rows: Sequence[int], *, precisely: bool
+    ) -> list[Outline | None]:
+        self._precisely = precisely
+        if not self._repeats:
+            found = self._shard.outline_masses(thresholds, rows, precisely=precisely)
+            self._step.outlines[precisely] = found
+        return self._step.outlines[precisely]
+
+    def bound_masses(self, thresholds: Thresholds, lowest: Mapping[int, int]) -> list[PartialMass]:
+        if not self._repeats:
+            self._step.bounds[self._precisely] = self._shard.bound_masses(thresholds, lowest)
+        return self._step.bounds[self._precisely]
 
     def record_bounds(self, thresholds: Thresholds, *, failed: bool) -> None:
         if not self._repeats:

@@ -19,7 +19,7 @@ from cluster.collective.join import GroupPlan, join
 from cluster.process_tree import die_with_parent
 from kernels import pool
 from loadtest.bench.shards.processes import HOST, PATIENCE, Rhythm, ServerOrder
-from loadtest.bench.shards.recorded_shard import RecordedShard
+from loadtest.bench.shards.recorded_shard import recorded
 
 
 def main() -> None:
@@ -37,7 +37,7 @@ def main() -> None:
         part: ShardPart = pickle.loads(Path(order.part).read_bytes())
         rhythm = order.rhythm
         ShardServer(
-            RecordedShard(build_shard(part), rhythm.computed, rhythm.repeated),
+            recorded(build_shard(part), rhythm.computed, rhythm.repeated),
             part.owned.ids,
             SequenceStates(part.owned.vocabulary_size, part.eos_ids, 1),
             join(order.plan, order.rank, store=store),

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import numpy as np
 import numpy.typing as npt
 
 from actors.candidates import Candidates
-from actors.head.exchange import MassShard
+from actors.head.exchange import MassShard, MassTries
 from actors.head.output_head import Hidden, Thresholds
 from actors.head.whole_softmax import PartialMass
 from actors.states.need import Need
+from kernels.mass import Outline
 
 
 class TimedShard:
@@ -37,11 +38,18 @@ class TimedShard:
         with self._computing():
             return self._shard.mass_rows(thresholds)
 
-    def bound_masses(
+    def mass_tries(self, thresholds: Thresholds) -> MassTries:
+        return self._shard.mass_tries(thresholds)
+
+    def outline_masses(
         self, thresholds: Thresholds, rows: Sequence[int], *, precisely: bool
-    ) -> list[PartialMass | None] | None:
+    ) -> list[Outline | None]:
         with self._computing():
-            return self._shard.bound_masses(thresholds, rows, precisely=precisely)
+            return self._shard.outline_masses(thresholds, rows, precisely=precisely)
+
+    def bound_masses(self, thresholds: Thresholds, lowest: Mapping[int, int]) -> list[PartialMass]:
+        with self._computing():
+            return self._shard.bound_masses(thresholds, lowest)
 
     def record_bounds(self, thresholds: Thresholds, *, failed: bool) -> None:
         self._shard.record_bounds(thresholds, failed=failed)

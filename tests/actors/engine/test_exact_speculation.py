@@ -208,3 +208,5 @@ def test_sigmoids_are_not_for_drafters_that_are_certain() -> None:
         drafting_engine(draft="ngram", verify="sigmoid")
     with pytest.raises(ValueError, match="must be below 0"):
         drafting_engine(**{**EXACT, "verify": "sigmoid"}, sigmoid_alpha=3.0)
+    with pytest.raises(ValueError, match="add --verify sigmoid"):
+        drafting_engine(**EXACT, sigmoid_beta=3.0)

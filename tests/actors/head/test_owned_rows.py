@@ -15,12 +15,9 @@ from actors.head.certificates import merge_certificates
 from actors.head.exchange import merge_candidates
 from actors.head.owned_rows import OwnedRows
 from actors.head.paper.paper_head import PaperHead
-from actors.head.sequence_head import SequenceHead
 from actors.head.shard_group import ShardGroup
-from actors.messages import Certificate, Request, SamplingParameters
-from actors.states.deltas import OpenSequence, Outbox
+from actors.messages import Certificate
 from actors.states.need import Need
-from actors.states.sequence_state import SequenceStates
 from kernels.blocks import blocks_of
 from kernels.bounds import summarise
 from tests.support.cluster_cases import nearby
@@ -104,6 +101,32 @@ def test_the_tests_see_certificates_of_every_kind() -> None:
     assert {each.need for each in certificates if each.guarantee == "dense"} >= {"dense"}
 
 
+@pytest.mark.parametrize("shards", [2, 4, 8])
+def test_top_p_is_certified_wherever_one_shard_certifies_it(shards: int) -> None:
+    """Also with shards whose own tokens hardly matter and are all alike: what must be known is
+    planned for all of them together."""
+    random = np.random.default_rng(shards)
+    rows = random.standard_normal((1024, COLUMNS)).astype(np.float32)
+    rows[64:] *= 0.05
+    weight = torch.from_numpy(rows)
+    needs = [Need("nucleus", top_p=0.9, key=row, inverse_temperature=1.0) for row in range(24)]
+    hidden = (2.0 * random.standard_normal((24, COLUMNS))).astype(np.float32)
+    blocks = np.array_split(np.arange(blocks_of(1024)), shards)
+    parts = [OwnedRows.of_blocks(own.tolist(), 1024) for own in blocks]
+    whole = shard_of(weight, None, OwnedRows.every(1024), ("int8",), None)
+    group = ShardGroup(
+        [shard_of(weight, None, owned, ("int8",), None) for owned in parts],
+        [owned.ids for owned in parts],
+    )
+    one, several = (head.rescore(head.screen(hidden, needs)) for head in (whole, group))
+    assert several.ids.tolist() == one.ids.tolist()
+    certified = [each.guarantee == "deterministic" for each in one.certificates]
+    assert [each.guarantee == "deterministic" for each in several.certificates] == certified
+    assert sum(certified) >= 12
+    rescored = [sum(each.rescored_rows for each in found.certificates) for found in (one, several)]
+    assert rescored[1] <= 1.1 * rescored[0]
+
+
 def test_shards_of_whole_clusters_in_the_papers_mode_draw_the_same_tokens() -> None:
     """Noise by token id: which cluster, and which shard, a token is in does not matter."""
     random = np.random.default_rng(2)
@@ -167,43 +190,3 @@ def test_merged_certificates_promise_no_more_than_the_weakest() -> None:
     assert merge_certificates([strong, dense], 300).guarantee == "deterministic"
     assert merge_certificates([dense, dense], 200).guarantee == "dense"
     assert merge_certificates([strong], 100) is strong
-
-
-# -- needs that travel -----------------------------------------------------------------------------
-
-
-def test_a_head_with_states_of_its_own_answers_like_one_that_shares_the_engines() -> None:
-    """Names of rows are all that travels with hidden states: deltas keep the rest."""
-    random = np.random.default_rng(9)
-    size = 300
-    weight = torch.from_numpy(random.standard_normal((size, COLUMNS)).astype(np.float32))
-    shard = shard_of(weight, None, OwnedRows.every(size), ("int8",), None)
-    engines = SequenceStates(size, (0,), 2)
-    near, far = SequenceHead(shard, engines), SequenceHead(shard, SequenceStates(size, (0,), 1))
-    outbox = Outbox()
-    for name in range(6):
-        parameters = SamplingParameters(
-            temperature=float(random.choice([0.0, 0.9])),
-            top_k=int(random.choice([0, 20])),
-            repetition_penalty=1.3,
-            frequency_penalty=float(random.choice([0.4, -0.3])),
-            bad_words=((5, 6),),
-            min_tokens=3,
-            seed=name,
-        )
-        request = Request(str(name), 0, tuple(random.integers(1, size, 8).tolist()), parameters)
-        engines.open(name, request)
-        outbox.open(OpenSequence(name, request))
-    for _ in range(8):
-        names = [name for name in range(6) for _ in range(3)]
-        guesses = tuple(random.integers(1, size, 2).tolist())
-        drafted = [guesses[:count] for _ in range(6) for count in range(3)]
-        hidden = torch.from_numpy(random.standard_normal((18, COLUMNS)).astype(np.float32))
-        far.apply(outbox.take())
-        ours, theirs = (head.candidates(hidden, names, drafted) for head in (near, far))
-        assert ours.ids.tolist() == theirs.ids.tolist()
-        assert ours.logits.tobytes() == theirs.logits.tobytes()
-        for name in range(6):
-            tokens = tuple(random.integers(1, size, random.integers(1, 4)).tolist())
-            engines[name].append(*tokens)
-            outbox.append(name, tokens)

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from actors.candidates import Candidates
 from actors.head.sharded.announcements import (
-    NewsAnnouncement,
     RowNames,
     StepAnnouncement,
     decode_announcement,
@@ -21,16 +20,21 @@ from actors.head.sharded.packing import (
     pack_bounds,
     pack_candidates,
     pack_cuts,
+    pack_outlines,
+    pack_plans,
     unpack_bounds,
     unpack_candidates,
     unpack_cuts,
+    unpack_outlines,
+    unpack_plans,
 )
 from actors.head.whole_softmax import EVERYTHING, Cut, PartialMass, decide_mass
-from actors.messages import Certificate, Request, SamplingParameters
+from actors.messages import Certificate
 from actors.states.deltas import Deltas, OpenSequence
 from actors.states.flat_needs import flatten_adjustments
 from actors.states.need import Need
 from actors.states.sequence_state import SequenceStates
+from kernels.mass import Outline
 from kernels.truncate import truncate
 from tests.support.sharded_cases import every_kind_of_request, same_candidates
 
@@ -82,19 +86,35 @@ def test_a_tier_whose_name_does_not_fit_is_not_cut_short() -> None:
 @given(seed=st.integers(0, 2**32))
 def test_bounds_and_cuts_arrive_bit_for_bit(seed: int) -> None:
     random = np.random.default_rng(seed)
-    parts = [
-        a_part(random, OWNED[random.random(100) < 0.2]) if random.random() < 0.7 else None
-        for _ in range(5)
-    ]
+    parts = [a_part(random, OWNED[random.random(100) < 0.2]) for _ in range(5)]
     found = unpack_bounds(pack_bounds(parts), 5)
-    assert [part is None for part in found] == [part is None for part in parts]
     for ours, theirs in zip(found, parts, strict=True):
-        if ours is not None and theirs is not None:
-            assert pack_bounds([ours]) == pack_bounds([theirs])
-            assert ours.ids.tolist() == theirs.ids.tolist()
-            assert ours.logits.tobytes() == theirs.logits.tobytes()
+        assert pack_bounds([ours]) == pack_bounds([theirs])
+        assert ours.ids.tolist() == theirs.ids.tolist()
+        assert ours.logits.tobytes() == theirs.logits.tobytes()
     cuts = [None, EVERYTHING, Cut(float(np.float32(0.1)), 7)]
     assert unpack_cuts(pack_cuts(cuts)) == cuts
+
+
+@given(seed=st.integers(0, 2**32))
+def test_outlines_and_plans_arrive_bit_for_bit(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    parts = [
+        Outline(
+            int(random.integers(-(2**50), 2**50)),
+            random.integers(0, 9, bins := int(random.integers(0, 5))).astype(np.int32),
+            random.random(bins).astype(np.float32),
+            float(random.random()),
+        )
+        if random.random() < 0.7
+        else None
+        for _ in range(5)
+    ]
+    found = unpack_outlines(pack_outlines(parts), 5)
+    assert [part is None for part in found] == [part is None for part in parts]
+    assert pack_outlines(found) == pack_outlines(parts)
+    plans = [None, 0, -(2**50), 2**50]
+    assert unpack_plans(pack_plans(plans)) == plans
 
 
 @given(seed=st.integers(0, 2**32), shards=st.integers(1, 4))
@@ -147,9 +167,3 @@ def test_names_and_deltas_make_the_same_needs_elsewhere() -> None:
             for flat in (flatten_adjustments([each.adjustment]) for each in (ours, theirs))
         ]
         assert logits[0].tobytes() == logits[1].tobytes()
-
-
-def test_news_need_no_step() -> None:
-    request = Request("a", 1, (1, 2), SamplingParameters(logit_bias=((3, 0.5),)), resumed_ids=(4,))
-    news = NewsAnnouncement((Deltas((1,), (OpenSequence(2, request, (4, 5)),), ((2, (6,)),)),))
-    assert decode_announcement(encode_announcement(news)) == news

@@ -264,7 +264,8 @@ def test_the_promise_of_4_kb_for_top_50_holds_up_to_400_candidates_a_shard() -> 
         assert by_need["top-50"].per_shard < 4096
         assert by_need["top-50"].full_logits == 513_024
         assert by_need["top-1"].per_shard < 100
-        assert by_need["dense"].all_shards > by_need["dense"].full_logits  # ids travel, too
+        beside = by_need["dense"].all_shards - by_need["dense"].full_logits  # ids do not travel
+        assert 0 < beside <= shards * 64
     assert wire.hidden_state_bytes(4096) == 16_384
 
 

@@ -1,0 +1,59 @@
+"""Which rounds the shards of a head take, by what they are: both sides must agree on them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from actors.candidates import Candidates
+from actors.collective import Collective
+from actors.head.exchange import MassShard
+from actors.head.output_head import Hidden
+from actors.head.paper.cluster_shard import ClusterShard, ClusterTokens
+from actors.head.sharded.announcements import Introduction
+from actors.head.sharded.cluster_step import ClusterStep
+from actors.head.sharded.step import AgreedScreening, ShardStep
+from actors.states.need import Need
+
+AnyShard = MassShard | ClusterShard
+
+
+class Rounds(Protocol):
+    """The steps of one shard in a group."""
+
+    def screen(self, hidden: Hidden, needs: Sequence[Need]) -> AgreedScreening:
+        """The first half of a step, which every process of the group takes."""
+        ...
+
+    def rescore(self, screening: AgreedScreening) -> Candidates | None:
+        """The second half: the candidates of all shards at the root, None elsewhere."""
+        ...
+
+
+def introduce(shard: AnyShard, owned_ids: npt.NDArray[np.int32]) -> Introduction:
+    """What ``shard``, which owns ``owned_ids``, says of itself."""
+    if isinstance(shard, ClusterShard):
+        ids, offsets = shard.tokens.ids, shard.tokens.offsets
+        return Introduction(shard.vocabulary_size, ids.tobytes(), offsets.tobytes())
+    return Introduction(shard.vocabulary_size, owned_ids.astype(np.int32).tobytes())
+
+
+def rounds_of(
+    shard: AnyShard, introductions: Sequence[Introduction], collective: Collective
+) -> Rounds:
+    """The steps of ``shard``, with its own introduction first and at the root those of all others.
+
+    Raises ValueError for a group of different kinds of shards.
+    """
+    if len({bool(each.clusters) for each in introductions}) > 1:
+        raise ValueError("shards of one head have clusters all or none: give all the same --head")
+    if isinstance(shard, ClusterShard):
+        tokens = [
+            ClusterTokens(each.ids, np.frombuffer(each.clusters, np.int64))
+            for each in introductions
+        ]
+        return ClusterStep(shard, tokens, collective)
+    return ShardStep(shard, [each.ids for each in introductions], collective)
