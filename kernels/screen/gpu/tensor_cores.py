@@ -152,7 +152,7 @@ def bytes_kernel(  # type: ignore[no-untyped-def]
         valid = place < width
         weights = tl.load(weight_rows + place[None, :], mask=inside & valid[None, :], other=0)
         words = tl.load(hidden_rows + place[:, None], mask=present & valid[:, None], other=0)
-        total = tl.dot(weights, words, total)
+        total = tl.dot(weights, words, total, out_dtype=tl.int32)
     first = tl.program_id(1) * (COLUMNS // 2)
     _store(
         total, scale, products, step, share, result, row, first, size, rows, COMMON, ROWS, COLUMNS
@@ -177,7 +177,7 @@ def _group_sums(  # type: ignore[no-untyped-def]
     """The products of one group of 32 columns, times the multipliers of its rows."""
     place = group * 32 + tl.arange(0, 32)
     words = tl.load(hidden_rows + place[:, None], mask=present[None, :], other=0)
-    sums = tl.dot(weights, words)
+    sums = tl.dot(weights, words, out_dtype=tl.int32)
     if COINS:
         begin = tl.load(starts + group * (2 * rows) + half, mask=present, other=0)
         sums += begin[None, :]
