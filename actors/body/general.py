@@ -16,9 +16,9 @@ import torch
 from actors.body import paged_attention
 from actors.body.attention_step import AttentionStep
 from actors.body.batch import Batch
+from actors.body.gpu.step_inputs import StepInputs, on_the_host, sent
 from actors.body.invariant_functions import finding_callers
 from actors.body.invariant_modules import has_bare_matrices, make_invariant
-from actors.body.step_inputs import StepInputs, on_the_host, sent
 from kernels.attention import BLOCK_SIZE, allocate_cache
 
 # torch's float32 linear gives a row the same bits from this many rows on (measured, 4 to 2,500).

@@ -14,8 +14,8 @@ from actors.body.batch import Body
 from actors.body.checkpoint import Checkpoint, read_checkpoint
 from actors.body.errors import ModelRefusedError, UnsupportedModelError, WeightsError
 from actors.body.general import GeneralBody
-from actors.body.graphed import FIXED_ROWS, GraphedBody
-from actors.body.graphs import CudaCapture
+from actors.body.gpu.capture import CudaCapture
+from actors.body.gpu.graphed_body import FIXED_ROWS, GraphedBody
 from actors.body.head_weights import HeadWeights, check_head, read_head
 from actors.body.model_code import model_code
 from actors.body.refusals import check_memory, check_stored_types, model_class
@@ -220,7 +220,7 @@ def _graphed_body(
     Only a body whose steps have one shape can promise that rows do not depend on those beside them:
     short test sequences may agree by chance where shapes differ.
     """
-    graphed = GraphedBody(body, CudaCapture(), fixed_rows=FIXED_ROWS if batch_invariant else None)
+    graphed = GraphedBody(body, CudaCapture, fixed_rows=FIXED_ROWS if batch_invariant else None)
     same = check_body(
         graphed, expected.token_ids, expected.hidden, "the plain forward pass", tolerance
     )

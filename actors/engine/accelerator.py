@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from actors.body.batch import Body, whole_text
-from actors.body.graphed import GraphedBody
+from actors.body.gpu.graphed_body import GraphedBody
 from actors.engine.memory import DeviceMemory
 from actors.kv_cache import BLOCK_TOKENS
 

@@ -50,7 +50,7 @@ class Tape(TorchDispatchMode):
 
 
 class RecordingCapture:
-    """A `actors.body.graphs.Capture`; ``tapes`` are what it has recorded."""
+    """A `actors.body.gpu.capture.Capture`; ``tapes`` are what it has recorded."""
 
     def __init__(self) -> None:
         self.tapes: list[Tape] = []

@@ -181,7 +181,7 @@ GROUPS: dict[str, dict[str, Callable[[], None]]] = {
     "int4": screen_cases("int4"),
     "int4-dither": screen_cases("int4-dither"),
     "search": head_cases(launch_search),
-    "rows": head_cases(launch_dense_rows, (1,)),
+    "rows": head_cases(launch_dense_rows, (1, 4, 32)),
     "dense-baseline": head_cases(launch_baseline),
 }
 

@@ -45,6 +45,7 @@ CAPACITY = 1024  # candidates a row has room for
 LARGEST_K = 64
 LARGEST_SUPPORT = 1 << 17  # adjusted tokens of a step
 DENSE_ROWS = 32  # rows whose canonical logits are computed at a time
+EVERY_ROWS = (1, 2, 4, 8)  # of one program then: each is compiled on its own
 
 Ids = npt.NDArray[np.int32]
 Float32s = npt.NDArray[np.float32]
@@ -154,7 +155,9 @@ class DeviceShard:
                 launch = self._launch(range(bucket), name, hidden, [need] * bucket)
                 assert launch is not None, "a step without adjustments always has room"
                 launch.results.read()
-        self._products(torch.zeros(1, self.weight.shape[1], device=self.weight.device), None)
+        for rows in EVERY_ROWS:
+            hidden = torch.zeros(rows, self.weight.shape[1], device=self.weight.device)
+            self._products(hidden, None)
 
     def replay(self, rows: int) -> Callable[[], None]:
         """What runs the last step of ``rows`` rows without top-k, or of any kind where all have the

@@ -15,9 +15,9 @@ from transformers import AutoModelForCausalLM
 
 from actors.body import paged_attention
 from actors.body.general import GeneralBody
-from actors.body.graphed import GraphedBody
+from actors.body.gpu.graphed_body import GraphedBody
+from actors.body.gpu.step_inputs import StaticInputs
 from actors.body.self_test import Piece, pack_batch, run_alone, run_mixed
-from actors.body.step_inputs import StaticInputs
 from tests.support import recorded_steps
 from tests.support.recorded_steps import RecordingCapture
 from tests.support.tiny_models import VOCABULARY, save_tiny
@@ -49,7 +49,7 @@ def test_replayed_steps_are_those_of_the_body(body: GeneralBody) -> None:
     """Chunks, decoding, several sequences: rows and blocks change from step to step."""
     expected = run_mixed(body, TOKENS)
     capture = RecordingCapture()
-    graphed = GraphedBody(body, capture)
+    graphed = GraphedBody(body, lambda: capture)
     assert largest_difference(run_mixed(graphed, TOKENS), expected) < 1e-5
     assert not graphed.refusal
     assert 1 < len(capture.tapes) < 6  # as many as shapes
@@ -58,7 +58,8 @@ def test_replayed_steps_are_those_of_the_body(body: GeneralBody) -> None:
 
 def test_a_replay_reads_what_was_sent_and_nothing_older(body: GeneralBody) -> None:
     """Other tokens through the same graph, from other blocks."""
-    graphed = GraphedBody(body, capture := RecordingCapture())
+    capture = RecordingCapture()
+    graphed = GraphedBody(body, lambda: capture)
     graphed.allocate_cache(8)
     pieces: list[Piece] = [(0, 0, 7)]
     for tokens in (TOKENS, tuple(tuple(reversed(each)) for each in TOKENS)):
@@ -69,7 +70,7 @@ def test_a_replay_reads_what_was_sent_and_nothing_older(body: GeneralBody) -> No
 
 
 def test_results_outlive_the_next_step(body: GeneralBody) -> None:
-    graphed = GraphedBody(body, RecordingCapture())
+    graphed = GraphedBody(body, RecordingCapture)
     graphed.allocate_cache(8)
     first = graphed.forward(pack_batch(TOKENS, [(0, 0, 2)], TABLES))
     kept = first.clone()
@@ -78,7 +79,7 @@ def test_results_outlive_the_next_step(body: GeneralBody) -> None:
 
 
 def test_padding_touches_no_block_but_its_own(body: GeneralBody) -> None:
-    graphed = GraphedBody(body, RecordingCapture())
+    graphed = GraphedBody(body, RecordingCapture)
     graphed.allocate_cache(8)
     assert body._caches is not None
     for keys, values in body._caches:
@@ -90,14 +91,16 @@ def test_padding_touches_no_block_but_its_own(body: GeneralBody) -> None:
         assert touched == {TABLES[0][0], 8}
 
 
-def test_a_fixed_shape_makes_rows_their_own(body: GeneralBody) -> None:
+@pytest.mark.parametrize("rows", [2, 8])
+def test_a_fixed_shape_makes_rows_their_own(body: GeneralBody, rows: int) -> None:
     """Bit for bit, in chunks beside others and alone, also where steps have more rows than that."""
-    graphed = GraphedBody(body, capture := RecordingCapture(), fixed_rows=8)
+    capture = RecordingCapture()
+    graphed = GraphedBody(body, lambda: capture, fixed_rows=rows)
     mixed, alone = run_mixed(graphed, TOKENS), run_alone(graphed, TOKENS)
     assert all(torch.equal(a, b) for a, b in zip(mixed, alone, strict=True))
     assert largest_difference(mixed, run_mixed(body, TOKENS)) < 1e-5
     assert len(capture.tapes) == 2  # one for either cache
-    assert graphed.description == "every step in CUDA graphs of 8 rows"
+    assert graphed.description == f"every step in CUDA graphs of {rows} rows"
 
 
 @pytest.mark.parametrize("fixed_rows", [None, 8])
@@ -113,15 +116,16 @@ def test_a_model_that_waits_is_computed_without_graphs(
 
     monkeypatch.setattr(body, "compute", waiting)
     capture = RecordingCapture()
-    graphed = GraphedBody(body, capture, fixed_rows=fixed_rows)
+    graphed = GraphedBody(body, lambda: capture, fixed_rows=fixed_rows)
     assert largest_difference(run_mixed(graphed, TOKENS), expected) < 1e-5
     assert "the host waits" in graphed.description
     assert not capture.tapes
 
 
 def test_the_largest_steps_go_without(body: GeneralBody, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("actors.body.graphed.ROWS", (1, 2, 4))
-    graphed = GraphedBody(body, capture := RecordingCapture())
+    monkeypatch.setattr("actors.body.gpu.graphed_body.ROWS", (1, 2, 4))
+    capture = RecordingCapture()
+    graphed = GraphedBody(body, lambda: capture)
     graphed.allocate_cache(8)
     assert len(graphed.forward(pack_batch(TOKENS, [(0, 0, 5)], TABLES))) == 5
     assert not capture.tapes

@@ -14,7 +14,7 @@ import torch
 from actors.head.ladder import Ladder
 from kernels.quantize import quantize
 
-SIZE, COLUMNS = 130, 64
+SIZE, COLUMNS = 130, 512
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ import torch
 
 from actors.body.batch import Batch
 from actors.body.general import GeneralBody
-from actors.body.graphs import Capture, compute_each_time
-from actors.body.step_inputs import StaticInputs
+from actors.body.gpu.capture import Capture, compute_each_time
+from actors.body.gpu.step_inputs import StaticInputs
 
 ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 FIXED_ROWS = 64  # of every step of a batch-invariant body
@@ -35,7 +35,8 @@ class StepGraph:
 
 
 class GraphedBody:
-    """``body`` in graphs that ``capture`` makes; see ``actors.body.batch.Body`` for the contract.
+    """``body`` in graphs; see ``actors.body.batch.Body`` for the contract. ``new_capture`` says how
+    the graphs of one cache are made.
 
     Graphs are made when a shape is first wanted. A model that cannot be recorded (it waits for the
     device somewhere) is computed without: ``refusal`` says why. Steps of more rows than the largest
@@ -44,10 +45,15 @@ class GraphedBody:
     """
 
     def __init__(
-        self, body: GeneralBody, capture: Capture, *, fixed_rows: int | None = None
+        self,
+        body: GeneralBody,
+        new_capture: Callable[[], Capture],
+        *,
+        fixed_rows: int | None = None,
     ) -> None:
         self._body = body
-        self._capture = capture
+        self._new_capture = new_capture
+        self._capture = new_capture()
         self._rows = ROWS if fixed_rows is None else (fixed_rows,)
         self._fixed_rows = fixed_rows
         self._graphs: dict[tuple[int, int, int], StepGraph] = {}
@@ -78,6 +84,8 @@ class GraphedBody:
     def allocate_cache(self, num_blocks: int) -> None:
         """Reserve ``num_blocks`` blocks and one more, for padding. Graphs of another cache go."""
         self._graphs.clear()
+        if not self.refusal:
+            self._capture = self._new_capture()
         self._body.allocate_cache(num_blocks + 1)
         self._scratch_block = num_blocks
 
@@ -139,13 +147,15 @@ def _pieces(batch: Batch, rows: int) -> Iterator[Batch]:
     """``batch`` in pieces of at most ``rows`` rows, one after the other."""
     for start in range(0, len(batch.token_ids), rows):
         own = slice(start, start + rows)
-        wanted = batch.output_rows
+        owners, wanted = batch.row_sequence[own], batch.output_rows
         inside = (wanted >= start) & (wanted < start + rows)
         yield replace(
             batch,
             token_ids=batch.token_ids[own],
             positions=batch.positions[own],
             slots=batch.slots[own],
-            row_sequence=batch.row_sequence[own],
+            row_sequence=owners - owners[0],
+            # A sequence's rows are side by side, so those of a piece have as many at most.
+            block_tables=batch.block_tables[owners[0] : owners[-1] + 1],
             output_rows=wanted[inside] - start,
         )

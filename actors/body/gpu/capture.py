@@ -22,8 +22,10 @@ class Capture(Protocol):
 
 
 class CudaCapture:
-    """CUDA graphs, which share the memory of what they compute on the way: one replays at a
-    time."""
+    """CUDA graphs, which share the memory of what they compute on the way: one replays at a time.
+
+    That memory ends with the last of them: new ones then take a new `CudaCapture`.
+    """
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
