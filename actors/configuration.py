@@ -49,27 +49,30 @@ class EngineConfiguration:
     waiting for ``shard_seconds``, is replaced in the midst of a step, by one of ``shard_spares``
     where there are any.
     ``kv_cache_bytes`` None takes what ``max_running`` sequences of full length need, at most a
-    tenth of the machine's memory. ``threads`` None has steps of one row and of several timed with
-    every number of threads when the engine starts, and takes what is fastest for each; one core
-    is left to HTTP where there are more than two, and one to samplers. ``step_tokens`` bounds the
-    tokens computed in one step: a smaller value keeps inter-token latency even while long prompts
-    come in, a larger one computes prompts faster.
-    ``samplers`` decide tokens beside the next step's forward pass, with ``sampler_threads`` each;
-    0 decides in the engine's own thread, between the steps. ``sampler_placement`` says where they
-    run. ``hot_vocabulary`` is the file of tokens to look at first (see ``lexshard hotset``).
-    ``draft`` guesses tokens that one step then verifies together: the folder of a draft model of
-    the same tokenizer, or ``ngram`` for what followed the last few tokens when they stood in the
-    text before. ``verify`` "coupled" tests whether a guess is what the target draws, so that
-    guesses change when tokens come, never which; "greedy" the same for requests at temperature 0
-    only. "exact" tests what guesses were drawn from against the target's distribution: each token
-    has that distribution, but which it is depends on the guesses. "sigmoid" is the papers'
-    approximation of it, by sigmoids of ``sigmoid_alpha`` and ``sigmoid_beta``, and is not exact.
-    ``draft_tokens`` is the longest draft; ``draft_length`` says how long each is: "measured" goes
-    by acceptance and costs and guesses nothing where that does not pay, "stepping" by the papers'
-    rule, "fixed" always guesses as many as it may, "auto" is "measured" where lengths change no
-    token, else "stepping", which does not go by the clock. ``draft_head`` is what a draft model
-    looks at: "full" all its vocabulary, "static" the tokens drawn most often, "router" the clusters
-    that its router chooses, "auto" a static list where the folder has a router's file, else all.
+    tenth of the machine's memory; on a GPU at most what its weights, its head and the largest step
+    leave of ``gpu_memory_utilization`` of its memory, which is measured. ``threads`` None has steps
+    of one row and of several timed with every number of threads when the engine starts, and takes
+    what is fastest for each; one core is left to HTTP where there are more than two, and one to
+    samplers. ``step_tokens`` bounds the tokens computed in one step: a smaller value keeps
+    inter-token latency even while long prompts come in, a larger one computes prompts faster.
+    ``batch_invariant`` has a GPU compute every step in pieces of 64 rows, fewer padded to as many;
+    on a CPU a row never depends on those beside it. ``samplers`` decide tokens beside the next
+    step's forward pass, with ``sampler_threads`` each; 0 decides in the engine's own thread,
+    between the steps. ``sampler_placement`` says where they run. ``hot_vocabulary`` is the file of
+    tokens to look at first (see ``lexshard hotset``). ``draft`` guesses tokens that one step then
+    verifies together: the folder of a draft model of the same tokenizer, or ``ngram`` for what
+    followed the last few tokens when they stood in the text before. ``verify`` "coupled" tests
+    whether a guess is what the target draws, so that guesses change when tokens come, never which;
+    "greedy" the same for requests at temperature 0 only. "exact" tests what guesses were drawn from
+    against the target's distribution: each token has that distribution, but which it is depends on
+    the guesses. "sigmoid" is the papers' approximation of it, by sigmoids of ``sigmoid_alpha`` and
+    ``sigmoid_beta``, and is not exact. ``draft_tokens`` is the longest draft; ``draft_length`` says
+    how long each is: "measured" goes by acceptance and costs and guesses nothing where that does
+    not pay, "stepping" by the papers' rule, "fixed" always guesses as many as it may, "auto" is
+    "measured" where lengths change no token, else "stepping", which does not go by the clock.
+    ``draft_head`` is what a draft model looks at: "full" all its vocabulary, "static" the tokens
+    drawn most often, "router" the clusters that its router chooses, "auto" a static list where the
+    folder has a router's file, else all.
     """
 
     model: str = field(
@@ -94,6 +97,13 @@ class EngineConfiguration:
             in_bytes=True,
         ),
     )
+    gpu_memory_utilization: float = field(
+        default=0.9,
+        metadata=setting(
+            "how much of a GPU's memory may be used, the KV cache included (default 0.9)",
+            metavar="SHARE",
+        ),
+    )
     threads: int | None = field(
         default=None,
         metadata=setting("threads of the engine (default: the fastest, measured)", least=1),
@@ -101,6 +111,10 @@ class EngineConfiguration:
     body: BodyChoice = field(default="auto", metadata=setting("auto, fused or general"))
     fast_prefill: bool = field(
         default=False, metadata=setting("faster prompts, not batch-invariant")
+    )
+    batch_invariant: bool = field(
+        default=False,
+        metadata=setting("on a GPU, steps of one fixed shape: tokens do not depend on the batch"),
     )
     head: HeadChoice = field(
         default="auto",
@@ -231,6 +245,8 @@ class EngineInformation:
     kv_bytes: int
     parameters: int
     process_id: int
+    # What a GPU is and has left, and what runs there how; empty on a CPU.
+    accelerator: str = ""
     decisions: str = "in the engine's thread"
     drafts: str = "none"
     # Kind of step (see `actors.head.ladder.StepKind`), rows in it, screen, milliseconds.

@@ -11,12 +11,12 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import Any
 
-import numpy as np
 import torch
 
 from actors.body import paged_attention
 from actors.body.attention_step import AttentionStep
 from actors.body.batch import Batch
+from actors.body.gpu.step_inputs import StepInputs, on_the_host, sent
 from actors.body.invariant_functions import finding_callers
 from actors.body.invariant_modules import has_bare_matrices, make_invariant
 from kernels.attention import BLOCK_SIZE, allocate_cache
@@ -30,14 +30,20 @@ class GeneralBody:
 
     Takes the model over: its attention is switched to the paged one and, on the CPU, its linear
     layers are replaced by packed ones (``pack_linears`` off keeps torch's and pads every step to
-    four rows). ``fast_prefill`` computes long chunks with torch's fused attention and gives up
-    batch invariance. ``batch_invariant`` is False until the loader has proved it.
+    four rows; ``invariant`` off leaves everything as it is on a GPU). ``fast_prefill`` computes
+    long chunks with torch's fused attention and gives up batch invariance. ``batch_invariant`` is
+    False until the loader has proved it.
     """
 
     name = "general"
 
     def __init__(
-        self, model: Any, *, fast_prefill: bool = False, pack_linears: bool = True
+        self,
+        model: Any,
+        *,
+        fast_prefill: bool = False,
+        pack_linears: bool = True,
+        invariant: bool = True,
     ) -> None:
         paged_attention.register()
         model.set_attn_implementation(paged_attention.NAME)
@@ -56,7 +62,7 @@ class GeneralBody:
         self.max_positions: int = config.max_position_embeddings
         self._least_rows = 1
         self._callers_known = True
-        if self.device.type == "cpu":
+        if self.device.type == "cpu" and invariant:
             make_invariant(self._decoder, pack_linears=pack_linears)
             if has_bare_matrices(self._decoder):
                 self._least_rows = LEAST_ROWS_OF_TORCH
@@ -90,28 +96,33 @@ class GeneralBody:
         Raises UnsupportedModelError where the model's attention is not plain causal attention,
         and RuntimeError before `allocate_cache`.
         """
+        on_host = self.device.type == "cpu"
+        return self.compute(on_the_host(batch) if on_host else sent(batch, self.device))
+
+    def compute(self, inputs: StepInputs) -> torch.Tensor:
+        """`forward` of a batch that is where the body is. Waits for nothing on a GPU."""
         if self._caches is None:
             raise RuntimeError("call allocate_cache before forward")
-        rows = batch.token_ids.shape[0]
+        rows = inputs.token_ids.shape[0]
         padding = max(0, self._least_rows - rows)
         step = AttentionStep(
             caches=self._caches,
             rows=rows,
-            slots=self._tensor(batch.slots),
-            row_sequence=self._tensor(batch.row_sequence),
-            positions=self._tensor(batch.positions),
-            block_tables=self._tensor(batch.block_tables),
+            slots=inputs.slots.long(),
+            row_sequence=inputs.row_sequence,
+            positions=inputs.positions,
+            block_tables=inputs.block_tables,
             fast_prefill=self._fast_prefill,
         )
         first = nullcontext() if self._callers_known else finding_callers(self._decoder)
         with torch.inference_mode(), paged_attention.running(step), first:
             result = self._decoder(
-                input_ids=self._padded(batch.token_ids, padding),
-                position_ids=self._padded(batch.positions, padding),
+                input_ids=_padded(inputs.token_ids, padding),
+                position_ids=_padded(inputs.positions, padding),
                 use_cache=False,
             )
             self.windows = tuple(step.windows.get(layer, 0) for layer in range(self.num_layers))
-            output_rows = self._tensor(batch.output_rows).long()
+            output_rows = inputs.output_rows.long()
             hidden: torch.Tensor = result.last_hidden_state[0][output_rows].float()
         self._callers_known = True
         if len(step.windows) != self.num_layers:
@@ -121,10 +132,8 @@ class GeneralBody:
             )
         return hidden
 
-    def _tensor(self, values: np.ndarray[Any, Any]) -> torch.Tensor:
-        return torch.from_numpy(values).to(self.device)
 
-    def _padded(self, values: np.ndarray[Any, Any], padding: int) -> torch.Tensor:
-        """``[1, T + padding] int64``; padded rows repeat token and position 0."""
-        row = self._tensor(values).long()
-        return torch.nn.functional.pad(row, (0, padding))[None] if padding else row[None]
+def _padded(values: torch.Tensor, padding: int) -> torch.Tensor:
+    """``[1, T + padding] int64``; padded rows repeat token and position 0."""
+    row = values.long()
+    return torch.nn.functional.pad(row, (0, padding))[None] if padding else row[None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,6 +14,8 @@ from actors.body.batch import Body
 from actors.body.checkpoint import Checkpoint, read_checkpoint
 from actors.body.errors import ModelRefusedError, UnsupportedModelError, WeightsError
 from actors.body.general import GeneralBody
+from actors.body.gpu.capture import CudaCapture
+from actors.body.gpu.graphed_body import FIXED_ROWS, GraphedBody
 from actors.body.head_weights import HeadWeights, check_head, read_head
 from actors.body.model_code import model_code
 from actors.body.refusals import check_memory, check_stored_types, model_class
@@ -22,8 +25,8 @@ __all__ = ["HeadWeights", "LoadedModel", "ModelRefusedError", "load"]
 
 _NOT_PAGED = "{} does not work with paged attention and packed weights"
 # Largest difference to the plain forward pass, relative to the largest value. In bfloat16 two
-# correct implementations differ by a few roundings of 2**-8.
-_TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 6e-2}
+# correct implementations differ by a few roundings of 2**-8, in float16 of 2**-11.
+_TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 6e-2, torch.float16: 1e-2}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,19 +54,22 @@ def load(
     *,
     body: Literal["auto", "general", "fused"] = "auto",
     fast_prefill: bool = False,
+    batch_invariant: bool = False,
     device: str = "auto",
     memory_bytes: int | None = None,
 ) -> LoadedModel:
     """Load a local safetensors model and prove it against its own plain forward pass.
 
-    ``dtype`` "auto" keeps what is stored (float16 becomes float32). ``body`` "auto" takes the
+    ``dtype`` "auto" keeps what is stored; on a CPU float16 becomes float32, on CUDA it stays, and
+    bfloat16 is what becomes of weights of which some are stored so. ``body`` "auto" takes the
     fused body where it supports the model, on a CPU and without ``fast_prefill``. ``device``
-    "auto" is CUDA where there is one. ``memory_bytes`` bounds the weights; None is all memory of
-    the device.
+    "auto" is CUDA where there is one. ``batch_invariant`` computes a GPU's steps in one fixed
+    shape; a CPU's result never depends on theirs. ``memory_bytes`` bounds the weights; None is all
+    memory of the device.
 
-    Raises ValueError for ``fast_prefill`` on a GPU, and a ``ModelRefusedError`` that says what to
-    do: `ModelPathError`, `WeightsError`, `UnsupportedModelError`, `InsufficientMemoryError` or
-    `SelfTestError`.
+    Raises ValueError for ``fast_prefill`` on a GPU or of a batch-invariant body, and a
+    ``ModelRefusedError`` that says what to do: `ModelPathError`, `WeightsError`,
+    `UnsupportedModelError`, `InsufficientMemoryError` or `SelfTestError`.
     """
     checkpoint = read_checkpoint(path)
     config = checkpoint.config
@@ -72,6 +78,8 @@ def load(
     place = _choose_device(device)
     if fast_prefill and place.type != "cpu":
         raise ValueError("fast prefill is for CPUs: leave it out, the GPU kernel is fast already")
+    if fast_prefill and batch_invariant:
+        raise ValueError("fast prefill is not batch-invariant: leave one of the two out")
     fused = _choose_fused(body, fast_prefill, place, config)
     weights_dtype = _weights_dtype(dtype, checkpoint.stored_dtypes, place)
     # On the CPU float32 weights, and for a moment their packed copies, of at most the same size.
@@ -85,10 +93,13 @@ def load(
     tolerance = _TOLERANCES[torch.float32 if place.type == "cpu" else weights_dtype]
     for hidden, logits in zip(expected.hidden, expected.logits, strict=True):
         check_head(head, hidden, logits, tolerance)
+    chosen: Body
     if fused:
         chosen = _fused_body(model, expected, tolerance)
     else:
         chosen = _general_body(model, expected, tolerance, fast_prefill)
+    if isinstance(chosen, GeneralBody) and place.type == "cuda":
+        chosen = _graphed_body(chosen, expected, tolerance, batch_invariant)
     rows = head.weight.shape[0]
     return LoadedModel(
         body=chosen,
@@ -129,11 +140,15 @@ def _choose_fused(wanted: str, fast_prefill: bool, place: torch.device, config: 
 
 
 def _weights_dtype(wanted: str, stored: frozenset[str], place: torch.device) -> torch.dtype:
-    if wanted == "auto":
+    if wanted != "auto":
+        return torch.bfloat16 if wanted == "bfloat16" else torch.float32
+    if place.type == "cpu":
         # A few float32 weights among bfloat16 ones: the CPU keeps both as they are.
-        half = "BF16" in stored and (place.type != "cpu" or "F32" not in stored)
-        return torch.bfloat16 if half else torch.float32
-    return torch.bfloat16 if wanted == "bfloat16" else torch.float32
+        return torch.bfloat16 if "BF16" in stored and "F32" not in stored else torch.float32
+    if "BF16" in stored:
+        return torch.bfloat16
+    # As it is stored: bfloat16 would round away three bits of every weight.
+    return torch.float16 if "F16" in stored else torch.float32
 
 
 def _memory_of(place: torch.device) -> int:
@@ -157,6 +172,7 @@ def _read_model(kind: Any, checkpoint: Checkpoint, dtype: torch.dtype, place: to
             local_files_only=True,
             trust_remote_code=False,
             output_loading_info=True,
+            **_placement(place),
         )
     missing = sorted(report["missing_keys"])
     if missing:
@@ -175,6 +191,14 @@ def _read_model(kind: Any, checkpoint: Checkpoint, dtype: torch.dtype, place: to
     return model.float() if place.type == "cpu" else model.to(place)
 
 
+def _placement(place: torch.device) -> dict[str, Any]:
+    """How transformers is told where weights go: each straight to its device, so that the host
+    never holds the model. Without accelerate, which that takes, they pass through the host."""
+    if place.type == "cpu" or find_spec("accelerate") is None:
+        return {}
+    return {"device_map": {"": place}}
+
+
 def _general_body(
     model: Any, expected: Expected, tolerance: float, fast_prefill: bool
 ) -> GeneralBody:
@@ -184,8 +208,24 @@ def _general_body(
             body, expected.token_ids, expected.hidden, "the plain forward pass", tolerance
         )
     check_windows(body.windows, model.config.get_text_config(decoder=True))
-    body.batch_invariant = invariant and not fast_prefill
+    body.batch_invariant = invariant and not fast_prefill and body.device.type == "cpu"
     return body
+
+
+def _graphed_body(
+    body: GeneralBody, expected: Expected, tolerance: float, batch_invariant: bool
+) -> Body:
+    """Steps as CUDA graphs, checked like those that are not.
+
+    Only a body whose steps have one shape can promise that rows do not depend on those beside them:
+    short test sequences may agree by chance where shapes differ.
+    """
+    graphed = GraphedBody(body, CudaCapture, fixed_rows=FIXED_ROWS if batch_invariant else None)
+    same = check_body(
+        graphed, expected.token_ids, expected.hidden, "the plain forward pass", tolerance
+    )
+    graphed.batch_invariant = same and batch_invariant
+    return graphed
 
 
 def _fused_body(model: Any, expected: Expected, tolerance: float) -> Body:

@@ -23,8 +23,9 @@ from actors.decision.plane import DecisionPlane
 from actors.drafter.checks import check_drafting
 from actors.drafter.length import length_rule
 from actors.drafter.protocol import Drafter
+from actors.engine.accelerator import describe_device, measure_device
 from actors.engine.completion import Completion, run_to_completion
-from actors.engine.memory import default_kv_bytes
+from actors.engine.memory import check_utilization, default_kv_bytes, device_kv_bytes
 from actors.engine.scheduler import Scheduler
 from actors.engine.sequence import Sequence
 from actors.engine.speculation import Speculation
@@ -66,6 +67,7 @@ class Engine:
         self._tell = tell
         check_drafting(configuration)
         check_shards(configuration)
+        check_utilization(configuration.gpu_memory_utilization)
         threads = EngineThreads(configuration)
         tell("loading the weights")
         model = load(
@@ -73,6 +75,7 @@ class Engine:
             configuration.dtype,
             body=configuration.body,
             fast_prefill=configuration.fast_prefill,
+            batch_invariant=configuration.batch_invariant,
             device=configuration.device,
         )
         self.configuration = configuration
@@ -115,6 +118,7 @@ class Engine:
             model=configuration.model,
             dtype=model.dtype,
             device=str(model.body.device),
+            accelerator=describe_device(model.body),
             body=model.body.name,
             head=built.description,
             batch_invariant=model.body.batch_invariant,
@@ -147,9 +151,7 @@ class Engine:
     def _make_scheduler(self) -> Scheduler:
         configuration = self.configuration
         block_bytes = self._body.kv_bytes_per_block()
-        kv_bytes = configuration.kv_cache_bytes or default_kv_bytes(
-            block_bytes, self.max_model_len, configuration.max_running
-        )
+        kv_bytes = configuration.kv_cache_bytes or self._automatic_kv_bytes(block_bytes)
         blocks = kv_bytes // block_bytes
         if blocks * BLOCK_TOKENS < self.max_model_len:
             wanted = -(-self.max_model_len // BLOCK_TOKENS) * block_bytes
@@ -165,6 +167,14 @@ class Engine:
             max_running=configuration.max_running,
             cohorts=2 if self.overlaps else 1,
         )
+
+    def _automatic_kv_bytes(self, block_bytes: int) -> int:
+        configuration = self.configuration
+        wanted = (block_bytes, self.max_model_len, configuration.max_running)
+        if self._body.device.type == "cpu":
+            return default_kv_bytes(*wanted)
+        memory = measure_device(self._body, configuration.step_tokens)
+        return device_kv_bytes(*wanted, memory, configuration.gpu_memory_utilization)
 
     @property
     def overlaps(self) -> bool:

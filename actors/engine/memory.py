@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import os
+from typing import NamedTuple
 
 from actors.kv_cache import BLOCK_TOKENS
 
 SHARE_OF_MEMORY = 0.1
 
 
+class DeviceMemory(NamedTuple):
+    """Bytes of a GPU: those that nobody has, and all."""
+
+    free: int
+    total: int
+
+
 def physical_memory() -> int:
     """Bytes of this machine's memory."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def check_utilization(share: float) -> None:
+    """Raises ValueError for a share of a GPU's memory that cannot be."""
+    if not 0.0 < share <= 1.0:
+        raise ValueError(f"--gpu-memory-utilization {share} must be above 0 and at most 1")
 
 
 def default_kv_bytes(
@@ -26,3 +40,25 @@ def default_kv_bytes(
     blocks_per_sequence = -(-max_model_len // BLOCK_TOKENS)
     most = int(SHARE_OF_MEMORY * memory) // block_bytes
     return max(blocks_per_sequence, min(blocks_per_sequence * max_running, most)) * block_bytes
+
+
+def device_kv_bytes(
+    block_bytes: int, max_model_len: int, max_running: int, memory: DeviceMemory, share: float
+) -> int:
+    """Blocks for ``max_running`` sequences of full length, at most what is left of ``share`` of a
+    GPU's memory beside all that is in use now.
+
+    Raises ValueError where that is less than one sequence of full length.
+    """
+    blocks_per_sequence = -(-max_model_len // BLOCK_TOKENS)
+    used = memory.total - memory.free
+    left = max(0, int(share * memory.total) - used)
+    if left < blocks_per_sequence * block_bytes:
+        raise ValueError(
+            f"{share:.0%} of the GPU's {memory.total / 2**30:.1f} GiB leave "
+            f"{left / 2**20:,.0f} MiB for the KV cache beside the {used / 2**30:.1f} GiB in use, "
+            f"but one sequence of {max_model_len} tokens takes "
+            f"{blocks_per_sequence * block_bytes / 2**20:,.0f} MiB: raise "
+            "--gpu-memory-utilization, lower --max-model-len, or free memory of the GPU"
+        )
+    return min(blocks_per_sequence * max_running, left // block_bytes) * block_bytes

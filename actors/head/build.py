@@ -93,7 +93,7 @@ def build_head(
         configuration.model, model, configuration.index, parts=["tiers"], tiers=configuration.tiers
     )
     if model.body.device.type == "cuda":
-        return _on_device(model, weight, bias, index, configuration.max_running, states)
+        return _on_device(model, weight, bias, index, configuration, states)
     certified = choice == "certified"
     shard = _shard(model, weight, bias, Ladder(index.tiers, ((1, configuration.tiers[0]),)))
     choose_threads(shard)
@@ -109,14 +109,16 @@ def _on_device(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     index: Index,
-    largest: int,
+    configuration: EngineConfiguration,
     states: SequenceStates,
 ) -> BuiltHead:
     from actors.head.gpu.device_shard import DeviceShard  # needs Triton
 
     names = tuple(index.tiers)
+    there = model.head.weight.detach()
     shard = DeviceShard(
-        weight,
+        # Where it is bfloat16 already, the body's own copy, which may be the embeddings, too.
+        there if there.dtype == weight.dtype else weight,
         bias,
         model.head.softcap,
         model.head.scale,
@@ -124,8 +126,10 @@ def _on_device(
         Ladder(index.tiers, ((1, names[0]),)),
         device=model.body.device,
     )
+    drafted = 0 if configuration.draft is None else configuration.draft_tokens
+    largest = min(configuration.max_running * (1 + drafted), configuration.step_tokens)
     shard.warm_up(largest)
-    timings = calibrate(shard, names, index.hidden, largest)
+    timings = calibrate(shard, names, index.hidden, configuration.max_running)
     choices = choose(timings, certified=True)
     shard.start_with(*choices)
     shard.warm_up(largest)  # of sizes that were not timed

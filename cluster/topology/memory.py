@@ -22,7 +22,8 @@ Parts = tuple[tuple[str, int], ...]  # name, bytes
 def kv_blocks(
     sizes: ModelSizes, configuration: EngineConfiguration, memory: int, *, on_gpu: bool
 ) -> int:
-    """Blocks of the KV cache on a node with ``memory`` bytes, as the engine decides."""
+    """Blocks of the KV cache on a node with ``memory`` bytes: as the engine decides on a CPU. On a
+    GPU it takes what it measures to be left, which nobody knows before; this is what is planned."""
     block = sizes.kv_block_bytes(sizes.weight_bytes if on_gpu else FLOAT32)
     length = min(configuration.max_model_len or sizes.max_positions, sizes.max_positions)
     wanted = configuration.kv_cache_bytes or default_kv_bytes(

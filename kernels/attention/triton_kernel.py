@@ -3,7 +3,8 @@
 A program computes a tile, up to ``TILE_ROWS`` consecutive rows of one sequence, for the query heads
 of one kv head (packed into one matrix, so that keys and values are read once) over one split of
 the keys. Contexts longer than ``SPLIT_KEYS`` are cut at fixed positions and joined by a second
-kernel in the order of positions, so how a row is split does not depend on the batch.
+kernel in the order of positions, so how a row is split depends on the batch only by whether that
+has many rows.
 
 One program is launched per row; those whose row does not begin a tile end at once. So tiles need
 no table, and nothing here waits for the GPU.
@@ -20,6 +21,10 @@ import triton.language as tl
 from kernels.attention.layout import BLOCK_SIZE
 
 SPLIT_KEYS = 1024
+# Steps of more rows than this have work enough for every multiprocessor: longer splits then keep
+# the partial sums of a step with a context of 131,072 tokens at some 130 MiB.
+MANY_ROWS = 64
+SPLIT_KEYS_OF_MANY = 8 * SPLIT_KEYS
 MASKED = tl.constexpr(-1.0e30)  # finite, so that a row masked in a whole tile makes no NaN
 
 
@@ -36,7 +41,8 @@ def write_cache(
     value_cache[blocks, :, offsets] = value.to(value_cache.dtype)
 
 
-@triton.jit
+# Counts that change from step to step: their values are nothing to compile for.
+@triton.jit(do_not_specialize=["rows", "table_width", "splits", "window"])
 def _attend(  # type: ignore[no-untyped-def]
     query,
     key_cache,
@@ -55,6 +61,7 @@ def _attend(  # type: ignore[no-untyped-def]
     heads,
     kv_heads,
     table_width,
+    splits,
     query_row_stride,
     query_head_stride,
     WIDTH: tl.constexpr,
@@ -64,7 +71,7 @@ def _attend(  # type: ignore[no-untyped-def]
     TILE_ROWS: tl.constexpr,
     TILE_KEYS: tl.constexpr,
     SPLIT: tl.constexpr,
-    SPLITS: tl.constexpr,
+    SEVERAL: tl.constexpr,
     SOFTCAP: tl.constexpr,
     BLOCK: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -77,7 +84,9 @@ def _attend(  # type: ignore[no-untyped-def]
     sequence_before = tl.load(row_sequence + first - 1, mask=first > 0, other=-1)
     position_before = tl.load(positions + first - 1, mask=first > 0, other=-2)
     continues = (sequence == sequence_before) & (lowest == position_before + 1)
-    if (lowest % TILE_ROWS == 0) | (continues == 0):
+    # Of splits that no row of the tile reaches nothing is read.
+    reached = split * SPLIT < lowest + TILE_ROWS
+    if ((lowest % TILE_ROWS == 0) | (continues == 0)) & reached:
         member = tl.arange(0, TILE_ROWS * GROUP_PADDED)
         offset_in_tile = member // GROUP_PADDED
         row = first + offset_in_tile
@@ -149,7 +158,7 @@ def _attend(  # type: ignore[no-untyped-def]
             maxima = larger
 
         place_out = row.to(tl.int64) * heads + head
-        if SPLITS == 1:
+        if not SEVERAL:
             result = sums / tl.where(valid, totals, 1.0)[:, None]
             tl.store(
                 out + place_out[:, None] * WIDTH + column[None, :],
@@ -157,7 +166,7 @@ def _attend(  # type: ignore[no-untyped-def]
                 mask=valid[:, None] & inside[None, :],
             )
         else:
-            part = place_out * SPLITS + split
+            part = place_out * splits + split
             tl.store(partial_maxima + part, maxima, mask=valid)
             tl.store(partial_totals + part, totals, mask=valid)
             tl.store(
@@ -167,7 +176,7 @@ def _attend(  # type: ignore[no-untyped-def]
             )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits"])
 def _join(  # type: ignore[no-untyped-def]
     partial_sums,
     partial_maxima,
@@ -175,10 +184,10 @@ def _join(  # type: ignore[no-untyped-def]
     positions,
     out,
     heads,
+    splits,
     WIDTH: tl.constexpr,
     WIDTH_PADDED: tl.constexpr,
     SPLIT: tl.constexpr,
-    SPLITS: tl.constexpr,
 ):
     """Splits of one row and head in the order of positions; later splits of a row are not read."""
     row = tl.program_id(0)
@@ -187,17 +196,25 @@ def _join(  # type: ignore[no-untyped-def]
     column = tl.arange(0, WIDTH_PADDED)
     inside = column < WIDTH
     used = tl.load(positions + row) // SPLIT + 1
-    largest = tl.load(partial_maxima + place * SPLITS)
+    largest = tl.load(partial_maxima + place * splits)
     for split in range(1, used):
-        largest = tl.maximum(largest, tl.load(partial_maxima + place * SPLITS + split))
+        largest = tl.maximum(largest, tl.load(partial_maxima + place * splits + split))
     total = 0.0
     sums = tl.zeros((WIDTH_PADDED,), tl.float32)
     for split in range(used):
-        part = place * SPLITS + split
+        part = place * splits + split
         weight = tl.exp(tl.load(partial_maxima + part) - largest)
         total += weight * tl.load(partial_totals + part)
         sums += weight * tl.load(partial_sums + part * WIDTH + column, mask=inside, other=0.0)
     tl.store(out + place * WIDTH + column, (sums / total).to(out.dtype.element_ty), mask=inside)
+
+
+def _tile(width_padded: int, number_bytes: int) -> tuple[int, int, int]:
+    """Query rows times heads of a tile, its keys, and warps: what registers hold without spilling."""
+    wide = width_padded >= 256
+    if number_bytes == 2:
+        return (16, 32, 4) if wide else (64, 64, 4)
+    return (16, 16, 8) if wide else (16, 32, 4)
 
 
 def paged_attention(
@@ -211,16 +228,20 @@ def paged_attention(
     window: int,
     softcap: float,
     out: torch.Tensor,
-    split_keys: int = SPLIT_KEYS,
+    split_keys: int | None = None,
 ) -> torch.Tensor:
     """See `kernels.attention.paged_attention`. Sums in float32; ``split_keys`` is for tests."""
     rows, heads, width = query.shape
     if rows == 0:
         return out
+    if split_keys is None:
+        split_keys = SPLIT_KEYS if rows <= MANY_ROWS else SPLIT_KEYS_OF_MANY
     kv_heads = key_cache.shape[1]
     group = heads // kv_heads
     group_padded = triton.next_power_of_2(group)
-    tile_rows = max(1, min(64 // group_padded, triton.next_power_of_2(rows)))
+    width_padded = max(16, triton.next_power_of_2(width))
+    members, tile_keys, warps = _tile(width_padded, query.element_size())
+    tile_rows = max(1, min(members // group_padded, triton.next_power_of_2(rows)))
     tile_rows = max(tile_rows, 16 // group_padded)  # tl.dot wants 16 rows
     splits = max(1, triton.cdiv(block_tables.shape[1] * BLOCK_SIZE, split_keys))
     if query.stride(2) != 1:
@@ -229,7 +250,6 @@ def paged_attention(
     partial_maxima = torch.empty(shape, device=query.device, dtype=torch.float32)
     partial_totals = torch.empty_like(partial_maxima)
     partial_sums = torch.empty((*shape, width), device=query.device, dtype=torch.float32)
-    width_padded = max(16, triton.next_power_of_2(width))
     _attend[(rows, kv_heads, splits)](
         query,
         key_cache,
@@ -248,6 +268,7 @@ def paged_attention(
         heads,
         kv_heads,
         block_tables.stride(0),
+        splits,
         query.stride(0),
         query.stride(1),
         WIDTH=width,
@@ -255,12 +276,15 @@ def paged_attention(
         GROUP=group,
         GROUP_PADDED=group_padded,
         TILE_ROWS=tile_rows,
-        TILE_KEYS=32 if width_padded >= 256 else 64,
+        TILE_KEYS=tile_keys,
         SPLIT=split_keys,
-        SPLITS=splits,
+        SEVERAL=splits > 1,
         SOFTCAP=softcap > 0,
         BLOCK=BLOCK_SIZE,
-        PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
+        # Three products of halves: nearly float32, on the tensor cores. Without them a product
+        # keeps whole rows in registers, thousands of bytes more than there are.
+        PRECISION="tf32x3" if query.dtype == torch.float32 else "tf32",
+        num_warps=warps,
     )
     if splits > 1:
         _join[(rows, heads)](
@@ -270,9 +294,9 @@ def paged_attention(
             positions,
             out,
             heads,
+            splits,
             WIDTH=width,
             WIDTH_PADDED=width_padded,
             SPLIT=split_keys,
-            SPLITS=splits,
         )
     return out

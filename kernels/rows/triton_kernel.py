@@ -1,4 +1,5 @@
-"""Canonical logits in Triton: a program per tile of tokens and one hidden row.
+"""Canonical logits in Triton: a program per tile of tokens and one hidden row, or, where every token
+is wanted, a few hidden rows, so that a weight is read and widened once for all of them.
 
 The lanes are reduced by splitting the lane axis into halves, which fixes the order of additions.
 Products are exact in float64, so it does not matter whether the compiler fuses them into the sum.
@@ -12,7 +13,8 @@ import triton.language as tl
 
 # Steps of 16 columns written out one after the other, so that their loads are in flight together.
 LARGEST_UNROLL = 16
-TOKENS = 32  # of a program that visits many tokens
+TOKENS = 32  # of a program that visits every token
+LARGEST_ROWS = 8  # hidden rows of such a program
 GATHERED_TOKENS = 4  # of a program that visits a few: more programs, more loads in flight
 PROGRAMS = 2048  # enough to fill a large GPU several times
 
@@ -22,6 +24,15 @@ def _halve(lanes, TOKENS: tl.constexpr, HALF: tl.constexpr):  # type: ignore[no-
     pairs = tl.permute(tl.reshape(lanes, (TOKENS, 2, HALF)), (0, 2, 1))
     low, high = tl.split(pairs)
     return low + high
+
+
+@triton.jit
+def _added(lanes, TOKENS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The canonical sums [TOKENS] of ``lanes`` [TOKENS, 16]."""
+    eight = _halve(lanes, TOKENS, 8)
+    four = _halve(eight, TOKENS, 4)
+    two = _halve(four, TOKENS, 2)
+    return tl.reshape(_halve(two, TOKENS, 1), (TOKENS,)).to(tl.float32)
 
 
 @triton.jit
@@ -49,10 +60,7 @@ def _dots(  # type: ignore[no-untyped-def]
                 other=0.0,
             )
             lanes += w.to(tl.float32).to(tl.float64) * h.to(tl.float64)[None, :]
-    eight = _halve(lanes, TOKENS, 8)
-    four = _halve(eight, TOKENS, 4)
-    two = _halve(four, TOKENS, 2)
-    return tl.reshape(_halve(two, TOKENS, 1), (TOKENS,)).to(tl.float32)
+    return _added(lanes, TOKENS)
 
 
 @triton.jit
@@ -67,7 +75,6 @@ def _kernel(  # type: ignore[no-untyped-def]
     hidden_stride,
     weight_stride,
     largest_count,
-    GATHER: tl.constexpr,
     TOKENS: tl.constexpr,
     UNROLL: tl.constexpr,
 ):
@@ -81,13 +88,52 @@ def _kernel(  # type: ignore[no-untyped-def]
     for first in range(tl.program_id(0) * TOKENS, count, tl.num_programs(0) * TOKENS):
         index = first + tl.arange(0, TOKENS)
         inside = index < count
-        if GATHER:
-            tokens = tl.load(ids + start + index, mask=inside, other=0).to(tl.int64)
-        else:
-            tokens = index.to(tl.int64)
+        tokens = tl.load(ids + start + index, mask=inside, other=0).to(tl.int64)
         row_of_hidden = hidden + row * hidden_stride
         dots = _dots(row_of_hidden, weight, tokens, inside, columns, weight_stride, TOKENS, UNROLL)
         tl.store(result + start + index, dots, mask=inside)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _every_kernel(  # type: ignore[no-untyped-def]
+    hidden,
+    weight,
+    result,
+    rows,
+    size,
+    columns,
+    hidden_stride,
+    weight_stride,
+    TOKENS: tl.constexpr,
+    ROWS: tl.constexpr,
+    UNROLL: tl.constexpr,
+):
+    """ROWS hidden rows meet TOKENS tokens; each sum is added up as if it were alone."""
+    token = (tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)).to(tl.int64)
+    row = (tl.program_id(1) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+    inside, present = token < size, row < rows
+    lane = tl.arange(0, 16)
+    lanes = tl.zeros((ROWS, TOKENS, 16), tl.float64)
+    for column in range(0, columns, 16 * UNROLL):
+        for step in tl.static_range(UNROLL):
+            place = column + step * 16 + lane
+            valid = place < columns
+            h = tl.load(
+                hidden + row[:, None] * hidden_stride + place[None, :],
+                mask=present[:, None] & valid[None, :],
+                other=0.0,
+            )
+            w = tl.load(
+                weight + token[:, None] * weight_stride + place[None, :],
+                mask=inside[:, None] & valid[None, :],
+                other=0.0,
+            )
+            wide = w.to(tl.float32).to(tl.float64)
+            lanes += wide[None, :, :] * h.to(tl.float64)[:, None, :]
+    sums = _added(tl.reshape(lanes, (ROWS * TOKENS, 16)), ROWS * TOKENS)
+    sums = tl.reshape(sums, (ROWS, TOKENS))
+    target = result + row[:, None] * size + token[None, :]
+    tl.store(target, sums, mask=present[:, None] & inside[None, :])
 
 
 def _unroll(columns: int) -> int:
@@ -106,21 +152,17 @@ def canonical_logits(
     hidden = hidden.to(device=device, dtype=torch.float32).contiguous()
     size = weight.shape[0]
     if ids is None or offsets is None:
-        starts = torch.arange(rows, device=device, dtype=torch.int64) * size
-        counts = torch.full((rows,), size, device=device, dtype=torch.int32)
-        result = torch.empty(rows * size, device=device, dtype=torch.float32)
-        longest, tokens = size, TOKENS
-    else:
-        offsets = offsets.to(device=device, dtype=torch.int64)
-        ids = ids.to(device).contiguous()
-        starts, counts = offsets[:-1].contiguous(), offsets.diff().int()
-        result = torch.empty(ids.numel(), device=device, dtype=torch.float32)
-        longest, tokens = int(counts.max()) if rows else 0, GATHERED_TOKENS
+        return _every_logit(hidden, weight)
+    offsets = offsets.to(device=device, dtype=torch.int64)
+    ids = ids.to(device).contiguous()
+    starts, counts = offsets[:-1].contiguous(), offsets.diff().int()
+    result = torch.empty(ids.numel(), device=device, dtype=torch.float32)
+    longest = int(counts.max()) if rows else 0
     if result.numel():
-        _kernel[(triton.cdiv(longest, tokens), rows)](
+        _kernel[(triton.cdiv(longest, GATHERED_TOKENS), rows)](
             hidden,
             weight,
-            ids if ids is not None else starts,
+            ids,
             starts,
             counts,
             result,
@@ -128,13 +170,37 @@ def canonical_logits(
             hidden.stride(0),
             weight.stride(0),
             longest,
-            GATHER=ids is not None,
-            TOKENS=tokens,
+            TOKENS=GATHERED_TOKENS,
             UNROLL=_unroll(columns),
-            num_warps=4 if tokens == TOKENS else 2,
+            num_warps=2,
             enable_fp_fusion=True,
         )
-    return result if ids is not None else result.view(rows, size)
+    return result
+
+
+def _every_logit(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """[N, V] of ``hidden`` [N, d] fp32, contiguous; waits for nothing."""
+    (rows, columns), size = hidden.shape, weight.shape[0]
+    result = torch.empty(rows, size, device=weight.device, dtype=torch.float32)
+    if not result.numel():
+        return result
+    together = min(LARGEST_ROWS, triton.next_power_of_2(rows))
+    _every_kernel[(triton.cdiv(size, TOKENS), triton.cdiv(rows, together))](
+        hidden,
+        weight,
+        result,
+        rows,
+        size,
+        columns,
+        hidden.stride(0),
+        weight.stride(0),
+        TOKENS=TOKENS,
+        ROWS=together,
+        UNROLL=max(1, _unroll(columns) // together),
+        num_warps=4,
+        enable_fp_fusion=True,
+    )
+    return result
 
 
 def gather_logits(
@@ -165,7 +231,6 @@ def gather_logits(
         hidden.stride(0),
         weight.stride(0),
         room,
-        GATHER=True,
         TOKENS=GATHERED_TOKENS,
         UNROLL=_unroll(columns),
         num_warps=2,

@@ -70,6 +70,7 @@ class Bench:
     budget: Budget
     settings: Settings
     save: Callable[[], None]
+    left_out: list[str] = field(default_factory=list)  # what did not fit the budget
     weight: torch.Tensor = field(init=False)
     hidden: torch.Tensor = field(init=False)
 
@@ -84,10 +85,14 @@ class Bench:
         self.hidden = make_hidden(self.weight, rows, settings.seed + 1)
         on_host = self.weight.cpu()
         wrong = 0
+        quantizing = 0.0  # seconds that the longest tier took, which nothing can interrupt
         for kind, wishes in settings.tiers:
-            if self.budget.spent:
-                break
+            if self.budget.left <= quantizing:
+                self.left_out.append(f"{dimensions.name}: {kind}")
+                continue
+            left = self.budget.left
             tier = quantize_in_parallel(on_host, kind, os.cpu_count() or 1)
+            quantizing = max(quantizing, left - self.budget.left)
             self._measure_screen(kind, tier)
             ladder = Ladder({kind: tier}, ((1, kind),))
             shard = DeviceShard(
@@ -102,12 +107,13 @@ class Bench:
             )
             for rows, wish in product(settings.batches, wishes):
                 if self.budget.spent:
-                    break
+                    self.left_out.append(f"{dimensions.name}: {kind}, {rows} rows, {wish}")
+                    continue
                 self._measure_case(shard, kind, rows, wish)
                 self.save()
-            if not self.budget.spent:
-                wrong += self._count_wrong(shard, kind, wishes)
-                self.save()
+            # Whether tokens are right is looked at even where time is over.
+            wrong += self._count_wrong(shard, kind, wishes)
+            self.save()
         return wrong
 
     def _labels(self, kind: Kind, **more: str | int) -> CaseLabels:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from loadtest.bench.record import BenchmarkResult, Report, format_number
 from loadtest.gpu.checks import TestOutcome
 
 
-def summary_page(report: Report, tests: TestOutcome | None, *, finished: bool, wrong: int) -> str:
-    """Markdown: the machine, the tests, the heads. Nothing stands in it that was not run."""
+def summary_page(
+    report: Report, tests: TestOutcome | None, *, left_out: Sequence[str], wrong: int
+) -> str:
+    """Markdown: the machine, the tests, the engine, the heads. Nothing stands in it that was not
+    run; ``left_out`` is what did not fit the time."""
     machine = report.machine
     lines = [
         "# GPU run",
@@ -15,13 +20,17 @@ def summary_page(report: Report, tests: TestOutcome | None, *, finished: bool, w
         f"`{report.command}` on {machine.get('gpu', 'a machine without a GPU')}, "
         + ", ".join(f"{name} {version}" for name, version in report.versions.items())
         + ".",
-        "" if finished else "\n**Time ran out: what follows is what was measured until then.**",
         "",
+        *_left_out(left_out),
         "## Tests",
         "",
         _tests(tests),
         "",
         f"Tokens of the certified head that the canonical logits do not give: **{wrong}**.",
+        "",
+        "## Engine",
+        "",
+        *_engine(report),
         "",
         "## Heads",
         "",
@@ -42,8 +51,29 @@ def summary_page(report: Report, tests: TestOutcome | None, *, finished: bool, w
 def _tests(tests: TestOutcome | None) -> str:
     if tests is None:
         return "Not run."
-    end = "" if tests.finished else ", not finished in time"
-    return f"{tests.passed} passed, {tests.failed} failed, {tests.skipped} skipped{end}."
+    return f"{tests.passed} passed, {tests.failed} failed, {tests.skipped} skipped."
+
+
+def _left_out(names: Sequence[str]) -> list[str]:
+    if not names:
+        return []
+    return [
+        "**Time ran out. Not run, or not to the end:**",
+        "",
+        *(f"- {each}" for each in names),
+        "",
+    ]
+
+
+def _engine(report: Report) -> list[str]:
+    rows = ["| body | sequences | measure | median | runs |", "|---|---|---|---|---|"]
+    rows += [
+        f"| {result.name} | {result.case['sequences']} | {result.case['measure']} "
+        f"| {result.median:.4g} {result.unit} | {len(result.raw)} |"
+        for result in report.results
+        if "sequences" in result.case
+    ]
+    return rows if len(rows) > 2 else ["Not run."]
 
 
 def _heads(report: Report) -> list[str]:

@@ -43,6 +43,7 @@ def banner(config: ServeConfig, information: dict[str, Any], has_chat: bool) -> 
     rows = {
         "model": f"{name} ({information['model']}, {information['parameters']:,} parameters)",
         "device": f"{information['device']}, {_threads(information['thread_choices'])}",
+        "GPU": information["accelerator"],
         "dtype": information["dtype"],
         "body": f"{information['body']} ({invariant})",
         "head": f"{information['head']}, {information['vocabulary_size']:,} tokens",
@@ -57,6 +58,8 @@ def banner(config: ServeConfig, information: dict[str, Any], has_chat: bool) -> 
         rows["HTTP"] = f"{config.api_processes} API processes"
     lines: list[str] = []
     for label, value in rows.items():
+        if not value:
+            continue
         lines.append(f"  {label:<{LABEL_WIDTH}} {value}")
         if label == "device":
             lines.extend(_thread_table(information["thread_timings"]))

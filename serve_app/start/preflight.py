@@ -7,6 +7,7 @@ from pathlib import Path
 from actors.body.errors import WeightsError
 from actors.configuration import NGRAM
 from actors.drafter.checks import check_drafting
+from actors.engine.memory import check_utilization
 from actors.head.checks import check_shards
 from actors.index.container import CLUSTERS, check_tiers
 from actors.index.errors import IndexFileError
@@ -43,6 +44,7 @@ def check_files(config: ServeConfig) -> None:
     try:
         check_drafting(config.engine_configuration)
         check_shards(config.engine_configuration)
+        check_utilization(config.gpu_memory_utilization)
     except ValueError as error:
         raise StartupError(str(error)) from error
     model = check_model_folder(config.model)

@@ -113,6 +113,10 @@ def test_triton_agrees_in_the_interpreter() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_triton_agrees_on_the_gpu() -> None:
+    """Within one fp32 ulp: a device's float64 logarithm may differ from the host's in its last bit,
+    which now and then is the bit that decides how the noise rounds."""
     ids = np.arange(1_000_000)
     got = gumbel_noise(99, 3, torch.from_numpy(ids).cuda()).cpu().numpy()
-    assert np.array_equal(got, gumbel_noise(99, 3, ids))
+    want = gumbel_noise(99, 3, ids)
+    assert (np.abs(got - want) <= np.spacing(np.abs(want))).all()
+    assert np.mean(got != want) < 1e-4

@@ -113,6 +113,12 @@ for columns in (1, 16, 50):
             got = canonical_logits(hidden, matrix, *where, implementation="triton")
             want = canonical_logits(hidden, matrix, *where, implementation="reference")
             assert np.array_equal(got.numpy(), want)
+several = random.standard_normal((11, 40)).astype(np.float32)
+weight = torch.from_numpy(random.standard_normal((37, 40)).astype(np.float32)).bfloat16()
+got = canonical_logits(several, weight, implementation="triton").numpy()
+for row in range(11):
+    alone = canonical_logits(several[row : row + 1], weight, implementation="reference")
+    assert np.array_equal(got[row : row + 1], alone)
 """
 
 

@@ -16,6 +16,7 @@ import torch
 
 from kernels.quantize import Kind, quantize
 from loadtest.bench.record import Measure, Report
+from loadtest.gpu import checks
 from loadtest.gpu.__main__ import NO_DEVICE, main
 from loadtest.gpu.budget import Budget
 from loadtest.gpu.checks import gpu_test_files, joined, read_outcome
@@ -75,7 +76,7 @@ def test_nothing_is_imported_that_a_bare_cuda_machine_lacks() -> None:
     pytest.importorskip("triton")
     names = ["tests.conftest"]
     names += [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in gpu_test_files()]
-    names += ["loadtest.gpu.__main__", "loadtest.gpu.head", "loadtest.gpu.timing"]
+    names += [f"loadtest.gpu.{name}" for name in ("__main__", "engine", "head", "timing")]
     script = f"ABSENT = set({ABSENT!r})\nNAMES = {names!r}\n{IMPORTS}"
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
@@ -125,15 +126,33 @@ def test_a_spent_budget_ends_after_one_turn() -> None:
 
 
 def test_pytest_s_last_line_is_understood() -> None:
-    outcome = read_outcome("...\n3 failed, 40 passed, 2 skipped, 1 error in 9.1s", finished=True)
+    outcome = read_outcome("...\n3 failed, 40 passed, 2 skipped, 1 error in 9.1s")
     assert (outcome.passed, outcome.failed, outcome.skipped) == (40, 4, 2)
     assert not outcome.sound
-    assert not read_outcome("40 passed in 3s", finished=False).sound
-    assert not read_outcome("2 skipped in 3s", finished=True).sound
-    sound = read_outcome("40 passed in 3s", finished=True)
+    assert not read_outcome("2 skipped in 3s").sound
+    sound = read_outcome("40 passed in 3s")
     assert sound.sound
     assert joined([sound, sound]).passed == 80
     assert not joined([sound, outcome]).sound
+    late = checks.TestOutcome(0, 0, 0, "tests/a.py: no time left", ("tests/a.py",))
+    assert joined([sound, late]).left_out == ("tests/a.py",)
+    assert not joined([sound, late]).sound
+
+
+def test_tests_that_do_not_fit_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Modules run beside each other, each for its own time at most; none outlasts the whole."""
+    names = ["test_slow.py", "test_quick.py", "test_quick_too.py"]
+    for name in names:
+        wait = "import time; time.sleep(300)" if "slow" in name else ""
+        body = f"import pytest\n@pytest.mark.gpu\ndef test_it():\n    {wait or 'pass'}\n"
+        (tmp_path / name).write_text(body)
+    monkeypatch.setattr(checks, "ROOT", tmp_path)
+    monkeypatch.setattr(checks, "gpu_test_files", lambda: [tmp_path / name for name in names])
+    monkeypatch.setattr(checks, "MODULE_SECONDS", 20.0)
+    outcome = checks.run_tests(Budget(120))
+    assert outcome.left_out == ("test_slow.py",)
+    assert outcome.passed == 2
+    assert checks.run_tests(Budget(0)).left_out == tuple(names)
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4", "int4-dither"])
@@ -201,19 +220,23 @@ def test_the_head_benchmark_runs_in_the_interpreter(tmp_path: Path) -> None:
 
 def test_the_page_shows_what_was_measured_and_nothing_else() -> None:
     report = Report({"gpu": "NVIDIA H200"}, {"torch": "2.11"}, "python -m loadtest.gpu", 0)
-    empty = summary_page(report, None, finished=False, wrong=0)
+    empty = summary_page(report, None, left_out=["engine, graphs"], wrong=0)
     assert "Time ran out" in empty
-    assert empty.count("Not run.") == 3
+    assert "- engine, graphs" in empty
+    assert empty.count("Not run.") == 4
     case = {"head": "128,256 x 4,096", "model": "m", "tier": "int8", "rows": 1, "wish": "greedy"}
     device = Measure("device", "ms", higher_is_better=False)
     rescored = Measure("rescored", "tokens per row", higher_is_better=False)
     bandwidth = Measure("bandwidth", "GB/s", higher_is_better=True)
     report.add(case, rescored, {"certified": [2.0, 4.0]})
     report.add(case, device, {"certified": [0.1], "cuBLAS + argmax": [0.3]}, ours="certified")
+    dependent = Measure("tokens that depend on the batch", "of tokens", higher_is_better=False)
+    report.add({"what": "engine", "sequences": 24}, dependent, {"graphs": [0.003]})
     report.add({"what": "memory"}, bandwidth, {"copy": [4000.0]})
     report.add({k: case[k] for k in ("head", "tier", "rows")}, bandwidth, {"screen": [3000.0]})
-    outcome = read_outcome("7 passed in 1s", finished=True)
-    page = summary_page(report, outcome, finished=True, wrong=0)
+    page = summary_page(report, read_outcome("7 passed in 1s"), left_out=[], wrong=0)
+    assert "Time ran out" not in page
+    assert "| graphs | 24 | tokens that depend on the batch | 0.003 of tokens | 1 |" in page
     assert "Not run." not in page
     assert "7 passed, 0 failed, 0 skipped." in page
     assert "| 3.00 |" in page

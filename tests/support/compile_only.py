@@ -7,11 +7,17 @@ it takes the place of Triton's driver.
 
 from __future__ import annotations
 
+import re
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
@@ -47,6 +53,41 @@ def compiling() -> Iterator[list[Any]]:
         yield compiled
     finally:
         JITFunction.__getitem__ = launch
+
+
+@dataclass(frozen=True, slots=True)
+class MachineCode:
+    """What a compiled kernel takes of a multiprocessor, as its machine code says."""
+
+    name: str
+    registers: int  # of a thread
+    stack_bytes: int  # of a thread: registers that were spilled
+    shared_bytes: int  # of a program
+    instructions: int  # in the code, each loop counted once
+    warps: int
+
+
+def machine_code(kernel: Any) -> MachineCode:
+    """Read from the code itself by the disassembler that Triton brings."""
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "kernel.cubin"
+        file.write_bytes(kernel.asm["cubin"])
+        usage, code = (
+            subprocess.run([tool, option, file], check=True, capture_output=True, text=True).stdout
+            for option in ("--dump-resource-usage", "--dump-sass")
+        )
+    registers, stack = (int(re.findall(rf"{word}:(\d+)", usage)[0]) for word in ("REG", "STACK"))
+    # Addresses of instructions; the lines between them are the other half of their encoding.
+    instructions = re.findall(r"/\*[0-9a-f]{4,}\*/ +(?!NOP|BRA `)[@A-Z]", code)
+    return MachineCode(
+        kernel.name,
+        registers,
+        stack,
+        kernel.metadata.shared,
+        len(instructions),
+        kernel.metadata.num_warps,
+    )
 
 
 def check(compiled: list[Any]) -> None:

@@ -29,7 +29,7 @@ from actors.head.backoff import Backoff
 from actors.head.exchange import MASS_NEEDS, MassTries
 from actors.head.gpu.device_masses import DeviceMasses
 from actors.head.gpu.device_step import DeviceScreen, DeviceStep, StepResults, pack_step
-from actors.head.ladder import Choices, Ladder, StepKind, step_kind
+from actors.head.ladder import STEP_KINDS, Choices, Ladder, StepKind, step_kind
 from actors.head.output_head import Hidden, Screening, Thresholds
 from actors.head.output_rows import log_normalizers, own_rows, refuse_unsound
 from actors.head.owned_rows import OwnedRows
@@ -51,6 +51,7 @@ CAPACITY = 1024  # candidates a row has room for
 LARGEST_K = 64
 LARGEST_SUPPORT = 1 << 17  # adjusted tokens of a step
 DENSE_ROWS = 32  # rows whose canonical logits are computed at a time
+EVERY_ROWS = (1, 2, 4, 8)  # of one program then: each is compiled on its own
 
 Ids = npt.NDArray[np.int32]
 Float32s = npt.NDArray[np.float32]
@@ -157,16 +158,21 @@ class DeviceShard:
         self._backoff = Backoff()
 
     def warm_up(self, largest: int = BUCKETS[-1]) -> None:
-        """Compiles every kernel and captures the graphs of steps of up to ``largest`` rows."""
-        for rows in [bucket for bucket in BUCKETS if bucket <= max(largest, 1)]:
+        """Compiles every kernel and captures the graphs of steps of up to ``largest`` rows: each
+        with every tier that may screen it, the one that is taken when another leaves too much
+        included."""
+        need = Need("top1")
+        for fewest, bucket in _buckets(largest):
+            hidden = torch.zeros(bucket, self.weight.shape[1], device=self.weight.device)
+            counts = range(fewest, bucket + 1)
+            names = {self._ladder.choice(rows, kind) for rows in counts for kind in STEP_KINDS}
+            for name in sorted(names | {self._best_tier}):
+                launch = self._launch(range(bucket), name, hidden, [need] * bucket)
+                assert launch is not None, "a step without adjustments always has room"
+                launch.results.read()
+        for rows in EVERY_ROWS:
             hidden = torch.zeros(rows, self.weight.shape[1], device=self.weight.device)
-            by_tier = {
-                self._ladder.choice(rows, step_kind([need])): need
-                for need in (Need("top1"), Need("topk", k=1))
-            }
-            for need in by_tier.values():
-                self.rescore(self.screen(hidden, [need] * rows))
-                self._backoff = Backoff()  # zeros leave much of every tier
+            self._products(hidden, None)
 
     def replay(self, rows: int) -> Callable[[], None]:
         """What runs the last step of ``rows`` rows without top-k, or of any kind where all have the
@@ -210,9 +216,7 @@ class DeviceShard:
     def _choose(self, rows: int, kind: StepKind) -> str:
         """The ladder's choice, or while that leaves too much the tier that reads most."""
         name = self._ladder.choice(rows, kind)
-        if self._backoff.allows(name):
-            return name
-        return self._best_tier
+        return name if self._backoff.allows(name) else self._best_tier
 
     def _launch(
         self, rows: Sequence[int], name: str, hidden: torch.Tensor, needs: Sequence[Need]
@@ -453,6 +457,12 @@ class DeviceShard:
     ) -> npt.NDArray[np.float64]:
         """See `actors.head.output_rows.log_normalizers`."""
         return log_normalizers(candidates, rows, self.vocabulary_size)
+
+
+def _buckets(largest: int) -> list[tuple[int, int]]:
+    """Buckets that steps of 1 to ``largest`` rows need, each with the fewest rows that need it."""
+    fewest = (1, *(bucket + 1 for bucket in BUCKETS))
+    return [pair for pair in zip(fewest, BUCKETS, strict=False) if pair[0] <= max(largest, 1)]
 
 
 def _screen(tier: Tier, device: torch.device | str) -> DeviceScreen:

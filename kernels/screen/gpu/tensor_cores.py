@@ -152,11 +152,40 @@ def bytes_kernel(  # type: ignore[no-untyped-def]
         valid = place < width
         weights = tl.load(weight_rows + place[None, :], mask=inside & valid[None, :], other=0)
         words = tl.load(hidden_rows + place[:, None], mask=present & valid[:, None], other=0)
-        total = tl.dot(weights, words, total)
+        total = tl.dot(weights, words, total, out_dtype=tl.int32)
     first = tl.program_id(1) * (COLUMNS // 2)
     _store(
         total, scale, products, step, share, result, row, first, size, rows, COMMON, ROWS, COLUMNS
     )
+
+
+@triton.jit
+def _low_nibbles(both, ASSEMBLY: tl.constexpr):  # type: ignore[no-untyped-def]
+    """16 times the low nibbles, four bytes at a time where assembly can say so."""
+    if ASSEMBLY:
+        nibbles = tl.inline_asm_elementwise(
+            "{ .reg .b32 up; shl.b32 up, $1, 4; and.b32 $0, up, 0xF0F0F0F0; }",
+            "=r,r",
+            [both],
+            dtype=tl.int8,
+            is_pure=True,
+            pack=4,
+        )
+    else:
+        nibbles = both << 4
+    return nibbles
+
+
+@triton.jit
+def _high_nibbles(both, ASSEMBLY: tl.constexpr):  # type: ignore[no-untyped-def]
+    """16 times the high nibbles, likewise."""
+    if ASSEMBLY:
+        nibbles = tl.inline_asm_elementwise(
+            "and.b32 $0, $1, 0xF0F0F0F0;", "=r,r", [both], dtype=tl.int8, is_pure=True, pack=4
+        )
+    else:
+        nibbles = both & -16
+    return nibbles
 
 
 @triton.jit
@@ -174,10 +203,11 @@ def _group_sums(  # type: ignore[no-untyped-def]
     rows,
     COINS: tl.constexpr,
 ):
-    """The products of one group of 32 columns, times the multipliers of its rows."""
+    """The products of one group of 32 columns, times the multipliers of its rows. ``weights`` are 16
+    times the nibbles."""
     place = group * 32 + tl.arange(0, 32)
     words = tl.load(hidden_rows + place[:, None], mask=present[None, :], other=0)
-    sums = tl.dot(weights, words)
+    sums = tl.dot(weights, words, out_dtype=tl.int32) >> 4
     if COINS:
         begin = tl.load(starts + group * (2 * rows) + half, mask=present, other=0)
         sums += begin[None, :]
@@ -201,9 +231,11 @@ def nibbles_kernel(  # type: ignore[no-untyped-def]
     width,
     COMMON: tl.constexpr,
     COINS: tl.constexpr,
+    ASSEMBLY: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
+    """ROWS weight rows x COLUMNS rows of hidden bytes, two groups of columns at a time."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     half = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     weight_rows = values + row.to(tl.int64)[:, None] * (width // 2)
@@ -215,7 +247,7 @@ def nibbles_kernel(  # type: ignore[no-untyped-def]
         byte = pair * 32 + tl.arange(0, 32)
         both = tl.load(weight_rows + byte[None, :], mask=inside[:, None], other=0)
         total += _group_sums(
-            (both << 4) >> 4,
+            _low_nibbles(both, ASSEMBLY),
             2 * pair,
             multipliers,
             hidden_rows,
@@ -229,7 +261,7 @@ def nibbles_kernel(  # type: ignore[no-untyped-def]
             COINS,
         )
         total += _group_sums(
-            both >> 4,
+            _high_nibbles(both, ASSEMBLY),
             2 * pair + 1,
             multipliers,
             hidden_rows,
@@ -315,6 +347,8 @@ def screen(hidden: torch.Tensor, placed: PlacedTier) -> Screened:
             *last,
             COMMON=common,
             COINS=coins,
+            # Triton's interpreter, which runs on a CPU, knows no assembly.
+            ASSEMBLY=device.type != "cpu",
             ROWS=block,
             COLUMNS=halves_at_a_time,
             num_warps=4,

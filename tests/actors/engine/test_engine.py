@@ -205,26 +205,6 @@ def test_the_general_body_keeps_the_promise_too(engine: Engine, prompt_ids: Prom
     assert [together[requests.index(request)] for request in greedy] == fused
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_at_most_one_token_in_10000_depends_on_the_batch_on_a_gpu(prompt_ids: PromptIds) -> None:
-    """On a GPU sums differ with the batch; how often that changes a token is measured."""
-    gpu = make_engine(device="cuda", head="dense")
-    parameters = replace(SAMPLED, max_tokens=128)
-    requests = [
-        Request(f"g{i}", 0, prompt, replace(parameters, seed=i))
-        for i, prompt in enumerate(prompt_ids * 2)
-    ]
-    together = _tokens(run_to_completion(gpu, requests))
-    compared = differences = 0
-    for ours, alone in zip(together, _alone(gpu, requests), strict=True):
-        same = next((i for i, (a, b) in enumerate(zip(ours, alone, strict=True)) if a != b), None)
-        compared += len(ours) if same is None else same + 1
-        differences += same is not None
-    print(f"{differences} of {compared} tokens depended on the batch")
-    assert differences <= compared / 10_000
-
-
 def test_choices_differ_and_repeat(engine: Engine, prompt_ids: PromptIds) -> None:
     requests = [Request("n", choice, prompt_ids[0], SAMPLED) for choice in range(4)]
     first = _tokens(run_to_completion(engine, requests))

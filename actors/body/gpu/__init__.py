@@ -1,0 +1,1 @@
+"""The body on a GPU: steps of a few fixed shapes, in CUDA graphs."""

@@ -1,0 +1,161 @@
+"""The general body on a GPU: steps of a few fixed shapes, each one CUDA graph.
+
+An 8B model launches some 1,500 kernels a step, which a host takes longer to launch than a GPU to
+run. A graph is launched once. Its shapes are fixed, so a step is padded to the next bucket of rows
+and of blocks per sequence; padding goes to a block of the cache that nobody else has. A step is one
+copy, one launch and one copy of its result; nothing waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from actors.body.batch import Batch
+from actors.body.general import GeneralBody
+from actors.body.gpu.capture import Capture, compute_each_time
+from actors.body.gpu.step_inputs import StaticInputs
+
+ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+FIXED_ROWS = 64  # of every step of a batch-invariant body
+SEQUENCES = (8, 64)  # or as many as rows
+SMALLEST_WIDTH = 64  # blocks of a sequence
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepGraph:
+    """A step of one shape: its inputs, its result, and what computes one from the other."""
+
+    inputs: StaticInputs
+    hidden: torch.Tensor  # [rows, d] float32
+    replay: Callable[[], object]
+
+
+class GraphedBody:
+    """``body`` in graphs; see ``actors.body.batch.Body`` for the contract. ``new_capture`` says how
+    the graphs of one cache are made.
+
+    Graphs are made when a shape is first wanted. A model that cannot be recorded (it waits for the
+    device somewhere) is computed without: ``refusal`` says why. Steps of more rows than the largest
+    bucket are, too. With ``fixed_rows`` every step is computed in pieces of exactly so many rows:
+    no library can choose another order of additions for another number of rows.
+    """
+
+    def __init__(
+        self,
+        body: GeneralBody,
+        new_capture: Callable[[], Capture],
+        *,
+        fixed_rows: int | None = None,
+    ) -> None:
+        self._body = body
+        self._new_capture = new_capture
+        self._capture = new_capture()
+        self._rows = ROWS if fixed_rows is None else (fixed_rows,)
+        self._fixed_rows = fixed_rows
+        self._graphs: dict[tuple[int, int, int], StepGraph] = {}
+        self._scratch_block = 0
+        self.refusal = ""
+        self.batch_invariant = False
+        self.name = body.name
+        self.device = body.device
+        self.hidden_size = body.hidden_size
+        self.vocabulary_size = body.vocabulary_size
+        self.num_layers = body.num_layers
+        self.kv_heads = body.kv_heads
+        self.head_dim = body.head_dim
+        self.max_positions = body.max_positions
+
+    @property
+    def description(self) -> str:
+        """What is in graphs, in words."""
+        if self.refusal:
+            return f"without CUDA graphs ({self.refusal})"
+        if self._fixed_rows is not None:
+            return f"every step in CUDA graphs of {self._fixed_rows} rows"
+        return f"steps of up to {self._rows[-1]} rows in CUDA graphs"
+
+    def kv_bytes_per_block(self) -> int:
+        return self._body.kv_bytes_per_block()
+
+    def allocate_cache(self, num_blocks: int) -> None:
+        """Reserve ``num_blocks`` blocks and one more, for padding. Graphs of another cache go."""
+        self._graphs.clear()
+        if not self.refusal:
+            self._capture = self._new_capture()
+        self._body.allocate_cache(num_blocks + 1)
+        self._scratch_block = num_blocks
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        """See `GeneralBody.forward`."""
+        if self._fixed_rows is None:
+            return self._forward(batch)
+        return torch.cat([self._forward(piece) for piece in _pieces(batch, self._fixed_rows)])
+
+    def _forward(self, batch: Batch) -> torch.Tensor:
+        rows = next((rows for rows in self._rows if rows >= len(batch.token_ids)), None)
+        graph = None
+        if rows is not None:
+            sequences, width = batch.block_tables.shape
+            graph = self._graph(rows, _sequences(sequences, rows), _width(width))
+        if graph is None:
+            return self._body.forward(batch)
+        graph.inputs.fill(batch, self._scratch_block)
+        graph.replay()
+        # The next replay writes to the same memory.
+        return graph.hidden[: len(batch.output_rows)].clone()
+
+    def _graph(self, rows: int, sequences: int, width: int) -> StepGraph | None:
+        if self.refusal and self._fixed_rows is None:
+            return None
+        shape = (rows, sequences, width)
+        graph = self._graphs.get(shape)
+        if graph is not None:
+            return graph
+        inputs = StaticInputs(rows, rows, sequences + 1, width, self.device)
+        inputs.fill(_nothing(width), self._scratch_block)
+        try:
+            hidden, replay = self._capture(lambda: self._body.compute(inputs.tensors))
+        except RuntimeError as error:
+            self.refusal = (str(error).splitlines() or ["its steps cannot be recorded"])[0]
+            self._capture = compute_each_time  # of fixed shapes all the same, where they are asked
+            return self._graph(rows, sequences, width)
+        graph = self._graphs[shape] = StepGraph(inputs, hidden, replay)
+        return graph
+
+
+def _sequences(count: int, rows: int) -> int:
+    """The bucket of sequences: few of them where rows are those of prompts."""
+    return next((each for each in SEQUENCES if count <= each <= rows), rows)
+
+
+def _width(blocks: int) -> int:
+    """The bucket of block tables: a power of two."""
+    return max(SMALLEST_WIDTH, 1 << (blocks - 1).bit_length())
+
+
+def _nothing(width: int) -> Batch:
+    """No rows: a step that is padding alone."""
+    none = np.zeros(0, np.int32)
+    return Batch(none, none, none.astype(np.int64), none, np.zeros((0, width), np.int32), none)
+
+
+def _pieces(batch: Batch, rows: int) -> Iterator[Batch]:
+    """``batch`` in pieces of at most ``rows`` rows, one after the other."""
+    for start in range(0, len(batch.token_ids), rows):
+        own = slice(start, start + rows)
+        owners, wanted = batch.row_sequence[own], batch.output_rows
+        inside = (wanted >= start) & (wanted < start + rows)
+        yield replace(
+            batch,
+            token_ids=batch.token_ids[own],
+            positions=batch.positions[own],
+            slots=batch.slots[own],
+            row_sequence=owners - owners[0],
+            # A sequence's rows are side by side, so those of a piece have as many at most.
+            block_tables=batch.block_tables[owners[0] : owners[-1] + 1],
+            output_rows=wanted[inside] - start,
+        )

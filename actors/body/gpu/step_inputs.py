@@ -1,0 +1,102 @@
+"""The integers of a step where the body computes: one copy brings them there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from actors.body.batch import Batch
+from kernels.attention import BLOCK_SIZE
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepInputs:
+    """A `Batch` as tensors of one device."""
+
+    token_ids: torch.Tensor  # [T] int32
+    positions: torch.Tensor  # [T] int32
+    slots: torch.Tensor  # [T] int32, or int64 on the host
+    row_sequence: torch.Tensor  # [T] int32
+    output_rows: torch.Tensor  # [N] int32
+    block_tables: torch.Tensor  # [S, max_blocks] int32
+
+
+def on_the_host(batch: Batch) -> StepInputs:
+    """The arrays of ``batch`` themselves."""
+    return StepInputs(
+        *(
+            torch.from_numpy(each)
+            for each in (
+                batch.token_ids,
+                batch.positions,
+                batch.slots,
+                batch.row_sequence,
+                batch.output_rows,
+                batch.block_tables,
+            )
+        )
+    )
+
+
+def sent(batch: Batch, device: torch.device) -> StepInputs:
+    """``batch`` on ``device``, by one copy that nobody waits for."""
+    rows, outputs = len(batch.token_ids), len(batch.output_rows)
+    sequences, width = batch.block_tables.shape
+    inputs = StaticInputs(rows, outputs, sequences, width, device)
+    inputs.fill(batch, scratch_block=0)
+    return inputs.tensors
+
+
+class StaticInputs:
+    """Memory on a device for the inputs of steps of up to ``rows`` rows, ``outputs`` of which are
+    wanted, of up to ``sequences`` sequences with ``width`` blocks each.
+
+    Steps with fewer are padded: rows of token 0 at position 0 of one more sequence, whose only
+    block is the scratch block. They write the same key and value to the same slot, each attends
+    itself alone, and nobody reads what becomes of them.
+    """
+
+    def __init__(
+        self, rows: int, outputs: int, sequences: int, width: int, device: torch.device
+    ) -> None:
+        self._rows, self._width = rows, width
+        lengths = [rows, rows, rows, rows, outputs, sequences * width]
+        # One piece of memory, so that one copy fills it.
+        self._words = torch.zeros(sum(lengths), dtype=torch.int32, device=device)
+        *lists, tables = self._words.split(lengths)
+        self.tensors = StepInputs(*lists, tables.view(sequences, width))
+
+    def fill(self, batch: Batch, scratch_block: int) -> None:
+        """Puts ``batch`` there, in the order of the current stream."""
+        own = self.tensors
+        count, width = len(batch.token_ids), batch.block_tables.shape[1]
+        tables = np.zeros(own.block_tables.shape, np.int32)
+        tables[: len(batch.block_tables), :width] = batch.block_tables
+        if count < self._rows:
+            tables[-1, 0] = scratch_block
+        words = np.concatenate(
+            [
+                _padded(batch.token_ids, self._rows, 0),
+                _padded(batch.positions, self._rows, 0),
+                _padded(batch.slots, self._rows, scratch_block * BLOCK_SIZE),
+                _padded(batch.row_sequence, self._rows, len(tables) - 1),
+                _padded(batch.output_rows, len(own.output_rows), 0),
+                tables.ravel(),
+            ]
+        )
+        host = torch.from_numpy(words)
+        if self._words.is_cuda:
+            # The allocator of pinned memory keeps it until the copy is done.
+            host = host.pin_memory()
+        self._words.copy_(host, non_blocking=True)
+
+
+def _padded(
+    values: npt.NDArray[np.int32] | npt.NDArray[np.int64], length: int, padding: int
+) -> npt.NDArray[np.int32]:
+    result = np.full(length, padding, np.int32)
+    result[: len(values)] = values
+    return result

@@ -1,0 +1,42 @@
+"""What a GPU is, what it has left, and how things run there."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from actors.body.batch import Body, whole_text
+from actors.body.gpu.graphed_body import GraphedBody
+from actors.engine.memory import DeviceMemory
+from actors.kv_cache import BLOCK_TOKENS
+
+
+def describe_device(body: Body) -> str:
+    """The GPU of ``body`` in words; nothing where it is on a CPU."""
+    if body.device.type == "cpu":
+        return ""
+    name = torch.cuda.get_device_name(body.device)
+    memory = DeviceMemory(*torch.cuda.mem_get_info(body.device))
+    return in_words(name, memory, body)
+
+
+def in_words(name: str, memory: DeviceMemory, body: Body) -> str:
+    """``name``, its memory, what is in graphs, and which attention there is."""
+    steps = body.description if isinstance(body, GraphedBody) else "without CUDA graphs"
+    size, free = memory.total / 2**30, memory.free / 2**30
+    return f"{name}, {size:.1f} GiB ({free:.1f} left); {steps}; attention by Triton"
+
+
+def measure_device(body: Body, rows: int) -> DeviceMemory:
+    """What a GPU has left once weights, head and the largest step's activations are on it.
+
+    Runs ``body`` on a step of ``rows`` tokens, whose memory stays with torch, ready for the next
+    such step; takes its cache.
+    """
+    torch.cuda.synchronize(body.device)
+    torch.cuda.empty_cache()  # what loading and measuring took for a moment
+    rows = min(rows, body.max_positions)
+    body.allocate_cache(-(-rows // BLOCK_TOKENS))
+    body.forward(whole_text([0] * rows, np.array([rows - 1], np.int32)))
+    torch.cuda.synchronize(body.device)
+    return DeviceMemory(*torch.cuda.mem_get_info(body.device))

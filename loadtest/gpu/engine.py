@@ -1,0 +1,100 @@
+"""The engine as it serves on a GPU: bfloat16, the certified head there, the body in graphs or not.
+
+The demo model is small, so what its steps take is what launching takes: graphs against none. The
+share of tokens that depend on the batch is the body's; the head has no part in it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from actors.body.gpu.graphed_body import GraphedBody
+from actors.configuration import EngineConfiguration
+from actors.engine.completion import run_to_completion
+from actors.engine.engine import Engine
+from loadtest.bench.record import Measure, Report
+from loadtest.gpu.batch_dependence import batch_dependence, requests
+from loadtest.gpu.budget import Budget
+
+MODEL = Path(__file__).resolve().parents[2] / "models/lexshard-demo"
+STEP = Measure("step", "ms", higher_is_better=False)
+DEPENDENT = Measure("tokens that depend on the batch", "of tokens", higher_is_better=False)
+
+SEQUENCES = (1, 16, 64)
+STEPS = 64
+RUNS = 5
+COMPARED_SEQUENCES, COMPARED_TOKENS = 24, 64
+GRAPHS, PLAIN, FIXED = "graphs", "without graphs", "graphs of one shape"
+
+
+def measure_engine(report: Report, budget: Budget) -> list[str]:
+    """Measures every way to compute the body; returns what did not fit the budget."""
+    left_out: list[str] = []
+    for name in (GRAPHS, PLAIN, FIXED):
+        if budget.spent:
+            left_out.append(f"engine, {name}")
+            continue
+        engine = _make_engine(batch_invariant=name == FIXED)
+        with _without_graphs(engine.model.body) if name == PLAIN else _as_it_is():
+            _measure_steps(engine, name, report, budget, left_out)
+            if budget.spent:
+                left_out.append(f"engine, {name}: {DEPENDENT.name}")
+            else:
+                _measure_dependence(engine, name, report)
+        engine.close()
+    return left_out
+
+
+def _make_engine(*, batch_invariant: bool) -> Engine:
+    return Engine(
+        EngineConfiguration(
+            str(MODEL),
+            device="cuda",
+            head="certified",
+            max_model_len=512,
+            batch_invariant=batch_invariant,
+            prefix_cache=False,
+        )
+    )
+
+
+@contextmanager
+def _as_it_is() -> Iterator[None]:
+    yield
+
+
+@contextmanager
+def _without_graphs(body: Any) -> Iterator[None]:
+    if isinstance(body, GraphedBody):
+        body.refusal = "to compare"
+    yield
+
+
+def _measure_steps(
+    engine: Engine, name: str, report: Report, budget: Budget, left_out: list[str]
+) -> None:
+    """Milliseconds of a step of so many sequences, each of which draws a token."""
+    for sequences in SEQUENCES:
+        if budget.spent:
+            left_out.append(f"engine, {name}: {sequences} sequences")
+            continue
+        asked = requests(4096, sequences, STEPS)
+        run_to_completion(engine, asked)  # compiles, and makes graphs
+        times = []
+        for run in range(RUNS):
+            if run and budget.spent:
+                break
+            started = time.perf_counter()
+            run_to_completion(engine, asked)
+            times.append(1e3 * (time.perf_counter() - started) / STEPS)
+        report.add({"what": "engine", "sequences": sequences}, STEP, {name: times})
+
+
+def _measure_dependence(engine: Engine, name: str, report: Report) -> None:
+    found = batch_dependence(engine, sequences=COMPARED_SEQUENCES, tokens=COMPARED_TOKENS)
+    case = {"what": "engine", "sequences": COMPARED_SEQUENCES, "compared": found.compared}
+    report.add(case, DEPENDENT, {name: [found.different / found.compared]})

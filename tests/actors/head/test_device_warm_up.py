@@ -1,0 +1,83 @@
+"""What a head on a GPU prepares before it serves: every graph that a step may ask for.
+
+Nothing is launched here: steps of the device only tell that they were asked.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from actors.head.ladder import Ladder
+from kernels.quantize import quantize
+
+SIZE, COLUMNS = 130, 512
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sizes of the steps that are launched, in order."""
+    pytest.importorskip("triton")
+    from actors.head.gpu import device_shard, device_step
+
+    sizes: list[int] = []
+
+    class Told:
+        def read(self) -> None:
+            pass
+
+    def launch(step: Any, hidden: torch.Tensor, packed: Any) -> Told:
+        assert len(hidden) == step.rows
+        sizes.append(step.rows)
+        return Told()
+
+    def products(shard: Any, hidden: torch.Tensor, ids: Any) -> np.ndarray:
+        return np.zeros((len(hidden), SIZE), np.float32)
+
+    monkeypatch.setattr(device_step.DeviceStep, "launch", launch)
+    monkeypatch.setattr(device_shard.DeviceShard, "_products", products)
+    return sizes
+
+
+def make_shard(choices: tuple[tuple[int, str], ...]) -> Any:
+    from actors.head.gpu.device_shard import DeviceShard
+
+    weight = torch.randn(SIZE, COLUMNS, generator=torch.Generator().manual_seed(0))
+    tiers = {kind: quantize(weight, kind) for kind in ("int8", "int4")}  # type: ignore[call-overload]
+    ladder = Ladder(tiers, choices)
+    return DeviceShard(weight, None, None, 1.0, SIZE, ladder, device="cpu", capacity=8)
+
+
+@pytest.mark.parametrize(
+    ("largest", "expected"),
+    [
+        (0, [1]),
+        (1, [1]),
+        (3, [1, 2, 4]),
+        (48, [1, 2, 4, 8, 16, 32, 64]),
+        (64, [1, 2, 4, 8, 16, 32, 64]),
+        (200, [1, 2, 4, 8, 16, 32, 64]),
+    ],
+)
+def test_the_bucket_above_the_largest_step_is_warm(
+    asked: list[int], largest: int, expected: list[int]
+) -> None:
+    make_shard(((1, "int8"),)).warm_up(largest)
+    assert asked == expected
+
+
+def test_every_tier_that_a_bucket_may_start_with_is_warm(asked: list[int]) -> None:
+    """Five rows and six go through the same bucket, but not through the same tier."""
+    shard = make_shard(((1, "int8"), (6, "int4")))
+    shard.warm_up(7)
+    assert asked == [1, 2, 4, 8, 8]
+    assert set(shard._steps) == {*((rows, "int8") for rows in (1, 2, 4, 8)), (8, "int4")}
+
+
+def test_the_tier_that_is_taken_when_another_leaves_too_much_is_warm(asked: list[int]) -> None:
+    shard = make_shard(((1, "int4"),))
+    shard.warm_up(2)
+    assert set(shard._steps) == {(rows, tier) for rows in (1, 2) for tier in ("int8", "int4")}

@@ -1,0 +1,223 @@
+"""Every launch that serving makes on a GPU, at real models' shapes and without their memory.
+
+Tensors are on torch's meta device: they have shapes, types and strides, which is all that a
+compiler asks. Run under `tests.support.compile_only.compiling`:
+
+    python -m tests.support.served_kernels GROUP ...
+
+compiles the groups named (all by default) and prints what each kernel takes of a multiprocessor;
+ends with 1 where one spills registers or takes more shared memory than there is.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import triton
+
+from kernels.attention import BLOCK_SIZE, allocate_cache
+from kernels.attention import triton_kernel as attention
+from kernels.dense import triton_kernel as dense
+from kernels.quantize import quantize
+from kernels.rows import triton_kernel as rows_kernel
+from kernels.screen import Screened
+from kernels.screen.gpu import tensor_cores
+from kernels.search.gpu import search as device_search
+from tests.support.compile_only import LARGEST_SHARED_MEMORY, MachineCode, compiling, machine_code
+
+META = "meta"
+LEADERS = 64
+CAPACITY = 1024
+
+
+class AttentionShape(NamedTuple):
+    heads: int
+    kv_heads: int
+    width: int
+    window: int = 0
+    softcap: float = 0.0
+
+
+class HeadShape(NamedTuple):
+    vocabulary: int
+    columns: int
+    softcap: float | None = None
+
+
+ATTENTION = {
+    "Llama 3.1 8B": AttentionShape(32, 8, 128),
+    "Qwen 2.5 7B": AttentionShape(28, 4, 128),
+    "Gemma 2 2B": AttentionShape(8, 4, 256, 4096, 50.0),
+    "Phi 3 mini": AttentionShape(32, 32, 96, 2047),
+}
+HEADS = {
+    "Llama 3.1 8B": HeadShape(128_256, 4_096),
+    "Qwen 2.5 7B": HeadShape(151_936, 3_584),
+    "Gemma 2 2B": HeadShape(262_144, 2_304, 30.0),
+}
+CONTEXT = 8192
+ROWS_OF_A_STEP = (1, 8, 64, 512)
+
+
+def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device=META)
+
+
+def launch_attention(shape: AttentionShape, dtype: torch.dtype, rows: int) -> None:
+    key_cache, value_cache = allocate_cache(
+        64, shape.kv_heads, shape.width, device=META, dtype=dtype
+    )
+    query = empty(rows, shape.heads, shape.width, dtype=dtype)
+    attention.paged_attention(
+        query,
+        key_cache,
+        value_cache,
+        empty(min(rows, 64), CONTEXT // BLOCK_SIZE, dtype=torch.int32),
+        empty(rows, dtype=torch.int32),
+        empty(rows, dtype=torch.int32),
+        shape.width**-0.5,
+        shape.window,
+        shape.softcap,
+        torch.empty_like(query),
+    )
+
+
+def placed_tier(kind: str, shape: HeadShape, *, common: bool) -> tensor_cores.PlacedTier:
+    """A tier of so many rows in which nothing stands."""
+    direction = np.ones(shape.columns, np.float32) if common else None
+    small: Any = quantize(torch.ones(64, shape.columns), kind, direction=direction)  # type: ignore[call-overload]
+    placed = tensor_cores.place(small, "cpu")
+    size = shape.vocabulary
+
+    def grown(tensor: torch.Tensor | None, axis: int) -> Any:
+        if tensor is None:
+            return None
+        lengths = list(tensor.shape)
+        lengths[axis] = size
+        return empty(*lengths, dtype=tensor.dtype)
+
+    return tensor_cores.PlacedTier(
+        placed.tier,
+        grown(placed.values, 0),
+        grown(placed.multipliers, 1),
+        grown(placed.scale, 0),
+        grown(placed.row_slack, 1),
+        None if placed.direction is None else placed.direction.to(META),
+        grown(placed.products, 0),
+        None if placed.coins is None else placed.coins.to(META),
+        placed.constants.to(META),
+    )
+
+
+def launch_screen(kind: str, shape: HeadShape, rows: int, *, common: bool = True) -> None:
+    placed = placed_tier(kind, shape, common=common)
+    tensor_cores.screen(empty(rows, shape.columns), placed)
+
+
+def launch_search(shape: HeadShape, rows: int) -> None:
+    size = shape.vocabulary
+    bias = empty(size) if shape.softcap else None
+    post = device_search.PostProcessing(bias, 1.0, shape.softcap, empty(5, dtype=torch.float64))
+    device_search.search(
+        empty(rows, shape.columns),
+        empty(size, shape.columns, dtype=torch.bfloat16),
+        Screened(empty(rows, size), empty(2, size), empty(rows, 2, dtype=torch.float64)),
+        post,
+        device_search.Questions(
+            empty(rows, 5, dtype=torch.int64), empty(rows, 4, dtype=torch.float64)
+        ),
+        device_search.Support(
+            empty(rows + 1, dtype=torch.int64), empty(1 << 17, 6, dtype=torch.int32)
+        ),
+        device_search.allocate(rows, size, capacity=CAPACITY, leaders=LEADERS, device=META),
+    )
+
+
+def launch_dense_rows(shape: HeadShape, rows: int) -> None:
+    weight = empty(shape.vocabulary, shape.columns, dtype=torch.bfloat16)
+    rows_kernel.canonical_logits(empty(rows, shape.columns), weight, None, None)
+
+
+def launch_baseline(shape: HeadShape, rows: int) -> None:
+    draws = dense.DeviceDraws(empty(rows, 3, dtype=torch.int64), empty(rows), False)
+    dense.dense_gumbel(
+        empty(rows, shape.columns, dtype=torch.bfloat16),
+        empty(shape.vocabulary, shape.columns, dtype=torch.bfloat16),
+        draws,
+    )
+
+
+def attention_cases(dtype: torch.dtype) -> dict[str, Callable[[], None]]:
+    return {
+        f"{model}, {rows} rows": lambda shape=shape, rows=rows: launch_attention(shape, dtype, rows)
+        for model, shape in ATTENTION.items()
+        for rows in ROWS_OF_A_STEP
+    }
+
+
+def head_cases(
+    launch: Callable[[HeadShape, int], None], rows: Sequence[int] = (1, 8, 64)
+) -> dict[str, Callable[[], None]]:
+    return {
+        f"{model}, {count} rows": lambda shape=shape, count=count: launch(shape, count)
+        for model, shape in HEADS.items()
+        for count in rows
+    }
+
+
+def screen_cases(kind: str) -> dict[str, Callable[[], None]]:
+    return head_cases(lambda shape, rows: launch_screen(kind, shape, rows), (1, 8, 16, 32, 64))
+
+
+GROUPS: dict[str, dict[str, Callable[[], None]]] = {
+    "attention-bf16": attention_cases(torch.bfloat16),
+    "attention-fp16": attention_cases(torch.float16),
+    "attention-fp32": attention_cases(torch.float32),
+    "int8": screen_cases("int8"),
+    "int4": screen_cases("int4"),
+    "int4-dither": screen_cases("int4-dither"),
+    "search": head_cases(launch_search),
+    "rows": head_cases(launch_dense_rows, (1, 4, 32)),
+    "dense-baseline": head_cases(launch_baseline),
+}
+
+
+def compile_group(name: str) -> list[tuple[str, MachineCode]]:
+    """Every different kernel of a group, with the case that needed it first."""
+    found: dict[str, tuple[str, MachineCode]] = {}
+    for case, launch in GROUPS[name].items():
+        with compiling() as compiled:
+            launch()
+        for kernel in compiled:
+            if kernel.hash not in found:
+                found[kernel.hash] = (case, machine_code(kernel))
+    return list(found.values())
+
+
+def line(group: str, case: str, code: MachineCode) -> str:
+    """What a kernel takes, as a row of the table that `main` prints."""
+    fits = code.stack_bytes == 0 and code.shared_bytes <= LARGEST_SHARED_MEMORY
+    return (
+        f"{group:15} {case:24} {code.name:18} {code.warps:2} warps {code.registers:4} registers "
+        f"{code.stack_bytes:6} B stack {code.shared_bytes:7} B shared "
+        f"{code.instructions:6} instructions{'' if fits else '  <-- does not fit'}"
+    )
+
+
+def main(names: Sequence[str]) -> int:
+    print(f"Triton {triton.__version__}, compute capability 9.0")
+    unsound = 0
+    for name in names or GROUPS:
+        for case, code in compile_group(name):
+            told = line(name, case, code)
+            unsound += told.endswith("does not fit")
+            print(told, flush=True)
+    return int(unsound > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
