@@ -22,7 +22,10 @@ def advice(file: ClusterFile, groups: Sequence[NodeGroup]) -> Iterator[str]:
                 yield f"{key}: without RAY_AUTH_MODE=token whoever reaches Ray's ports runs code"
             host = _DASHBOARD.search(command)
             if host and host.group(1) not in _LOOPBACK:
-                yield f"{key}: the dashboard listens on {host.group(1)}: 127.0.0.1 and `ray dashboard`"
+                yield (
+                    f"{key}: the dashboard listens on {host.group(1)}: give it 127.0.0.1, and see "
+                    "it with `ray dashboard FILE`"
+                )
     head, *workers = groups
     if workers and head.cpus:
         yield f"{head.name} has {head.cpus} CPUs: with 0, nothing runs beside what ends the cluster"

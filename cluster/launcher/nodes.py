@@ -99,13 +99,13 @@ def _group(
     if cpus is None or (cpus and "memory" not in resources):
         what = "CPU" if cpus is None else "memory"
         raise ClusterFileError(
-            f"{file.path}: {where} says no {what}: Ray would take what it finds (in a local cluster "
+            f"{file.path}: {where} says no {what}: Ray would take what it finds (local: "
             "give --num-cpus, --num-gpus and --memory to `ray start`)"
         )
     if gpus and GPU_MEMORY_LABEL not in labels:
         raise ClusterFileError(
-            f"{file.path}: {where} has GPUs but no label {GPU_MEMORY_LABEL}, such as 24GB: Ray does "
-            "not know how much memory each has"
+            f"{file.path}: {where} has GPUs but no label {GPU_MEMORY_LABEL}, such as 24GB: "
+            "Ray does not know how much memory each has"
         )
     text = labels.get(GPU_MEMORY_LABEL, "0")
     try:

@@ -1,7 +1,7 @@
 """What may stand in a file of `ray up`: Ray's own schema without its open places.
 
-Ray passes on what it does not know: to the provider, to the cloud, into resources nobody asks for. A
-misspelt key there costs a cluster that starts with less than it was told. What a cloud's API has
+Ray passes on what it does not know: to the provider, to the cloud, into resources nobody asks for.
+A misspelt key there costs a cluster that starts with less than it was told. What a cloud's API has
 beyond ``NODE_CONFIG`` is refused, too.
 """
 

@@ -1,4 +1,4 @@
-"""``lexshard cluster check``: would `ray up` start what a file means, and has it room for a gang?"""
+"""``lexshard cluster check``: is a file of `ray up` what it means, with room for a gang?"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A bare Debian root, in which what the CPU image would do is done: its packages, its install script,
-its user, its server.
+"""A bare Debian root, in which what the CPU image would do is done: its packages, its install
+script, its user, its server.
 
 ``python -m tests.support.bare_debian ROOT`` does it in ROOT, which is made unless it is there.
 What is mounted and started there ends with the namespace that it is in.
