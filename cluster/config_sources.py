@@ -17,6 +17,7 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from cluster.config import OPTIONS, VARIABLE_PREFIX, Option, ServeConfig
+from cluster.strict_yaml import StrictLoader
 
 # What Kubernetes puts there for a service whose name begins with lexshard is none of ours.
 SERVICE_VARIABLE = re.compile(r"\w+_(SERVICE_HOST|SERVICE_PORT\w*|PORT_\d+_(TCP|UDP|SCTP)\w*)")
@@ -107,23 +108,10 @@ def config_sources(
 # -- the file -------------------------------------------------------------------------------------
 
 
-class _StrictLoader(yaml.SafeLoader):
-    """YAML whose mappings name each key once: of two values one would be ignored."""
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=deep) for key, _ in node.value]
-        twice = [key for place, key in enumerate(keys) if key in keys[:place]]
-        if twice:
-            raise yaml.constructor.ConstructorError(
-                problem=f"'{twice[0]}' is given twice: leave one out", problem_mark=node.start_mark
-            )
-        return super().construct_mapping(node, deep)
-
-
 def _read_file(path: Path) -> dict[str, Any]:
     try:
         with path.open(encoding="utf-8") as stream:
-            loaded = yaml.load(stream, _StrictLoader)
+            loaded = yaml.load(stream, StrictLoader)
     except OSError as error:
         raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:

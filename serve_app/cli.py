@@ -28,6 +28,10 @@ COMMANDS = {
         "serve_app.commands.topology_plan",
         "print what would go where before anything starts",
     ),
+    ("cluster", "check"): (
+        "serve_app.commands.cluster_check",
+        "check a file of `ray up` without starting anything",
+    ),
     ("index", "build"): (
         "serve_app.commands.index_build",
         "build the vocabulary index of a model",

@@ -1,0 +1,1 @@
+"""Files of `ray up`: what may stand in them, and the nodes that they give."""

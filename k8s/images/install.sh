@@ -1,0 +1,78 @@
+#!/bin/sh
+# Installs lexshard from a checkout into a virtual environment. The images do this, every node of
+# `ray up` does it, and a test does it in a bare Debian root.
+#
+#   install.sh cpu|cuda CHECKOUT ENVIRONMENT
+#
+# Debian 12 or Ubuntu 24.04 and later. Python and a C compiler are taken from the distribution where
+# they are missing, as root or with sudo; otherwise they must be there.
+#
+# TORCH_INDEX=URL   where pip finds torch without CUDA, of which PyPI has none for Linux
+#                   (default https://download.pytorch.org/whl/cpu; empty: where pip looks anyway)
+set -eu
+
+TORCH_INDEX=${TORCH_INDEX-https://download.pytorch.org/whl/cpu}
+
+fail() {
+    echo "install.sh: $1" >&2
+    exit 2
+}
+
+[ $# -eq 3 ] || fail "usage: install.sh cpu|cuda CHECKOUT ENVIRONMENT"
+variant=$1 checkout=$2 environment=$3
+case $variant in
+cpu) extra='' ;;
+cuda) extra='[gpu]' ;;
+*) fail "'$variant' is neither cpu nor cuda" ;;
+esac
+[ -f "$checkout/pyproject.toml" ] || fail "no checkout of lexshard at $checkout"
+
+# What is installed, not the models and tests beside it.
+parts="pyproject.toml constraints.txt README.md LICENSE actors cluster kernels loadtest serve_app"
+files() (
+    cd "$checkout"
+    # shellcheck disable=SC2086
+    find $parts -name __pycache__ -prune -o -type f -print | LC_ALL=C sort
+)
+digest=$( (echo "$variant" && cd "$checkout" && files | xargs -d '\n' sha256sum) |
+    sha256sum | cut -d ' ' -f 1)
+installed="$environment/.lexshard-installed"
+if [ "$(cat "$installed" 2>/dev/null)" = "$digest" ]; then
+    echo "install.sh: $environment is up to date"
+    exit 0
+fi
+
+usable_python() {
+    python3 -c 'import ensurepip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
+}
+# Triton compiles its launcher where it runs, so the compiler stays.
+if ! usable_python || ! command -v cc >/dev/null; then
+    as_root=
+    [ "$(id -u)" -eq 0 ] || as_root="sudo -n"
+    $as_root apt-get update && $as_root env DEBIAN_FRONTEND=noninteractive \
+        apt-get install --yes --no-install-recommends \
+        ca-certificates python3 python3-venv gcc libc6-dev ||
+        fail "install Python 3.11 or newer with venv (python3-venv) and a C compiler (gcc, libc6-dev)"
+    usable_python || fail "the Python of this distribution is older than 3.11"
+fi
+
+[ -x "$environment/bin/python" ] || python3 -m venv "$environment"
+pip="$environment/bin/python -m pip --no-cache-dir --disable-pip-version-check"
+
+# pip builds where the sources are, and a checkout may be read-only.
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+files | tar -c -C "$checkout" -T - | tar -x -C "$work"
+# Triton comes with torch for CUDA, in the version that torch names.
+grep -v '^triton==' "$checkout/constraints.txt" >"$work/constraints.txt"
+if [ "$variant" = cpu ]; then
+    torch=$(grep '^torch==' "$checkout/constraints.txt")
+    # shellcheck disable=SC2086
+    $pip install ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} "$torch+cpu" \
+        --constraint "$work/constraints.txt"
+fi
+$pip install --constraint "$work/constraints.txt" "$work$extra"
+
+"$environment/bin/lexshard" config schema >/dev/null
+echo "$digest" >"$installed"
+echo "install.sh: lexshard $("$environment/bin/lexshard" --version) is in $environment"
