@@ -47,7 +47,8 @@ def test_drain_waits_for_open_requests_and_not_for_ever() -> None:
     slow = MockEngine(script=lambda _: Script([ids("a")], hangs=True))
     with listening(slow) as address:
         with httpx.stream("POST", f"{address}/v1/completions", json=body) as response:
-            next(response.iter_raw())
+            chunks = response.iter_raw()  # which closes the stream when it is forgotten
+            next(chunks)
             started = time.monotonic()
             done = subprocess.run(
                 ["sh", IMAGES / "drain.sh", "2", address],
