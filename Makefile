@@ -29,7 +29,7 @@ SERVERLESS := tests/actors tests/kernels tests/loadtest
 
 # What needs no server runs in two processes; servers have the machine to themselves.
 define run_tests
-	$(BIN)/python -m pytest $(1) --numprocesses 2 --dist loadfile $(SERVERLESS)
+	$(BIN)/python -m pytest $(1) --numprocesses 2 --dist loadfile --no-loadscope-reorder $(SERVERLESS)
 	$(BIN)/python -m pytest $(1) $(addprefix --ignore ,$(SERVERLESS))
 endef
 

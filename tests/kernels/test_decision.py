@@ -267,6 +267,7 @@ def test_draws_follow_the_exact_distribution(arguments: dict[str, float], path: 
     assert 0.5 * np.abs(counts / DRAWS - exact).sum() <= bound
 
 
+@pytest.mark.slow  # kernels for arrays that cannot be written are compiled on their own
 def test_several_threads_decide_columns_of_one_read_only_matrix() -> None:
     random = np.random.default_rng(6)
     rows, size = 32, 5000

@@ -266,6 +266,7 @@ def small_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampler, "POOL", 12)
 
 
+@pytest.mark.slow  # every variant is compiled
 @pytest.mark.usefixtures("small_pool")
 def test_a_run_writes_times_sets_and_ratios(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

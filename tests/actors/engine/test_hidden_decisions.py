@@ -61,9 +61,12 @@ class _Body:
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
+        self.took: list[float] = []
 
     def forward(self, batch: Any) -> torch.Tensor:
+        started = time.perf_counter()
         time.sleep(self._seconds)
+        self.took.append(time.perf_counter() - started)
         return torch.zeros(len(batch.output_rows), 1)
 
 
@@ -81,14 +84,14 @@ class _Slow:
 
 
 def _steps(
-    forward: float, handle: SamplerHandle, size: int, sequences: int, parameters: SamplingParameters
+    body: _Body, handle: SamplerHandle, size: int, sequences: int, parameters: SamplingParameters
 ) -> tuple[float, Steps, DecisionPlane]:
     """Median seconds of a step of half of the sequences, all of them decoding."""
     states = SequenceStates(size, (), sequences)
     plane = DecisionPlane(lambda: handle, 1, lambda: handle, size)
     pool = BlockPool(sequences * 8, prefix_cache=False)
     scheduler = Scheduler(pool, step_tokens=512, max_running=sequences, cohorts=2)
-    model: Any = SimpleNamespace(body=_Body(forward), eos_token_ids=(), vocabulary_size=size)
+    model: Any = SimpleNamespace(body=body, eos_token_ids=(), vocabulary_size=size)
     fixed: Any = _Head(sequences, size)
     head = BuiltHead(SequenceHead(fixed, states), "fixed logits")
     steps = Steps(model, head, plane, states, scheduler, overlaps=True)
@@ -113,12 +116,15 @@ FORWARD = 0.04
 
 @pytest.mark.parametrize("share", [0.3, 0.9])
 def test_deciding_is_hidden_while_it_is_shorter_than_the_forward_pass(share: float) -> None:
-    """A step takes what its forward pass takes, within 3%."""
+    """A step takes what its forward pass takes (on a busy machine longer than it asked for), within
+    3%."""
     settings = SamplerSettings(1000, ())
     slow: Any = _Slow(settings, share * FORWARD)
     handle = ThreadSampler(slow)
-    seconds, _, plane = _steps(FORWARD, handle, 1000, 8, SamplingParameters(top_k=50))
-    assert FORWARD <= seconds < 1.03 * FORWARD
+    body = _Body(FORWARD)
+    seconds, _, plane = _steps(body, handle, 1000, 8, SamplingParameters(top_k=50))
+    forward = float(np.median(body.took[WARM_UP:]))
+    assert FORWARD <= seconds < 1.03 * forward
     assert plane.counters.hidden > 0.9 * plane.counters.busy
     plane.shut_down()
 
@@ -126,7 +132,7 @@ def test_deciding_is_hidden_while_it_is_shorter_than_the_forward_pass(share: flo
 def test_deciding_longer_than_the_forward_pass_shows() -> None:
     slow: Any = _Slow(SamplerSettings(1000, ()), 1.5 * FORWARD)
     handle = ThreadSampler(slow)
-    seconds, _, plane = _steps(FORWARD, handle, 1000, 8, SamplingParameters(top_k=50))
+    seconds, _, plane = _steps(_Body(FORWARD), handle, 1000, 8, SamplingParameters(top_k=50))
     assert seconds > 1.4 * FORWARD
     assert plane.counters.wait > 0
     plane.shut_down()
@@ -134,7 +140,7 @@ def test_deciding_longer_than_the_forward_pass_shows() -> None:
 
 def test_inline_decisions_are_not_called_hidden() -> None:
     handle = InlineSampler(Sampler(SamplerSettings(1000, ())))
-    _, _, plane = _steps(0.001, handle, 1000, 4, SamplingParameters(top_k=50))
+    _, _, plane = _steps(_Body(0.001), handle, 1000, 4, SamplingParameters(top_k=50))
     assert plane.counters.hidden == 0
     assert plane.counters.wait >= plane.counters.busy
 
@@ -153,8 +159,9 @@ def test_a_process_with_every_control_on_every_logit_is_hidden() -> None:
         presence_penalty=0.2,
         frequency_penalty=0.1,
     )
-    forward = 0.2
-    seconds, _, plane = _steps(forward, handle, SIZE, 8, parameters)
+    body = _Body(0.2)
+    seconds, _, plane = _steps(body, handle, SIZE, 8, parameters)
+    forward = float(np.median(body.took[WARM_UP:]))
     busy = plane.counters.busy / MEASURED
     assert busy < forward
     assert seconds < 1.03 * forward
