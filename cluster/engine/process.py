@@ -6,6 +6,7 @@ nobody: HTTP, tokenisation and detokenisation live in the Serve replica.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from ray.util.placement_group import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from actors.configuration import EngineConfiguration, EngineInformation
+from actors.faults import LoggedFault, listen_for_faults
 from actors.role import RunningRole
 from cluster.engine.transport import EngineSide
 from cluster.private_folder import PrivateFolder, remove_abandoned_folders
@@ -54,6 +56,8 @@ class EngineProcess:
 
     def __init__(self, configuration: EngineConfiguration) -> None:
         die_with_parent()
+        logging.basicConfig()  # with a listener of its own a logger would no more write to stderr
+        listen_for_faults()
         self._configuration = configuration
         self._settled = threading.Event()
         self._failure: BaseException | None = None
@@ -132,6 +136,11 @@ class EngineProcess:
     def roles(self) -> list[RunningRole]:
         """Who does what, and where; empty before there is an engine."""
         return [] if self._engine is None else list(self._engine.roles())
+
+    @ray.method(concurrency_group=_AT_ONCE)
+    def faults(self) -> list[LoggedFault]:
+        """What has gone wrong last in this process."""
+        return listen_for_faults().told()
 
     @ray.method(concurrency_group=_BESIDE)
     def locate(self) -> EngineLocation | None:

@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from cluster.config import ServeConfig
@@ -37,6 +38,26 @@ def check_port(host: str, port: int) -> None:
         probe.bind((host, port))
 
 
+def certificate_with_key(config: ServeConfig) -> bytes | None:
+    """What HAProxy reads from one file; None without HTTPS.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    files = [file for file in (config.ssl_certfile, config.ssl_keyfile) if file is not None]
+    return b"\n".join(Path(file).read_bytes() for file in files) if files else None
+
+
+def _own_certificate(config: ServeConfig, binary: str | None) -> dict[str, str]:
+    """For Serve's own proxy, where that one stands in front."""
+    if binary is not None or config.ssl_certfile is None:
+        return {}
+    return {
+        "ssl_certfile": config.ssl_certfile,
+        "ssl_keyfile": config.ssl_keyfile or config.ssl_certfile,
+    }
+
+
 def _tell_nobody(message: str) -> None:
     pass
 
@@ -64,7 +85,12 @@ def running_server(
         tell("no HAProxy here: Serve's own proxy, slower, stands in front")
     else:
         environment = SERVE_ENVIRONMENT | ingress_environment(
-            binary, folder.path, config.host, config.port, config.api_processes
+            binary,
+            folder.path,
+            config.host,
+            config.port,
+            config.api_processes,
+            certificate_with_key(config),
         )
         host = LOOPBACK  # of the replicas: only HAProxy is to reach them
     start_local_ray(environment)
@@ -79,7 +105,7 @@ def running_server(
         tell("starting Ray Serve")
         serve.start(
             proxy_location="HeadOnly",
-            http_options={"host": host, "port": config.port},
+            http_options={"host": host, "port": config.port, **_own_certificate(config, binary)},
             logging_config=quiet,
         )
         tell("starting the application")
