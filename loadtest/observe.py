@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 MONITORING = Path(__file__).parents[1] / "k8s" / "overlays" / "monitoring"
@@ -31,7 +32,7 @@ def prometheus_configuration(url: str) -> str:
     if not address.hostname:
         raise ValueError(f"give an address like http://127.0.0.1:8000, not {url}")
     port = address.port or (443 if address.scheme == "https" else 80)
-    scrape = {
+    scrape: dict[str, Any] = {
         "job_name": "lexshard",
         "scheme": address.scheme,
         "metrics_path": f"{address.path.rstrip('/')}/metrics",

@@ -123,7 +123,8 @@ class RequestMiddleware:
 
     def _path(self, path: str) -> str:
         """The server's own name of ``path``, which a reverse proxy may have left as it came."""
-        return path.removeprefix(self._root_path) or "/"
+        root = self._root_path
+        return path[len(root) :] if root and path.startswith(f"{root}/") else path
 
 
 def _fields(record: RequestRecord) -> dict[str, Any]:

@@ -35,6 +35,8 @@ class ShardCounters:
     @property
     def exchange_seconds(self) -> float:
         """Spent on exchanges of every kind."""
+        if not self.traffic:  # nearly always, and asked twice a step
+            return 0.0
         return 1e-6 * sum(each.microseconds for each in self.traffic.values())
 
 

@@ -114,7 +114,7 @@ def bash_script(commands: Commands) -> str:
         options.append(f'        "{begin}") offered="{" ".join(following)}" ;;')
     for command, arguments in commands.items():
         name = " ".join(command)
-        offered = []
+        offered: list[str] = []
         for each in arguments:
             offered += each.flags or each.values
             if not (each.flags and each.takes_value):

@@ -115,7 +115,7 @@ class Tracing:
         whole = _Part(self._name(record), record.start_time, now)
         failed = Status(StatusCode.ERROR) if record.status >= 500 else Status()
         self._emit(whole, root, parent, wall_clock, SpanKind.SERVER, failed, _attributes(record))
-        inside = {None: root}
+        inside: dict[str | None, SpanContext] = {None: root}
         for part, within in _parts(record):
             context = inside[part.name] = _local(own, new_span_id())
             told = {"lexshard.request_id": record.request_id, "lexshard.summed": part.summed}
