@@ -59,11 +59,11 @@ def json_line(text: str) -> str:
     return orjson.dumps(told).decode()
 
 
-def print_lines(text: str, log_format: LogFormat) -> None:
-    """What a command says while its server has no logger yet."""
+def print_lines(text: str, log_format: LogFormat, stream: TextIO | None = None) -> None:
+    """What a command says while its server has no logger yet, on standard output or ``stream``."""
     if log_format == "json":
         text = "\n".join(json_line(line) for line in text.splitlines() if line.strip())
-    print(text, file=sys.stdout, flush=True)
+    print(text, file=stream or sys.stdout, flush=True)
 
 
 def _line(level: str, logger: str, message: str, seconds: float) -> dict[str, Any]:
