@@ -59,7 +59,8 @@ class RequestMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        scope["root_path"] = self._root_path  # routes answer with it, and without it
+        if self._root_path:
+            scope["root_path"] = self._root_path  # routes answer with it, and without it
         headers = Headers(scope=scope)
         given = headers.get(REQUEST_ID_HEADER)
         client = scope.get("client")

@@ -33,9 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         code = serve_until_stopped(config, stop)
     except ClusterLostError as error:
-        print_lines(
-            f"lexshard: {error}; the server has been ended", config.log_format, sys.stderr
-        )
+        print_lines(f"lexshard: {error}; the server has been ended", config.log_format, sys.stderr)
         return 1
     if stop.made:
         print_lines("lexshard: stopped", config.log_format)

@@ -13,6 +13,8 @@ import orjson
 LogFormat = Literal["text", "json"]
 # What Ray puts before the lines of other processes, in colours or without.
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+# How Python's own format begins, which processes without a format of ours use.
+_BASIC = re.compile(r"(WARNING|ERROR|CRITICAL):([\w.]+):(.*)", re.DOTALL)
 _PROCESS = re.compile(r"\(([^()]* pid=\d+[^()]*)\) ?(.*)", re.DOTALL)
 
 
@@ -53,7 +55,9 @@ def json_line(text: str) -> str:
     except orjson.JSONDecodeError:
         told = None
     if not isinstance(told, dict):
-        told = _line("INFO", "lexshard.output", said, datetime.now(UTC).timestamp())
+        basic = _BASIC.fullmatch(said)
+        level, logger, message = basic.groups() if basic else ("INFO", "lexshard.output", said)
+        told = _line(level, logger, message, datetime.now(UTC).timestamp())
     if process is not None:
         told["process"] = process
     return orjson.dumps(told).decode()

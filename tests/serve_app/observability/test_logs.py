@@ -75,13 +75,17 @@ def test_text_is_for_people(logger: logging.Logger) -> None:
             "(EngineProcess pid=7) [ 0.1 s] engine: loading",
             {"message": "[ 0.1 s] engine: loading", "process": "EngineProcess pid=7"},
         ),
-        ("[1, 2]", {"message": "[1, 2]"}),
+        ("[1, 2]", {"message": "[1, 2]", "level": "INFO", "logger": "lexshard.output"}),
+        (
+            "(EngineProcess pid=7) WARNING:lexshard.sampler:a sampler is lost",
+            {"message": "a sampler is lost", "level": "WARNING", "logger": "lexshard.sampler"},
+        ),
     ],
 )
 def test_whatever_a_process_prints_becomes_one_object(printed: str, told: dict[str, Any]) -> None:
     line = json.loads(json_line(printed))
     assert {name: line[name] for name in told} == told
-    assert ("process" in line) == ("process" in told)
+    assert ("process" in line) == ("pid=" in printed)
 
 
 def test_the_last_faults_are_kept_and_shown_by_status() -> None:
