@@ -9,7 +9,7 @@ MODEL ?= models/lexshard-demo
 DRAFT ?= $(if $(filter models/lexshard-demo,$(MODEL)),models/lexshard-demo-draft)
 OUT ?= docs/reports
 
-.PHONY: setup serve test prove lint types format bench clean
+.PHONY: setup serve observe test prove lint types format bench clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("lexshard needs Python 3.11 or newer; set PYTHON=...") if sys.version_info < (3, 11) else None'
@@ -24,6 +24,10 @@ serve: setup
 	$(BIN)/lexshard serve --host $(HOST) --port $(PORT) --model $(MODEL) \
 		$(if $(DRAFT),--draft $(DRAFT)) $(if $(SHARDS),--shards $(SHARDS)) \
 		$(if $(SAMPLERS),--samplers $(SAMPLERS) --sampler-placement ray)
+
+# Prometheus, and Grafana where there is one, look at the server that `make serve` has started.
+observe: setup
+	$(BIN)/python -m loadtest.observe --url http://$(HOST):$(PORT)
 
 SERVERLESS := tests/actors tests/kernels tests/loadtest
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from actors.statistic import counter, gauge
+from actors.statistic import counter, gauge, histogram
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 NeedKind = Literal["top1", "topk", "minp", "nucleus", "epsilon", "dense"]
@@ -121,12 +121,28 @@ class TokenOrigin:
 
 
 @dataclass(frozen=True, slots=True)
+class SequenceTiming:
+    """Where the time of one sequence went, in seconds by the engine's clock.
+
+    ``queued`` from its arrival to the first step that computed some of it, ``prefill`` from there
+    to its first token. ``verify`` and ``exchange`` are what steps spent on testing guesses and on
+    exchanging with other shards since its first token, whichever sequences they were for.
+    """
+
+    queued: float
+    prefill: float
+    verify: float = 0.0
+    exchange: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class SequenceEvent:
     """What one step did to one sequence: new tokens, perhaps its end.
 
     ``certificates`` and ``origins`` are those of ``token_ids``, for requests that ask for them.
     With ``finish_reason`` error, ``error`` says why, and ``refused`` that the request asked for
-    something impossible (the client's fault) rather than that something broke (ours).
+    something impossible (the client's fault) rather than that something broke (ours). ``timing``
+    comes with the first and the last event of a sequence.
     """
 
     request_id: str
@@ -141,6 +157,7 @@ class SequenceEvent:
     refused: bool = False
     certificates: tuple[Certificate, ...] = ()
     origins: tuple[TokenOrigin, ...] = ()
+    timing: SequenceTiming | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +166,13 @@ class RowDecision:
 
     token_id: int
     logprobs: TokenLogprobs | None = None
+
+
+# Bounds of the time that one phase of one step takes.
+STEP_SECONDS = (
+    *(0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5),
+    *(1.0, 2.0, 5.0),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +204,10 @@ class EngineStatistics:
     cached_prompt_tokens: int = field(
         default=0, metadata=counter("Prompt tokens found in the prefix cache")
     )
+    finished_prompt_tokens: int = field(
+        default=0,
+        metadata=counter("Prompt tokens of finished sequences, computed or found in the cache"),
+    )
     preemptions: int = field(
         default=0,
         kw_only=True,
@@ -203,6 +231,9 @@ class EngineStatistics:
     draft_seconds: float = field(
         default=0.0, metadata=counter("Seconds the engine's loop spent on guessing")
     )
+    verify_seconds: float = field(
+        default=0.0, metadata=counter("Seconds in the output head of steps that tested guesses")
+    )
     sampler_busy_seconds: float = field(
         default=0.0,
         kw_only=True,
@@ -225,6 +256,29 @@ class EngineStatistics:
         default=0.0,
         kw_only=True,
         metadata=counter("Seconds that steps waited for lost shards to be replaced"),
+    )
+    exchange_calls: dict[str, int] = field(
+        default_factory=dict,
+        kw_only=True,
+        metadata=counter("Exchanges between shards", label="operation"),
+    )
+    exchange_bytes_sent: dict[str, int] = field(
+        default_factory=dict,
+        kw_only=True,
+        metadata=counter("Bytes the first shard sent to the others", label="operation"),
+    )
+    exchange_bytes_received: dict[str, int] = field(
+        default_factory=dict,
+        kw_only=True,
+        metadata=counter("Bytes the first shard received from the others", label="operation"),
+    )
+    exchange_seconds: dict[str, float] = field(
+        default_factory=dict,
+        kw_only=True,
+        metadata=counter(
+            "Seconds the first shard spent on exchanges, waiting for the others included",
+            label="operation",
+        ),
     )
     samplers_lost: int = field(
         default=0, kw_only=True, metadata=counter("Samplers that died and were replaced")
@@ -266,6 +320,11 @@ class EngineStatistics:
         default_factory=dict,
         kw_only=True,
         metadata=counter("Head rows by what they were screened with", label="tier"),
+    )
+    step_seconds: dict[str, list[float]] = field(
+        default_factory=dict,
+        kw_only=True,
+        metadata=histogram("Seconds of one engine step by phase", "phase", STEP_SECONDS),
     )
 
 

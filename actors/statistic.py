@@ -11,11 +11,14 @@ _KEY = "statistic"
 @dataclass(frozen=True, slots=True)
 class Statistic:
     """``gauge``: a state that comes and goes; anything else only ever grows. ``label`` is what a
-    mapping counts by; None for a single number."""
+    mapping counts by; None for a single number. With ``bounds`` it is a histogram by ``label``:
+    how many observations were at most each bound and above the one before, how many beyond the
+    last, and the sum of all."""
 
     description: str
     gauge: bool
     label: str | None
+    bounds: tuple[float, ...] = ()
 
 
 def counter(description: str, label: str | None = None) -> dict[str, Statistic]:
@@ -26,6 +29,11 @@ def counter(description: str, label: str | None = None) -> dict[str, Statistic]:
 def gauge(description: str) -> dict[str, Statistic]:
     """The metadata of a field that tells a state."""
     return {_KEY: Statistic(description, gauge=True, label=None)}
+
+
+def histogram(description: str, label: str, bounds: tuple[float, ...]) -> dict[str, Statistic]:
+    """The metadata of a field that counts how often values were observed."""
+    return {_KEY: Statistic(description, gauge=False, label=label, bounds=bounds)}
 
 
 def statistics_of(message: type[Any]) -> dict[str, Statistic]:

@@ -11,7 +11,7 @@ import types
 from dataclasses import MISSING, dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from pydantic import ByteSize, ConfigDict, Field, create_model
 
@@ -23,6 +23,9 @@ VARIABLE_PREFIX = "LEXSHARD_"
 PATHS = ("model", "draft", "index", "hot_vocabulary", "shard_trace")
 
 Name = Annotated[str, Field(pattern=r"\S")]
+Origin = Annotated[str, Field(pattern=r"^(\*|https?://[^\s/]+)$")]
+RootPath = Annotated[str, Field(pattern=r"^(/[^/\s]+)+$")]
+Url = Annotated[str, Field(pattern=r"^https?://\S+$")]
 # An empty key would open the server to everyone who sends an empty one.
 Key = Annotated[str, Field(pattern=r"^\S+( +priority=-?\d{1,9})?$")]
 
@@ -131,6 +134,28 @@ class ServeConfig(EngineOptions):
     )
     max_body_bytes: int = option(
         16 * 1024 * 1024, "largest body of a request", metavar="BYTES", ge=1024
+    )
+    cors_origins: list[Origin] = option(
+        [],
+        "web pages of this origin may ask from browsers ('*': all); repeatable",
+        metavar="ORIGIN",
+        flag="--cors-origin",
+    )
+    root_path: RootPath | None = option(
+        None, "path under which a reverse proxy serves this server", metavar="PATH"
+    )
+    ssl_certfile: str | None = option(
+        None, "certificate (PEM, with its chain): HTTPS instead of HTTP", metavar="FILE"
+    )
+    ssl_keyfile: str | None = option(None, "private key (PEM) of the certificate", metavar="FILE")
+    log_format: Literal["text", "json"] = option(
+        "text", "text or json (one object a line)", metavar="FORMAT"
+    )
+    otlp_traces_endpoint: Url | None = option(
+        None, "OpenTelemetry collector (OTLP over HTTP) for spans of requests", metavar="URL"
+    )
+    vllm_metrics: bool = option(
+        False, "metrics that gateways know by vLLM's names, under these names, too"
     )
     shutdown_grace_seconds: int = option(
         5, "time for open streams to end when the server is told to", metavar="N", ge=0

@@ -24,6 +24,9 @@ SERVICE_VARIABLE = re.compile(r"\w+_(SERVICE_HOST|SERVICE_PORT\w*|PORT_\d+_(TCP|
 SERVICE_ADDRESS = re.compile(r"(tcp|udp|sctp)://")
 BY_KEY = {option.key: option for option in OPTIONS}
 KEYS, KEY_FILE = "api_keys", "api_key_file"
+# Of the process, not of the server: where its caches are (`kernels.home`), and with which key
+# `lexshard status` asks.
+PROCESS_VARIABLES = frozenset({"LEXSHARD_HOME", "LEXSHARD_API_KEY"})
 
 
 class ConfigError(ValueError):
@@ -160,6 +163,8 @@ def environment_values(environment: Mapping[str, str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for variable, text in environment.items():
         if not variable.startswith(VARIABLE_PREFIX) or _is_of_kubernetes(variable, text):
+            continue
+        if variable in PROCESS_VARIABLES:
             continue
         if variable not in options:
             nearest = _nearest(variable, options)

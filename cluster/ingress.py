@@ -53,17 +53,28 @@ def haproxy_binary() -> str | None:
 
 
 def ingress_environment(
-    binary: str, folder: Path, host: str, port: int, replicas: int = 1
+    binary: str,
+    folder: Path,
+    host: str,
+    port: int,
+    replicas: int = 1,
+    certificate: bytes | None = None,
 ) -> dict[str, str]:
     """What Serve has to find in its environment to put HAProxy in front of ``replicas``; writes the
-    program and the error pages into ``folder``, which is the server's own."""
+    program and the error pages into ``folder``, which is the server's own. With a ``certificate``
+    and its key (PEM, one after the other) it speaks HTTPS."""
     program = folder / "haproxy"
     command = shlex.join([sys.executable, "-m", "cluster.ingress"])
     program.write_text(f'#!/bin/sh\nexec {command} "$@"\n', encoding="utf-8")
     program.chmod(0o700)
     for status in _ERRORS:
         (folder / f"{status}.http").write_bytes(error_page(status))
-    address = f"[{host}]" if ":" in host else host
+    listen = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    if certificate is not None:
+        path = folder / "certificate.pem"
+        path.touch(0o600)
+        path.write_bytes(certificate)
+        listen += f" ssl crt {path} ssl-min-ver TLSv1.2 alpn http/1.1"
     return {
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
         "RAY_SERVE_HAPROXY_BINARY_PATH": str(program),
@@ -93,7 +104,7 @@ def ingress_environment(
         # Serve's own proxy, which stays in reserve; two servers must not ask for the same port.
         "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(_free_port()),
         BINARY: binary,
-        LISTEN: f"{address}:{port}",
+        LISTEN: listen,
     }
 
 

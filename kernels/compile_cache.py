@@ -11,6 +11,8 @@ import hashlib
 import os
 from pathlib import Path
 
+from kernels.home import VARIABLE, home_folder
+
 
 def sources_digest(folder: Path) -> str:
     """A name for the exact contents of every Python file below ``folder``."""
@@ -22,11 +24,13 @@ def sources_digest(folder: Path) -> str:
 
 
 def choose_cache_folder() -> None:
-    """Point numba at the folder of these sources, unless the user named one."""
+    """Point numba at the folder of these sources, unless the user named one; Triton, whose own
+    cache knows when it is stale, at one beside it where the user named a home for all."""
+    if VARIABLE in os.environ:
+        os.environ.setdefault("TRITON_CACHE_DIR", str(home_folder() / "triton"))
     if "NUMBA_CACHE_DIR" in os.environ:
         return
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = base / "lexshard" / f"kernels-{sources_digest(Path(__file__).parent)}"
+    folder = home_folder() / f"kernels-{sources_digest(Path(__file__).parent)}"
     os.environ["NUMBA_CACHE_DIR"] = str(folder)
     import numba  # reads the variable when first imported; set it again where it already was
 

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
+import platform
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from actors.faults import listen_for_faults
 from cluster.config import ServeConfig
 from serve_app.admission import Admission
 from serve_app.api_processes.accounts import SharedAccounts
 from serve_app.api_processes.seats import Seats
 from serve_app.authentication import ApiKeys
 from serve_app.engine_client import EngineClient
-from serve_app.metrics import CONTENT_TYPE, ServerMetrics
-from serve_app.middleware import RECORD_KEY, RequestMiddleware
+from serve_app.middleware import RECORD_KEY, REQUEST_ID_HEADER, RequestMiddleware
+from serve_app.observability.server_metrics import CONTENT_TYPE, ServerMetrics
+from serve_app.observability.trace_context import TRACEPARENT
 from serve_app.openai.chat import create_chat_completion
 from serve_app.openai.completions import create_completion
 from serve_app.openai.errors import ApiError, model_not_found
@@ -32,6 +37,9 @@ from serve_app.openai.tokenizer_routes import detokenize, tokenize
 from serve_app.request_body import read_json
 from serve_app.request_record import RequestRecord
 from serve_app.server_state import VERSION, ServerState
+
+if TYPE_CHECKING:
+    from serve_app.observability.tracing import Tracing
 
 PATHS = (
     "/v1/models",
@@ -70,7 +78,16 @@ def create_app(
         config.max_requests_per_client,
         accounts,
     )
-    metrics = ServerMetrics(client, admission, PATHS, seats)
+    listen_for_faults()
+    origin = {"model": config.model_names[0], "replica": platform.node()}
+    metrics = ServerMetrics(
+        client, admission, PATHS, seats, **origin, peer_names=config.vllm_metrics
+    )
+    tracing = None
+    if config.otlp_traces_endpoint is not None:
+        from serve_app.observability.tracing import Tracing  # is in an extra
+
+        tracing = Tracing(config.otlp_traces_endpoint, origin, VERSION, PATHS)
     created = int(time.time()) if start_time is None else start_time
     state = ServerState(config, client, tokenizer, admission, metrics, created)
 
@@ -78,6 +95,8 @@ def create_app(
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
         await client.stop()
+        if tracing is not None:
+            await asyncio.to_thread(tracing.close)
 
     app = FastAPI(
         docs_url=None,
@@ -86,12 +105,30 @@ def create_app(
         # Those asked most come first: the router tries one after the other. They are plain routes,
         # for bodies are read and checked by `serve_app.openai` itself.
         routes=[*_guarded_routes(state, ApiKeys(config.api_keys)), *_open_routes(state)],
-        middleware=[Middleware(RequestMiddleware, metrics=metrics)],
+        middleware=_middleware(config, metrics, tracing),
         exception_handlers={ApiError: _api_error, HTTPException: _http_error},
         lifespan=lifespan,
     )
     app.router.redirect_slashes = False
     return app
+
+
+def _middleware(
+    config: ServeConfig, metrics: ServerMetrics, tracing: Tracing | None
+) -> list[Middleware]:
+    around = Middleware(
+        RequestMiddleware, metrics=metrics, tracing=tracing, root_path=config.root_path or ""
+    )
+    if not config.cors_origins:
+        return [around]
+    cors = Middleware(
+        CORSMiddleware,
+        allow_origins=config.cors_origins,
+        allow_methods=("GET", "POST"),
+        allow_headers=("authorization", "content-type", REQUEST_ID_HEADER, TRACEPARENT),
+        expose_headers=(REQUEST_ID_HEADER, TRACEPARENT, "retry-after"),
+    )
+    return [around, cors]
 
 
 def _route(path: str, method: str, handler: Handler) -> Route:

@@ -12,6 +12,10 @@ from importlib.metadata import version
 COMMANDS = {
     ("serve",): ("serve_app.commands.serve", "serve a model over an OpenAI-compatible API"),
     ("status",): ("serve_app.commands.status", "who does what in a running server"),
+    ("completion",): (
+        "serve_app.commands.completion",
+        "print what makes a shell complete this command",
+    ),
     ("config", "show"): (
         "serve_app.commands.config_show",
         "show the configuration in effect, and where each value comes from",
@@ -76,6 +80,17 @@ def usage() -> str:
     )
 
 
+def parser_of(words: tuple[str, ...]) -> argparse.ArgumentParser:
+    """The options of one of ``COMMANDS``."""
+    module_name, text = COMMANDS[words]
+    # Half a name might be that of an option of tomorrow.
+    parser = argparse.ArgumentParser(
+        f"lexshard {' '.join(words)}", description=text, allow_abbrev=False
+    )
+    importlib.import_module(module_name).add_arguments(parser)
+    return parser
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a subcommand; returns the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -85,14 +100,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments[0] == "--version":
         print(version("lexshard"))
         return 0
-    for words, (module_name, text) in COMMANDS.items():
+    for words, (module_name, _) in COMMANDS.items():
         if tuple(arguments[: len(words)]) == words:
+            parser = parser_of(words)
             module = importlib.import_module(module_name)
-            # Half a name might be that of an option of tomorrow.
-            parser = argparse.ArgumentParser(
-                f"lexshard {' '.join(words)}", description=text, allow_abbrev=False
-            )
-            module.add_arguments(parser)
             code: int | None = module.run(parser.parse_args(arguments[len(words) :]))
             return code or 0
     print(f"lexshard: no command '{' '.join(arguments[:2])}'\n\n{usage()}", file=sys.stderr)

@@ -8,7 +8,6 @@ client, so a restarting engine never takes the replica's open streams with it.
 
 from __future__ import annotations
 
-import logging
 import sys
 from dataclasses import asdict
 from functools import partial
@@ -21,6 +20,7 @@ from ray.serve._private import replica
 from ray.serve.exceptions import DeploymentUnavailableError
 from ray.util import get_node_ip_address
 
+from actors.faults import listen_for_faults
 from cluster.config import ServeConfig
 from cluster.lifecycle import LOOPBACK
 from cluster.place import own_node
@@ -30,6 +30,7 @@ from serve_app.api_processes.direct_ingress import answer_here
 from serve_app.api_processes.seats import Seats, ServerRun
 from serve_app.app import create_app
 from serve_app.engine_client import EngineClient, EngineConnector
+from serve_app.observability.logs import log_to
 from serve_app.openai.tokenization import ModelTokenizer
 
 APPLICATION_NAME, DEPLOYMENT_NAME = "lexshard", "server"
@@ -46,20 +47,6 @@ def start_engine(config: ServeConfig, reservation: Reservation | None = None) ->
     supervisor = EngineSupervisor(config.engine_configuration, start)
     supervisor.start()
     return supervisor
-
-
-def log_to_stderr() -> None:
-    """One handler for everything of ours in this process.
-
-    Ray Serve has put its own logger in the place of ``sys.stderr``, and at the level of errors
-    that one swallows every line.
-    """
-    handler = logging.StreamHandler(sys.__stderr__)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
-    logger = logging.getLogger("lexshard")
-    logger.handlers = [handler]
-    logger.setLevel(logging.INFO)
-    logger.propagate = False
 
 
 def stay_on_loopback() -> None:
@@ -84,7 +71,10 @@ class ServerDeployment:
     ) -> None:
         die_with_parent()
         stay_on_loopback()
-        log_to_stderr()
+        # Ray Serve has put its own logger in the place of ``sys.stderr``, and at the level of
+        # errors that one swallows every line.
+        log_to(sys.__stderr__, config.log_format)
+        listen_for_faults()
         self._client = connect(config)  # first: it takes longer, and in a process of its own
         self._tokenizer = ModelTokenizer.load(config.model)
         seats, start_time = None, None

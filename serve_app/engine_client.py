@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from actors.configuration import EngineInformation
+from actors.faults import LoggedFault
 from actors.messages import EngineStatistics, Request, SequenceEvent
 from actors.role import RunningRole
 from cluster.config import ServeConfig
@@ -39,6 +40,9 @@ class EngineClient(Protocol):
 
     async def roles(self) -> Sequence[RunningRole]:
         """Who does what in the engine, and where; none where it does not answer."""
+
+    async def faults(self) -> Sequence[LoggedFault]:
+        """What has gone wrong in the engine last; nothing where it does not answer."""
 
     @property
     def ready(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import uuid
+from typing import TYPE_CHECKING, Any
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware import Middleware
@@ -12,9 +13,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cluster.process_tree import die_with_parent
 from serve_app.api_processes.direct_ingress import DirectIngress, application_here
-from serve_app.metrics import ServerMetrics
+from serve_app.observability.server_metrics import ServerMetrics
+from serve_app.observability.trace_context import TRACEPARENT
 from serve_app.openai.errors import ClientDisconnectedError, internal_error
 from serve_app.request_record import RequestRecord
+
+if TYPE_CHECKING:
+    from serve_app.observability.tracing import Tracing
 
 logger = logging.getLogger("lexshard.http")
 
@@ -31,33 +36,51 @@ def acceptable_request_id(value: str | None) -> bool:
 
 
 class RequestMiddleware:
-    """Gives each request a record (``scope[RECORD_KEY]``) and an ``x-request-id``.
+    """Gives each request a record (``scope[RECORD_KEY]``) and an ``x-request-id``; with ``tracing``
+    a place in a trace, too, which the response's ``traceparent`` names.
 
-    Exceptions become a 500 without internals.
+    Exceptions become a 500 without internals. ``root_path`` may stand before every path; it is no
+    part of what paths are counted and logged as.
     """
 
-    def __init__(self, app: ASGIApp, metrics: ServerMetrics) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        metrics: ServerMetrics,
+        tracing: Tracing | None = None,
+        root_path: str = "",
+    ) -> None:
         self._app = app
         self._metrics = metrics
+        self._tracing = tracing
+        self._root_path = root_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = Headers(scope=scope).get(REQUEST_ID_HEADER)
+        if self._root_path:
+            scope["root_path"] = self._root_path  # routes answer with it, and without it
+        headers = Headers(scope=scope)
+        given = headers.get(REQUEST_ID_HEADER)
         client = scope.get("client")
         record = RequestRecord(
             request_id=given if given and acceptable_request_id(given) else uuid.uuid4().hex,
             method=scope["method"],
-            path=scope["path"],
+            path=self._path(scope["path"]),
             client=client[0] if client else "",
         )
         scope[RECORD_KEY] = record
+        if self._tracing is not None:
+            self._tracing.begin(record, headers)
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
-                MutableHeaders(scope=message)[REQUEST_ID_HEADER] = record.request_id
+                told = MutableHeaders(scope=message)
+                told[REQUEST_ID_HEADER] = record.request_id
+                if record.trace is not None:
+                    told[TRACEPARENT] = record.trace.traceparent
             await send(message)
 
         try:
@@ -65,7 +88,11 @@ class RequestMiddleware:
         except ClientDisconnectedError:
             record.status = CLIENT_CLOSED_REQUEST
         except Exception:
-            logger.exception("id=%s failed", record.request_id)
+            logger.exception(
+                "id=%s failed",
+                record.request_id,
+                extra={"fields": {"request_id": record.request_id}},
+            )
             if record.status:  # a response has begun and cannot be taken back
                 raise
             await internal_error(record.request_id).response()(scope, receive, send_with_id)
@@ -75,9 +102,14 @@ class RequestMiddleware:
     def _finish(self, record: RequestRecord) -> None:
         record.status = record.status or CLIENT_CLOSED_REQUEST
         self._metrics.observe(record)
+        if self._tracing is not None:
+            self._tracing.end(record)
         first = record.seconds_to_first_token
+        level = logging.DEBUG if record.path in ("/health", "/metrics") else logging.INFO
+        if not logger.isEnabledFor(level):
+            return
         logger.log(
-            logging.DEBUG if record.path in ("/health", "/metrics") else logging.INFO,
+            level,
             "id=%s %s %s status=%d prompt=%d completion=%d ttft=%s duration=%.3fs",
             record.request_id,
             record.method,
@@ -87,7 +119,31 @@ class RequestMiddleware:
             record.completion_tokens,
             "-" if first is None else f"{first:.3f}s",
             record.seconds,
+            extra={"fields": _fields(record)},
         )
+
+    def _path(self, path: str) -> str:
+        """The server's own name of ``path``, which a reverse proxy may have left as it came."""
+        root = self._root_path
+        return path[len(root) :] if root and path.startswith(f"{root}/") else path
+
+
+def _fields(record: RequestRecord) -> dict[str, Any]:
+    """What a program reads in the log line of a request."""
+    fields: dict[str, Any] = {
+        "request_id": record.request_id,
+        "method": record.method,
+        "path": record.path[:200],
+        "status": record.status,
+        "prompt_tokens": record.prompt_tokens,
+        "completion_tokens": record.completion_tokens,
+        "ttft_seconds": record.seconds_to_first_token,
+        "seconds": record.seconds,
+    }
+    if record.trace is not None:
+        fields["trace_id"] = f"{record.trace.trace_id:032x}"
+        fields["span_id"] = f"{record.trace.span_id:016x}"
+    return fields
 
 
 class ProxyHeaders:

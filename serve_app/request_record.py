@@ -1,9 +1,12 @@
-"""What is remembered of one HTTP request, for its log line and the metrics."""
+"""What is remembered of one HTTP request, for its log line, the metrics and its spans."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+
+from actors.messages import SequenceTiming
+from serve_app.observability.trace_context import TraceContext
 
 
 @dataclass(slots=True)
@@ -12,6 +15,11 @@ class RequestRecord:
 
     ``client`` is who asks. ``lowest_priority`` is the first they may go (a lower ``priority`` goes
     earlier), ``cache_salt`` names the prefix cache their prompts share; authentication says both.
+
+    ``piece_times`` are when tokens came from the engine, once a step. ``began`` is what the engine
+    says of the time before its first token, ``ended`` what it says at the end; of several sequences
+    it is the first one's that says so. ``trace`` is where its spans belong, None where none are
+    made.
     """
 
     request_id: str
@@ -25,6 +33,10 @@ class RequestRecord:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     first_token_time: float | None = None
+    piece_times: list[float] = field(default_factory=list)
+    began: SequenceTiming | None = None
+    ended: SequenceTiming | None = None
+    trace: TraceContext | None = None
 
     @property
     def seconds(self) -> float:
@@ -35,3 +47,9 @@ class RequestRecord:
         if self.first_token_time is None:
             return None
         return self.first_token_time - self.start_time
+
+    def note_timing(self, timing: SequenceTiming) -> None:
+        """What the engine tells of a sequence with its first event, or its last."""
+        if self.began is None:
+            self.began = timing
+        self.ended = timing

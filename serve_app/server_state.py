@@ -9,11 +9,12 @@ from importlib.metadata import version
 from typing import Any
 
 from actors.configuration import BY_DISTRIBUTION, EngineInformation
+from actors.faults import listen_for_faults
 from actors.role import RunningRole, here
 from cluster.config import ServeConfig
 from serve_app.admission import Admission
 from serve_app.engine_client import EngineClient
-from serve_app.metrics import ServerMetrics
+from serve_app.observability.server_metrics import ServerMetrics
 from serve_app.openai.errors import model_not_found, overloaded
 from serve_app.openai.tokenization import ModelTokenizer
 
@@ -93,6 +94,16 @@ class ServerState:
                     "detail": role.detail,
                 }
                 for role in (api, *await self.client.roles())
+            ],
+            "queue": {
+                "sequences": self.admission.sequences,
+                "waiting_tokens": self.admission.waiting_tokens,
+                "most_sequences": self.config.max_running_requests,
+                "most_waiting_tokens": self.config.max_waiting_tokens,
+            },
+            "faults": [
+                {"time": fault.time, "text": fault.text}
+                for fault in sorted((*listen_for_faults().told(), *await self.client.faults()))
             ],
             "counters": asdict(self.client.statistics),
         }

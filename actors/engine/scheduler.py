@@ -284,6 +284,7 @@ class Scheduler:
                 step.admits = False  # nobody overtakes the one who waits for blocks
                 return
             share.admit(sequence)
+            sequence.start()
             insort(self._running, sequence, key=lambda each: each.order)
             self._places[client] += 1
             running.setdefault(client, []).append(sequence)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 
 from actors.engine.prompt_scores import PromptScores
@@ -25,6 +26,9 @@ class Sequence:
 
     ``scores`` are the log-probabilities of the prompt, where they are wanted; other sequences that
     want the same may share them.
+
+    ``arrived_at``, ``started_at`` and ``first_token_at`` are ``time.perf_counter`` seconds: of its
+    arrival, its first step and the first event about it.
     """
 
     request: Request
@@ -39,6 +43,15 @@ class Sequence:
     drafted: list[int] = field(default_factory=list)
     awaiting: bool = False
     cancelled: bool = False
+    arrived_at: float = field(default_factory=time.perf_counter)
+    started_at: float | None = None
+    first_token_at: float | None = None
+    spent_before: tuple[float, float] = (0.0, 0.0)  # by the engine, until the first event
+
+    def start(self) -> None:
+        """Its first step, or the first after its blocks were taken."""
+        if self.started_at is None:
+            self.started_at = time.perf_counter()
 
     @property
     def prompt_length(self) -> int:

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
+from typing import Literal
 
 from actors.decision.plane import PlaneCounters
 from actors.engine.scheduler import Scheduler
 from actors.head.screens import DENSE
 from actors.head.sequence_head import ShardCounters
-from actors.messages import Certificate, EngineStatistics
+from actors.messages import STEP_SECONDS, Certificate, EngineStatistics
 
 # Every step takes a snapshot: one call reads all of ``Counters``, in the message's own order.
 _counted = attrgetter(*(item.name for item in fields(EngineStatistics) if not item.kw_only))
+
+
+Phase = Literal["body", "head", "decide", "exchange"]
+PHASES: tuple[Phase, ...] = ("body", "head", "decide", "exchange")
+
+
+def _no_seconds() -> dict[Phase, list[float]]:
+    """Of each phase, nothing observed: a count per bound, one beyond them, and the sum."""
+    return {phase: [0.0] * (len(STEP_SECONDS) + 2) for phase in PHASES}
 
 
 @dataclass(slots=True)
@@ -25,6 +36,7 @@ class Counters:
     prompt_tokens: int = 0
     generated_tokens: int = 0
     cached_prompt_tokens: int = 0
+    finished_prompt_tokens: int = 0
     finished: int = 0
     cancelled: int = 0
     body_seconds: float = 0.0
@@ -34,6 +46,7 @@ class Counters:
     draft_tokens: int = 0
     draft_accepted_tokens: int = 0
     draft_seconds: float = 0.0
+    verify_seconds: float = 0.0
     head_rows: int = 0
     head_certified_rows: int = 0
     head_rescored_rows: int = 0
@@ -43,6 +56,19 @@ class Counters:
     head_bytes: int = 0
     head_fallbacks: int = 0
     head_rows_by_tier: Counter[str] = field(default_factory=Counter)
+    step_seconds: dict[Phase, list[float]] = field(default_factory=_no_seconds)
+    _decided: float = 0.0  # decide_seconds when a step last ended
+
+    def observe(self, phase: Phase, seconds: float) -> None:
+        """What one step spent on ``phase``."""
+        observed = self.step_seconds[phase]
+        observed[bisect_left(STEP_SECONDS, seconds)] += 1
+        observed[-1] += seconds
+
+    def step_decided(self) -> None:
+        """A step's decisions have come: what they took, asking and waiting, was its own."""
+        self.observe("decide", self.decide_seconds - self._decided)
+        self._decided = self.decide_seconds
 
     def count_certificates(self, certificates: Iterable[Certificate]) -> None:
         for certificate in certificates:
@@ -61,6 +87,7 @@ class Counters:
         self, scheduler: Scheduler, plane: PlaneCounters, shards: ShardCounters
     ) -> EngineStatistics:
         pool = scheduler.pool
+        traffic = shards.traffic.items()
         return EngineStatistics(
             *_counted(self),
             running=scheduler.running,
@@ -75,5 +102,10 @@ class Counters:
             samplers_lost=plane.lost,
             shards_lost=shards.regroupings,
             shard_wait_seconds=shards.seconds,
+            exchange_calls={name: each.calls for name, each in traffic},
+            exchange_bytes_sent={name: each.bytes_sent for name, each in traffic},
+            exchange_bytes_received={name: each.bytes_received for name, each in traffic},
+            exchange_seconds={name: 1e-6 * each.microseconds for name, each in traffic},
             head_rows_by_tier=dict(self.head_rows_by_tier),
+            step_seconds={phase: [*seen] for phase, seen in self.step_seconds.items()},
         )

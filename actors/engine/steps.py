@@ -30,6 +30,7 @@ from actors.messages import (
     FinishReason,
     RowDecision,
     SequenceEvent,
+    SequenceTiming,
     TokenLogprobs,
     TokenOrigin,
 )
@@ -173,7 +174,9 @@ class Steps:
         started = time.perf_counter()
         begin_step(plan.tokens)
         hidden: torch.Tensor = self._model.body.forward(build_batch(plan)).to(self._head_device)
-        self.counters.body_seconds += time.perf_counter() - started
+        seconds = time.perf_counter() - started
+        self.counters.body_seconds += seconds
+        self.counters.observe("body", seconds)
         return hidden
 
     def decide(self, plan: StepPlan, hidden: torch.Tensor) -> InFlightStep:
@@ -217,6 +220,8 @@ class Steps:
         started = time.perf_counter()
         decisions = [] if step.pending is None else step.pending.decisions.result()
         self.counters.decide_seconds += time.perf_counter() - started
+        if step.pending is not None:
+            self.counters.step_decided()
         events = []
         row = 0
         for chunk in step.plan.chunks:
@@ -258,6 +263,7 @@ class Steps:
             if self._speculation is not None:
                 tests.update(enumerate(self._speculation.tests(chunk), len(names)))
             names.extend([chunk.sequence.arrival] * chunk.draws)
+        exchanged = self._head.counters.exchange_seconds
         try:
             candidates = self._head.candidates(hidden, names, drafted, tests)
         except NonFiniteHiddenError as error:
@@ -268,10 +274,19 @@ class Steps:
             return self._ask(hidden[rows], sound, broken) if sound else None
         self.counters.count_certificates(candidates.certificates)
         decided = time.perf_counter()
-        self.counters.head_seconds += decided - started
+        self._count_head(decided - started, self._head.counters.exchange_seconds - exchanged)
+        if drafted:
+            self.counters.verify_seconds += decided - started
         decisions = self._plane.submit(self.counters.steps, names, candidates, drafted, tests)
         self.counters.decide_seconds += time.perf_counter() - decided
         return PendingRows(decisions, candidates.certificates)
+
+    def _count_head(self, seconds: float, exchange: float) -> None:
+        """What the head took for a step, of which ``exchange`` went to other shards."""
+        self.counters.head_seconds += seconds
+        self.counters.observe("head", seconds)
+        if self._head.counters.traffic:
+            self.counters.observe("exchange", exchange)
 
     def _book(
         self,
@@ -351,12 +366,13 @@ class Steps:
         """What a client is told that has been told ``told`` output tokens; with a ``reason`` the
         sequence ends."""
         request = sequence.request
+        first = told <= len(request.resumed_ids)
         event = SequenceEvent(
             request.request_id,
             request.choice,
             token_ids,
             logprobs,
-            prompt_logprobs=_scores(sequence) if told <= len(request.resumed_ids) else None,
+            prompt_logprobs=_scores(sequence) if first else None,
             finish_reason=reason,
             stop_reason=stop,
             cached_tokens=sequence.cached_tokens,
@@ -364,13 +380,29 @@ class Steps:
             refused=isinstance(error, AllTokensExcludedError),
             certificates=certificates,
             origins=origins,
+            timing=self._timing(sequence) if first or reason is not None else None,
         )
         if reason is not None:
             self.counters.cached_prompt_tokens += sequence.cached_tokens
+            self.counters.finished_prompt_tokens += sequence.prompt_length
             self.counters.finished += 1
             self._scheduler.remove(sequence)
             self._close(sequence)
         return event
+
+    def _timing(self, sequence: Sequence) -> SequenceTiming:
+        """Where the time of a sequence went until now, of which an event is about to tell."""
+        spent = self.counters.verify_seconds, self._head.counters.exchange_seconds
+        if sequence.first_token_at is None:
+            sequence.first_token_at, sequence.spent_before = time.perf_counter(), spent
+        verify, exchange = sequence.spent_before
+        started = sequence.started_at or sequence.arrived_at
+        return SequenceTiming(
+            queued=started - sequence.arrived_at,
+            prefill=sequence.first_token_at - started,
+            verify=spent[0] - verify,
+            exchange=spent[1] - exchange,
+        )
 
     def cancel(self, request_id: str) -> None:
         """End every sequence of a request now; its blocks are free for the next step."""

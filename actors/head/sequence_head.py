@@ -7,12 +7,13 @@ deltas that samplers get, so that names of rows are all that travels with hidden
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 
 from actors.candidates import Candidates
+from actors.collective import Operation, Traffic
 from actors.head.output_head import OutputHead
 from actors.messages import Request
 from actors.role import RunningRole, here
@@ -22,11 +23,20 @@ from actors.states.sequence_state import SequenceStates
 
 @dataclass(slots=True)
 class ShardCounters:
-    """Totals since the start: groups of shards formed after the first, and the seconds that steps
-    waited for them."""
+    """Totals since the start: groups of shards formed after the first, the seconds that steps
+    waited for them, and what this process exchanged with the others; nothing where there are
+    none."""
 
     regroupings: int = 0
     seconds: float = 0.0
+    traffic: Mapping[Operation, Traffic] = field(default_factory=dict)
+
+    @property
+    def exchange_seconds(self) -> float:
+        """Spent on exchanges of every kind."""
+        if not self.traffic:  # nearly always, and asked twice a step
+            return 0.0
+        return 1e-6 * sum(each.microseconds for each in self.traffic.values())
 
 
 class SequenceHead:

@@ -16,6 +16,7 @@ from actors.index.format import Index, check_weights, describe_weights, read_ind
 from actors.index.metadata import Weights
 from actors.index.steps import Progress
 from kernels.bounds import Clusters
+from kernels.home import home_folder
 
 # Not *.safetensors, though it is one: servers that load every such file beside a model would try.
 FILE_NAME = "vocabulary.lexshard"
@@ -91,8 +92,7 @@ def index_clusters(model: LoadedModel, configuration: EngineConfiguration) -> Cl
 
 
 def _cached(weights: Weights) -> Path:
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return base / "lexshard" / f"{weights.hash[:32]}.lexshard"
+    return home_folder() / f"{weights.hash[:32]}.lexshard"
 
 
 def _fitting(path: Path, weights: Weights, announce: Callable[[str], None]) -> Header | None:

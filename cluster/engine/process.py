@@ -6,6 +6,7 @@ nobody: HTTP, tokenisation and detokenisation live in the Serve replica.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ from ray.util.placement_group import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from actors.configuration import EngineConfiguration, EngineInformation
+from actors.faults import LoggedFault, listen_for_faults
 from actors.role import RunningRole
 from cluster.engine.transport import EngineSide
 from cluster.place import own_node
@@ -58,6 +60,8 @@ class EngineProcess:
         self, configuration: EngineConfiguration, reservation: Reservation | None = None
     ) -> None:
         die_with_parent()
+        logging.basicConfig()  # with a listener of its own a logger would no more write to stderr
+        listen_for_faults()
         self._configuration = configuration
         self._reservation = reservation
         self._settled = threading.Event()
@@ -144,6 +148,11 @@ class EngineProcess:
             each if each.place.node else replace(each, place=each.place._replace(node=own_node()))
             for each in roles
         ]
+
+    @ray.method(concurrency_group=_AT_ONCE)
+    def faults(self) -> list[LoggedFault]:
+        """What has gone wrong last in this process."""
+        return listen_for_faults().told()
 
     @ray.method(concurrency_group=_BESIDE)
     def locate(self) -> EngineLocation | None:

@@ -20,6 +20,7 @@ from typing import Any
 import ray
 
 from actors.configuration import EngineConfiguration, EngineInformation
+from actors.faults import LoggedFault
 from actors.messages import Commands, EngineStatistics, Request, StepOutput
 from actors.role import RunningRole
 from cluster.engine.journal import Journal, JournalStream
@@ -124,6 +125,18 @@ class EngineSupervisor:
         try:
             found: Sequence[RunningRole] = await asyncio.wait_for(
                 _result(self._actor.roles.remote()), REASON_SECONDS
+            )
+        except (ray.exceptions.RayError, TimeoutError):
+            return []
+        return found
+
+    async def faults(self) -> Sequence[LoggedFault]:
+        """What has gone wrong in the engine last; nothing where it does not answer."""
+        if self._actor is None:
+            return []
+        try:
+            found: Sequence[LoggedFault] = await asyncio.wait_for(
+                _result(self._actor.faults.remote()), REASON_SECONDS
             )
         except (ray.exceptions.RayError, TimeoutError):
             return []

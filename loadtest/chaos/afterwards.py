@@ -43,5 +43,6 @@ async def _held(server: ServerUnderTest) -> dict[str, float]:
             text = (await client.get(f"{server.url}/metrics")).text
     except httpx.HTTPError as error:
         return {repr(error): 1.0}
-    values = dict(line.rsplit(maxsplit=1) for line in text.splitlines() if line[:1] != "#")
+    samples = (line.rsplit(maxsplit=1) for line in text.splitlines() if line[:1] != "#")
+    values = {name.partition("{")[0]: value for name, value in samples}
     return {name: held for name in GAUGES if (held := float(values.get(name, "nan")))}

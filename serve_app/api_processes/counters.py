@@ -29,3 +29,8 @@ class SharedCounters:
     def largest(self, cell: int) -> float:
         """For what every process sees and counts: the most that one of them has seen."""
         return float(self._all[:, cell].max())
+
+    def by_process(self, first: int) -> list[float]:
+        """The sum of the cells from ``first`` on of each process, those that are gone included."""
+        counts: list[float] = self._all[:, first:].sum(axis=1).tolist()
+        return counts

@@ -7,6 +7,7 @@ import sys
 
 from cluster.config_sources import ConfigError
 from serve_app.commands.option_flags import add_option_flags, given_options
+from serve_app.observability.logs import print_lines
 from serve_app.start.banner import decisions
 from serve_app.start.preflight import check
 from serve_app.start.readiness import StartupError
@@ -26,15 +27,15 @@ def run(arguments: argparse.Namespace) -> int:
     except (ConfigError, StartupError) as error:
         print(f"lexshard: {error}", file=sys.stderr)
         return 2
-    print(f"lexshard serve with:\n{decisions(config)}", flush=True)
+    print_lines(f"lexshard serve with:\n{decisions(config)}", config.log_format)
     stop = StopRequest()
     stop.listen()
     try:
         code = serve_until_stopped(config, stop)
     except ClusterLostError as error:
-        print(f"lexshard: {error}; the server has been ended", file=sys.stderr)
+        print_lines(f"lexshard: {error}; the server has been ended", config.log_format, sys.stderr)
         return 1
     if stop.made:
-        print("lexshard: stopped", flush=True)
+        print_lines("lexshard: stopped", config.log_format)
         return 0
     return code

@@ -7,6 +7,7 @@ import http.client
 import json
 import os
 import sys
+from datetime import datetime
 from typing import Any
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
@@ -79,16 +80,32 @@ def describe(report: dict[str, Any]) -> str:
     counters = report["counters"]
     certified = counters["head_certified_rows"] / max(1, counters["head_rows"])
     drafted = counters["draft_accepted_tokens"] / max(1, counters["draft_tokens"])
+    queue = report["queue"]
+    known = counters["cached_prompt_tokens"] / max(1, counters["finished_prompt_tokens"])
+    used = counters["kv_blocks_used"] / max(1, counters["kv_blocks_total"])
+    tiers = ", ".join(
+        f"{tier} {rows}" for tier, rows in sorted(counters["head_rows_by_tier"].items())
+    )
     lines += [
         "",
         f"sequences   {counters['running']} running, {counters['waiting']} waiting, "
         f"{counters['finished']} finished, {counters['cancelled']} cancelled",
+        f"queue       {queue['sequences']} of {queue['most_sequences']} sequences admitted, "
+        f"{queue['waiting_tokens']} of {queue['most_waiting_tokens']} prompt tokens wait",
         f"tokens      {counters['prompt_tokens']} of prompts, {counters['generated_tokens']} drawn",
-        f"KV blocks   {counters['kv_blocks_used']} of {counters['kv_blocks_total']} in use, "
-        f"{counters['kv_blocks_cached']} hold prefixes",
-        f"head        {counters['head_rows']} rows, {certified:.1%} by certificate",
+        f"KV blocks   {counters['kv_blocks_used']} of {counters['kv_blocks_total']} in use "
+        f"({used:.0%}), {counters['kv_blocks_cached']} hold prefixes",
+        f"prefixes    {known:.0%} of the prompt tokens of finished sequences were in the cache",
+        f"head        {counters['head_rows']} rows, {certified:.1%} by certificate"
+        + (f" (screened: {tiers})" if tiers else ""),
         f"drafts      {counters['draft_tokens']} guesses, {drafted:.0%} stood",
         f"lost        {report['engine_restarts']} engines, {counters['shards_lost']} groups of "
         f"shards, {counters['samplers_lost']} samplers",
     ]
+    if report["faults"]:
+        lines += ["", "last faults"]
+        lines += [
+            f"  {datetime.fromtimestamp(fault['time']).isoformat(' ', 'seconds')}  {fault['text']}"
+            for fault in report["faults"]
+        ]
     return "\n".join(lines)

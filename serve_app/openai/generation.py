@@ -55,14 +55,19 @@ class Generation:
             request_id: _waiting_tokens(choice) for request_id, choice in by_id.items()
         }
         self._stream = stream = self._client.submit([choice.request for choice in self.choices])
+        arrived_at = self._record.piece_times.append
         while self.running:
             deltas: list[Delta] = []
-            for event in await stream.arrived():
+            events = await stream.arrived()
+            arrived_at(time.monotonic())
+            for event in events:
                 choice = by_id[event.request_id]
                 if choice.finish_reason is not None:
                     continue
                 if event.finish_reason in ("error", "abort"):
                     raise self._failure(event)
+                if event.timing is not None:
+                    self._record.note_timing(event.timing)
                 delta = choice.take(event, self._token_bytes)
                 deltas.append(delta)
                 if delta.first:
@@ -71,7 +76,6 @@ class Generation:
                     self.running -= 1
                     if event.finish_reason is None:  # a stop string: the engine goes on
                         self._client.cancel(event.request_id)
-            self._record.completion_tokens = self.completion_tokens
             if deltas:
                 yield deltas
 
@@ -98,6 +102,7 @@ class Generation:
 
     def close(self) -> None:
         """Cancels what runs and leaves the admission count; twice does no harm."""
+        self._record.completion_tokens = self.completion_tokens
         if self._stream is not None:
             self._stream.close()
         self._ticket.release()
@@ -113,8 +118,10 @@ class Generation:
             return bad_request(reason)
         if event.finish_reason == "abort":
             return overloaded(reason)
-        logger.error("id=%s engine error: %s", self._record.request_id, reason)
-        return internal_error(self._record.request_id)
+        request_id = self._record.request_id
+        told = {"fields": {"request_id": request_id}}
+        logger.error("id=%s engine error: %s", request_id, reason, extra=told)
+        return internal_error(request_id)
 
 
 def _waiting_tokens(choice: Choice) -> int:

@@ -92,8 +92,10 @@ class StreamedResponse:
         except ApiError as error:
             failure = error
         except Exception:
-            logger.exception("id=%s failed", self._record.request_id)
-            failure = internal_error(self._record.request_id)
+            request_id = self._record.request_id
+            told = {"fields": {"request_id": request_id}}
+            logger.exception("id=%s failed", request_id, extra=told)
+            failure = internal_error(request_id)
         if started:
             last = server_sent_event(failure.body()) + DONE
             await send({"type": "http.response.body", "body": last, "more_body": False})

@@ -33,7 +33,8 @@ def shown_values(config: ServeConfig) -> dict[str, str]:
 def base_url(config: ServeConfig) -> str:
     """Where a client on this machine reaches the server."""
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(config.host, config.host)
-    return f"http://{host}:{config.port}"
+    scheme = "http" if config.ssl_certfile is None else "https"
+    return f"{scheme}://{host}:{config.port}"
 
 
 def banner(config: ServeConfig, information: dict[str, Any], has_chat: bool) -> str:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cluster.config import ServeConfig
@@ -43,6 +44,26 @@ def check_port(host: str, port: int) -> None:
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind((host, port))
+
+
+def certificate_with_key(config: ServeConfig) -> bytes | None:
+    """What HAProxy reads from one file; None without HTTPS.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    files = [file for file in (config.ssl_certfile, config.ssl_keyfile) if file is not None]
+    return b"\n".join(Path(file).read_bytes() for file in files) if files else None
+
+
+def _own_certificate(config: ServeConfig, binary: str | None) -> dict[str, str]:
+    """For Serve's own proxy, where that one stands in front."""
+    if binary is not None or config.ssl_certfile is None:
+        return {}
+    return {
+        "ssl_certfile": config.ssl_certfile,
+        "ssl_keyfile": config.ssl_keyfile or config.ssl_certfile,
+    }
 
 
 def _tell_nobody(message: str) -> None:
@@ -91,7 +112,12 @@ def running_server(
         tell("no HAProxy here: Serve's own proxy, slower, stands in front")
     else:
         environment = SERVE_ENVIRONMENT | ingress_environment(
-            binary, folder.path, config.host, config.port, config.api_processes
+            binary,
+            folder.path,
+            config.host,
+            config.port,
+            config.api_processes,
+            certificate_with_key(config),
         )
         host = LOOPBACK  # of the replicas: only HAProxy, on their node, is to reach them
     with ExitStack() as ends:
@@ -121,7 +147,7 @@ def running_server(
         tell("starting Ray Serve")
         serve.start(
             proxy_location="HeadOnly",
-            http_options={"host": host, "port": config.port},
+            http_options={"host": host, "port": config.port, **_own_certificate(config, binary)},
             logging_config=quiet,
         )
         tell("starting the application")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import ssl
 from pathlib import Path
 
 from actors.body.errors import WeightsError
@@ -56,6 +58,37 @@ def check_files(config: ServeConfig) -> None:
         )
     if config.index is not None and config.head != "dense" and Path(config.index).is_file():
         _check_index(Path(config.index), model, config)
+    check_certificate(config)
+    if config.otlp_traces_endpoint is not None:
+        check_tracing()
+
+
+def check_certificate(config: ServeConfig) -> None:
+    """Raises StartupError where certificate and key are none, or none of each other."""
+    if config.ssl_certfile is None:
+        if config.ssl_keyfile is not None:
+            raise StartupError("--ssl-keyfile needs the certificate: give --ssl-certfile, too")
+        return
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
+            config.ssl_certfile, config.ssl_keyfile, password=""
+        )
+    except (OSError, ValueError) as error:
+        raise StartupError(
+            f"no use of the certificate {config.ssl_certfile}: {error}; both files are PEM, the "
+            "key without a password"
+        ) from error
+
+
+def check_tracing() -> None:
+    """Raises StartupError where what sends spans is not installed."""
+    try:
+        importlib.import_module("opentelemetry.exporter.otlp.proto.http.trace_exporter")
+        importlib.import_module("opentelemetry.sdk.trace")
+    except ImportError as error:
+        raise StartupError(
+            f"--otlp-traces-endpoint needs OpenTelemetry ({error}): pip install 'lexshard[tracing]'"
+        ) from error
 
 
 def check_model_folder(folder: str) -> Path:

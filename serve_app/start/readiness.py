@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import ssl
 import time
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -55,9 +56,19 @@ def _behind_it(config: ServeConfig, ask_all: AskAll) -> Waiting | None:
     return min(waiting, key=lambda each: each[1], default=None)  # without hope before with it
 
 
+def _connection(host: str, config: ServeConfig) -> http.client.HTTPConnection:
+    if config.ssl_certfile is None:
+        return http.client.HTTPConnection(host, config.port, timeout=ANSWER_SECONDS)
+    # Its certificate names the server as clients know it, not as this machine's loopback.
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return http.client.HTTPSConnection(host, config.port, timeout=ANSWER_SECONDS, context=context)
+
+
 def _at_the_door(config: ServeConfig) -> Waiting | None:
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(config.host, config.host)
-    connection = http.client.HTTPConnection(host, config.port, timeout=ANSWER_SECONDS)
+    connection = _connection(host, config)
     try:
         connection.request("GET", "/health")
         response = connection.getresponse()

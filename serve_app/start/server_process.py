@@ -15,11 +15,13 @@ import threading
 import time
 from contextlib import suppress
 from types import FrameType
+from typing import IO
 
 import psutil
 
 from cluster.config import ServeConfig
 from cluster.process_tree import adopt_orphans, end_descendants
+from serve_app.observability.logs import print_lines
 
 LOOK_SECONDS = 0.25
 # What Ray and Serve may take to end after the open streams have had their time.
@@ -63,12 +65,17 @@ def serve_until_stopped(config: ServeConfig, stop: StopRequest) -> int:
         ClusterLostError: Ray has died.
     """
     adopt_orphans()
+    told = subprocess.PIPE if config.log_format == "json" else None
     # A session of its own: a terminal's Ctrl-C is heard here alone.
     driver = subprocess.Popen(
         [sys.executable, "-m", "serve_app.start.driver"],
         stdin=subprocess.PIPE,
+        stdout=told,
+        stderr=told and subprocess.STDOUT,
         start_new_session=True,
     )
+    if driver.stdout is not None:
+        threading.Thread(target=_pass_on, args=[driver.stdout], daemon=True).start()
     try:
         assert driver.stdin is not None
         driver.stdin.write(config.model_dump_json(by_alias=True).encode() + b"\n")
@@ -77,6 +84,12 @@ def serve_until_stopped(config: ServeConfig, stop: StopRequest) -> int:
     finally:
         end_descendants()
     return driver.wait()
+
+
+def _pass_on(output: IO[bytes]) -> None:
+    """What any process of the server prints, one JSON object a line."""
+    for line in output:
+        print_lines(line.decode(errors="replace"), "json")
 
 
 def _watch(driver: subprocess.Popen[bytes], config: ServeConfig, stop: StopRequest) -> None:

@@ -9,6 +9,7 @@ import pytest
 from serve_app.admission import Admission
 from serve_app.openai.errors import ApiError
 from serve_app.openai.prompts import estimated_tokens
+from tests.support.exposition import unlabelled
 from tests.support.mock_engine import VOCABULARY, MockEngine, ids, spell
 from tests.support.mock_server import Client, post, serve, until
 
@@ -132,10 +133,11 @@ def test_choices_share_the_cost_of_their_prompt_unless_they_are_scored() -> None
             body = {"prompt": prompt, **fields}
             asked = asyncio.ensure_future(client.post("/v1/completions", json=body))
             await until(lambda: engine.running > 0)
-            text = (await client.get("/metrics")).text
+            text = unlabelled((await client.get("/metrics")).text)
             assert f"lexshard_admitted_waiting_tokens {expected}.0" in text
             assert (await asked).status_code == 200
-            assert "lexshard_admitted_waiting_tokens 0.0" in (await client.get("/metrics")).text
+            text = unlabelled((await client.get("/metrics")).text)
+            assert "lexshard_admitted_waiting_tokens 0.0" in text
 
     serve(check, engine)
 
@@ -176,7 +178,7 @@ def test_refused_requests_leave_nothing_behind() -> None:
             for streaming in (True, False):
                 reply = await client.post("/v1/completions", json={**body, "stream": streaming})
                 assert reply.status_code == 400
-        text = (await client.get("/metrics")).text
+        text = unlabelled((await client.get("/metrics")).text)
         assert "lexshard_admitted_sequences 0.0" in text
         assert "lexshard_admitted_waiting_tokens 0.0" in text
 

@@ -16,6 +16,7 @@ from serve_app.api_processes import direct_ingress
 from serve_app.api_processes.direct_ingress import DirectIngress
 from serve_app.app import create_app
 from serve_app.middleware import ProxyHeaders, ingress_middlewares
+from tests.support.exposition import unlabelled
 from tests.support.mock_engine import VOCABULARY, MockEngine, ids
 from tests.support.mock_server import HELLO, TOKENIZER, Client, post, serve
 
@@ -153,7 +154,7 @@ def test_metrics_tell_of_engine_and_requests() -> None:
         await client.get("/nowhere/" + "x" * 50)
         reply = await client.get("/metrics")
         assert reply.headers["content-type"].startswith("text/plain; version=0.0.4")
-        lines = reply.text.splitlines()
+        lines = unlabelled(reply.text).splitlines()
         request = 'lexshard_http_requests_total{method="%s",path="%s",status="%d"} 1.0'
         assert request % ("POST", "/v1/completions", 200) in lines
         assert request % ("POST", "/v1/completions", 400) in lines
@@ -178,7 +179,7 @@ def test_metrics_tell_what_the_head_did() -> None:
     )
 
     async def check(client: Client) -> None:
-        lines = (await client.get("/metrics")).text.splitlines()
+        lines = unlabelled((await client.get("/metrics")).text).splitlines()
         assert "# TYPE lexshard_head_rows_by_tier_total counter" in lines
         by_tier = [line for line in lines if line.startswith("lexshard_head_rows_by_tier_total{")]
         assert by_tier == [

@@ -15,6 +15,7 @@ import httpx
 import openai
 import pytest
 
+from tests.support.exposition import unlabelled
 from tests.support.faults import process_of
 from tests.support.real_server import Server, healthy, running_server, wait
 
@@ -129,7 +130,7 @@ def test_certificates_are_told_and_counted_by_tier(server: Server) -> None:
     streamed = [entry for piece in pieces for entry in piece.choices[0].certificates]
     assert len(streamed) == len(whole.choices[0].certificates)
     wait(lambda: server.metric("lexshard_running") == 0, 5, "the last count")
-    lines = httpx.get(f"{server.url}/metrics").text.splitlines()
+    lines = unlabelled(httpx.get(f"{server.url}/metrics").text).splitlines()
     by_tier = [line for line in lines if line.startswith("lexshard_head_rows_by_tier_total{")]
     assert sum(float(line.split()[-1]) for line in by_tier) == server.metric(
         "lexshard_head_rows_total"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from serve_app.admission import Admission
 from serve_app.api_processes.seats import Seats
-from serve_app.metrics import ServerMetrics
+from serve_app.observability.server_metrics import ServerMetrics
 from serve_app.request_record import RequestRecord
 from tests.support.mock_engine import MockEngine
 

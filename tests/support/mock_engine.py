@@ -10,11 +10,13 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from actors.configuration import EngineInformation
+from actors.faults import LoggedFault
 from actors.messages import (
     Certificate,
     EngineStatistics,
     Request,
     SequenceEvent,
+    SequenceTiming,
     TokenLogprobs,
     TokenOrigin,
 )
@@ -130,12 +132,16 @@ class MockEngine:
     requests: list[Request] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
     stopped: bool = False
+    timing: SequenceTiming | None = None
 
     def __post_init__(self) -> None:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def roles(self) -> list[RunningRole]:
         return [RunningRole("body", 0, here(), "cpu", "mock")]
+
+    async def faults(self) -> list[LoggedFault]:
+        return [LoggedFault(1.0, "a sampler is lost and will be replaced: it was killed")]
 
     @property
     def ready(self) -> bool:
@@ -221,6 +227,7 @@ class MockEngine:
                     cached_tokens=script.cached_tokens,
                     certificates=certificates,
                     origins=origins,
+                    timing=self.timing if i == 0 or reason is not None else None,
                 )
             )
             if reason is not None:

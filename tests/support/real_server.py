@@ -19,6 +19,7 @@ import openai
 import psutil
 
 from cluster.config import ServeConfig
+from tests.support.exposition import unlabelled
 from tests.support.mock_server import model_folder
 from tests.support.paths import DEMO, ROOT
 
@@ -33,7 +34,7 @@ class Server:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
 
     def metric(self, name: str) -> float:
-        lines = httpx.get(f"{self.url}/metrics").text.splitlines()
+        lines = unlabelled(httpx.get(f"{self.url}/metrics").text).splitlines()
         return next(float(line.split()[-1]) for line in lines if line.startswith(f"{name} "))
 
 

@@ -19,6 +19,7 @@ import openai
 from actors.messages import Request
 from cluster.config import ServeConfig
 from serve_app.start.launch import running_server
+from tests.support.exposition import unlabelled
 from tests.support.mock_engine import MockEngine, Script, ids, spell
 
 STREAMS = 32
@@ -120,7 +121,7 @@ async def ask_async(url: str) -> None:
 
 
 def gauge(url: str, name: str) -> float:
-    lines = httpx.get(f"{url}/metrics").text.splitlines()
+    lines = unlabelled(httpx.get(f"{url}/metrics").text).splitlines()
     return next(float(line.split()[1]) for line in lines if line.startswith(name + " "))
 
 

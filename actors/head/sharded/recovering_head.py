@@ -95,6 +95,7 @@ class RecoveringHead(SequenceHead):
             self._gang.close()
             raise
         super().__init__(self._group, states)
+        self.counters.traffic = self._group.traffic
 
     @property
     def own(self) -> OutputHead:
@@ -154,6 +155,9 @@ class RecoveringHead(SequenceHead):
         self._outbox = Outbox()
         everything = tuple(member.opening(name) for name, member in self._members.items())
         group.tell(Deltas(opened=everything))
+        for operation, before in self.counters.traffic.items():
+            group.traffic[operation].go_on_from(before)
+        self.counters.traffic = group.traffic
         self.counters.regroupings += 1
         self.counters.seconds += time.perf_counter() - started
         self._group = group

@@ -1,0 +1,78 @@
+"""``/metrics``: the engine's counters and those of the HTTP edge, as Prometheus text.
+
+Whichever API process is asked, it answers for the server. prometheus_client's own way to that is
+chosen for a whole process, by its environment before the first import, Ray's included; so what is
+counted here stands in cells of ours, and prometheus_client writes it down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from serve_app.admission import Admission
+from serve_app.api_processes.seats import Seats
+from serve_app.engine_client import EngineClient
+from serve_app.observability.engine_metrics import EngineCollector
+from serve_app.observability.http_metrics import HttpCollector
+from serve_app.observability.peer_names import PeerNames
+from serve_app.request_record import RequestRecord
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class _Labelled(Collector):
+    """What ``collectors`` tell, every sample with ``labels``."""
+
+    def __init__(self, collectors: Iterable[Collector], labels: Mapping[str, str]) -> None:
+        self._collectors = tuple(collectors)
+        self._labels = labels
+
+    def collect(self) -> Iterator[Metric]:
+        for collector in self._collectors:
+            for metric in collector.collect():
+                metric.samples = [
+                    sample._replace(labels={**self._labels, **sample.labels})
+                    for sample in metric.samples
+                ]
+                yield metric
+
+
+class ServerMetrics:
+    """All that ``/metrics`` tells. ``seats`` None: of this process alone.
+
+    ``model`` and ``replica`` label every sample where they are given. A replica is one engine with
+    the API processes in front of it, which tell one sum. ``peer_names``: some metrics are told
+    under vLLM's names, too.
+    """
+
+    def __init__(
+        self,
+        client: EngineClient,
+        admission: Admission,
+        paths: Sequence[str],
+        seats: Seats | None = None,
+        *,
+        model: str = "",
+        replica: str = "",
+        peer_names: bool = False,
+    ) -> None:
+        self._http = HttpCollector(paths, seats)
+        given = {"model": model, "replica": replica}
+        labels = {name: value for name, value in given.items() if value}
+        engine = EngineCollector(client, admission, self._http.counters)
+        self._registry = CollectorRegistry()
+        self._registry.register(_Labelled([engine, self._http], labels))
+        if peer_names:
+            named = {"model_name": model}
+            self._registry.register(_Labelled([PeerNames(client, self._http)], named))
+
+    def observe(self, record: RequestRecord) -> None:
+        """Counts a request that has been answered."""
+        self._http.observe(record)
+
+    def text(self) -> bytes:
+        return generate_latest(self._registry)
