@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -44,6 +44,7 @@ def test_constant_gaps_are_all_the_same() -> None:
     assert arrival_seconds("constant", 4.0, 5, seed=0).tolist() == [0, 0.25, 0.5, 0.75, 1.0]
 
 
+@settings(max_examples=40)
 @given(st.sampled_from(ARRIVALS), st.integers(0, 2**32), st.integers(1, 50))
 def test_a_seed_gives_the_same_arrivals_in_order_from_zero_on(
     kind: str, seed: int, count: int
@@ -82,6 +83,7 @@ def test_a_ramp_rises_to_all_users_and_a_spike_comes_in_every_period() -> None:
     assert (spikes[0], spikes[30], spikes[59], spikes[90]) == (20, 100, 20, 100)
 
 
+@settings(max_examples=60)
 @given(st.sampled_from(SHAPES), st.floats(0, 1e6), st.integers(1, 500), st.floats(1, 600))
 def test_there_is_always_a_user_and_never_one_too_many(
     shape: str, seconds: float, most: int, period: float

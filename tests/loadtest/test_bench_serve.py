@@ -6,9 +6,11 @@ import asyncio
 import json
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from loadtest.bench.serve import command
 from loadtest.bench.serve.client import ClientTask, follow
 from loadtest.bench.serve.plan import PlannedRequest, Wording
 from loadtest.bench.serve.timeline import RequestTimeline
@@ -183,6 +185,25 @@ def test_a_late_client_is_an_exit_status_and_stands_on_the_page(
     assert "THE CLIENT WAS LATE" in capsys.readouterr().out
     assert "THE CLIENT WAS LATE" in page.read_text(encoding="utf-8")
     assert "<svg" in page.read_text(encoding="utf-8")
+
+
+def test_what_was_measured_before_a_failure_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, ask, asked_for = tmp_path / "load.json", command._ask, []
+
+    def fails_at_the_second_rate(*arguments: Any) -> Any:
+        asked_for.append(arguments)
+        if len(asked_for) == 2:
+            raise RuntimeError("the client failed")
+        return ask(*arguments)
+
+    monkeypatch.setattr(command, "_ask", fails_at_the_second_rate)
+    with scripted_endpoint(EndpointScript()) as url:
+        options = ["--against", url, "--rate", "50,60", "--requests", "2", "--warm-up", "0"]
+        assert main(["bench", "serve", *options, *PATIENT, "--json", str(path)]) == 1
+    assert "the client failed" in capsys.readouterr().err
+    assert [each["rate"] for each in json.loads(path.read_text())["load"]] == [50.0]
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadtest.bench.serve.figures import faults, figures, milliseconds
@@ -103,6 +103,7 @@ def test_an_objective_that_cannot_be_is_refused(text: str) -> None:
 spans = st.lists(st.tuples(st.floats(0, 10), st.floats(0.001, 5)), min_size=1, max_size=30)
 
 
+@settings(max_examples=40)
 @given(spans)
 def test_in_flight_is_counted_as_by_hand(drawn: list[tuple[float, float]]) -> None:
     pairs = [(start, start + length) for start, length in drawn]

@@ -33,7 +33,7 @@ from loadtest.bench.serve.load_report import LoadReport
 from loadtest.bench.serve.options import QUICK_SECONDS, REQUESTS, add_arguments
 from loadtest.bench.serve.plan import Arrivals, Lengths, PlannedRequest, Wording, plan_requests
 from loadtest.bench.serve.timeline import LoadRun, RequestTimeline
-from loadtest.traces import load_trace
+from loadtest.traces import TracedRequest, load_trace
 
 __all__ = ["add_arguments", "run"]
 
@@ -53,11 +53,32 @@ def run(arguments: argparse.Namespace) -> int:
                 file=sys.stderr,
             )
             return 2
+    report = LoadReport(
+        describe_machine(),
+        installed_versions(PACKAGES),
+        shlex.join(["lexshard", *sys.argv[1:]]),
+        arguments.seed,
+        objectives=tuple(arguments.slo),
+    )
+    status = 0
     try:
-        report, late = measure(arguments)
+        measure(arguments, report)
     except (ValueError, OSError, RuntimeError) as error:
         print(f"lexshard bench serve: {error}", file=sys.stderr)
-        return 1
+        status = 1
+    except KeyboardInterrupt:
+        print("lexshard bench serve: interrupted", file=sys.stderr)
+        status = 1
+    if not report.runs:
+        return status
+    if report.warn_of_late_client(arguments.late_limit):
+        status = 1
+    tell(report, arguments.json, arguments.html)
+    return status
+
+
+def tell(report: LoadReport, json_file: Path | None, html_file: Path | None) -> None:
+    """Prints and writes what was measured, be it that not everything was."""
     print(f"\n{report.summary()}\n")
     print("Milliseconds; requests and tokens per second; medians where there are several runs.")
     for ratio in report.ratios:
@@ -66,15 +87,14 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"{place}: {ratio.ratio:.2f}x against {ratio.against}")
     for warning in report.warnings:
         print(f"! {warning}")
-    if arguments.json is not None:
-        report.write(arguments.json)
-        print(f"written: {arguments.json}")
-    if arguments.html is not None:
+    if json_file is not None:
+        report.write(json_file)
+        print(f"written: {json_file}")
+    if html_file is not None:
         from loadtest.report.page import write_page
 
-        write_page([report.as_json()], arguments.html)
-        print(f"written: {arguments.html}")
-    return 1 if late else 0
+        write_page([report.as_json()], html_file)
+        print(f"written: {html_file}")
 
 
 _Plan = partial[list[PlannedRequest]]
@@ -84,10 +104,16 @@ _Plan = partial[list[PlannedRequest]]
 class _Contestant:
     endpoint: Endpoint
     wording: Wording
+    max_tokens: int | None  # of prompt and answer, where the endpoint tells
 
 
-def measure(arguments: argparse.Namespace) -> tuple[LoadReport, int]:
-    """Every rate on every endpoint, which take turns; and in how many runs the client was late."""
+def measure(arguments: argparse.Namespace, report: LoadReport) -> None:
+    """Adds every rate on every endpoint, which take turns.
+
+    Raises:
+        ValueError, RuntimeError: options that fit neither each other nor the endpoints; an endpoint
+            that answers nothing. The report keeps the rates before it.
+    """
     names = [each.name for each in arguments.against]
     if len(set(names)) < len(names):
         raise ValueError("--against: two endpoints with one name: give NAME=URL")
@@ -104,16 +130,10 @@ def measure(arguments: argparse.Namespace) -> tuple[LoadReport, int]:
     )
     cases = _cases(arguments, lengths)
     contestants = [_contestant(arguments, each) for each in arguments.against]
-    _check_context(arguments, lengths, max(count for _, count in cases))
+    most = max(count for _, count in cases)
+    _check_context(contestants, lengths.of_requests(most, arguments.seed))
     first = contestants[0]
     size = tokens_per_word(first.endpoint, first.wording, arguments.key_variable)
-    report = LoadReport(
-        describe_machine(),
-        installed_versions(PACKAGES),
-        shlex.join(["lexshard", *sys.argv[1:]]),
-        arguments.seed,
-        objectives=tuple(arguments.slo),
-    )
     plan = partial(plan_requests, lengths=lengths, tokens_per_word=size)
     _warm_up(arguments, contestants, plan)
     total = arguments.runs * len(contestants) * sum(count for _, count in cases)
@@ -130,7 +150,6 @@ def measure(arguments: argparse.Namespace) -> tuple[LoadReport, int]:
                     place = (each.endpoint.name, _rate(arrivals), turn)
                     runs.append(LoadRun(*place, tuple(timelines), tuple(delays)))
             report.add_runs(_labels(arguments, arrivals, count, lengths), runs, ours=names[0])
-    return report, report.warn_of_late_client(arguments.late_limit)
 
 
 def _cases(arguments: argparse.Namespace, lengths: Lengths) -> list[tuple[Arrivals, int]]:
@@ -154,21 +173,17 @@ def _contestant(arguments: argparse.Namespace, asked: Endpoint) -> _Contestant:
     model = served_model(asked, arguments.model, arguments.key_variable)
     eos = {} if arguments.respect_eos else {"ignore_eos": True}
     fields = {"temperature": arguments.temperature, **eos, **arguments.body}
-    return _Contestant(asked, Wording(arguments.chat, model.name, fields))
+    return _Contestant(asked, Wording(arguments.chat, model.name, fields), model.max_tokens)
 
 
-def _check_context(arguments: argparse.Namespace, lengths: Lengths, count: int) -> None:
+def _check_context(contestants: Sequence[_Contestant], requests: Sequence[TracedRequest]) -> None:
     """Raises ValueError where a model that tells its length would refuse requests of the load."""
-    longest = max(
-        PROMPT_MARGIN * each.prompt_tokens + each.output_tokens
-        for each in lengths.of_requests(count, arguments.seed)
-    )
-    for asked in arguments.against:
-        model = served_model(asked, arguments.model, arguments.key_variable)
-        if model.max_tokens is not None and longest > model.max_tokens:
+    longest = max(PROMPT_MARGIN * each.prompt_tokens + each.output_tokens for each in requests)
+    for each in contestants:
+        if each.max_tokens is not None and longest > each.max_tokens:
             raise ValueError(
-                f"requests of up to {longest:.0f} tokens, and {asked.name} takes "
-                f"{model.max_tokens}: give --length-scale, --max-prompt-tokens or "
+                f"requests of up to {longest:.0f} tokens, and {each.endpoint.name} takes "
+                f"{each.max_tokens}: give --length-scale, --max-prompt-tokens or "
                 "--max-output-tokens"
             )
 
