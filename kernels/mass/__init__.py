@@ -1,7 +1,8 @@
 """The mass of tokens whose logits are only known within bounds.
 
 What the certificates of top-p and epsilon need: `outside_mass` bounds all tokens outside of a list,
-`plan` says how many of the best tokens such a list should hold.
+`plan` says how many of the best tokens such a list should hold. `adjusted_bounds` gives the bounds
+themselves.
 """
 
 from __future__ import annotations
@@ -18,7 +19,18 @@ from kernels.search import Estimates, Needs
 
 Implementation = Literal["reference", "cpu"]
 
-__all__ = ["OutsideMass", "outside_mass", "plan"]
+__all__ = ["OutsideMass", "adjusted_bounds", "outside_mass", "plan"]
+
+
+def adjusted_bounds(
+    estimates: Estimates,
+    vocabulary_size: int,
+    adjustments: Adjustments,
+    *,
+    implementation: Implementation | None = None,
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    """Lower and upper bounds [V] of the adjusted logits of one row, rounded outward."""
+    return _module(implementation).adjusted_bounds(estimates, vocabulary_size, adjustments)
 
 
 def outside_mass(
