@@ -8,7 +8,7 @@ and what `Shard.bound_masses` tells of the whole softmax.
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,24 +18,25 @@ import torch
 from actors.candidates import Candidates
 from actors.head.backoff import Backoff, CandidateShare
 from actors.head.certificates import Reading, SearchCost, step_certificates
-from actors.head.exchange import MASS_NEEDS, decide_masses
+from actors.head.exchange import HOPELESS_SHARE, MASS_NEEDS, decide_masses
+from actors.head.guess_tests import decide_guesses
 from actors.head.ladder import Choices, Ladder, step_kind
 from actors.head.output_head import Hidden, Screening, Thresholds
 from actors.head.output_rows import log_normalizers, own_rows, refuse_unsound
 from actors.head.owned_rows import OwnedRows
 from actors.head.rescoring import Rescorer
-from actors.head.screened_rows import ScreenedRows
 from actors.head.screens import (
     DENSE,
     DenseScreen,
     FineRows,
     Linear,
     Screen,
+    ScreenedRows,
     TierScreen,
     hidden_norms,
     postprocess_estimates,
 )
-from actors.head.whole_softmax import PartialMass, bound_mass
+from actors.head.whole_softmax import Mass, PartialMass, bound_mass
 from actors.states.flat_needs import flatten_adjustments, flatten_needs
 from actors.states.need import Need
 from kernels.penalties import Adjustments
@@ -45,7 +46,7 @@ from kernels.search import Estimates, find_candidates, find_leaders, find_thresh
 LARGEST_SHARE = 0.5
 # Fewer tokens than this per row are rescored at once rather than refined first.
 WORTH_REFINING = 64
-MASS = "mass"
+MASS, TESTS = "mass", "tests"
 
 
 def _use(screen: Screen, needs: Sequence[Need]) -> str:
@@ -135,9 +136,14 @@ class Shard:
         of_tokens = flatten_adjustments([need.adjustment for need in needs])
         adjustments = self.owned.of_rows(of_tokens)
         kinds = {need.kind for need in needs}
-        # Rows whose mass cannot be certified lately go the dense way at once.
+        # Rows whose mass cannot be certified lately go the dense way at once, and so do tests.
         out = {"dense"} if self._worth_a_try(kinds) else {"dense", *MASS_NEEDS}
-        rows = [row for row, need in enumerate(needs) if need.kind not in out]
+        tested = self._worth_testing(needs)
+        rows = [
+            row
+            for row, need in enumerate(needs)
+            if need.kind not in out or (tested and need.guess is not None)
+        ]
         tau, best = np.full(len(needs), np.nan), np.full(len(needs), -np.inf)
         screened = None
         if rows:
@@ -149,6 +155,14 @@ class Shard:
 
     def _worth_a_try(self, kinds: Set[str]) -> bool:
         return kinds.isdisjoint(MASS_NEEDS) or self._backoff.allows(MASS)
+
+    def _worth_testing(self, needs: Sequence[Need]) -> bool:
+        """A shard of some tokens alone knows nothing of the others that a guess is tested with."""
+        return (
+            self.owned.whole
+            and any(need.guess is not None for need in needs)
+            and self._backoff.allows(TESTS)
+        )
 
     def _choose(self, needs: Sequence[Need]) -> Screen:
         """The ladder's choice, or the next more precise screen that is worth a try now."""
@@ -205,7 +219,8 @@ class Shard:
         own = hidden if len(screened.rows) == len(needs) else hidden[screened.rows]
         exact = self._rescorer.adjusted(own, ids, offsets, screened.adjustments)
         found = find_thresholds(self.owned.tokens(ids), exact, offsets, screened.search)
-        decided = screened.known & [needs[row].kind not in MASS_NEEDS for row in screened.rows]
+        out = (*MASS_NEEDS, "dense")
+        decided = screened.known & [needs[row].kind not in out for row in screened.rows]
         tau[screened.rows[decided]] = found[decided]
         for place in np.flatnonzero(screened.adjustments.active).tolist():
             own_logits = exact[offsets[place] : offsets[place + 1]]
@@ -222,6 +237,8 @@ class Shard:
             masses = {}
             if any(need.kind in MASS_NEEDS for need in thresholds.needs):
                 [masses] = decide_masses([self], [thresholds])
+        emitted = self._test_guesses(thresholds)
+        masses = {**masses, **emitted}
         lists: list[npt.NDArray[np.int32] | None] = [None] * len(thresholds.needs)
         cost = SearchCost(np.zeros(len(lists), np.int64), np.zeros(len(lists)), masses)
         if step.screened is not None:
@@ -235,6 +252,7 @@ class Shard:
         raw = self._rescorer.raw(step.hidden, ids, offsets, dense)
         for row in np.flatnonzero(~step.adjustments.active).tolist():
             step.best[row] = raw[offsets[row] : offsets[row + 1]].max(initial=-np.inf)
+        step.best[list(emitted)] = -np.inf  # what is emitted need not be best
         return Candidates(
             ids=self.owned.tokens(ids),
             raw=raw,
@@ -297,6 +315,30 @@ class Shard:
             if len(own) <= LARGEST_SHARE * self._size:
                 lists[screened.rows[place]] = own
 
+    def _test_guesses(self, thresholds: Thresholds) -> dict[int, Mass]:
+        """What rows that test a guess emit, where bounds tell: those that screened the step or,
+        where they were too loose, the dense screen's."""
+        step, needs = _screening(thresholds), thresholds.needs
+        screened = step.screened
+        if screened is None:
+            return {}
+        tested = [row for row in screened.rows.tolist() if needs[row].guess is not None]
+        if not tested:
+            return {}
+        found: dict[int, Mass] = {}
+        use = _use_of(TESTS, screened.screen)
+        if self._backoff.allows(use):
+            found = decide_guesses(screened, tested, self._rescorer, step.hidden, needs)
+            self._backoff.record(use, failed=_hopeless(found, tested))
+        left = [row for row in tested if row not in found]
+        if left and screened.screen is not self._dense:
+            better = self._screened(self._dense, left, step.hidden, needs, step.adjustments)
+            found |= decide_guesses(
+                better, left, self._rescorer, step.hidden, needs, precisely=True
+            )
+        self._backoff.record(TESTS, failed=_hopeless(found, tested))
+        return found
+
     def _refines(self, screen: Screen) -> bool:
         """Whether what ``screen`` leaves has estimates that can be bettered cheaply."""
         fine = self._fine
@@ -325,7 +367,7 @@ class Shard:
             screened = self._screened(
                 self._dense, rows, step.hidden, thresholds.needs, step.adjustments
             )
-        elif not self._backoff.allows(_mass_by(screened.screen)):
+        elif not self._backoff.allows(_use_of(MASS, screened.screen)):
             return None
         place = {row: index for index, row in enumerate(screened.rows.tolist())}
         return [
@@ -345,7 +387,7 @@ class Shard:
         """Whether the bounds that screened the step were too loose for most of its rows."""
         screened = _screening(thresholds).screened
         assert screened is not None
-        self._backoff.record(_mass_by(screened.screen), failed=failed)
+        self._backoff.record(_use_of(MASS, screened.screen), failed=failed)
 
     def record_masses(self, *, failed: bool) -> None:
         """Whether no bounds were tight enough for most rows of a step."""
@@ -363,5 +405,9 @@ def _screening(thresholds: Thresholds) -> ShardScreening:
     return thresholds.screening
 
 
-def _mass_by(screen: Screen) -> str:
-    return f"{MASS} by {screen.name}"
+def _hopeless(found: Mapping[int, Mass], tested: Sequence[int]) -> bool:
+    return len(tested) - len(found) > HOPELESS_SHARE * len(tested)
+
+
+def _use_of(purpose: str, screen: Screen) -> str:
+    return f"{purpose} by {screen.name}"
