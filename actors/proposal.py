@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +21,11 @@ class Proposal:
 @dataclass(frozen=True, slots=True, eq=False)
 class GuessTest:
     """A row tests whether the guess at its token stands; its drafter was certain of a guess
-    without a ``proposal``."""
+    without a ``proposal``. It is tested ``exactly`` or by sigmoids."""
 
     token_id: int
     proposal: Proposal | None = None
+    exactly: bool = True
+
+
+NO_TESTS: Mapping[int, GuessTest] = {}  # by row

@@ -17,9 +17,9 @@ from typing import Protocol
 
 from actors.candidates import Candidates
 from actors.decision.messages import DecisionResult, DecisionWork
-from actors.decision.rows import NO_TESTS, is_dense, sequences_of, work_of
+from actors.decision.rows import is_dense, sequences_of, work_of
 from actors.messages import Request, RowDecision
-from actors.proposal import GuessTest
+from actors.proposal import NO_TESTS, GuessTest
 from actors.role import Place, RunningRole
 from actors.states.deltas import OpenSequence, Outbox
 

@@ -10,9 +10,7 @@ import numpy.typing as npt
 
 from actors.candidates import Candidates
 from actors.decision.messages import CandidateRows, DecisionWork, DenseRows
-from actors.proposal import GuessTest
-
-NO_TESTS: Mapping[int, GuessTest] = {}
+from actors.proposal import NO_TESTS, GuessTest
 
 
 def is_dense(candidates: Candidates, vocabulary_size: int) -> list[bool]:

@@ -28,11 +28,11 @@ from actors.decision.messages import (
     SamplerSettings,
     some_columns,
 )
-from actors.decision.verification import emitted_tokens
 from actors.messages import RowDecision, TokenLogprobs
 from actors.states.deltas import NO_DELTAS, Deltas
 from actors.states.flat_needs import flatten_adjustments
 from actors.states.sequence_state import SequenceState, SequenceStates
+from actors.verification import emitted_tokens
 from kernels import pool
 from kernels.decision import (
     PackedRows,

@@ -110,9 +110,8 @@ class MeasuredLength:
         self._steps_left -= 1
         decided = map(self._decided.__getitem__, sequences)
         lengths = [min(length, room) for length, room in zip(decided, rooms, strict=True)]
-        for sequence, length in zip(sequences, lengths, strict=True):
-            if not length:
-                self._history.pause(sequence)
+        resting = [each for each, length in zip(sequences, lengths, strict=True) if not length]
+        self._history.pause(resting, others_guessed=len(resting) < len(sequences))
         return lengths
 
     def _decide(self, sequences: Sequence[int]) -> None:

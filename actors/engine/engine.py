@@ -34,7 +34,7 @@ from actors.engine.steps import Steps
 from actors.engine.threads.choice import EngineThreads
 from actors.engine.warm_up import sized_requests, warm_up_requests
 from actors.head.build import build_head
-from actors.head.checks import check_shards
+from actors.head.sharded.checks import check_shards
 from actors.kv_cache import BLOCK_TOKENS, BlockPool
 from actors.messages import EngineStatistics, Request, SamplingParameters, SequenceEvent
 from actors.role import RunningRole, here

@@ -35,6 +35,7 @@ class Speculation:
         self._rule = make_rule()
         self._greedy = verify == "greedy"
         self._by_distribution = verify in BY_DISTRIBUTION
+        self._exactly = verify == "exact"
         self._drafted: Collection[int] = ()  # in the step before
         # Of each sequence what its last guesses were drawn from.
         self._proposals: dict[int, Sequenced[Proposal]] = {}
@@ -104,7 +105,7 @@ class Speculation:
         if not chunk.drafted or not self._tests(chunk.sequence):
             return []
         proposals = self._proposals[chunk.sequence.arrival] or repeat(None)
-        return list(map(GuessTest, chunk.drafted, proposals))
+        return list(map(GuessTest, chunk.drafted, proposals, repeat(self._exactly)))
 
     def _tests(self, sequence: Sequence) -> bool:
         """At temperature 0 there is nothing to test: the best token stands."""

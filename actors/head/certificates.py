@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from actors.head.screened_rows import ScreenedRows
-from actors.head.screens import DENSE
+from actors.head.screens import DENSE, ScreenedRows
 from actors.head.whole_softmax import Mass
 from actors.messages import Certificate, Guarantee
 from actors.states.need import Need

@@ -9,16 +9,19 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from actors.head.whole_softmax import SoftmaxRow
+from kernels.penalties import Adjustments, select_row
 from kernels.quantize import Int4Tier, Tier
 from kernels.rounding import UNIT_ROUNDOFF
 from kernels.screen import refine, screen
-from kernels.search import Estimates, block_slack
+from kernels.search import Estimates, Leaders, Needs, block_slack
 
 # Beyond this, fp32 sums might overflow on the way and an estimate says nothing.
 LARGEST_BOUND = 1e37
@@ -41,6 +44,36 @@ class Screen(Protocol):
         ``hidden_slack`` has an infinite entry where an estimate means nothing.
         """
         ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScreenedRows:
+    """What one screen knows about the rows it served: estimates of the raw logits of ``rows``, and
+    what is searched for in them."""
+
+    rows: npt.NDArray[np.int64]  # [S]
+    screen: Screen
+    estimates: Estimates  # [S, V]
+    search: Needs  # S rows
+    adjustments: Adjustments  # S rows
+    known: npt.NDArray[np.bool_]  # [S] whether the estimates mean anything
+    leaders: Leaders
+
+    def one_row(self, place: int) -> SoftmaxRow:
+        """The same of the row at ``place`` alone."""
+        return one_row(self.estimates, self.search, self.adjustments, place)
+
+
+def one_row(
+    estimates: Estimates, search: Needs, adjustments: Adjustments, place: int
+) -> SoftmaxRow:
+    """The row at ``place`` of several."""
+    one = slice(place, place + 1)
+    return (
+        estimates._replace(values=estimates.values[one], hidden_slack=estimates.hidden_slack[one]),
+        search._replace(**{n: f[one] for n, f in search._asdict().items()}),
+        select_row(adjustments, place),
+    )
 
 
 class DenseScreen:

@@ -7,15 +7,17 @@ deltas that samplers get, so that names of rows are all that travels with hidden
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from actors.candidates import Candidates
 from actors.collective import Operation, Traffic
+from actors.head.guess_tests import decide_by_candidates
 from actors.head.output_head import OutputHead
 from actors.messages import Request
+from actors.proposal import NO_TESTS, GuessTest
 from actors.role import RunningRole, here
 from actors.states.need import Need
 from actors.states.sequence_state import SequenceStates
@@ -53,17 +55,18 @@ class SequenceHead:
         hidden: torch.Tensor,
         sequences: Sequence[int],
         drafted: Sequence[tuple[int, ...]] = (),
-        whole: Container[int] = (),
+        tests: Mapping[int, GuessTest] = NO_TESTS,
     ) -> Candidates:
         """The candidates of rows ``hidden`` [N, d]; row ``r`` draws for ``sequences[r]``.
 
         ``drafted[r]`` are the guesses that row ``r`` assumes to follow its sequence's tokens;
-        empty where no row assumes any. Of the rows ``whole``, of sequences with guesses, every
-        token is a candidate. Raises `NonFiniteHiddenError` naming the rows that contain NaN or
-        infinity.
+        empty where no row assumes any. Rows of ``tests`` test a guess by distributions: every
+        token is a candidate, or that alone which the row emits. Raises `NonFiniteHiddenError`
+        naming the rows that contain NaN or infinity.
         """
-        needs = self._states.needs(sequences, drafted, whole)
-        return self._decide(hidden, needs, sequences, drafted)
+        needs = self._states.needs(sequences, drafted, tests)
+        found = self._decide(hidden, needs, sequences, drafted)
+        return decide_by_candidates(found, needs, tests, self.vocabulary_size) if tests else found
 
     def whole_rows(self, hidden: torch.Tensor) -> Candidates:
         """Every logit of rows ``hidden`` [N, d] that draw for nobody. Raises as `candidates`."""

@@ -18,24 +18,25 @@ import torch
 from actors.candidates import Candidates
 from actors.head.backoff import Backoff, CandidateShare
 from actors.head.certificates import Reading, SearchCost, step_certificates
-from actors.head.exchange import MASS_NEEDS, MassTries, decide_masses
+from actors.head.exchange import HOPELESS_SHARE, MASS_NEEDS, MassTries, decide_masses
+from actors.head.guess_tests import decide_guesses
 from actors.head.ladder import Choices, Ladder, step_kind
 from actors.head.output_head import Hidden, Screening, Thresholds
 from actors.head.output_rows import log_normalizers, own_rows, refuse_unsound
 from actors.head.owned_rows import OwnedRows
 from actors.head.rescoring import Rescorer
-from actors.head.screened_rows import ScreenedRows
 from actors.head.screens import (
     DENSE,
     DenseScreen,
     FineRows,
     Linear,
     Screen,
+    ScreenedRows,
     TierScreen,
     hidden_norms,
     postprocess_estimates,
 )
-from actors.head.whole_softmax import OutlinedRow, PartialMass, bound_mass, outline_mass
+from actors.head.whole_softmax import Mass, OutlinedRow, PartialMass, bound_mass, outline_mass
 from actors.states.flat_needs import flatten_adjustments, flatten_needs
 from actors.states.need import Need
 from kernels.mass import Outline
@@ -46,7 +47,7 @@ from kernels.search import Estimates, find_candidates, find_leaders, find_thresh
 LARGEST_SHARE = 0.5
 # Fewer tokens than this per row are rescored at once rather than refined first.
 WORTH_REFINING = 64
-MASS = "mass"
+MASS, TESTS = "mass", "tests"
 
 
 def _use(screen: Screen, needs: Sequence[Need]) -> str:
@@ -137,9 +138,14 @@ class Shard:
         of_tokens = flatten_adjustments([need.adjustment for need in needs])
         adjustments = self.owned.of_rows(of_tokens)
         kinds = {need.kind for need in needs}
-        # Rows whose mass cannot be certified lately go the dense way at once.
+        # Rows whose mass cannot be certified lately go the dense way at once, and so do tests.
         out = {"dense"} if self._worth_a_try(kinds) else {"dense", *MASS_NEEDS}
-        rows = [row for row, need in enumerate(needs) if need.kind not in out]
+        tested = self._worth_testing(needs)
+        rows = [
+            row
+            for row, need in enumerate(needs)
+            if need.kind not in out or (tested and need.guess is not None)
+        ]
         tau, best = np.full(len(needs), np.nan), np.full(len(needs), -np.inf)
         screened = None
         if rows:
@@ -151,6 +157,14 @@ class Shard:
 
     def _worth_a_try(self, kinds: Set[str]) -> bool:
         return kinds.isdisjoint(MASS_NEEDS) or self._backoff.allows(MASS)
+
+    def _worth_testing(self, needs: Sequence[Need]) -> bool:
+        """A shard of some tokens alone knows nothing of the others that a guess is tested with."""
+        return (
+            self.owned.whole
+            and any(need.guess is not None for need in needs)
+            and self._backoff.allows(TESTS)
+        )
 
     def _choose(self, needs: Sequence[Need]) -> Screen:
         """The ladder's choice, or the next more precise screen that is worth a try now."""
@@ -207,7 +221,8 @@ class Shard:
         own = hidden if len(screened.rows) == len(needs) else hidden[screened.rows]
         exact = self._rescorer.adjusted(own, ids, offsets, screened.adjustments)
         found = find_thresholds(self.owned.tokens(ids), exact, offsets, screened.search)
-        decided = screened.known & [needs[row].kind not in MASS_NEEDS for row in screened.rows]
+        out = (*MASS_NEEDS, "dense")
+        decided = screened.known & [needs[row].kind not in out for row in screened.rows]
         tau[screened.rows[decided]] = found[decided]
         for place in np.flatnonzero(screened.adjustments.active).tolist():
             own_logits = exact[offsets[place] : offsets[place + 1]]
@@ -224,6 +239,8 @@ class Shard:
             masses = {}
             if any(need.kind in MASS_NEEDS for need in thresholds.needs):
                 [masses] = decide_masses([self], [thresholds])
+        emitted = self._test_guesses(thresholds)
+        masses = {**masses, **emitted}
         lists: list[npt.NDArray[np.int32] | None] = [None] * len(thresholds.needs)
         cost = SearchCost(np.zeros(len(lists), np.int64), np.zeros(len(lists)), masses)
         if step.screened is not None:
@@ -237,6 +254,7 @@ class Shard:
         raw = self._rescorer.raw(step.hidden, ids, offsets, dense)
         for row in np.flatnonzero(~step.adjustments.active).tolist():
             step.best[row] = raw[offsets[row] : offsets[row + 1]].max(initial=-np.inf)
+        step.best[list(emitted)] = -np.inf  # what is emitted need not be best
         return Candidates(
             ids=self.owned.tokens(ids),
             raw=raw,
@@ -299,6 +317,30 @@ class Shard:
             if len(own) <= LARGEST_SHARE * self._size:
                 lists[screened.rows[place]] = own
 
+    def _test_guesses(self, thresholds: Thresholds) -> dict[int, Mass]:
+        """What rows that test a guess emit, where bounds tell: those that screened the step or,
+        where they were too loose, the dense screen's."""
+        step, needs = _screening(thresholds), thresholds.needs
+        screened = step.screened
+        if screened is None:
+            return {}
+        tested = [row for row in screened.rows.tolist() if needs[row].guess is not None]
+        if not tested:
+            return {}
+        found: dict[int, Mass] = {}
+        use = _use_of(TESTS, screened.screen)
+        if self._backoff.allows(use):
+            found = decide_guesses(screened, tested, self._rescorer, step.hidden, needs)
+            self._backoff.record(use, failed=_hopeless(found, tested))
+        left = [row for row in tested if row not in found]
+        if left and screened.screen is not self._dense:
+            better = self._screened(self._dense, left, step.hidden, needs, step.adjustments)
+            found |= decide_guesses(
+                better, left, self._rescorer, step.hidden, needs, precisely=True
+            )
+        self._backoff.record(TESTS, failed=_hopeless(found, tested))
+        return found
+
     def _refines(self, screen: Screen) -> bool:
         """Whether what ``screen`` leaves has estimates that can be bettered cheaply."""
         fine = self._fine
@@ -318,7 +360,7 @@ class Shard:
         better."""
         screened = _screening(thresholds).screened
         assert screened is not None
-        at_once = self._backoff.allows(_mass_by(screened.screen))
+        at_once = self._backoff.allows(_use_of(MASS, screened.screen))
         return MassTries(at_once, screened.screen is not self._dense)
 
     def outline_masses(
@@ -364,7 +406,7 @@ class Shard:
         """Whether the bounds that screened the step were too loose for most of its rows."""
         screened = _screening(thresholds).screened
         assert screened is not None
-        self._backoff.record(_mass_by(screened.screen), failed=failed)
+        self._backoff.record(_use_of(MASS, screened.screen), failed=failed)
 
     def record_masses(self, *, failed: bool) -> None:
         """Whether no bounds were tight enough for most rows of a step."""
@@ -382,5 +424,9 @@ def _screening(thresholds: Thresholds) -> ShardScreening:
     return thresholds.screening
 
 
-def _mass_by(screen: Screen) -> str:
-    return f"{MASS} by {screen.name}"
+def _hopeless(found: Mapping[int, Mass], tested: Sequence[int]) -> bool:
+    return len(tested) - len(found) > HOPELESS_SHARE * len(tested)
+
+
+def _use_of(purpose: str, screen: Screen) -> str:
+    return f"{purpose} by {screen.name}"

@@ -22,7 +22,8 @@ UNADJUSTED = Adjustment(1.0, 0.0, 0.0, None, -1, NO_IDS, NO_VALUES, NO_IDS, None
 
 
 def flatten_needs(needs: Sequence[Need]) -> Needs:
-    """The search's view of the needs of N rows (none of them dense)."""
+    """The search's view of the needs of N rows, none of them dense but those with a guess: nothing
+    is searched for these."""
     return Needs(
         kind=np.array([_kind(need) for need in needs], np.int64),
         k=np.array([need.k for need in needs], np.int64),
@@ -40,7 +41,7 @@ def _kind(need: Need) -> int:
         return TOP_K
     if need.kind == "minp":
         return MIN_P
-    return GUMBEL if need.inverse_temperature else GREEDY
+    return GUMBEL if need.inverse_temperature and need.kind != "dense" else GREEDY
 
 
 @functools.cache

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from actors.messages import NeedKind
+from actors.proposal import GuessTest
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,7 +53,9 @@ class Need:
       temperature, as `kernels.truncate` defines them.
     - ``epsilon``: tokens outside of which at most ``epsilon`` of the whole softmax lies; a draw
       from them is within ``epsilon`` of the exact one in total variation, and not the exact one.
-    - ``dense``: the canonical logit of every token (returned logprobs).
+    - ``dense``: the canonical logit of every token (returned logprobs). A row with a ``guess``
+      wants to know what testing it leads to, nothing being truncated: a head may give the one token
+      that the row emits instead.
 
     ``l`` is the canonical logit after ``adjustment``. ``key`` and ``position`` name the noise
     (CERTIFICATES 4); ``position`` is the index of the token being drawn in prompt + output.
@@ -67,3 +70,4 @@ class Need:
     position: int = 0
     inverse_temperature: float = 0.0
     adjustment: Adjustment | None = None
+    guess: GuessTest | None = None

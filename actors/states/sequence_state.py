@@ -8,12 +8,13 @@ the sequence itself does not change before tokens are its own.
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from actors.messages import NeedKind, Request, SamplingParameters
+from actors.proposal import NO_TESTS, GuessTest
 from actors.states.deltas import Deltas
 from actors.states.need import Adjustment, Need
 from actors.states.noise_key import noise_key
@@ -99,13 +100,16 @@ class SequenceState:
             self._tables.close(self._table, self.history)
             self._table = -1
 
-    def need(self, drafted: tuple[int, ...] = (), *, whole: bool = False) -> Need:
-        """What the head must know to give this sequence the token after its own and ``drafted``;
-        every logit of it where the ``whole`` row is wanted.
+    def need(self, drafted: tuple[int, ...] = (), test: GuessTest | None = None) -> Need:
+        """What the head must know to give this sequence the token after its own and ``drafted``,
+        or to ``test`` a guess in its place.
 
         Its arrays are this object's own: they hold until the next `append`, and until as many
         other tokens are drafted.
         """
+        # Bounds on a row can tell of a guess where nothing is truncated; else its candidates do.
+        by_bounds = test is not None and test.exactly and self._kind == "top1"
+        whole = test is not None and (by_bounds or not test.exactly)
         return Need(
             kind="dense" if whole else self._kind,
             k=self.top_k,
@@ -115,6 +119,7 @@ class SequenceState:
             position=len(self.history) + len(drafted),
             inverse_temperature=self.inverse_temperature,
             adjustment=self.adjustment(drafted),
+            guess=test if by_bounds else None,
         )
 
     def adjustment(self, drafted: tuple[int, ...] = ()) -> Adjustment | None:
@@ -228,16 +233,16 @@ class SequenceStates:
         self,
         sequences: Sequence[int],
         drafted: Sequence[tuple[int, ...]] = (),
-        whole: Container[int] = (),
+        tests: Mapping[int, GuessTest] = NO_TESTS,
     ) -> list[Need]:
         """What the rows ask of a head: row ``r`` draws for ``sequences[r]`` after its own tokens
-        and ``drafted[r]``. ``drafted`` is empty where no row assumes any guess. Of the rows
-        ``whole`` every logit is wanted."""
+        and ``drafted[r]``. ``drafted`` is empty where no row assumes any guess. ``tests`` are the
+        guesses that rows test."""
         if not drafted:
             return [self._states[sequence].need() for sequence in sequences]
         self.adjustments(sequences, drafted)
         return [
-            self._states[sequence].need(guesses, whole=row in whole)
+            self._states[sequence].need(guesses, tests.get(row))
             for row, (sequence, guesses) in enumerate(zip(sequences, drafted, strict=True))
         ]
 

@@ -2,7 +2,7 @@
 
 What the certificates of top-p and epsilon need: `outside_mass` bounds all tokens outside of a list,
 `plan` says which of the best tokens such a list should hold, from the outlines (`outline`) of all
-who hold a part of the row.
+who hold a part of the row. `adjusted_bounds` gives the bounds themselves.
 """
 
 from __future__ import annotations
@@ -20,7 +20,18 @@ from kernels.search import Estimates, Needs
 
 Implementation = Literal["reference", "cpu"]
 
-__all__ = ["Outline", "OutsideMass", "outline", "outside_mass", "plan"]
+__all__ = ["Outline", "OutsideMass", "adjusted_bounds", "outline", "outside_mass", "plan"]
+
+
+def adjusted_bounds(
+    estimates: Estimates,
+    vocabulary_size: int,
+    adjustments: Adjustments,
+    *,
+    implementation: Implementation | None = None,
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    """Lower and upper bounds [V] of the adjusted logits of one row, rounded outward."""
+    return _module(implementation).adjusted_bounds(estimates, vocabulary_size, adjustments)
 
 
 def outside_mass(

@@ -29,6 +29,17 @@ def _lower_bounds(values, row_slack, hidden_slack, lower):  # type: ignore[no-un
 
 
 @njit(nogil=True, cache=True)
+def _write_bounds(values, row_slack, hidden_slack, adjustments, row, side, bounds):  # type: ignore[no-untyped-def]
+    """The adjusted bounds of a row from above (``side`` 0) or from below."""
+    if side == 0:
+        upper_bounds(values[row], row_slack, slack_factors(hidden_slack[row]), 0, bounds)
+    else:
+        _lower_bounds(values[row], row_slack, hidden_slack[row], bounds)
+    if adjustments.active[row]:
+        adjust_block(bounds, 0, row, adjustments)
+
+
+@njit(nogil=True, cache=True)
 def _log_sum(values, scale, weights):  # type: ignore[no-untyped-def]
     """Log-sum-exp of ``values * scale`` and the largest value."""
     largest = MINUS_INFINITY
@@ -56,12 +67,7 @@ def _outside_mass(  # type: ignore[no-untyped-def]
     for row in range(rows):
         scale = needs.inverse_temperature[row]
         for side in range(2):
-            if side == 0:
-                upper_bounds(values[row], row_slack, slack_factors(hidden_slack[row]), 0, bounds)
-            else:
-                _lower_bounds(values[row], row_slack, hidden_slack[row], bounds)
-            if adjustments.active[row]:
-                adjust_block(bounds, 0, row, adjustments)
+            _write_bounds(values, row_slack, hidden_slack, adjustments, row, side, bounds)
             for index in range(offsets[row], offsets[row + 1]):
                 bounds[ids[index]] = MINUS_INFINITY
             log_sum, largest = _log_sum(bounds, scale, weights)
@@ -154,6 +160,16 @@ def _plan_epsilon(counts, errors, epsilon):  # type: ignore[no-untyped-def]
         if left + uncertain < 0.9 * epsilon * total:
             return place
     return BINS - 1
+
+
+def adjusted_bounds(
+    estimates: Estimates, vocabulary_size: int, adjustments: Adjustments
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    lower, upper = (np.empty(vocabulary_size, np.float32) for _ in range(2))
+    bounds = (estimates.values, estimates.row_slack, estimates.hidden_slack, adjustments, 0)
+    _write_bounds(*bounds, 1, lower)
+    _write_bounds(*bounds, 0, upper)
+    return lower, upper
 
 
 def outside_mass(

@@ -23,6 +23,16 @@ LARGEST_PLACE = 2**50
 CONFIDENCE = 0.5
 
 
+def adjusted_bounds(
+    estimates: Estimates, vocabulary_size: int, adjustments: Adjustments
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    every = np.arange(vocabulary_size, dtype=np.int32)
+    values = estimates.values[0, :vocabulary_size]
+    slack = outward(values, estimates.row_slack, estimates.hidden_slack[0])
+    lower = adjusted_row(every, values - slack, adjustments, 0)
+    return lower, adjusted_row(every, values + slack, adjustments, 0)
+
+
 def outside_mass(
     estimates: Estimates,
     vocabulary_size: int,

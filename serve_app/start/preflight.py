@@ -10,7 +10,7 @@ from actors.body.errors import WeightsError
 from actors.configuration import NGRAM
 from actors.drafter.checks import check_drafting
 from actors.engine.memory import check_utilization
-from actors.head.checks import check_shards
+from actors.head.sharded.checks import check_shards
 from actors.index.container import CLUSTERS, check_tiers
 from actors.index.errors import IndexFileError
 from actors.index.stored_weights import check_index_of

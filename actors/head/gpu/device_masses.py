@@ -15,8 +15,7 @@ import numpy.typing as npt
 import torch
 
 from actors.head.owned_rows import OwnedRows
-from actors.head.screened_rows import one_row
-from actors.head.screens import postprocess_estimates
+from actors.head.screens import one_row, postprocess_estimates
 from actors.head.whole_softmax import (
     OutlinedRow,
     PartialMass,

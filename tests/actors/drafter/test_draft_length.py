@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise, product
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -103,7 +104,7 @@ def test_a_sequence_is_an_average_one_until_it_has_shown_otherwise() -> None:
     assert history.of(2) < 0.15
     assert history.of(1) > history.of(3) > history.of(2)
     for _ in range(400):
-        history.pause(2)
+        history.pause([2], others_guessed=False)
     assert history.of(2) == pytest.approx(history.of(3), abs=0.05)  # tried again
     history.forget(1)
     assert history.of(1) == history.of(3)
@@ -151,6 +152,28 @@ def test_measured_lengths_follow_acceptance_and_stop_where_guessing_does_not_pay
         rule.drafting_took(1, 1, 50.0)  # so slow a drafter helps nobody
     for _ in range(9):
         assert after(stands=True) == 0
+
+
+def test_what_did_not_pay_is_tried_again_now_and_then_however_many_ask() -> None:
+    """Every time they all must first be caught up with: sixteen are not forgotten faster."""
+    begun = {}
+    for count in (1, 16):
+        random = np.random.default_rng(count)
+        rule = MeasuredLength(5)
+        for rows in (1, 2, 4, 6):
+            rule.step_took(rows * count, 1.0 + 0.2 * rows)
+        rule.drafting_took(count, 1, 0.05)
+        names, rooms, before = range(count), [99] * count, False
+        begun[count] = 0
+        for _ in range(6000):
+            lengths = rule.lengths(names, rooms)
+            for name, length in zip(names, lengths, strict=True):
+                if length:
+                    stood = int(random.geometric(0.7)) - 1  # 0.3 of all guesses stand
+                    rule.heard(name, length, min(stood, length))
+            begun[count] += any(lengths) and not before
+            before = any(lengths)
+    assert 0 < begun[16] <= 10 and 0 < begun[1] <= 20
 
 
 def test_more_never_looks_cheaper_than_less() -> None:

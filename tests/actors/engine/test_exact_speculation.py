@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 from actors.drafter.build import build_drafter
 from actors.drafter.task import DraftTask
 from actors.engine.completion import run_to_completion
+from actors.head.shard import Shard
 from actors.messages import Request, SamplingParameters
 from tests.support.paths import DEMO, DEMO_DRAFT
 from tests.support.speculation_cases import drafting_engine, requests_of, run_and_close
@@ -30,6 +31,13 @@ DRAFTERS: dict[str, dict[str, Any]] = {
     "samplers": {**EXACT, "samplers": 2, "sampler_placement": "threads"},
 }
 PARAMETERS = SamplingParameters(temperature=1.1, top_k=CHOICES, max_tokens=5, ignore_eos=True)
+
+# What bounds may decide.
+WITHOUT_TRUNCATION = (
+    SamplingParameters(temperature=0.9),
+    SamplingParameters(temperature=0.7, repetition_penalty=1.2, presence_penalty=0.3),
+    SamplingParameters(temperature=1.1, logit_bias=((5, 2.0),), bad_words=((11,),)),
+)
 
 
 @pytest.fixture(scope="module")
@@ -185,6 +193,32 @@ def test_the_same_seed_gives_the_same_text_alone_or_among_others(
         a for a, chosen in zip(plain, greedy, strict=True) if chosen
     ]
     assert together != plain
+
+
+@pytest.mark.parametrize("draft", [str(DEMO_DRAFT), "ngram"])
+def test_bounds_decide_what_all_logits_decide(
+    prompt_ids: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch, draft: str
+) -> None:
+    """Token for token; and they decide, so that little of the vocabulary is opened."""
+    kinds = [replace(WITHOUT_TRUNCATION[number % 3], seed=number) for number in range(8)]
+    some = [
+        Request(
+            str(number), 0, prompt_ids[number][:40], replace(kind, max_tokens=12, ignore_eos=True)
+        )
+        for number, kind in enumerate(kinds)
+    ]
+    opened = []
+    said = []
+    for worth_it in (True, False):
+        if not worth_it:
+            monkeypatch.setattr(Shard, "_worth_testing", lambda *_: False)
+        engine = drafting_engine(verify="exact", draft=draft)
+        said.append(run_to_completion(engine, some))
+        statistics = engine.statistics()
+        opened.append(statistics.head_opened_share / statistics.head_rows)
+        engine.close()
+    assert said[0] == said[1]
+    assert opened[0] < 0.3 * opened[1]
 
 
 @pytest.mark.parametrize("verify", ["exact", "sigmoid"])

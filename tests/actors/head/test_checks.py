@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from actors.configuration import EngineConfiguration
-from actors.head.checks import check_shards
+from actors.head.sharded.checks import check_shards
 
 
 def test_spares_of_nothing_are_refused() -> None:

@@ -1,0 +1,164 @@
+"""Rows that test a guess by distributions, decided without all of their logits.
+
+Such a row emits its guess or one other token (`kernels.verify`, ``exact``). Where bounds on its
+logits tell which (`kernels.verify_bounded`), or the few tokens that truncation leaves, that token
+is the only one that can still win.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+
+from actors.candidates import Candidates
+from actors.head.rescoring import Rescorer
+from actors.head.screens import ScreenedRows
+from actors.head.whole_softmax import Mass
+from actors.proposal import GuessTest, Proposal
+from actors.states.flat_needs import flatten_adjustments
+from actors.states.need import Need
+from actors.verification import emitted_tokens
+from kernels.draw import Controls
+from kernels.mass import adjusted_bounds
+from kernels.penalties import Adjustments
+from kernels.verify_bounded import (
+    OPEN,
+    STANDS,
+    BoundedRow,
+    ProposedGuess,
+    replacement,
+    try_guess,
+)
+
+NO_LOGITS = np.empty(0, np.float32)
+
+
+def decide_guesses(
+    screened: ScreenedRows,
+    rows: Sequence[int],
+    rescorer: Rescorer,
+    hidden: npt.NDArray[np.float32],
+    needs: Sequence[Need],
+    *,
+    precisely: bool = False,
+) -> dict[int, Mass]:
+    """The one token that each of ``rows`` emits, whose ``needs`` have a guess to test, and what it
+    took; those are missing of which the bounds of ``screened``, the dense screen's where
+    ``precisely``, tell too little. The rows of ``rescorer`` are the whole vocabulary."""
+    place = {row: index for index, row in enumerate(screened.rows.tolist())}
+    found: dict[int, Mass] = {}
+    for row in rows:
+        if not screened.known[place[row]]:
+            continue
+        estimates, _, adjustments = screened.one_row(place[row])
+        exact = partial(_canonical, rescorer, hidden[row : row + 1], adjustments)
+        bounds = adjusted_bounds(estimates, rescorer.size, adjustments)
+        emitted, rescored = _emitted(bounds, exact, needs[row])
+        if emitted is not None:
+            found[row] = Mass(np.array([emitted], np.int32), rescored, precisely)
+    return found
+
+
+def decide_by_candidates(
+    candidates: Candidates,
+    needs: Sequence[Need],
+    tests: Mapping[int, GuessTest],
+    vocabulary_size: int,
+) -> Candidates:
+    """``candidates`` with the one token that each row of ``tests`` emits, or none, where they are
+    all that truncation can leave of the row: what is no candidate has no probability."""
+    offsets = candidates.offsets
+    truncated = [certificate.truncated for certificate in candidates.certificates]
+    rows = [
+        row
+        for row in tests
+        if needs[row].kind != "dense"
+        and (truncated[row] or offsets[row + 1] - offsets[row] < vocabulary_size)
+    ]
+    if not rows:
+        return candidates
+    parts = [slice(*offsets[row : row + 2]) for row in range(len(needs))]
+    logits = np.full((len(rows), vocabulary_size), -np.inf, np.float32)
+    for index, row in enumerate(rows):
+        logits[index, candidates.ids[parts[row]]] = candidates.raw[parts[row]]
+    chosen = [needs[row] for row in rows]
+    controls = Controls(
+        inverse_temperature=np.array([need.inverse_temperature for need in chosen], np.float64),
+        top_k=np.array([need.k for need in chosen], np.int64),
+        # Of a nucleus, all tokens stay.
+        top_p=np.array([1.0 if truncated[row] else needs[row].top_p for row in rows], np.float64),
+        log_min_p=np.full(len(rows), -np.inf),
+        key=np.array([need.key for need in chosen], np.uint64),
+        position=np.array([need.position for need in chosen], np.uint64),
+    )
+    adjustments = flatten_adjustments([need.adjustment for need in chosen])
+    own_tests, min_p = [tests[row] for row in rows], [need.min_p for need in chosen]
+    tokens = emitted_tokens(logits.T, own_tests, controls, min_p, adjustments, None)
+    ids, raw = ([each[part] for part in parts] for each in (candidates.ids, candidates.raw))
+    for index, row in enumerate(rows):
+        emitted = tokens[index : index + 1]
+        ids[row] = emitted[emitted >= 0].astype(np.int32)
+        raw[row] = logits[index, ids[row]]
+    return replace(
+        candidates,
+        ids=np.concatenate(ids),
+        raw=np.concatenate(raw),
+        offsets=np.cumsum([0, *map(len, ids)], dtype=np.int64),
+    )
+
+
+def _canonical(
+    rescorer: Rescorer,
+    hidden: npt.NDArray[np.float32],
+    adjustments: Adjustments,
+    ids: npt.NDArray[np.int32],
+) -> npt.NDArray[np.float32]:
+    """Adjusted logits of one row's ``ids``."""
+    return rescorer.adjusted(hidden, ids, np.array([0, len(ids)]), adjustments)
+
+
+def _emitted(
+    bounds: tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]],
+    exact: Callable[[npt.NDArray[np.int32]], npt.NDArray[np.float32]],
+    need: Need,
+) -> tuple[int | None, int]:
+    """The token that a row emits, None where its bounds are too loose, and how many ``exact``
+    logits were computed."""
+    assert need.guess is not None
+    lower, upper = bounds
+    token = need.guess.token_id
+    lower[token] = upper[token] = exact(np.array([token], np.int32))[0]
+    row = BoundedRow(lower, upper, need.inverse_temperature)
+    guess = _proposed(need, need.guess, len(upper))
+    finding = try_guess(row, guess)
+    if finding.outcome == OPEN:
+        return None, 1
+    if finding.outcome == STANDS:
+        return token, 1
+    if len(finding.ids) == 1:
+        return int(finding.ids[0]), 1
+    found = replacement(exact(finding.ids), finding, row, guess)
+    return None if found < 0 else found, 1 + len(finding.ids)
+
+
+def _proposed(need: Need, test: GuessTest, size: int) -> ProposedGuess:
+    proposal = test.proposal
+    if proposal is None:
+        return ProposedGuess(test.token_id, NO_LOGITS, 1.0, 0.0, need.key, need.position)
+    logits = np.full(size, -np.inf, np.float32)
+    logits[proposal.ids] = proposal.logits
+    scale = proposal.inverse_temperature
+    return ProposedGuess(
+        test.token_id, logits, scale, _log_total(proposal), need.key, need.position
+    )
+
+
+def _log_total(proposal: Proposal) -> float:
+    scaled = proposal.logits.astype(np.float64) * proposal.inverse_temperature
+    top = float(scaled.max())
+    return top + math.log(float(np.exp(scaled - top).sum()))
