@@ -164,10 +164,6 @@ def strict_schema(provider: str) -> Schema:
     keys = schema["properties"]
     keys["provider"] = PROVIDERS[provider]
     keys["file_mounts"] = _NAMES  # paths
-    for key, known in keys.items():  # a key of draft 4, which draft 7 does not know
-        if known.get("type") == "array" and "items" not in known:
-            keys[key] = _TEXTS
-    schema["definitions"]["commands"] = _TEXTS
     if provider == "local":  # `ray up` knows no types of nodes that it does not start
         for key in ("available_node_types", "head_node_type", "docker"):
             keys.pop(key)
