@@ -99,7 +99,8 @@ def decide_by_candidates(
     adjustments = flatten_adjustments([need.adjustment for need in chosen])
     own_tests, min_p = [tests[row] for row in rows], [need.min_p for need in chosen]
     tokens = emitted_tokens(logits.T, own_tests, controls, min_p, adjustments, None)
-    ids, raw = ([each[part] for part in parts] for each in (candidates.ids, candidates.raw))
+    ids = [candidates.ids[part] for part in parts]
+    raw = [candidates.raw[part] for part in parts]
     for index, row in enumerate(rows):
         emitted = tokens[index : index + 1]
         ids[row] = emitted[emitted >= 0].astype(np.int32)

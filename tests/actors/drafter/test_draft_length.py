@@ -173,7 +173,8 @@ def test_what_did_not_pay_is_tried_again_now_and_then_however_many_ask() -> None
                     rule.heard(name, length, min(stood, length))
             begun[count] += any(lengths) and not before
             before = any(lengths)
-    assert 0 < begun[16] <= 10 and 0 < begun[1] <= 20
+    assert 0 < begun[16] <= 10
+    assert 0 < begun[1] <= 20
 
 
 def test_more_never_looks_cheaper_than_less() -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import cast
+
 import numpy as np
 import pytest
 import torch
 
+from actors.head.guess_tests import decide_by_candidates
 from actors.head.ladder import Ladder
 from actors.head.owned_rows import OwnedRows
 from actors.head.screens import DENSE
@@ -13,8 +17,10 @@ from actors.head.shard import Shard
 from actors.proposal import GuessTest, Proposal
 from actors.states.flat_needs import flatten_adjustments
 from actors.states.need import Need
+from actors.verification import emitted_tokens
+from kernels.draw import Controls
 from kernels.penalties import adjust
-from kernels.quantize import Tier, quantize
+from kernels.quantize import Kind, Tier, quantize
 from kernels.verify import DenseProposals, DraftedRows, verify
 from tests.support.certificate_needs import random_adjustment
 
@@ -27,7 +33,7 @@ def shard_of(screen: str) -> Shard:
     weight = 0.3 * torch.randn(SIZE, COLUMNS, generator=generator)
     ladder = None
     if screen != DENSE:
-        tiers: dict[str, Tier] = {screen: quantize(weight, screen)}
+        tiers: dict[str, Tier] = {screen: quantize(weight, cast(Kind, screen))}
         ladder = Ladder(tiers, ((1, screen),))
     return Shard(weight, None, None, 1.0, SIZE, ladder=ladder)
 
@@ -108,6 +114,65 @@ def test_bounds_emit_what_all_logits_emit(screen: str) -> None:
             stood += ids[0] == need.guess.token_id
     assert decided > 0.9 * tested
     assert 0.1 * tested < stood < 0.9 * tested
+
+
+def test_candidates_emit_what_all_logits_emit() -> None:
+    """Of rows that truncation leaves little of; a nucleus is cut no further."""
+    random = np.random.default_rng(9)
+    shard = shard_of("int8")
+    kinds = (
+        Need("topk", k=20, top_p=0.9),
+        Need("topk", k=5, min_p=0.02),
+        Need("minp", min_p=0.05),
+        Need("nucleus", top_p=0.7),
+    )
+    decided = 0
+    for _ in range(4):
+        hidden = random.standard_normal((ROWS, COLUMNS)).astype(np.float32)
+        logits = shard.rescore(shard.screen(hidden, [Need("dense")] * ROWS)).raw
+        logits = logits.reshape(ROWS, SIZE)
+        tested = needs_of(random, logits)
+        guesses = {row: each.guess for row, each in enumerate(tested) if each.guess is not None}
+        needs = [
+            replace(
+                kinds[row % len(kinds)],
+                key=each.key,
+                position=each.position,
+                inverse_temperature=each.inverse_temperature,
+                adjustment=each.adjustment,
+            )
+            for row, each in enumerate(tested)
+        ]
+        found = shard.rescore(shard.screen(hidden, needs))
+        # The guesses of one call are all of a drafter that is certain, or none is.
+        for certain in (True, False):
+            tests = {row: g for row, g in guesses.items() if (g.proposal is None) == certain}
+            emitted = decide_by_candidates(found, needs, tests, SIZE)
+            for row in range(ROWS):
+                ids = emitted.ids[emitted.offsets[row] : emitted.offsets[row + 1]]
+                before = found.ids[found.offsets[row] : found.offsets[row + 1]]
+                if row not in tests or len(before) == SIZE:
+                    assert (ids == before).all()
+                    continue
+                decided += 1
+                need = needs[row]
+                [expected] = emitted_tokens(
+                    logits[row : row + 1].T,
+                    [tests[row]],
+                    Controls(
+                        np.array([need.inverse_temperature]),
+                        np.array([need.k]),
+                        np.array([need.top_p]),
+                        np.full(1, -np.inf),
+                        np.array([need.key], np.uint64),
+                        np.array([need.position], np.uint64),
+                    ),
+                    [need.min_p],
+                    flatten_adjustments([need.adjustment]),
+                    None,
+                )
+                assert ids.tolist() == [expected]
+    assert decided > 40
 
 
 def test_a_shard_of_some_tokens_gives_all_of_them() -> None:
