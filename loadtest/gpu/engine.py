@@ -96,5 +96,6 @@ def _measure_steps(
 
 def _measure_dependence(engine: Engine, name: str, report: Report) -> None:
     found = batch_dependence(engine, sequences=COMPARED_SEQUENCES, tokens=COMPARED_TOKENS)
-    case: CaseLabels = {"what": "engine", "sequences": COMPARED_SEQUENCES, "compared": found.compared}
+    case: CaseLabels = {"what": "engine", "sequences": COMPARED_SEQUENCES}
+    case["compared"] = found.compared
     report.add(case, DEPENDENT, {name: [found.different / found.compared]})
