@@ -70,6 +70,7 @@ def _attend(  # type: ignore[no-untyped-def]
     GROUP_PADDED: tl.constexpr,
     TILE_ROWS: tl.constexpr,
     TILE_KEYS: tl.constexpr,
+    PARTS: tl.constexpr,
     SPLIT: tl.constexpr,
     SEVERAL: tl.constexpr,
     SOFTCAP: tl.constexpr,
@@ -103,14 +104,13 @@ def _attend(  # type: ignore[no-untyped-def]
         head = kv_head * GROUP + in_group
         column = tl.arange(0, WIDTH_PADDED)
         inside = column < WIDTH
-        q = tl.load(
-            query
-            + row[:, None].to(tl.int64) * query_row_stride
-            + head[:, None] * query_head_stride
-            + column[None, :],
-            mask=valid[:, None] & inside[None, :],
-            other=0.0,
+        query_rows = (
+            query + row[:, None].to(tl.int64) * query_row_stride + head[:, None] * query_head_stride
         )
+        if PARTS == 1:
+            q = tl.load(
+                query_rows + column[None, :], mask=valid[:, None] & inside[None, :], other=0.0
+            )
         begin = split * SPLIT
         stop = tl.minimum(highest + 1, begin + SPLIT)
         if window > 0:
@@ -129,12 +129,22 @@ def _attend(  # type: ignore[no-untyped-def]
             ).to(tl.int64)
             offset = place % BLOCK
             cell = (block * kv_heads + kv_head) * (WIDTH * BLOCK)
-            keys = tl.load(
-                key_cache + cell[None, :] + column[:, None] * BLOCK + offset[None, :],
-                mask=written[None, :] & inside[:, None],
-                other=0.0,
-            )
-            scores = tl.dot(q, keys, input_precision=PRECISION) * scale
+            scores = tl.zeros((TILE_ROWS * GROUP_PADDED, TILE_KEYS), tl.float32)
+            for piece in tl.static_range(PARTS):
+                some = piece * (WIDTH_PADDED // PARTS) + tl.arange(0, WIDTH_PADDED // PARTS)
+                if PARTS > 1:  # too wide to stay in registers: read again, from the nearest cache
+                    q = tl.load(
+                        query_rows + some[None, :],
+                        mask=valid[:, None] & (some < WIDTH)[None, :],
+                        other=0.0,
+                    )
+                keys = tl.load(
+                    key_cache + cell[None, :] + some[:, None] * BLOCK + offset[None, :],
+                    mask=written[None, :] & (some < WIDTH)[:, None],
+                    other=0.0,
+                )
+                scores = tl.dot(q, keys, scores, input_precision=PRECISION)
+            scores *= scale
             if SOFTCAP:
                 ratio = scores / softcap
                 small = tl.exp(-2.0 * tl.abs(ratio))
@@ -210,11 +220,12 @@ def _join(  # type: ignore[no-untyped-def]
 
 
 def _tile(width_padded: int, number_bytes: int) -> tuple[int, int, int]:
-    """Query rows times heads of a tile, its keys, and warps: what registers hold without spilling."""
+    """Query rows times heads of a tile, its keys, and the parts that queries are read in: what
+    registers hold."""
     wide = width_padded >= 256
     if number_bytes == 2:
-        return (16, 32, 4) if wide else (64, 64, 4)
-    return (16, 16, 8) if wide else (16, 32, 4)
+        return (16, 32, 1) if wide else (64, 64, 1)
+    return (16, 16, width_padded // 64) if wide else (16, 32, 1)
 
 
 def paged_attention(
@@ -240,7 +251,7 @@ def paged_attention(
     group = heads // kv_heads
     group_padded = triton.next_power_of_2(group)
     width_padded = max(16, triton.next_power_of_2(width))
-    members, tile_keys, warps = _tile(width_padded, query.element_size())
+    members, tile_keys, parts = _tile(width_padded, query.element_size())
     tile_rows = max(1, min(members // group_padded, triton.next_power_of_2(rows)))
     tile_rows = max(tile_rows, 16 // group_padded)  # tl.dot wants 16 rows
     splits = max(1, triton.cdiv(block_tables.shape[1] * BLOCK_SIZE, split_keys))
@@ -277,6 +288,7 @@ def paged_attention(
         GROUP_PADDED=group_padded,
         TILE_ROWS=tile_rows,
         TILE_KEYS=tile_keys,
+        PARTS=parts,
         SPLIT=split_keys,
         SEVERAL=splits > 1,
         SOFTCAP=softcap > 0,
@@ -284,7 +296,6 @@ def paged_attention(
         # Three products of halves: nearly float32, on the tensor cores. Without them a product
         # keeps whole rows in registers, thousands of bytes more than there are.
         PRECISION="tf32x3" if query.dtype == torch.float32 else "tf32",
-        num_warps=warps,
     )
     if splits > 1:
         _join[(rows, heads)](

@@ -1,5 +1,5 @@
-"""Canonical logits in Triton: a program per tile of tokens and one hidden row, or, where every token
-is wanted, a few hidden rows, so that a weight is read and widened once for all of them.
+"""Canonical logits in Triton: a program per tile of tokens and one hidden row, or, where every
+token is wanted, a few hidden rows, so that a weight is read and widened once for all of them.
 
 The lanes are reduced by splitting the lane axis into halves, which fixes the order of additions.
 Products are exact in float64, so it does not matter whether the compiler fuses them into the sum.
@@ -150,7 +150,6 @@ def canonical_logits(
     rows, columns = hidden.shape
     device = weight.device
     hidden = hidden.to(device=device, dtype=torch.float32).contiguous()
-    size = weight.shape[0]
     if ids is None or offsets is None:
         return _every_logit(hidden, weight)
     offsets = offsets.to(device=device, dtype=torch.int64)

@@ -16,7 +16,7 @@ from actors.body.gpu.graphed_body import GraphedBody
 from actors.configuration import EngineConfiguration
 from actors.engine.completion import run_to_completion
 from actors.engine.engine import Engine
-from loadtest.bench.record import Measure, Report
+from loadtest.bench.record import CaseLabels, Measure, Report
 from loadtest.gpu.batch_dependence import batch_dependence, requests
 from loadtest.gpu.budget import Budget
 
@@ -96,5 +96,6 @@ def _measure_steps(
 
 def _measure_dependence(engine: Engine, name: str, report: Report) -> None:
     found = batch_dependence(engine, sequences=COMPARED_SEQUENCES, tokens=COMPARED_TOKENS)
-    case = {"what": "engine", "sequences": COMPARED_SEQUENCES, "compared": found.compared}
+    case: CaseLabels = {"what": "engine", "sequences": COMPARED_SEQUENCES}
+    case["compared"] = found.compared
     report.add(case, DEPENDENT, {name: [found.different / found.compared]})

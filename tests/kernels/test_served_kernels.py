@@ -24,8 +24,9 @@ GROUPS = (
     "search",
     "rows",
 )
-# Instructions of one row's screen. A change that doubles them should be seen.
-MOST_INSTRUCTIONS = {"int8": 1200, "int4": 1600, "int4-dither": 1800}
+# Instructions in the loop of one row's screen, which reads 128 rows of 128 or 32 bytes a time. More
+# would bind the screen by arithmetic, not by memory.
+MOST_INSTRUCTIONS = {"int8": 300, "int4": 300, "int4-dither": 300}
 
 
 def _compile(group: str) -> list[str]:
@@ -39,6 +40,11 @@ def _compile(group: str) -> list[str]:
     return done.stdout.splitlines()[1:]
 
 
+def _loop(row: str) -> int:
+    """The instructions in a loop that a row of the table tells."""
+    return int(row.split(" in a loop")[0].split()[-1])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("group", GROUPS)
 def test_no_served_kernel_spills_registers_or_asks_for_too_much_memory(group: str) -> None:
@@ -49,7 +55,8 @@ def test_no_served_kernel_spills_registers_or_asks_for_too_much_memory(group: st
     most = MOST_INSTRUCTIONS.get(group)
     if most is not None:
         screens = [row for row in rows if "hidden_kernel" not in row and " 1 rows" in row]
-        assert all(int(row.split()[-2]) < most for row in screens), screens
+        assert screens
+        assert all(_loop(row) < most for row in screens), screens
 
 
 def test_every_group_is_compiled() -> None:

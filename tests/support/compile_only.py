@@ -22,6 +22,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
+INSTRUCTION_BYTES = 16
 LARGEST_SHARED_MEMORY = 227 * 1024  # bytes a program may have on an H100 or H200
 
 
@@ -64,6 +65,7 @@ class MachineCode:
     stack_bytes: int  # of a thread: registers that were spilled
     shared_bytes: int  # of a program
     instructions: int  # in the code, each loop counted once
+    loop: int  # of these in its longest loop
     warps: int
 
 
@@ -80,12 +82,16 @@ def machine_code(kernel: Any) -> MachineCode:
     registers, stack = (int(re.findall(rf"{word}:(\d+)", usage)[0]) for word in ("REG", "STACK"))
     # Addresses of instructions; the lines between them are the other half of their encoding.
     instructions = re.findall(r"/\*[0-9a-f]{4,}\*/ +(?!NOP|BRA `)[@A-Z]", code)
+    branches = re.findall(r"/\*([0-9a-f]{4,})\*/[^;]*\bBRA\S* (?:\S+, )?0x([0-9a-f]+)", code)
+    spans = [int(here, 16) - int(there, 16) for here, there in branches]
+    loop = max(0, *spans) // INSTRUCTION_BYTES + 1 if any(span > 0 for span in spans) else 0
     return MachineCode(
         kernel.name,
         registers,
         stack,
         kernel.metadata.shared,
         len(instructions),
+        loop,
         kernel.metadata.num_warps,
     )
 

@@ -204,7 +204,8 @@ def line(group: str, case: str, code: MachineCode) -> str:
     return (
         f"{group:15} {case:24} {code.name:18} {code.warps:2} warps {code.registers:4} registers "
         f"{code.stack_bytes:6} B stack {code.shared_bytes:7} B shared "
-        f"{code.instructions:6} instructions{'' if fits else '  <-- does not fit'}"
+        f"{code.instructions:6} instructions, {code.loop:4} in a loop"
+        f"{'' if fits else '  <-- does not fit'}"
     )
 
 

@@ -66,8 +66,15 @@ class StaticInputs:
         lengths = [rows, rows, rows, rows, outputs, sequences * width]
         # One piece of memory, so that one copy fills it.
         self._words = torch.zeros(sum(lengths), dtype=torch.int32, device=device)
-        *lists, tables = self._words.split(lengths)
-        self.tensors = StepInputs(*lists, tables.view(sequences, width))
+        token_ids, positions, slots, row_sequence, output_rows, tables = self._words.split(lengths)
+        self.tensors = StepInputs(
+            token_ids,
+            positions,
+            slots,
+            row_sequence,
+            output_rows,
+            tables.view(sequences, width),
+        )
 
     def fill(self, batch: Batch, scratch_block: int) -> None:
         """Puts ``batch`` there, in the order of the current stream."""

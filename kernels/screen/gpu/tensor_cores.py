@@ -203,8 +203,10 @@ def _group_sums(  # type: ignore[no-untyped-def]
     rows,
     COINS: tl.constexpr,
 ):
-    """The products of one group of 32 columns, times the multipliers of its rows. ``weights`` are 16
-    times the nibbles."""
+    """The products of one group of 32 columns, times the multipliers of its rows.
+
+    ``weights`` are 16 times the nibbles.
+    """
     place = group * 32 + tl.arange(0, 32)
     words = tl.load(hidden_rows + place[:, None], mask=present[None, :], other=0)
     sums = tl.dot(weights, words, out_dtype=tl.int32) >> 4
