@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="CASE",
         help="one case of fuzz or kills as the table names it; of fuzz also 'CASE/NUMBER'",
     )
-    parser.add_argument("--quick", action="store_true", help="less of everything: three minutes")
+    parser.add_argument("--quick", action="store_true", help="less of everything: a few minutes")
     parser.add_argument("--seed", type=int, default=SEED, metavar="N")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything found there")
     parser.add_argument(

@@ -7,9 +7,11 @@ import asyncio
 import random
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import median
 
 import psutil
@@ -123,13 +125,15 @@ async def _strike(
         victim.send_signal(number)
         pause = await _pause(heard, struck, over)
         strikes.recovered.setdefault(f"{role} {number.name}", []).append(pause)
-        whole = await _until(
-            lambda gone=victim: not alive([gone]) and server.serving() == before, BACK_SECONDS
-        )
+        whole = await _until(partial(_replaced, server, victim, before), BACK_SECONDS)
         if not whole and not over():
             strikes.broken.append(f"no {role} came for one that had {number.name}")
             with suppress(psutil.NoSuchProcess):
                 victim.send_signal(signal.SIGCONT)
+
+
+def _replaced(server: ServerUnderTest, lost: psutil.Process, before: Counter[str]) -> bool:
+    return not alive([lost]) and server.serving() == before
 
 
 async def _pause(heard: Sequence[Heard], struck: float, over: Callable[[], bool]) -> float:

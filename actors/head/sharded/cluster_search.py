@@ -194,6 +194,6 @@ class ClusterSearch:
         if at_least:
             if not len(scores):
                 return math.inf
-            return -float(scores[min(np.searchsorted(sizes, tokens), len(scores) - 1)])
+            return -float(scores[min(int(np.searchsorted(sizes, tokens)), len(scores) - 1)])
         fitting = int(np.searchsorted(sizes, tokens, side="right"))
         return -float(scores[fitting - 1]) if fitting else EVERYTHING
