@@ -26,12 +26,12 @@ from urllib.request import urlopen
 from locust import LoadTestShape, User, events, task
 from locust.env import Environment
 
-from loadtest.bench.serve.plan import Wording
+from loadtest.bench.serve.plan import Lengths, Wording
 from loadtest.event_stream import StreamedAnswer, refusal
 from loadtest.load_shapes import SHAPES, users_at
 from loadtest.prompts import PromptWriter
 from loadtest.raw_stream import opened_stream
-from loadtest.traces import BLOCK_TOKENS, SAMPLES, load_trace
+from loadtest.traces import SAMPLES, load_trace
 
 TOKENS_PER_WORD = 1.5  # of English text, about: what it is with a tokenizer is in its answers
 DEFAULT_SPAWN_RATE = 10.0
@@ -75,7 +75,9 @@ class Workload:
     def __init__(self, options: Any, host: str) -> None:
         if not 0 <= options.cancel_share <= 1:
             raise ValueError(f"--cancel-share {options.cancel_share}: give a share from 0 to 1")
-        self.chance = random.Random(options.prompt_seed)
+        # Processes that share a load ask different things.
+        seed = options.prompt_seed + (os.getpid() if options.worker else 0)
+        self.chance = random.Random(seed)
         self.host = host.rstrip("/").removesuffix("/v1")
         key = os.environ[options.key_variable] if options.key_variable else ""
         self.headers = {"Authorization": f"Bearer {key}"} if key else {}
@@ -85,19 +87,23 @@ class Workload:
             fields["ignore_eos"] = True
         self._wording = Wording(options.chat, options.model or self._first_model(), fields)
         self.address = self.host + self._wording.path
-        self._requests = load_trace(options.trace).requests
-        block_tokens = max(1.0, BLOCK_TOKENS * options.length_scale)
-        self._writer = PromptWriter(options.prompt_seed, TOKENS_PER_WORD, block_tokens)
+        trace = load_trace(options.trace)
+        lengths = Lengths(
+            trace,
+            options.length_scale,
+            max_prompt_tokens=options.max_prompt_tokens,
+            max_output_tokens=options.max_output_tokens,
+        )
+        self._requests = lengths.of_requests(len(trace.requests), seed)
+        self._writer = PromptWriter(seed, TOKENS_PER_WORD, lengths.block_tokens)
         self._turn = itertools.count()
 
     def next_body(self) -> dict[str, Any]:
         """The body of the next request."""
-        options, index = self._options, next(self._turn)
+        index = next(self._turn)
         wanted = self._requests[index % len(self._requests)]
-        prompt_tokens = min(wanted.prompt_tokens * options.length_scale, options.max_prompt_tokens)
-        output_tokens = min(wanted.output_tokens * options.length_scale, options.max_output_tokens)
-        prompt = self._writer.write(index, prompt_tokens, wanted.blocks)
-        return self._wording.body(prompt, max(2, round(output_tokens)))
+        prompt = self._writer.write(index, wanted.prompt_tokens, wanted.blocks)
+        return self._wording.body(prompt, wanted.output_tokens)
 
     def pieces_until_cancel(self, tokens: int) -> int | None:
         """After how many pieces of its text a request is left; None if it is heard out."""
