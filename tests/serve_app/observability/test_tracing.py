@@ -163,7 +163,7 @@ def test_no_request_waits_for_a_collector(kind: str) -> None:
             assert reply.status_code == 200
         return time.monotonic() - started
 
-    with collector(seconds=30) as there:
+    with collector(seconds=3600) as there:
         url = there.url if kind == "slow" else f"http://127.0.0.1:{free_port()}"
         serve(check, engine, otlp_traces_endpoint=url)
         assert there.spans == []  # it still sits on what it has been sent
@@ -172,4 +172,4 @@ def test_no_request_waits_for_a_collector(kind: str) -> None:
             finished(tracing)
         started = time.monotonic()
         tracing.close()
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 60
