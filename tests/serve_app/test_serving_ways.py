@@ -15,7 +15,7 @@ import yaml
 
 from tests.support.paths import DEMO, ROOT, SERVE_EXAMPLE
 from tests.support.ray_head import command, ray_environment, ray_head
-from tests.support.real_server import Server, free_port, healthy, running_server, wait
+from tests.support.real_server import free_port, healthy, running_server, wait
 
 pytestmark = pytest.mark.slow
 
@@ -81,7 +81,6 @@ def test_a_guest_says_the_same_and_leaves_the_cluster_as_it_was(
     environment = ray_environment()
     for key, value in environment.items():
         monkeypatch.setenv(key, value)
-    server: Server
     with ray_head(tmp_path, environment) as address:
         with running_server(tmp_path, *FLAGS, "--address", address) as server:
             assert texts(server.url) == expected
