@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.support.bare_debian import PACKAGES, command, install, make, missing, serve
+from tests.support.bare_debian import PACKAGES, command, install, make, missing, serve, stop
 from tests.support.manifests import K8S
 from tests.support.mock_engine import MockEngine, Script, ids
 from tests.support.mock_server import listening
@@ -101,6 +101,6 @@ def test_a_bare_debian_becomes_a_server(tmp_path: Path) -> None:
         assert reply.status_code == 200, reply.text
         assert list((root / "cache").rglob("*.nbi")), "kernels were compiled elsewhere"
     finally:
-        process.terminate()
-        process.wait(60)
+        code = stop(process)
         print(log.read_text()[-3000:])
+    assert code == 0

@@ -67,6 +67,7 @@ def test_a_misspelt_key_of_what_is_served_is_found(overlay: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_a_misspelt_key_of_an_overlay_is_found(overlay: str, tmp_path: Path) -> None:
     """In its kustomization and its patches, too: some are refused by kustomize."""

@@ -15,6 +15,8 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
+
 from tests.support.paths import ROOT
 from tests.support.real_server import free_port
 
@@ -135,6 +137,13 @@ def serve(root: Path, log: Path) -> tuple[subprocess.Popen[bytes], int]:
             stderr=output,
         )
     return process, port
+
+
+def stop(process: subprocess.Popen[bytes]) -> int:
+    """Tells the server of `serve`; unshare, which is around it, hears nothing itself."""
+    for each in psutil.Process(process.pid).children():
+        each.terminate()
+    return process.wait(90)
 
 
 if __name__ == "__main__":
