@@ -195,9 +195,8 @@ def test_the_same_seed_gives_the_same_text_alone_or_among_others(
     assert together != plain
 
 
-@pytest.mark.parametrize("draft", [str(DEMO_DRAFT), "ngram"])
 def test_bounds_decide_what_all_logits_decide(
-    prompt_ids: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch, draft: str
+    prompt_ids: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Token for token; and they decide, so that little of the vocabulary is opened."""
     kinds = [replace(WITHOUT_TRUNCATION[number % 3], seed=number) for number in range(8)]
@@ -212,7 +211,7 @@ def test_bounds_decide_what_all_logits_decide(
     for worth_it in (True, False):
         if not worth_it:
             monkeypatch.setattr(Shard, "_worth_testing", lambda *_: False)
-        engine = drafting_engine(verify="exact", draft=draft)
+        engine = drafting_engine(**EXACT)
         said.append(run_to_completion(engine, some))
         statistics = engine.statistics()
         opened.append(statistics.head_opened_share / statistics.head_rows)
