@@ -120,6 +120,8 @@ class GraphedBody:
         try:
             hidden, replay = self._capture(lambda: self._body.compute(inputs.tensors))
         except RuntimeError as error:
+            if self.refusal:  # not the recording fails, but the computation
+                raise
             self.refusal = (str(error).splitlines() or ["its steps cannot be recorded"])[0]
             self._capture = compute_each_time  # of fixed shapes all the same, where they are asked
             return self._graph(rows, sequences, width)

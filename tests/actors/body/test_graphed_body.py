@@ -122,6 +122,20 @@ def test_a_model_that_waits_is_computed_without_graphs(
     assert not capture.tapes
 
 
+@pytest.mark.parametrize("fixed_rows", [None, 8])
+def test_a_body_that_fails_fails(
+    body: GeneralBody, monkeypatch: pytest.MonkeyPatch, fixed_rows: int | None
+) -> None:
+    def failing(inputs: Any) -> torch.Tensor:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(body, "compute", failing)
+    graphed = GraphedBody(body, RecordingCapture, fixed_rows=fixed_rows)
+    graphed.allocate_cache(8)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        graphed.forward(pack_batch(TOKENS, [(0, 0, 5)], TABLES))
+
+
 def test_the_largest_steps_go_without(body: GeneralBody, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("actors.body.gpu.graphed_body.ROWS", (1, 2, 4))
     capture = RecordingCapture()
