@@ -145,7 +145,7 @@ def measure_into(report: Report, arguments: argparse.Namespace) -> int:
     if fitted is not None:
         links.append(fitted)
     print_model(report, arguments, links, cases)
-    return sum(case.wrong for case in (*cases, *clustered))
+    return sum(case.wrong for case in cases) + sum(case.wrong for case in clustered)
 
 
 def measure_shards(
