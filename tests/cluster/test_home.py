@@ -1,0 +1,71 @@
+"""`LEXSHARD_HOME`: one folder for what nobody wrote by hand."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from actors.index.automatic import default_index_path
+from actors.index.metadata import Weights
+from cluster.config_sources import environment_values
+from kernels.home import home_folder
+from tests.support.paths import ROOT
+
+
+def test_it_is_the_named_folder_else_one_in_the_users_cache(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("LEXSHARD_HOME", str(tmp_path))
+    assert home_folder() == tmp_path
+    monkeypatch.delenv("LEXSHARD_HOME")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert home_folder() == tmp_path / "lexshard"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert home_folder() == Path.home() / ".cache" / "lexshard"
+
+
+@pytest.mark.parametrize(
+    ("given", "numba", "triton"),
+    [
+        ({"LEXSHARD_HOME": "home"}, "home/kernels-", "home/triton"),
+        ({"LEXSHARD_HOME": "home", "TRITON_CACHE_DIR": "own"}, "home/kernels-", "own"),
+        ({"LEXSHARD_HOME": "home", "NUMBA_CACHE_DIR": "own"}, "own", "home/triton"),
+        ({"XDG_CACHE_HOME": "home"}, "home/lexshard/kernels-", ""),
+    ],
+)
+def test_kernels_are_compiled_into_it(
+    given: dict[str, str], numba: str, triton: str, tmp_path: Path
+) -> None:
+    told = "import os, kernels; e = os.environ.get; print(e('NUMBA_CACHE_DIR'))"
+    told += "; print(e('TRITON_CACHE_DIR', ''))"
+    ours = ("LEXSHARD_", "NUMBA_", "TRITON_", "XDG_")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    environment |= {name: str(tmp_path / value) for name, value in given.items()}
+    done = subprocess.run(
+        [sys.executable, "-c", told],
+        cwd=ROOT,
+        env=environment | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    compiled, cached = done.stdout.split("\n")[:2]
+    assert compiled.startswith(str(tmp_path / numba))
+    assert cached == (str(tmp_path / triton) if triton else "")
+
+
+def test_an_index_is_there_where_the_models_folder_cannot_be_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("LEXSHARD_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    weights = Weights(rows=8, columns=4, dtype="float32", hash="ab" * 32, bias=False)
+    assert default_index_path(tmp_path, weights) == tmp_path / "home" / ("ab" * 16 + ".lexshard")
+
+
+def test_it_is_no_option_of_the_server_and_no_unknown_variable() -> None:
+    assert environment_values({"LEXSHARD_HOME": "/x", "LEXSHARD_API_KEY": "k"}) == {}
