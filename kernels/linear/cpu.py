@@ -51,14 +51,16 @@ def _one_row(
 def _tile_of(rows: int) -> Callable[..., None]:
     """The kernel of one panel and exactly ``rows`` rows from ``row`` on."""
 
-    @njit(nogil=True, cache=True, inline="never")
     def multiply_tile(x, row, weight, panel, out, add):  # type: ignore[no-untyped-def]
         if add:
             tile(rows, 1, 1, x, row, weight, panel, out)
         else:
             tile(rows, 1, 0, x, row, weight, panel, out)
 
-    return multiply_tile
+    # numba tells functions of one name apart by a number that every process counts on its own: from
+    # a cache that several filled, one height could be linked in the place of another.
+    multiply_tile.__qualname__ = f"multiply_tile_of_{rows}"
+    return njit(nogil=True, cache=True, inline="never")(multiply_tile)
 
 
 _one, _two, _three, _four, _five, _six, _seven = map(_tile_of, range(1, 8))

@@ -1,14 +1,19 @@
-"""Several processes that compile at the same time leave a cache in which every entry is its own."""
+"""Several processes that compile at the same time leave a cache that gives each its own code."""
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import FunctionType
 
 from numba.core.caching import IndexDataCacheFile
+from numba.core.dispatcher import Dispatcher
 
+import kernels
 from tests.support.paths import ROOT
 
 PROCESSES, KEYS = 4, 40
@@ -36,3 +41,18 @@ def test_whoever_saves_at_the_same_time_every_key_has_its_own_code(tmp_path: Pat
     for process in range(PROCESSES):
         for number in range(KEYS):
             assert cache.load((process, number)) == ["code of", process, number]
+
+
+def test_no_two_compiled_functions_share_a_name() -> None:
+    """Symbols of the same name are linked as the same code, whichever process compiled it; the
+    numbers that numba adds are of one process."""
+    named: dict[tuple[str, str], FunctionType] = {}
+    for found in pkgutil.walk_packages(kernels.__path__, "kernels."):
+        if found.name.rpartition(".")[2] in ("triton_kernel", "gpu") or ".gpu." in found.name:
+            continue
+        for value in vars(importlib.import_module(found.name)).values():
+            if isinstance(value, Dispatcher):
+                function = value.py_func
+                name = (function.__module__, function.__qualname__)
+                assert named.setdefault(name, function) is function, name
+    assert len(named) > 50
