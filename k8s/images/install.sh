@@ -7,11 +7,11 @@
 # Debian 12 or Ubuntu 24.04 and later. Python and a C compiler are taken from the distribution where
 # they are missing, as root or with sudo; otherwise they must be there.
 #
-# TORCH_INDEX=URL   where pip finds torch without CUDA, of which PyPI has none for Linux
-#                   (default https://download.pytorch.org/whl/cpu; empty: where pip looks anyway)
+# TORCH_INDEX=URL   where pip finds torch without CUDA, of which PyPI has none for Linux: PyTorch's
+#                   index of CPU builds (default: where pip looks anyway)
 set -eu
 
-TORCH_INDEX=${TORCH_INDEX-https://download.pytorch.org/whl/cpu}
+TORCH_INDEX=${TORCH_INDEX-}
 
 fail() {
     echo "install.sh: $1" >&2
@@ -22,7 +22,7 @@ fail() {
 variant=$1 checkout=$2 environment=$3
 case $variant in
 cpu) extra='' ;;
-cuda) extra='[gpu]' ;;
+cuda) extra='[gpu-cuda12]' ;;
 *) fail "'$variant' is neither cpu nor cuda" ;;
 esac
 [ -f "$checkout/pyproject.toml" ] || fail "no checkout of lexshard at $checkout"
@@ -69,7 +69,8 @@ if [ "$variant" = cpu ]; then
     torch=$(grep '^torch==' "$checkout/constraints.txt")
     # shellcheck disable=SC2086
     $pip install ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} "$torch+cpu" \
-        --constraint "$work/constraints.txt"
+        --constraint "$work/constraints.txt" ||
+        echo "install.sh: no $torch+cpu here, so torch brings CUDA; set TORCH_INDEX" >&2
 fi
 $pip install --constraint "$work/constraints.txt" "$work$extra"
 
