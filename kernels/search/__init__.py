@@ -59,7 +59,12 @@ def find_leaders(
 
     Exactly ``k`` for TOP_K and one otherwise (of ``estimate s + noise`` for GUMBEL), fewer where
     fewer tokens are not excluded. Which of equal estimates is taken is not defined.
+
+    Raises:
+        ValueError: a TOP_K row wants no token, for which compiled code has no room.
     """
+    if np.any((needs.kind == TOP_K) & (needs.k < 1)):
+        raise ValueError("a row of the k best wants k of at least 1: leave it out of the search")
     return _module(implementation).find_leaders(estimates, vocabulary_size, needs, adjustments)
 
 

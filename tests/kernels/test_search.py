@@ -228,6 +228,14 @@ def test_few_tokens_remain() -> None:
     assert np.all(np.diff(offsets) <= [2, 3, 52])
 
 
+def test_a_search_for_no_token_is_refused() -> None:
+    zero = np.zeros((2, 100), np.float32)
+    estimates = Estimates(zero[:1], zero, np.zeros((1, 3)), block_slack(zero))
+    search = flatten_needs([Need("topk", k=1)])._replace(k=np.zeros(1, np.int64))
+    with pytest.raises(ValueError, match="at least 1"):
+        find_leaders(estimates, 100, search, flatten_adjustments([None]))
+
+
 @given(st.integers(0, 2**32), st.integers(1, 3), st.integers(2, 300))
 def test_shards_share_thresholds(seed: int, rows: int, size: int) -> None:
     """The larger threshold of two halves never loses a token of the whole (greedy and top-k)."""
