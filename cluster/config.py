@@ -121,6 +121,23 @@ class ServeConfig(EngineOptions):
     api_processes: int = option(
         1, "processes that speak HTTP and tokenise, before one engine", metavar="N", ge=1, le=64
     )
+    replicas: int = option(
+        1, "servers behind one address, each with an engine of its own", metavar="N", ge=1, le=64
+    )
+    max_replicas: int | None = option(
+        None,
+        "as many replicas while requests wait, --replicas of them at least",
+        metavar="N",
+        ge=1,
+        le=64,
+    )
+    target_ongoing_requests: int = option(
+        16, "of a replica: with more of them others are started", metavar="N", ge=1
+    )
+    routing: Literal["prefix", "load"] = option(
+        "prefix",
+        "to replicas: what begins alike to the same one, unless it has too many; or the least busy",
+    )
     api_keys: list[Key] = option(
         [],
         "keys of clients; 'KEY priority=-5' lets its owner go as far before the default",
@@ -175,6 +192,11 @@ class ServeConfig(EngineOptions):
             if path is not None and (name, path) != ("draft", NGRAM)
         }
         return self.model_copy(update=absolute)
+
+    @property
+    def has_replicas(self) -> bool:
+        """Whether engines are of replicas, and come and go with them."""
+        return self.replicas > 1 or self.max_replicas is not None
 
     @property
     def engine_configuration(self) -> EngineConfiguration:

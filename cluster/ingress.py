@@ -15,16 +15,33 @@ import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 from cluster.process_tree import die_with_parent
 
 BINARY, LISTEN = "LEXSHARD_INGRESS_BINARY", "LEXSHARD_INGRESS_LISTEN"
+ROUTING = "LEXSHARD_INGRESS_ROUTING"
 HEADER_SECONDS = 10  # for all of a request's headers
 # To a replica on this machine it takes none; so long HAProxy waits before it asks another.
 CONNECT_MILLISECONDS = 250
 IDLE_SECONDS = 3600  # of a slow reader, and of a prompt that is long computed
 # Of a HAProxy that has a successor, because replicas have changed, with streams of those that live.
 LONGEST_STREAM_SECONDS = 24 * 3600
+# What a prompt begins with decides where it goes, as long as that replica has at most 1.5 times the
+# requests of the average one; no prompt, no rule: then they take turns. Conversations have the
+# first words of their user in it, too, so that a system prompt that all have in common divides
+# nothing. A body that does not fit into a buffer (16 KiB) goes by its own first words.
+PREFIX_ROUTING = """
+    http-request wait-for-body time 10s if METH_POST
+    http-request set-var(txn.begin) req.body,json_query('$.messages[0].content'),bytes(0,1024)
+    http-request set-var(txn.user) req.body,json_query('$.messages[1].content'),bytes(0,1024)
+    http-request set-var(txn.begin) req.body,json_query('$.prompt'),bytes(0,1024) \
+if !{ var(txn.begin) -m found }
+    http-request set-var(txn.begin) req.body,bytes(0,1024) if !{ var(txn.begin) -m found }
+    balance hash var(txn.begin),concat(,txn.user)
+    hash-type consistent
+    hash-balance-factor 150
+"""
 # Statistics and metrics are open to every interface, and /metrics has the server's own.
 _DROPPED_SECTIONS = ("frontend prometheus", "listen stats")
 _SECTION = re.compile(r"^(global|defaults|frontend|backend|listen)\b", re.MULTILINE)
@@ -59,10 +76,12 @@ def ingress_environment(
     port: int,
     replicas: int = 1,
     certificate: bytes | None = None,
+    routing: Literal["prefix", "load"] = "load",
 ) -> dict[str, str]:
     """What Serve has to find in its environment to put HAProxy in front of ``replicas``; writes the
     program and the error pages into ``folder``, which is the server's own. With a ``certificate``
-    and its key (PEM, one after the other) it speaks HTTPS."""
+    and its key (PEM, one after the other) it speaks HTTPS. ``routing`` by `PREFIX_ROUTING`, or to
+    the least busy."""
     program = folder / "haproxy"
     command = shlex.join([sys.executable, "-m", "cluster.ingress"])
     program.write_text(f'#!/bin/sh\nexec {command} "$@"\n', encoding="utf-8")
@@ -105,6 +124,7 @@ def ingress_environment(
         "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(_free_port()),
         BINARY: binary,
         LISTEN: listen,
+        ROUTING: routing,
     }
 
 
@@ -132,8 +152,11 @@ def error_page(status: int) -> bytes:
     return "\r\n".join([*head, "", ""]).encode() + body
 
 
-def fit_for_clients(configuration: str, folder: Path, listen: str) -> str:
-    """Serve's configuration with time limits, errors of ours, and nothing open but ``listen``.
+def fit_for_clients(
+    configuration: str, folder: Path, listen: str, *, by_prefix: bool = False
+) -> str:
+    """Serve's configuration with time limits, errors of ours, and nothing open but ``listen``;
+    ``by_prefix`` with `PREFIX_ROUTING`.
 
     Raises:
         ValueError: it is not of the kind that this knows (another version of Serve).
@@ -168,6 +191,8 @@ def fit_for_clients(configuration: str, folder: Path, listen: str) -> str:
         elif head.startswith("backend ") and head.strip() != "backend default_backend":
             # A pooled connection whose replica dies just now would take a new request with it.
             lines = [re.sub(r"http-reuse \w+", "http-reuse never", line) for line in lines]
+            if by_prefix:
+                lines = [*PREFIX_ROUTING.strip("\n").splitlines(), *lines]
         elif head.strip() == "backend default_backend":
             lines = ["    http-request return status 503 default-errorfiles"]
         kept.append("\n".join([head, *lines]))
@@ -198,7 +223,9 @@ def main(arguments: Sequence[str]) -> None:
     path = Path(arguments[arguments.index("-f") + 1])
     folder = Path(os.environ["RAY_SERVE_HAPROXY_BINARY_PATH"]).parent
     text = path.read_text(encoding="utf-8")
-    path.write_text(fit_for_clients(text, folder, os.environ[LISTEN]), encoding="utf-8")
+    by_prefix = os.environ[ROUTING] == "prefix"
+    fit = fit_for_clients(text, folder, os.environ[LISTEN], by_prefix=by_prefix)
+    path.write_text(fit, encoding="utf-8")
     binary = os.environ[BINARY]
     os.execv(binary, [binary, *arguments])
 

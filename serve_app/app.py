@@ -7,6 +7,7 @@ import platform
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -56,18 +57,29 @@ PATHS = (
 Handler = Callable[[Request], Awaitable[ASGIApp]]
 
 
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """What an application knows of being one of several: its name among them, and how to ask what
+    all of them tell of themselves."""
+
+    name: str
+    all_metrics: Callable[[], Awaitable[bytes]]
+
+
 def create_app(
     config: ServeConfig,
     client: EngineClient,
     tokenizer: ModelTokenizer,
     seats: Seats | None = None,
     start_time: int | None = None,
+    replica: Replica | None = None,
 ) -> FastAPI:
     """Routes, errors, authentication and middleware around one engine client.
 
     ``seats`` join it to the other API processes of the server that began at ``start_time`` (Unix
-    seconds); without them it is a server of its own, that begins now. The application stops the
-    client when it shuts down.
+    seconds); without them it is a server of its own, that begins now. ``replica`` makes it one of
+    several servers behind one address. The application stops the client when it shuts down; its
+    ``state.server`` is what its routes share.
     """
     accounts = None
     if seats is not None and config.api_processes > 1:
@@ -79,7 +91,8 @@ def create_app(
         accounts,
     )
     listen_for_faults()
-    origin = {"model": config.model_names[0], "replica": platform.node()}
+    name = platform.node() if replica is None else replica.name
+    origin = {"model": config.model_names[0], "replica": name}
     metrics = ServerMetrics(
         client, admission, PATHS, seats, **origin, peer_names=config.vllm_metrics
     )
@@ -104,12 +117,13 @@ def create_app(
         openapi_url=None,
         # Those asked most come first: the router tries one after the other. They are plain routes,
         # for bodies are read and checked by `serve_app.openai` itself.
-        routes=[*_guarded_routes(state, ApiKeys(config.api_keys)), *_open_routes(state)],
+        routes=[*_guarded_routes(state, ApiKeys(config.api_keys)), *_open_routes(state, replica)],
         middleware=_middleware(config, metrics, tracing),
         exception_handlers={ApiError: _api_error, HTTPException: _http_error},
         lifespan=lifespan,
     )
     app.router.redirect_slashes = False
+    app.state.server = state
     return app
 
 
@@ -156,7 +170,7 @@ def _json(content: Any, status: int = 200) -> Response:
     return Response(orjson.dumps(content), status_code=status, media_type="application/json")
 
 
-def _open_routes(state: ServerState) -> list[Route]:
+def _open_routes(state: ServerState, replica: Replica | None) -> list[Route]:
     """Routes that need no key: what machines ask about the server itself."""
 
     async def health(_: Request) -> Response:
@@ -168,7 +182,8 @@ def _open_routes(state: ServerState) -> list[Route]:
         return ApiError(503, reason, headers=retry).response()
 
     async def metrics(_: Request) -> Response:
-        return Response(state.metrics.text(), headers={"Content-Type": CONTENT_TYPE})
+        text = state.metrics.text() if replica is None else await replica.all_metrics()
+        return Response(text, headers={"Content-Type": CONTENT_TYPE})
 
     async def version(_: Request) -> Response:
         return _json({"version": VERSION})

@@ -20,6 +20,7 @@ NOT_HERE = {
     "host": "Ray Serve listens: set http_options.host in its configuration",
     "port": "Ray Serve listens: set http_options.port in its configuration",
     "api_processes": "every replica is one: set num_replicas of the deployment 'server'",
+    "routing": "Ray Serve's own ingress chooses replicas: leave it out",
     "placement_seconds": "Ray Serve waits for room as long as it takes: leave it out",
     "api_keys": "`serve config` shows args: set LEXSHARD_API_KEYS or api_key_file",
 }

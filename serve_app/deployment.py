@@ -28,7 +28,7 @@ from cluster.process_tree import die_with_parent
 from cluster.topology.reservation import NODE_LABEL, Reservation
 from serve_app.api_processes.direct_ingress import answer_here
 from serve_app.api_processes.seats import Seats, ServerRun
-from serve_app.app import create_app
+from serve_app.app import Replica, create_app
 from serve_app.engine_client import EngineClient, EngineConnector
 from serve_app.observability.logs import log_to
 from serve_app.openai.tokenization import ModelTokenizer
@@ -64,10 +64,14 @@ def stay_on_loopback() -> None:
 
 class ServerDeployment:
     """One replica, an API process: tokeniser, application, and a client of the engine. Without a
-    ``run`` it is a server of its own."""
+    ``run`` it is a server of its own, ``replica`` says which of several."""
 
     def __init__(
-        self, config: ServeConfig, connect: EngineConnector, run: ServerRun | None = None
+        self,
+        config: ServeConfig,
+        connect: EngineConnector,
+        run: ServerRun | None = None,
+        replica: Replica | None = None,
     ) -> None:
         die_with_parent()
         stay_on_loopback()
@@ -81,7 +85,9 @@ class ServerDeployment:
         if run is not None:
             seats = Seats(run.folder / "api-processes", config.api_processes)
             start_time = run.start_time
-        self._built_app = create_app(config, self._client, self._tokenizer, seats, start_time)
+        self._built_app = create_app(
+            config, self._client, self._tokenizer, seats, start_time, replica
+        )
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         answer_here(self._built_app)

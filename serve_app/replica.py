@@ -2,7 +2,8 @@
 
 Under `lexshard serve` the replicas of Serve are API processes before one engine. Here a replica is
 a whole server: it has a placement group, its engine ends with it, it takes requests when that is
-warm, and Serve may start, count and stop as many of them as it is told to.
+warm, and Serve may start, count and stop as many of them as it is told to. `lexshard serve` starts
+them itself where it is told to have several.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 from ray import serve
 from ray.serve import Application
+from ray.serve._private.common import RUNNING_REQUESTS_KEY
 from ray.util.placement_group import get_current_placement_group
 
 from cluster.config import ServeConfig
@@ -20,11 +22,21 @@ from cluster.topology.configured import configured_processes, role_resources
 from cluster.topology.nodes import this_machine
 from cluster.topology.processes import Processes
 from cluster.topology.replica_bundles import STRATEGY, replica_bundles, reservation_in
-from serve_app.deployment import DEPLOYMENT_NAME, MAX_ONGOING_REQUESTS, ServerDeployment
-from serve_app.engine_client import EngineClient
+from serve_app.app import Replica
+from serve_app.deployment import (
+    DEPLOYMENT_NAME,
+    MAX_ONGOING_REQUESTS,
+    ServerDeployment,
+    ask_all,
+)
+from serve_app.engine_client import EngineClient, EngineConnector
+from serve_app.observability.merged_metrics import merged_metrics
+from serve_app.server_state import ServerState
 
 LOOK_SECONDS = 0.2
-FAREWELL_SECONDS = 5.0  # for the engine to end, after the streams have
+METRICS_SECONDS = 2.0  # Prometheus waits for 10
+# For the streams of a replica that another one has taken the place of, and for its engine's end.
+DRAIN_SECONDS = 120.0
 
 
 def start_own_engine(config: ServeConfig, processes: Processes) -> EngineClient:
@@ -43,9 +55,27 @@ def start_own_engine(config: ServeConfig, processes: Processes) -> EngineClient:
 class ReplicaDeployment(ServerDeployment):
     """A whole server."""
 
-    def __init__(self, config: ServeConfig, processes: Processes) -> None:
-        super().__init__(config, partial(start_own_engine, processes=processes))
+    def __init__(self, config: ServeConfig, connect: EngineConnector) -> None:
+        here = serve.get_replica_context()
+        self._all = serve.get_deployment_handle(DEPLOYMENT_NAME, here.app_name)
+        own = Replica(here.replica_id.unique_id, self._all_metrics)
+        super().__init__(config, connect, replica=own)
+        self._state: ServerState = self._built_app.state.server
         self._served = False
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """How many requests Serve is to think it has: most go past it
+        (`serve_app.api_processes.direct_ingress`), and a choice is as much work as a request."""
+        return {RUNNING_REQUESTS_KEY: self._state.admission.sequences}
+
+    async def metrics(self) -> bytes:
+        """What this replica tells of itself."""
+        return self._state.metrics.text()
+
+    async def _all_metrics(self) -> bytes:
+        """What all tell; those that do not answer in time are left out."""
+        ask = partial(ask_all, self._all, "metrics", seconds=METRICS_SECONDS)
+        return merged_metrics(await asyncio.to_thread(ask))
 
     async def check_health(self) -> None:
         """Asked first before the replica takes requests: returns when its engine is warm.
@@ -61,29 +91,50 @@ class ReplicaDeployment(ServerDeployment):
             raise RuntimeError(f"the engine could not start: {client.failure}")
 
 
-def bind_replicas(config: ServeConfig) -> Application:
-    """The application of ``config``, of one replica unless Serve is told otherwise. Needs no Ray,
-    but the files of the model.
+def replica_processes(config: ServeConfig) -> Processes:
+    """What one replica consists of. Needs no Ray, but the files of the model.
 
     Raises ValueError where no shards can be made of the model, OSError where it cannot be read.
     """
     here = this_machine()
-    processes = configured_processes(
-        config.engine_configuration,
-        role_resources(config, on_gpus=config.device == "cuda" or here.gpus > 0),
-        [here],
-    )
+    on_gpus = config.device == "cuda" or here.gpus > 0
+    resources = role_resources(config, on_gpus=on_gpus)
+    return configured_processes(config.engine_configuration, resources, [here])
+
+
+def bind_replicas(config: ServeConfig, connect: EngineConnector | None = None) -> Application:
+    """The application of ``config``, of as many replicas as that says unless Serve is told
+    otherwise; ``connect`` None gives each a real engine. Raises what `replica_processes` raises.
+    """
+    options = _how_many(config)
+    if connect is None:
+        processes = replica_processes(config)
+        connect = partial(start_own_engine, processes=processes)
+        options["placement_group_bundles"] = replica_bundles(processes)
+        options["placement_group_strategy"] = STRATEGY
     deployment: Any = serve.deployment(
         serve.ingress()(ReplicaDeployment),
         name=DEPLOYMENT_NAME,
         ray_actor_options={"num_cpus": 0},
-        placement_group_bundles=replica_bundles(processes),
-        placement_group_strategy=STRATEGY,
         max_ongoing_requests=MAX_ONGOING_REQUESTS,
         health_check_period_s=1,
         health_check_timeout_s=30,
         graceful_shutdown_wait_loop_s=0.1,
-        graceful_shutdown_timeout_s=config.shutdown_grace_seconds + FAREWELL_SECONDS,
+        graceful_shutdown_timeout_s=DRAIN_SECONDS,
+        **options,
     )
-    application: Application = deployment.bind(config, processes)
+    application: Application = deployment.bind(config, connect)
     return application
+
+
+def _how_many(config: ServeConfig) -> dict[str, Any]:
+    if not config.has_replicas:  # Serve's own configuration may say
+        return {}
+    if config.max_replicas is None:
+        return {"num_replicas": config.replicas}
+    scaling = {
+        "min_replicas": config.replicas,
+        "max_replicas": config.max_replicas,
+        "target_ongoing_requests": config.target_ongoing_requests,
+    }
+    return {"autoscaling_config": scaling}

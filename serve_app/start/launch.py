@@ -79,6 +79,29 @@ def _reserved(config: ServeConfig) -> Reservation:
         raise StartupError(str(error)) from error
 
 
+def _check_room(config: ServeConfig, tell: Callable[[str], None]) -> None:
+    """Serve would wait for it for ever."""
+    import ray
+
+    from serve_app.replica import replica_processes
+
+    processes = replica_processes(config)
+    has = ray.cluster_resources()
+    for name, each in (
+        ("CPU", sum(role.cpus for role in processes.all)),
+        ("GPU", sum(role.gpus for role in processes.all)),
+    ):
+        room = int(has.get(name, 0) / each) if each else config.replicas
+        if room < config.replicas:
+            raise StartupError(
+                f"no room for {config.replicas} replicas of {each:g} {name}s each: there are "
+                f"{has.get(name, 0):g}; start fewer, or give each less (--threads, "
+                "--cpus-per-body, --gpus-per-body)"
+            )
+        if config.max_replicas is not None and each and room < config.max_replicas:
+            tell(f"room for {room} replicas, not for {config.max_replicas}, by {name}s")
+
+
 def _end_serve(application: str, tell: Callable[[str], None]) -> None:
     others = end_serve(application)
     if others:
@@ -116,8 +139,9 @@ def running_server(
             folder.path,
             config.host,
             config.port,
-            config.api_processes,
+            max(config.api_processes, config.replicas, config.max_replicas or 1),
             certificate_with_key(config),
+            config.routing if config.has_replicas else "load",
         )
         host = LOOPBACK  # of the replicas: only HAProxy, on their node, is to reach them
     with ExitStack() as ends:
@@ -132,14 +156,14 @@ def running_server(
         from ray import serve
 
         from serve_app.deployment import APPLICATION_NAME, bind, start_engine
+        from serve_app.replica import bind_replicas
 
-        if connect is None:
-            connect = start_engine
-            if config.reserve or config.address is not None:
-                tell("reserving CPUs and GPUs")
-                reservation = _reserved(config)
-                ends.callback(reservation.release)
-                connect = partial(start_engine, reservation=reservation)
+        reserves = (config.reserve or config.address is not None) and not config.has_replicas
+        if connect is None and reserves:
+            tell("reserving CPUs and GPUs")
+            reservation = _reserved(config)
+            ends.callback(reservation.release)
+            connect = partial(start_engine, reservation=reservation)
         quiet = {"log_level": "ERROR", "enable_access_log": False}
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
         # Before all others, so that open streams are told before the proxy goes.
@@ -150,10 +174,13 @@ def running_server(
             http_options={"host": host, "port": config.port, **_own_certificate(config, binary)},
             logging_config=quiet,
         )
-        tell("starting the application")
-        yield serve.run(
-            bind(config, connect, ServerRun(folder.path, int(time.time()))),
-            name=APPLICATION_NAME,
-            route_prefix="/",
-            logging_config=quiet,
-        )
+        if config.has_replicas:
+            if connect is None:
+                _check_room(config, tell)
+            tell(f"starting {config.replicas} replicas, with an engine each")
+            application = bind_replicas(config, connect)
+        else:
+            tell("starting the application")
+            run = ServerRun(folder.path, int(time.time()))
+            application = bind(config, connect or start_engine, run)
+        yield serve.run(application, name=APPLICATION_NAME, route_prefix="/", logging_config=quiet)

@@ -59,8 +59,27 @@ def check_files(config: ServeConfig) -> None:
     if config.index is not None and config.head != "dense" and Path(config.index).is_file():
         _check_index(Path(config.index), model, config)
     check_certificate(config)
+    check_replicas(config)
     if config.otlp_traces_endpoint is not None:
         check_tracing()
+
+
+def check_replicas(config: ServeConfig) -> None:
+    """Raises StartupError for replicas that cannot be, or that others have to start."""
+    most = config.replicas if config.max_replicas is None else config.max_replicas
+    if most < config.replicas:
+        raise StartupError(
+            f"--max-replicas {most} are fewer than --replicas {config.replicas}: give more of them"
+        )
+    if not config.has_replicas:
+        return
+    if config.api_processes > 1:
+        raise StartupError("replicas are API processes, too: leave out --api-processes")
+    if config.address is not None:
+        raise StartupError(
+            "replicas in a cluster that is joined are Ray Serve's to start: use `serve deploy` "
+            "with serve_app.build:app"
+        )
 
 
 def check_certificate(config: ServeConfig) -> None:

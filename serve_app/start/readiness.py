@@ -29,7 +29,8 @@ class AskAll(Protocol):
 
 
 def wait_until_ready(config: ServeConfig, tell: Callable[[str], None], ask_all: AskAll) -> None:
-    """Polls until all of ``config.api_processes`` serve, telling every new reason for waiting.
+    """Polls until all API processes or replicas of ``config`` serve, telling every new reason for
+    waiting.
 
     Raises:
         StartupError: the engine will never be ready.
@@ -50,8 +51,12 @@ def wait_until_ready(config: ServeConfig, tell: Callable[[str], None], ask_all: 
 
 def _behind_it(config: ServeConfig, ask_all: AskAll) -> Waiting | None:
     answers: list[Waiting | None] = ask_all("waits_for", seconds=ANSWER_SECONDS)
-    if len(answers) < config.api_processes:
-        return f"{len(answers)} of {config.api_processes} API processes answer", True
+    if config.has_replicas:
+        expected, what = config.replicas, "replicas"
+    else:
+        expected, what = config.api_processes, "API processes"
+    if len(answers) < expected:
+        return f"{len(answers)} of {expected} {what} answer", True
     waiting = [answer for answer in answers if answer is not None]
     return min(waiting, key=lambda each: each[1], default=None)  # without hope before with it
 

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import ThreadingHTTPServer
 from pathlib import Path
@@ -25,75 +21,18 @@ from cluster.ingress import (
     haproxy_binary,
     ingress_environment,
 )
-from tests.support.paths import ROOT
+from tests.support.real_ingress import (
+    OpenStream,
+    ask,
+    replicas_to_kill,
+    running_ingress,
+    serves_configuration,
+)
 from tests.support.real_server import free_port
 from tests.support.replica_stand_in import ReplicaStandIn, left
 
 BINARY = haproxy_binary()
 pytestmark = pytest.mark.skipif(BINARY is None, reason="no HAProxy comes with Ray Serve here")
-
-
-def serves_configuration(
-    backend_ports: Sequence[int], frontend_port: int, environment: dict[str, str]
-) -> str:
-    """What this version of Serve writes for replicas on ``backend_ports``."""
-    program = f"""
-import sys
-from ray.serve._private.haproxy import BackendConfig, HAProxyApi, HAProxyConfig, ServerConfig
-from ray.serve.config import HTTPOptions
-import tempfile, pathlib
-folder = pathlib.Path(tempfile.mkdtemp())
-config = HAProxyConfig(
-    http_options=HTTPOptions(host="127.0.0.1", port={frontend_port}),
-    socket_path=str(folder / "admin"), server_state_base=str(folder),
-    server_state_file=str(folder / "state"), metrics_enabled=False,
-)
-replicas = [ServerConfig(name=f"replica{{port}}", host="127.0.0.1", port=port)
-            for port in {list(backend_ports)}]
-reserve = ServerConfig(name="reserve", host="127.0.0.1", port={backend_ports[0]})
-backends = {{"a": BackendConfig(name="a", path_prefix="/", app_name="lexshard", servers=replicas,
-                               fallback_server=reserve)}}
-api = HAProxyApi(cfg=config, backend_configs=backends, config_file_path=str(folder / "cfg"))
-api._generate_config_file_internal()
-print((folder / "cfg").read_text())
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return done.stdout
-
-
-@contextmanager
-def running_ingress(folder: Path, backend_ports: Sequence[int]) -> Iterator[int]:
-    """HAProxy, started as Serve starts it; yields its port."""
-    assert BINARY is not None
-    port = free_port()
-    environment = ingress_environment(BINARY, folder, "127.0.0.1", port, len(backend_ports))
-    configuration = folder / "haproxy.cfg"
-    configuration.write_text(serves_configuration(backend_ports, free_port(), environment))
-    process = subprocess.Popen(
-        [environment["RAY_SERVE_HAPROXY_BINARY_PATH"], "-db", "-f", str(configuration)],
-        cwd=ROOT,
-        env=os.environ | environment,
-    )
-    try:
-        deadline = time.monotonic() + 20
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", port)).close()
-                break
-            except OSError:
-                assert process.poll() is None
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
-        yield port
-    finally:
-        process.kill()
-        process.wait()
 
 
 @contextmanager
@@ -104,32 +43,6 @@ def replica_in_this_process() -> Iterator[int]:
     yield server.server_address[1]
     server.shutdown()
     server.server_close()
-
-
-@contextmanager
-def replicas_to_kill(count: int) -> Iterator[dict[int, subprocess.Popen[str]]]:
-    """Yields them by their ports."""
-    command = [sys.executable, "-m", "tests.support.replica_stand_in"]
-    processes = [
-        subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(count)
-    ]
-    try:
-        yield {int(each.stdout.readline()): each for each in processes if each.stdout}
-    finally:
-        for each in processes:
-            each.kill()
-            each.communicate()
-
-
-def ask(port: int, request: bytes, seconds: float = HEADER_SECONDS + 5) -> tuple[str, str]:
-    """The status line and the body."""
-    with socket.create_connection(("127.0.0.1", port), timeout=seconds) as connection:
-        connection.sendall(request)
-        answer = b""
-        while piece := connection.recv(65536):
-            answer += piece
-    head, _, body = answer.partition(b"\r\n\r\n")
-    return head.split(b"\r\n")[0].decode(), body.decode()
 
 
 def get(path: str, *headers: str) -> bytes:
@@ -206,25 +119,6 @@ def test_without_a_replica_there_is_a_clear_answer_at_once(tmp_path: Path) -> No
         assert time.monotonic() - started < 3
         assert status == "HTTP/1.1 503 Service Unavailable"
         assert json.loads(body)["error"]["type"] == "ServiceUnavailableError"
-
-
-class OpenStream:
-    """A client of a stream that has begun; ``process`` is the replica's."""
-
-    def __init__(self, port: int) -> None:
-        self.connection = socket.create_connection(("127.0.0.1", port), timeout=5)
-        self.connection.sendall(b"POST /stream HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}")
-        answer = b""
-        while not (found := re.search(rb"\r\n\r\n8\r\n(\d{8})\r\n", answer)):
-            answer += self.connection.recv(4096)
-        self.process = int(found[1])
-
-    def broken(self, seconds: float) -> bool:
-        self.connection.settimeout(seconds)
-        try:
-            return self.connection.recv(1) == b""
-        except TimeoutError:
-            return False
 
 
 def test_streams_spread_by_how_many_a_replica_has(tmp_path: Path) -> None:

@@ -139,6 +139,7 @@ def test_pytest_s_last_line_is_understood() -> None:
     assert not joined([sound, late]).sound
 
 
+@pytest.mark.slow
 def test_tests_that_do_not_fit_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Modules run beside each other, each for its own time at most; none outlasts the whole."""
     names = ["test_slow.py", "test_quick.py", "test_quick_too.py"]

@@ -30,7 +30,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def test_the_first_request_when_ready_is_no_slower_than_the_tenth(server: Server) -> None:
-    """Every kernel is compiled and warm; 20 ms are left to the HTTP edge."""
+    """Every kernel is compiled and warm: to compile one takes a second and more."""
     wait(lambda: "lexshard is ready" in server.log.read_text(), 30, "the banner")
     times = []
     with httpx.Client(base_url=server.url) as client:
@@ -41,7 +41,7 @@ def test_the_first_request_when_ready_is_no_slower_than_the_tenth(server: Server
             assert client.post("/v1/completions", json=body | {"seed": seed}).status_code == 200
             times.append(time.perf_counter() - started)
     print(f"first {times[0] * 1000:.0f} ms, tenth {times[9] * 1000:.0f} ms")
-    assert times[0] <= max(times[9:]) + 0.02, times  # a compilation takes a second and more
+    assert times[0] <= max(times[9:]) + 0.1, times
 
 
 def test_banner_names_model_capacity_and_a_curl(server: Server) -> None:

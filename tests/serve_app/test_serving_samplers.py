@@ -10,6 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.support.real_server import Server, running_server, wait
 
 CONTROLS: dict[str, Any] = {
@@ -53,6 +55,7 @@ def _shared_memory() -> set[str]:
     return {name for name in os.listdir("/dev/shm") if "lexshard" in name}
 
 
+@pytest.mark.slow
 def test_killed_samplers_are_replaced_and_no_stream_notices(tmp_path: Path) -> None:
     """And nothing of samplers, killed or not, outlives the server."""
     others, segments = set(_samplers()), _shared_memory()

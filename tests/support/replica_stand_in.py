@@ -11,12 +11,16 @@ left = threading.Event()
 
 
 class ReplicaStandIn(BaseHTTPRequestHandler):
-    """Tells the headers it was sent and its own process, or begins a stream with the latter, says
-    nothing more and listens to who asks; ``left`` is set once that one has gone."""
+    """Tells the headers it was sent and its own process (to GET, and to POST of ``/answer``), or
+    begins a stream with the latter, says nothing more and listens to who asks; ``left`` is set once
+    that one has gone."""
 
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
+        self._tell()
+
+    def _tell(self) -> None:
         told: dict[str, object] = {name.lower(): value for name, value in self.headers.items()}
         body = json.dumps(told | {"process": os.getpid()}).encode()
         self.send_response(200)
@@ -26,6 +30,9 @@ class ReplicaStandIn(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
+        if self.path == "/answer":
+            self._tell()
+            return
         if self.path == "/stream":
             self.send_response(200)
             self.send_header("Transfer-Encoding", "chunked")

@@ -1,0 +1,116 @@
+"""`lexshard serve --replicas`: several engines behind one address. Ray, Serve and HAProxy are real,
+the engines scripted."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.support.real_server import Server, running_scripted_server, wait
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("replicas")
+    with running_scripted_server(folder, replicas=2, routing="prefix") as running:
+        wait(lambda: "lexshard is ready" in running.log.read_text(), 60, "both replicas")
+        yield running
+
+
+def completed(server: Server) -> Counter[str]:
+    """How many completions each replica has answered."""
+    found: Counter[str] = Counter()
+    text = httpx.get(f"{server.url}/metrics", timeout=20).text
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            counts = sample.name == "lexshard_http_requests_total"
+            own = counts and sample.labels["path"] == "/v1/completions"
+            found[sample.labels["replica"]] += int(sample.value) if own else 0
+    return found
+
+
+def complete(server: Server, prompt: str, tokens: int = 2) -> None:
+    body = {"prompt": prompt, "max_tokens": tokens}
+    reply = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
+    assert reply.status_code == 200, reply.text
+
+
+def test_what_begins_alike_has_one_replica_and_all_are_told_of(server: Server) -> None:
+    before = completed(server)
+    assert len(before) == 2
+    for _ in range(6):
+        complete(server, "Once upon a time")
+    added = completed(server)
+    added.subtract(before)
+    assert sorted(added.values()) == [0, 6]
+    for number in range(20):
+        complete(server, f"{number} little pigs")
+    added = completed(server)
+    added.subtract(before)
+    assert sum(added.values()) == 26
+    assert min(added.values()) > 0
+
+
+def test_a_replica_that_dies_takes_its_own_streams_and_another_comes(server: Server) -> None:
+    """Everybody else is answered meanwhile."""
+    driver = psutil.Process(server.process.pid)
+    replicas = [each for each in driver.children(recursive=True) if "ServeReplica" in each.name()]
+    assert len(replicas) == 2
+
+    def stream(number: int, begun: threading.Event) -> str:
+        body = {"prompt": f"{number} cats", "max_tokens": 600, "stream": True}
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as reply:
+            assert reply.status_code == 200
+            lines: list[str] = []
+            try:
+                for line in reply.iter_lines():
+                    lines.append(line)
+                    if len(lines) == 4:
+                        begun.set()
+            except httpx.HTTPError:
+                return "broken"
+            return "whole" if "data: [DONE]" in lines else "cut short"
+
+    events = [threading.Event() for _ in range(16)]
+    with ThreadPoolExecutor(16) as pool:
+        streams = [pool.submit(stream, number, event) for number, event in enumerate(events)]
+        for event in events:
+            assert event.wait(60)
+        replicas[0].kill()
+        for number in range(40):
+            complete(server, f"{number} dogs")
+        ends = Counter(each.result(120) for each in streams)
+    assert set(ends) == {"whole", "broken"}, ends
+    wait(lambda: len(completed(server)) == 2, 60, "the replica's successor")
+    for number in range(10):
+        complete(server, f"{number} birds")
+
+
+def test_replicas_come_with_requests_and_go_without_one_that_fails(tmp_path: Path) -> None:
+    options = {"replicas": 1, "max_replicas": 3, "target_ongoing_requests": 2}
+    failures: list[str] = []
+    stop = threading.Event()
+
+    def ask(number: int) -> None:
+        while not stop.is_set():
+            try:
+                complete(server, f"{number} cats", 200)
+            except (AssertionError, httpx.HTTPError) as error:
+                failures.append(repr(error))
+
+    with running_scripted_server(tmp_path, **options) as server, ThreadPoolExecutor(8) as pool:
+        for number in range(8):
+            pool.submit(ask, number)
+        wait(lambda: len(completed(server)) == 3, 120, "three replicas")
+        stop.set()
+    assert failures == []
