@@ -6,6 +6,7 @@ import importlib.metadata
 import logging
 import os
 import platform
+import socket
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 import psutil
 
 ANSWER_SECONDS = 60.0
+CONNECT_SECONDS = 5.0
 SERVE_CONTROLLER, SERVE_NAMESPACE = "SERVE_CONTROLLER_ACTOR", "serve"
 
 
@@ -35,6 +37,7 @@ def join_ray(address: str, environment: Mapping[str, str]) -> None:
     All that is started from here on finds ``environment``. Ray Serve reads its own when it is
     imported, so nothing may import it before this call. Raises JoinError.
     """
+    _check_answers(address)
     os.environ.update(environment)
     import ray
 
@@ -46,10 +49,7 @@ def join_ray(address: str, environment: Mapping[str, str]) -> None:
             log_to_driver=True,
         )
     except (ConnectionError, ValueError) as error:
-        raise JoinError(
-            f"no Ray cluster of this machine's answers at {address}: start one with `ray start "
-            "--head`, or leave --address out"
-        ) from error
+        raise _no_cluster(address) from error
     except RuntimeError as error:  # versions, among others
         reason = " ".join(str(error).split())
         raise JoinError(f"cannot join the Ray cluster at {address}: {reason}") from error
@@ -62,6 +62,24 @@ def join_ray(address: str, environment: Mapping[str, str]) -> None:
     except BaseException:
         ray.shutdown()
         raise
+
+
+def _check_answers(address: str) -> None:
+    """Ray itself would go on trying for minutes."""
+    host, _, port = address.rpartition(":")
+    if not port.isdigit():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise _no_cluster(address) from error
+
+
+def _no_cluster(address: str) -> JoinError:
+    return JoinError(
+        f"no Ray cluster of this machine's answers at {address}: start one with `ray start "
+        "--head`, or leave --address out"
+    )
 
 
 def own_raylet() -> psutil.Process:

@@ -156,6 +156,7 @@ def listening() -> dict[int, str]:
 def served_text(key: Path) -> str:
     """What a server that joins the cluster says."""
     ssh = ["ssh", "-tt", "-i", str(key), "-o", "StrictHostKeyChecking=no"]
+    ssh += ["-o", "UserKnownHostsFile=/dev/null"]  # a home of ours is looked at afterwards
     serve = "lexshard serve --model ~/lexshard/models/lexshard-demo --address auto --head dense"
     words = [*ssh, f"{USER.pw_name}@127.0.0.1", f"bash -ic 'exec {serve} --threads 1'"]
     with Path("/tmp/server.log").open("wb") as log:
