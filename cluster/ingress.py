@@ -21,6 +21,7 @@ from cluster.process_tree import die_with_parent
 
 BINARY, LISTEN = "LEXSHARD_INGRESS_BINARY", "LEXSHARD_INGRESS_LISTEN"
 ROUTING = "LEXSHARD_INGRESS_ROUTING"
+DRAINING_SECONDS = 3  # where replicas are replaced: hearing of it takes a second on a busy machine
 HEADER_SECONDS = 10  # for all of a request's headers
 # To a replica on this machine it takes none; so long HAProxy waits before it asks another.
 CONNECT_MILLISECONDS = 250
@@ -77,11 +78,13 @@ def ingress_environment(
     replicas: int = 1,
     certificate: bytes | None = None,
     routing: Literal["prefix", "load"] = "load",
+    draining_seconds: int = 0,
 ) -> dict[str, str]:
     """What Serve has to find in its environment to put HAProxy in front of ``replicas``; writes the
     program and the error pages into ``folder``, which is the server's own. With a ``certificate``
     and its key (PEM, one after the other) it speaks HTTPS. ``routing`` by `PREFIX_ROUTING`, or to
-    the least busy."""
+    the least busy. A replica that stops stays open for ``draining_seconds``, in which HAProxy is to
+    hear of its successor."""
     program = folder / "haproxy"
     command = shlex.join([sys.executable, "-m", "cluster.ingress"])
     program.write_text(f'#!/bin/sh\nexec {command} "$@"\n', encoding="utf-8")
@@ -118,8 +121,10 @@ def ingress_environment(
         # Streams last: what counts is how many a replica has, not how many it got.
         "RAY_SERVE_HAPROXY_BALANCE_ALGORITHM": "leastconn",
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(LONGEST_STREAM_SECONDS),
-        # Otherwise a stopping replica stays open for half a minute.
-        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
+        # Serve's own is half a minute.
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": str(draining_seconds),
+        # Meanwhile it answers, but says that it is not well, four times a second.
+        "RAY_SERVE_HAPROXY_HEALTH_CHECK_FALL": str(2 + 4 * draining_seconds),
         # Serve's own proxy, which stays in reserve; two servers must not ask for the same port.
         "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(_free_port()),
         BINARY: binary,
@@ -201,6 +206,20 @@ def fit_for_clients(
     return "\n".join(kept) + "\n"
 
 
+def with_last_replicas(configuration: str, kept: Path) -> str:
+    """``configuration``, or what is in ``kept``, the last one that had replicas.
+
+    While it builds what an application is updated to, Serve tells HAProxy of none of the replicas,
+    all of which still run. Those that do not are found out by HAProxy's own looking.
+    """
+    servers = [line.strip() for line in configuration.splitlines()]
+    if any(line.startswith("server ") and not line.endswith(" backup") for line in servers):
+        kept.write_text(configuration, encoding="utf-8")
+    elif kept.is_file():
+        return kept.read_text(encoding="utf-8")
+    return configuration
+
+
 def _is_replaced(line: str) -> bool:
     """Serve's errors in plain text; logs nobody reads; its own proxy in reserve, where requests
     would wait for a replica instead of being told that there is none; and splicing: after a spliced
@@ -222,7 +241,7 @@ def main(arguments: Sequence[str]) -> None:
     die_with_parent()
     path = Path(arguments[arguments.index("-f") + 1])
     folder = Path(os.environ["RAY_SERVE_HAPROXY_BINARY_PATH"]).parent
-    text = path.read_text(encoding="utf-8")
+    text = with_last_replicas(path.read_text(encoding="utf-8"), path.with_suffix(".last"))
     by_prefix = os.environ[ROUTING] == "prefix"
     fit = fit_for_clients(text, folder, os.environ[LISTEN], by_prefix=by_prefix)
     path.write_text(fit, encoding="utf-8")

@@ -123,7 +123,9 @@ def bind_replicas(config: ServeConfig, connect: EngineConnector | None = None) -
         graceful_shutdown_timeout_s=DRAIN_SECONDS,
         **options,
     )
-    application: Application = deployment.bind(config, connect)
+    # How many there are is no business of one: another number of them restarts none.
+    own = config.model_copy(update={"replicas": 1, "max_replicas": None})
+    application: Application = deployment.bind(own, connect)
     return application
 
 

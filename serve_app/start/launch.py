@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cluster.config import ServeConfig
-from cluster.ingress import haproxy_binary, ingress_environment
+from cluster.ingress import DRAINING_SECONDS, haproxy_binary, ingress_environment
 from cluster.joining import join_ray
 from cluster.leaving import end_serve, leave_ray
 from cluster.lifecycle import LOOPBACK, start_local_ray
@@ -142,6 +142,7 @@ def running_server(
             max(config.api_processes, config.replicas, config.max_replicas or 1),
             certificate_with_key(config),
             config.routing if config.has_replicas else "load",
+            DRAINING_SECONDS if config.has_replicas else 0,
         )
         host = LOOPBACK  # of the replicas: only HAProxy, on their node, is to reach them
     with ExitStack() as ends:

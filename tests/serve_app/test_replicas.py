@@ -3,18 +3,27 @@ the engines scripted."""
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.support.real_server import Server, running_scripted_server, wait
+from cluster.config import ServeConfig
+from tests.support.mock_server import model_folder
+from tests.support.paths import ROOT
+from tests.support.real_server import Server, free_port, running_scripted_server, wait
 
 pytestmark = pytest.mark.slow
 
@@ -114,3 +123,71 @@ def test_replicas_come_with_requests_and_go_without_one_that_fails(tmp_path: Pat
         wait(lambda: len(completed(server)) == 3, 120, "three replicas")
         stop.set()
     assert failures == []
+
+
+@contextmanager
+def updated_server(folder: Path) -> Iterator[tuple[str, str, subprocess.Popen[str]]]:
+    """Its address, its model, and the process of `tests.support.rolling`."""
+    port = free_port()
+    config = ServeConfig(model=str(model_folder(folder)), port=port, replicas=2)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.support.rolling"],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        deploy(process, json.loads(config.model_dump_json(by_alias=True)))
+        yield f"http://127.0.0.1:{port}", config.model, process
+    finally:
+        assert process.stdin is not None
+        process.stdin.close()
+        process.wait(60)
+
+
+def deploy(process: subprocess.Popen[str], options: dict[str, Any]) -> None:
+    """Returns when ``options`` hold."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(json.dumps(options) + "\n")
+    process.stdin.flush()
+    assert any("deployed" in line for line in process.stdout), "it has ended"
+
+
+def test_an_update_and_a_scaling_down_cut_nobody_off(tmp_path: Path) -> None:
+    """Streams of two seconds, eight at any time, while all replicas are replaced twice, one goes
+    and another comes."""
+    ends: Counter[str] = Counter()
+    stop = threading.Event()
+
+    def ask(number: int) -> None:
+        turn = 0
+        while not stop.is_set():
+            turn += 1
+            body = {"prompt": f"{number} cats, {turn}", "max_tokens": 400, "stream": True}
+            try:
+                with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as reply:
+                    lines = list(reply.iter_lines())
+                whole = "data: [DONE]" in lines and said(lines) == "x" * 400
+                ends["whole" if whole else f"{reply.status_code}: {lines[-3:]}"] += 1
+            except httpx.HTTPError as error:
+                ends[repr(error)] += 1
+
+    with updated_server(tmp_path) as (url, model, process), ThreadPoolExecutor(8) as pool:
+        for number in range(8):
+            pool.submit(ask, number)
+        counts: list[Counter[str]] = []
+        for limit, replicas in ((1000, 2), (1001, 2), (1001, 1), (1001, 2)):
+            args = {"model": model, "max_waiting_tokens": limit}
+            deploy(process, {"args": args, "num_replicas": replicas})
+            time.sleep(4)
+            counts.append(ends.copy())
+        stop.set()
+    assert ends.keys() == {"whole"}, counts
+    assert ends["whole"] > 64
+
+
+def said(lines: list[str]) -> str:
+    told = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    return "".join(each["choices"][0]["text"] for each in told if each["choices"])
