@@ -148,7 +148,7 @@ def test_inline_decisions_are_not_called_hidden() -> None:
 
 
 def test_a_process_with_every_control_on_every_logit_is_hidden() -> None:
-    """Real rows of 151,936 logits through shared memory, all controls on: hidden to a tenth."""
+    """Real rows of 151,936 logits through shared memory, all controls on."""
     from cluster.samplers.process import SamplerProcess
 
     handle = SamplerProcess(SamplerSettings(SIZE, (), capacity=8))
@@ -167,5 +167,5 @@ def test_a_process_with_every_control_on_every_logit_is_hidden() -> None:
     busy = plane.counters.busy / MEASURED
     assert busy < forward
     assert seconds < 1.1 * forward
-    assert plane.counters.wait < 0.1 * plane.counters.busy
+    assert plane.counters.wait / MEASURED < 0.01 * forward
     plane.shut_down()
