@@ -32,7 +32,14 @@ HOME = Path(USER.pw_dir)
 # What `ray up` and Ray leave on a machine; docs/deploy.md says so.
 MAY_STAY = {".ray", ".bashrc", "lexshard", "lexshard-environment", "ray_bootstrap_config.yaml"}
 MAY_STAY |= {"ray_bootstrap_key.pem", ".cache", ".config"}
-PROMPT = {"model": "lexshard-demo", "prompt": "Once upon a time", "max_tokens": 40, "seed": 7}
+PROMPT = "Once upon a time"
+SAMPLING: dict[str, Any] = {
+    "max_tokens": 40,
+    "seed": 7,
+    "temperature": 0.8,
+    "top_k": 50,
+    "top_p": 0.95,
+}
 JOINS = any(option.key == "address" for option in OPTIONS)
 
 # Instead of $1, an empty folder in which only $2, $3, ... are where they were.
@@ -168,7 +175,8 @@ def served_text(key: Path) -> str:
             assert process.poll() is None, told
             assert time.monotonic() < deadline, told
             time.sleep(0.5)
-        reply = httpx.post("http://127.0.0.1:8000/v1/completions", json=PROMPT, timeout=60)
+        body = {"model": "lexshard-demo", "prompt": PROMPT, **SAMPLING}
+        reply = httpx.post("http://127.0.0.1:8000/v1/completions", json=body, timeout=60)
         return str(reply.json()["choices"][0]["text"])
     finally:
         assert process.stdin is not None

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.paths import DEMO, ROOT
-from tests.support.ray_up import JOINS, PROMPT, command, missing
+from tests.support.ray_up import JOINS, PROMPT, SAMPLING, command, missing
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -32,6 +32,6 @@ def test_ray_up_over_ssh_and_down_again(tmp_path: Path) -> None:
         from actors.messages import SamplingParameters
 
         engine = Engine(EngineConfiguration(model=str(DEMO), head="dense", threads=1))
-        parameters = SamplingParameters(max_tokens=PROMPT["max_tokens"], seed=PROMPT["seed"])
-        [expected] = engine.generate([PROMPT["prompt"]], parameters)
+        parameters = SamplingParameters(**SAMPLING)
+        [expected] = engine.generate([PROMPT], parameters)
         assert told["text"] == expected.text
