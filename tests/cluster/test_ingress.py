@@ -20,6 +20,7 @@ from cluster.ingress import (
     fit_for_clients,
     haproxy_binary,
     ingress_environment,
+    with_last_replicas,
 )
 from tests.support.real_ingress import (
     OpenStream,
@@ -173,3 +174,19 @@ def test_streams_outlive_the_configuration_they_began_under(tmp_path: Path) -> N
 def test_a_configuration_of_another_kind_is_no_basis() -> None:
     with pytest.raises(ValueError, match="has changed"):
         fit_for_clients("global\n    maxconn 10\nfrontend other\n", Path("/nowhere"), "x:1")
+
+
+def test_replicas_that_serve_forgets_while_it_builds_their_successors_are_kept(
+    tmp_path: Path,
+) -> None:
+    kept = tmp_path / "last"
+    environment = ingress_environment("haproxy", tmp_path, "127.0.0.1", 8000, 2)
+    one, two = (serves_configuration(ports, 4, environment) for ports in ([1, 2], [3]))
+    none = "".join(
+        line for line in one.splitlines(keepends=True) if not line.strip().startswith("server rep")
+    )
+    assert with_last_replicas(none, kept) == none  # none were there yet
+    assert with_last_replicas(one, kept) == one
+    assert with_last_replicas(none, kept) == one
+    assert with_last_replicas(two, kept) == two
+    assert with_last_replicas(none, kept) == two
