@@ -224,7 +224,7 @@ def _tile(width_padded: int, number_bytes: int) -> tuple[int, int, int]:
     registers hold."""
     wide = width_padded >= 256
     if number_bytes == 2:
-        return (16, 32, 1) if wide else (64, 64, 1)
+        return (16, 32, 1) if wide else (64, 32, 1)
     return (16, 16, width_padded // 64) if wide else (16, 32, 1)
 
 
@@ -296,6 +296,7 @@ def paged_attention(
         # Three products of halves: nearly float32, on the tensor cores. Without them a product
         # keeps whole rows in registers, thousands of bytes more than there are.
         PRECISION="tf32x3" if query.dtype == torch.float32 else "tf32",
+        num_warps=8 if parts > 1 else 4,  # twice the registers for what is read in parts
     )
     if splits > 1:
         _join[(rows, heads)](

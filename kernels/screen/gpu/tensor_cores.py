@@ -353,7 +353,7 @@ def screen(hidden: torch.Tensor, placed: PlacedTier) -> Screened:
             ASSEMBLY=device.type != "cpu",
             ROWS=block,
             COLUMNS=halves_at_a_time,
-            num_warps=4,
+            num_warps=4 if wide or not coins else 8,  # coins need registers of their own
             num_stages=4,
             enable_fp_fusion=False,
         )
