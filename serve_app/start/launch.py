@@ -157,7 +157,6 @@ def running_server(
         from ray import serve
 
         from serve_app.deployment import APPLICATION_NAME, bind, start_engine
-        from serve_app.replica import bind_replicas
 
         reserves = (config.reserve or config.address is not None) and not config.has_replicas
         if connect is None and reserves:
@@ -178,6 +177,8 @@ def running_server(
         if config.has_replicas:
             if connect is None:
                 _check_room(config, tell)
+            from serve_app.replica import bind_replicas
+
             tell(f"starting {config.replicas} replicas, with an engine each")
             application = bind_replicas(config, connect)
         else:
