@@ -33,7 +33,7 @@ LONGEST_STREAM_SECONDS = 24 * 3600
 # first words of their user in it, too, so that a system prompt that all have in common divides
 # nothing. A body that does not fit into a buffer (16 KiB) goes by its own first words.
 PREFIX_ROUTING = """
-    http-request wait-for-body time 10s if METH_POST
+    http-request wait-for-body time 60s if METH_POST
     http-request set-var(txn.begin) req.body,json_query('$.messages[0].content'),bytes(0,1024)
     http-request set-var(txn.user) req.body,json_query('$.messages[1].content'),bytes(0,1024)
     http-request set-var(txn.begin) req.body,json_query('$.prompt'),bytes(0,1024) \

@@ -35,8 +35,9 @@ from serve_app.server_state import ServerState
 
 LOOK_SECONDS = 0.2
 METRICS_SECONDS = 2.0  # Prometheus waits for 10
-# For the streams of a replica that another one has taken the place of, and for its engine's end.
+# At least so long for the streams of a replica that another one has taken the place of.
 DRAIN_SECONDS = 120.0
+FAREWELL_SECONDS = 5.0  # for the engine to end, after the streams have
 
 
 def start_own_engine(config: ServeConfig, processes: Processes) -> EngineClient:
@@ -120,7 +121,8 @@ def bind_replicas(config: ServeConfig, connect: EngineConnector | None = None) -
         health_check_period_s=1,
         health_check_timeout_s=30,
         graceful_shutdown_wait_loop_s=0.1,
-        graceful_shutdown_timeout_s=DRAIN_SECONDS,
+        graceful_shutdown_timeout_s=max(DRAIN_SECONDS, config.shutdown_grace_seconds)
+        + FAREWELL_SECONDS,
         **options,
     )
     # How many there are is no business of one: another number of them restarts none.
