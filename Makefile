@@ -33,15 +33,15 @@ SERVERLESS := tests/actors tests/kernels tests/loadtest
 
 # What needs no server runs in two processes; servers have the machine to themselves.
 define run_tests
-	$(BIN)/python -m pytest $(1) --numprocesses 2 --dist loadfile --no-loadscope-reorder $(SERVERLESS)
-	$(BIN)/python -m pytest $(1) $(addprefix --ignore ,$(SERVERLESS))
+	$(BIN)/python -m pytest -m "not slow" --numprocesses 2 --dist loadfile --no-loadscope-reorder $(SERVERLESS)
+	$(BIN)/python -m pytest -m "not slow" $(addprefix --ignore ,$(SERVERLESS))
 endef
 
 test: setup
-	$(if $(TESTS),$(BIN)/python -m pytest -m "not slow" $(TESTS),$(call run_tests,-m "not slow"))
+	$(if $(TESTS),$(BIN)/python -m pytest -m "not slow" $(TESTS),$(call run_tests))
 
 prove: setup
-	$(if $(TESTS),$(BIN)/python -m pytest $(TESTS),$(call run_tests,))
+	$(if $(TESTS),$(BIN)/python -m pytest $(TESTS),bash .ci/prove)
 
 lint: setup
 	$(BIN)/ruff check .

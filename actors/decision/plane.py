@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -27,6 +27,7 @@ from actors.states.deltas import OpenSequence, Outbox
 SUBSTITUTE = -1
 # Seconds before a sampler that could not be started is tried again, doubling.
 SHORTEST_BACKOFF, LONGEST_BACKOFF = 0.5, 30.0
+COMING_SECONDS = 5.0  # that a plane which ends waits for samplers which have not begun yet
 
 logger = logging.getLogger("lexshard.sampler")
 
@@ -181,12 +182,13 @@ class DecisionPlane:
         return PendingStep(self, parts, len(sequences))
 
     def shut_down(self) -> None:
-        """Ends every sampler."""
+        """Ends every sampler. One that is still to come, and may not, because there is no room for
+        it, ends when it does."""
         self._closing.set()
-        self._starter.shutdown(wait=True)
+        self._starter.shutdown(wait=False, cancel_futures=True)
+        wait(self._coming.values(), COMING_SECONDS)
         for coming in self._coming.values():
-            if coming.exception() is None:
-                coming.result().close()
+            coming.add_done_callback(_end)
         for handle in self._handles.values():
             handle.close()
 
@@ -349,6 +351,11 @@ class PendingStep:
             except SamplerLostError as error:
                 self._plane.lose(part.sampler, part.handle, error)
                 part.sampler, part.handle, part.pending = self._plane.hand_over(part.work)
+
+
+def _end(coming: Future[SamplerHandle]) -> None:
+    if not coming.cancelled() and coming.exception() is None:
+        coming.result().close()
 
 
 def _opening(sequence: int, member: _Member) -> OpenSequence:

@@ -33,6 +33,9 @@ from cluster.samplers.dense_slots import dense_views, slot_bytes
 from cluster.samplers.stopped import LOOK_SECONDS, StoppedProcess
 from kernels.columns import write_columns
 
+# Of a node that cannot be reached Ray knows nothing for a minute, and a step would wait so long.
+REMOTE_SECONDS = 10.0
+
 
 class RemoteSampler:
     """The actor. Arrays arrive read-only, for which the sampler's kernels are not compiled: small
@@ -96,9 +99,10 @@ class SamplerActor:
         ray.kill(self._actor)
 
     def wait(self, reference: Any) -> Any:
-        """What ``reference`` stands for. Raises `SamplerLostError` where the actor died."""
+        """What ``reference`` stands for. Raises `SamplerLostError` where the actor died, or cannot
+        be reached."""
         if not self._local:
-            return _get(reference)
+            return self._from_afar(reference)
         process = StoppedProcess(self.process_id)
         while True:
             try:
@@ -106,6 +110,14 @@ class SamplerActor:
             except ray.exceptions.GetTimeoutError:
                 if process.look():
                     self._kill()
+
+    def _from_afar(self, reference: Any) -> Any:
+        try:
+            return _get(reference, REMOTE_SECONDS)
+        except ray.exceptions.GetTimeoutError as error:
+            raise SamplerLostError(
+                f"the sampler on {self.place.host} has not answered for {REMOTE_SECONDS:g} s"
+            ) from error
 
     def _kill(self) -> None:
         """For one that has been stopped, which does not do what Ray asks of it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,12 +14,17 @@ from actors.engine.completion import Completion
 from actors.engine.engine import Engine
 from actors.messages import Request
 from actors.role import RunningRole
+from tests.support.nodes_apart import nodes_apart, why_not
 from tests.support.paths import DEMO, DEMO_DRAFT
+from tests.support.real_server import wait
 from tests.support.speculation_cases import drafting_engine, requests_of, run_and_close
 
 pytestmark = pytest.mark.slow
 
 NODES = 3
+# A node that ends is noticed by Ray at once or within seconds; of one that cannot be reached it
+# hears nothing at all, and waits for 65 s if it is not told otherwise.
+RAY_NOTICES = {"period_ms": "1000", "timeout_ms": "1000", "failure_threshold": "3"}
 
 
 @contextmanager
@@ -97,6 +102,12 @@ def _nodes_of(engine: Engine, name: str) -> set[str]:
     return {role.place.node for role in roles if role.name == name and role.place.node}
 
 
+def _address_of(node: str) -> str:
+    import ray
+
+    return next(each["NodeManagerAddress"] for each in ray.nodes() if each["NodeID"] == node)
+
+
 def test_shards_and_samplers_on_other_nodes_say_what_one_process_says(
     plain: list[Completion], requests: list[Request]
 ) -> None:
@@ -121,23 +132,60 @@ def test_a_lost_node_is_replaced_in_the_midst_of_a_step(
     ):
         [before] = _nodes_of(engine, "shard")
         lost = next(node for node in cluster.worker_nodes if node.node_id == before)
-        tokens: dict[str, list[int]] = {request.request_id: [] for request in requests}
-        for request in requests:
-            assert engine.submit(request) is None
-        left, steps = len(requests), 0
-        while left:
-            for event in engine.step():
-                tokens[event.request_id].extend(event.token_ids)
-                left -= event.finish_reason is not None
-            steps += 1
-            if steps == 6:
-                started = time.monotonic()
-                lost.kill_raylet()
-            if steps == 7:
-                print(f"{spares} spares: {time.monotonic() - started:.1f} s for a lost node")
-        engine.check_idle()
+        tokens, seconds = _tokens_through_a_loss(engine, requests, lost.kill_raylet)
+        print(f"{spares} spares: {seconds:.1f} s for a lost node")
         [after] = _nodes_of(engine, "shard")
         assert after not in ("", before)
-    assert [tuple(tokens[request.request_id]) for request in requests] == [
-        tuple(each.token_ids) for each in plain
-    ]
+    assert tokens == [each.token_ids for each in plain]
+
+
+@pytest.mark.parametrize("spares", [0, 1])
+def test_a_node_that_cannot_be_reached_is_replaced_and_harms_nobody_when_it_can_be_again(
+    plain: list[Completion],
+    requests: list[Request],
+    spares: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its processes live and know nothing of it; Ray is told to notice within some seconds."""
+    reason = why_not()
+    if reason is not None:
+        pytest.skip(reason)
+    for name, value in RAY_NOTICES.items():
+        monkeypatch.setenv(f"RAY_health_check_{name}", value)
+    with (
+        nodes_apart(1, 2, 2 + spares) as nodes,
+        reserved_engine(shards=2, samplers=1, shard_spares=spares, shard_seconds=10) as engine,
+    ):
+        [before] = _nodes_of(engine, "shard")
+        lost = next(node for node in nodes if node.address == _address_of(before))
+        tokens, seconds = _tokens_through_a_loss(engine, requests, lost.cut)
+        print(f"{spares} spares: {seconds:.1f} s for a node that cannot be reached")
+        [after] = _nodes_of(engine, "shard")
+        assert after not in ("", before)
+        lost.mend()
+        wait(lambda: not lost.processes(), 60, "what was cut off to end")
+        again, _ = _tokens_through_a_loss(engine, requests, lambda: None)
+    assert tokens == again == [each.token_ids for each in plain]
+
+
+def _tokens_through_a_loss(
+    engine: Engine, requests: list[Request], lose: Callable[[], None]
+) -> tuple[list[tuple[int, ...]], float]:
+    """What each request said, and the seconds of the longest step after ``lose``, which comes in
+    their midst."""
+    tokens: dict[str, list[int]] = {request.request_id: [] for request in requests}
+    for request in requests:
+        assert engine.submit(request) is None
+    left, steps, longest = len(requests), 0, 0.0
+    while left:
+        if steps == 6:
+            lose()
+        started = time.monotonic()
+        for event in engine.step():
+            tokens[event.request_id].extend(event.token_ids)
+            left -= event.finish_reason is not None
+        if steps >= 6:
+            longest = max(longest, time.monotonic() - started)
+        steps += 1
+    engine.check_idle()
+    return [tuple(tokens[request.request_id]) for request in requests], longest

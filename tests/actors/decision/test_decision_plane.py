@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -357,6 +358,33 @@ def test_shutting_down_does_not_wait_for_the_next_try() -> None:
     started = time.monotonic()
     plane.shut_down()
     assert time.monotonic() - started < 0.5
+
+
+def test_a_sampler_that_finds_no_room_does_not_hold_up_the_end_and_ends_when_it_comes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("actors.decision.plane.COMING_SECONDS", 0.1)
+    room = threading.Event()
+
+    class WaitingForRoom(Starts):
+        def __call__(self) -> SamplerHandle:
+            if self.made:
+                room.wait(60)
+            return super().__call__()
+
+    starts = WaitingForRoom(set())
+    plane, candidates = _plane_of_six(starts, 1)
+    starts.made[0].close()
+    plane.submit(0, range(6), candidates).result()
+    started = time.monotonic()
+    plane.shut_down()
+    assert time.monotonic() - started < 5.0
+    assert len(starts.made) == 1
+    room.set()
+    deadline = time.monotonic() + 20.0
+    while not (len(starts.made) == 2 and starts.made[1].closed):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_what_was_started_is_ended_when_not_all_can_start() -> None:
