@@ -26,7 +26,7 @@ ShardAssignmentMethod = Literal[
     "clusters-hotness",
     "clusters-semantic",
 ]
-DraftHeadChoice = Literal["auto", "full", "static", "router"]
+DraftHeadChoice = Literal["auto", "full", "static", "router", "certified"]
 SIGMOID_LIMITS = (-10.0, 10.0)  # alpha and beta of the papers
 NGRAM = "ngram"  # in the place of a draft model's folder
 
@@ -71,8 +71,8 @@ class EngineConfiguration:
     not pay, "stepping" by the papers' rule, "fixed" always guesses as many as it may, "auto" is
     "measured" where lengths change no token, else "stepping", which does not go by the clock.
     ``draft_head`` is what a draft model looks at: "full" all its vocabulary, "static" the tokens
-    drawn most often, "router" the clusters that its router chooses, "auto" a static list where the
-    folder has a router's file, else all.
+    drawn most often, "router" the clusters that its router chooses, "certified" what a certified
+    head cannot exclude, "auto" a static list where the folder has a router's file, else all.
     """
 
     model: str = field(
@@ -218,7 +218,7 @@ class EngineConfiguration:
     )
     draft_head: DraftHeadChoice = field(
         default="auto",
-        metadata=setting("auto, full, static or router: what a draft model looks at"),
+        metadata=setting("auto, full, static, router or certified: what a draft model looks at"),
     )
 
 

@@ -21,7 +21,7 @@ ROOMS = {
     "index": {"body"},
     "head": {"states", "index", "body"},
     "decision": {"states", "index", "body"},
-    "drafter": {"states", "body", "text", "index"},
+    "drafter": {"states", "head", "body", "text", "index"},
     "engine": {"states", "head", "decision", "drafter", "body", "text"},
 }
 MOST_MODULES = 16  # side by side in a folder

@@ -15,6 +15,7 @@ from actors.drafter.lookup import LookupDrafter
 from actors.drafter.model import ModelDrafter
 from actors.drafter.protocol import Drafter
 from actors.drafter.router.file import FILE_NAME, read_router_file
+from actors.drafter.step_heads import WholeHead, certified_head
 from actors.drafter.stepwise import StepwiseDrafter
 from actors.index.format import describe_weights
 from kernels.draft import DraftHead
@@ -37,15 +38,22 @@ def build_drafter(
     model = load_draft_model(
         configuration.draft, configuration.model, configuration.dtype, device="cpu"
     )
+    wanted = configuration.draft_head
+    if wanted == "certified":
+        certified = certified_head(configuration, model, vocabulary_size)
+        return StepwiseDrafter(
+            model.body, certified, blocks=blocks, vocabulary_size=vocabulary_size
+        )
     if isinstance(model.body, FusedBody):
         head = _draft_head(configuration, model, vocabulary_size)
         return ModelDrafter(model.body, head, blocks=blocks, vocabulary_size=vocabulary_size)
-    if configuration.draft_head not in ("auto", "full"):
+    if wanted not in ("auto", "full"):
         raise ValueError(
-            f"{configuration.draft} drafts with its whole head, for its family has no fused body: "
-            "leave --draft-head out"
+            f"{configuration.draft} drafts with its whole head or a certified one, for its family "
+            "has no fused body: leave --draft-head out, or take certified"
         )
-    return StepwiseDrafter(model.body, model.head, blocks=blocks, vocabulary_size=vocabulary_size)
+    whole = WholeHead(model.head, vocabulary_size)
+    return StepwiseDrafter(model.body, whole, blocks=blocks, vocabulary_size=vocabulary_size)
 
 
 def _draft_head(

@@ -1,16 +1,14 @@
-"""Drafting with a model of any family, step by step: slower than the native call, and as right."""
+"""Drafting with a model of any family and any head, step by step: as right as the native call."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
-import torch
 
 from actors.body.batch import Batch, Body
-from actors.body.head_weights import HeadWeights
 from actors.drafter.draft_cache import DraftCache, Turn, block_tables
+from actors.drafter.step_heads import Contest, StepHead
 from actors.drafter.task import Draft, DraftTask
 from actors.kv_cache import BLOCK_TOKENS
 from actors.proposal import Proposal
@@ -18,23 +16,22 @@ from kernels.draw import Controls, draw
 
 
 class StepwiseDrafter:
-    """As `actors.drafter.model.ModelDrafter`, for bodies that are not fused and for GPUs: every
-    step goes through the body's ``forward`` and looks at the whole head.
+    """As `actors.drafter.model.ModelDrafter`, for bodies that are not fused, for GPUs, and for
+    heads that the native call has not: every step goes through the body's ``forward`` and ``head``.
 
     Raises ValueError where the body lacks tokens of the target.
     """
 
     name = "model"
 
-    def __init__(self, body: Body, head: HeadWeights, *, blocks: int, vocabulary_size: int) -> None:
-        if min(body.vocabulary_size, len(head.weight)) < vocabulary_size:
+    def __init__(self, body: Body, head: StepHead, *, blocks: int, vocabulary_size: int) -> None:
+        if body.vocabulary_size < vocabulary_size:
             raise ValueError(
-                f"the draft model has {len(head.weight)} of {vocabulary_size} tokens: use one "
-                "that was made for the target's tokenizer"
+                f"the draft model embeds {body.vocabulary_size} of {vocabulary_size} tokens: use "
+                "one that was made for the target's tokenizer"
             )
         self._body = body
         self._head = head
-        self._ids = np.arange(vocabulary_size, dtype=np.int32)
         self._cache = DraftCache(blocks, body.max_positions)
         body.allocate_cache(blocks)
 
@@ -51,14 +48,15 @@ class StepwiseDrafter:
             drawing = [row for row, turn in enumerate(active) if turn.most > 0]
             active = [active[row] for row in drawing]
             ends = [starts[row] + len(put_in[row]) for row in drawing]
-            logits = self._logits(hidden[drawing])
-            drawn = self._draw(active, logits, ends)
-            for turn, token, row in zip(active, drawn, logits, strict=True):
-                proposed[turn.index].append(token)
-                if turn.task.propose:
-                    drawn_from[turn.index].append(
-                        Proposal(self._ids, row, turn.task.inverse_temperature)
-                    )
+            if active:
+                tasks = [turn.task for turn in active]
+                contest = self._head.contest(hidden[drawing], tasks, ends)
+                for row, (turn, token) in enumerate(
+                    zip(active, _draw(tasks, contest, ends), strict=True)
+                ):
+                    proposed[turn.index].append(token)
+                    if turn.task.propose:
+                        drawn_from[turn.index].append(_proposal(turn.task, contest, row))
             more = [row for row, turn in enumerate(active) if len(proposed[turn.index]) < turn.most]
             active = [active[row] for row in more]
             starts = [ends[row] for row in more]
@@ -71,27 +69,24 @@ class StepwiseDrafter:
         """See `actors.drafter.protocol.Drafter`."""
         self._cache.forget(sequence)
 
-    def _logits(self, hidden: torch.Tensor) -> npt.NDArray[np.float32]:
-        """Of every token of the target [N, V]."""
-        return self._head.logits(hidden)[:, : len(self._ids)].cpu().numpy()
 
-    def _draw(
-        self, turns: list[Turn], logits: npt.NDArray[np.float32], positions: list[int]
-    ) -> list[int]:
-        """A token for each row of ``logits`` at its position, as the target would draw it."""
-        if not turns:
-            return []
-        rows, size = logits.shape
-        controls = Controls(
-            inverse_temperature=np.array([turn.task.inverse_temperature for turn in turns]),
-            top_k=np.zeros(rows, np.int64),
-            top_p=np.ones(rows),
-            log_min_p=np.full(rows, -np.inf),
-            key=np.array([turn.task.key for turn in turns], np.uint64),
-            position=np.array(positions, np.uint64),
-        )
-        offsets = np.arange(rows + 1, dtype=np.int64) * size
-        return draw(np.tile(self._ids, rows), logits.ravel(), offsets, controls).tolist()
+def _draw(tasks: Sequence[DraftTask], contest: Contest, positions: Sequence[int]) -> list[int]:
+    """A token for each row of ``contest`` at its position, as the target would draw it."""
+    rows = len(tasks)
+    controls = Controls(
+        inverse_temperature=np.array([task.inverse_temperature for task in tasks]),
+        top_k=np.zeros(rows, np.int64),
+        top_p=np.ones(rows),
+        log_min_p=np.full(rows, -np.inf),
+        key=np.array([task.key for task in tasks], np.uint64),
+        position=np.array(positions, np.uint64),
+    )
+    return draw(contest.ids, contest.logits, contest.offsets, controls).tolist()
+
+
+def _proposal(task: DraftTask, contest: Contest, row: int) -> Proposal:
+    own = slice(contest.offsets[row], contest.offsets[row + 1])
+    return Proposal(contest.ids[own], contest.logits[own], task.inverse_temperature)
 
 
 def _batch(turns: list[Turn], tokens: list[list[int]], starts: list[int]) -> Batch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -13,14 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.body.loading import LoadedModel, load
+from actors.configuration import EngineConfiguration
 from actors.drafter.draft_cache import MOST_PENDING
 from actors.drafter.model import ModelDrafter
 from actors.drafter.protocol import Drafter
+from actors.drafter.step_heads import WholeHead, certified_head
 from actors.drafter.stepwise import StepwiseDrafter
 from actors.drafter.task import DraftTask
 from kernels.noise import gumbel_noise
 from tests.support.draft_cases import full_head, guessed, model_drafter, routed_head
-from tests.support.paths import DEMO_DRAFT
+from tests.support.paths import DEMO, DEMO_DRAFT
 
 KEYS = (0, 2**64 - 1, 123456789)
 
@@ -63,17 +66,33 @@ def tasks_of(prompt_ids: list[tuple[int, ...]], count: int, most: int = 4) -> li
 
 def stepwise_drafter(model: LoadedModel) -> StepwiseDrafter:
     general = load(DEMO_DRAFT, "float32", body="general", device="cpu").body
-    return StepwiseDrafter(general, model.head, blocks=64, vocabulary_size=model.vocabulary_size)
+    head = WholeHead(model.head, model.vocabulary_size)
+    return StepwiseDrafter(general, head, blocks=64, vocabulary_size=model.vocabulary_size)
 
 
-@pytest.mark.parametrize("kind", ["native", "stepwise"])
+def certified_drafter(model: LoadedModel, vocabulary_size: int | None = None) -> StepwiseDrafter:
+    """Its own model, whose cache the making of an index would take."""
+    size = vocabulary_size or model.vocabulary_size
+    configuration = EngineConfiguration(str(DEMO), draft=str(DEMO_DRAFT), device="cpu")
+    own = load(DEMO_DRAFT, "float32", body="fused", device="cpu")
+    head = certified_head(configuration, own, size)
+    return StepwiseDrafter(own.body, head, blocks=64, vocabulary_size=size)
+
+
+DRAFTERS: dict[str, Callable[[LoadedModel], Drafter]] = {
+    "native": model_drafter,
+    "stepwise": stepwise_drafter,
+    "certified": certified_drafter,
+}
+
+
+@pytest.mark.parametrize("kind", DRAFTERS)
 def test_guesses_are_those_of_the_plain_model(
     model: LoadedModel, plain: Any, prompt_ids: list[tuple[int, ...]], kind: str
 ) -> None:
     tasks = tasks_of(prompt_ids, 9)
     expected = [plain_guesses(plain, task, np.arange(model.vocabulary_size)) for task in tasks]
-    drafter: Drafter = model_drafter(model) if kind == "native" else stepwise_drafter(model)
-    assert guessed(drafter, tasks) == expected
+    assert guessed(DRAFTERS[kind](model), tasks) == expected
 
 
 def test_a_static_list_is_drawn_from_alone(
@@ -86,11 +105,11 @@ def test_a_static_list_is_drawn_from_alone(
     assert drafter.rows == 3000 * sum(task.most for task in tasks)
 
 
-@pytest.fixture(scope="module", params=["native", "routed", "stepwise"])
+@pytest.fixture(scope="module", params=["native", "routed", "stepwise", "certified"])
 def pair(request: pytest.FixtureRequest, model: LoadedModel) -> tuple[Any, Any]:
     """Two drafters of a kind."""
-    if request.param == "stepwise":
-        return stepwise_drafter(model), stepwise_drafter(model)
+    if request.param in ("stepwise", "certified"):
+        return DRAFTERS[request.param](model), DRAFTERS[request.param](model)
     head = full_head(model)
     if request.param == "routed":
         head = routed_head(model, 1, 40, [9, 6, 2])
@@ -179,13 +198,14 @@ def test_without_room_a_sequence_is_not_drafted_for(
 
 def test_padding_is_never_guessed(model: LoadedModel) -> None:
     """Rows that the target's tokenizer has no token for, whatever their logits."""
-    body = model_drafter(model)
-    small = ModelDrafter(
-        one_body(model), full_head(model), blocks=8, vocabulary_size=model.vocabulary_size - 9000
-    )
-    tasks = [DraftTask(name, [1, 2, 3], 5, name, 0.2) for name in range(8)]
-    assert max(max(guesses) for guesses in guessed(body, tasks)) >= model.vocabulary_size - 9000
-    assert max(max(guesses) for guesses in guessed(small, tasks)) < model.vocabulary_size - 9000
+    size = model.vocabulary_size - 9000
+    small = ModelDrafter(one_body(model), full_head(model), blocks=8, vocabulary_size=size)
+    tasks = [DraftTask(name, [1, 2, 3], 5, name, 0.2, propose=name > 5) for name in range(8)]
+    assert max(max(guesses) for guesses in guessed(model_drafter(model), tasks)) >= size
+    for drafter in (small, certified_drafter(model, size)):
+        drafts = drafter.propose(tasks)
+        assert max(max(draft.token_ids) for draft in drafts) < size
+        assert all(each.ids.max() < size for draft in drafts for each in draft.proposals)
 
 
 def one_body(model: LoadedModel) -> Any:
@@ -197,16 +217,19 @@ def test_a_draft_model_with_fewer_tokens_than_the_target_is_refused(model: Loade
     with pytest.raises(ValueError, match="made for the target's tokenizer"):
         ModelDrafter(one_body(model), full_head(model), blocks=8, vocabulary_size=more)
     with pytest.raises(ValueError, match="made for the target's tokenizer"):
-        StepwiseDrafter(one_body(model), model.head, blocks=8, vocabulary_size=more)
+        WholeHead(model.head, more)
+    whole = WholeHead(model.head, model.vocabulary_size)
+    with pytest.raises(ValueError, match="made for the target's tokenizer"):
+        StepwiseDrafter(one_body(model), whole, blocks=8, vocabulary_size=more)
 
 
-@pytest.mark.parametrize("kind", ["static", "routed", "stepwise"])
+@pytest.mark.parametrize("kind", ["static", "routed", "stepwise", "certified"])
 def test_a_guess_was_drawn_from_its_proposal(
     model: LoadedModel, prompt_ids: list[tuple[int, ...]], kind: str
 ) -> None:
     """The best token with the noise of its place added, of the very logits."""
-    if kind == "stepwise":
-        drafter: Drafter = stepwise_drafter(model)
+    if kind in DRAFTERS:
+        drafter = DRAFTERS[kind](model)
     else:
         head = routed_head(model, 1, 40, [9, 6, 2]) if kind == "routed" else full_head(model)
         drafter = model_drafter(model, head)

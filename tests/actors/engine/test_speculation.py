@@ -18,6 +18,7 @@ from tests.support.speculation_cases import drafting_engine, requests_of, run_an
 MODEL = {"draft": str(DEMO_DRAFT)}
 DRAFTERS: dict[str, dict[str, Any]] = {
     "full head": {**MODEL, "draft_head": "full"},
+    "certified head": {**MODEL, "draft_head": "certified"},
     "static head": {**MODEL, "draft_head": "static", "draft_length": "stepping"},
     "router": {**MODEL, "draft_head": "router", "draft_tokens": 3},
     "measured": {**MODEL, "draft_length": "measured"},

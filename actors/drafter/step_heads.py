@@ -1,0 +1,124 @@
+"""What a draft model that goes step by step may draw: every token, or those that can still win."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from actors.body.head_weights import HeadWeights
+from actors.body.loading import LoadedModel
+from actors.configuration import EngineConfiguration
+from actors.drafter.task import DraftTask
+from actors.head.build import build_head
+from actors.head.output_head import OutputHead
+from actors.states.need import Adjustment, Need
+from actors.states.sequence_state import SequenceStates
+
+
+class Contest(NamedTuple):
+    """Row ``r`` is drawn from ``ids[offsets[r]:offsets[r + 1]]``, sorted, by their logits."""
+
+    ids: npt.NDArray[np.int32]  # [total]
+    logits: npt.NDArray[np.float32]  # [total]
+    offsets: npt.NDArray[np.int64]  # [N + 1]
+
+
+class StepHead(Protocol):
+    """A draft model's output head."""
+
+    def contest(
+        self, hidden: torch.Tensor, tasks: Sequence[DraftTask], positions: Sequence[int]
+    ) -> Contest:
+        """Who competes to follow ``hidden [N, d]``, for ``tasks[r]`` at ``positions[r]``. Every
+        token does where ``tasks[r].propose``."""
+
+
+class WholeHead:
+    """Every logit of the target's tokens. Raises ValueError where ``head`` lacks some."""
+
+    def __init__(self, head: HeadWeights, vocabulary_size: int) -> None:
+        if len(head.weight) < vocabulary_size:
+            raise ValueError(
+                f"the draft model has {len(head.weight)} of {vocabulary_size} tokens: use one "
+                "that was made for the target's tokenizer"
+            )
+        self._head = head
+        self._ids = np.arange(vocabulary_size, dtype=np.int32)
+
+    def contest(
+        self, hidden: torch.Tensor, tasks: Sequence[DraftTask], positions: Sequence[int]
+    ) -> Contest:
+        """See `StepHead`."""
+        size = len(self._ids)
+        logits = self._head.logits(hidden)[:, :size].cpu().numpy()
+        offsets = np.arange(len(hidden) + 1, dtype=np.int64) * size
+        return Contest(np.tile(self._ids, len(hidden)), logits.ravel(), offsets)
+
+
+class CertifiedHead:
+    """What a certified head (`actors.head`) cannot exclude: the guesses of the whole head, for the
+    bytes of a low-precision copy. Ids from ``vocabulary_size`` on, the target's, never compete."""
+
+    def __init__(self, head: OutputHead, vocabulary_size: int) -> None:
+        self._head = head
+        self._vocabulary_size = vocabulary_size
+        self._beyond = _without(np.arange(vocabulary_size, head.vocabulary_size, dtype=np.int32))
+
+    def contest(
+        self, hidden: torch.Tensor, tasks: Sequence[DraftTask], positions: Sequence[int]
+    ) -> Contest:
+        """See `StepHead`."""
+        needs = [
+            Need(
+                "dense" if task.propose else "top1",
+                key=task.key,
+                position=position,
+                inverse_temperature=task.inverse_temperature,
+                adjustment=self._beyond,
+            )
+            for task, position in zip(tasks, positions, strict=True)
+        ]
+        found = self._head.rescore(self._head.screen(hidden, needs))
+        contest = Contest(found.ids, found.raw, found.offsets)
+        return contest if self._beyond is None else _below(contest, self._vocabulary_size)
+
+
+def certified_head(
+    configuration: EngineConfiguration, model: LoadedModel, vocabulary_size: int
+) -> CertifiedHead:
+    """That of the draft ``model``, with the tiers that the target's head has. Loads the model's
+    index or builds it, which takes the body's cache; raises what `build_head` raises."""
+    own = replace(
+        configuration, model=str(configuration.draft), index=None, head="certified", shards=1
+    )
+    nobody = SequenceStates(model.vocabulary_size, model.eos_token_ids, 1)
+    built = build_head(model, own, nobody, lambda _: None)
+    return CertifiedHead(built.head.head, vocabulary_size)
+
+
+def _below(contest: Contest, size: int) -> Contest:
+    """Without the ids from ``size`` on, which rows with every logit have, too."""
+    kept = contest.ids < size
+    offsets = np.concatenate([[0], np.cumsum(kept)])[contest.offsets]
+    return Contest(contest.ids[kept], contest.logits[kept], offsets)
+
+
+def _without(banned: npt.NDArray[np.int32]) -> Adjustment | None:
+    if not banned.size:
+        return None
+    return Adjustment(
+        repetition=1.0,
+        frequency=0.0,
+        presence=0.0,
+        tables=None,
+        table=-1,
+        bias_ids=np.empty(0, np.int32),
+        bias_values=np.empty(0, np.float32),
+        banned=banned,
+        allowed=None,
+    )
