@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gc
 import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from loadtest.bench.record import Measure
@@ -21,13 +21,13 @@ class EngineRun:
     """Tokens of each request and when each came, in seconds after all were submitted.
 
     ``wall_seconds`` ends with the last token, or where the engine hands back its result.
-    ``head_share`` is the share of the wall time spent in the output layer, where it is known.
+    ``shares`` are the shares of the wall time spent in parts of the engine, where they are known.
     """
 
     wall_seconds: float
     token_ids: tuple[tuple[int, ...], ...]
     token_seconds: tuple[tuple[float, ...], ...]
-    head_share: float | None = None
+    shares: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def throughput(self) -> float:
@@ -52,7 +52,7 @@ class EngineRun:
             fields["wall_seconds"],
             tuple(map(tuple, fields["token_ids"])),
             tuple(map(tuple, fields["token_seconds"])),
-            fields.get("head_share"),
+            fields.get("shares", {}),
         )
 
 
@@ -70,7 +70,7 @@ class Runner(Protocol):
     def name(self) -> str: ...
 
     def run(self, jobs: Sequence[Job]) -> EngineRun:
-        """Generate exactly the tokens every job asks for, greedily, ignoring end of sequence."""
+        """Generate exactly the tokens every job asks for, ignoring end of sequence."""
         ...
 
 

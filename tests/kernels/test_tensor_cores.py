@@ -112,7 +112,7 @@ def check_what_says_nothing_has_no_bound(device: str) -> None:
         assert torch.isfinite(found.hidden_slack[3]).all()
 
 
-SMALL = ((130, 200, 5), (33, 64, 1), (70, 320, 9))
+SMALL = ((130, 200, 5), (33, 64, 1), (70, 320, 9), (300, 128, 40))
 
 
 def check_all(device: str) -> None:

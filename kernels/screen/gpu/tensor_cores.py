@@ -322,9 +322,10 @@ def screen(hidden: torch.Tensor, placed: PlacedTier) -> Screened:
     products = placed.products if common else placed.scale
     # The tensor cores want 16 columns at least.
     halves_at_a_time = min(max(triton.next_power_of_2(2 * rows), 16), 2 * LARGEST_HIDDEN_ROWS)
-    # As many weight rows as leave the sums in registers; nibbles need two tiles of them.
-    wide = halves_at_a_time <= (64 if placed.multipliers is None else 32)
-    block = 128 if wide else 64
+    # As many weight rows as leave the sums in registers; nibbles need two tiles of them. Every
+    # program reads all hidden bytes: of many rows they are more than a small tile of weights is.
+    many = halves_at_a_time > (64 if placed.multipliers is None else 32)
+    block = (256 if placed.multipliers is None else 64) if many else 128
     grid = (triton.cdiv(size, block), triton.cdiv(2 * rows, halves_at_a_time))
     last = (placed.scale, products, step, share, result, size, rows, width)
     if placed.multipliers is None:
@@ -336,7 +337,7 @@ def screen(hidden: torch.Tensor, placed: PlacedTier) -> Screened:
             ROWS=block,
             COLUMNS=halves_at_a_time,
             DEPTH=128,
-            num_warps=4,
+            num_warps=8 if many else 4,
             num_stages=4,
             enable_fp_fusion=False,
         )
@@ -353,7 +354,7 @@ def screen(hidden: torch.Tensor, placed: PlacedTier) -> Screened:
             ASSEMBLY=device.type != "cpu",
             ROWS=block,
             COLUMNS=halves_at_a_time,
-            num_warps=4 if wide or not coins else 8,  # coins need registers of their own
+            num_warps=8 if many and coins else 4,  # coins need registers of their own
             num_stages=4,
             enable_fp_fusion=False,
         )

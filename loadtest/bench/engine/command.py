@@ -1,10 +1,10 @@
 """``lexshard bench engine``: continuous batches of mixed lengths, without HTTP.
 
 Every engine generates the same tokens: greedy, end of sequence ignored, same checkpoint, dtype,
-number of threads and cores, warm. ``generate`` takes turns with the engine run by run in one
-process; vLLM, which needs an environment of its own, takes turns with it process by process.
-Throughput counts the tokens the requests asked for over the time until the last is done, prompts
-included.
+number of threads and cores, warm. With ``--temperature`` ours is compared with ours, same seeds.
+``generate`` takes turns with the engine run by run in one process; vLLM, which needs an environment
+of its own, takes turns with it process by process. Throughput counts the tokens the requests asked
+for over the time until the last is done, prompts included.
 
 ``--shape large-vocabulary`` measures a random checkpoint of these dimensions instead (see
 ``random_model``): our certified head takes turns with our dense one, then with vLLM.
@@ -18,6 +18,7 @@ import statistics
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Protocol, get_args, runtime_checkable
@@ -25,7 +26,7 @@ from typing import Protocol, get_args, runtime_checkable
 from transformers import AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
-from actors.configuration import DEFAULT_TIERS, TierName
+from actors.configuration import DEFAULT_TIERS, DraftHeadChoice, TierName
 from loadtest.bench.bandwidth import read_bandwidth
 from loadtest.bench.engine.agreement import Agreement, compare
 from loadtest.bench.engine.random_model import write_random_model
@@ -49,7 +50,6 @@ PAIRS, QUICK_PAIRS = 5, 1
 REPEATS, QUICK_REPEATS = 3, 1
 SEED = 17
 
-HEAD_SHARE = Measure("head share", "%", higher_is_better=False)
 AGREEMENT = Measure("equal tokens", "%", higher_is_better=True)
 
 
@@ -90,6 +90,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--draft",
         metavar="DIR",
         help="draft model of ours, of generate (assisted, one request at a time) and of vLLM",
+    )
+    parser.add_argument(
+        "--draft-head",
+        choices=get_args(DraftHeadChoice),
+        default="auto",
+        help="what ours looks at (default auto)",
+    )
+    parser.add_argument(
+        "--temperature",
+        type=float,
+        default=0.0,
+        metavar="T",
+        help="of every request, each with a seed of its own; above 0 only against ours (default 0)",
     )
     parser.add_argument(
         "--draft-tokens",
@@ -138,6 +151,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure and print; returns the exit status."""
     disable_progress_bar()
     try:
+        refuse_other_laws(arguments)
         wanted = arguments.threads + (arguments.against == "samplers")
         with pinned_to_cores(wanted) as cores, checkpoint(arguments) as model:
             report = measure(arguments, model, cores)
@@ -156,6 +170,17 @@ def run(arguments: argparse.Namespace) -> int:
         report.write(arguments.json)
         print(f"written: {arguments.json}")
     return 0
+
+
+def refuse_other_laws(arguments: argparse.Namespace) -> None:
+    """Raises ValueError where engines would draw with noise of their own."""
+    against = arguments.against or ("plain" if arguments.draft else "generate")
+    others = against == "generate" and arguments.shape is None
+    if arguments.temperature > 0 and (others or arguments.vllm_python is not None):
+        raise ValueError(
+            "only our engines draw the same tokens above temperature 0: give --against plain, "
+            "dense or samplers, and no --vllm-python"
+        )
 
 
 @contextmanager
@@ -193,24 +218,21 @@ def measure(arguments: argparse.Namespace, model: str, cores: Sequence[int]) -> 
     tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)
     cases = [mixed_jobs(tokenizer, count, arguments.seed) for count in arguments.requests]
     settings = (model, arguments.dtype, arguments.threads, arguments.body)
-    ours = EngineRunner(*settings, arguments.head, arguments.tiers, draft=arguments.draft)
+    ours_as = partial(
+        EngineRunner, *settings, tiers=arguments.tiers, temperature=arguments.temperature
+    )
+    ours = ours_as(arguments.head, draft=arguments.draft, draft_head=arguments.draft_head)
     other: Runner
     default = "generate" if arguments.shape is None else "dense"
     against = arguments.against or (default if arguments.draft is None else "plain")
     if against == "generate":
         other = GenerateRunner(model, arguments.dtype, arguments.threads, arguments.draft)
     elif against == "plain":
-        other = EngineRunner(*settings, arguments.head, arguments.tiers, name="lexshard, no draft")
+        other = ours_as(arguments.head, name="lexshard, no draft")
     elif against == "samplers":
-        other = EngineRunner(
-            *settings,
-            arguments.head,
-            arguments.tiers,
-            name="lexshard, a sampler beside",
-            samplers=1,
-        )
+        other = ours_as(arguments.head, name="lexshard, a sampler beside", samplers=1)
     else:
-        other = EngineRunner(*settings, "dense", name="lexshard, dense head")
+        other = ours_as("dense", name="lexshard, dense head")
     parameters = ours.information.parameters
     print(
         f"{arguments.model}: {parameters / 1e6:.1f}M parameters, "
@@ -296,7 +318,7 @@ def measure_beside_vllm(
 def add_measures(
     report: Report, labels: CaseLabels, groups: Mapping[str, Sequence[Sequence[EngineRun]]]
 ) -> None:
-    """Record throughput, latencies and our head's share; group ``i`` of all engines is a pair.
+    """Record throughput, latencies and what our engines' parts took; group ``i`` of all is a pair.
 
     A group is what one turn measured: one run, or all runs of a process, which count with their
     median.
@@ -304,8 +326,16 @@ def add_measures(
     for measured, value in MEASURES:
         raw = {name: [_median(value, each) for each in turns] for name, turns in groups.items()}
         report.add(labels, measured, raw, ours="lexshard")
-    shares = [_median(lambda run: 100 * (run.head_share or 0), each) for each in groups["lexshard"]]
-    report.add(labels, HEAD_SHARE, {"lexshard": shares})
+    for part in groups["lexshard"][0][0].shares:
+        report.add(
+            labels,
+            Measure(f"{part} share", "%", higher_is_better=False),
+            {
+                name: [_median(partial(_percent, part=part), each) for each in turns]
+                for name, turns in groups.items()
+                if part in turns[0][0].shares
+            },
+        )
 
 
 def add_agreement(
@@ -318,7 +348,7 @@ def add_agreement(
     *,
     against: str,
 ) -> None:
-    """Record and print how many greedy tokens are equal, and how close the rest was where
+    """Record and print how many tokens are equal, and how close the rest was where
     ``reference`` has a plain forward pass to tell."""
     agreement = compare(ours.token_ids, theirs.token_ids)
     share = 100 * agreement.equal_tokens / agreement.tokens
@@ -338,9 +368,13 @@ def add_agreement(
 def describe_agreement(agreement: Agreement) -> str:
     count = len(agreement.differences)
     return (
-        f"{agreement.equal_tokens} of {agreement.tokens} greedy tokens are equal, "
+        f"{agreement.equal_tokens} of {agreement.tokens} tokens are equal, "
         f"{count} first difference{'' if count == 1 else 's'}"
     )
+
+
+def _percent(run: EngineRun, part: str) -> float:
+    return 100 * run.shares[part]
 
 
 def _median(value: Callable[[EngineRun], float], runs: Sequence[EngineRun]) -> float:
@@ -356,6 +390,8 @@ def _labels(arguments: argparse.Namespace, jobs: Sequence[Job], setting: str) ->
         "head": arguments.head,
         "tiers": ",".join(arguments.tiers),
         "draft": arguments.draft or "none",
+        "draft head": arguments.draft_head,
+        "temperature": arguments.temperature,
         "setting": setting,
         "requests": len(jobs),
     }

@@ -9,6 +9,7 @@ from actors.configuration import (
     DEFAULT_TIERS,
     BodyChoice,
     DataType,
+    DraftHeadChoice,
     EngineConfiguration,
     HeadChoice,
     TierName,
@@ -35,8 +36,12 @@ class EngineRunner:
         name: str = "lexshard",
         samplers: int = 0,
         draft: str | None = None,
+        draft_head: DraftHeadChoice = "auto",
+        temperature: float = 0.0,
     ) -> None:
         self.name = name
+        self._temperature = temperature
+        self._runs = 0  # other seeds in every run: one text says little of how often guesses stand
         self._engine = Engine(
             EngineConfiguration(
                 model=model,
@@ -49,6 +54,7 @@ class EngineRunner:
                 prefix_cache=False,
                 samplers=samplers,
                 draft=draft,
+                draft_head=draft_head,
             ),
             start_sampler,
         )
@@ -62,15 +68,19 @@ class EngineRunner:
                 choice=0,
                 prompt_ids=job.prompt_ids,
                 parameters=SamplingParameters(
-                    temperature=0.0, max_tokens=job.output_tokens, ignore_eos=True
+                    temperature=self._temperature,
+                    seed=1000 * self._runs + index,
+                    max_tokens=job.output_tokens,
+                    ignore_eos=True,
                 ),
             )
             for index, job in enumerate(jobs)
         ]
+        self._runs += 1
         token_ids: list[list[int]] = [[] for _ in jobs]
         token_seconds: list[list[float]] = [[] for _ in jobs]
         unfinished = len(jobs)
-        head_before = self._engine.statistics().head_seconds
+        before = self._parts()
         started = time.perf_counter()
         for request in requests:
             refusal = self._engine.submit(request)
@@ -85,10 +95,21 @@ class EngineRunner:
                 token_seconds[index].extend([now] * len(event.token_ids))
                 unfinished -= event.finish_reason is not None
         wall = time.perf_counter() - started
-        head_seconds = self._engine.statistics().head_seconds - head_before
         return EngineRun(
             wall_seconds=wall,
             token_ids=tuple(map(tuple, token_ids)),
             token_seconds=tuple(map(tuple, token_seconds)),
-            head_share=head_seconds / wall,
+            shares={
+                part: (seconds - before[part]) / wall for part, seconds in self._parts().items()
+            },
         )
+
+    def _parts(self) -> dict[str, float]:
+        """Seconds spent in parts of the engine so far."""
+        told = self._engine.statistics()
+        return {
+            "body": told.body_seconds,
+            "head": told.head_seconds,
+            "decisions": told.decide_seconds,
+            "drafting": told.draft_seconds,
+        }

@@ -4,6 +4,11 @@
         --tokens 64
 
 A process of its own on one core, which prints what the client prints.
+
+Who is told the end of a response and asks again cannot be heard before the step that begins
+meanwhile has ended. Without ``--reply-seconds`` the engine alone would be asked between the two
+steps, as no client can ask: thirty-two streams then settle in groups that fill a step each, and
+wait for half as long as with a millisecond in between.
 """
 
 from __future__ import annotations
@@ -27,6 +32,9 @@ from loadtest.bench.serve_path.load import (
     gathered,
     load_of,
 )
+
+# Less than any way to a client and back takes, and longer than the engine is between two steps.
+REPLY_SECONDS = 0.001
 
 
 class Stream:
@@ -63,8 +71,11 @@ class Stream:
         self.tokens += self._wanted
 
 
-def follow(model: str, load: Load) -> LoadResult:
-    """Raises ValueError for a model without a tokenizer or a request that is refused."""
+def follow(model: str, load: Load, reply_seconds: float = REPLY_SECONDS) -> LoadResult:
+    """What became of ``load``, whose streams ask no sooner than ``reply_seconds`` after an answer.
+
+    Raises ValueError for a model without a tokenizer or a request that is refused.
+    """
     codec = TextCodec.load(model)
     if codec is None:
         raise ValueError(f"{model} has no tokenizer")
@@ -76,7 +87,8 @@ def follow(model: str, load: Load) -> LoadResult:
     def rest(stream: Stream) -> None:
         seconds = stream.rest_seconds()
         if seconds is not None:
-            heappush(resting, (time.perf_counter() + seconds, stream.index, stream))
+            due = time.perf_counter() + max(seconds, reply_seconds)
+            heappush(resting, (due, stream.index, stream))
 
     def ask(due: float, stream: Stream) -> None:
         request = stream.next_request(due)
@@ -111,10 +123,16 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("model")
     parser.add_argument("--core", type=int, required=True)
+    parser.add_argument(
+        "--reply-seconds",
+        type=float,
+        default=REPLY_SECONDS,
+        help="between a response and the stream's next request, at least",
+    )
     add_load_arguments(parser)
     given = parser.parse_args()
     os.sched_setaffinity(0, {given.core})
-    print(json.dumps(asdict(follow(given.model, load_of(given)))))
+    print(json.dumps(asdict(follow(given.model, load_of(given), given.reply_seconds))))
 
 
 if __name__ == "__main__":
