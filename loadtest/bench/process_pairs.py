@@ -33,6 +33,7 @@ class Task:
     head: str = "auto"
     tiers: tuple[str, ...] = DEFAULT_TIERS
     draft: str | None = None
+    draft_head: str = "auto"  # of ours
     draft_tokens: int = 0  # of a peer that does not choose by itself
 
 

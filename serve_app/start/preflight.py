@@ -65,13 +65,20 @@ def check_files(config: ServeConfig) -> None:
 
 
 def check_replicas(config: ServeConfig) -> None:
-    """Raises StartupError for replicas that cannot be, or that others have to start."""
+    """Raises StartupError for replicas that cannot be, or that others have to start, and for what is
+    said of replicas where there are none."""
     most = config.replicas if config.max_replicas is None else config.max_replicas
     if most < config.replicas:
         raise StartupError(
             f"--max-replicas {most} are fewer than --replicas {config.replicas}: give more of them"
         )
+    if config.max_replicas is None and _is_set(config, "target_ongoing_requests"):
+        raise StartupError(
+            "--target-ongoing-requests says when replicas are added: give --max-replicas, too"
+        )
     if not config.has_replicas:
+        if _is_set(config, "routing"):
+            raise StartupError("--routing chooses among replicas: give --replicas 2 or more")
         return
     if config.api_processes > 1:
         raise StartupError("replicas are API processes, too: leave out --api-processes")
@@ -80,6 +87,11 @@ def check_replicas(config: ServeConfig) -> None:
             "replicas in a cluster that is joined are Ray Serve's to start: use `serve deploy` "
             "with serve_app.build:app"
         )
+
+
+def _is_set(config: ServeConfig, name: str) -> bool:
+    """To another value than its default."""
+    return bool(getattr(config, name) != ServeConfig.model_fields[name].default)
 
 
 def check_certificate(config: ServeConfig) -> None:

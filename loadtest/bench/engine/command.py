@@ -172,11 +172,17 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def opponent(arguments: argparse.Namespace) -> str:
+    """What ours takes turns with in one process."""
+    default = "generate" if arguments.shape is None else "dense"
+    against: str = arguments.against or (default if arguments.draft is None else "plain")
+    return against
+
+
 def refuse_other_laws(arguments: argparse.Namespace) -> None:
     """Raises ValueError where engines would draw with noise of their own."""
-    against = arguments.against or ("plain" if arguments.draft else "generate")
-    others = against == "generate" and arguments.shape is None
-    if arguments.temperature > 0 and (others or arguments.vllm_python is not None):
+    others = opponent(arguments) == "generate" or arguments.vllm_python is not None
+    if arguments.temperature > 0 and others:
         raise ValueError(
             "only our engines draw the same tokens above temperature 0: give --against plain, "
             "dense or samplers, and no --vllm-python"
@@ -223,8 +229,7 @@ def measure(arguments: argparse.Namespace, model: str, cores: Sequence[int]) -> 
     )
     ours = ours_as(arguments.head, draft=arguments.draft, draft_head=arguments.draft_head)
     other: Runner
-    default = "generate" if arguments.shape is None else "dense"
-    against = arguments.against or (default if arguments.draft is None else "plain")
+    against = opponent(arguments)
     if against == "generate":
         other = GenerateRunner(model, arguments.dtype, arguments.threads, arguments.draft)
     elif against == "plain":
@@ -255,6 +260,7 @@ def measure(arguments: argparse.Namespace, model: str, cores: Sequence[int]) -> 
             head=arguments.head,
             tiers=arguments.tiers,
             draft=arguments.draft,
+            draft_head=arguments.draft_head,
             draft_tokens=arguments.draft_tokens,
         )
         measure_beside_vllm(report, arguments, task, vllm, other)

@@ -19,7 +19,8 @@ from loadtest.bench.workload import Job
 def main(path: str) -> None:
     task = json.loads(Path(path).read_text(encoding="utf-8"))
     names = ("model", "dtype", "threads", "body", "head", "tiers")
-    runner = EngineRunner(*(task[name] for name in names), draft=task["draft"])
+    drafting = {name: task[name] for name in ("draft", "draft_head")}
+    runner = EngineRunner(*(task[name] for name in names), **drafting)
     cases = []
     for case in task["cases"]:
         jobs = [Job(tuple(job["prompt_ids"]), job["output_tokens"]) for job in case]
