@@ -65,7 +65,7 @@ def check_files(config: ServeConfig) -> None:
 
 
 def check_replicas(config: ServeConfig) -> None:
-    """Raises StartupError for replicas that cannot be, or that others have to start, and for what is
+    """Raises StartupError for replicas that cannot be or that others have to start, and for what is
     said of replicas where there are none."""
     most = config.replicas if config.max_replicas is None else config.max_replicas
     if most < config.replicas:

@@ -41,6 +41,7 @@ class EngineRunner:
     ) -> None:
         self.name = name
         self._temperature = temperature
+        self._drafts = draft is not None
         self._runs = 0  # other seeds in every run: one text says little of how often guesses stand
         self._engine = Engine(
             EngineConfiguration(
@@ -107,9 +108,9 @@ class EngineRunner:
     def _parts(self) -> dict[str, float]:
         """Seconds spent in parts of the engine so far."""
         told = self._engine.statistics()
-        return {
+        parts = {
             "body": told.body_seconds,
             "head": told.head_seconds,
             "decisions": told.decide_seconds,
-            "drafting": told.draft_seconds,
         }
+        return {**parts, "drafting": told.draft_seconds} if self._drafts else parts
