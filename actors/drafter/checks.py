@@ -17,6 +17,8 @@ def check_drafting(configuration: EngineConfiguration) -> None:
         )
     if configuration.draft == NGRAM and configuration.draft_head != "auto":
         raise ValueError("n-grams are drafted without a model: leave --draft-head out")
+    if configuration.draft is None and configuration.draft_head != "auto":
+        raise ValueError("--draft-head is of a draft model: give --draft FOLDER, or leave it out")
     alpha, beta = configuration.sigmoid_alpha, configuration.sigmoid_beta
     if verify != "sigmoid":
         if (alpha, beta) != SIGMOID_LIMITS:

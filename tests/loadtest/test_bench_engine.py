@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -280,9 +281,26 @@ def test_a_run_prints_what_it_measured_and_what_it_did_not(
 def test_engines_that_draw_with_noise_of_their_own_are_compared_at_temperature_0_only(
     options: tuple[str, ...], stub_calls: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
+    assert engine.run(parse("--temperature", "-1")) == 1
+    assert "give 0 or more" in capsys.readouterr().err
     assert engine.run(parse("--temperature", "0.8", *options)) == 1
     assert "only our engines draw the same tokens" in capsys.readouterr().err
     assert not stub_calls
+
+
+def test_a_text_that_differs_in_any_run_is_told(
+    stub_calls: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Unsteady(StubRunner):
+        def run(self, jobs: Sequence[Job]) -> EngineRun:
+            run = super().run(jobs)
+            if self._calls.count(self.name) != 3:  # the second of three after the one that warms up
+                return run
+            return replace(run, token_ids=tuple((*each[:-1], 99_999) for each in run.token_ids))
+
+    monkeypatch.setattr(engine, "GenerateRunner", lambda *_: Unsteady("generate", 0.04, stub_calls))
+    assert engine.run(parse("--runs", "3", "--requests", "1")) == 0
+    assert "191 of 192 tokens are equal, 1 first difference" in capsys.readouterr().out
 
 
 def test_a_peer_in_its_own_process_is_paired_with_ours_in_one(

@@ -14,22 +14,22 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import statistics
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Protocol, get_args, runtime_checkable
+from typing import get_args
 
 from transformers import AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
 from actors.configuration import DEFAULT_TIERS, DraftHeadChoice, TierName
 from loadtest.bench.bandwidth import read_bandwidth
-from loadtest.bench.engine.agreement import Agreement, compare
 from loadtest.bench.engine.random_model import write_random_model
+from loadtest.bench.engine.recording import add_agreement, add_measures
 from loadtest.bench.engine.runner import EngineRunner
 from loadtest.bench.machine import describe_machine, installed_versions, pinned_to_cores
 from loadtest.bench.peers.transformers_generate import GenerateRunner
@@ -40,8 +40,8 @@ from loadtest.bench.process_pairs import (
     lexshard_worker,
     vllm_worker,
 )
-from loadtest.bench.record import CaseLabels, Measure, Report
-from loadtest.bench.runs import MEASURES, EngineRun, Runner, run_interleaved
+from loadtest.bench.record import CaseLabels, Report
+from loadtest.bench.runs import Runner, run_interleaved
 from loadtest.bench.workload import Job, mixed_jobs
 
 REQUESTS, SHAPE_REQUESTS = (1, 4, 16), (1, 8)
@@ -49,15 +49,6 @@ RUNS, QUICK_RUNS = 5, 2
 PAIRS, QUICK_PAIRS = 5, 1
 REPEATS, QUICK_REPEATS = 3, 1
 SEED = 17
-
-AGREEMENT = Measure("equal tokens", "%", higher_is_better=True)
-
-
-@runtime_checkable
-class HasLogits(Protocol):
-    """A runner that can say how close two next tokens are."""
-
-    def logit_gap(self, token_ids: Sequence[int], first: int, second: int) -> float: ...
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -180,7 +171,9 @@ def opponent(arguments: argparse.Namespace) -> str:
 
 
 def refuse_other_laws(arguments: argparse.Namespace) -> None:
-    """Raises ValueError where engines would draw with noise of their own."""
+    """Raises ValueError where engines would draw with noise of their own, or cannot draw."""
+    if not 0 <= arguments.temperature < float("inf"):
+        raise ValueError(f"--temperature {arguments.temperature}: give 0 or more")
     others = opponent(arguments) == "generate" or arguments.vllm_python is not None
     if arguments.temperature > 0 and others:
         raise ValueError(
@@ -291,8 +284,8 @@ def measure_in_turns(
     runs = run_interleaved([ours, other], jobs, count)
     labels = _labels(arguments, jobs, "one process")
     add_measures(report, labels, {name: [(run,) for run in each] for name, each in runs.items()})
-    last, other_last = runs[ours.name][-1], runs[other.name][-1]
-    add_agreement(report, labels, last, other_last, other, jobs, against=other.name)
+    pairs = zip(runs[ours.name], runs[other.name], strict=True)
+    add_agreement(report, labels, pairs, other, jobs, against=other.name)
 
 
 def measure_beside_vllm(
@@ -317,74 +310,8 @@ def measure_beside_vllm(
             vllm.name: [each.cases[index] for each in theirs],
         }
         add_measures(report, labels, runs)
-        last, other_last = runs["lexshard"][-1][-1], runs[vllm.name][-1][-1]
-        add_agreement(report, labels, last, other_last, reference, jobs, against=vllm.name)
-
-
-def add_measures(
-    report: Report, labels: CaseLabels, groups: Mapping[str, Sequence[Sequence[EngineRun]]]
-) -> None:
-    """Record throughput, latencies and what our engines' parts took; group ``i`` of all is a pair.
-
-    A group is what one turn measured: one run, or all runs of a process, which count with their
-    median.
-    """
-    for measured, value in MEASURES:
-        raw = {name: [_median(value, each) for each in turns] for name, turns in groups.items()}
-        report.add(labels, measured, raw, ours="lexshard")
-    for part in groups["lexshard"][0][0].shares:
-        report.add(
-            labels,
-            Measure(f"{part} share", "%", higher_is_better=False),
-            {
-                name: [_median(partial(_percent, part=part), each) for each in turns]
-                for name, turns in groups.items()
-                if part in turns[0][0].shares
-            },
-        )
-
-
-def add_agreement(
-    report: Report,
-    labels: CaseLabels,
-    ours: EngineRun,
-    theirs: EngineRun,
-    reference: Runner,
-    jobs: Sequence[Job],
-    *,
-    against: str,
-) -> None:
-    """Record and print how many tokens are equal, and how close the rest was where
-    ``reference`` has a plain forward pass to tell."""
-    agreement = compare(ours.token_ids, theirs.token_ids)
-    share = 100 * agreement.equal_tokens / agreement.tokens
-    report.add(labels, AGREEMENT, {against: [share]})
-    print(f"{len(jobs)} at once, lexshard and {against}: {describe_agreement(agreement)}")
-    if not isinstance(reference, HasLogits):
-        return
-    for each in agreement.differences:
-        prefix = (*jobs[each.request].prompt_ids, *ours.token_ids[each.request][: each.position])
-        gap = reference.logit_gap(prefix, each.ours, each.theirs)
-        print(
-            f"  request {each.request} parts at token {each.position}: {each.ours} and "
-            f"{each.theirs}, whose logits in the plain forward are {gap:.2g} apart"
-        )
-
-
-def describe_agreement(agreement: Agreement) -> str:
-    count = len(agreement.differences)
-    return (
-        f"{agreement.equal_tokens} of {agreement.tokens} tokens are equal, "
-        f"{count} first difference{'' if count == 1 else 's'}"
-    )
-
-
-def _percent(run: EngineRun, part: str) -> float:
-    return 100 * run.shares[part]
-
-
-def _median(value: Callable[[EngineRun], float], runs: Sequence[EngineRun]) -> float:
-    return statistics.median(map(value, runs))
+        together = zip(chain(*runs["lexshard"]), chain(*runs[vllm.name]), strict=True)
+        add_agreement(report, labels, together, reference, jobs, against=vllm.name)
 
 
 def _labels(arguments: argparse.Namespace, jobs: Sequence[Job], setting: str) -> CaseLabels:

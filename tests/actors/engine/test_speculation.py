@@ -146,6 +146,8 @@ def test_requests_that_are_not_greedy_are_not_drafted_for_where_that_is_the_mode
     engine.close()
 
 
-def test_a_head_for_n_grams_is_refused() -> None:
+def test_a_draft_head_without_a_draft_model_is_refused() -> None:
     with pytest.raises(ValueError, match="leave --draft-head out"):
         drafting_engine(draft="ngram", draft_head="router")
+    with pytest.raises(ValueError, match="give --draft FOLDER"):
+        drafting_engine(draft=None, draft_head="router")
