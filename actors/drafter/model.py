@@ -89,6 +89,9 @@ class ModelDrafter:
             most=np.array([turn.most for turn in turns], np.int32),
             key=np.array([task.key for task in tasks], np.uint64),
             inverse_temperature=np.array([task.inverse_temperature for task in tasks], np.float64),
+            top_k=np.array([task.top_k for task in tasks], np.int64),
+            top_p=np.array([task.top_p for task in tasks], np.float64),
+            log_min_p=np.array([task.log_min_p for task in tasks], np.float64),
             state_before=self._states_before(turns),
             record=any(task.propose for task in tasks),
         )

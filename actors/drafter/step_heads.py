@@ -16,7 +16,7 @@ from actors.configuration import EngineConfiguration
 from actors.drafter.task import DraftTask
 from actors.head.build import build_head
 from actors.head.output_head import OutputHead
-from actors.states.need import Adjustment, Need
+from actors.states.need import Adjustment, Need, NeedKind
 from actors.states.sequence_state import SequenceStates
 
 
@@ -75,7 +75,10 @@ class CertifiedHead:
         """See `StepHead`."""
         needs = [
             Need(
-                "dense" if task.propose else "top1",
+                _need_kind(task),
+                k=task.top_k,
+                min_p=task.min_p,
+                top_p=task.top_p,
                 key=task.key,
                 position=position,
                 inverse_temperature=task.inverse_temperature,
@@ -99,6 +102,17 @@ def certified_head(
     nobody = SequenceStates(model.vocabulary_size, model.eos_token_ids, 1)
     built = build_head(model, own, nobody, lambda _: None)
     return CertifiedHead(built.head.head, vocabulary_size)
+
+
+def _need_kind(task: DraftTask) -> NeedKind:
+    """What the draw of a guess must know of the head."""
+    if task.propose:
+        return "dense"
+    if not task.truncates:
+        return "top1"
+    if task.top_k:
+        return "topk"
+    return "minp" if task.min_p > 0 else "nucleus"
 
 
 def _below(contest: Contest, size: int) -> Contest:

@@ -13,6 +13,7 @@ from actors.drafter.task import Draft, DraftTask
 from actors.kv_cache import BLOCK_TOKENS
 from actors.proposal import Proposal
 from kernels.draw import Controls, draw
+from kernels.truncate import truncate
 
 
 class StepwiseDrafter:
@@ -72,12 +73,11 @@ class StepwiseDrafter:
 
 def _draw(tasks: Sequence[DraftTask], contest: Contest, positions: Sequence[int]) -> list[int]:
     """A token for each row of ``contest`` at its position, as the target would draw it."""
-    rows = len(tasks)
     controls = Controls(
         inverse_temperature=np.array([task.inverse_temperature for task in tasks]),
-        top_k=np.zeros(rows, np.int64),
-        top_p=np.ones(rows),
-        log_min_p=np.full(rows, -np.inf),
+        top_k=np.array([task.top_k for task in tasks], np.int64),
+        top_p=np.array([task.top_p for task in tasks], np.float64),
+        log_min_p=np.array([task.log_min_p for task in tasks], np.float64),
         key=np.array([task.key for task in tasks], np.uint64),
         position=np.array(positions, np.uint64),
     )
@@ -86,7 +86,17 @@ def _draw(tasks: Sequence[DraftTask], contest: Contest, positions: Sequence[int]
 
 def _proposal(task: DraftTask, contest: Contest, row: int) -> Proposal:
     own = slice(contest.offsets[row], contest.offsets[row + 1])
-    return Proposal(contest.ids[own], contest.logits[own], task.inverse_temperature)
+    logits = contest.logits[own]
+    if task.truncates:
+        keep = truncate(
+            logits,
+            inverse_temperature=task.inverse_temperature,
+            top_k=task.top_k,
+            top_p=task.top_p,
+            min_p=task.min_p,
+        )
+        logits = np.where(keep, logits, np.float32(-np.inf))
+    return Proposal(contest.ids[own], logits, task.inverse_temperature)
 
 
 def _batch(turns: list[Turn], tokens: list[list[int]], starts: list[int]) -> Batch:

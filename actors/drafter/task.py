@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -15,8 +16,8 @@ class DraftTask:
     prompt and output and holds during the call.
 
     Whoever draws guesses with the noise of ``key`` (`kernels.noise`) at ``inverse_temperature`` (0:
-    the best token) draws as the target will, and is right more often. ``propose`` says that what
-    each guess was drawn from is wanted, too.
+    the best token) from what top-k (0: all), top-p and min-p leave draws as the target will, and is
+    right more often. ``propose`` says that what each guess was drawn from is wanted, too.
     """
 
     sequence: int
@@ -25,6 +26,19 @@ class DraftTask:
     key: int
     inverse_temperature: float
     propose: bool = False
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+    @property
+    def truncates(self) -> bool:
+        """Whether some tokens are left out before the draw; never at temperature 0."""
+        chosen = self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+        return chosen and self.inverse_temperature > 0
+
+    @property
+    def log_min_p(self) -> float:
+        return math.log(self.min_p) if self.min_p > 0 else -math.inf
 
 
 class Draft(NamedTuple):

@@ -78,6 +78,9 @@ class Speculation:
                         state.key,
                         state.inverse_temperature,
                         self._tests(sequence),
+                        state.top_k,
+                        state.parameters.top_p,
+                        state.parameters.min_p,
                     )
                 )
         if tasks:

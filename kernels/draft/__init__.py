@@ -26,7 +26,8 @@ def draft(
     Draft step ``t`` of a sequence puts its last pending token in (``t = 0``) or its guess before,
     and draws from the logits of the head's rows exactly as the target would in ``coupled`` mode
     (`kernels.verify`): the largest ``f64(l) * f64(inverse_temperature) + f64(g)`` with the noise
-    ``g`` of `kernels.noise` for (key, position of the token drawn, token id); at temperature 0 the
+    ``g`` of `kernels.noise` for (key, position of the token drawn, token id), among the tokens that
+    the sequence's top-k, top-p and min-p leave of those rows (`kernels.draw`); at temperature 0 the
     largest logit; the lowest id of equals. So a guess stands where the draft model's logits put
     the same token first. Where no row that is looked at is a token, the sequence's guesses end.
 

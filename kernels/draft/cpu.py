@@ -12,7 +12,7 @@ from numba import njit
 from kernels.attention.layout import BLOCK_SIZE
 from kernels.blocks import BLOCK
 from kernels.draft.checks import FAULTS, pending_fault
-from kernels.draft.draw import DrawnRows, begin_row, offer
+from kernels.draft.draw import DrawnRows, begin_row, offer, settle
 from kernels.draft.routing import choose_clusters, score_clusters
 from kernels.draft.types import Drafted, DraftHead, PendingTokens, Router
 from kernels.linear.cpu import multiply, multiply_panels
@@ -81,8 +81,9 @@ def _keep_states(out, output_rows, owners, step, states, before):  # type: ignor
 
 
 @njit(nogil=True, cache=True)
-def drawn_rows(rows, tokens, panels):  # type: ignore[no-untyped-def]
-    """Memory for draws of ``rows`` rows from ids below ``tokens``, ``panels`` at a time."""
+def drawn_rows(rows, tokens, panels, held):  # type: ignore[no-untyped-def]
+    """Memory for draws of ``rows`` rows from ids below ``tokens``, ``panels`` at a time, of which
+    ``held`` are kept where they are truncated."""
     return DrawnRows(
         np.empty(rows, np.float64),
         np.empty(rows, np.uint64),
@@ -93,6 +94,9 @@ def drawn_rows(rows, tokens, panels):  # type: ignore[no-untyped-def]
         np.empty(rows, np.float64),
         np.empty(rows, np.int64),
         np.empty((panels * PANEL + BLOCK - 1) // BLOCK, np.float32),
+        np.empty(rows, np.int64),
+        np.empty((rows, held * PANEL), np.int32),
+        np.empty((rows, held * PANEL), np.float32),
     )
 
 
@@ -105,6 +109,16 @@ def _record(logits, recorded, sequence, step, first):  # type: ignore[no-untyped
 
 
 @njit(nogil=True, cache=True)
+def _forget_truncated(kept, recorded, sequence, step):  # type: ignore[no-untyped-def]
+    """Of a truncated guess, only what it was drawn from stays recorded."""
+    if recorded.shape[0] > 0:
+        own = recorded[sequence, step]
+        logits = own[kept]
+        own[:] = -np.inf
+        own[kept] = logits
+
+
+@njit(nogil=True, cache=True)
 def _draw_whole(hidden, panels, ids, logits, drawn, active, step, recorded):  # type: ignore[no-untyped-def]
     """Draw for ``hidden [A, d]`` from every row of the head."""
     chunk = logits.shape[1] // PANEL
@@ -113,7 +127,7 @@ def _draw_whole(hidden, panels, ids, logits, drawn, active, step, recorded):  # 
         multiply(hidden, panels[first : first + count], logits, False)
         own = ids[first * PANEL : (first + count) * PANEL]
         for row in range(hidden.shape[0]):
-            offer(logits[row, : count * PANEL], own, drawn, row)
+            offer(logits[row, : count * PANEL], own, first * PANEL, drawn, row)
             _record(logits[row, : count * PANEL], recorded, active[row], step, first * PANEL)
 
 
@@ -135,7 +149,7 @@ def _draw_routed(  # type: ignore[no-untyped-def]
         multiply_panels(hidden, panels, logits, False, first, stop)
         if stop > first:
             own = slice(first * PANEL, stop * PANEL)
-            offer(logits[0, own], ids[own], drawn, row)
+            offer(logits[0, own], ids[own], first * PANEL, drawn, row)
             _record(logits[0, own], recorded, sequence, step, first * PANEL)
 
 
@@ -162,6 +176,9 @@ def _draft(  # type: ignore[no-untyped-def]
     most,
     key,
     inverse_temperature,
+    top_k,
+    top_p,
+    log_min_p,
     before,
     embedding,
     embedding_shift,
@@ -234,7 +251,9 @@ def _draft(  # type: ignore[no-untyped-def]
             count += 1
     chunk = panels.shape[0] if routed else min(panels.shape[0], CHUNK_PANELS)
     logits = np.empty((1 if routed else count, chunk * PANEL), np.float32)
-    drawn = drawn_rows(count, embedding.shape[0], chunk)
+    truncated = (top_k > 0) | (top_p < 1.0) | (log_min_p > -np.inf)
+    held = panels.shape[0] if truncated.any() else 0
+    drawn = drawn_rows(count, embedding.shape[0], chunk, held)
     router = Router(inner, inner_bias, outer, outer_bias, budgets)
     scores = np.empty((count, outer.shape[0] * PANEL), np.float32)
     chosen = np.empty(outer_bias.size, np.bool_)
@@ -281,7 +300,12 @@ def _draft(  # type: ignore[no-untyped-def]
         for row in range(count):
             sequence = active[row]
             begin_row(
-                drawn, row, inverse_temperature[sequence], key[sequence], np.uint64(places[row])
+                drawn,
+                row,
+                inverse_temperature[sequence],
+                key[sequence],
+                np.uint64(places[row]),
+                truncated[sequence],
             )
             for j in range(width):
                 hidden[row, j] = states[sequence, step, j]
@@ -314,6 +338,11 @@ def _draft(  # type: ignore[no-untyped-def]
         left = 0
         for row in range(count):
             sequence = active[row]
+            if drawn.held[row] >= 0:
+                kept = settle(
+                    drawn, row, ids, top_k[sequence], top_p[sequence], log_min_p[sequence]
+                )
+                _forget_truncated(kept, recorded, sequence, step)
             guesses[sequence, step] = drawn.token[row]
             rows[sequence] += drawn.seen[row]
             if drawn.token[row] >= 0 and step + 1 < most[sequence]:
@@ -352,6 +381,9 @@ def draft(stack: LlamaStack, head: DraftHead, pending: PendingTokens) -> Drafted
         pending.most,
         pending.key,
         pending.inverse_temperature,
+        pending.top_k,
+        pending.top_p,
+        pending.log_min_p,
         pending.state_before.copy() if routed else pending.state_before[:0],
         embedding,
         shift,

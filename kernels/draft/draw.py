@@ -1,7 +1,8 @@
 """The draw of a guess over rows of the draft head in numba: noise only where it can still win.
 
 As `kernels.draw` draws, but rows come cluster by cluster, chunk by chunk, in any order: what is
-kept between them is the best token so far and its score.
+kept between them is the best token so far and its score. Where a sequence truncates, all logits
+are kept, for which tokens stay is known at the end.
 """
 
 from __future__ import annotations
@@ -15,9 +16,12 @@ from numba import njit
 from kernels.blocks import BLOCK
 from kernels.noise.cpu import SIX, block_draw, noise_ceiling, noise_of
 from kernels.penalties.cpu import MINUS_INFINITY
+from kernels.truncate.cpu import largest, truncate_row
 from kernels.verify.normalizer import block_maxima
 
 BLOCK_BITS = np.int32(SIX)
+# How far below the best the tokens lie that are sorted out first, in nats: mostly top-k are nearer.
+NEAR = 8.0
 
 
 class DrawnRows(NamedTuple):
@@ -32,6 +36,10 @@ class DrawnRows(NamedTuple):
     score: npt.NDArray[np.float64]  # [A]
     seen: npt.NDArray[np.int64]  # [A] tokens that competed
     maxima: npt.NDArray[np.float32]  # [rows offered at once / 64] scratch
+    # Of rows that are truncated: what was offered, and where in the head it stands.
+    held: npt.NDArray[np.int64]  # [A] how much, -1 where nothing need be held
+    held_places: npt.NDArray[np.int32]  # [A, rows of the head]
+    held_logits: npt.NDArray[np.float32]  # [A, rows of the head]
 
 
 @njit(nogil=True, cache=True)
@@ -43,10 +51,11 @@ def _fill_ceilings(key, position, ceilings):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def begin_row(drawn, row, scale, key, position):  # type: ignore[no-untyped-def]
-    """Nothing has competed for the row yet."""
+def begin_row(drawn, row, scale, key, position, truncated):  # type: ignore[no-untyped-def]
+    """Nothing has competed for the row yet; whether it is ``truncated`` before the draw."""
     drawn.scale[row], drawn.key[row], drawn.position[row] = scale, key, position
     drawn.token[row], drawn.score[row], drawn.seen[row] = -1, -np.inf, 0
+    drawn.held[row] = 0 if truncated and scale > 0.0 else -1
     if scale > 0.0:
         ceilings = drawn.ceilings[row]
         _fill_ceilings(drawn.key[row], drawn.position[row], ceilings)
@@ -107,12 +116,26 @@ def _compete(logits, ids, start, stop, scale, key, position, ceilings, token, be
 
 
 @njit(nogil=True, cache=True)
-def offer(logits, ids, drawn, row):  # type: ignore[no-untyped-def]
-    """Let the tokens ``ids`` with ``logits`` compete for a row.
+def _hold(logits, ids, first, drawn, row):  # type: ignore[no-untyped-def]
+    count = drawn.held[row]
+    places, held = drawn.held_places[row], drawn.held_logits[row]
+    for index in range(ids.size):
+        if ids[index] >= 0:
+            places[count], held[count] = first + index, logits[index]
+            count += 1
+    drawn.held[row] = count
+
+
+@njit(nogil=True, cache=True)
+def offer(logits, ids, first, drawn, row):  # type: ignore[no-untyped-def]
+    """Let the tokens ``ids`` with ``logits``, the head's rows from ``first`` on, compete for a row.
 
     Fillers have id -1; their logits are overwritten.
     """
     drawn.seen[row] += _exclude_fillers(logits, ids)
+    if drawn.held[row] >= 0:
+        _hold(logits, ids, first, drawn, row)
+        return
     scale, maxima = drawn.scale[row], drawn.maxima
     highest = block_maxima(logits, maxima)
     if highest == MINUS_INFINITY:
@@ -137,3 +160,55 @@ def offer(logits, ids, drawn, row):  # type: ignore[no-untyped-def]
                 logits, ids, start, stop, scale, key, position, ceilings, token, best
             )
     drawn.token[row], drawn.score[row] = token, best
+
+
+@njit(nogil=True, cache=True)
+def _near(logits, least, near):  # type: ignore[no-untyped-def]
+    """Where ``logits`` are at least ``least``: how many there are, written to ``near``."""
+    count = 0
+    for index in range(logits.size):
+        near[count] = index
+        count += logits[index] >= least
+    return count
+
+
+@njit(nogil=True, cache=True)
+def settle(drawn, row, head_ids, top_k, top_p, log_min_p):  # type: ignore[no-untyped-def]
+    """Truncate what a row holds and draw from what is left, whose places in the head are returned:
+    nothing where no token was offered, nor of a row that is not truncated."""
+    count = max(drawn.held[row], 0)
+    places, logits = drawn.held_places[row, :count], drawn.held_logits[row, :count]
+    if count == 0:
+        return places
+    scale = drawn.scale[row]
+    highest = largest(logits)
+    near = np.empty(count + 1, np.int64)
+    found = 0
+    if top_k > 0:
+        found = _near(logits, highest - np.float32(NEAR / scale), near)
+    if found < min(top_k, count) or top_k == 0:
+        found = _near(logits, MINUS_INFINITY, near)
+    near = near[:found]
+    # Equals stay by id, and clusters come in any order.
+    for index in range(1, found):
+        if head_ids[places[near[index]]] < head_ids[places[near[index - 1]]]:
+            near = near[np.argsort(head_ids[places[near]])]
+            break
+    places, logits = places[near], logits[near]
+    keep = np.empty(found, np.bool_)
+    truncate_row(logits, scale, top_k, top_p, log_min_p, keep)
+    kept = np.flatnonzero(keep)
+    places, logits = places[kept], logits[kept]
+    drawn.token[row], drawn.score[row] = _compete(
+        logits,
+        head_ids[places],
+        0,
+        kept.size,
+        scale,
+        drawn.key[row],
+        drawn.position[row],
+        drawn.ceilings[row],
+        drawn.token[row],
+        drawn.score[row],
+    )
+    return places

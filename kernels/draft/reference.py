@@ -13,6 +13,7 @@ from kernels.linear import PackedWeight, unpack
 from kernels.linear.tile import PANEL
 from kernels.llama import LlamaStack
 from kernels.llama.reference import embed, forward
+from kernels.truncate.reference import truncate
 
 Array = npt.NDArray[Any]
 
@@ -41,15 +42,20 @@ def draft(stack: LlamaStack, head: DraftHead, pending: PendingTokens) -> Drafted
             # Summed row by row: equal rows must have equal logits, which a matrix product does not
             # promise.
             logits = (_rows(head.panels)[places] * hidden).sum(axis=1).astype(np.float32)
-            if pending.record:
-                recorded[sequence, step, places] = logits
-            token = _drawn(
-                head.ids[places],
-                logits,
-                float(pending.inverse_temperature[sequence]),
-                int(pending.key[sequence]),
-                position,
+            own = slice(sequence, sequence + 1)
+            controls = Controls(
+                pending.inverse_temperature[own],
+                pending.top_k[own],
+                pending.top_p[own],
+                pending.log_min_p[own],
+                pending.key[own],
+                np.array([position], np.uint64),
             )
+            ids, ends = head.ids[places], np.array([0, len(places)])
+            token = int(draw(ids, logits, ends, controls, implementation="reference")[0])
+            if pending.record:
+                kept = _kept(logits, controls)
+                recorded[sequence, step, places[kept]] = logits[kept]
             if token < 0:
                 break
             guesses[sequence, step] = token
@@ -85,17 +91,13 @@ def _scores(router: Router, features: Array) -> Array:
     return np.asarray((outer * inner).sum(axis=1) + router.outer_bias)
 
 
-def _drawn(ids: Array, logits: Array, scale: float, key: int, position: int) -> int:
-    controls = Controls(
-        inverse_temperature=np.array([scale]),
-        top_k=np.array([0]),
-        top_p=np.array([1.0]),
-        log_min_p=np.array([-np.inf]),
-        key=np.array([key], np.uint64),
-        position=np.array([position], np.uint64),
-    )
-    ends = np.array([0, len(ids)])
-    return int(draw(ids, logits, ends, controls, implementation="reference")[0])
+def _kept(logits: Array, controls: Controls) -> Array:
+    """What a row is drawn from."""
+    scale = float(controls.inverse_temperature[0])
+    if scale == 0.0:
+        return np.ones(len(logits), np.bool_)
+    top_k, top_p = int(controls.top_k[0]), float(controls.top_p[0])
+    return truncate(logits, scale, top_k, top_p, float(controls.log_min_p[0]))
 
 
 def _rows(panels: Array) -> Array:

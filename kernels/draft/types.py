@@ -43,8 +43,8 @@ class PendingTokens(NamedTuple):
 
     Sequence ``s`` owns ``tokens[offsets[s]:offsets[s + 1]]``, at least one; the first of them
     stands at position ``start[s]`` of prompt + output. Its block table has room for them and for
-    all of its guesses but the last. A guess is drawn with the noise of (key, its own position), as
-    the target draws in the same place.
+    all of its guesses but the last. A guess is drawn with the noise of (key, its own position) and
+    truncated by top-k, top-p and min-p, as the target draws in the same place.
     """
 
     tokens: npt.NDArray[np.int32]  # [T]
@@ -54,6 +54,9 @@ class PendingTokens(NamedTuple):
     most: npt.NDArray[np.int32]  # [S] guesses wanted; 0 puts the tokens into the cache alone
     key: npt.NDArray[np.uint64]  # [S]
     inverse_temperature: npt.NDArray[np.float64]  # [S] fp32 values; 0 is greedy
+    top_k: npt.NDArray[np.int64]  # [S] 0 is off
+    top_p: npt.NDArray[np.float64]  # [S] 1 is off
+    log_min_p: npt.NDArray[np.float64]  # [S] -inf is off
     state_before: Floats  # [S, d] of position start - 1, for the router; zeros where not known
     record: bool = False  # whether the logits that are drawn from are wanted
 
@@ -63,7 +66,7 @@ class Drafted:
     """What was guessed. ``states[s, t]`` is the hidden state of sequence ``s`` after its last
     pending token and ``t`` guesses; there is none behind those that were needed. ``logits[s, t]``,
     where they are recorded, are those that guess ``t`` was drawn from, in the order of the head's
-    rows: ``-inf`` where a row was not looked at or is no token."""
+    rows: ``-inf`` where a row was not looked at, is no token or was truncated."""
 
     guesses: npt.NDArray[np.int32]  # [S, longest]; -1 behind the last
     states: Floats  # [S, max(1, longest), d]

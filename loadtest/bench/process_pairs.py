@@ -81,15 +81,15 @@ def vllm_worker(python: Path, cores: Sequence[int], threads: int) -> Worker:
     return Worker("vllm", (str(python), str(script)), environment)
 
 
-def alternate(workers: Sequence[Worker], task: Task, pairs: int) -> Iterator[list[WorkerReport]]:
-    """Yields, ``pairs`` times, one report of each worker, each from a fresh process.
+def alternate(workers: Sequence[Worker], tasks: Sequence[Task]) -> Iterator[list[WorkerReport]]:
+    """Yields for every task one report of each worker, each from a fresh process.
 
     Raises RuntimeError with the end of its error output if a worker fails.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "task.json"
-        path.write_text(json.dumps(dataclasses.asdict(task)), encoding="utf-8")
-        for _ in range(pairs):
+        for task in tasks:
+            path.write_text(json.dumps(dataclasses.asdict(task)), encoding="utf-8")
             yield [_run(worker, path, task) for worker in workers]
 
 

@@ -75,9 +75,10 @@ class Runner(Protocol):
 
 
 def run_interleaved(
-    runners: Sequence[Runner], jobs: Sequence[Job], count: int
+    runners: Sequence[Runner], workloads: Sequence[Sequence[Job]]
 ) -> dict[str, list[EngineRun]]:
-    """``count`` runs of every runner, taking turns, after one unmeasured run of each.
+    """A run of every runner on each workload, taking turns, after an unmeasured run of each on the
+    first.
 
     Raises RuntimeError if an engine returns another number of tokens than it was asked for.
     """
@@ -85,7 +86,7 @@ def run_interleaved(
     gc.collect()
     gc.freeze()  # so that no contender pays for walking the imports of all
     try:
-        for turn in range(count + 1):
+        for turn, jobs in enumerate((workloads[0], *workloads)):
             for runner in runners:
                 run = runner.run(jobs)
                 check_lengths(runner.name, run, jobs)

@@ -34,6 +34,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="where tokens and training checkpoints are kept, to resume from; one "
         "folder serves one data folder (default: OUT/work)",
     )
+    parser.add_argument(
+        "--target",
+        type=Path,
+        metavar="DIR",
+        help="keep the target of this folder, made from the same texts with the same seed, and "
+        "train its draft alone",
+    )
     parser.add_argument("--target-tokens", type=int, metavar="N", help="token budget of the target")
     parser.add_argument("--draft-tokens", type=int, metavar="N", help="token budget of the draft")
 
@@ -42,13 +49,15 @@ def run(arguments: argparse.Namespace) -> int:
     """Train the pair; returns the exit status."""
     recipe = DemoRecipe().with_tokens(arguments.target_tokens, arguments.draft_tokens)
     try:
-        result = train_demo(arguments.data, arguments.out, arguments.seed, arguments.work, recipe)
-    except FileNotFoundError as error:
+        result = train_demo(
+            arguments.data, arguments.out, arguments.seed, arguments.work, recipe, arguments.target
+        )
+    except (FileNotFoundError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    rate = result["greedy_match_rate"].get("mean")
+    rate = result["drawn_token_match_rate"]["mean"]
     bits = result["bits_per_byte"]["all"]["target"]
-    print(f"target {bits:.3f} bits per byte; draft agrees with it on {100 * rate:.1f} % of tokens")
+    print(f"target {bits:.3f} bits per byte; draft draws {100 * rate:.1f} % of its tokens")
     return 0
 
 

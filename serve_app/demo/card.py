@@ -94,9 +94,13 @@ def _bits_table(table: dict[str, dict[str, float]]) -> str:
     return "\n".join(lines)
 
 
-def _match_table(rates: dict[str, float]) -> str:
-    lines = ["| text written by the target | best tokens agree |", "| --- | ---: |"]
-    lines += [f"| {name} | {_percent(value)} |" for name, value in rates.items()]
+def _match_table(result: dict[str, Any]) -> str:
+    best, drawn = result["best_token_match_rate"], result["drawn_token_match_rate"]
+    lines = [
+        f"| text written by the target | best tokens agree | drawn at {TEMPERATURE} agree |",
+        "| --- | ---: | ---: |",
+    ]
+    lines += [f"| {name} | {_percent(best[name])} | {_percent(drawn[name])} |" for name in best]
     return "\n".join(lines)
 
 
@@ -202,9 +206,10 @@ Of {ended["prompts"]} held-out dialogue prompts, answers that end by themselves 
 {ended["tokens"]} tokens: {ended.get("greedy", 0)} greedy, {ended.get("sampled", 0)} sampled at the
 defaults.
 
-How often the draft's best token is the target's:
+How often the draft's best token is the target's, and how often the token is that each of them draws
+with the same noise:
 
-{_match_table(result["greedy_match_rate"])}
+{_match_table(result)}
 
 ## Samples
 
@@ -226,16 +231,17 @@ The tokenizer files are the target's, byte for byte, so that this folder is a wh
 {_shape_line(recipe.draft, result["parameters"]["draft"])}
 
 Its embedding began as the target's, projected on its principal directions; it was then distilled
-from the target on the same texts: cross entropy against the target's softmax blended with the
-target's best token. By itself it writes worse than the target, which is tiny already; read that
+from the target on the same texts: cross entropy between the softmaxes of both at temperature
+{TEMPERATURE}. By itself it writes worse than the target, which is tiny already; read that
 card for the warnings, which hold here as well.
 
 {_command(record, [recipe.draft_schedule], recipe.mixture)}{_licence(files)}
 ## Measured
 
-How often its best token is the target's, on text the target wrote for held-out prompts:
+How often its best token is the target's, and how often the token is that each of them draws with
+the same noise, on text the target wrote for held-out prompts:
 
-{_match_table(result["greedy_match_rate"])}
+{_match_table(result)}
 
 Bits per byte of held-out text:
 

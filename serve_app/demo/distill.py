@@ -6,12 +6,11 @@ import torch
 from torch import Tensor
 
 from serve_app.demo.candidates import SoftmaxCandidates
+from serve_app.demo.export import TEMPERATURE
 from serve_app.demo.loss import fused_distillation
 from serve_app.demo.network import EMBEDDING, NetworkWeights, hidden_states, rotary_table
 from serve_app.demo.recipe import NetworkShape
 from serve_app.demo.train import LossFunction
-
-HARD_SHARE = 0.5
 
 
 def projected_embedding(embedding: Tensor, width: int, common: Tensor) -> Tensor:
@@ -22,7 +21,11 @@ def projected_embedding(embedding: Tensor, width: int, common: Tensor) -> Tensor
 
 
 def distillation_loss(target: NetworkWeights, shape: NetworkShape) -> LossFunction:
-    """Cross entropy against the target's softmax blended with the target's best token."""
+    """Cross entropy between the softmaxes of target and draft, both at ``TEMPERATURE``.
+
+    Guesses are drawn with the target's noise at the temperature of a request: what counts is how
+    near the two distributions are there, not only which token each of them likes best.
+    """
     cosine, sine = rotary_table(shape, shape.positions)
 
     def loss(
@@ -40,6 +43,8 @@ def distillation_loss(target: NetworkWeights, shape: NetworkShape) -> LossFuncti
                 taught_head, bias = embedding, None
             else:
                 taught_head, bias = embedding[candidates.identities], candidates.bias
-        return fused_distillation(hidden, head, taught, taught_head, HARD_SHARE, bias)
+        return fused_distillation(
+            hidden / TEMPERATURE, head, taught / TEMPERATURE, taught_head, bias
+        )
 
     return loss

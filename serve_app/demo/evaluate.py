@@ -15,6 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers import PreTrainedTokenizerBase as TokenizerBase
 
+from serve_app.demo.export import TEMPERATURE
 from serve_app.demo.prompts import chat_texts, dialogue_prompts, generate, prose_prompts
 from serve_app.demo.recipe import Measurement
 from serve_app.demo.texts.chat import Message, dialogue_messages
@@ -139,7 +140,7 @@ def ended_count(
     return sum(answer[-1] in ends for _, answer in answers)
 
 
-def match_rate(
+def match_rates(
     target: PreTrainedModel,
     draft: PreTrainedModel,
     tokenizer: TokenizerBase,
@@ -147,17 +148,21 @@ def match_rate(
     new_tokens: int,
     sample: bool,
     seed: int = 0,
-) -> float:
-    """Share of the positions of target-written text where both models' best tokens agree."""
-    agreed = count = 0
+) -> tuple[float, float]:
+    """At how many of the positions of target-written text both models' best tokens agree, and at
+    how many the tokens that they draw at ``TEMPERATURE`` with the same noise."""
+    best = drawn = count = 0
+    generator = torch.Generator().manual_seed(seed)
     for prompt, answer in generate(target, tokenizer, texts, new_tokens, sample, seed):
         tokens = torch.tensor([[*prompt, *answer]])[:, :-1]
         with torch.inference_mode():
-            ours = target(tokens).logits[0, len(prompt) - 1 :].argmax(dim=-1)
-            theirs = draft(tokens).logits[0, len(prompt) - 1 :].argmax(dim=-1)
-        agreed += int((ours == theirs).sum())
+            ours = target(tokens).logits[0, len(prompt) - 1 :]
+            theirs = draft(tokens).logits[0, len(prompt) - 1 :]
+        best += int((ours.argmax(dim=-1) == theirs.argmax(dim=-1)).sum())
+        noise = -TEMPERATURE * torch.empty_like(ours).exponential_(generator=generator).log()
+        drawn += int(((ours + noise).argmax(dim=-1) == (theirs + noise).argmax(dim=-1)).sum())
         count += len(answer)
-    return agreed / count
+    return best / count, drawn / count
 
 
 def _samples(
@@ -200,7 +205,7 @@ def evaluate_pair(
     chats = dialogue_prompts(corpus.held_out_dialogues, size.end_prompts)
     prompts = {"prose": prose, "dialogues": chat_texts(tokenizer, chats[: size.match_prompts])}
     rates = {
-        f"{kind}, {mode}": match_rate(
+        f"{kind}, {mode}": match_rates(
             target, draft, tokenizer, kind_texts, size.match_tokens, mode == "sampled"
         )
         for kind, kind_texts in prompts.items()
@@ -219,11 +224,22 @@ def evaluate_pair(
             "draft": sum(value.numel() for value in draft.parameters()),
         },
         "bits_per_byte": table,
-        "greedy_match_rate": rates | {"mean": sum(rates.values()) / max(1, len(rates))},
+        "best_token_match_rate": _with_mean({name: best for name, (best, _) in rates.items()}),
+        "drawn_token_match_rate": _with_mean({name: drawn for name, (_, drawn) in rates.items()}),
         "ended_prompts": {"prompts": len(chats), "tokens": size.end_tokens, **ended},
         "samples": _samples(target, tokenizer, openings, size.sample_tokens),
         "prompts": chats[: size.shipped_prompts],
     }
+
+
+def _with_mean(rates: dict[str, float]) -> dict[str, float]:
+    return rates | {"mean": sum(rates.values()) / max(1, len(rates))}
+
+
+def read_evaluation(folder: Path) -> dict[str, Any]:
+    """What `write_evaluation` wrote there. Raises FileNotFoundError where it did not."""
+    found: dict[str, Any] = json.loads((folder / EVALUATION_FILE).read_text(encoding="utf-8"))
+    return found
 
 
 def write_evaluation(result: dict[str, Any], folder: Path) -> None:

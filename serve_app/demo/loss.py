@@ -56,7 +56,6 @@ class _FusedDistillation(torch.autograd.Function):
         weight: Tensor,
         teacher_hidden: Tensor,
         teacher_weight: Tensor,
-        hard_share: float,
         bias: Tensor | None,
     ) -> Tensor:
         hidden_gradient = torch.empty_like(hidden)
@@ -65,12 +64,9 @@ class _FusedDistillation(torch.autograd.Function):
         for begin in range(0, hidden.shape[0], CHUNK_ROWS):
             rows = hidden[begin : begin + CHUNK_ROWS]
             taught = teacher_hidden[begin : begin + CHUNK_ROWS] @ teacher_weight.t()
-            wanted = taught.argmax(dim=1, keepdim=True)
             if bias is not None:
                 taught.add_(bias)
             _softmax_in_place(taught)
-            taught.mul_(1.0 - hard_share)
-            taught.scatter_add_(1, wanted, taught.new_full(wanted.shape, hard_share))
             logits = rows @ weight.t() if bias is None else torch.addmm(bias, rows, weight.t())
             expected = torch.einsum("rv,rv->r", taught, logits)
             loss += (_softmax_in_place(logits) - expected).sum()
@@ -81,10 +77,10 @@ class _FusedDistillation(torch.autograd.Function):
         return loss
 
     @staticmethod
-    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:
+    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         hidden_gradient, weight_gradient = context.saved_tensors
         scale = gradients[0]
-        return hidden_gradient * scale, weight_gradient * scale, None, None, None, None
+        return hidden_gradient * scale, weight_gradient * scale, None, None, None
 
 
 def fused_cross_entropy(
@@ -99,10 +95,7 @@ def fused_distillation(
     weight: Tensor,
     teacher_hidden: Tensor,
     teacher_weight: Tensor,
-    hard_share: float,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """Summed cross entropy against the teacher: its softmax, blended with its best token."""
-    return _FusedDistillation.apply(
-        hidden, weight, teacher_hidden, teacher_weight, hard_share, bias
-    )
+    """Summed cross entropy of ``softmax(hidden @ weight.T + bias)`` against the teacher's."""
+    return _FusedDistillation.apply(hidden, weight, teacher_hidden, teacher_weight, bias)

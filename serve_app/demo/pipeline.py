@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from serve_app.demo.card import write_cards
-from serve_app.demo.evaluate import evaluate_pair, write_evaluation
+from serve_app.demo.evaluate import evaluate_pair, read_evaluation, write_evaluation
 from serve_app.demo.export import export_checkpoint
 from serve_app.demo.recipe import DemoRecipe, Schedule
-from serve_app.demo.stages import Stage, train_draft, train_target
+from serve_app.demo.stages import Stage, finished_target, train_draft, train_target
 from serve_app.demo.texts.corpus import load_corpus
 from serve_app.demo.texts.prepare import prepare
 
@@ -48,17 +48,23 @@ def train_demo(
     seed: int,
     work: Path | None = None,
     recipe: DemoRecipe | None = None,
+    trained: Path | None = None,
 ) -> dict[str, Any]:
     """Train, export and evaluate the pair; returns the measurements.
 
-    ``out`` receives one folder for the target and one for the draft. ``work`` keeps tokens and
-    checkpoints; calling again with the same arguments continues where the last call stopped.
+    ``trained`` is the folder of a target that an earlier call made from the same texts with the
+    same seed: it is kept, and only its draft is made anew. ``out`` receives one folder for the
+    target and one for the draft. ``work`` keeps tokens and checkpoints; calling again with the same
+    arguments continues where the last call stopped.
     """
     recipe = recipe or DemoRecipe()
     work = work or out / DEFAULT_WORK_FOLDER
     work.mkdir(parents=True, exist_ok=True)
     prepared = prepare(data, work, recipe, seed)
-    target = train_target(prepared, recipe, work, seed)
+    if trained is None:
+        target = train_target(prepared, recipe, work, seed)
+    else:
+        target = finished_target(trained, prepared)
     target_folder, draft_folder = out / TARGET_FOLDER, out / DRAFT_FOLDER
     export_checkpoint(target.weights, recipe.target, prepared.tokenizer, target_folder)
     draft = train_draft(prepared, recipe, target, work, seed)
@@ -69,7 +75,11 @@ def train_demo(
     )
     result["training"] = {
         "files": corpus.files,
-        "target": _training_record(target, recipe.target_schedules, recipe, seed),
+        "target": (
+            _training_record(target, recipe.target_schedules, recipe, seed)
+            if trained is None
+            else read_evaluation(trained)["training"]["target"]
+        ),
         "draft": _training_record(draft, [recipe.draft_schedule], recipe, seed),
     }
     write_evaluation(result, target_folder)

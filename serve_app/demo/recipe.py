@@ -143,7 +143,7 @@ class DemoRecipe:
         ),
     )
     draft_schedule: Schedule = Schedule(
-        tokens=800 * 4_096,
+        tokens=1_600 * 4_096,
         long_fraction=0.0,
         glide_from=1.0,
         glide_until=2.0,

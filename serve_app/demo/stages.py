@@ -6,8 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
 
 from serve_app.demo.distill import distillation_loss, projected_embedding
+from serve_app.demo.evaluate import read_evaluation
 from serve_app.demo.network import EMBEDDING, NetworkWeights
 from serve_app.demo.recipe import DemoRecipe
 from serve_app.demo.texts.prepare import Prepared
@@ -63,6 +66,22 @@ def train_target(prepared: Prepared, recipe: DemoRecipe, work: Path, seed: int) 
     if whole is None:
         raise ValueError("the recipe has no schedule for the target")
     return whole
+
+
+def finished_target(folder: Path, prepared: Prepared) -> Stage:
+    """The target that an earlier run left in ``folder``, as it was exported.
+
+    Raises ValueError where it has another tokenizer than the draft would get.
+    """
+    vocabulary = Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab()
+    if vocabulary != prepared.tokenizer.get_vocab():
+        raise ValueError(
+            f"the target in {folder} has another tokenizer than these texts give with this seed"
+        )
+    record = read_evaluation(folder)["training"]["target"]
+    stored = load_file(folder / "model.safetensors")
+    weights = {name: value.float() for name, value in stored.items()}
+    return Stage(weights, record["steps"], record["tokens"], record["seconds"])
 
 
 def train_draft(

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from kernels.draft import DraftHead, PendingTokens, check_head, draft
 from kernels.draft.cpu import drawn_rows
-from kernels.draft.draw import begin_row, offer
+from kernels.draft.draw import begin_row, offer, settle
 from kernels.draw import Controls, draw
 from kernels.llama.reference import embed
+from kernels.truncate import truncate
 from tests.support.decision_cases import FLAVOURS, random_logits
 from tests.support.draft_cases import (
     WIDTH,
@@ -102,7 +103,21 @@ def test_what_guesses_were_drawn_from_is_recorded(kind: str) -> None:
             assert guess in head.ids[looked_at]
             assert (head.ids[looked_at] >= 0).all()
         counted = np.isfinite(found.logits[sequence, : (guesses >= 0).sum()]).sum()
-        assert counted == found.rows[sequence]
+        if truncates(case.pending, sequence):
+            assert counted <= found.rows[sequence]
+        else:
+            assert counted == found.rows[sequence]
+
+
+def truncates(pending: PendingTokens, sequence: int) -> bool:
+    return bool(
+        pending.inverse_temperature[sequence] > 0
+        and (
+            pending.top_k[sequence] > 0
+            or pending.top_p[sequence] < 1
+            or pending.log_min_p[sequence] > -np.inf
+        )
+    )
 
 
 @pytest.mark.parametrize("kind", ["full", "routed"])
@@ -184,9 +199,19 @@ def test_the_most_likely_of_equal_rows_is_the_lowest_id() -> None:
     flavour=st.sampled_from(FLAVOURS),
     scale=st.sampled_from([0.0, 1.0, 0.25, float(np.float32(1 / 0.7)), 50.0]),
     clusters=st.integers(1, 40),
+    top_k=st.sampled_from([0, 0, 1, 2, 50, 400, 5000]),
+    top_p=st.sampled_from([1.0, 1.0, 0.95, 0.5, 1e-9]),
+    log_min_p=st.sampled_from([-np.inf, -np.inf, -3.0, 0.0]),
 )
 def test_the_draw_is_that_of_the_target(
-    seed: int, size: int, flavour: str, scale: float, clusters: int
+    seed: int,
+    size: int,
+    flavour: str,
+    scale: float,
+    clusters: int,
+    top_k: int,
+    top_p: float,
+    log_min_p: float,
 ) -> None:
     """Of the same logits, to the last bit, in whatever order they come."""
     random = np.random.default_rng(seed)
@@ -194,22 +219,36 @@ def test_the_draw_is_that_of_the_target(
     key, position = int(random.integers(0, 2**64, dtype=np.uint64)), int(random.integers(2**31))
     controls = Controls(
         np.array([scale]),
-        np.zeros(1, np.int64),
-        np.ones(1),
-        np.full(1, -np.inf),
+        np.array([top_k]),
+        np.array([top_p]),
+        np.array([log_min_p]),
         np.array([key], np.uint64),
         np.array([position], np.uint64),
     )
     tokens = np.arange(size, dtype=np.int32)
     expected = draw(tokens, logits, np.array([0, size]), controls, implementation="reference")
     packed = head_of(logits[:, None], random_clusters(random, size, clusters))
-    drawn = drawn_rows(1, size, len(packed.panels))
-    begin_row(drawn, 0, scale, controls.key[0], controls.position[0])
+    panels = len(packed.panels)
+    drawn = drawn_rows(1, size, panels, panels)
+    truncated = top_k > 0 or top_p < 1 or log_min_p > -np.inf
+    begin_row(drawn, 0, scale, controls.key[0], controls.position[0], truncated)
     own = logits[packed.ids]
     for first, last in random.permutation(list(pairwise(packed.offsets.tolist()))):
         if first < last:
-            offer(own[16 * first : 16 * last], packed.ids[16 * first : 16 * last], drawn, 0)
+            rows = slice(16 * first, 16 * last)
+            offer(own[rows], packed.ids[rows], 16 * first, drawn, 0)
+    kept = settle(drawn, 0, packed.ids, top_k, top_p, log_min_p)
     assert drawn.token[0] == expected[0]
+    if truncated and scale > 0:
+        stay = truncate(
+            logits,
+            inverse_temperature=scale,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=np.exp(log_min_p),
+            implementation="reference",
+        )
+        assert sorted(packed.ids[kept].tolist()) == np.flatnonzero(stay).tolist()
     assert drawn.seen[0] == size
 
 
@@ -222,6 +261,9 @@ def _pending(**changes: object) -> PendingTokens:
         "most": np.array([2], np.int32),
         "key": np.zeros(1, np.uint64),
         "inverse_temperature": np.zeros(1),
+        "top_k": np.zeros(1, np.int64),
+        "top_p": np.ones(1),
+        "log_min_p": np.full(1, -np.inf),
         "state_before": np.zeros((1, WIDTH), np.float32),
     }
     return PendingTokens(**{**fields, **changes})

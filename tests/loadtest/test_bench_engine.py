@@ -127,7 +127,7 @@ def test_requests_have_mixed_lengths_with_the_same_mean_in_every_case(count: int
 def test_sides_take_turns_and_the_first_run_of_each_is_not_counted() -> None:
     calls: list[str] = []
     runners = [StubRunner("lexshard", 0.01, calls), StubRunner("generate", 0.02, calls)]
-    runs = run_interleaved(runners, mixed_jobs(WordTokenizer(), 2, 17), 3)
+    runs = run_interleaved(runners, [mixed_jobs(WordTokenizer(), 2, seed) for seed in (17, 18, 19)])
     assert calls == ["lexshard", "generate"] * 4
     assert {name: len(each) for name, each in runs.items()} == {"lexshard": 3, "generate": 3}
 
@@ -138,7 +138,7 @@ def test_a_side_that_makes_too_few_tokens_is_an_error() -> None:
             return super().run([Job(job.prompt_ids, job.output_tokens - 1) for job in jobs])
 
     with pytest.raises(RuntimeError, match="short made"):
-        run_interleaved([Short("short", 0.01, [])], mixed_jobs(WordTokenizer(), 1, 17), 1)
+        run_interleaved([Short("short", 0.01, [])], [mixed_jobs(WordTokenizer(), 1, 17)])
 
 
 def test_worker_processes_take_turns_and_report_json(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_worker_processes_take_turns_and_report_json(tmp_path: Path) -> None:
         Worker(name, (sys.executable, "-c", script, name, str(log)), {}) for name in ("a", "b")
     ]
     task = Task("m", "float32", 1, "auto", 512, ((Job((1, 2), 3),),), repeats=2)
-    reports = list(alternate(workers, task, 2))
+    reports = list(alternate(workers, [task, task]))
     assert log.read_text() == "abab"
     assert reports[0][0].cases[0][1].token_ids == ((0, 0, 0),)
 
@@ -165,7 +165,7 @@ def test_a_failing_worker_process_shows_its_last_words() -> None:
     worker = Worker("peer", (sys.executable, "-c", "raise SystemExit('no such model')"), {})
     task = Task("m", "float32", 1, "auto", 512, (), repeats=1)
     with pytest.raises(RuntimeError, match=r"(?s)peer process failed.*no such model"):
-        list(alternate([worker], task, 1))
+        list(alternate([worker], [task]))
 
 
 def test_pinning_ends_with_its_block() -> None:
@@ -261,7 +261,7 @@ def test_a_run_prints_what_it_measured_and_what_it_did_not(
     assert engine.run(parse("--runs", "3", "--requests", "1,4", "--json", str(path))) == 0
     printed = capsys.readouterr().out
     assert "vLLM: not measured" in printed
-    assert "96 of 96 tokens are equal, 0 first differences" in printed
+    assert "288 of 288 tokens are equal, 0 first differences" in printed
     written = json.loads(path.read_text())
     assert set(written) == {"machine", "versions", "command", "seed", "results", "ratios"}
     ratios = {(r["case"]["requests"], r["case"]["measure"]): r["ratio"] for r in written["ratios"]}
@@ -300,18 +300,23 @@ def test_a_text_that_differs_in_any_run_is_told(
 
     monkeypatch.setattr(engine, "GenerateRunner", lambda *_: Unsteady("generate", 0.04, stub_calls))
     assert engine.run(parse("--runs", "3", "--requests", "1")) == 0
-    assert "191 of 192 tokens are equal, 1 first difference" in capsys.readouterr().out
+    assert "287 of 288 tokens are equal, 1 first difference" in capsys.readouterr().out
 
 
 def test_a_peer_in_its_own_process_is_paired_with_ours_in_one(
     tmp_path: Path, stub_calls: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    jobs = mixed_jobs(WordTokenizer(), 4, engine.SEED)
-
-    def reports(_workers: object, _task: Task, pairs: int) -> Iterator[list[WorkerReport]]:
-        for slowness in range(1, pairs + 1):
+    def reports(_workers: object, tasks: Sequence[Task]) -> Iterator[list[WorkerReport]]:
+        assert len({task.cases for task in tasks}) == len(tasks)  # no text decides alone
+        for slowness, task in enumerate(tasks, 1):
             yield [
-                WorkerReport(versions, ((StubRunner(name, seconds * slowness, []).run(jobs),),))
+                WorkerReport(
+                    versions,
+                    tuple(
+                        (StubRunner(name, seconds * slowness, []).run(jobs),) * task.repeats
+                        for jobs in task.cases
+                    ),
+                )
                 for name, seconds, versions in (
                     ("lexshard", 0.01, {}),
                     ("vllm", 0.03, {"vllm": "0"}),

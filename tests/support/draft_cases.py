@@ -21,6 +21,7 @@ from kernels.linear.tile import PANEL
 from kernels.llama import LlamaShape, LlamaStack, LlamaWeights
 
 WIDTH = 32
+VERY_MANY = 5000  # as top-k: more than there are
 
 
 def random_stack(
@@ -144,12 +145,15 @@ def random_case(
     each = blocks // sequences
     start = random.integers(1, min(41, each * BLOCK_SIZE - 4 - longest), sequences)
     counts = random.integers(1, 5, sequences)
-    common = {
+    common: dict[str, Any] = {
         "block_tables": random.permutation(blocks)[: each * sequences]
         .reshape(sequences, each)
         .astype(np.int32),
         "key": random.integers(0, 2**64, sequences, dtype=np.uint64),
         "inverse_temperature": random.choice([0.0, 1.0, float(np.float32(1 / 0.7))], sequences),
+        "top_k": random.choice([0, 0, 1, 5, 50, VERY_MANY], sequences),
+        "top_p": random.choice([1.0, 1.0, 0.9, 0.3], sequences),
+        "log_min_p": random.choice([-np.inf, -np.inf, np.log(0.05)], sequences),
         "state_before": random.standard_normal((sequences, WIDTH)).astype(np.float32),
     }
 
@@ -182,6 +186,9 @@ def sequence_of(pending: PendingTokens, sequence: int) -> PendingTokens:
         most=pending.most[own],
         key=pending.key[own],
         inverse_temperature=pending.inverse_temperature[own],
+        top_k=pending.top_k[own],
+        top_p=pending.top_p[own],
+        log_min_p=pending.log_min_p[own],
         state_before=pending.state_before[own],
     )
 

@@ -4,7 +4,8 @@ Every engine generates the same tokens: greedy, end of sequence ignored, same ch
 number of threads and cores, warm. With ``--temperature`` ours is compared with ours, same seeds.
 ``generate`` takes turns with the engine run by run in one process; vLLM, which needs an environment
 of its own, takes turns with it process by process. Throughput counts the tokens the requests asked
-for over the time until the last is done, prompts included.
+for over the time until the last is done, prompts included. Every run has prompts of its own, the
+same for all engines.
 
 ``--shape large-vocabulary`` measures a random checkpoint of these dimensions instead (see
 ``random_model``): our certified head takes turns with our dense one, then with vLLM.
@@ -15,8 +16,9 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -95,6 +97,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="T",
         help="of every request, each with a seed of its own; above 0 only against ours (default 0)",
     )
+    parser.add_argument("--top-k", type=int, default=0, metavar="K", help="of every request")
+    parser.add_argument("--top-p", type=float, default=1.0, metavar="P", help="of every request")
     parser.add_argument(
         "--draft-tokens",
         type=int,
@@ -174,6 +178,8 @@ def refuse_other_laws(arguments: argparse.Namespace) -> None:
     """Raises ValueError where engines would draw with noise of their own, or cannot draw."""
     if not 0 <= arguments.temperature < float("inf"):
         raise ValueError(f"--temperature {arguments.temperature}: give 0 or more")
+    if arguments.top_k < 0 or not 0 < arguments.top_p <= 1:
+        raise ValueError("--top-k is 0 (all) or more, --top-p above 0 and at most 1")
     others = opponent(arguments) == "generate" or arguments.vllm_python is not None
     if arguments.temperature > 0 and others:
         raise ValueError(
@@ -215,10 +221,15 @@ def measure(arguments: argparse.Namespace, model: str, cores: Sequence[int]) -> 
         else None
     )
     tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)
-    cases = [mixed_jobs(tokenizer, count, arguments.seed) for count in arguments.requests]
+    jobs_of = partial(mixed_jobs, tokenizer)
     settings = (model, arguments.dtype, arguments.threads, arguments.body)
     ours_as = partial(
-        EngineRunner, *settings, tiers=arguments.tiers, temperature=arguments.temperature
+        EngineRunner,
+        *settings,
+        tiers=arguments.tiers,
+        temperature=arguments.temperature,
+        top_k=arguments.top_k,
+        top_p=arguments.top_p,
     )
     ours = ours_as(arguments.head, draft=arguments.draft, draft_head=arguments.draft_head)
     other: Runner
@@ -239,8 +250,8 @@ def measure(arguments: argparse.Namespace, model: str, cores: Sequence[int]) -> 
     )
     if arguments.shape is not None:
         print_roofline(report, parameters, arguments)
-    for jobs in cases:
-        measure_in_turns(report, arguments, ours, other, jobs)
+    for count in arguments.requests:
+        measure_in_turns(report, arguments, ours, other, partial(jobs_of, count))
     if vllm is not None:
         task = Task(
             model=model,
@@ -248,7 +259,7 @@ def measure(arguments: argparse.Namespace, model: str, cores: Sequence[int]) -> 
             threads=arguments.threads,
             body=arguments.body,
             max_model_len=ours.information.max_model_len,
-            cases=tuple(cases),
+            cases=(),
             repeats=QUICK_REPEATS if arguments.quick else REPEATS,
             head=arguments.head,
             tiers=arguments.tiers,
@@ -256,7 +267,7 @@ def measure(arguments: argparse.Namespace, model: str, cores: Sequence[int]) -> 
             draft_head=arguments.draft_head,
             draft_tokens=arguments.draft_tokens,
         )
-        measure_beside_vllm(report, arguments, task, vllm, other)
+        measure_beside_vllm(report, arguments, task, vllm, other, jobs_of)
     return report
 
 
@@ -277,15 +288,17 @@ def measure_in_turns(
     arguments: argparse.Namespace,
     ours: Runner,
     other: Runner,
-    jobs: Sequence[Job],
+    jobs_of: Callable[[int], tuple[Job, ...]],
 ) -> None:
-    """One case of the engine and of another one, taking turns run by run in this process."""
+    """One case of the engine and of another one, taking turns run by run in this process. Every run
+    has requests of its own: a single text says little of how often guesses stand."""
     count = arguments.runs or (QUICK_RUNS if arguments.quick else RUNS)
-    runs = run_interleaved([ours, other], jobs, count)
-    labels = _labels(arguments, jobs, "one process")
+    workloads = [jobs_of(arguments.seed + index) for index in range(count)]
+    runs = run_interleaved([ours, other], workloads)
+    labels = _labels(arguments, len(workloads[0]), "one process")
     add_measures(report, labels, {name: [(run,) for run in each] for name, each in runs.items()})
-    pairs = zip(runs[ours.name], runs[other.name], strict=True)
-    add_agreement(report, labels, pairs, other, jobs, against=other.name)
+    pairs = zip(workloads, runs[ours.name], runs[other.name], strict=True)
+    add_agreement(report, labels, pairs, other, against=other.name)
 
 
 def measure_beside_vllm(
@@ -294,27 +307,37 @@ def measure_beside_vllm(
     task: Task,
     vllm: Worker,
     reference: Runner,
+    jobs_of: Callable[[int, int], tuple[Job, ...]],
 ) -> None:
-    """Every case of the engine and of vLLM, taking turns process by process."""
+    """Every case of the engine and of vLLM, taking turns process by process, of which every pair
+    has requests of its own."""
     pairs = arguments.runs or (QUICK_PAIRS if arguments.quick else PAIRS)
+    tasks = [
+        replace(
+            task,
+            cases=tuple(jobs_of(count, arguments.seed + index) for count in arguments.requests),
+        )
+        for index in range(pairs)
+    ]
     ours, theirs = [], []
-    for mine, other in alternate([lexshard_worker(), vllm], task, pairs):
+    for mine, other in alternate([lexshard_worker(), vllm], tasks):
         ours.append(mine)
         theirs.append(other)
         print(f"process pair {len(ours)} of {pairs} done", file=sys.stderr)
     report.versions.update(theirs[0].versions)
-    for index, jobs in enumerate(task.cases):
-        labels = _labels(arguments, jobs, "process pairs")
+    for index, count in enumerate(arguments.requests):
+        labels = _labels(arguments, count, "process pairs")
         runs = {
             "lexshard": [each.cases[index] for each in ours],
             vllm.name: [each.cases[index] for each in theirs],
         }
         add_measures(report, labels, runs)
-        together = zip(chain(*runs["lexshard"]), chain(*runs[vllm.name]), strict=True)
-        add_agreement(report, labels, together, reference, jobs, against=vllm.name)
+        workloads = [each.cases[index] for each in tasks for _ in range(task.repeats)]
+        together = zip(workloads, chain(*runs["lexshard"]), chain(*runs[vllm.name]), strict=True)
+        add_agreement(report, labels, together, reference, against=vllm.name)
 
 
-def _labels(arguments: argparse.Namespace, jobs: Sequence[Job], setting: str) -> CaseLabels:
+def _labels(arguments: argparse.Namespace, requests: int, setting: str) -> CaseLabels:
     return {
         "model": arguments.model,
         "dtype": arguments.dtype,
@@ -325,8 +348,10 @@ def _labels(arguments: argparse.Namespace, jobs: Sequence[Job], setting: str) ->
         "draft": arguments.draft or "none",
         "draft head": arguments.draft_head,
         "temperature": arguments.temperature,
+        "top-k": arguments.top_k,
+        "top-p": arguments.top_p,
         "setting": setting,
-        "requests": len(jobs),
+        "requests": requests,
     }
 
 

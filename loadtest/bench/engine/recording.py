@@ -48,28 +48,29 @@ def add_measures(
 def add_agreement(
     report: Report,
     labels: CaseLabels,
-    pairs: Iterable[tuple[EngineRun, EngineRun]],
+    pairs: Iterable[tuple[Sequence[Job], EngineRun, EngineRun]],
     reference: Runner,
-    jobs: Sequence[Job],
     *,
     against: str,
 ) -> None:
-    """Record and print how many tokens of ``pairs`` of runs, ours first, are equal, and how close
-    the rest was where ``reference`` has a plain forward pass to tell. Runs that wrote what others
-    did are not compared again."""
-    compared = dict.fromkeys((ours.token_ids, theirs.token_ids) for ours, theirs in pairs)
-    found = [(ours, compare(ours, theirs)) for ours, theirs in compared]
-    equal = sum(each.equal_tokens for _, each in found)
-    tokens = sum(each.tokens for _, each in found)
-    parted = sum(len(each.differences) for _, each in found)
+    """Record and print how many tokens of ``pairs`` of runs of some jobs, ours first, are equal,
+    and how close the rest was where ``reference`` has a plain forward pass to tell. Runs that wrote
+    what others did are not compared again."""
+    compared = dict.fromkeys(
+        (tuple(jobs), ours.token_ids, theirs.token_ids) for jobs, ours, theirs in pairs
+    )
+    found = [(jobs, ours, compare(ours, theirs)) for jobs, ours, theirs in compared]
+    equal = sum(each.equal_tokens for _, _, each in found)
+    tokens = sum(each.tokens for _, _, each in found)
+    parted = sum(len(each.differences) for _, _, each in found)
     report.add(labels, AGREEMENT, {against: [100 * equal / tokens]})
     print(
-        f"{len(jobs)} at once, lexshard and {against}: {equal} of {tokens} tokens are equal, "
-        f"{parted} first difference{'' if parted == 1 else 's'}"
+        f"{labels['requests']} at once, lexshard and {against}: {equal} of {tokens} tokens are "
+        f"equal, {parted} first difference{'' if parted == 1 else 's'}"
     )
     if not isinstance(reference, HasLogits):
         return
-    for ours, agreement in found:
+    for jobs, ours, agreement in found:
         for each in agreement.differences:
             prefix = (*jobs[each.request].prompt_ids, *ours[each.request][: each.position])
             gap = reference.logit_gap(prefix, each.ours, each.theirs)

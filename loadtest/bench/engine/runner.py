@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from actors.configuration import (
     DEFAULT_TIERS,
@@ -38,9 +39,13 @@ class EngineRunner:
         draft: str | None = None,
         draft_head: DraftHeadChoice = "auto",
         temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
     ) -> None:
         self.name = name
-        self._temperature = temperature
+        self._sampling = SamplingParameters(
+            temperature=temperature, top_k=top_k, top_p=top_p, ignore_eos=True
+        )
         self._drafts = draft is not None
         self._runs = 0  # other seeds in every run: one text says little of how often guesses stand
         self._engine = Engine(
@@ -68,11 +73,10 @@ class EngineRunner:
                 request_id=str(index),
                 choice=0,
                 prompt_ids=job.prompt_ids,
-                parameters=SamplingParameters(
-                    temperature=self._temperature,
+                parameters=replace(
+                    self._sampling,
                     seed=1000 * self._runs + index,
                     max_tokens=job.output_tokens,
-                    ignore_eos=True,
                 ),
             )
             for index, job in enumerate(jobs)

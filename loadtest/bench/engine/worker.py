@@ -24,7 +24,7 @@ def main(path: str) -> None:
     cases = []
     for case in task["cases"]:
         jobs = [Job(tuple(job["prompt_ids"]), job["output_tokens"]) for job in case]
-        runs = run_interleaved([runner], jobs, task["repeats"])[runner.name]
+        runs = run_interleaved([runner], [jobs] * task["repeats"])[runner.name]
         cases.append([dataclasses.asdict(run) for run in runs])
     print(json.dumps({"versions": {}, "cases": cases}))
 

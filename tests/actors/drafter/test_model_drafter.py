@@ -22,6 +22,7 @@ from actors.drafter.step_heads import WholeHead, certified_head
 from actors.drafter.stepwise import StepwiseDrafter
 from actors.drafter.task import DraftTask
 from kernels.noise import gumbel_noise
+from kernels.truncate import truncate
 from tests.support.draft_cases import full_head, guessed, model_drafter, routed_head
 from tests.support.paths import DEMO, DEMO_DRAFT
 
@@ -47,6 +48,15 @@ def plain_guesses(plain: Any, task: DraftTask, ids: np.ndarray) -> list[int]:
             row = plain(input_ids=torch.tensor([tokens])).logits[0, -1].double().numpy()[ids]
         noise = gumbel_noise(task.key, len(tokens), ids).astype(np.float64)
         scale = task.inverse_temperature
+        if task.truncates:
+            keep = truncate(
+                row.astype(np.float32),
+                inverse_temperature=scale,
+                top_k=task.top_k,
+                top_p=task.top_p,
+                min_p=task.min_p,
+            )
+            row = np.where(keep, row, -np.inf)
         tokens.append(int(ids[np.argmax(row * scale + noise if scale else row)]))
     return tokens[len(task.history) :]
 
@@ -59,6 +69,9 @@ def tasks_of(prompt_ids: list[tuple[int, ...]], count: int, most: int = 4) -> li
             most - sequence % 3,
             KEYS[sequence % 3],
             (0.0, 1.0, float(np.float32(1 / 0.7)))[sequence % 3],
+            top_k=(0, 0, 0, 0, 40, 0, 3)[sequence % 7],
+            top_p=(1.0, 1.0, 0.9, 1.0, 0.95)[sequence % 5],
+            min_p=(0.0, 0.0, 0.0, 0.1)[sequence % 4],
         )
         for sequence in range(count)
     ]

@@ -159,7 +159,16 @@ def test_guesses_stand_as_often_as_the_formula_says(
     )
     expected = 0.0
     for token, share in laws[()].items():
-        task = DraftTask(0, [*prompt, token], 1, 7, 1 / PARAMETERS.temperature, propose=True)
+        task = DraftTask(
+            0,
+            [*prompt, token],
+            1,
+            7,
+            1 / PARAMETERS.temperature,
+            propose=True,
+            top_k=PARAMETERS.top_k,
+            top_p=PARAMETERS.top_p,
+        )
         [draft] = drafter.propose([task])
         [proposal] = draft.proposals
         scores = proposal.logits.astype(np.float64) / PARAMETERS.temperature
