@@ -25,46 +25,31 @@ HAS_AVX512 = bool(llvmlite.binding.get_host_cpu_features().get("avx512f"))
 TILE_ROWS = 8 if HAS_AVX512 else 6
 
 
-@njit(nogil=True, cache=True, inline="never")
-def _one_row(
-    x: npt.NDArray[Any],
-    weight: npt.NDArray[Any],
-    out: npt.NDArray[Any],
-    add: bool,
-    first: int,
-    last: int,
-) -> None:
-    """One row: four panels side by side, so that eight chains hide the latency of one."""
-    whole = last - (last - first) % 4
-    for panel in range(first, whole, 4):
-        if add:
-            tile(1, 4, 1, x, 0, weight, panel, out)
-        else:
-            tile(1, 4, 0, x, 0, weight, panel, out)
-    for panel in range(whole, last):
-        if add:
-            tile(1, 1, 1, x, 0, weight, panel, out)
-        else:
-            tile(1, 1, 0, x, 0, weight, panel, out)
+# Panels side by side where there are few rows: a sum waits four cycles for the one before it, and
+# eight chains or more keep the processor adding.
+ONE_ROW_PANELS, TWO_ROW_PANELS, THREE_ROW_PANELS = (4, 4, 4) if HAS_AVX512 else (4, 2, 1)
 
 
-def _tile_of(rows: int) -> Callable[..., None]:
-    """The kernel of one panel and exactly ``rows`` rows from ``row`` on."""
+def _tile_of(rows: int, panels: int = 1) -> Callable[..., None]:
+    """The kernel of ``panels`` panels and exactly ``rows`` rows from ``row`` on."""
 
     def multiply_tile(x, row, weight, panel, out, add):  # type: ignore[no-untyped-def]
         if add:
-            tile(rows, 1, 1, x, row, weight, panel, out)
+            tile(rows, panels, 1, x, row, weight, panel, out)
         else:
-            tile(rows, 1, 0, x, row, weight, panel, out)
+            tile(rows, panels, 0, x, row, weight, panel, out)
 
     # numba tells functions of one name apart by a number that every process counts on its own: from
     # a cache that several filled, one height could be linked in the place of another.
-    multiply_tile.__qualname__ = f"multiply_tile_of_{rows}"
+    multiply_tile.__qualname__ = f"multiply_tile_of_{rows}_by_{panels}"
     return njit(nogil=True, cache=True, inline="never")(multiply_tile)
 
 
 _one, _two, _three, _four, _five, _six, _seven = map(_tile_of, range(1, 8))
 _whole_tile = _tile_of(TILE_ROWS)
+_wide_one = _tile_of(1, ONE_ROW_PANELS)
+_wide_two = _tile_of(2, TWO_ROW_PANELS)
+_wide_three = _tile_of(3, THREE_ROW_PANELS)
 
 
 @njit(nogil=True, cache=True, inline="never")
@@ -94,6 +79,33 @@ def _few_rows(
         _one(x, row, weight, panel, out, add)
 
 
+@njit(nogil=True, cache=True, inline="never")
+def _wide_rows(
+    x: npt.NDArray[Any],
+    weight: npt.NDArray[Any],
+    out: npt.NDArray[Any],
+    add: bool,
+    first: int,
+    last: int,
+) -> int:
+    """One to three rows, several panels at a time; the first panel that is left."""
+    rows = x.shape[0]
+    panel = first
+    if rows == 1:
+        while panel + ONE_ROW_PANELS <= last:
+            _wide_one(x, 0, weight, panel, out, add)
+            panel += ONE_ROW_PANELS
+    elif rows == 2:
+        while panel + TWO_ROW_PANELS <= last:
+            _wide_two(x, 0, weight, panel, out, add)
+            panel += TWO_ROW_PANELS
+    else:
+        while panel + THREE_ROW_PANELS <= last:
+            _wide_three(x, 0, weight, panel, out, add)
+            panel += THREE_ROW_PANELS
+    return panel
+
+
 @njit(nogil=True, cache=True)
 def multiply_panels(
     x: npt.NDArray[Any],
@@ -105,8 +117,9 @@ def multiply_panels(
 ) -> None:
     """``multiply`` for the outputs of panels ``first`` to ``last - 1`` only."""
     rows = x.shape[0]
-    if rows == 1:
-        _one_row(x, weight, out, add, first, last)
+    if 0 < rows <= 3:
+        for panel in range(_wide_rows(x, weight, out, add, first, last), last):
+            _few_rows(x, 0, rows, weight, panel, out, add)
         return
     for start in range(0, rows, ROW_BLOCK):
         stop = min(start + ROW_BLOCK, rows)

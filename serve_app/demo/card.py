@@ -121,7 +121,7 @@ _COMMAND = """\
 ## How it was made
 
 ```
-lexshard demo train --data DIR --out DIR --seed {seed}
+lexshard demo train --data DIR --out DIR{target} --seed {seed}
 ```
 
 The first `DIR` holds the texts named below. The recipe is `serve_app/demo/recipe.py`: Muon for the
@@ -160,6 +160,7 @@ def _command(record: dict[str, Any], schedules: Sequence[Schedule], mixture: Mix
     }
     return _COMMAND.format(
         seed=record["seed"],
+        target=" --target DIR" if record.get("target_kept") else "",
         passes="\n".join(map(_pass_line, schedules)),
         mixture=", ".join(f"{100 * share:.0f} % {name}" for name, share in shares.items()),
         books=mixture.held_out_books,

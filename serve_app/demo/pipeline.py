@@ -80,7 +80,10 @@ def train_demo(
             if trained is None
             else read_evaluation(trained)["training"]["target"]
         ),
-        "draft": _training_record(draft, [recipe.draft_schedule], recipe, seed),
+        "draft": {
+            **_training_record(draft, [recipe.draft_schedule], recipe, seed),
+            "target_kept": trained is not None,
+        },
     }
     write_evaluation(result, target_folder)
     write_cards(result, recipe, target_folder, draft_folder)
