@@ -18,7 +18,7 @@ from kernels.quantize.layout import PANEL_ROWS
 from kernels.quantize.tiers import DitheredInt4Tier, Int4Tier, Int8Tier, OneBitTier, Tier
 from kernels.screen.bits import fill_tables, sum_panel
 from kernels.screen.hidden import QuantizedHidden
-from kernels.screen.tile import PANEL, ROWS, dot_bytes, dot_nibbles, fetch_row
+from kernels.screen.tile import BYTE_ROWS, PANEL, ROWS, dot_bytes, dot_nibbles, fetch_row
 from kernels.screen.vnni import HEIGHT, dot_signed_bytes
 
 # Below this many products a second thread costs more than it saves.
@@ -47,16 +47,16 @@ def _scale_panel(sums, scale, products, step, share, out, first, last):  # type:
 def _dot_few(values, start, whole, hidden, query, sums):  # type: ignore[no-untyped-def]
     """Two or three hidden rows from ``query`` on; nobody has fetched the panel if they are all."""
     three = hidden.shape[0] - query == 3
-    for row in range(start, whole, ROWS):
+    for row in range(start, whole, BYTE_ROWS):
         place = row - start
         if three and query == 0:
-            dot_bytes(3, ROWS, 1, values, row, hidden, query, sums, place)
+            dot_bytes(3, BYTE_ROWS, 1, values, row, hidden, query, sums, place)
         elif three:
-            dot_bytes(3, ROWS, 0, values, row, hidden, query, sums, place)
+            dot_bytes(3, BYTE_ROWS, 0, values, row, hidden, query, sums, place)
         elif query == 0:
-            dot_bytes(2, ROWS, 1, values, row, hidden, query, sums, place)
+            dot_bytes(2, BYTE_ROWS, 1, values, row, hidden, query, sums, place)
         else:
-            dot_bytes(2, ROWS, 0, values, row, hidden, query, sums, place)
+            dot_bytes(2, BYTE_ROWS, 0, values, row, hidden, query, sums, place)
 
 
 @njit(nogil=True, cache=True)
@@ -69,12 +69,12 @@ def _screen_bytes(  # type: ignore[no-untyped-def]
     sums = np.empty((count, PANEL), np.int32)
     for start in range(first, last, PANEL):
         stop = min(start + PANEL, last)
-        whole = stop - (stop - start) % ROWS
-        for row in range(start, whole if fours else start, ROWS):
-            dot_bytes(4, ROWS, 1, values, row, hidden, 0, sums, row - start)
+        whole = stop - (stop - start) % BYTE_ROWS
+        for row in range(start, whole if fours else start, BYTE_ROWS):
+            dot_bytes(4, BYTE_ROWS, 1, values, row, hidden, 0, sums, row - start)
         for query in range(4, fours, 4):
-            for row in range(start, whole, ROWS):
-                dot_bytes(4, ROWS, 0, values, row, hidden, query, sums, row - start)
+            for row in range(start, whole, BYTE_ROWS):
+                dot_bytes(4, BYTE_ROWS, 0, values, row, hidden, query, sums, row - start)
         for query in range(0, fours, 4):
             for row in range(whole, stop):
                 dot_bytes(4, 1, 0, values, row, hidden, query, sums, row - start)

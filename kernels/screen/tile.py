@@ -23,12 +23,15 @@ I8, I16, I32, I64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64
 LANES = 32 if has_feature("avx512bw") else 16
 SUMS = LANES // 2
 ROWS = LANES // 16  # weight rows side by side; more accumulators than two rows have do not fit
+# Of int8 rows under several hidden rows: four sums that lie side by side are added up together.
+BYTE_ROWS = 4 if SUMS == 16 else ROWS
 LINE = 64  # bytes of a cache line: 64 int8, or 128 nibbles
 PANEL = 16  # weight rows that callers work on before they move on
 BYTES = ir.VectorType(I8, LANES)
 WORDS = ir.VectorType(I16, LANES)
 PRODUCTS = ir.VectorType(I32, LANES)
 TOTALS = ir.VectorType(I32, SUMS)
+_FOUR = ir.VectorType(I32, 4)
 
 
 def _mask(indices: list[int]) -> ir.Constant:
@@ -84,6 +87,25 @@ def _places(builder: ir.IRBuilder, first: Any, width: Any, count: int, height: i
     return [builder.gep(row, [I64(place)]) for row, place in product(rows, range(height))]
 
 
+def _fold(builder: ir.IRBuilder, left: Any, right: Any, *masks: list[int]) -> Any:
+    return builder.add(*(builder.shuffle_vector(left, right, _mask(mask)) for mask in masks))
+
+
+def four_totals(builder: ir.IRBuilder, sums: list[Any]) -> Any:
+    """The totals of four vectors of sixteen: one transpose instead of four reductions."""
+    lanes = range(0, 16, 4)  # of 128 bits, which no shuffle crosses before they are added up
+    low = [lane + place for lane in lanes for place in (0, 16, 1, 17)]
+    high = [index + 2 for index in low]
+    pairs = [_fold(builder, *sums[first : first + 2], low, high) for first in (0, 2)]
+    even = [lane + place for lane in lanes for place in (0, 1, 16, 17)]
+    odd = [index + 2 for index in even]
+    quads = _fold(builder, *pairs, even, odd)
+    for width in (8, 4):
+        parts = [list(range(first, first + width)) for first in (0, width)]
+        quads = _fold(builder, quads, quads, *parts)
+    return quads
+
+
 def _sum_lines(
     builder: ir.IRBuilder,
     lines: Any,
@@ -91,9 +113,10 @@ def _sum_lines(
     body: Callable[[Any, list[Any]], list[Any]],
     *,
     negate: bool = False,
+    by_four: bool = False,
 ) -> None:
     """Runs ``body(line, sums) -> sums`` for all lines (at least 1), a vector of sums per target,
-    and stores the total of each, or its negative."""
+    and stores the total of each, or its negative. Of ``by_four``, targets lie four by four."""
     before = builder.block
     loop = builder.append_basic_block("lines")
     done = builder.append_basic_block("lines_done")
@@ -112,6 +135,12 @@ def _sum_lines(
     builder.cbranch(builder.icmp_signed("<", following, lines), loop, done)
 
     builder.position_at_end(done)
+    for first in range(0, len(targets), 4) if by_four else ():
+        totals = four_totals(builder, updated[first : first + 4])
+        address = builder.bitcast(targets[first], _FOUR.as_pointer())
+        builder.store(builder.neg(totals) if negate else totals, address, align=4)
+    if by_four:
+        return
     reduce = cgutils.get_or_insert_function(
         builder.module, ir.FunctionType(I32, [TOTALS]), f"llvm.vector.reduce.add.v{SUMS}i32"
     )
@@ -172,7 +201,8 @@ def dot_bytes(  # type: ignore[no-untyped-def]
         target, sums_width = matrix_row(context, builder, sums, sums_value, query_value)
         target = builder.gep(target, [place_value])
         targets = _places(builder, target, sums_width, count, height)
-        _sum_lines(builder, builder.udiv(width, I64(LINE)), targets, body)
+        lines = builder.udiv(width, I64(LINE))
+        _sum_lines(builder, lines, targets, body, by_four=height == 4 and SUMS == 16)
         return context.get_dummy_value()
 
     return signature, codegen

@@ -16,36 +16,22 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 from kernels.screen.processor import has_feature
-from kernels.screen.tile import I8, I32, I64, LINE, following, matrix_row, prefetch
+from kernels.screen.tile import (
+    I8,
+    I32,
+    I64,
+    LINE,
+    following,
+    four_totals,
+    matrix_row,
+    prefetch,
+)
 
 AVAILABLE = has_feature("avx512vnni")
 HEIGHT = 4  # weight rows side by side; with four queries sixteen sums, of 32 registers
 _LINE = ir.VectorType(I8, LINE)
 _TOTALS = ir.VectorType(I32, LINE // 4)
 _FOUR = ir.VectorType(I32, 4)
-
-
-def _mask(indices: list[int]) -> ir.Constant:
-    return ir.Constant(ir.VectorType(I32, len(indices)), indices)
-
-
-def _fold(builder: ir.IRBuilder, left: Any, right: Any, *masks: list[int]) -> Any:
-    return builder.add(*(builder.shuffle_vector(left, right, _mask(mask)) for mask in masks))
-
-
-def _totals(builder: ir.IRBuilder, sums: list[Any]) -> Any:
-    """The totals of four vectors of sixteen: one transpose instead of four reductions."""
-    lanes = range(0, 16, 4)  # of 128 bits, which no shuffle crosses before they are added up
-    low = [lane + place for lane in lanes for place in (0, 16, 1, 17)]
-    high = [index + 2 for index in low]
-    pairs = [_fold(builder, *sums[first : first + 2], low, high) for first in (0, 2)]
-    even = [lane + place for lane in lanes for place in (0, 1, 16, 17)]
-    odd = [index + 2 for index in even]
-    quads = _fold(builder, *pairs, even, odd)
-    for width in (8, 4):
-        parts = [list(range(first, first + width)) for first in (0, width)]
-        quads = _fold(builder, quads, quads, *parts)
-    return quads
 
 
 @intrinsic(prefer_literal=True)
@@ -119,7 +105,7 @@ def dot_signed_bytes(  # type: ignore[no-untyped-def]
 
         builder.position_at_end(done)
         for number, there in enumerate(following(builder, target, sums_width, count)):
-            four = _totals(builder, updated[HEIGHT * number : HEIGHT * (number + 1)])
+            four = four_totals(builder, updated[HEIGHT * number : HEIGHT * (number + 1)])
             address = builder.bitcast(builder.gep(there, [place_value]), _FOUR.as_pointer())
             builder.store(four, address, align=4)
         return context.get_dummy_value()
