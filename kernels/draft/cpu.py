@@ -10,9 +10,8 @@ import numpy as np
 from numba import njit
 
 from kernels.attention.layout import BLOCK_SIZE
-from kernels.blocks import BLOCK
 from kernels.draft.checks import FAULTS, pending_fault
-from kernels.draft.draw import DrawnRows, begin_row, offer, settle
+from kernels.draft.draw import begin_row, drawn_rows, offer, settle
 from kernels.draft.routing import choose_clusters, score_clusters
 from kernels.draft.types import Drafted, DraftHead, PendingTokens, Router
 from kernels.linear.cpu import multiply, multiply_panels
@@ -78,26 +77,6 @@ def _keep_states(out, output_rows, owners, step, states, before):  # type: ignor
                 states[owner, step, j] = out[index, j]
             else:
                 before[owner, j] = out[index, j]
-
-
-@njit(nogil=True, cache=True)
-def drawn_rows(rows, tokens, panels, held):  # type: ignore[no-untyped-def]
-    """Memory for draws of ``rows`` rows from ids below ``tokens``, ``panels`` at a time, of which
-    ``held`` are kept where they are truncated."""
-    return DrawnRows(
-        np.empty(rows, np.float64),
-        np.empty(rows, np.uint64),
-        np.empty(rows, np.uint64),
-        np.empty((rows, (tokens + BLOCK - 1) // BLOCK), np.float64),
-        np.empty(rows, np.float64),
-        np.empty(rows, np.int64),
-        np.empty(rows, np.float64),
-        np.empty(rows, np.int64),
-        np.empty((panels * PANEL + BLOCK - 1) // BLOCK, np.float32),
-        np.empty(rows, np.int64),
-        np.empty((rows, held * PANEL), np.int32),
-        np.empty((rows, held * PANEL), np.float32),
-    )
 
 
 @njit(nogil=True, cache=True)

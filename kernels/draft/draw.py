@@ -14,6 +14,7 @@ import numpy.typing as npt
 from numba import njit
 
 from kernels.blocks import BLOCK
+from kernels.linear.tile import PANEL
 from kernels.noise.cpu import SIX, block_draw, noise_ceiling, noise_of
 from kernels.penalties.cpu import MINUS_INFINITY
 from kernels.truncate.cpu import largest, truncate_row
@@ -40,6 +41,26 @@ class DrawnRows(NamedTuple):
     held: npt.NDArray[np.int64]  # [A] how much, -1 where nothing need be held
     held_places: npt.NDArray[np.int32]  # [A, rows of the head]
     held_logits: npt.NDArray[np.float32]  # [A, rows of the head]
+
+
+@njit(nogil=True, cache=True)
+def drawn_rows(rows, tokens, panels, held):  # type: ignore[no-untyped-def]
+    """Memory for draws of ``rows`` rows from ids below ``tokens``, ``panels`` at a time, of which
+    ``held`` are kept where they are truncated."""
+    return DrawnRows(
+        np.empty(rows, np.float64),
+        np.empty(rows, np.uint64),
+        np.empty(rows, np.uint64),
+        np.empty((rows, (tokens + BLOCK - 1) // BLOCK), np.float64),
+        np.empty(rows, np.float64),
+        np.empty(rows, np.int64),
+        np.empty(rows, np.float64),
+        np.empty(rows, np.int64),
+        np.empty((panels * PANEL + BLOCK - 1) // BLOCK, np.float32),
+        np.empty(rows, np.int64),
+        np.empty((rows, held * PANEL), np.int32),
+        np.empty((rows, held * PANEL), np.float32),
+    )
 
 
 @njit(nogil=True, cache=True)

@@ -26,7 +26,7 @@ TILE_ROWS = 8 if HAS_AVX512 else 6
 
 
 # Panels side by side where there are few rows: a sum waits four cycles for the one before it, and
-# eight chains or more keep the processor adding.
+# only several chains keep the processor adding. A panel is two registers of AVX2's sixteen.
 ONE_ROW_PANELS, TWO_ROW_PANELS, THREE_ROW_PANELS = (4, 4, 4) if HAS_AVX512 else (4, 2, 1)
 
 

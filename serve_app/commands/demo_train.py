@@ -47,6 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train the pair; returns the exit status."""
+    if arguments.target is not None and arguments.target_tokens is not None:
+        print("error: a kept --target is not trained: leave --target-tokens out", file=sys.stderr)
+        return 1
     recipe = DemoRecipe().with_tokens(arguments.target_tokens, arguments.draft_tokens)
     try:
         result = train_demo(

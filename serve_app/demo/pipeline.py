@@ -55,9 +55,12 @@ def train_demo(
     ``trained`` is the folder of a target that an earlier call made from the same texts with the
     same seed: it is kept, and only its draft is made anew. ``out`` receives one folder for the
     target and one for the draft. ``work`` keeps tokens and checkpoints; calling again with the same
-    arguments continues where the last call stopped.
+    arguments continues where the last call stopped. Raises FileNotFoundError where ``trained`` has
+    no evaluation of an earlier call, ValueError where its tokenizer is another.
     """
     recipe = recipe or DemoRecipe()
+    if trained is not None:
+        read_evaluation(trained)  # before minutes of work on the texts
     work = work or out / DEFAULT_WORK_FOLDER
     work.mkdir(parents=True, exist_ok=True)
     prepared = prepare(data, work, recipe, seed)

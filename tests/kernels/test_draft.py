@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels.draft import DraftHead, PendingTokens, check_head, draft
-from kernels.draft.cpu import drawn_rows
-from kernels.draft.draw import begin_row, offer, settle
+from kernels.draft.draw import begin_row, drawn_rows, offer, settle
 from kernels.draw import Controls, draw
 from kernels.llama.reference import embed
 from kernels.truncate import truncate

@@ -276,6 +276,25 @@ def test_a_run_prints_what_it_measured_and_what_it_did_not(
 
 
 @pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (("--top-k", "50"), "change nothing at temperature 0"),
+        (("--top-p", "0.9"), "change nothing at temperature 0"),
+        (("--temperature", "1", "--top-p", "0"), "above 0 and at most 1"),
+    ],
+)
+def test_truncation_that_says_nothing_is_refused(
+    options: tuple[str, ...],
+    complaint: str,
+    stub_calls: list[str],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert engine.run(parse("--against", "dense", *options)) == 1
+    assert complaint in capsys.readouterr().err
+    assert not stub_calls
+
+
+@pytest.mark.parametrize(
     "options", [(), ("--against", "generate"), ("--against", "dense", "--vllm-python", "python")]
 )
 def test_engines_that_draw_with_noise_of_their_own_are_compared_at_temperature_0_only(

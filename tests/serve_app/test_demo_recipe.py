@@ -312,6 +312,17 @@ def test_a_finished_target_is_kept_and_gets_a_new_draft(
         train_demo(texts, tmp_path / "third", 6, recipe=recipe, trained=target)
 
 
+def test_command_refuses_a_target_that_is_none_or_would_be_trained(
+    texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["--data", str(texts), "--out", str(tmp_path / "out"), "--target", str(tmp_path)]
+    assert main([*given, "--target-tokens", "4096"]) == 1
+    assert "leave --target-tokens out" in capsys.readouterr().err
+    assert main(given) == 1
+    assert "evaluation.json" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def test_command_reports_an_empty_folder(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

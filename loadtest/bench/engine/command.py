@@ -180,6 +180,8 @@ def refuse_other_laws(arguments: argparse.Namespace) -> None:
         raise ValueError(f"--temperature {arguments.temperature}: give 0 or more")
     if arguments.top_k < 0 or not 0 < arguments.top_p <= 1:
         raise ValueError("--top-k is 0 (all) or more, --top-p above 0 and at most 1")
+    if arguments.temperature == 0 and (arguments.top_k > 0 or arguments.top_p < 1):
+        raise ValueError("--top-k and --top-p change nothing at temperature 0: give --temperature")
     others = opponent(arguments) == "generate" or arguments.vllm_python is not None
     if arguments.temperature > 0 and others:
         raise ValueError(
