@@ -51,16 +51,16 @@ class AcceptanceHistory:
         self._all.add(tested, stood, KEPT_OF_ALL)
         self._shares.setdefault(sequence, _Share()).add(tested, stood, KEPT_PER_GUESS)
 
-    def pause(self, sequences: Collection[int], *, others_guessed: bool) -> None:
-        """A step went by in which nothing was guessed for ``sequences``. What is known of all is
-        forgotten only where nothing was guessed at all, and by the step, however many there are: to
-        try again costs each of them what was written meanwhile."""
+    def pause(self, sequences: Collection[int], steps: int, *, others_guessed: bool) -> None:
+        """So many ``steps`` went by in which nothing was guessed for ``sequences``. What is known
+        of all is forgotten only where nothing was guessed at all, and by the step, however many
+        sequences there are: to try again costs each of them what was written meanwhile."""
         for sequence in sequences:
             share = self._shares.get(sequence)
             if share is not None:
-                share.fade(KEPT_PER_PAUSE)
+                share.fade(KEPT_PER_PAUSE**steps)
         if not others_guessed:
-            self._all.fade(KEPT_OF_ALL)
+            self._all.fade(KEPT_OF_ALL**steps)
 
     def of(self, sequence: int) -> float:
         average = self._all.mean(FIRST_ACCEPTANCE, PRIOR_GUESSES)

@@ -6,6 +6,7 @@ may go by the clock. Where guesses are tested by distributions, tokens depend on
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from heapq import heapify, heappop, heapreplace
 from typing import Protocol
@@ -15,14 +16,14 @@ from actors.drafter.acceptance_history import AcceptanceHistory
 from actors.drafter.cost_curve import CostCurve
 
 # How much faster guessing must promise to be, to go on and to begin. Costs are known to some
-# percent only, the best of many lengths is the one with the luckiest estimate, and who begins again
-# must first read what was written meanwhile.
+# percent only, and the best of many lengths is the one with the luckiest estimate.
 LEAST_GAIN, FIRST_GAIN = 1.1, 1.15
 # With what the papers' rule begins.
 FIRST_LENGTH = 3
 # Steps with the same sequences for which lengths are kept, at least; many sequences take longer to
-# decide for, and keep theirs for as many steps as there are of them.
-KEPT_STEPS = 8
+# decide for, and keep theirs for as many steps as there are of them, and where nothing is guessed
+# for so many times as many.
+KEPT_STEPS, KEPT_RESTING = 8, 4
 # After so many decisions the next is one guess more or less than the best, for so many steps: what
 # is never done is never known to have become cheap.
 TRIAL_EVERY, TRIAL_STEPS = 16, 2
@@ -37,6 +38,9 @@ class LengthRule(Protocol):
 
     def drafting_took(self, sequences: int, depth: int, seconds: float) -> None:
         """So many guesses one after the other, for so many sequences at once."""
+
+    def beginning_took(self, sequences: int, seconds: float) -> None:
+        """The first guesses for so many sequences, whose tokens the drafter had to read first."""
 
     def step_took(self, rows: int, seconds: float) -> None:
         """A step of so many rows, guesses among them, each of which drew a token."""
@@ -56,6 +60,7 @@ class FixedLength:
 
     def heard(self, sequence: int, drafted: int, stood: int) -> None: ...
     def drafting_took(self, sequences: int, depth: int, seconds: float) -> None: ...
+    def beginning_took(self, sequences: int, seconds: float) -> None: ...
     def step_took(self, rows: int, seconds: float) -> None: ...
     def forget(self, sequence: int) -> None: ...
 
@@ -88,7 +93,8 @@ class MeasuredLength:
     """As many as give most tokens a second, by what guesses have come to and what steps have cost.
 
     A guess is a row more in the step, and stands if all before it do. Of the guesses that could be
-    made those are taken that stand most likely; one more as long as it pays. None where none does.
+    made those are taken that stand most likely; one more as long as it pays. None where none does,
+    nor where what is left to say is not worth that the drafter reads what has been said.
     """
 
     def __init__(self, most: int) -> None:
@@ -96,32 +102,45 @@ class MeasuredLength:
         self._history = AcceptanceHistory()
         self._step = CostCurve()
         self._draft_step = CostCurve()
+        self._beginning = CostCurve()
         self._decided: dict[int, int] = {}
-        self._steps_left = 0
+        self._steps, self._steps_left = 0, 0  # since the last decision and until the next
         self._decisions = 0
 
     def lengths(self, sequences: Sequence[int], rooms: Sequence[int]) -> list[int]:
         if not self._steps_left or self._decided.keys() != set(sequences):
-            self._decide(sequences)
+            resting = [each for each, length in self._decided.items() if not length]
+            self._history.pause(
+                resting, self._steps, others_guessed=len(resting) < len(self._decided)
+            )
+            self._decide(sequences, rooms)
             self._decisions += 1
-            self._steps_left = max(KEPT_STEPS, len(sequences))
+            each = 1 if any(self._decided.values()) else KEPT_RESTING
+            self._steps, self._steps_left = 0, max(KEPT_STEPS, each * len(sequences))
             if self._decisions % TRIAL_EVERY == 0:
                 self._try_neighbours()
+        self._steps += 1
         self._steps_left -= 1
         decided = map(self._decided.__getitem__, sequences)
-        lengths = [min(length, room) for length, room in zip(decided, rooms, strict=True)]
-        resting = [each for each, length in zip(sequences, lengths, strict=True) if not length]
-        self._history.pause(resting, others_guessed=len(resting) < len(sequences))
-        return lengths
+        return [min(length, room) for length, room in zip(decided, rooms, strict=True)]
 
-    def _decide(self, sequences: Sequence[int]) -> None:
+    def _decide(self, sequences: Sequence[int], rooms: Sequence[int]) -> None:
         acceptance = [self._history.of(sequence) for sequence in sequences]
         if self._step and self._draft_step:
-            gain = LEAST_GAIN if any(self._decided.values()) else FIRST_GAIN
+            gain = LEAST_GAIN if any(self._decided.values()) else self._first_gain(rooms)
             lengths = best_lengths(acceptance, self._most, self._step, self._draft_step, gain)
         else:
             lengths = [min(2, self._most)] * len(sequences)  # there is something to be learnt
         self._decided = dict(zip(sequences, lengths, strict=True))
+
+    def _first_gain(self, rooms: Sequence[int]) -> float:
+        """The gain with which the sequences earn in what they are likely to say yet, half of what
+        they may, what it costs to begin with them."""
+        if not self._beginning:
+            return FIRST_GAIN
+        plain = self._step.estimate(len(rooms)) / len(rooms) * sum(rooms) / 2
+        left = plain - self._beginning.estimate(len(rooms))
+        return FIRST_GAIN * plain / left if left > 0 else math.inf
 
     def _try_neighbours(self) -> None:
         """One more and one less by turns, for those that are guessed for."""
@@ -137,6 +156,9 @@ class MeasuredLength:
 
     def drafting_took(self, sequences: int, depth: int, seconds: float) -> None:
         self._draft_step.observe(sequences, seconds / depth)
+
+    def beginning_took(self, sequences: int, seconds: float) -> None:
+        self._beginning.observe(sequences, seconds)
 
     def step_took(self, rows: int, seconds: float) -> None:
         self._step.observe(rows, seconds)

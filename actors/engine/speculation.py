@@ -99,7 +99,9 @@ class Speculation:
             self._proposals[task.sequence] = guessed.proposals
             depth = max(depth, len(sequence.drafted))
         names = {task.sequence for task in tasks}
-        if depth and names.issubset(self._drafted):  # nobody's prompt had to be read first
+        if names.isdisjoint(self._drafted):
+            self._rule.beginning_took(len(tasks), seconds)
+        elif depth and names.issubset(self._drafted):  # nobody's prompt had to be read first
             self._rule.drafting_took(len(tasks), depth, seconds)
         self._drafted = names
 

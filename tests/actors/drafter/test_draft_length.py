@@ -103,8 +103,7 @@ def test_a_sequence_is_an_average_one_until_it_has_shown_otherwise() -> None:
     assert history.of(1) > 0.9
     assert history.of(2) < 0.15
     assert history.of(1) > history.of(3) > history.of(2)
-    for _ in range(400):
-        history.pause([2], others_guessed=False)
+    history.pause([2], 400, others_guessed=False)
     assert history.of(2) == pytest.approx(history.of(3), abs=0.05)  # tried again
     history.forget(1)
     assert history.of(1) == history.of(3)
@@ -175,6 +174,20 @@ def test_what_did_not_pay_is_tried_again_now_and_then_however_many_ask() -> None
             before = any(lengths)
     assert 0 < begun[16] <= 10
     assert 0 < begun[1] <= 20
+
+
+def test_guessing_does_not_begin_where_little_is_left_to_say() -> None:
+    """The drafter would first have to read what has been said: as long as twenty tokens take."""
+
+    def begins(room: int) -> bool:
+        rule = MeasuredLength(5)
+        for rows in (1, 2, 4, 6):
+            rule.step_took(rows, 1.0 + 0.1 * rows)
+        rule.drafting_took(1, 1, 0.05)
+        rule.beginning_took(1, 22.0)
+        return rule.lengths([1], [room]) != [0]
+
+    assert [begins(room) for room in (5, 20, 40, 400)] == [False, False, False, True]
 
 
 def test_more_never_looks_cheaper_than_less() -> None:
