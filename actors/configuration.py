@@ -28,6 +28,8 @@ ShardAssignmentMethod = Literal[
 ]
 DraftHeadChoice = Literal["auto", "full", "static", "router", "certified"]
 SIGMOID_LIMITS = (-10.0, 10.0)  # alpha and beta of the papers
+# Tokens of a step where nobody says: what a device computes within some tens of milliseconds.
+STEP_TOKENS = {"cpu": 512, "cuda": 4096}
 NGRAM = "ngram"  # in the place of a draft model's folder
 
 
@@ -54,13 +56,15 @@ class EngineConfiguration:
     of one row and of several timed with every number of threads when the engine starts, and takes
     what is fastest for each; one core is left to HTTP where there are more than two, and one to
     samplers. ``step_tokens`` bounds the tokens computed in one step: a smaller value keeps
-    inter-token latency even while long prompts come in, a larger one computes prompts faster.
+    inter-token latency even while long prompts come in, a larger one computes prompts faster; None
+    takes what suits the device (`tokens_of_a_step`).
     ``batch_invariant`` has a GPU compute every step in pieces of 64 rows, fewer padded to as many;
-    on a CPU a row never depends on those beside it. ``samplers`` decide tokens beside the next
-    step's forward pass, with ``sampler_threads`` each; 0 decides in the engine's own thread,
-    between the steps. ``sampler_placement`` says where they run. ``hot_vocabulary`` is the file of
-    tokens to look at first (see ``lexshard hotset``). ``draft`` guesses tokens that one step then
-    verifies together: the folder of a draft model of the same tokenizer, or ``ngram`` for what
+    on a CPU a row never depends on those beside it. ``no_compile`` keeps a GPU from compiling the
+    model's layers (torch.compile), which takes a while at start. ``samplers`` decide tokens beside
+    the next step's forward pass, with ``sampler_threads`` each; 0 decides in the engine's own
+    thread, between the steps. ``sampler_placement`` says where they run. ``hot_vocabulary`` is the
+    file of tokens to look at first (see ``lexshard hotset``). ``draft`` guesses tokens that one
+    step then verifies together: the folder of a draft model of the same tokenizer, or ``ngram`` for what
     followed the last few tokens when they stood in the text before. ``verify`` "coupled" tests
     whether a guess is what the target draws, so that guesses change when tokens come, never which;
     "greedy" the same for requests at temperature 0 only. "exact" tests what guesses were drawn from
@@ -115,6 +119,10 @@ class EngineConfiguration:
     batch_invariant: bool = field(
         default=False,
         metadata=setting("on a GPU, steps of one fixed shape: tokens do not depend on the batch"),
+    )
+    no_compile: bool = field(
+        default=False,
+        metadata=setting("on a GPU, the model's layers as they are written: starts faster"),
     )
     head: HeadChoice = field(
         default="auto",
@@ -175,7 +183,12 @@ class EngineConfiguration:
             "sequences in one engine step", metavar="N", key="max_batch_size", least=1
         ),
     )
-    step_tokens: int = 512
+    step_tokens: int | None = field(
+        default=None,
+        metadata=setting(
+            "tokens computed in one step (default 512, on a GPU 4096)", metavar="N", least=1
+        ),
+    )
     prefix_cache: bool = True
     samplers: int = field(
         default=0,
@@ -220,6 +233,10 @@ class EngineConfiguration:
         default="auto",
         metadata=setting("auto, full, static, router or certified: what a draft model looks at"),
     )
+
+    def tokens_of_a_step(self, device: str) -> int:
+        """The most tokens of a step of a body on such a ``device``, "cpu" or "cuda"."""
+        return STEP_TOKENS[device] if self.step_tokens is None else self.step_tokens
 
 
 @dataclass(frozen=True, slots=True)

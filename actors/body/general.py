@@ -16,6 +16,7 @@ import torch
 from actors.body import paged_attention
 from actors.body.attention_step import AttentionStep
 from actors.body.batch import Batch
+from actors.body.gpu.compiled_layers import compile_layers, interpret_layers, place_caches
 from actors.body.gpu.step_inputs import StepInputs, on_the_host, sent
 from actors.body.invariant_functions import finding_callers
 from actors.body.invariant_modules import has_bare_matrices, make_invariant
@@ -69,6 +70,8 @@ class GeneralBody:
             self._callers_known = False
         self._cache_dtype = torch.float32 if self.device.type == "cpu" else embedding.dtype
         self.windows: tuple[int, ...] = ()  # per layer, known after the first step
+        self.compiled = False
+        self.layers = "layers as they are written"  # how they are computed, in words
         head = model.get_output_embeddings().weight
         self.hidden_size: int = head.shape[1]
 
@@ -89,6 +92,22 @@ class GeneralBody:
             )
             for _ in range(self.num_layers)
         ]
+        if self.compiled:
+            place_caches(self._decoder, self._caches)
+
+    def compile_layers(self, backend: str = "inductor") -> None:
+        """From the next step on the layers are compiled (`actors.body.gpu.compiled_layers`); the
+        model must have computed a step, and have a cache. Raises UnsupportedModelError where that
+        cannot be, and the next step RuntimeError where a layer does not compile."""
+        assert self._caches is not None, "nobody knows yet whether it is served"
+        compile_layers(self._decoder, backend)
+        place_caches(self._decoder, self._caches)
+        self.compiled, self.layers = True, "layers compiled"
+
+    def interpret_layers(self, reason: str) -> None:
+        """Undoes `compile_layers`, for a ``reason``."""
+        interpret_layers(self._decoder)
+        self.compiled, self.layers = False, f"layers not compiled ({reason})"
 
     def forward(self, batch: Batch) -> torch.Tensor:
         """Hidden states of ``batch.output_rows`` after the final norm: ``[N, d] float32``.
@@ -121,10 +140,12 @@ class GeneralBody:
                 position_ids=_padded(inputs.positions, padding),
                 use_cache=False,
             )
-            self.windows = tuple(step.windows.get(layer, 0) for layer in range(self.num_layers))
             output_rows = inputs.output_rows.long()
             hidden: torch.Tensor = result.last_hidden_state[0][output_rows].float()
         self._callers_known = True
+        if self.compiled:  # what layers ask for was seen before
+            return hidden
+        self.windows = tuple(step.windows.get(layer, 0) for layer in range(self.num_layers))
         if len(step.windows) != self.num_layers:
             raise paged_attention.UnsupportedModelError(
                 f"only {len(step.windows)} of {self.num_layers} layers attend: models with "

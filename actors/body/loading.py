@@ -55,6 +55,7 @@ def load(
     body: Literal["auto", "general", "fused"] = "auto",
     fast_prefill: bool = False,
     batch_invariant: bool = False,
+    compiled: bool = False,
     device: str = "auto",
     memory_bytes: int | None = None,
 ) -> LoadedModel:
@@ -64,8 +65,9 @@ def load(
     bfloat16 is what becomes of weights of which some are stored so. ``body`` "auto" takes the
     fused body where it supports the model, on a CPU and without ``fast_prefill``. ``device``
     "auto" is CUDA where there is one. ``batch_invariant`` computes a GPU's steps in one fixed
-    shape; a CPU's result never depends on theirs. ``memory_bytes`` bounds the weights; None is all
-    memory of the device.
+    shape; a CPU's result never depends on theirs. ``compiled`` has a GPU compute compiled layers
+    where they compile and are right; the body says in words what came of it. ``memory_bytes``
+    bounds the weights; None is all memory of the device.
 
     Raises ValueError for ``fast_prefill`` on a GPU or of a batch-invariant body, and a
     ``ModelRefusedError`` that says what to do: `ModelPathError`, `WeightsError`,
@@ -99,6 +101,8 @@ def load(
     else:
         chosen = _general_body(model, expected, tolerance, fast_prefill)
     if isinstance(chosen, GeneralBody) and place.type == "cuda":
+        if compiled:
+            compile_checked(chosen, expected, tolerance)
         chosen = _graphed_body(chosen, expected, tolerance, batch_invariant)
     rows = head.weight.shape[0]
     return LoadedModel(
@@ -210,6 +214,18 @@ def _general_body(
     check_windows(body.windows, model.config.get_text_config(decoder=True))
     body.batch_invariant = invariant and not fast_prefill and body.device.type == "cpu"
     return body
+
+
+def compile_checked(
+    body: GeneralBody, expected: Expected, tolerance: float, backend: str = "inductor"
+) -> None:
+    """Compiled layers where they compile and compute what the plain forward pass does."""
+    try:
+        body.compile_layers(backend)
+        check_body(body, expected.token_ids, expected.hidden, "the plain forward pass", tolerance)
+    except (RuntimeError, ModelRefusedError) as error:
+        said = str(error).strip().split("\n\n")[0]
+        body.interpret_layers(" ".join(said.split()) or type(error).__name__)
 
 
 def _graphed_body(

@@ -66,24 +66,40 @@ def attend(
 
     Raises UnsupportedModelError for anything that paged attention does not compute.
     """
-    step = _running.get()
-    assert step is not None, "paged attention was called outside of a body's forward pass"
+    step = _step()
     layer = _check(module, query, key, value, attention_mask, arguments, step)
-    window = int(arguments.get("sliding_window") or 0)
-    softcap = float(arguments.get("softcap") or 0.0)
-    scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
+    scale, window, softcap = settings_of(query, scaling, arguments)
     step.windows[layer] = window
     key_cache, value_cache = step.caches[layer]
-    rows = step.rows
-    _, heads, padded_rows, width = query.shape
-    keys = key[0, :, :rows].transpose(0, 1).to(key_cache.dtype)  # [rows, Hkv, D]
-    values = value[0, :, :rows].transpose(0, 1).to(value_cache.dtype)
-    write_cache(keys, values, step.slots, key_cache, value_cache)
-    out = query.new_empty(padded_rows, heads, width)
-    out[rows:] = 0.0
     if step.fast_prefill and softcap == 0.0:
+        rows, out = _written(query, key, value, key_cache, value_cache, step)
         attend_by_sequence(query[0, :, :rows], step, layer, scale, window, out[:rows])
         return out[None], None
+    return attend_in_step(query, key, value, key_cache, value_cache, scale, window, softcap), None
+
+
+def settings_of(
+    query: torch.Tensor, scaling: float | None, arguments: dict[str, Any]
+) -> tuple[float, int, float]:
+    """The scale, window and soft-cap that a model's attention asks for."""
+    scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
+    window, softcap = arguments.get("sliding_window") or 0, arguments.get("softcap") or 0.0
+    return scale, int(window), float(softcap)
+
+
+def attend_in_step(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    scale: float,
+    window: int,
+    softcap: float,
+) -> torch.Tensor:
+    """`attend` of the running step with one layer's caches, in which keys and values are put."""
+    step = _step()
+    rows, out = _written(query, key, value, key_cache, value_cache, step)
     paged_attention(
         query[0, :, :rows].transpose(0, 1),
         key_cache,
@@ -96,7 +112,33 @@ def attend(
         softcap,
         out[:rows],
     )
-    return out[None], None
+    return out[None]
+
+
+def _written(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    step: AttentionStep,
+) -> tuple[int, torch.Tensor]:
+    """How many rows are no padding, whose keys and values are in the caches now, and memory for
+    what they attend to [T, H, D], which is 0 for padding."""
+    rows = step.rows
+    _, heads, padded_rows, width = query.shape
+    keys = key[0, :, :rows].transpose(0, 1).to(key_cache.dtype)  # [rows, Hkv, D]
+    values = value[0, :, :rows].transpose(0, 1).to(value_cache.dtype)
+    write_cache(keys, values, step.slots, key_cache, value_cache)
+    out = query.new_empty(padded_rows, heads, width)
+    out[rows:] = 0.0
+    return rows, out
+
+
+def _step() -> AttentionStep:
+    step = _running.get()
+    assert step is not None, "paged attention was called outside of a body's forward pass"
+    return step
 
 
 def _check(

@@ -76,6 +76,7 @@ class Engine:
             body=configuration.body,
             fast_prefill=configuration.fast_prefill,
             batch_invariant=configuration.batch_invariant,
+            compiled=not configuration.no_compile,
             device=configuration.device,
         )
         self.configuration = configuration
@@ -163,7 +164,7 @@ class Engine:
         self._body.allocate_cache(blocks)
         return Scheduler(
             BlockPool(blocks, prefix_cache=configuration.prefix_cache),
-            step_tokens=configuration.step_tokens,
+            step_tokens=self._step_tokens,
             max_running=configuration.max_running,
             cohorts=2 if self.overlaps else 1,
         )
@@ -173,13 +174,22 @@ class Engine:
         wanted = (block_bytes, self.max_model_len, configuration.max_running)
         if self._body.device.type == "cpu":
             return default_kv_bytes(*wanted)
-        memory = measure_device(self._body, configuration.step_tokens)
+        memory = measure_device(self._body, self._step_tokens)
         return device_kv_bytes(*wanted, memory, configuration.gpu_memory_utilization)
+
+    @property
+    def _step_tokens(self) -> int:
+        return self.configuration.tokens_of_a_step(self._body.device.type)
 
     @property
     def overlaps(self) -> bool:
         """Whether decisions are made beside the next step's forward pass, of other sequences."""
         return self.configuration.samplers > 0
+
+    @property
+    def launches(self) -> bool:
+        """Whether a forward pass is only launched here, and a GPU computes it meanwhile."""
+        return self._body.device.type != "cpu"
 
     def close(self) -> None:
         """End samplers and shards; the engine is of no use any more."""
@@ -192,7 +202,7 @@ class Engine:
         rounds = warm_up_requests(
             self.max_model_len,
             self.configuration.max_running,
-            self.configuration.step_tokens,
+            self._step_tokens,
             self.model.vocabulary_size,
         )
         for requests in rounds:

@@ -1,9 +1,10 @@
 """The loop around an engine: take commands, step, tell what happened.
 
-What a step has decided is told before the next one computes. Packing and sending it takes less than
-handing a forward pass to another thread would, so there is one thread, but where decisions overlap:
-then the body computes in a thread of its own (its kernels release the interpreter lock) while this
-one waits for samplers. The order of steps is that of `actors.engine.steps.Steps.run`.
+What a step has decided is told before the next one computes, and where that is launched on a GPU,
+while it computes. Packing and sending it takes less than handing a forward pass to another thread
+would, so there is one thread, but where decisions overlap: then the body computes in a thread of
+its own (its kernels release the interpreter lock) while this one waits for samplers. The order of
+steps is that of `actors.engine.steps.Steps.run`.
 """
 
 from __future__ import annotations
@@ -71,9 +72,14 @@ def run_engine(
         def here(plan: StepPlan) -> Callable[[], torch.Tensor]:
             return partial(engine.steps.forward, plan)
 
+        def launched(plan: StepPlan) -> Callable[[], torch.Tensor]:
+            hidden = engine.steps.forward(plan)
+            return lambda: hidden
+
+        start = beside if engine.overlaps else launched if engine.launches else here
         if not obey(0.0):
             return
-        for progress in engine.steps.run(beside if engine.overlaps else here):
+        for progress in engine.steps.run(start):
             pending.extend(progress.events)
             if progress.computing:
                 speak()

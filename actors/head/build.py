@@ -127,7 +127,8 @@ def _on_device(
         device=model.body.device,
     )
     drafted = 0 if configuration.draft is None else configuration.draft_tokens
-    largest = min(configuration.max_running * (1 + drafted), configuration.step_tokens)
+    step_tokens = configuration.tokens_of_a_step(model.body.device.type)
+    largest = min(configuration.max_running * (1 + drafted), step_tokens)
     shard.warm_up(largest)
     timings = calibrate(shard, names, index.hidden, configuration.max_running)
     choices = choose(timings, certified=True)

@@ -20,6 +20,7 @@ EXAMPLE = DOCS / "serve.example.yaml"
 AUTOMATIC = {
     "the folder's name",
     "the model's",
+    "512, on a GPU 4096",
     "a tenth of the memory at most",
     "measured",
     "its threads",

@@ -69,7 +69,8 @@ def test_a_server_is_asked_what_the_engine_alone_is_asked(staggered: bool) -> No
     assert asked == wanted
     assert result.tokens == sum(wanted.values())
     assert len(result.first_token_seconds) == len(result.per_token_seconds) == 12
-    assert all(0.001 <= seconds < 1.0 for seconds in result.per_token_seconds)
+    # Not less than a step takes, but where this process hears of several at once.
+    assert all(0.0 < seconds < 1.0 for seconds in result.per_token_seconds)
 
 
 def test_times_are_told_by_request() -> None:

@@ -71,12 +71,13 @@ class GraphedBody:
 
     @property
     def description(self) -> str:
-        """What is in graphs, in words."""
+        """What is in graphs and what is compiled, in words."""
+        graphs = f"steps of up to {self._rows[-1]} rows in CUDA graphs"
         if self.refusal:
-            return f"without CUDA graphs ({self.refusal})"
-        if self._fixed_rows is not None:
-            return f"every step in CUDA graphs of {self._fixed_rows} rows"
-        return f"steps of up to {self._rows[-1]} rows in CUDA graphs"
+            graphs = f"without CUDA graphs ({self.refusal})"
+        elif self._fixed_rows is not None:
+            graphs = f"every step in CUDA graphs of {self._fixed_rows} rows"
+        return f"{graphs}, {self._body.layers}"
 
     def kv_bytes_per_block(self) -> int:
         return self._body.kv_bytes_per_block()

@@ -1,0 +1,163 @@
+"""Compiled layers compute what the layers that are written do, or are not used.
+
+On a GPU their machine code is torch's own; here they are traced as there, and compiled for a CPU.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounterWithBackend
+from transformers import AutoModelForCausalLM
+
+from actors.body.general import GeneralBody
+from actors.body.gpu.capture import compute_each_time
+from actors.body.gpu.compiled_layers import KEYS
+from actors.body.gpu.graphed_body import GraphedBody
+from actors.body.loading import compile_checked, load
+from actors.body.self_test import pack_batch, plain_forward, run_mixed
+from tests.support.tiny_models import VOCABULARY, save_tiny
+
+TABLES = ((5, 2), (7, 0), (3, 6))
+TOKENS = tuple(
+    tuple(int(token) for token in np.random.default_rng(seed).integers(3, VOCABULARY, length))
+    for seed, length in enumerate((14, 7, 19))
+)
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled_before() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def model_of(family: str, folder: Path, **changes: Any) -> Any:
+    save_tiny(family, folder, **changes)
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
+    return model.eval().requires_grad_(False)
+
+
+def body_of(family: str, folder: Path, **changes: Any) -> GeneralBody:
+    """As on a GPU: torch's own functions."""
+    body = GeneralBody(model_of(family, folder, **changes), invariant=False)
+    body.allocate_cache(8)
+    return body
+
+
+def largest_difference(ours: list[torch.Tensor], expected: list[torch.Tensor]) -> float:
+    return max(float((a - b).abs().max()) for a, b in zip(ours, expected, strict=True))
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "phi3", "olmo2"])
+def test_a_layer_compiles_as_a_whole_and_computes_the_same(family: str, tmp_path: Path) -> None:
+    """Chunks, decoding, several sequences, and then another cache."""
+    body = body_of(family, tmp_path)
+    expected = run_mixed(body, TOKENS)
+    body.compile_layers("aot_eager")
+    for _ in range(2):
+        assert largest_difference(run_mixed(body, TOKENS), expected) < 1e-5
+    assert body.layers == "layers compiled"
+    body.interpret_layers("to compare")
+    assert largest_difference(run_mixed(body, TOKENS), expected) == 0.0
+
+
+@pytest.mark.parametrize(("family", "kinds"), [("llama", 1), ("gemma2", 2)])
+def test_layers_of_one_kind_share_their_code(family: str, kinds: int, tmp_path: Path) -> None:
+    """Layers with a window and layers without are two kinds; steps of one row are another shape
+    than steps of several, of which all sizes are one."""
+    body = body_of(family, tmp_path, num_hidden_layers=6, layer_types=None)
+    body.forward(pack_batch(TOKENS, [(0, 0, 5)], TABLES))
+    counter = CompileCounterWithBackend("aot_eager")
+    body.compile_layers(counter)  # type: ignore[arg-type]
+    for rows in (5, 1, 7, 12, 9, 1, 14):
+        body.forward(pack_batch(TOKENS, [(0, 0, rows)], TABLES))
+    assert counter.frame_count == 3 * kinds  # five rows, one row, any number of rows
+
+
+def test_steps_of_fixed_shapes_take_compiled_layers(tmp_path: Path) -> None:
+    body = body_of("gemma2", tmp_path)
+    expected = run_mixed(body, TOKENS)
+    body.compile_layers("aot_eager")
+    graphed = GraphedBody(body, lambda: compute_each_time)
+    assert largest_difference(run_mixed(graphed, TOKENS), expected) < 1e-5
+    assert graphed.description == "steps of up to 512 rows in CUDA graphs, layers compiled"
+
+
+def test_layers_that_do_not_compile_are_computed_as_they_are_written(tmp_path: Path) -> None:
+    """Their caches are let go of, too."""
+    model = model_of("llama", tmp_path)
+    expected = plain_forward(model)
+    body = GeneralBody(model, invariant=False)
+    before = run_mixed(body, expected.token_ids)
+
+    def failing(graph: Any, inputs: Any) -> Any:
+        raise RuntimeError("no compiler here")
+
+    compile_checked(body, expected, 1e-4, failing)  # type: ignore[arg-type]
+    assert not body.compiled
+    assert "no compiler here" in body.layers
+    assert not any(hasattr(module, KEYS) for module in body._decoder.modules())
+    assert largest_difference(run_mixed(body, expected.token_ids), before) == 0.0
+
+
+def test_layers_that_compute_something_else_are_not_taken(tmp_path: Path) -> None:
+    model = model_of("llama", tmp_path)
+    expected = plain_forward(model)
+    body = GeneralBody(model, invariant=False)
+    before = run_mixed(body, expected.token_ids)
+
+    def wrong(graph: Any, inputs: Any) -> Any:
+        return lambda *values: tuple(1.5 * each for each in graph(*values))
+
+    compile_checked(body, expected, 1e-4, wrong)  # type: ignore[arg-type]
+    assert not body.compiled
+    assert body.layers.startswith("layers not compiled (")
+    assert largest_difference(run_mixed(body, expected.token_ids), before) == 0.0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles for a CPU with g++")
+def test_machine_code_computes_the_same_and_copies_no_cache(tmp_path: Path) -> None:
+    """What torch generates writes keys and values where they belong: a copy of the caches would
+    show as the memory of one of them."""
+    model = model_of("gemma2", tmp_path)
+    expected = plain_forward(model)
+    body = GeneralBody(model, invariant=False)
+    run_mixed(body, expected.token_ids)
+    compile_checked(body, expected, 1e-4)
+    assert body.layers == "layers compiled"
+    body.allocate_cache(4096)
+    assert body._caches is not None
+    cache_bytes = body._caches[0][0].nbytes
+    batch = pack_batch(TOKENS, [(0, 0, 5)], TABLES)
+    body.forward(batch)
+    with torch.profiler.profile(profile_memory=True) as profile:
+        body.forward(batch)
+    largest = max(event.self_cpu_memory_usage for event in profile.key_averages())
+    assert 0 < largest < cache_bytes / 2
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_compiled_steps_replay_without_a_wait_on_a_gpu(tmp_path: Path) -> None:
+    save_tiny("llama", tmp_path)
+    made = load(tmp_path, "bfloat16", device="cuda", compiled=True).body
+    assert isinstance(made, GraphedBody)
+    assert made.description.endswith("in CUDA graphs, layers compiled")
+    made.allocate_cache(8)
+    batch = pack_batch(TOKENS, [(0, 0, 5), (1, 0, 3)], TABLES)
+    made.forward(batch)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        replayed = made.forward(batch)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.equal(replayed, made.forward(batch))
