@@ -64,8 +64,8 @@ class EngineConfiguration:
     the next step's forward pass, with ``sampler_threads`` each; 0 decides in the engine's own
     thread, between the steps. ``sampler_placement`` says where they run. ``hot_vocabulary`` is the
     file of tokens to look at first (see ``lexshard hotset``). ``draft`` guesses tokens that one
-    step then verifies together: the folder of a draft model of the same tokenizer, or ``ngram`` for what
-    followed the last few tokens when they stood in the text before. ``verify`` "coupled" tests
+    step then verifies together: the folder of a draft model of the same tokenizer, or ``ngram`` for
+    what followed the last few tokens when they stood in the text before. ``verify`` "coupled" tests
     whether a guess is what the target draws, so that guesses change when tokens come, never which;
     "greedy" the same for requests at temperature 0 only. "exact" tests what guesses were drawn from
     against the target's distribution: each token has that distribution, but which it is depends on
