@@ -74,6 +74,12 @@ class OwnedRows:
         """The rows that ``tokens`` are, all of which this shard owns."""
         return tokens if self.whole else np.searchsorted(self.ids, tokens).astype(np.int32)
 
+    def among(self, tokens: Ids) -> Ids:
+        """The rows that some of the sorted ``tokens`` are: what is of other shards is left out."""
+        if self.whole:
+            return tokens[: np.searchsorted(tokens, len(self.ids))]
+        return self._own(tokens, np.zeros(1, np.int64))[0]
+
     def locate(self, estimates: Estimates) -> Estimates:
         """``estimates`` of these rows, with what their noise is drawn by."""
         if self.whole:

@@ -6,6 +6,7 @@ deltas travel (`actors.states.deltas`), and a head elsewhere makes the same need
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,7 +27,8 @@ class Adjustment:
 
     What was seen stands in row ``table`` of ``tables`` (`actors.states.penalty_tables`): 0 for a
     token never seen, otherwise 1 + how often it stands in the output (1: prompt only). ``table`` is
-    -1 where nothing is penalised. All id arrays are sorted and distinct.
+    -1 where nothing is penalised. ``seen`` gives the ids of that row where somebody keeps them. All
+    id arrays are sorted and distinct.
     """
 
     repetition: float
@@ -38,6 +40,15 @@ class Adjustment:
     bias_values: npt.NDArray[np.float32]
     banned: npt.NDArray[np.int32]
     allowed: npt.NDArray[np.int32] | None
+    seen: Callable[[], npt.NDArray[np.int32]] | None = None
+
+    def seen_ids(self) -> npt.NDArray[np.int32]:
+        """The ids seen by what is penalised; none where nothing is."""
+        if self.tables is None or self.table < 0:
+            return np.empty(0, np.int32)
+        if self.seen is not None:
+            return self.seen()
+        return np.flatnonzero(self.tables[self.table]).astype(np.int32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from actors.states.seen_tokens import SeenTokens
+
 # Below this share of the vocabulary, entries are cleared one by one.
 SPARSE_SHARE = 1 / 64
 
@@ -21,11 +23,13 @@ class PenaltyTables:
 
     ``tables`` [S, V] int32 is what `actors.states.need.Adjustment` refers to; it is another array
     after `open` had to make room. The system provides memory for rows as they are first written.
+    Who asks for the tokens of a row (a GPU's head does) has the list kept from then on.
     """
 
     def __init__(self, vocabulary_size: int, capacity: int) -> None:
         self.tables: npt.NDArray[np.int32] = np.zeros((capacity, vocabulary_size), np.int32)
         self._free = list(range(capacity - 1, -1, -1))
+        self._seen: dict[int, SeenTokens] = {}  # by row, where they were asked for
 
     def open(self, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> int:
         """The row of a new sequence that has seen these tokens."""
@@ -46,16 +50,27 @@ class PenaltyTables:
         self.tables[other] = self.tables[row]
         return other
 
+    def seen(self, row: int) -> npt.NDArray[np.int32]:
+        """The sorted ids of the tokens that ``row`` has seen; holds until the row changes."""
+        kept = self._seen.get(row)
+        if kept is None:
+            kept = self._seen[row] = SeenTokens(np.flatnonzero(self.tables[row]).astype(np.int32))
+        return kept.ids
+
     def append(self, row: int, token_id: int) -> int:
         """Counts one more output token; the entry of before, by which `take_back` undoes it."""
         table = self.tables[row]
         before = int(table[token_id])
         table[token_id] = max(before, 1) + 1
+        if not before and row in self._seen:
+            self._seen[row].add(token_id)
         return before
 
     def take_back(self, row: int, token_id: int, before: int) -> None:
         """Undoes the last `append` that has not been undone."""
         self.tables[row, token_id] = before
+        if not before and row in self._seen:
+            self._seen[row].remove(token_id)
 
     def close(self, row: int, token_ids: Sequence[int]) -> None:
         """Gives the row back; ``token_ids`` are all that its sequence has seen."""
@@ -64,6 +79,7 @@ class PenaltyTables:
             table[np.array(token_ids, np.int64)] = 0
         else:
             table[:] = 0
+        self._seen.pop(row, None)
         self._free.append(row)
 
     def _grow(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -154,6 +155,7 @@ class SequenceState:
             bias_values=self._bias_values,
             banned=banned,
             allowed=self._allowed,
+            seen=None if self._tables is None or table < 0 else partial(self._tables.seen, table),
         )
 
     def _table_ahead(self, drafted: tuple[int, ...]) -> int:

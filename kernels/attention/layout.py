@@ -1,4 +1,4 @@
-"""How keys and values lie in memory: blocks of 16 tokens, one layout on every device."""
+"""How keys and values lie in memory: blocks of 16 tokens, of one shape on every device."""
 
 from __future__ import annotations
 
@@ -17,16 +17,18 @@ def allocate_cache(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Zeroed blocks of one layer.
 
-    ``key_cache [num_blocks, kv_heads, head_dim, 16]`` is transposed inside a block, so that 16
-    keys are scored side by side in vector lanes; ``value_cache [num_blocks, kv_heads, 16,
-    head_dim]`` is not, so that a value is added as one run of memory. Raises ValueError for a
-    dtype the device's kernel cannot read (the CPU kernel reads float32 only).
+    ``key_cache [num_blocks, kv_heads, head_dim, 16]`` lies so in a CPU's memory: 16 keys are scored
+    side by side in vector lanes. Elsewhere every key is one run of memory, as every value of
+    ``value_cache [num_blocks, kv_heads, 16, head_dim]`` is everywhere: the first is then a view.
+    Raises ValueError for a dtype the device's kernel cannot read (the CPU kernel reads float32
+    only).
     """
     device = torch.device(device)
     if device.type == "cpu" and dtype != torch.float32:
         raise ValueError(f"the KV cache of a CPU is float32, not {dtype}")
-    key_cache = torch.zeros(num_blocks, kv_heads, head_dim, BLOCK_SIZE, device=device, dtype=dtype)
-    value_cache = torch.zeros(
-        num_blocks, kv_heads, BLOCK_SIZE, head_dim, device=device, dtype=dtype
-    )
-    return key_cache, value_cache
+    by_column = (num_blocks, kv_heads, head_dim, BLOCK_SIZE)
+    by_token = (num_blocks, kv_heads, BLOCK_SIZE, head_dim)
+    value_cache = torch.zeros(by_token, device=device, dtype=dtype)
+    if device.type == "cpu":
+        return torch.zeros(by_column, dtype=dtype), value_cache
+    return torch.zeros(by_token, device=device, dtype=dtype).transpose(2, 3), value_cache

@@ -75,6 +75,8 @@ def _attend(  # type: ignore[no-untyped-def]
     SEVERAL: tl.constexpr,
     SOFTCAP: tl.constexpr,
     BLOCK: tl.constexpr,
+    KEY_COLUMN: tl.constexpr,
+    KEY_TOKEN: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     first = tl.program_id(0)
@@ -139,11 +141,11 @@ def _attend(  # type: ignore[no-untyped-def]
                         other=0.0,
                     )
                 keys = tl.load(
-                    key_cache + cell[None, :] + some[:, None] * BLOCK + offset[None, :],
-                    mask=written[None, :] & (some < WIDTH)[:, None],
+                    key_cache + (cell + offset * KEY_TOKEN)[:, None] + (some * KEY_COLUMN)[None, :],
+                    mask=written[:, None] & (some < WIDTH)[None, :],
                     other=0.0,
                 )
-                scores = tl.dot(q, keys, scores, input_precision=PRECISION)
+                scores = tl.dot(q, tl.trans(keys), scores, input_precision=PRECISION)
             scores *= scale
             if SOFTCAP:
                 ratio = scores / softcap
@@ -159,7 +161,7 @@ def _attend(  # type: ignore[no-untyped-def]
             correction = tl.exp(maxima - larger)
             totals = totals * correction + tl.sum(weights, 1)
             values = tl.load(
-                value_cache + cell[:, None] + offset[:, None] * WIDTH + column[None, :],
+                value_cache + (cell + offset * WIDTH)[:, None] + column[None, :],
                 mask=written[:, None] & inside[None, :],
                 other=0.0,
             )
@@ -293,6 +295,8 @@ def paged_attention(
         SEVERAL=splits > 1,
         SOFTCAP=softcap > 0,
         BLOCK=BLOCK_SIZE,
+        KEY_COLUMN=key_cache.stride(2),
+        KEY_TOKEN=key_cache.stride(3),
         # Three products of halves: nearly float32, on the tensor cores. Without them a product
         # keeps whole rows in registers, thousands of bytes more than there are.
         PRECISION="tf32x3" if query.dtype == torch.float32 else "tf32",

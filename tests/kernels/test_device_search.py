@@ -106,7 +106,13 @@ def _run(
 
     adjustments = flatten_adjustments([need.adjustment for need in needs])
     flat = flatten_needs(needs)
-    packed = packing.pack_support(adjustments, size)
+    seen = [
+        np.empty(0, np.int32)
+        if need.adjustment is None
+        else OwnedRows.every(size).among(need.adjustment.seen_ids())
+        for need in needs
+    ]
+    packed = packing.pack_support(adjustments, seen, size)
     integers, reals = packing.pack_questions(flat)
     reals[:, 2], reals[:, 3] = packed.slope, packed.size
 

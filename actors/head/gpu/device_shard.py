@@ -37,7 +37,7 @@ from actors.head.screens import DENSE, tier_bytes
 from actors.head.whole_softmax import Mass, OutlinedRow, PartialMass
 from actors.messages import Certificate
 from actors.states.flat_needs import flatten_adjustments, flatten_needs
-from actors.states.need import Need
+from actors.states.need import Adjustment, Need
 from kernels.mass import Outline
 from kernels.penalties import Adjustments
 from kernels.quantize import OneBitTier, Tier
@@ -55,6 +55,8 @@ EVERY_ROWS = (1, 2, 4, 8)  # of one program then: each is compiled on its own
 
 Ids = npt.NDArray[np.int32]
 Float32s = npt.NDArray[np.float32]
+
+NO_ROWS = np.empty(0, np.int32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -222,11 +224,16 @@ class DeviceShard:
         self, rows: Sequence[int], name: str, hidden: torch.Tensor, needs: Sequence[Need]
     ) -> Launch | None:
         chosen = [needs[row] for row in rows]
-        packed = pack_step(flatten_needs(chosen), self._flattened(chosen), self._size)
+        seen = [self._seen(need.adjustment) for need in chosen]
+        packed = pack_step(flatten_needs(chosen), self._flattened(chosen), seen, self._size)
         if len(packed.support.entries) > len(self._entries):
             return None
         states = hidden if len(rows) == len(hidden) else hidden[list(rows)]
         return Launch(tuple(rows), name, self._step(len(rows), name).launch(states, packed))
+
+    def _seen(self, adjustment: Adjustment | None) -> Ids:
+        """The rows of this shard that are tokens seen by what is penalised."""
+        return NO_ROWS if adjustment is None else self.owned.among(adjustment.seen_ids())
 
     def _flattened(self, needs: Sequence[Need]) -> Adjustments:
         return self.owned.of_rows(flatten_adjustments([need.adjustment for need in needs]))

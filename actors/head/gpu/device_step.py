@@ -7,7 +7,7 @@ waits for the host. Elsewhere (Triton's interpreter) the same launches run one b
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,9 +44,14 @@ class PackedStep:
     support: PackedSupport
 
 
-def pack_step(needs: Needs, adjustments: Adjustments, vocabulary_size: int) -> PackedStep:
-    """``adjustments`` restrict no row to allowed ids."""
-    support = pack_support(adjustments, vocabulary_size)
+def pack_step(
+    needs: Needs,
+    adjustments: Adjustments,
+    seen: Sequence[npt.NDArray[np.int32]],
+    vocabulary_size: int,
+) -> PackedStep:
+    """``adjustments`` restrict no row to allowed ids; ``seen`` are the ids that rows have seen."""
+    support = pack_support(adjustments, seen, vocabulary_size)
     integers, reals = pack_questions(needs)
     reals[:, 2], reals[:, 3] = support.slope, support.size
     return PackedStep(integers, reals, support)

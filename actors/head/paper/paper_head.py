@@ -397,7 +397,7 @@ def raised_ids(adjustment: Adjustment) -> Ids:
     if adjustment.tables is not None and adjustment.table >= 0:
         table = adjustment.tables[adjustment.table]
         if adjustment.repetition < 1:
-            raised.append(np.flatnonzero(table).astype(np.int32))
+            raised.append(adjustment.seen_ids())
         elif adjustment.frequency < 0 or adjustment.presence < 0:
             raised.append(np.flatnonzero(table > 1).astype(np.int32))
     return np.unique(np.concatenate(raised)).astype(np.int32)

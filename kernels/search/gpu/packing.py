@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +14,7 @@ from kernels.search import Needs
 from kernels.search.gpu.triton_adjust import ENTRY, REALS
 from kernels.search.gpu.triton_bounds import INTEGERS
 
-NOTHING_SEEN = np.zeros(0, np.int32)
+Ids = npt.NDArray[np.int32]
 
 
 def pack_questions(needs: Needs) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
@@ -42,9 +43,12 @@ class PackedSupport(NamedTuple):
     size: npt.NDArray[np.float64]  # [N]
 
 
-def pack_support(adjustments: Adjustments, vocabulary_size: int) -> PackedSupport:
-    """The adjusted tokens of N rows below ``vocabulary_size``. Rows restricted to allowed ids are
-    not for the search: raises ValueError."""
+def pack_support(
+    adjustments: Adjustments, seen: Sequence[Ids], vocabulary_size: int
+) -> PackedSupport:
+    """The adjusted tokens of N rows below ``vocabulary_size``, of which ``seen`` [N] are the sorted
+    ids that the rows' tables count. Rows restricted to allowed ids are not for the search: raises
+    ValueError."""
     a = adjustments
     rows = len(a.active)
     slope, size = np.ones(rows), np.zeros(rows)
@@ -53,7 +57,7 @@ def pack_support(adjustments: Adjustments, vocabulary_size: int) -> PackedSuppor
     for row in np.flatnonzero(a.active).tolist():
         if a.restricted[row]:
             raise ValueError(f"row {row} is restricted to allowed ids: search among those alone")
-        ids, terms = _row_support(a, row, vocabulary_size)
+        ids, terms = _row_support(a, row, seen[row], vocabulary_size)
         with np.errstate(divide="ignore"):
             steepest = float(np.maximum(terms[:, 1], 1.0 / terms[:, 1]).max(initial=1.0))
         if steepest > 1.0:
@@ -71,17 +75,16 @@ def pack_support(adjustments: Adjustments, vocabulary_size: int) -> PackedSuppor
 
 
 def _row_support(
-    a: Adjustments, row: int, vocabulary_size: int
-) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+    a: Adjustments, row: int, seen_ids: Ids, vocabulary_size: int
+) -> tuple[Ids, npt.NDArray[np.float32]]:
     """The adjusted ids [S] of a row, sorted, and their terms [S, 4].
 
     What a row has seen travels to the device as a list: its length, unlike what the host's search
     does with the table, grows with the history.
     """
-    table = a.tables[a.table[row], :vocabulary_size] if a.table[row] >= 0 else NOTHING_SEEN
     bias = slice(a.bias_offsets[row], a.bias_offsets[row + 1])
     banned = a.banned[a.banned_offsets[row] : a.banned_offsets[row + 1]]
-    seen_ids, bias_ids = np.flatnonzero(table).astype(np.int32), a.bias_ids[bias]
+    bias_ids = a.bias_ids[bias]
     ids = seen_ids
     if len(bias_ids) or len(banned):
         ids = np.unique(np.concatenate([seen_ids, bias_ids, banned]))
@@ -89,10 +92,11 @@ def _row_support(
     terms[np.searchsorted(ids, bias_ids), 0] = a.bias_values[bias]
     terms[np.searchsorted(ids, banned), 0] = -np.inf
     terms[:, 1] = 1.0
-    places = np.searchsorted(ids, seen_ids)
-    counts = (table[seen_ids] - 1).astype(np.float32)
-    terms[places, 1] = a.repetition[row]
-    terms[places, 2] = a.frequency[row] * counts
-    terms[places, 3] = np.where(counts > 0, a.presence[row], np.float32(0.0))
+    if len(seen_ids):
+        places = np.searchsorted(ids, seen_ids)
+        counts = (a.tables[a.table[row], seen_ids] - 1).astype(np.float32)
+        terms[places, 1] = a.repetition[row]
+        terms[places, 2] = a.frequency[row] * counts
+        terms[places, 3] = np.where(counts > 0, a.presence[row], np.float32(0.0))
     below = ids < vocabulary_size
     return ids[below], terms[below]

@@ -43,6 +43,32 @@ def test_rows_count_what_was_seen(
             assert np.array_equal(tables.tables[each], _expected(seen, drawn))
 
 
+@given(
+    prompt=IDS,
+    steps=st.lists(st.tuples(st.integers(0, VOCABULARY - 1), st.booleans()), max_size=120),
+    asked=st.booleans(),
+)
+def test_the_list_of_what_was_seen_follows_its_table(
+    prompt: list[int], steps: list[tuple[int, bool]], asked: bool
+) -> None:
+    """From whenever it is first asked for, through tokens that come and guesses that are taken
+    back; who has the row next has another list."""
+    tables = PenaltyTables(VOCABULARY, 1)
+    row = tables.open(prompt, [])
+    undo: list[tuple[int, int]] = []
+    for place, (token_id, takes_back) in enumerate(steps):
+        if asked or place == 50:
+            assert tables.seen(row).tolist() == np.flatnonzero(tables.tables[row]).tolist()
+        if takes_back and undo:
+            tables.take_back(row, *undo.pop())
+        else:
+            undo.append((token_id, tables.append(row, token_id)))
+    assert tables.seen(row).tolist() == np.flatnonzero(tables.tables[row]).tolist()
+    tables.close(row, list(range(VOCABULARY)))
+    assert tables.open([5], [5]) == row
+    assert tables.seen(row).tolist() == [5]
+
+
 def test_a_closed_row_is_used_again() -> None:
     tables = PenaltyTables(VOCABULARY, 2)
     rows = [tables.open([1, 2], [3]), tables.open([4], [])]
