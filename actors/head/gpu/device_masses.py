@@ -1,102 +1,116 @@
-"""What a shard on a device knows of the whole softmax: the estimates of its screen, on the host.
+"""What a shard on a device knows of the whole softmax, found there.
 
-Estimates of the few rows that ask for a top-p set or an epsilon are copied to the host, where they
-are outlined and bounded as those of `Shard` are; the canonical logits of the tokens that matter
-come from the device.
+For the rows that ask for a top-p set or an epsilon the device outlines its estimates, computes the
+tokens that a plan wants exactly and bounds all others (`kernels.search.gpu.masses`); what travels
+is a few hundred bins a row, and then the tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from actors.head.gpu.device_step import PackedStep
 from actors.head.owned_rows import OwnedRows
-from actors.head.screens import one_row, postprocess_estimates
-from actors.head.whole_softmax import (
-    OutlinedRow,
-    PartialMass,
-    bound_mass,
-    outline_mass,
-)
-from actors.states.flat_needs import flatten_adjustments, flatten_needs
-from actors.states.need import Need
-from kernels.penalties import adjust
-from kernels.quantize import Tier
+from actors.head.whole_softmax import PartialMass
+from kernels.mass import Outline
+from kernels.penalties import Adjustments, adjust
 from kernels.screen import Screened
-from kernels.search import Estimates, block_slack
+from kernels.search.gpu.masses import SoftmaxRows, bound_rows, outline_rows, softmax_rows
+from kernels.search.gpu.search import PostProcessing, Support
 
 Ids = npt.NDArray[np.int32]
 Float32s = npt.NDArray[np.float32]
+NO_BIN = np.iinfo(np.int64).max  # in which and above which nothing lies
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OutlinedRows:
+    """The ``rows`` of a step on the device, and where their tokens lie."""
+
+    rows: tuple[int, ...]
+    softmax: SoftmaxRows
+    outlines: tuple[Outline | None, ...]
+    adjustments: Adjustments
 
 
 class DeviceMasses:
-    """Bounds on the whole softmax of the rows ``owned``, by estimates of ``tier``.
+    """Bounds on the whole softmax of the rows ``owned``, whose weights are ``weight`` [V, d].
 
-    ``screen`` gives them for hidden states on the device, ``logits`` the raw canonical logits of
-    one hidden state [1, d] and some rows; ``post`` are the head's bias, scale and softcap.
+    ``screen`` estimates hidden states on the device, ``post`` is what is done to estimates there,
+    and ``finish`` to the canonical products of some rows on the host.
     """
 
     def __init__(
         self,
-        tier: Tier,
+        weight: torch.Tensor,
         owned: OwnedRows,
         screen: Callable[[torch.Tensor], Screened],
-        logits: Callable[[torch.Tensor, Ids], Float32s],
-        post: tuple[Float32s | None, float, float | None],
+        post: PostProcessing,
+        finish: Callable[[Ids, Float32s], Float32s],
     ) -> None:
-        self._row_slack = tier.row_slack
-        self._block_slack = block_slack(tier.row_slack)
+        self._weight = weight
         self._owned = owned
         self._screen = screen
-        self._logits = logits
         self._post = post
+        self._finish = finish
 
     def outline(
-        self, hidden: torch.Tensor, rows: Sequence[int], needs: Sequence[Need]
-    ) -> dict[int, OutlinedRow]:
-        """Of ``rows`` with hidden states [R, d] on the device, those that estimates say something
-        about."""
-        screened = self._screen(hidden)
-        slack = _host(screened.hidden_slack)
-        estimates = postprocess_estimates(
-            Estimates(
-                _host(screened.estimate),
-                self._row_slack,
-                np.concatenate([slack, np.zeros((len(slack), 1))], axis=1),
-                self._block_slack,
-            ),
-            *self._post,
+        self,
+        hidden: torch.Tensor,
+        rows: Sequence[int],
+        packed: PackedStep,
+        adjustments: Adjustments,
+    ) -> OutlinedRows:
+        """The ``rows`` with hidden states [R, d] fp32 on the device, which ask what is ``packed``.
+        Waits for the device."""
+        entries = packed.support.entries
+        if not len(entries):
+            entries = np.zeros((1, entries.shape[1]), np.int32)
+        support = Support(self._sent(packed.support.offsets), self._sent(entries))
+        softmax = softmax_rows(
+            hidden.contiguous(),
+            self._screen(hidden),
+            self._post,
+            self._sent(packed.reals),
+            support,
+            len(self._owned.ids),
         )
-        estimates = self._owned.locate(estimates)
-        chosen = [needs[row] for row in rows]
-        search = flatten_needs(chosen)
-        adjustments = self._owned.of_rows(flatten_adjustments([need.adjustment for need in chosen]))
-        known = np.isfinite(estimates.hidden_slack).all(axis=1)
-        result = {}
-        for place in np.flatnonzero(known).tolist():
-            own = one_row(estimates, search, adjustments, place)
-            result[rows[place]] = OutlinedRow(own, outline_mass(own, len(self._owned.ids)))
-        return result
+        return OutlinedRows(tuple(rows), softmax, tuple(outline_rows(softmax)), adjustments)
 
-    def bound(self, hidden: torch.Tensor, outlined: OutlinedRow, lowest: int) -> PartialMass:
-        """One row, ``hidden`` [1, d] on the device, with its tokens from bin ``lowest`` on known
-        exactly."""
-        own, outline = outlined
-        assert outline is not None
-        adjustments = own[2]
+    def bound(self, outlined: OutlinedRows, lowest: Mapping[int, int]) -> list[PartialMass]:
+        """The rows of ``lowest``, each with its tokens from such a bin on known exactly. Waits for
+        the device."""
+        size = len(self._owned.ids)
+        bins = np.array([lowest.get(row, NO_BIN) for row in outlined.rows], np.int64)
+        room = max(
+            outline.count_from(lowest[row])
+            for row, outline in zip(outlined.rows, outlined.outlines, strict=True)
+            if row in lowest and outline is not None
+        )
+        bounded = bound_rows(outlined.softmax, self._weight, bins, room)
+        ids = np.concatenate([each.ids for each in bounded])
+        raw = self._finish(ids, np.concatenate([each.products for each in bounded]))
+        offsets = np.cumsum([0, *(len(each.ids) for each in bounded)], dtype=np.int64)
+        logits = adjust(ids, raw, offsets, outlined.adjustments)
+        parts = {
+            row: PartialMass(
+                self._owned.tokens(each.ids),
+                logits[first:last],
+                each.log_upper,
+                each.log_lower,
+                each.largest,
+                size - len(each.ids),
+            )
+            for row, each, first, last in zip(
+                outlined.rows, bounded, offsets[:-1], offsets[1:], strict=True
+            )
+        }
+        return [parts[row] for row in lowest]
 
-        def exact(ids: Ids) -> Float32s:
-            raw = self._logits(hidden, ids) if len(ids) else np.empty(0, np.float32)
-            if not adjustments.active.any():
-                return raw
-            return adjust(ids, raw, np.array([0, len(ids)], np.int64), adjustments)
-
-        return bound_mass(own, self._owned, outline.count_from(lowest), exact)
-
-
-def _host(values: Any) -> Any:
-    return values.cpu().numpy() if isinstance(values, torch.Tensor) else values
+    def _sent(self, values: npt.NDArray[np.generic]) -> torch.Tensor:
+        return torch.from_numpy(values).to(self._weight.device)

@@ -9,9 +9,9 @@ Who decides what:
 - greedy, sampled, top-k (up to ``largest_k``) and min-p rows, with or without penalties, biases and
   bans: the search on the device;
 - rows restricted to allowed ids: those ids are the candidates;
-- top-p alone and epsilon, where shards share them: bounds on the whole softmax (`DeviceMasses`);
-- all others (returned logprobs, larger k; with one shard top-p alone and epsilon) and rows with
-  more candidates than there is room for: every canonical logit.
+- top-p alone and epsilon: bounds on the whole softmax (`DeviceMasses`);
+- all others (returned logprobs, larger k), rows with more candidates than there is room for and
+  those whose bounds are too loose: every canonical logit.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ import torch
 
 from actors.candidates import Candidates
 from actors.head.backoff import Backoff
-from actors.head.exchange import MASS_NEEDS, MassTries
-from actors.head.gpu.device_masses import DeviceMasses
-from actors.head.gpu.device_step import DeviceScreen, DeviceStep, StepResults, pack_step
+from actors.head.exchange import MASS_NEEDS, MassTries, decide_masses
+from actors.head.gpu.device_masses import NO_BIN, DeviceMasses, OutlinedRows
+from actors.head.gpu.device_step import DeviceScreen, DeviceStep, PackedStep, StepResults, pack_step
 from actors.head.ladder import STEP_KINDS, Choices, Ladder, StepKind, step_kind
 from actors.head.output_head import Hidden, Screening, Thresholds
 from actors.head.output_rows import log_normalizers, own_rows, refuse_unsound
 from actors.head.owned_rows import OwnedRows
 from actors.head.screens import DENSE, tier_bytes
-from actors.head.whole_softmax import Mass, OutlinedRow, PartialMass
+from actors.head.whole_softmax import Mass, PartialMass
 from actors.messages import Certificate
 from actors.states.flat_needs import flatten_adjustments, flatten_needs
 from actors.states.need import Adjustment, Need
@@ -52,6 +52,7 @@ LARGEST_K = 64
 LARGEST_SUPPORT = 1 << 17  # adjusted tokens of a step
 DENSE_ROWS = 32  # rows whose canonical logits are computed at a time
 EVERY_ROWS = (1, 2, 4, 8)  # of one program then: each is compiled on its own
+SOFTMAX_ROWS = (1, 2, 16)  # numbers of rows that kernels of the whole softmax are compiled for
 
 Ids = npt.NDArray[np.int32]
 Float32s = npt.NDArray[np.float32]
@@ -74,7 +75,7 @@ class DeviceScreening(Screening):
 
     hidden: torch.Tensor  # [N, d], on either side of the bus
     launches: tuple[Launch, ...]
-    outlined: dict[int, OutlinedRow] = field(default_factory=dict)  # by row, of the last try
+    outlined: list[OutlinedRows] = field(default_factory=list)  # what was last, if anything
 
 
 @dataclass(slots=True, eq=False)
@@ -144,11 +145,11 @@ class DeviceShard:
         self._ladder = ladder
         self._best_tier = max(self._bytes, key=self._bytes.__getitem__)
         self._masses = DeviceMasses(
-            ladder.tiers[self._best_tier],
+            self.weight,
             self.owned,
             self._screens[self._best_tier],
-            self._logits,
-            (self._bias, scale, softcap),
+            self._post[self._best_tier],
+            self._finish,
         )
         self.start_with(ladder.choices, ladder.for_several)
 
@@ -175,6 +176,11 @@ class DeviceShard:
         for rows in EVERY_ROWS:
             hidden = torch.zeros(rows, self.weight.shape[1], device=self.weight.device)
             self._products(hidden, None)
+        whole = Need("nucleus", top_p=0.5, inverse_temperature=1.0)
+        for rows in SOFTMAX_ROWS:
+            hidden = torch.zeros(rows, self.weight.shape[1], device=self.weight.device)
+            outlined = self._masses.outline(hidden, range(rows), *self._packed([whole] * rows))
+            self._masses.bound(outlined, dict.fromkeys(range(rows), NO_BIN))
 
     def replay(self, rows: int) -> Callable[[], None]:
         """What runs the last step of ``rows`` rows without top-k, or of any kind where all have the
@@ -223,13 +229,16 @@ class DeviceShard:
     def _launch(
         self, rows: Sequence[int], name: str, hidden: torch.Tensor, needs: Sequence[Need]
     ) -> Launch | None:
-        chosen = [needs[row] for row in rows]
-        seen = [self._seen(need.adjustment) for need in chosen]
-        packed = pack_step(flatten_needs(chosen), self._flattened(chosen), seen, self._size)
+        packed, _ = self._packed([needs[row] for row in rows])
         if len(packed.support.entries) > len(self._entries):
             return None
         states = hidden if len(rows) == len(hidden) else hidden[list(rows)]
         return Launch(tuple(rows), name, self._step(len(rows), name).launch(states, packed))
+
+    def _packed(self, needs: Sequence[Need]) -> tuple[PackedStep, Adjustments]:
+        seen = [self._seen(need.adjustment) for need in needs]
+        adjustments = self._flattened(needs)
+        return pack_step(flatten_needs(needs), adjustments, seen, self._size), adjustments
 
     def _seen(self, adjustment: Adjustment | None) -> Ids:
         """The rows of this shard that are tokens seen by what is penalised."""
@@ -276,8 +285,14 @@ class DeviceShard:
             finite = torch.isfinite(step.hidden[dense]).all(dim=1)
             sound[dense] &= finite.cpu().numpy()
         refuse_unsound(sound)
-        for row, mass in (thresholds.masses or {}).items():
+        masses = thresholds.masses
+        if masses is None:
+            [masses] = decide_masses([self], [thresholds])
+        for row, mass in masses.items():
             found[row] = self._of_mass(step, needs[row], row, mass)
+        for tried in step.outlined:
+            for row in tried.rows:
+                read[row] += self._bytes[self._best_tier] // len(tried.rows)
         self._complete(step, needs, found, read)
         return self._candidates(needs, [row for row in found if row is not None])
 
@@ -380,10 +395,11 @@ class DeviceShard:
         each = float(getattr(self._ladder.tiers[tier], "failure_probability", 0.0))
         return min(1.0, each * self._size)
 
-    def _logits(self, hidden: torch.Tensor, ids: Ids) -> Float32s:
-        """Raw canonical logits [I] of one hidden state [1, d]."""
-        bias = None if self._bias is None else self._bias[ids]
-        raw = postprocess(self._products(hidden, ids), bias=bias)
+    def _finish(self, ids: Ids, products: Float32s) -> Float32s:
+        """Raw canonical logits [I] from the products of rows ``ids``."""
+        raw = products
+        if self._bias is not None:
+            raw = postprocess(raw, bias=self._bias[ids])
         return postprocess(raw, scale=self._scale, softcap=self._softcap)
 
     def _products(self, hidden: torch.Tensor, ids: Ids | None) -> Float32s:
@@ -405,9 +421,7 @@ class DeviceShard:
         ids = np.concatenate([row.ids for row in found])
         offsets = np.cumsum([0, *(len(row.ids) for row in found)], dtype=np.int64)
         raw = np.concatenate([row.products for row in found])
-        if self._bias is not None:
-            raw = postprocess(raw, bias=self._bias[ids])
-        raw = postprocess(raw, scale=self._scale, softcap=self._softcap)
+        raw = self._finish(ids, raw)
         adjustments = flatten_adjustments([need.adjustment for need in needs])
         certificates = []
         for row, each in enumerate(found):
@@ -424,7 +438,7 @@ class DeviceShard:
 
     def mass_rows(self, thresholds: Thresholds) -> list[int]:
         """The rows that bounds on the whole softmax may decide."""
-        rows = [row for row, need in enumerate(thresholds.needs) if need.kind in MASS_NEEDS]
+        rows = [row for row, need in enumerate(thresholds.needs) if _asks_for_mass(need)]
         return rows if rows and self._backoff.allows(MASS) else []
 
     def mass_tries(self, thresholds: Thresholds) -> MassTries:
@@ -438,19 +452,16 @@ class DeviceShard:
         step = thresholds.screening
         assert isinstance(step, DeviceScreening)
         hidden = step.hidden[list(rows)].to(self.weight.device)
-        step.outlined.clear()
-        step.outlined.update(self._masses.outline(hidden, rows, thresholds.needs))
-        return [step.outlined[row].outline if row in step.outlined else None for row in rows]
+        packed, adjustments = self._packed([thresholds.needs[row] for row in rows])
+        step.outlined[:] = [self._masses.outline(hidden, rows, packed, adjustments)]
+        return list(step.outlined[0].outlines)
 
     def bound_masses(self, thresholds: Thresholds, lowest: Mapping[int, int]) -> list[PartialMass]:
-        """What this shard knows of the softmax of rows that it has outlined last."""
+        """What this shard knows of the softmax of rows that it has outlined last. Waits for the
+        device."""
         step = thresholds.screening
         assert isinstance(step, DeviceScreening)
-        hidden = {row: step.hidden[row : row + 1].to(self.weight.device) for row in lowest}
-        return [
-            self._masses.bound(hidden[row], step.outlined[row], start)
-            for row, start in lowest.items()
-        ]
+        return self._masses.bound(step.outlined[0], lowest) if lowest else []
 
     def record_bounds(self, thresholds: Thresholds, *, failed: bool) -> None:
         """There is no second try that this could save."""
@@ -464,6 +475,12 @@ class DeviceShard:
     ) -> npt.NDArray[np.float64]:
         """See `actors.head.output_rows.log_normalizers`."""
         return log_normalizers(candidates, rows, self.vocabulary_size)
+
+
+def _asks_for_mass(need: Need) -> bool:
+    """Rows restricted to allowed ids have these for candidates."""
+    restricted = need.adjustment is not None and need.adjustment.allowed is not None
+    return need.kind in MASS_NEEDS and not restricted
 
 
 def _buckets(largest: int) -> list[tuple[int, int]]:

@@ -45,6 +45,20 @@ class PostProcessing:
     softcap: float | None
     constants: torch.Tensor  # [5] float64: largest size and bias, |scale|, cap, scale
 
+    @property
+    def flags(self) -> dict[str, bool]:
+        """What there is to do."""
+        return {
+            "BIAS": self.bias is not None,
+            "SCALE": self.scale != 1.0,
+            "SOFTCAP": self.softcap is not None,
+        }
+
+    @property
+    def bias_or_nothing(self) -> torch.Tensor:
+        """For kernels that do not read it where there is none."""
+        return self.constants if self.bias is None else self.bias
+
 
 class Questions(NamedTuple):
     """What the rows ask, as `kernels.search.gpu` reads it; IDLE rows ask nothing."""
@@ -168,6 +182,55 @@ def unpack_results(
     )
 
 
+def adjust_estimates(
+    hidden: torch.Tensor,
+    screened: Screened,
+    post: PostProcessing,
+    reals: torch.Tensor,
+    support: Support,
+    factors: torch.Tensor,
+    finite: torch.Tensor,
+    size: int,
+) -> None:
+    """Post-processes and adjusts the estimates of ``size`` tokens in place, and fills ``factors``
+    [N, 3] with what their errors are then and ``finite`` [N] with which hidden states are."""
+    rows, columns = hidden.shape
+    values = screened.estimate
+    width = values.shape[1]
+    adjusting.factors_kernel[(rows,)](
+        hidden,
+        screened.hidden_slack,
+        reals,
+        post.constants,
+        factors,
+        finite,
+        columns,
+        screened.hidden_slack.shape[1],
+        **post.flags,
+        COLUMNS=COLUMNS,
+        enable_fp_fusion=False,
+    )
+    if any(post.flags.values()):
+        adjusting.postprocess_kernel[(triton.cdiv(size, TILE), rows)](
+            values,
+            post.bias_or_nothing,
+            post.constants,
+            size,
+            width,
+            **post.flags,
+            enable_fp_fusion=False,
+        )
+    adjusting.adjust_kernel[(ADJUSTING_PROGRAMS,)](
+        values,
+        support.entries,
+        support.entries.view(torch.float32),
+        support.offsets,
+        rows,
+        width,
+        enable_fp_fusion=False,
+    )
+
+
 def search(
     hidden: torch.Tensor,
     weight: torch.Tensor,
@@ -184,17 +247,12 @@ def search(
     [N, W] with ``W >= V``, which are overwritten. All on one device, CUDA or, for
     Triton's interpreter, the CPU.
     """
-    rows, columns = hidden.shape
+    rows = len(hidden)
     size, width = weight.shape[0], screened.estimate.shape[1]
     values, row_slack = screened.estimate, screened.row_slack
     leaders, capacity = workspace.leaders.shape[1], workspace.candidates.shape[1]
     blocks, tiles = workspace.ceilings.shape[1], workspace.tile_counts.shape[1]
-    post_flags = {
-        "BIAS": post.bias is not None,
-        "SCALE": post.scale != 1.0,
-        "SOFTCAP": post.softcap is not None,
-    }
-    bias = post.constants if post.bias is None else post.bias
+    post_flags = post.flags
     owned, token_ids = bounding.ALL_TOKENS, questions.integers
     if tokens.ids is not None:
         owned = bounding.WHOLE_BLOCKS if tokens.by_block else bounding.ANY_TOKENS
@@ -204,31 +262,8 @@ def search(
     strides = (size, width, row_slack.stride(0))
     grid = (tiles, rows)
     terms = support.entries.view(torch.float32)
-    adjusting.factors_kernel[(rows,)](
-        hidden,
-        screened.hidden_slack,
-        questions.reals,
-        post.constants,
-        workspace.factors,
-        workspace.finite,
-        columns,
-        screened.hidden_slack.shape[1],
-        **post_flags,
-        COLUMNS=COLUMNS,
-        enable_fp_fusion=False,
-    )
-    if any(post_flags.values()):
-        adjusting.postprocess_kernel[grid](
-            values, bias, post.constants, size, width, **post_flags, enable_fp_fusion=False
-        )
-    adjusting.adjust_kernel[(ADJUSTING_PROGRAMS,)](
-        values,
-        support.entries,
-        terms,
-        support.offsets,
-        rows,
-        width,
-        enable_fp_fusion=False,
+    adjust_estimates(
+        hidden, screened, post, questions.reals, support, workspace.factors, workspace.finite, size
     )
     triton_leaders.summary_kernel[grid](
         *bounds,
@@ -275,7 +310,7 @@ def search(
         workspace.leader_counts,
         workspace.leader_logits,
         *asked,
-        bias,
+        post.bias_or_nothing,
         post.constants,
         support.entries,
         terms,

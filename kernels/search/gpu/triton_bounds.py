@@ -45,14 +45,20 @@ C_EXACT_SOFTCAP_ERROR = tl.constexpr(2.0**-40)
 
 
 @triton.jit
-def upper_bound(value, row_slack, factors, row, ids, inside, slack_width):  # type: ignore[no-untyped-def]
-    """Upper bounds in fp32; excluded ids stay at -inf."""
+def slack_of(value, row_slack, factors, row, ids, inside, slack_width):  # type: ignore[no-untyped-def]
+    """How far canonical logits may lie from estimates, fp32."""
     error = tl.load(factors + row * 3)
     size = tl.load(factors + row * 3 + 1)
     rest = tl.load(factors + row * 3 + 2)
     errors = tl.load(row_slack + ids, mask=inside, other=0.0)
     sizes = tl.load(row_slack + slack_width + ids, mask=inside, other=0.0)
-    slack = error * errors + size * sizes + rest + tl.abs(value) * C_ULP_SHARE
+    return error * errors + size * sizes + rest + tl.abs(value) * C_ULP_SHARE
+
+
+@triton.jit
+def upper_bound(value, row_slack, factors, row, ids, inside, slack_width):  # type: ignore[no-untyped-def]
+    """Upper bounds in fp32; excluded ids stay at -inf."""
+    slack = slack_of(value, row_slack, factors, row, ids, inside, slack_width)
     upper = tl.where(slack < float("inf"), value + slack, float("inf"))
     return tl.where(value > float("-inf"), upper, float("-inf"))
 
