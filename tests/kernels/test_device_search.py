@@ -399,6 +399,7 @@ def _check_masses(
         assert found.logits[own].tobytes() == logits[ids].tobytes()
         if certificate.guarantee == "dense":
             assert len(ids) == size
+            assert certificate.fallback
             continue
         certified += 1
         if need.kind == "nucleus":
