@@ -186,11 +186,6 @@ class Engine:
         """Whether decisions are made beside the next step's forward pass, of other sequences."""
         return self.configuration.samplers > 0
 
-    @property
-    def launches(self) -> bool:
-        """Whether a forward pass is only launched here, and a GPU computes it meanwhile."""
-        return self._body.device.type != "cpu"
-
     def close(self) -> None:
         """End samplers and shards; the engine is of no use any more."""
         self._plane.shut_down()

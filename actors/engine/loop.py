@@ -76,7 +76,7 @@ def run_engine(
             hidden = engine.steps.forward(plan)
             return lambda: hidden
 
-        start = beside if engine.overlaps else launched if engine.launches else here
+        start = beside if engine.overlaps else launched if engine.steps.launches else here
         if not obey(0.0):
             return
         for progress in engine.steps.run(start):

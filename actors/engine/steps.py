@@ -109,6 +109,11 @@ class Steps:
         self._planned_at = 0.0
         self._in_flight: InFlightStep | None = None
 
+    @property
+    def launches(self) -> bool:
+        """Whether `forward` only launches: a GPU computes, and nobody waits before the head."""
+        return self._head_device.type != "cpu"
+
     # -- one step after the other -----------------------------------------------------------------
 
     def step(self) -> list[SequenceEvent]:

@@ -515,6 +515,27 @@ def check_thresholds_of_many_rows_are_those_of_each(device: str) -> None:
     assert np.isnan(tau[127])
 
 
+def check_masses_of_many_rows_are_those_of_each(device: str) -> None:
+    """More rows than are outlined at once, among others."""
+    from actors.head.gpu.device_shard import DeviceShard
+
+    generator = torch.Generator().manual_seed(8)
+    weight = 2.0 * torch.randn(90, 16, generator=generator)
+    ladder = Ladder({"int8": quantize(weight, "int8")}, ((1, "int8"),))
+    shard = DeviceShard(weight, None, None, 1.0, 90, ladder, device=device)
+    hidden = torch.randn(70, 16, generator=generator)
+    needs = [Need("nucleus", top_p=0.7, inverse_temperature=1.0)] * 70
+    needs[3] = Need("top1")
+    found = shard.rescore(shard.screen(hidden.to(device), needs))
+    for row, logits in enumerate(canonical_logits(hidden.numpy(), weight)):
+        own = slice(found.offsets[row], found.offsets[row + 1])
+        assert found.logits[own].tobytes() == logits[found.ids[own]].tobytes()
+        if row != 3 and found.certificates[row].guarantee != "dense":
+            kept = truncate(logits, inverse_temperature=1.0, top_p=0.7)
+            assert found.ids[own].tolist() == np.flatnonzero(kept).tolist()
+    assert sum(each.guarantee != "dense" for each in found.certificates) > 35
+
+
 QUICK_CHECKS = (
     check_the_shard_draws_the_tokens_of_the_cpu,
     check_hidden_states_that_are_not_finite_are_named,
@@ -527,6 +548,7 @@ LONG_CHECKS = (
     check_masses_are_those_of_the_host,
     check_top_p_and_epsilon_are_certified,
     check_thresholds_of_many_rows_are_those_of_each,
+    check_masses_of_many_rows_are_those_of_each,
     check_no_answer_is_lost,
 )
 CHECKS = (*QUICK_CHECKS, *LONG_CHECKS)

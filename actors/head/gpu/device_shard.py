@@ -75,7 +75,7 @@ class DeviceScreening(Screening):
 
     hidden: torch.Tensor  # [N, d], on either side of the bus
     launches: tuple[Launch, ...]
-    outlined: list[OutlinedRows] = field(default_factory=list)  # what was last, if anything
+    outlined: list[OutlinedRows] = field(default_factory=list)  # by the last try
 
 
 @dataclass(slots=True, eq=False)
@@ -451,17 +451,25 @@ class DeviceShard:
         """Where this shard's tokens lie in ``rows``. Waits for the device."""
         step = thresholds.screening
         assert isinstance(step, DeviceScreening)
-        hidden = step.hidden[list(rows)].to(self.weight.device)
-        packed, adjustments = self._packed([thresholds.needs[row] for row in rows])
-        step.outlined[:] = [self._masses.outline(hidden, rows, packed, adjustments)]
-        return list(step.outlined[0].outlines)
+        step.outlined.clear()
+        for start in range(0, len(rows), BUCKETS[-1]):
+            own = rows[start : start + BUCKETS[-1]]
+            hidden = step.hidden[list(own)].to(self.weight.device)
+            asked = self._packed([thresholds.needs[row] for row in own])
+            step.outlined.append(self._masses.outline(hidden, own, *asked))
+        return [each for outlined in step.outlined for each in outlined.outlines]
 
     def bound_masses(self, thresholds: Thresholds, lowest: Mapping[int, int]) -> list[PartialMass]:
         """What this shard knows of the softmax of rows that it has outlined last. Waits for the
         device."""
         step = thresholds.screening
         assert isinstance(step, DeviceScreening)
-        return self._masses.bound(step.outlined[0], lowest) if lowest else []
+        parts: dict[int, PartialMass] = {}
+        for outlined in step.outlined:
+            own = {row: lowest[row] for row in outlined.rows if row in lowest}
+            if own:
+                parts.update(zip(own, self._masses.bound(outlined, own), strict=True))
+        return [parts[row] for row in lowest]
 
     def record_bounds(self, thresholds: Thresholds, *, failed: bool) -> None:
         """There is no second try that this could save."""

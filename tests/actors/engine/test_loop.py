@@ -7,6 +7,7 @@ import pytest
 from actors.configuration import EngineConfiguration
 from actors.engine.engine import Engine
 from actors.engine.loop import run_engine
+from actors.engine.steps import Steps
 from actors.messages import Commands, Request, SamplingParameters, StepOutput
 from tests.support.paths import DEMO
 
@@ -18,7 +19,7 @@ def test_tokens_are_told_before_a_computation_and_beside_one_that_is_only_launch
     """A GPU computes the next step while its host tells of the one before: nobody waits for
     that."""
     engine = Engine(EngineConfiguration(str(DEMO), dtype="float32", device="cpu", threads=1))
-    monkeypatch.setattr(Engine, "launches", launches)
+    monkeypatch.setattr(Steps, "launches", launches)
     happened: list[str] = []
     forward = engine.steps.forward
 
