@@ -7,6 +7,7 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -49,6 +50,9 @@ def served_by_serve_run(folder: Path, port: int) -> Iterator[str]:
             env=ray_environment(),
             stdout=output,
             stderr=output,
+            # Ray's command has no handler of its own, and what a shell runs in the background
+            # ignores the signal that ends it.
+            preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
         )
     url = f"http://127.0.0.1:{port}"
     try:
