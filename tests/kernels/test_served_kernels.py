@@ -22,6 +22,7 @@ GROUPS = (
     "int4",
     "int4-dither",
     "search",
+    "masses",
     "rows",
 )
 # Instructions in the loop of one row's screen, which reads 128 rows of 128 or 32 bytes a time. More
