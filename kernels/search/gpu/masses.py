@@ -52,7 +52,7 @@ class SoftmaxRows:
         return self.size, self.values.shape[1], slack_width, self.tops.shape[1]
 
 
-class BoundedRow(NamedTuple):
+class BoundedSoftmax(NamedTuple):
     """One row: some tokens exactly, bounds on the tempered mass of all others."""
 
     ids: npt.NDArray[np.int32]  # [K] sorted
@@ -130,7 +130,7 @@ def _outline(
 
 def bound_rows(
     rows: SoftmaxRows, weight: torch.Tensor, lowest: npt.NDArray[np.int64], room: int
-) -> list[BoundedRow]:
+) -> list[BoundedSoftmax]:
     """Every row with its tokens in bin ``lowest`` [R] or above exactly, at most ``room`` of them,
     and bounds on all others. ``weight`` [V, d] lies on the device, which is waited for."""
     bins = torch.from_numpy(lowest).to(weight.device)
@@ -188,10 +188,10 @@ def _bounded(
     sums: npt.NDArray[np.float64],
     largest: np.float32,
     best: np.float64,
-) -> BoundedRow:
+) -> BoundedSoftmax:
     with np.errstate(divide="ignore"):
         upper, lower = np.log(sums) + best
-    return BoundedRow(
+    return BoundedSoftmax(
         chosen[:count],
         products[:count],
         float(upper + MASS_MARGIN),
