@@ -57,8 +57,15 @@ def token_word(ids, key_low, key_high, position):  # type: ignore[no-untyped-def
 @triton.jit
 def gumbel_of(ids, key_low, key_high, position):  # type: ignore[no-untyped-def]
     """fp32 noise of a tensor of token ids; usable from other Triton kernels."""
+    blocks = ids.to(tl.uint32) >> _BLOCK_BITS
+    smallest, winner = block_draw(blocks, key_low, key_high, position)
+    return gumbel_in_block(ids, smallest, winner, key_low, key_high, position)
+
+
+@triton.jit
+def gumbel_in_block(ids, smallest, winner, key_low, key_high, position):  # type: ignore[no-untyped-def]
+    """`gumbel_of` where the draws of the ids' blocks are known."""
     tokens = ids.to(tl.uint32)
-    smallest, winner = block_draw(tokens >> _BLOCK_BITS, key_low, key_high, position)
     word = token_word(tokens, key_low, key_high, position)
     fresh = (word.to(tl.float64) + 0.5) * 2.3283064365386963e-10
     exponential = tl.where(

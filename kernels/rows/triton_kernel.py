@@ -36,7 +36,7 @@ def _added(lanes, TOKENS: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _dots(  # type: ignore[no-untyped-def]
+def row_dots(  # type: ignore[no-untyped-def]
     hidden_row,
     weight,
     tokens,
@@ -75,22 +75,26 @@ def _kernel(  # type: ignore[no-untyped-def]
     hidden_stride,
     weight_stride,
     largest_count,
+    FIXED: tl.constexpr,
     TOKENS: tl.constexpr,
     UNROLL: tl.constexpr,
 ):
-    """Row ``r`` meets its first ``min(counts[r], largest_count)`` tokens from ``starts[r]`` on.
+    """Row ``r`` meets its first ``min(counts[r], largest_count)`` tokens from ``starts[r]`` on, or,
+    where the lists are FIXED, from ``r largest_count`` on.
 
     The programs of a row take its tiles in turn, so any number of them finishes any count.
     """
     row = tl.program_id(1).to(tl.int64)
     count = tl.minimum(tl.load(counts + row), largest_count)
-    start = tl.load(starts + row)
+    start = row * largest_count if FIXED else tl.load(starts + row)
     for first in range(tl.program_id(0) * TOKENS, count, tl.num_programs(0) * TOKENS):
         index = first + tl.arange(0, TOKENS)
         inside = index < count
         tokens = tl.load(ids + start + index, mask=inside, other=0).to(tl.int64)
         row_of_hidden = hidden + row * hidden_stride
-        dots = _dots(row_of_hidden, weight, tokens, inside, columns, weight_stride, TOKENS, UNROLL)
+        dots = row_dots(
+            row_of_hidden, weight, tokens, inside, columns, weight_stride, TOKENS, UNROLL
+        )
         tl.store(result + start + index, dots, mask=inside)
 
 
@@ -136,7 +140,13 @@ def _every_kernel(  # type: ignore[no-untyped-def]
     tl.store(target, sums, mask=present[:, None] & inside[None, :])
 
 
-def _unroll(columns: int) -> int:
+def gathering_programs(room: int, rows: int) -> int:
+    """How many programs share a row's tokens, of which there are at most ``room``."""
+    return min(triton.cdiv(room, GATHERED_TOKENS), max(1, PROGRAMS // rows))
+
+
+def unroll(columns: int) -> int:
+    """How many steps of 16 of so many columns are written out one after the other."""
     return min(LARGEST_UNROLL, triton.next_power_of_2(triton.cdiv(columns, 16)))
 
 
@@ -169,8 +179,9 @@ def canonical_logits(
             hidden.stride(0),
             weight.stride(0),
             longest,
+            FIXED=False,
             TOKENS=GATHERED_TOKENS,
-            UNROLL=_unroll(columns),
+            UNROLL=unroll(columns),
             num_warps=2,
             enable_fp_fusion=True,
         )
@@ -195,7 +206,7 @@ def _every_logit(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         weight.stride(0),
         TOKENS=TOKENS,
         ROWS=together,
-        UNROLL=max(1, _unroll(columns) // together),
+        UNROLL=max(1, unroll(columns) // together),
         num_warps=4,
         enable_fp_fusion=True,
     )
@@ -217,21 +228,20 @@ def gather_logits(
     """
     rows, columns = hidden.shape
     room = ids.shape[1]
-    starts = torch.arange(rows, device=ids.device) * room
-    programs = min(triton.cdiv(room, GATHERED_TOKENS), max(1, PROGRAMS // rows))
-    _kernel[(programs, rows)](
+    _kernel[(gathering_programs(room, rows), rows)](
         hidden,
         weight,
         ids,
-        starts,
+        counts,
         counts,
         result,
         columns,
         hidden.stride(0),
         weight.stride(0),
         room,
+        FIXED=True,
         TOKENS=GATHERED_TOKENS,
-        UNROLL=_unroll(columns),
+        UNROLL=unroll(columns),
         num_warps=2,
         enable_fp_fusion=True,
     )

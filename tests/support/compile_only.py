@@ -80,6 +80,8 @@ def machine_code(kernel: Any) -> MachineCode:
             for option in ("--dump-resource-usage", "--dump-sass")
         )
     registers, stack = (int(re.findall(rf"{word}:(\d+)", usage)[0]) for word in ("REG", "STACK"))
+    # A frame that no instruction touches is what a compiler has left behind, not a spill.
+    touched = re.search(r"\b(LDL|STL)\b", code) is not None
     # Addresses of instructions; the lines between them are the other half of their encoding.
     instructions = re.findall(r"/\*[0-9a-f]{4,}\*/ +(?!NOP|BRA `)[@A-Z]", code)
     branches = re.findall(r"/\*([0-9a-f]{4,})\*/[^;]*\bBRA\S* (?:\S+, )?0x([0-9a-f]+)", code)
@@ -88,7 +90,7 @@ def machine_code(kernel: Any) -> MachineCode:
     return MachineCode(
         kernel.name,
         registers,
-        stack,
+        stack if touched else 0,
         kernel.metadata.shared,
         len(instructions),
         loop,

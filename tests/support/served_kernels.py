@@ -123,18 +123,22 @@ def launch_search(shape: HeadShape, rows: int) -> None:
     size = shape.vocabulary
     bias = empty(size) if shape.softcap else None
     post = device_search.PostProcessing(bias, 1.0, shape.softcap, empty(5, dtype=torch.float64))
+    hidden = empty(rows, shape.columns)
+    questions = device_search.Questions(
+        empty(rows, 5, dtype=torch.int64), empty(rows, 4, dtype=torch.float64)
+    )
+    workspace = device_search.allocate(rows, size, capacity=CAPACITY, leaders=LEADERS, device=META)
+    device_search.begin(hidden, questions, workspace, size)
     device_search.search(
-        empty(rows, shape.columns),
+        hidden,
         empty(size, shape.columns, dtype=torch.bfloat16),
         Screened(empty(rows, size), empty(2, size), empty(rows, 2, dtype=torch.float64)),
         post,
-        device_search.Questions(
-            empty(rows, 5, dtype=torch.int64), empty(rows, 4, dtype=torch.float64)
-        ),
+        questions,
         device_search.Support(
             empty(rows + 1, dtype=torch.int64), empty(1 << 17, 6, dtype=torch.int32)
         ),
-        device_search.allocate(rows, size, capacity=CAPACITY, leaders=LEADERS, device=META),
+        workspace,
     )
 
 

@@ -25,6 +25,7 @@ from kernels.search.gpu.search import (
     Support,
     Tokens,
     allocate,
+    begin,
     search,
     unpack_results,
 )
@@ -101,7 +102,10 @@ class DeviceStep:
         self._post = post
         self._tokens = tokens
         self._pool = pool
-        self._graph: torch.cuda.CUDAGraph | None = None
+        # With the launch that adjusts estimates and without it, and which of them ran last.
+        self._graphs: dict[bool, torch.cuda.CUDAGraph] = {}
+        self._adjusts = False
+        self._beside = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._hidden = torch.zeros(rows, columns, device=device)
         # One piece of memory, so that one copy fills it.
         self._words = torch.zeros(10 * rows + 1, dtype=torch.int64, device=device)
@@ -124,41 +128,59 @@ class DeviceStep:
         entries = packed.support.entries
         if len(entries):
             self._send(self._support.entries[: len(entries)], torch.from_numpy(entries))
-        if self._weight.is_cuda and self._graph is None:
+        if self._weight.is_cuda and not self._graphs:
             self._capture()
+        self._adjusts = len(entries) > 0
         self.replay()
         return self._results()
 
     def replay(self) -> None:
         """Runs the search on what the buffers hold."""
-        if self._graph is None:
-            self._compute()
+        if self._graphs:
+            self._graphs[self._adjusts].replay()
         else:
-            self._graph.replay()
+            self._compute(self._adjusts)
 
-    def _compute(self) -> None:
+    def _compute(self, adjusts: bool) -> None:
+        if self._beside is None:
+            self._begin()
+            screened = self._screen(self._hidden)
+        else:
+            # A branch of the graph: noise is drawn while the screen waits for memory.
+            current = torch.cuda.current_stream()
+            self._beside.wait_stream(current)
+            with torch.cuda.stream(self._beside):
+                self._begin()
+            screened = self._screen(self._hidden)
+            current.wait_stream(self._beside)
         search(
             self._hidden,
             self._weight,
-            self._screen(self._hidden),
+            screened,
             self._post,
             self._questions,
             self._support,
             self._workspace,
             self._tokens,
+            adjusts=adjusts,
         )
+
+    def _begin(self) -> None:
+        begin(self._hidden, self._questions, self._workspace, len(self._weight), self._tokens)
 
     def _capture(self) -> None:
         """The first launch compiles, which a capture must not see."""
         current, aside = torch.cuda.current_stream(), torch.cuda.Stream()
         aside.wait_stream(current)
         with torch.cuda.stream(aside):
-            self._compute()
+            self._compute(True)
         current.wait_stream(aside)
-        self._graph = torch.cuda.CUDAGraph()
-        # The body may be using the device from another thread.
-        with torch.cuda.graph(self._graph, pool=self._pool, capture_error_mode="thread_local"):
-            self._compute()
+        for adjusts in (False, True):
+            graph = torch.cuda.CUDAGraph()
+            # The body may be using the device from another thread.
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                self._compute(adjusts)
+            self._graphs[adjusts] = graph
 
     def _results(self) -> StepResults:
         workspace, cuda = self._workspace, self._weight.is_cuda

@@ -119,7 +119,9 @@ def hidden_kernel(  # type: ignore[no-untyped-def]
             begins = tl.floor(shares.to(tl.float64) * _COIN_UNIT + 0.5).to(tl.int32)
             begins = -tl.sum(tl.reshape(begins, (_CHUNK // 32, 2)), 1)
             group = start // 32 + tl.arange(0, _CHUNK // 32)
-            tl.store(starts + group * (2 * rows) + 2 * row, begins, mask=group * 32 < width)
+            begin = starts + group * (2 * rows) + 2 * row
+            tl.store(begin, begins, mask=group * 32 < width)
+            tl.store(begin + 1, tl.zeros_like(begins), mask=group * 32 < width)
     loss = tl.sqrt(tl.sum(losses, 0))
     reached = tl.sqrt(tl.sum(reaches, 0))
     scaled = loss * _NORM_MARGIN + _ROUNDING * (reached + 2.0 * along + size) + _SMALLEST_LOSS

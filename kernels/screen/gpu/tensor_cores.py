@@ -297,7 +297,7 @@ def screen(hidden: torch.Tensor, placed: PlacedTier) -> Screened:
         return torch.empty(shape, dtype=dtype, device=device)
 
     halves = empty(torch.int8, 2 * rows, width)
-    starts = torch.zeros(width // 32, 2 * rows, dtype=torch.int32, device=device)
+    starts = empty(torch.int32, width // 32, 2 * rows)
     step, share = empty(torch.float64, rows), empty(torch.float64, rows)
     slack = empty(torch.float64, rows, 2)
     result = empty(torch.float32, rows, size)

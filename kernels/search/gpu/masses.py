@@ -20,7 +20,7 @@ from kernels.mass.reference import BIN_WIDTH, BINS, LARGEST_PLACE, MASS_MARGIN
 from kernels.rows.triton_kernel import gather_logits
 from kernels.screen import Screened
 from kernels.search.gpu import triton_masses
-from kernels.search.gpu.search import PostProcessing, Support, adjust_estimates
+from kernels.search.gpu.search import PostProcessing, Support, adjust_estimates, adjusted_factors
 from kernels.search.gpu.triton_adjust import TILE
 
 
@@ -72,11 +72,10 @@ def softmax_rows(
 ) -> SoftmaxRows:
     """From estimates [R, >= V] of ``hidden`` [R, d], which are overwritten."""
     rows, tiles = len(hidden), triton.cdiv(size, TILE)
-    factors = torch.empty(rows, 3, device=hidden.device)
-    finite = torch.empty(rows, dtype=torch.int32, device=hidden.device)
-    adjust_estimates(hidden, screened, post, reals, support, factors, finite, size)
-    tops = torch.empty(rows, tiles, device=hidden.device)
     values = screened.estimate
+    factors = adjusted_factors(hidden, screened, post, reals)
+    adjust_estimates(values, post, support, size)
+    tops = torch.empty(rows, tiles, device=hidden.device)
     triton_masses.tops_kernel[(tiles, rows)](values, tops, size, values.shape[1], tiles)
     return SoftmaxRows(hidden, values, screened.row_slack, factors, reals, tops, size)
 

@@ -3,12 +3,14 @@
 From estimates to the canonical products of every token that can still matter, in one sequence of
 launches that a CUDA graph can hold:
 
-1. estimates are post-processed and adjusted in place, and the error of each row is widened by what
-   those operations can cost;
-2. per block of 64 ids: a bound on every score, and what the best estimate promises;
-3. the leaders (at most `Workspace.leaders.shape[1]` a row) and their canonical products;
-4. from these a threshold that the answer certainly reaches;
-5. every id whose upper bound reaches it, sorted, and its canonical product.
+1. `begin`, which needs no estimates: norms of hidden states, the noise of blocks of 64 ids;
+2. estimates are post-processed and adjusted in place, where there is anything to do;
+3. per block of ids: a bound on every score, for which the error of each row is widened by what
+   those operations can cost, and what the best estimate promises;
+4. the leaders (at most `Workspace.leaders.shape[1]` a row);
+5. their canonical products, and from these scores that they certainly reach;
+6. every id whose upper bound reaches the best of these scores (or the k-th), tile by tile;
+7. these in one sorted list, and their canonical products.
 
 A row with more candidates than there is room for is marked by its count; nothing of it is usable.
 On a GPU logarithms and hyperbolic tangents may differ from the host's in their last float64 bit:
@@ -25,12 +27,13 @@ import torch
 import triton
 
 from kernels.blocks import blocks_of
-from kernels.rows.triton_kernel import gather_logits
+from kernels.rows.triton_kernel import GATHERED_TOKENS, gathering_programs, unroll
 from kernels.screen import Screened
 from kernels.search.gpu import triton_adjust as adjusting
 from kernels.search.gpu import triton_bounds as bounding
 from kernels.search.gpu import triton_candidates, triton_leaders
 from kernels.search.gpu.triton_adjust import TILE
+from kernels.search.gpu.triton_leaders import BLOCKS_AT_A_TIME
 
 ADJUSTING_PROGRAMS = 64
 COLUMNS = 1024  # of a hidden state at a time
@@ -88,15 +91,17 @@ EVERY_TOKEN = Tokens(None)
 class Workspace:
     """The buffers of one search of N rows over V ids; the last five are its result."""
 
+    norms: torch.Tensor  # [N] float64, of hidden states
+    draws: torch.Tensor  # [N, blocks] float64, the smallest exponential of each
+    winners: torch.Tensor  # [N, blocks] int32, which of a block's ids has it
     factors: torch.Tensor  # [N, 3] fp32
     tops: torch.Tensor  # [N, blocks] fp32
     ceilings: torch.Tensor  # [N, blocks] float64
     promises: torch.Tensor  # [N, blocks] fp32
     chosen: torch.Tensor  # [N, L] int32
-    chosen_counts: torch.Tensor  # [N] int32
     leaders: torch.Tensor  # [N, L] int32
     leader_counts: torch.Tensor  # [N] int32
-    leader_logits: torch.Tensor  # [N, L] fp32
+    leader_scores: torch.Tensor  # [N, L] float64
     thresholds: torch.Tensor  # [N] float64
     tile_counts: torch.Tensor  # [N, tiles] int32
     results: torch.Tensor  # [N (3 + 2 C)] int32, the memory of all that follows
@@ -144,15 +149,17 @@ def allocate(
     results = zeros(torch.int32, rows * (3 + 2 * capacity))
     largest, finite, counts, candidates, logits = unpack_results(results, rows)
     return Workspace(
+        norms=zeros(torch.float64, rows),
+        draws=zeros(torch.float64, rows, blocks),
+        winners=zeros(torch.int32, rows, blocks),
         factors=zeros(torch.float32, rows, 3),
         tops=zeros(torch.float32, rows, blocks),
         ceilings=zeros(torch.float64, rows, blocks),
         promises=zeros(torch.float32, rows, blocks),
         chosen=zeros(torch.int32, rows, leaders),
-        chosen_counts=zeros(torch.int32, rows),
         leaders=zeros(torch.int32, rows, leaders),
         leader_counts=zeros(torch.int32, rows),
-        leader_logits=zeros(torch.float32, rows, leaders),
+        leader_scores=zeros(torch.float64, rows, leaders),
         thresholds=zeros(torch.float64, rows),
         tile_counts=zeros(torch.int32, rows, tiles),
         results=results,
@@ -183,33 +190,11 @@ def unpack_results(
 
 
 def adjust_estimates(
-    hidden: torch.Tensor,
-    screened: Screened,
-    post: PostProcessing,
-    reals: torch.Tensor,
-    support: Support,
-    factors: torch.Tensor,
-    finite: torch.Tensor,
-    size: int,
+    values: torch.Tensor, post: PostProcessing, support: Support | None, size: int
 ) -> None:
-    """Post-processes and adjusts the estimates of ``size`` tokens in place, and fills ``factors``
-    [N, 3] with what their errors are then and ``finite`` [N] with which hidden states are."""
-    rows, columns = hidden.shape
-    values = screened.estimate
-    width = values.shape[1]
-    adjusting.factors_kernel[(rows,)](
-        hidden,
-        screened.hidden_slack,
-        reals,
-        post.constants,
-        factors,
-        finite,
-        columns,
-        screened.hidden_slack.shape[1],
-        **post.flags,
-        COLUMNS=COLUMNS,
-        enable_fp_fusion=False,
-    )
+    """Post-processes the estimates ``values`` [N, W] of ``size`` tokens in place, and adjusts those
+    of ``support``."""
+    rows, width = values.shape
     if any(post.flags.values()):
         adjusting.postprocess_kernel[(triton.cdiv(size, TILE), rows)](
             values,
@@ -220,15 +205,73 @@ def adjust_estimates(
             **post.flags,
             enable_fp_fusion=False,
         )
-    adjusting.adjust_kernel[(ADJUSTING_PROGRAMS,)](
-        values,
-        support.entries,
-        support.entries.view(torch.float32),
-        support.offsets,
-        rows,
-        width,
+    if support is not None:
+        adjusting.adjust_kernel[(ADJUSTING_PROGRAMS,)](
+            values,
+            support.entries,
+            support.entries.view(torch.float32),
+            support.offsets,
+            rows,
+            width,
+            enable_fp_fusion=False,
+        )
+
+
+def adjusted_factors(
+    hidden: torch.Tensor, screened: Screened, post: PostProcessing, reals: torch.Tensor
+) -> torch.Tensor:
+    """[N, 3] fp32: what the errors of adjusted estimates of ``hidden`` [N, d] are made of."""
+    rows, columns = hidden.shape
+    factors = torch.empty(rows, 3, device=hidden.device)
+    adjusting.factors_kernel[(rows,)](
+        hidden,
+        screened.hidden_slack,
+        reals,
+        post.constants,
+        factors,
+        columns,
+        screened.hidden_slack.shape[1],
+        **post.flags,
+        COLUMNS=COLUMNS,
         enable_fp_fusion=False,
     )
+    return factors
+
+
+def begin(
+    hidden: torch.Tensor,
+    questions: Questions,
+    workspace: Workspace,
+    size: int,
+    tokens: Tokens = EVERY_TOKEN,
+) -> None:
+    """What a `search` needs and no estimate tells: it may run beside the screen."""
+    rows, columns = hidden.shape
+    blocks = workspace.draws.shape[1]
+    owned, token_ids = _owned(questions, tokens)
+    drawing = 0 if owned == bounding.ANY_TOKENS else triton.cdiv(blocks, BLOCKS_AT_A_TIME)
+    triton_leaders.begin_kernel[(1 + drawing, rows)](
+        hidden,
+        questions.integers,
+        token_ids,
+        workspace.norms,
+        workspace.finite,
+        workspace.draws,
+        workspace.winners,
+        columns,
+        size,
+        blocks,
+        OWNED=owned,
+        COLUMNS=COLUMNS,
+        enable_fp_fusion=False,
+    )
+
+
+def _owned(questions: Questions, tokens: Tokens) -> tuple[int, torch.Tensor]:
+    """What `OWNED` says of ``tokens``, and their ids, or what kernels do not read then."""
+    if tokens.ids is None:
+        return bounding.ALL_TOKENS, questions.integers
+    return bounding.WHOLE_BLOCKS if tokens.by_block else bounding.ANY_TOKENS, tokens.ids
 
 
 def search(
@@ -240,110 +283,127 @@ def search(
     support: Support,
     workspace: Workspace,
     tokens: Tokens = EVERY_TOKEN,
+    *,
+    adjusts: bool = True,
 ) -> None:
-    """Fills ``workspace``; see the steps above.
+    """Fills ``workspace``, of which `begin` has filled its part; see the steps above.
 
     ``hidden`` [N, d] fp32, contiguous; ``weight`` [V, d] fp32 or bf16; ``screened`` their estimates
     [N, W] with ``W >= V``, which are overwritten. All on one device, CUDA or, for
-    Triton's interpreter, the CPU.
+    Triton's interpreter, the CPU. Unless it ``adjusts``, ``support`` must be empty.
     """
-    rows = len(hidden)
+    rows, columns = hidden.shape
     size, width = weight.shape[0], screened.estimate.shape[1]
     values, row_slack = screened.estimate, screened.row_slack
     leaders, capacity = workspace.leaders.shape[1], workspace.candidates.shape[1]
     blocks, tiles = workspace.ceilings.shape[1], workspace.tile_counts.shape[1]
-    post_flags = post.flags
-    owned, token_ids = bounding.ALL_TOKENS, questions.integers
-    if tokens.ids is not None:
-        owned = bounding.WHOLE_BLOCKS if tokens.by_block else bounding.ANY_TOKENS
-        token_ids = tokens.ids
-    asked = (questions.integers, questions.reals, token_ids)
-    bounds = (values, row_slack, workspace.factors, *asked)
-    strides = (size, width, row_slack.stride(0))
-    grid = (tiles, rows)
-    terms = support.entries.view(torch.float32)
-    adjust_estimates(
-        hidden, screened, post, questions.reals, support, workspace.factors, workspace.finite, size
-    )
-    triton_leaders.summary_kernel[grid](
-        *bounds,
+    owned, token_ids = _owned(questions, tokens)
+    drawn = (token_ids, workspace.draws, workspace.winners)
+    products = {"TOKENS": GATHERED_TOKENS, "UNROLL": unroll(columns), "num_warps": 2}
+    adjust_estimates(values, post, support if adjusts else None, size)
+    triton_leaders.summary_kernel[(tiles, rows)](
+        values,
+        row_slack,
+        screened.hidden_slack,
+        workspace.norms,
+        questions.integers,
+        questions.reals,
+        post.constants,
+        *drawn,
+        workspace.factors,
         workspace.tops,
         workspace.ceilings,
         workspace.promises,
-        *strides,
+        size,
+        width,
+        row_slack.stride(0),
+        screened.hidden_slack.shape[1],
         blocks,
+        **post.flags,
         OWNED=owned,
-        enable_fp_fusion=False,
-    )
-    triton_leaders.select_kernel[(rows,)](
-        workspace.tops,
-        workspace.promises,
-        questions.integers,
-        workspace.largest,
-        workspace.chosen,
-        workspace.chosen_counts,
-        blocks,
-        BLOCKS=triton.next_power_of_2(blocks),
-        LEADERS=leaders,
-        num_warps=8,
         enable_fp_fusion=False,
     )
     triton_leaders.leaders_kernel[(rows,)](
         values,
-        *asked,
+        questions.integers,
+        questions.reals,
+        *drawn,
+        workspace.tops,
+        workspace.promises,
+        workspace.largest,
         workspace.chosen,
-        workspace.chosen_counts,
         workspace.leaders,
         workspace.leader_counts,
         size,
         width,
+        blocks,
+        BLOCKS=triton.next_power_of_2(blocks),
         LEADERS=leaders,
         OWNED=owned,
         num_warps=16,
         enable_fp_fusion=False,
     )
-    gather_logits(
-        hidden, weight, workspace.leaders, workspace.leader_counts, workspace.leader_logits
-    )
-    triton_leaders.thresholds_kernel[(rows,)](
+    triton_leaders.scores_kernel[(triton.cdiv(leaders, GATHERED_TOKENS), rows)](
+        hidden,
+        weight,
         workspace.leaders,
         workspace.leader_counts,
-        workspace.leader_logits,
-        *asked,
+        questions.integers,
+        questions.reals,
+        *drawn,
         post.bias_or_nothing,
         post.constants,
         support.entries,
-        terms,
+        support.entries.view(torch.float32),
         support.offsets,
-        workspace.thresholds,
+        workspace.leader_scores,
+        columns,
+        weight.stride(0),
         size,
-        **post_flags,
-        LEADERS=leaders,
+        blocks,
+        **post.flags,
         OWNED=owned,
+        LEADERS=leaders,
+        **products,
         enable_fp_fusion=False,
     )
-    triton_candidates.count_kernel[grid](
-        *bounds,
-        workspace.thresholds,
+    found = torch.empty(rows, tiles * TILE, dtype=torch.int32, device=values.device)
+    triton_candidates.collect_kernel[(tiles, rows)](
+        values,
+        row_slack,
+        workspace.factors,
+        questions.integers,
+        questions.reals,
+        *drawn,
+        workspace.leader_scores,
+        workspace.leader_counts,
         workspace.ceilings,
+        workspace.thresholds,
         workspace.tile_counts,
-        *strides,
+        found,
+        size,
+        width,
+        row_slack.stride(0),
         blocks,
         tiles,
+        LEADERS=leaders,
         OWNED=owned,
+        num_warps=8,
         enable_fp_fusion=False,
     )
-    triton_candidates.collect_kernel[grid](
-        *bounds,
-        workspace.thresholds,
+    triton_candidates.candidates_kernel[(gathering_programs(capacity, rows), rows)](
+        hidden,
+        weight,
         workspace.tile_counts,
+        found,
         workspace.candidates,
         workspace.counts,
-        *strides,
+        workspace.logits,
+        columns,
+        weight.stride(0),
         tiles,
         capacity,
         TILES=triton.next_power_of_2(tiles),
-        OWNED=owned,
-        enable_fp_fusion=False,
+        **products,
+        enable_fp_fusion=True,
     )
-    gather_logits(hidden, weight, workspace.candidates, workspace.counts, workspace.logits)

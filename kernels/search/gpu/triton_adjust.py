@@ -50,32 +50,33 @@ def softcapped(logit, cap):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def factors_kernel(  # type: ignore[no-untyped-def]
-    hidden,
-    hidden_slack,
-    reals,
-    constants,
-    factors,
-    finite,
-    columns,
-    terms,
-    BIAS: tl.constexpr,
-    SCALE: tl.constexpr,
-    SOFTCAP: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
-    """Per row the three fp32 factors that turn row slacks into the error of adjusted estimates.
-
-    Post-processing and adjusting round both the estimate and the canonical logit. Their slopes
-    stretch the error, and each rounding adds ``u`` times the size of its result on either side.
-    """
-    row = tl.program_id(0).to(tl.int64)
+def norm_of(hidden, row, columns, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The norm of a hidden state, float64."""
     squares = tl.zeros((COLUMNS,), tl.float64)
     for start in range(0, columns, COLUMNS):
         place = start + tl.arange(0, COLUMNS)
         value = tl.load(hidden + row * columns + place, mask=place < columns, other=0.0)
         squares += value.to(tl.float64) * value.to(tl.float64)
-    norm = tl.sqrt(tl.sum(squares, 0))
+    return tl.sqrt(tl.sum(squares, 0))
+
+
+@triton.jit
+def factors_of(  # type: ignore[no-untyped-def]
+    norm,
+    hidden_slack,
+    reals,
+    constants,
+    row,
+    terms,
+    BIAS: tl.constexpr,
+    SCALE: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+):
+    """The three fp32 factors that turn row slacks into the error of a row's adjusted estimates.
+
+    Post-processing and adjusting round both the estimate and the canonical logit. Their slopes
+    stretch the error, and each rounding adds ``u`` times the size of its result on either side.
+    """
     largest_size = tl.load(constants)
     largest_bias = tl.load(constants + 1)
     stretch = tl.load(constants + 2)
@@ -102,11 +103,41 @@ def factors_kernel(  # type: ignore[no-untyped-def]
         rest = (rest + 16.0 * _UNIT_ROUNDOFF * (reach + adjustment)) * slope
         error *= slope
         size *= slope
-    tl.store(factors + row * 3, (error * _INFLATION + _SMALLEST_STEP).to(tl.float32))
-    tl.store(factors + row * 3 + 1, (size * _INFLATION + _SMALLEST_STEP).to(tl.float32))
-    rounded = (rest * _INFLATION + _SMALLEST_STEP).to(tl.float32)
-    tl.store(factors + row * 3 + 2, rounded + _SMALLEST_SLACK)
-    tl.store(finite + row, ((norm < float("inf")) & (norm == norm)).to(tl.int32))
+    return (
+        (error * _INFLATION + _SMALLEST_STEP).to(tl.float32),
+        (size * _INFLATION + _SMALLEST_STEP).to(tl.float32),
+        (rest * _INFLATION + _SMALLEST_STEP).to(tl.float32) + _SMALLEST_SLACK,
+    )
+
+
+@triton.jit
+def store_factors(factors, row, error, size, rest):  # type: ignore[no-untyped-def]
+    tl.store(factors + row * 3, error)
+    tl.store(factors + row * 3 + 1, size)
+    tl.store(factors + row * 3 + 2, rest)
+
+
+@triton.jit
+def factors_kernel(  # type: ignore[no-untyped-def]
+    hidden,
+    hidden_slack,
+    reals,
+    constants,
+    factors,
+    columns,
+    terms,
+    BIAS: tl.constexpr,
+    SCALE: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """`factors_of` every row."""
+    row = tl.program_id(0).to(tl.int64)
+    norm = norm_of(hidden, row, columns, COLUMNS)
+    error, size, rest = factors_of(
+        norm, hidden_slack, reals, constants, row, terms, BIAS, SCALE, SOFTCAP
+    )
+    store_factors(factors, row, error, size, rest)
 
 
 @triton.jit

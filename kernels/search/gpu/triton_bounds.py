@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 
 from kernels.blocks import BLOCK
-from kernels.noise.triton_kernel import gumbel_of
+from kernels.noise.triton_kernel import block_draw, gumbel_in_block, gumbel_of
 from kernels.rounding import NOISE_ROUNDING, ULP_SHARE
 from kernels.search import kinds
 from kernels.search.gpu.triton_adjust import ENTRY, REALS, TILE
@@ -45,22 +45,33 @@ C_EXACT_SOFTCAP_ERROR = tl.constexpr(2.0**-40)
 
 
 @triton.jit
-def slack_of(value, row_slack, factors, row, ids, inside, slack_width):  # type: ignore[no-untyped-def]
-    """How far canonical logits may lie from estimates, fp32."""
-    error = tl.load(factors + row * 3)
-    size = tl.load(factors + row * 3 + 1)
-    rest = tl.load(factors + row * 3 + 2)
+def slack_by(value, row_slack, error, size, rest, ids, inside, slack_width):  # type: ignore[no-untyped-def]
+    """How far canonical logits may lie from estimates by the factors of a row, fp32."""
     errors = tl.load(row_slack + ids, mask=inside, other=0.0)
     sizes = tl.load(row_slack + slack_width + ids, mask=inside, other=0.0)
     return error * errors + size * sizes + rest + tl.abs(value) * C_ULP_SHARE
 
 
 @triton.jit
-def upper_bound(value, row_slack, factors, row, ids, inside, slack_width):  # type: ignore[no-untyped-def]
+def slack_of(value, row_slack, factors, row, ids, inside, slack_width):  # type: ignore[no-untyped-def]
+    """`slack_by` of a row whose factors are stored."""
+    error = tl.load(factors + row * 3)
+    size = tl.load(factors + row * 3 + 1)
+    rest = tl.load(factors + row * 3 + 2)
+    return slack_by(value, row_slack, error, size, rest, ids, inside, slack_width)
+
+
+@triton.jit
+def raised(value, slack):  # type: ignore[no-untyped-def]
     """Upper bounds in fp32; excluded ids stay at -inf."""
-    slack = slack_of(value, row_slack, factors, row, ids, inside, slack_width)
     upper = tl.where(slack < float("inf"), value + slack, float("inf"))
     return tl.where(value > float("-inf"), upper, float("-inf"))
+
+
+@triton.jit
+def upper_bound(value, row_slack, factors, row, ids, inside, slack_width):  # type: ignore[no-untyped-def]
+    """`raised` by the slack of a row whose factors are stored."""
+    return raised(value, slack_of(value, row_slack, factors, row, ids, inside, slack_width))
 
 
 @triton.jit
@@ -72,15 +83,35 @@ def scale_of(integers, reals, row):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def noise_of(integers, row, ids, token_ids, size, OWNED: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Gumbel noise of int32 ids, float64."""
-    tokens = ids
-    if OWNED > 0:
-        tokens = tl.load(token_ids + ids, mask=ids < size, other=0)
-    noise = gumbel_of(
-        tokens,
+def draw_blocks(integers, row, block, token_ids, size, OWNED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The smallest exponential and the winning offset of each block of 64 ids."""
+    number = block
+    if OWNED == 1:
+        first = block * C_BLOCK
+        number = tl.load(token_ids + first, mask=first < size, other=0) // C_BLOCK
+    return block_draw(
+        number.to(tl.uint32),
         tl.load(integers + row * C_INTEGERS + 2),
         tl.load(integers + row * C_INTEGERS + 3),
         tl.load(integers + row * C_INTEGERS + 4),
     )
+
+
+@triton.jit
+def noise_of(integers, row, ids, token_ids, draws, winners, size, blocks, OWNED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Gumbel noise of int32 ids, float64; that of their blocks is drawn already, if they have
+    any."""
+    tokens = ids
+    if OWNED > 0:
+        tokens = tl.load(token_ids + ids, mask=ids < size, other=0)
+    low = tl.load(integers + row * C_INTEGERS + 2)
+    high = tl.load(integers + row * C_INTEGERS + 3)
+    position = tl.load(integers + row * C_INTEGERS + 4)
+    if OWNED == 2:
+        noise = gumbel_of(tokens, low, high, position)
+    else:
+        place = row * blocks + ids // C_BLOCK
+        smallest = tl.load(draws + place, mask=ids < size, other=1.0)
+        winner = tl.load(winners + place, mask=ids < size, other=0).to(tl.uint32)
+        noise = gumbel_in_block(tokens, smallest, winner, low, high, position)
     return noise.to(tl.float64)

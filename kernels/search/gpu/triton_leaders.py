@@ -1,45 +1,96 @@
-"""From estimates to leaders and thresholds: the first launches of a search."""
+"""From hidden states to leaders and what they promise: the first launches of a search."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from kernels.noise.triton_kernel import block_draw
-from kernels.search.gpu.triton_adjust import adjusted, softcapped
+from kernels.rows.triton_kernel import row_dots
+from kernels.search.gpu.triton_adjust import (
+    adjusted,
+    factors_of,
+    norm_of,
+    softcapped,
+    store_factors,
+)
 from kernels.search.gpu.triton_bounds import (
     C_BLOCK,
     C_ENTRY,
     C_EXACT_SOFTCAP_ERROR,
     C_FEW,
-    C_GREEDY,
     C_GUMBEL,
     C_INTEGERS,
     C_NOISE_ROUNDING,
-    C_REALS,
     C_TILE_BLOCKS,
     C_TOP_K,
+    draw_blocks,
     noise_of,
+    raised,
     scale_of,
-    upper_bound,
+    slack_by,
 )
+
+BLOCKS_AT_A_TIME = 256  # whose noise a program draws
+
+_BLOCKS_AT_A_TIME = tl.constexpr(BLOCKS_AT_A_TIME)
+
+
+@triton.jit
+def begin_kernel(  # type: ignore[no-untyped-def]
+    hidden,
+    integers,
+    token_ids,
+    norms,
+    finite,
+    draws,
+    winners,
+    columns,
+    size,
+    blocks,
+    OWNED: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """What needs no estimates: the norms of hidden states, and the noise of blocks of ids.
+
+    The first program of a row has its norm, the others its blocks.
+    """
+    row = tl.program_id(1).to(tl.int64)
+    part = tl.program_id(0) - 1
+    if part < 0:
+        norm = norm_of(hidden, row, columns, COLUMNS)
+        tl.store(norms + row, norm)
+        tl.store(finite + row, ((norm < float("inf")) & (norm == norm)).to(tl.int32))
+    elif tl.load(integers + row * C_INTEGERS) == C_GUMBEL:
+        block = part * _BLOCKS_AT_A_TIME + tl.arange(0, _BLOCKS_AT_A_TIME)
+        smallest, winner = draw_blocks(integers, row, block, token_ids, size, OWNED)
+        tl.store(draws + row * blocks + block, smallest, mask=block < blocks)
+        tl.store(winners + row * blocks + block, winner.to(tl.int32), mask=block < blocks)
 
 
 @triton.jit
 def summary_kernel(  # type: ignore[no-untyped-def]
     values,
     row_slack,
-    factors,
+    hidden_slack,
+    norms,
     integers,
     reals,
+    constants,
     token_ids,
+    draws,
+    winners,
+    factors,
     tops,
     ceilings,
     promises,
     size,
     width,
     slack_width,
+    slack_terms,
     blocks,
+    BIAS: tl.constexpr,
+    SCALE: tl.constexpr,
+    SOFTCAP: tl.constexpr,
     OWNED: tl.constexpr,
 ):
     """Per block the largest upper bound, a bound on every score, and what the best estimate
@@ -47,11 +98,18 @@ def summary_kernel(  # type: ignore[no-untyped-def]
     row = tl.program_id(1).to(tl.int64)
     kind = tl.load(integers + row * C_INTEGERS)
     if kind >= 0:
+        norm = tl.load(norms + row)
+        error, length, rest = factors_of(
+            norm, hidden_slack, reals, constants, row, slack_terms, BIAS, SCALE, SOFTCAP
+        )
+        if tl.program_id(0) == 0:
+            store_factors(factors, row, error, length, rest)
         block = tl.program_id(0) * C_TILE_BLOCKS + tl.arange(0, C_TILE_BLOCKS)
         ids = block[:, None] * C_BLOCK + tl.arange(0, C_BLOCK)[None, :]
         inside = ids < size
         value = tl.load(values + row * width + ids, mask=inside, other=float("-inf"))
-        highest = tl.max(upper_bound(value, row_slack, factors, row, ids, inside, slack_width), 1)
+        slack = slack_by(value, row_slack, error, length, rest, ids, inside, slack_width)
+        highest = tl.max(raised(value, slack), 1)
         best = tl.max(value, 1)
         scale = scale_of(integers, reals, row)
         ceiling = highest.to(tl.float64) * scale
@@ -59,23 +117,18 @@ def summary_kernel(  # type: ignore[no-untyped-def]
         if kind == C_GUMBEL:
             # Of a block's tokens, the likeliest and the one with most noise are good for a guess.
             likeliest = tl.min(tl.where(value == best[:, None], ids, 2147483647), 1)
-            promise = promise * scale + noise_of(integers, row, likeliest, token_ids, size, OWNED)
+            noise = noise_of(
+                integers, row, likeliest, token_ids, draws, winners, size, blocks, OWNED
+            )
+            promise = promise * scale + noise
             if OWNED == 2:
                 ceiling = tl.where(highest > float("-inf"), float("inf"), ceiling)
             else:
-                number = block
-                if OWNED == 1:
-                    first = block * C_BLOCK
-                    number = tl.load(token_ids + first, mask=first < size, other=0) // C_BLOCK
-                smallest, winner = block_draw(
-                    number.to(tl.uint32),
-                    tl.load(integers + row * C_INTEGERS + 2),
-                    tl.load(integers + row * C_INTEGERS + 3),
-                    tl.load(integers + row * C_INTEGERS + 4),
-                )
+                place = row * blocks + block
+                smallest = tl.load(draws + place, mask=block < blocks, other=1.0)
                 highest_noise = -tl.log(smallest)
                 ceiling += highest_noise + C_NOISE_ROUNDING
-                won = block * C_BLOCK + winner.to(tl.int32)
+                won = block * C_BLOCK + tl.load(winners + place, mask=block < blocks, other=0)
                 winning = tl.load(values + row * width + won, mask=won < size, other=float("-inf"))
                 promise = tl.maximum(promise, winning.to(tl.float64) * scale + highest_noise)
         tl.store(tops + row * blocks + block, highest, mask=block < blocks)
@@ -84,38 +137,68 @@ def summary_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _best(values, wanted):  # type: ignore[no-untyped-def]
-    """Where the ``wanted`` largest of fp32 ``values`` [SIZE] stand, ties to the lower place."""
+def _best(values, wanted, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Where the ``wanted`` largest of fp32 ``values`` [SIZE] stand, ties to the lower place.
+
+    A few are found one after the other, more by looking for a bound in quarters of what is left.
+    """
     bits = values.to(tl.int32, bitcast=True)
-    # Integers that order as the values do.
-    key = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.int64)
+    # Integers that order as the values do, no two alike.
+    key = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.int64) * SIZE
+    key += SIZE - 1 - tl.arange(0, SIZE)
     low = tl.min(key, 0)
     high = tl.max(key, 0)
-    for _ in range(32):
-        middle = (low + high + 1) >> 1
-        enough = tl.sum((key >= middle).to(tl.int32), 0) >= wanted
-        low = tl.where(enough, middle, low)
-        high = tl.where(enough, high, middle - 1)
-    above = key > low
-    equal = key == low
-    room = wanted - tl.sum(above.to(tl.int32), 0)
-    return above | (equal & (tl.cumsum(equal.to(tl.int32), 0) <= room))
+    if wanted <= C_FEW:
+        for _ in range(1, wanted):
+            high = tl.max(tl.where(key < high, key, low), 0)
+        low = high
+    while low < high:
+        step = ((high - low) >> 2) + 1
+        first = low + step
+        second = first + step
+        third = second + step
+        # Three counts in one sum: none is above 2**20.
+        counts = (key >= first).to(tl.int64) + ((key >= second).to(tl.int64) << 20)
+        counts = tl.sum(counts + ((key >= third).to(tl.int64) << 40), 0)
+        above_first = counts & 0xFFFFF
+        above_second = (counts >> 20) & 0xFFFFF
+        above_third = counts >> 40
+        if above_third >= wanted:
+            low = third
+        elif above_second >= wanted:
+            low = second
+            high = third - 1
+        elif above_first >= wanted:
+            low = first
+            high = second - 1
+        else:
+            high = first - 1
+    return key >= low
 
 
 @triton.jit
-def select_kernel(  # type: ignore[no-untyped-def]
+def leaders_kernel(  # type: ignore[no-untyped-def]
+    values,
+    integers,
+    reals,
+    token_ids,
+    draws,
+    winners,
     tops,
     promises,
-    integers,
     largest,
     chosen,
-    chosen_counts,
+    leaders,
+    leader_counts,
+    size,
+    width,
     blocks,
     BLOCKS: tl.constexpr,
     LEADERS: tl.constexpr,
+    OWNED: tl.constexpr,
 ):
-    """The blocks that hold the leaders (the k best tokens lie in the k best blocks), and the
-    largest upper bound of all."""
+    """The best estimates of the best blocks (the k best tokens lie in the k best blocks), sorted by
+    id, and the largest upper bound of all."""
     row = tl.program_id(0).to(tl.int64)
     kind = tl.load(integers + row * C_INTEGERS)
     if kind >= 0:
@@ -126,33 +209,14 @@ def select_kernel(  # type: ignore[no-untyped-def]
         top = tl.load(tops + row * blocks + block, mask=inside, other=float("-inf"))
         tl.store(largest + row, tl.max(top, 0))
         promise = tl.load(promises + row * blocks + block, mask=inside, other=float("-inf"))
-        kept = _best(promise, wanted) & (promise > float("-inf"))
-        place = tl.cumsum(kept.to(tl.int32), 0) - 1
-        tl.store(chosen + row * LEADERS + place, block, mask=kept)
-        tl.store(chosen_counts + row, tl.sum(kept.to(tl.int32), 0))
-
-
-@triton.jit
-def leaders_kernel(  # type: ignore[no-untyped-def]
-    values,
-    integers,
-    reals,
-    token_ids,
-    chosen,
-    chosen_counts,
-    leaders,
-    leader_counts,
-    size,
-    width,
-    LEADERS: tl.constexpr,
-    OWNED: tl.constexpr,
-):
-    """The best estimates of the chosen blocks, sorted by id."""
-    row = tl.program_id(0).to(tl.int64)
-    kind = tl.load(integers + row * C_INTEGERS)
-    if kind >= 0:
+        kept = _best(promise, wanted, BLOCKS) & (promise > float("-inf"))
+        rank = tl.cumsum(kept.to(tl.int32), 0) - 1
+        tl.store(chosen + row * LEADERS + rank, block, mask=kept)
+        count = tl.sum(kept.to(tl.int32), 0)
+        # What some threads of this program have chosen, others read.
+        tl.debug_barrier()
         place = tl.arange(0, LEADERS * C_BLOCK)
-        present = place // C_BLOCK < tl.load(chosen_counts + row)
+        present = place // C_BLOCK < count
         block = tl.load(chosen + row * LEADERS + place // C_BLOCK, mask=present, other=0)
         ids = block * C_BLOCK + place % C_BLOCK
         inside = present & (ids < size)
@@ -160,11 +224,9 @@ def leaders_kernel(  # type: ignore[no-untyped-def]
         score = value
         if kind == C_GUMBEL:
             scaled = value.to(tl.float64) * scale_of(integers, reals, row)
-            noise = noise_of(integers, row, ids, token_ids, size, OWNED)
+            noise = noise_of(integers, row, ids, token_ids, draws, winners, size, blocks, OWNED)
             score = (scaled + noise).to(tl.float32)
-        k = tl.load(integers + row * C_INTEGERS + 1)
-        wanted = tl.minimum(tl.where(kind == C_TOP_K, k, C_FEW), LEADERS).to(tl.int32)
-        kept = _best(score, wanted) & (score > float("-inf"))
+        kept = _best(score, wanted, LEADERS * C_BLOCK) & (score > float("-inf"))
         rank = tl.cumsum(kept.to(tl.int32), 0) - 1
         tl.store(leaders + row * LEADERS + rank, ids, mask=kept)
         tl.store(leader_counts + row, tl.sum(kept.to(tl.int32), 0))
@@ -191,35 +253,51 @@ def _lookup(entries, start, stop, tokens):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def thresholds_kernel(  # type: ignore[no-untyped-def]
+def scores_kernel(  # type: ignore[no-untyped-def]
+    hidden,
+    weight,
     leaders,
     leader_counts,
-    leader_logits,
     integers,
     reals,
     token_ids,
+    draws,
+    winners,
     bias,
     constants,
     entries,
     terms,
     offsets,
-    thresholds,
+    leader_scores,
+    columns,
+    weight_stride,
     size,
+    blocks,
     BIAS: tl.constexpr,
     SCALE: tl.constexpr,
     SOFTCAP: tl.constexpr,
-    LEADERS: tl.constexpr,
     OWNED: tl.constexpr,
+    LEADERS: tl.constexpr,
+    TOKENS: tl.constexpr,
+    UNROLL: tl.constexpr,
 ):
-    """From the leaders' canonical products a score that the row's answer certainly reaches."""
-    row = tl.program_id(0).to(tl.int64)
-    kind = tl.load(integers + row * C_INTEGERS)
-    if kind >= 0:
-        place = tl.arange(0, LEADERS)
-        count = tl.load(leader_counts + row)
+    """From the leaders' canonical products scores that they certainly reach."""
+    row = tl.program_id(1).to(tl.int64)
+    count = tl.load(leader_counts + row)
+    place = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    if tl.program_id(0) * TOKENS < count:
         inside = place < count
         ids = tl.load(leaders + row * LEADERS + place, mask=inside, other=0)
-        logit = tl.load(leader_logits + row * LEADERS + place, mask=inside, other=0.0)
+        logit = row_dots(
+            hidden + row * columns,
+            weight,
+            ids.to(tl.int64),
+            inside,
+            columns,
+            weight_stride,
+            TOKENS,
+            UNROLL,
+        )
         if BIAS:
             logit += tl.load(bias + ids, mask=inside, other=0.0)
         if SCALE:
@@ -234,18 +312,8 @@ def thresholds_kernel(  # type: ignore[no-untyped-def]
         if stop > start:
             entry, found = _lookup(entries, start, stop, ids)
             logit = adjusted(logit, terms, entry, found & inside)
-        logit = tl.where(inside, logit, float("-inf"))
         score = logit.to(tl.float64) * scale_of(integers, reals, row)
-        if kind == C_TOP_K:
-            k = tl.load(integers + row * C_INTEGERS + 1).to(tl.int32)
-            kept = _best(logit, tl.minimum(k, LEADERS)) & inside
-            least = tl.min(tl.where(kept, score, float("inf")), 0)
-            threshold = tl.where(count >= k, least, float("-inf"))
-        elif kind == C_GUMBEL:
-            noise = noise_of(integers, row, ids, token_ids, size, OWNED)
-            threshold = tl.max(score + noise, 0) - C_NOISE_ROUNDING
-        else:
-            threshold = tl.max(score, 0)
-            if kind != C_GREEDY:
-                threshold += tl.load(reals + row * C_REALS + 1)
-        tl.store(thresholds + row, threshold)
+        if tl.load(integers + row * C_INTEGERS) == C_GUMBEL:
+            noise = noise_of(integers, row, ids, token_ids, draws, winners, size, blocks, OWNED)
+            score += noise - C_NOISE_ROUNDING
+        tl.store(leader_scores + row * LEADERS + place, score, mask=inside)
