@@ -8,6 +8,7 @@ from typing import Literal
 from actors.setting import setting
 
 DataType = Literal["float32", "bfloat16", "auto"]
+AttentionChoice = Literal["auto", "triton"]
 BodyChoice = Literal["auto", "fused", "general"]
 Device = Literal["auto", "cpu", "cuda"]
 TierName = Literal["int8", "int4", "int4-dither", "1-bit"]
@@ -60,9 +61,10 @@ class EngineConfiguration:
     takes what suits the device (`tokens_of_a_step`).
     ``batch_invariant`` has a GPU compute every step in pieces of 64 rows, fewer padded to as many;
     on a CPU a row never depends on those beside it. ``no_compile`` keeps a GPU from compiling the
-    model's layers (torch.compile), which takes a while at start. ``samplers`` decide tokens beside
-    the next step's forward pass, with ``sampler_threads`` each; 0 decides in the engine's own
-    thread, between the steps. ``sampler_placement`` says where they run. ``hot_vocabulary`` is the
+    model's layers (torch.compile), which takes a while at start. ``attention`` "triton" has a GPU
+    attend by our kernels even where FlashInfer is installed. ``samplers`` decide tokens beside the
+    next step's forward pass, with ``sampler_threads`` each; 0 decides in the engine's own thread,
+    between the steps. ``sampler_placement`` says where they run. ``hot_vocabulary`` is the
     file of tokens to look at first (see ``lexshard hotset``). ``draft`` guesses tokens that one
     step then verifies together: the folder of a draft model of the same tokenizer, or ``ngram`` for
     what followed the last few tokens when they stood in the text before. ``verify`` "coupled" tests
@@ -123,6 +125,10 @@ class EngineConfiguration:
     no_compile: bool = field(
         default=False,
         metadata=setting("on a GPU, the model's layers as they are written: starts faster"),
+    )
+    attention: AttentionChoice = field(
+        default="auto",
+        metadata=setting("on a GPU, auto (FlashInfer where it is installed and right) or triton"),
     )
     head: HeadChoice = field(
         default="auto",

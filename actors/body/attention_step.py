@@ -3,8 +3,32 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
 
 import torch
+
+
+class AttentionSettings(NamedTuple):
+    """What a layer asks of its attention; see `kernels.attention.paged_attention`."""
+
+    scale: float
+    window: int  # 0: none
+    softcap: float
+
+
+class PlannedAttention(Protocol):
+    """Attention that knows the rows of a step and where their keys lie before it runs."""
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        key_cache: torch.Tensor,
+        value_cache: torch.Tensor,
+        settings: AttentionSettings,
+        out: torch.Tensor,
+    ) -> None:
+        """Fills ``out`` [T, H, D], contiguous, for ``query`` [T, H, D] and one layer's caches."""
+        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -12,7 +36,8 @@ class AttentionStep:
     """One forward pass: where its keys and values go and who attends whom.
 
     ``rows`` counts the real rows; rows behind them are padding, which is not written and attends
-    nothing. ``windows`` collects what each layer asked for (0: no window).
+    nothing. ``settings`` collects what each layer asked for. ``planned``, if there is any, attends
+    in the place of our kernels.
     """
 
     caches: list[tuple[torch.Tensor, torch.Tensor]]
@@ -22,4 +47,5 @@ class AttentionStep:
     positions: torch.Tensor  # [rows] int32
     block_tables: torch.Tensor  # [S, max_blocks] int32
     fast_prefill: bool = False
-    windows: dict[int, int] = field(default_factory=dict)
+    settings: dict[int, AttentionSettings] = field(default_factory=dict)
+    planned: PlannedAttention | None = None

@@ -14,9 +14,10 @@ from typing import Any
 import torch
 
 from actors.body import paged_attention
-from actors.body.attention_step import AttentionStep
+from actors.body.attention_step import AttentionSettings, AttentionStep, PlannedAttention
 from actors.body.batch import Batch
 from actors.body.gpu.compiled_layers import compile_layers, interpret_layers, place_caches
+from actors.body.gpu.flash_attention import AttentionShape, FlashInferAttention
 from actors.body.gpu.step_inputs import StepInputs, on_the_host, sent
 from actors.body.invariant_functions import finding_callers
 from actors.body.invariant_modules import has_bare_matrices, make_invariant
@@ -57,7 +58,7 @@ class GeneralBody:
         self.batch_invariant = False
         self.vocabulary_size: int = embedding.shape[0]
         self.num_layers: int = config.num_hidden_layers
-        heads = config.num_attention_heads
+        heads: int = config.num_attention_heads
         self.kv_heads: int = getattr(config, "num_key_value_heads", None) or heads
         self.head_dim: int = getattr(config, "head_dim", None) or config.hidden_size // heads
         self.max_positions: int = config.max_position_embeddings
@@ -69,7 +70,13 @@ class GeneralBody:
                 self._least_rows = LEAST_ROWS_OF_TORCH
             self._callers_known = False
         self._cache_dtype = torch.float32 if self.device.type == "cpu" else embedding.dtype
-        self.windows: tuple[int, ...] = ()  # per layer, known after the first step
+        # Per layer, known after the first step.
+        self.settings: tuple[AttentionSettings, ...] = ()
+        self.attention_shape = AttentionShape(
+            heads, self.kv_heads, self.head_dim, self._cache_dtype
+        )
+        self.flash: FlashInferAttention | None = None
+        self.attention = "attention by Triton"  # on a GPU, in words
         self.compiled = False
         self.layers = "layers as they are written"  # how they are computed, in words
         head = model.get_output_embeddings().weight
@@ -109,6 +116,13 @@ class GeneralBody:
         interpret_layers(self._decoder)
         self.compiled, self.layers = False, f"layers not compiled ({reason})"
 
+    def attend_by(self, flash: FlashInferAttention | None, reason: str = "") -> None:
+        """From the next step on attention is ``flash``, or our kernels, for a ``reason``."""
+        self.flash = flash
+        self.attention = "attention by Triton" if flash is None else "attention by FlashInfer"
+        if reason:
+            self.attention += f" (FlashInfer: {reason})"
+
     def forward(self, batch: Batch) -> torch.Tensor:
         """Hidden states of ``batch.output_rows`` after the final norm: ``[N, d] float32``.
 
@@ -116,10 +130,15 @@ class GeneralBody:
         and RuntimeError before `allocate_cache`.
         """
         on_host = self.device.type == "cpu"
-        return self.compute(on_the_host(batch) if on_host else sent(batch, self.device))
+        inputs = on_the_host(batch) if on_host else sent(batch, self.device)
+        if self.flash is None:
+            return self.compute(inputs)
+        self.flash.of_any_shape.plan(batch)
+        return self.compute(inputs, self.flash.of_any_shape)
 
-    def compute(self, inputs: StepInputs) -> torch.Tensor:
-        """`forward` of a batch that is where the body is. Waits for nothing on a GPU."""
+    def compute(self, inputs: StepInputs, planned: PlannedAttention | None = None) -> torch.Tensor:
+        """`forward` of a batch that is where the body is, and ``planned`` if anything is to
+        attend in the place of our kernels. Waits for nothing on a GPU."""
         if self._caches is None:
             raise RuntimeError("call allocate_cache before forward")
         rows = inputs.token_ids.shape[0]
@@ -132,6 +151,7 @@ class GeneralBody:
             positions=inputs.positions,
             block_tables=inputs.block_tables,
             fast_prefill=self._fast_prefill,
+            planned=planned,
         )
         first = nullcontext() if self._callers_known else finding_callers(self._decoder)
         with torch.inference_mode(), paged_attention.running(step), first:
@@ -145,12 +165,12 @@ class GeneralBody:
         self._callers_known = True
         if self.compiled:  # what layers ask for was seen before
             return hidden
-        self.windows = tuple(step.windows.get(layer, 0) for layer in range(self.num_layers))
-        if len(step.windows) != self.num_layers:
+        if len(step.settings) != self.num_layers:
             raise paged_attention.UnsupportedModelError(
-                f"only {len(step.windows)} of {self.num_layers} layers attend: models with "
+                f"only {len(step.settings)} of {self.num_layers} layers attend: models with "
                 "recurrent or convolutional layers keep a state that paged blocks do not hold"
             )
+        self.settings = tuple(step.settings[layer] for layer in range(self.num_layers))
         return hidden
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +16,7 @@ from actors.body.checkpoint import Checkpoint, read_checkpoint
 from actors.body.errors import ModelRefusedError, UnsupportedModelError, WeightsError
 from actors.body.general import GeneralBody
 from actors.body.gpu.capture import CudaCapture
+from actors.body.gpu.flash_attention import FlashInferAttention
 from actors.body.gpu.graphed_body import FIXED_ROWS, GraphedBody
 from actors.body.head_weights import HeadWeights, check_head, read_head
 from actors.body.model_code import model_code
@@ -56,6 +58,7 @@ def load(
     fast_prefill: bool = False,
     batch_invariant: bool = False,
     compiled: bool = False,
+    attention: Literal["auto", "triton"] = "auto",
     device: str = "auto",
     memory_bytes: int | None = None,
 ) -> LoadedModel:
@@ -66,8 +69,9 @@ def load(
     fused body where it supports the model, on a CPU and without ``fast_prefill``. ``device``
     "auto" is CUDA where there is one. ``batch_invariant`` computes a GPU's steps in one fixed
     shape; a CPU's result never depends on theirs. ``compiled`` has a GPU compute compiled layers
-    where they compile and are right; the body says in words what came of it. ``memory_bytes``
-    bounds the weights; None is all memory of the device.
+    where they compile and are right, and ``attention`` "auto" has it attend by FlashInfer where
+    that is installed and right, "triton" by our kernels; the body says in words what came of it.
+    ``memory_bytes`` bounds the weights; None is all memory of the device.
 
     Raises ValueError for ``fast_prefill`` on a GPU or of a batch-invariant body, and a
     ``ModelRefusedError`` that says what to do: `ModelPathError`, `WeightsError`,
@@ -101,6 +105,9 @@ def load(
     else:
         chosen = _general_body(model, expected, tolerance, fast_prefill)
     if isinstance(chosen, GeneralBody) and place.type == "cuda":
+        # The library's order of additions is of the whole step.
+        if attention == "auto" and not batch_invariant:
+            attend_checked(chosen, expected, tolerance)
         if compiled:
             compile_checked(chosen, expected, tolerance)
         chosen = _graphed_body(chosen, expected, tolerance, batch_invariant)
@@ -211,9 +218,35 @@ def _general_body(
         invariant = check_body(
             body, expected.token_ids, expected.hidden, "the plain forward pass", tolerance
         )
-    check_windows(body.windows, model.config.get_text_config(decoder=True))
+    check_windows(body.settings, model.config.get_text_config(decoder=True))
     body.batch_invariant = invariant and not fast_prefill and body.device.type == "cpu"
     return body
+
+
+def attend_checked(
+    body: GeneralBody, expected: Expected, tolerance: float, name: str = "flashinfer"
+) -> None:
+    """Attention by the library ``name`` where there is one and it computes what ours does and the
+    plain forward pass. Whatever it raises, its compilers included, is a reason to do without."""
+    if find_spec(name) is None:
+        return
+    try:
+        flash = FlashInferAttention(
+            import_module(name), body.attention_shape, body.settings, body.device
+        )
+        difference = flash.largest_difference()
+        if not difference <= tolerance:  # NaN must fail
+            raise ValueError(f"it differs from ours by {difference:.3g} of the largest value")
+        body.attend_by(flash)
+        check_body(body, expected.token_ids, expected.hidden, "the plain forward pass", tolerance)
+    except Exception as error:
+        body.attend_by(None, _in_a_line(error))
+
+
+def _in_a_line(error: Exception) -> str:
+    """What an error says first."""
+    said = str(error).strip().split("\n\n")[0]
+    return " ".join(said.split()) or type(error).__name__
 
 
 def compile_checked(
@@ -224,8 +257,7 @@ def compile_checked(
         body.compile_layers(backend)
         check_body(body, expected.token_ids, expected.hidden, "the plain forward pass", tolerance)
     except (RuntimeError, ModelRefusedError) as error:
-        said = str(error).strip().split("\n\n")[0]
-        body.interpret_layers(" ".join(said.split()) or type(error).__name__)
+        body.interpret_layers(_in_a_line(error))
 
 
 def _graphed_body(
@@ -240,6 +272,9 @@ def _graphed_body(
     same = check_body(
         graphed, expected.token_ids, expected.hidden, "the plain forward pass", tolerance
     )
+    if graphed.refusal and body.flash is not None:
+        body.attend_by(None, graphed.refusal)  # it may be what cannot be recorded
+        return _graphed_body(body, expected, tolerance, batch_invariant)
     graphed.batch_invariant = same and batch_invariant
     return graphed
 
@@ -251,7 +286,7 @@ def _fused_body(model: Any, expected: Expected, tolerance: float) -> Body:
     fused = FusedBody.from_model(model)
     general = GeneralBody(model, pack_linears=False)
     check_body(general, expected.token_ids, expected.hidden, "the plain forward pass", tolerance)
-    check_windows(general.windows, model.config.get_text_config(decoder=True))
+    check_windows(general.settings, model.config.get_text_config(decoder=True))
     ours = run_alone(general, expected.token_ids)
     fused.batch_invariant = check_body(
         fused, expected.token_ids, ours, "the general body", tolerance

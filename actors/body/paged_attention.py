@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from actors.body.attention_step import AttentionStep
+from actors.body.attention_step import AttentionSettings, AttentionStep
 from actors.body.errors import UnsupportedModelError
 from actors.body.fast_prefill import attend_by_sequence
 from kernels.attention import paged_attention, write_cache
@@ -68,23 +68,23 @@ def attend(
     """
     step = _step()
     layer = _check(module, query, key, value, attention_mask, arguments, step)
-    scale, window, softcap = settings_of(query, scaling, arguments)
-    step.windows[layer] = window
+    settings = step.settings[layer] = settings_of(query, scaling, arguments)
     key_cache, value_cache = step.caches[layer]
-    if step.fast_prefill and softcap == 0.0:
+    if step.fast_prefill and settings.softcap == 0.0:
         rows, out = _written(query, key, value, key_cache, value_cache, step)
+        scale, window, _ = settings
         attend_by_sequence(query[0, :, :rows], step, layer, scale, window, out[:rows])
         return out[None], None
-    return attend_in_step(query, key, value, key_cache, value_cache, scale, window, softcap), None
+    return attend_in_step(query, key, value, key_cache, value_cache, settings), None
 
 
 def settings_of(
     query: torch.Tensor, scaling: float | None, arguments: dict[str, Any]
-) -> tuple[float, int, float]:
-    """The scale, window and soft-cap that a model's attention asks for."""
+) -> AttentionSettings:
+    """What a model's attention asks for."""
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     window, softcap = arguments.get("sliding_window") or 0, arguments.get("softcap") or 0.0
-    return scale, int(window), float(softcap)
+    return AttentionSettings(scale, int(window), float(softcap))
 
 
 def attend_in_step(
@@ -93,23 +93,23 @@ def attend_in_step(
     value: torch.Tensor,
     key_cache: torch.Tensor,
     value_cache: torch.Tensor,
-    scale: float,
-    window: int,
-    softcap: float,
+    settings: AttentionSettings,
 ) -> torch.Tensor:
     """`attend` of the running step with one layer's caches, in which keys and values are put."""
     step = _step()
     rows, out = _written(query, key, value, key_cache, value_cache, step)
+    queries = query[0, :, :rows].transpose(0, 1)
+    if step.planned is not None:
+        step.planned.attend(queries, key_cache, value_cache, settings, out[:rows])
+        return out[None]
     paged_attention(
-        query[0, :, :rows].transpose(0, 1),
+        queries,
         key_cache,
         value_cache,
         step.block_tables,
         step.row_sequence,
         step.positions,
-        scale,
-        window,
-        softcap,
+        *settings,
         out[:rows],
     )
     return out[None]
@@ -169,7 +169,7 @@ def _check(
             "served"
         )
     layer = getattr(module, "layer_idx", None)
-    if not isinstance(layer, int) or not 0 <= layer < len(step.caches) or layer in step.windows:
+    if not isinstance(layer, int) or not 0 <= layer < len(step.caches) or layer in step.settings:
         raise UnsupportedModelError(
             f"{kind} is layer {layer} of {len(step.caches)} and not called once per layer: models "
             "that share keys and values between layers or loop over layers are not served"

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from actors.body.attention_step import AttentionSettings
 from actors.body.batch import Batch, Body
 from actors.body.errors import SelfTestError, UnsupportedModelError
 from kernels.attention import BLOCK_SIZE
@@ -128,11 +129,12 @@ def check_body(
     return all(torch.equal(a, b) for a, b in zip(mixed, alone, strict=True))
 
 
-def check_windows(windows: Sequence[int], config: Any) -> None:
+def check_windows(settings: Sequence[AttentionSettings], config: Any) -> None:
     """Sliding layers must have asked for their window: short test sequences cannot show it.
 
-    Raises UnsupportedModelError.
+    ``settings`` are those of every layer. Raises UnsupportedModelError.
     """
+    windows = [each.window for each in settings]
     kinds = getattr(config, "layer_types", None) or ()
     if not kinds and getattr(config, "sliding_window", None) and not any(windows):
         raise UnsupportedModelError(

@@ -22,9 +22,13 @@ def describe_device(body: Body) -> str:
 
 def in_words(name: str, memory: DeviceMemory, body: Body) -> str:
     """``name``, its memory, what is in graphs, and which attention there is."""
-    steps = body.description if isinstance(body, GraphedBody) else "without CUDA graphs"
+    steps = (
+        body.description
+        if isinstance(body, GraphedBody)
+        else "without CUDA graphs; attention by Triton"
+    )
     size, free = memory.total / 2**30, memory.free / 2**30
-    return f"{name}, {size:.1f} GiB ({free:.1f} left); {steps}; attention by Triton"
+    return f"{name}, {size:.1f} GiB ({free:.1f} left); {steps}"
 
 
 def measure_device(body: Body, rows: int) -> DeviceMemory:

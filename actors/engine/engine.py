@@ -77,6 +77,7 @@ class Engine:
             fast_prefill=configuration.fast_prefill,
             batch_invariant=configuration.batch_invariant,
             compiled=not configuration.no_compile,
+            attention=configuration.attention,
             device=configuration.device,
         )
         self.configuration = configuration

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +31,14 @@ RUNS = 5
 COMPARED_SEQUENCES, COMPARED_TOKENS = 24, 64
 GRAPHS, PLAIN, FIXED = "graphs", "without graphs", "graphs of one shape"
 COMPILED = "graphs of compiled layers"
+FLASH = "graphs, attention by FlashInfer"
 
 
 def measure_engine(report: Report, budget: Budget) -> list[str]:
     """Measures every way to compute the body; returns what did not fit the budget."""
     left_out: list[str] = []
-    for name in (GRAPHS, COMPILED, PLAIN, FIXED):
+    flash = (FLASH,) if find_spec("flashinfer") else ()
+    for name in (GRAPHS, COMPILED, *flash, PLAIN, FIXED):
         if budget.spent:
             left_out.append(f"engine, {name}")
             continue
@@ -59,6 +62,7 @@ def _make_engine(name: str) -> Engine:
             max_model_len=512,
             batch_invariant=name == FIXED,
             no_compile=name != COMPILED,
+            attention="auto" if name == FLASH else "triton",
             prefix_cache=False,
         )
     )

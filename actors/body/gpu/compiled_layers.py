@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from actors.body import paged_attention
+from actors.body.attention_step import AttentionSettings
 from actors.body.errors import UnsupportedModelError
 
 NAME = "lexshard_paged_compiled"
@@ -34,9 +35,8 @@ def _paged_attention(
     window: int,
     softcap: float,
 ) -> torch.Tensor:
-    return paged_attention.attend_in_step(
-        query, key, value, key_cache, value_cache, scale, window, softcap
-    )
+    settings = AttentionSettings(scale, window, softcap)
+    return paged_attention.attend_in_step(query, key, value, key_cache, value_cache, settings)
 
 
 @_paged_attention.register_fake

@@ -17,6 +17,7 @@ import torch
 from actors.body.batch import Batch
 from actors.body.general import GeneralBody
 from actors.body.gpu.capture import Capture, compute_each_time
+from actors.body.gpu.flash_attention import PlannedSteps
 from actors.body.gpu.step_inputs import StaticInputs
 
 ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
@@ -30,6 +31,7 @@ class StepGraph:
     """A step of one shape: its inputs, its result, and what computes one from the other."""
 
     inputs: StaticInputs
+    planned: PlannedSteps | None  # what must know of a step before it attends
     hidden: torch.Tensor  # [rows, d] float32
     replay: Callable[[], object]
 
@@ -77,7 +79,7 @@ class GraphedBody:
             graphs = f"without CUDA graphs ({self.refusal})"
         elif self._fixed_rows is not None:
             graphs = f"every step in CUDA graphs of {self._fixed_rows} rows"
-        return f"{graphs}, {self._body.layers}"
+        return f"{graphs}, {self._body.layers}; {self._body.attention}"
 
     def kv_bytes_per_block(self) -> int:
         return self._body.kv_bytes_per_block()
@@ -105,6 +107,8 @@ class GraphedBody:
         if graph is None:
             return self._body.forward(batch)
         graph.inputs.fill(batch, self._scratch_block)
+        if graph.planned is not None:
+            graph.planned.plan(batch, self._scratch_block)
         graph.replay()
         # The next replay writes to the same memory.
         return graph.hidden[: len(batch.output_rows)].clone()
@@ -118,15 +122,19 @@ class GraphedBody:
             return graph
         inputs = StaticInputs(rows, rows, sequences + 1, width, self.device)
         inputs.fill(_nothing(width), self._scratch_block)
+        planned = None
         try:
-            hidden, replay = self._capture(lambda: self._body.compute(inputs.tensors))
+            if self._body.flash is not None:
+                planned = self._body.flash.of_shape(rows, sequences, width)
+                planned.plan(_nothing(width), self._scratch_block)
+            hidden, replay = self._capture(lambda: self._body.compute(inputs.tensors, planned))
         except RuntimeError as error:
             if self.refusal:  # not the recording fails, but the computation
                 raise
             self.refusal = (str(error).splitlines() or ["its steps cannot be recorded"])[0]
             self._capture = compute_each_time  # of fixed shapes all the same, where they are asked
             return self._graph(rows, sequences, width)
-        graph = self._graphs[shape] = StepGraph(inputs, hidden, replay)
+        graph = self._graphs[shape] = StepGraph(inputs, planned, hidden, replay)
         return graph
 
 

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from actors.body import paged_attention
-from actors.body.attention_step import AttentionStep
+from actors.body.attention_step import AttentionSettings, AttentionStep
 from actors.body.errors import (
     InsufficientMemoryError,
     ModelCodeError,
@@ -236,15 +236,19 @@ def test_a_wrong_head_is_told_what_differs(model: dict[str, Any], reason: str) -
         check_head(ours, hidden, theirs.logits(hidden), 1e-4)
 
 
+def _windows(*windows: int) -> list[AttentionSettings]:
+    return [AttentionSettings(1.0, window, 0.0) for window in windows]
+
+
 def test_a_sliding_layer_that_hides_its_window_is_refused() -> None:
     by_layer = SimpleNamespace(layer_types=("full_attention", "sliding_attention"))
-    check_windows((0, 8), by_layer)
+    check_windows(_windows(0, 8), by_layer)
     with pytest.raises(UnsupportedModelError, match="layer 1"):
-        check_windows((0, 0), by_layer)
+        check_windows(_windows(0, 0), by_layer)
     everywhere = SimpleNamespace(sliding_window=8)
-    check_windows((8, 8), everywhere)
+    check_windows(_windows(8, 8), everywhere)
     with pytest.raises(UnsupportedModelError, match="window of 8"):
-        check_windows((0, 0), everywhere)
+        check_windows(_windows(0, 0), everywhere)
 
 
 def _step() -> AttentionStep:

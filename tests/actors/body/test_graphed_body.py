@@ -110,9 +110,9 @@ def test_a_model_that_waits_is_computed_without_graphs(
     expected = run_mixed(body, TOKENS)
     compute = body.compute
 
-    def waiting(inputs: Any) -> torch.Tensor:
+    def waiting(inputs: Any, planned: Any = None) -> torch.Tensor:
         int(inputs.positions.max())
-        return compute(inputs)
+        return compute(inputs, planned)
 
     monkeypatch.setattr(body, "compute", waiting)
     capture = RecordingCapture()
@@ -126,7 +126,7 @@ def test_a_model_that_waits_is_computed_without_graphs(
 def test_a_body_that_fails_fails(
     body: GeneralBody, monkeypatch: pytest.MonkeyPatch, fixed_rows: int | None
 ) -> None:
-    def failing(inputs: Any) -> torch.Tensor:
+    def failing(inputs: Any, planned: Any = None) -> torch.Tensor:
         raise RuntimeError("out of memory")
 
     monkeypatch.setattr(body, "compute", failing)
