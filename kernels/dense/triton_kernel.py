@@ -19,6 +19,7 @@ from kernels.noise.triton_kernel import block_draw, token_word
 
 LARGEST_HIDDEN_ROWS = 64  # of a program
 
+_MANY_COLUMNS = tl.constexpr(64)  # hidden rows whose noise is drawn in quarters
 _BLOCK = tl.constexpr(BLOCK)
 _OFFSET_MASK = tl.constexpr(BLOCK - 1)
 
@@ -61,6 +62,42 @@ def _noise(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def _keep_best(  # type: ignore[no-untyped-def]
+    logits,
+    integers,
+    scale,
+    best_scores,
+    best_ids,
+    first,
+    query,
+    count,
+    size,
+    tiles,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    GREEDY: tl.constexpr,
+):
+    """The best score of each of the hidden rows ``query`` [COLUMNS] in a tile of logits."""
+    row = first + tl.arange(0, ROWS)
+    present = query < count
+    score = logits
+    if not GREEDY:
+        slope = tl.load(scale + query, mask=present, other=0.0)[None, :]
+        key_low = tl.load(integers + query * 3, mask=present, other=0)[None, :]
+        key_high = tl.load(integers + query * 3 + 1, mask=present, other=0)[None, :]
+        position = tl.load(integers + query * 3 + 2, mask=present, other=0)[None, :]
+        noise = _noise(first, key_low, key_high, position, ROWS, COLUMNS)
+        score = tl.where(slope > 0.0, logits * slope + noise, logits)
+    score = tl.where((row < size)[:, None], score, float("-inf"))
+    best = tl.max(score, 0)
+    # Ties go to the lower id.
+    chosen = tl.min(tl.where(score == best[None, :], row[:, None], 2147483647), 0)
+    place_of_best = query.to(tl.int64) * tiles + tl.program_id(0)
+    tl.store(best_scores + place_of_best, best, mask=present)
+    tl.store(best_ids + place_of_best, chosen, mask=present)
+
+
+@triton.jit
 def _tile_kernel(  # type: ignore[no-untyped-def]
     hidden,
     weight,
@@ -81,7 +118,8 @@ def _tile_kernel(  # type: ignore[no-untyped-def]
     """ROWS weight rows x COLUMNS hidden rows, DEPTH columns of both at a time."""
     first = tl.program_id(0) * ROWS
     row = first + tl.arange(0, ROWS)
-    query = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    first_query = tl.program_id(1) * COLUMNS
+    query = first_query + tl.arange(0, COLUMNS)
     inside = row < size
     present = query < count
     depth = tl.arange(0, DEPTH)
@@ -94,21 +132,89 @@ def _tile_kernel(  # type: ignore[no-untyped-def]
         w = tl.load(weight_rows + place[None, :], mask=inside[:, None] & valid[None, :], other=0.0)
         h = tl.load(hidden_rows + place[:, None], mask=present[None, :] & valid[:, None], other=0.0)
         logits = tl.dot(w, h, logits, input_precision=PRECISION)
-    score = logits
-    if not GREEDY:
-        slope = tl.load(scale + query, mask=present, other=0.0)[None, :]
-        key_low = tl.load(integers + query * 3, mask=present, other=0)[None, :]
-        key_high = tl.load(integers + query * 3 + 1, mask=present, other=0)[None, :]
-        position = tl.load(integers + query * 3 + 2, mask=present, other=0)[None, :]
-        noise = _noise(first, key_low, key_high, position, ROWS, COLUMNS)
-        score = tl.where(slope > 0.0, logits * slope + noise, logits)
-    score = tl.where(inside[:, None], score, float("-inf"))
-    best = tl.max(score, 0)
-    # Ties go to the lower id.
-    chosen = tl.min(tl.where(score == best[None, :], row[:, None], 2147483647), 0)
-    place_of_best = query.to(tl.int64) * tiles + tl.program_id(0)
-    tl.store(best_scores + place_of_best, best, mask=present)
-    tl.store(best_ids + place_of_best, chosen, mask=present)
+    if COLUMNS < _MANY_COLUMNS or GREEDY:
+        _keep_best(
+            logits,
+            integers,
+            scale,
+            best_scores,
+            best_ids,
+            first,
+            query,
+            count,
+            size,
+            tiles,
+            ROWS,
+            COLUMNS,
+            GREEDY,
+        )
+    else:
+        # A quarter of the hidden rows at a time: the noise of all takes more registers than there
+        # are.
+        quarter = first_query + 4 * tl.arange(0, COLUMNS // 4)
+        even, odd = tl.split(tl.reshape(logits, (ROWS, COLUMNS // 2, 2)))
+        zeroth, second = tl.split(tl.reshape(even, (ROWS, COLUMNS // 4, 2)))
+        once, third = tl.split(tl.reshape(odd, (ROWS, COLUMNS // 4, 2)))
+        _keep_best(
+            zeroth,
+            integers,
+            scale,
+            best_scores,
+            best_ids,
+            first,
+            quarter,
+            count,
+            size,
+            tiles,
+            ROWS,
+            COLUMNS // 4,
+            GREEDY,
+        )
+        _keep_best(
+            once,
+            integers,
+            scale,
+            best_scores,
+            best_ids,
+            first,
+            quarter + 1,
+            count,
+            size,
+            tiles,
+            ROWS,
+            COLUMNS // 4,
+            GREEDY,
+        )
+        _keep_best(
+            second,
+            integers,
+            scale,
+            best_scores,
+            best_ids,
+            first,
+            quarter + 2,
+            count,
+            size,
+            tiles,
+            ROWS,
+            COLUMNS // 4,
+            GREEDY,
+        )
+        _keep_best(
+            third,
+            integers,
+            scale,
+            best_scores,
+            best_ids,
+            first,
+            quarter + 3,
+            count,
+            size,
+            tiles,
+            ROWS,
+            COLUMNS // 4,
+            GREEDY,
+        )
 
 
 @triton.jit
@@ -136,7 +242,7 @@ def dense_gumbel(hidden: torch.Tensor, weight: torch.Tensor, draws: DeviceDraws)
     device = weight.device
     # The tensor cores want 16 rows of either.
     queries = min(max(triton.next_power_of_2(count), 16), LARGEST_HIDDEN_ROWS)
-    rows = 128 if queries <= 32 else 64
+    rows = 128
     depth = 64 if weight.dtype == torch.bfloat16 else 32
     tiles = triton.cdiv(size, rows)
     best_scores = torch.empty(count, tiles, dtype=torch.float32, device=device)
@@ -158,7 +264,7 @@ def dense_gumbel(hidden: torch.Tensor, weight: torch.Tensor, draws: DeviceDraws)
         DEPTH=depth,
         GREEDY=draws.greedy,
         PRECISION="ieee" if weight.dtype == torch.float32 else "tf32",
-        num_warps=4,
+        num_warps=4 if queries <= 32 else 8,
         num_stages=4,
         enable_fp_fusion=True,
     )

@@ -57,7 +57,8 @@ def check(
             assert np.all(own >= every.max(axis=1) - tolerance), shape
 
 
-SHAPES = ((3, 200, 33), (1, 64, 16), (17, 301, 40), (5, 1, 8))
+# From 33 hidden rows on, Triton draws their noise in quarters.
+SHAPES = ((3, 200, 33), (1, 64, 16), (17, 301, 40), (5, 1, 8), (41, 300, 20))
 
 
 def test_the_cpu_draws_the_best_token() -> None:
