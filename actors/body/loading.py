@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, Literal
 
 import torch
@@ -58,7 +59,7 @@ def load(
     fast_prefill: bool = False,
     batch_invariant: bool = False,
     compiled: bool = False,
-    attention: Literal["auto", "triton"] = "auto",
+    attention: Literal["auto", "triton"] = "triton",
     device: str = "auto",
     memory_bytes: int | None = None,
 ) -> LoadedModel:
@@ -244,9 +245,9 @@ def attend_checked(
 
 
 def _in_a_line(error: Exception) -> str:
-    """What an error says first."""
+    """What an error says first; a compiler says much."""
     said = str(error).strip().split("\n\n")[0]
-    return " ".join(said.split()) or type(error).__name__
+    return shorten(said, 200, placeholder=" ...") or type(error).__name__
 
 
 def compile_checked(

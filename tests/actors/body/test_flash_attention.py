@@ -178,7 +178,7 @@ def test_requests_say_of_every_row_what_the_batch_says(
 @pytest.mark.parametrize("kind", ["llama", "gemma2"])
 def test_the_library_itself_attends_on_a_gpu(tmp_path: Path, kind: str) -> None:
     save_tiny(kind, tmp_path)
-    body = loading.load(tmp_path, "bfloat16", device="cuda").body
+    body = loading.load(tmp_path, "bfloat16", attention="auto", device="cuda").body
     assert isinstance(body, GraphedBody)
     assert not body.refusal
     assert body.description.endswith("attention by FlashInfer")
