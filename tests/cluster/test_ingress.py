@@ -22,6 +22,7 @@ from cluster.ingress import (
     ingress_environment,
     with_last_replicas,
 )
+from tests.support.ports import free_port
 from tests.support.real_ingress import (
     OpenStream,
     ask,
@@ -29,7 +30,6 @@ from tests.support.real_ingress import (
     running_ingress,
     serves_configuration,
 )
-from tests.support.real_server import free_port
 from tests.support.replica_stand_in import ReplicaStandIn, left
 
 BINARY = haproxy_binary()

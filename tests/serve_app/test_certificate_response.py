@@ -35,13 +35,13 @@ from tests.support.mock_server import (
     chat,
     complete,
     events,
-    free_port,
     post,
     says,
     serve,
     stream,
     until,
 )
+from tests.support.ports import free_port
 
 ASKS = {"certificate": True}
 FIELDS = {

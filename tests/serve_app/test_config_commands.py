@@ -18,8 +18,9 @@ from actors.index.metadata import Weights
 from actors.stored_tensors import stored_tensors
 from cluster.config import OPTIONS, configuration_schema
 from serve_app.cli import main
-from tests.support.mock_server import free_port, model_folder
+from tests.support.mock_server import model_folder
 from tests.support.paths import DEMO, DEMO_DRAFT
+from tests.support.ports import free_port
 
 Captured = pytest.CaptureFixture[str]
 

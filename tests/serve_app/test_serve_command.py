@@ -21,8 +21,9 @@ from serve_app.commands.serve import add_arguments
 from serve_app.openai.errors import ApiError
 from serve_app.start.banner import banner, decisions
 from tests.support.mock_engine import MockEngine
-from tests.support.mock_server import free_port, model_folder
+from tests.support.mock_server import model_folder
 from tests.support.paths import ROOT
+from tests.support.ports import free_port
 
 
 @pytest.fixture(autouse=True)

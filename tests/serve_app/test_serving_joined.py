@@ -12,7 +12,8 @@ import httpx
 import pytest
 
 from tests.support.paths import DEMO, ROOT
-from tests.support.real_server import Server, free_port, running_server, wait
+from tests.support.ports import free_port
+from tests.support.real_server import Server, running_server, wait
 
 pytestmark = pytest.mark.slow
 

@@ -15,8 +15,9 @@ import pytest
 import yaml
 
 from tests.support.paths import DEMO, ROOT, SERVE_EXAMPLE
+from tests.support.ports import free_port
 from tests.support.ray_head import command, ray_environment, ray_head
-from tests.support.real_server import free_port, healthy, running_server, wait
+from tests.support.real_server import healthy, running_server, wait
 
 pytestmark = pytest.mark.slow
 

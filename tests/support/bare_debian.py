@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 
 from tests.support.paths import ROOT
-from tests.support.real_server import free_port
+from tests.support.ports import free_port
 
 PACKAGES = ("bash", "procps", "tini", "wget")  # as in k8s/images/Dockerfile.cpu
 USER = "1000:1000"

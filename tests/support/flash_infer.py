@@ -69,6 +69,7 @@ class BatchPrefillWithPagedKVCacheWrapper:
         self._heads = num_qo_heads // num_kv_heads
         self._head_dim, self._page = head_dim_qk, page_size
         self._scale, self._left, self._cap = sm_scale, window_left, logits_soft_cap
+        self._planned = int(qo_indptr[-1])
         if not self._fixed:
             self._buffers = given
             return
@@ -84,6 +85,7 @@ class BatchPrefillWithPagedKVCacheWrapper:
     def run(
         self, q: torch.Tensor, paged_kv_cache: tuple[torch.Tensor, torch.Tensor], out: torch.Tensor
     ) -> torch.Tensor:
+        assert len(q) == self._planned
         assert out.is_contiguous()
         starts, page_starts, pages, last = (each for each in self._buffers if each is not None)
         row = torch.arange(len(q))

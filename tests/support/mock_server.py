@@ -152,9 +152,3 @@ def model_folder(path: Path) -> Path:
     TOKENIZER._tokenizer.save_pretrained(folder)
     (folder / "config.json").write_text('{"model_type": "llama"}')
     return folder
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

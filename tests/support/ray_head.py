@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from cluster.lifecycle import ENVIRONMENT
-from tests.support.real_server import free_port, wait
+from tests.support.ports import free_port
+from tests.support.real_server import wait
 
 CPUS = 4
 

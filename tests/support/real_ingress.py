@@ -15,7 +15,7 @@ from typing import Literal
 
 from cluster.ingress import HEADER_SECONDS, haproxy_binary, ingress_environment
 from tests.support.paths import ROOT
-from tests.support.real_server import free_port
+from tests.support.ports import free_port
 
 
 def serves_configuration(

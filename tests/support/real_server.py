@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ from cluster.config import ServeConfig
 from tests.support.exposition import unlabelled
 from tests.support.mock_server import model_folder
 from tests.support.paths import DEMO, ROOT
+from tests.support.ports import free_port
 
 
 @dataclass(frozen=True)
@@ -36,12 +36,6 @@ class Server:
     def metric(self, name: str) -> float:
         lines = unlabelled(httpx.get(f"{self.url}/metrics").text).splitlines()
         return next(float(line.split()[-1]) for line in lines if line.startswith(f"{name} "))
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def wait(condition: Any, seconds: float, what: str) -> float:
