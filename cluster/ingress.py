@@ -28,12 +28,16 @@ CONNECT_MILLISECONDS = 250
 IDLE_SECONDS = 3600  # of a slow reader, and of a prompt that is long computed
 # Of a HAProxy that has a successor, because replicas have changed, with streams of those that live.
 LONGEST_STREAM_SECONDS = 24 * 3600
+BODY_SECONDS = 60
+# A request whose replica dies goes to another one only if all of it was at hand when the first got
+# it, and a body often comes a moment after its headers. One longer than a buffer (16 KiB) is passed
+# on as it comes.
+_WAIT_FOR_BODY = f"    http-request wait-for-body time {BODY_SECONDS}s if METH_POST"
 # What a prompt begins with decides where it goes, as long as that replica has at most 1.5 times the
 # requests of the average one; no prompt, no rule: then they take turns. Conversations have the
 # first words of their user in it, too, so that a system prompt that all have in common divides
 # nothing. A body that does not fit into a buffer (16 KiB) goes by its own first words.
 PREFIX_ROUTING = """
-    http-request wait-for-body time 60s if METH_POST
     http-request set-var(txn.begin) req.body,json_query('$.messages[0].content'),bytes(0,1024)
     http-request set-var(txn.user) req.body,json_query('$.messages[1].content'),bytes(0,1024)
     http-request set-var(txn.begin) req.body,json_query('$.prompt'),bytes(0,1024) \
@@ -48,6 +52,7 @@ _DROPPED_SECTIONS = ("frontend prometheus", "listen stats")
 _SECTION = re.compile(r"^(global|defaults|frontend|backend|listen)\b", re.MULTILINE)
 _ERRORS = {
     404: ("NotFoundError", "There is nothing at this path"),
+    408: ("RequestTimeoutError", "The request did not arrive in time"),
     500: ("InternalServerError", "Internal error"),
     502: ("ServiceUnavailableError", "The server has lost its application; try again"),
     503: ("ServiceUnavailableError", "The server has no application at the moment; try again"),
@@ -55,6 +60,7 @@ _ERRORS = {
 }
 _REASONS = {
     404: "Not Found",
+    408: "Request Timeout",
     500: "Internal Server Error",
     503: "Service Unavailable",
 }
@@ -198,6 +204,7 @@ def fit_for_clients(
             lines = [re.sub(r"http-reuse \w+", "http-reuse never", line) for line in lines]
             if by_prefix:
                 lines = [*PREFIX_ROUTING.strip("\n").splitlines(), *lines]
+            lines = [_WAIT_FOR_BODY, *lines]
         elif head.strip() == "backend default_backend":
             lines = ["    http-request return status 503 default-errorfiles"]
         kept.append("\n".join([head, *lines]))

@@ -8,6 +8,7 @@ from typing import Any
 
 from starlette.requests import Request
 
+from cluster.ingress import BODY_SECONDS
 from serve_app.openai.errors import ApiError, ClientDisconnectedError
 from serve_app.openai.protocol import decoded
 from serve_app.server_state import ServerState
@@ -17,7 +18,6 @@ SHORT_BODY = 256 * 1024
 # What is read of a body that is too large before the client is told.
 MAX_DRAINED_BYTES = 256 * 1024 * 1024
 MAX_DRAINING_SECONDS = 10.0
-MAX_BODY_SECONDS = 60.0
 
 
 async def read_json(request: Request, state: ServerState) -> Any:
@@ -29,10 +29,10 @@ async def read_json(request: Request, state: ServerState) -> Any:
         ClientDisconnectedError: the client left while sending.
     """
     try:
-        async with asyncio.timeout(MAX_BODY_SECONDS):
+        async with asyncio.timeout(BODY_SECONDS):
             body = await _read_body(request, state.config.max_body_bytes)
     except TimeoutError as error:
-        message = f"the body did not arrive within {MAX_BODY_SECONDS:.0f} s"
+        message = f"the body did not arrive within {BODY_SECONDS:g} s"
         raise ApiError(408, message, headers={"Connection": "close"}) from error
     if len(body) <= SHORT_BODY:
         return decoded(body)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
 import threading
 import time
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from cluster.ingress import (
+    BODY_SECONDS,
     HEADER_SECONDS,
     LONGEST_STREAM_SECONDS,
     fit_for_clients,
@@ -26,6 +28,7 @@ from tests.support.ports import free_port
 from tests.support.real_ingress import (
     OpenStream,
     ask,
+    post,
     replicas_to_kill,
     running_ingress,
     serves_configuration,
@@ -159,6 +162,34 @@ def test_a_replica_that_dies_takes_its_own_streams_and_no_new_request(tmp_path: 
         print(f"slowest answer after a death: {slowest * 1000:.0f} ms")
         assert slowest < 0.5
         assert {OpenStream(port).process for _ in range(6)} == {last.pid}
+
+
+def test_a_request_that_its_replica_took_with_it_is_answered_by_another(tmp_path: Path) -> None:
+    """Its body comes a moment after the headers, as most clients send it."""
+    with replicas_to_kill(2) as replicas, running_ingress(tmp_path, list(replicas)) as port:
+        busy = OpenStream(port)
+        idle = next(each for each in replicas.values() if each.pid != busy.process)
+        idle.send_signal(signal.SIGSTOP)
+        with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
+            request = post("/answer", b"{}", "Connection: close")
+            connection.sendall(request[:-2])
+            time.sleep(0.1)
+            connection.sendall(request[-2:])
+            time.sleep(0.3)  # it lies in the socket of one that will never read it
+            idle.kill()
+            answer = b"".join(iter(lambda: connection.recv(4096), b""))
+        assert answer.startswith(b"HTTP/1.1 200 OK")
+        assert json.loads(answer.partition(b"\r\n\r\n")[2])["process"] == busy.process
+
+
+@pytest.mark.slow
+def test_a_body_that_does_not_end_is_waited_for_a_minute(ingress: int) -> None:
+    half = post("/answer", b"{}", "Connection: close")[:-1]
+    started = time.monotonic()
+    status, body = ask(ingress, half, BODY_SECONDS + 5)
+    assert time.monotonic() - started > BODY_SECONDS - 1
+    assert status == "HTTP/1.1 408 Request Timeout"
+    assert json.loads(body)["error"]["type"] == "RequestTimeoutError"
 
 
 def test_streams_outlive_the_configuration_they_began_under(tmp_path: Path) -> None:

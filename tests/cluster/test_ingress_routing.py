@@ -21,8 +21,7 @@ pytestmark = pytest.mark.skipif(
 def answered_by(port: int, body: dict[str, Any] | bytes) -> int:
     """The process of the replica that ``body`` went to."""
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
-    request = post("/answer", raw).replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n", 1)
-    status, answer = ask(port, request)
+    status, answer = ask(port, post("/answer", raw, "Connection: close"))
     assert status == "HTTP/1.1 200 OK"
     return int(json.loads(answer)["process"])
 

@@ -95,7 +95,7 @@ def test_a_body_that_stops_coming_is_answered(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_half_a_body_is_waited_for_so_long_and_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request_body, "MAX_BODY_SECONDS", 0.05)
+    monkeypatch.setattr(request_body, "BODY_SECONDS", 0.05)
     parts = [{"type": "http.request", "body": b'{"prompt": "a', "more_body": True}]
 
     class Half(Wire):

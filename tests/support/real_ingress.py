@@ -112,12 +112,9 @@ def ask(port: int, request: bytes, seconds: float = HEADER_SECONDS + 5) -> tuple
     return head.split(b"\r\n")[0].decode(), body.decode()
 
 
-def post(path: str, body: bytes) -> bytes:
-    return b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (
-        path.encode(),
-        len(body),
-        body,
-    )
+def post(path: str, body: bytes, *headers: str) -> bytes:
+    lines = [f"POST {path} HTTP/1.1", "Host: x", f"Content-Length: {len(body)}", *headers, "", ""]
+    return "\r\n".join(lines).encode() + body
 
 
 class OpenStream:
