@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import signal
+import statistics
 import time
 from collections.abc import Iterator
 
@@ -92,11 +93,15 @@ def test_a_process_that_dies_takes_only_its_own_streams(server: Server, expected
     victim.kill()
     wait(lambda: not alive([victim]), 5, "the kill")
     died = time.monotonic()
+    waited = []
     while time.monotonic() - died < 5:
         asked = time.monotonic()
         assert ask(server) == 200
-        assert time.monotonic() - asked < 2, "new requests are answered at once"
+        waited.append(time.monotonic() - asked)
         assert server.metric(ANSWERED) > before, "nothing that was counted is lost"
+    print(f"answers {statistics.median(waited):.2f} s in the median, {max(waited):.2f} s at most")
+    assert statistics.median(waited) < 1, "new requests are answered at once"
+    assert max(waited) < 5, "also while the successor starts on the same cores"
     for stream in streams:
         stream.join(120)
     whole = [stream for stream in streams if stream.done]
