@@ -11,12 +11,12 @@ import json
 import os
 import re
 import shlex
-import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
+from cluster.ports import free_port
 from cluster.process_tree import die_with_parent
 
 BINARY, LISTEN = "LEXSHARD_INGRESS_BINARY", "LEXSHARD_INGRESS_LISTEN"
@@ -132,17 +132,11 @@ def ingress_environment(
         # Meanwhile it answers, but says that it is not well, four times a second.
         "RAY_SERVE_HAPROXY_HEALTH_CHECK_FALL": str(2 + 4 * draining_seconds),
         # Serve's own proxy, which stays in reserve; two servers must not ask for the same port.
-        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(_free_port()),
+        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(free_port()),
         BINARY: binary,
         LISTEN: listen,
         ROUTING: routing,
     }
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def error_page(status: int) -> bytes:

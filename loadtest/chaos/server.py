@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,8 @@ from pathlib import Path
 
 import httpx
 import psutil
+
+from cluster.ports import free_port
 
 START_SECONDS = 300.0  # a first start compiles kernels
 STOP_SECONDS = 45.0
@@ -120,7 +121,7 @@ def started_server(model: str, options: Sequence[str], log: Path) -> Iterator[Se
     Raises:
         ServerError: it does not start; the end of what it said is in the message.
     """
-    port = _free_port()
+    port = free_port()
     command = [sys.executable, "-m", "serve_app.cli", "serve", *options]
     command += ["--model", model, "--port", str(port)]
     # Whoever runs the campaign may have options of their own there.
@@ -158,9 +159,3 @@ def _stop(server: ServerUnderTest) -> None:
         with suppress(psutil.NoSuchProcess):
             process.kill()
     server.process.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -24,7 +24,7 @@ from cluster.ingress import (
     ingress_environment,
     with_last_replicas,
 )
-from tests.support.ports import free_port
+from cluster.ports import free_port
 from tests.support.real_ingress import (
     OpenStream,
     ask,

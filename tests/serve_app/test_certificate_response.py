@@ -26,6 +26,7 @@ from actors.messages import (
 from cluster.config import ServeConfig
 from cluster.engine.supervisor import EngineSupervisor
 from cluster.engine.transport import ClientSide, EngineSide
+from cluster.ports import free_port
 from serve_app.app import create_app
 from tests.support.mock_engine import EOS, MockEngine, Script, certificate, ids, spell
 from tests.support.mock_server import (
@@ -41,7 +42,6 @@ from tests.support.mock_server import (
     stream,
     until,
 )
-from tests.support.ports import free_port
 
 ASKS = {"certificate": True}
 FIELDS = {

@@ -17,10 +17,10 @@ from actors.index.format import describe_weights
 from actors.index.metadata import Weights
 from actors.stored_tensors import stored_tensors
 from cluster.config import OPTIONS, configuration_schema
+from cluster.ports import free_port
 from serve_app.cli import main
 from tests.support.mock_server import model_folder
 from tests.support.paths import DEMO, DEMO_DRAFT
-from tests.support.ports import free_port
 
 Captured = pytest.CaptureFixture[str]
 

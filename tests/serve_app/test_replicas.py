@@ -21,9 +21,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from cluster.config import ServeConfig
+from cluster.ports import free_port
 from tests.support.mock_server import model_folder
 from tests.support.paths import ROOT
-from tests.support.ports import free_port
 from tests.support.real_server import Server, running_scripted_server, wait
 
 pytestmark = pytest.mark.slow

@@ -15,6 +15,7 @@ import pytest
 from actors.configuration import EngineConfiguration
 from cluster.config import OPTIONS, ServeConfig
 from cluster.config_sources import ConfigError, environment_values, load_config
+from cluster.ports import free_port
 from serve_app.authentication import ApiKeys
 from serve_app.cli import main
 from serve_app.commands.serve import add_arguments
@@ -23,7 +24,6 @@ from serve_app.start.banner import banner, decisions
 from tests.support.mock_engine import MockEngine
 from tests.support.mock_server import model_folder
 from tests.support.paths import ROOT
-from tests.support.ports import free_port
 
 
 @pytest.fixture(autouse=True)

@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
+from cluster.ports import free_port
 from tests.support.paths import DEMO, ROOT
-from tests.support.ports import free_port
 from tests.support.real_server import Server, running_server, wait
 
 pytestmark = pytest.mark.slow

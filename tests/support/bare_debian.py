@@ -17,8 +17,8 @@ from pathlib import Path
 
 import psutil
 
+from cluster.ports import free_port
 from tests.support.paths import ROOT
-from tests.support.ports import free_port
 
 PACKAGES = ("bash", "procps", "tini", "wget")  # as in k8s/images/Dockerfile.cpu
 USER = "1000:1000"

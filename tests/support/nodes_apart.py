@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.support.ports import free_port
+from cluster.ports import free_port
 from tests.support.real_server import wait
 
 SUBNET = "10.213.77"  # of a bridge on this machine alone

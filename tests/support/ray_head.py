@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from cluster.lifecycle import ENVIRONMENT
-from tests.support.ports import free_port
+from cluster.ports import free_port
 from tests.support.real_server import wait
 
 CPUS = 4

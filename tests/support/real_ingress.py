@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Literal
 
 from cluster.ingress import HEADER_SECONDS, haproxy_binary, ingress_environment
+from cluster.ports import free_port
 from tests.support.paths import ROOT
-from tests.support.ports import free_port
 
 
 def serves_configuration(

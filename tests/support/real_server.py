@@ -18,10 +18,10 @@ import openai
 import psutil
 
 from cluster.config import ServeConfig
+from cluster.ports import free_port
 from tests.support.exposition import unlabelled
 from tests.support.mock_server import model_folder
 from tests.support.paths import DEMO, ROOT
-from tests.support.ports import free_port
 
 
 @dataclass(frozen=True)

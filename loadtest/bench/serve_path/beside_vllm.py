@@ -15,7 +15,6 @@ import json
 import os
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -26,6 +25,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from cluster.ports import free_port
 from loadtest.bench.machine import describe_machine, installed_versions
 from loadtest.bench.record import Measure, Report
 
@@ -69,9 +69,7 @@ def running(contender: Contender) -> Iterator[str]:
     Raises:
         RuntimeError: it ended, or was not healthy in time; with the last that it said.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     with TemporaryDirectory() as folder:
         log = Path(folder) / "log"
         with log.open("wb") as output:

@@ -17,7 +17,6 @@ import argparse
 import json
 import os
 import shlex
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -27,6 +26,7 @@ from functools import partial
 from pathlib import Path
 
 from cluster.config import ServeConfig
+from cluster.ports import free_port
 from loadtest.bench.machine import describe_machine, installed_versions
 from loadtest.bench.record import CaseLabels, Measure, Report, percentile
 from loadtest.bench.serve_path.load import Load, LoadResult, as_arguments
@@ -169,9 +169,7 @@ def our_server(arguments: argparse.Namespace) -> Iterator[Server]:
     from serve_app.start.launch import running_server
     from serve_app.start.readiness import wait_until_ready
 
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     options = {key: yaml.safe_load(value) for key, _, value in _pairs(arguments.option)}
     most = max(arguments.streams)
     if arguments.against == "engine" and arguments.engine != "real":

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from actors.messages import SequenceTiming
+from cluster.ports import free_port
 from serve_app.observability.trace_context import RemoteParent, read_parent
 from serve_app.observability.tracing import Tracing, traces_url
 from serve_app.request_record import RequestRecord
 from tests.support.collector import collector
 from tests.support.mock_engine import MockEngine, Script, ids
 from tests.support.mock_server import Client, serve
-from tests.support.ports import free_port
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 PATHS = ("/v1/completions",)

@@ -1,4 +1,4 @@
-"""Ports for servers that a test starts."""
+"""Ports for servers that are started when somebody needs one."""
 
 from __future__ import annotations
 
