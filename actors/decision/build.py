@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from threading import Event
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,8 +20,9 @@ from actors.states.sequence_state import SequenceStates
 if TYPE_CHECKING:
     from actors.decision.hot_vocabulary import HotVocabulary
 
-# Starts a sampler outside of this process; the cluster layer knows how.
-StartSampler = Callable[[SamplerSettings, SamplerPlacement], SamplerHandle]
+# Starts a sampler outside of this process; the cluster layer knows how. Once the event is set
+# nobody waits for it any more.
+StartSampler = Callable[[SamplerSettings, SamplerPlacement, Event], SamplerHandle]
 
 
 def sampler_settings(
@@ -58,6 +60,7 @@ def build_plane(
     if configuration.samplers == 0:
         inline = InlineSampler(Sampler(settings, states, load_hot_vocabulary(settings)))
         return DecisionPlane(lambda: inline, 1, lambda: inline, size, informed=True)
+    closing = Event()
     if configuration.sampler_placement == "threads":
         if configuration.sampler_threads > 1:
             raise ValueError(
@@ -70,8 +73,9 @@ def build_plane(
             "give start_sampler, or take threads"
         )
     else:
-        start = partial(start_sampler, settings, configuration.sampler_placement)
-    return DecisionPlane(start, configuration.samplers, partial(_substitute, settings), size)
+        start = partial(start_sampler, settings, configuration.sampler_placement, closing)
+    substitute = partial(_substitute, settings)
+    return DecisionPlane(start, configuration.samplers, substitute, size, closing=closing)
 
 
 def load_hot_vocabulary(settings: SamplerSettings) -> HotVocabulary | None:

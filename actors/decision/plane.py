@@ -87,8 +87,8 @@ class DecisionPlane:
     """``count`` samplers made by ``start``; ``substitute`` makes one in this process.
 
     The substitute decides while no other sampler is left. Samplers that are ``informed`` share the
-    caller's states, are told nothing, and have no substitute. One thread uses a plane. Raises what
-    ``start`` raises.
+    caller's states, are told nothing, and have no substitute. ``closing`` is set when the plane
+    ends, so that ``start`` can give up. One thread uses a plane. Raises what ``start`` raises.
     """
 
     def __init__(
@@ -99,13 +99,14 @@ class DecisionPlane:
         vocabulary_size: int,
         *,
         informed: bool = False,
+        closing: threading.Event | None = None,
     ) -> None:
         self.counters = PlaneCounters()
         self._informed = informed
         self._start = start
         self._vocabulary_size = vocabulary_size
         self._starter = ThreadPoolExecutor(count, thread_name_prefix="start-sampler")
-        self._closing = threading.Event()
+        self._closing = closing or threading.Event()
         self._backoff = SHORTEST_BACKOFF
         self._steps_in_flight = 0
         self._handles: dict[int, SamplerHandle] = {}

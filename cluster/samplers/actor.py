@@ -14,6 +14,7 @@ import os
 import signal
 from contextlib import suppress
 from dataclasses import replace
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -78,15 +79,25 @@ class SamplerActor:
     """A `RemoteSampler` of its own; Ray must be running. Returns when it is warm.
 
     ``options`` are Ray's for the actor: where it runs and what it reserves. Raises
-    `SamplerLostError`, with the reason, where the actor dies before that or cannot be made.
+    `SamplerLostError`, with the reason, where the actor dies before that, cannot be made, or is not
+    warm when ``closing`` is set: a thread that waits while its process leaves Ray may crash it.
     """
 
-    def __init__(self, settings: SamplerSettings, **options: Any) -> None:
+    def __init__(self, settings: SamplerSettings, closing: Event, **options: Any) -> None:
         chosen = {"num_cpus": 0, "max_restarts": 0, "max_task_retries": 0, **options}
         self._actor = ray.remote(RemoteSampler).options(**chosen).remote(settings)
-        self.place: Place = _get(self._actor.place.remote())
+        self.place = self._begun(closing)
         self.process_id = self.place.process_id
         self._local = self.place.node == own_node()
+
+    def _begun(self, closing: Event) -> Place:
+        reference = self._actor.place.remote()
+        while not closing.is_set():
+            with suppress(ray.exceptions.GetTimeoutError):
+                place: Place = _get(reference, LOOK_SECONDS)
+                return place
+        ray.kill(self._actor)
+        raise SamplerLostError("the sampler actor was not ready when its plane ended")
 
     def submit(self, work: DecisionWork) -> ActorDecision:
         """Hands ``work`` over; its arrays may change once this returns."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from queue import SimpleQueue
+from threading import Event
 from typing import Any
 
 from actors.configuration import SamplerPlacement
@@ -17,9 +18,14 @@ class ReservedSampler(SamplerActor):
     """A `SamplerActor` in ``slot``, which goes back to ``free`` when it is closed."""
 
     def __init__(
-        self, settings: SamplerSettings, slot: Slot, free: SimpleQueue[Slot], **options: Any
+        self,
+        settings: SamplerSettings,
+        closing: Event,
+        slot: Slot,
+        free: SimpleQueue[Slot],
+        **options: Any,
     ) -> None:
-        super().__init__(settings, **options)
+        super().__init__(settings, closing, **options)
         self._slot: Slot | None = slot
         self._free = free
 
@@ -40,14 +46,16 @@ class ReservedSamplers:
         for slot in reservation.samplers:
             self._free.put(slot)
 
-    def __call__(self, settings: SamplerSettings, placement: SamplerPlacement) -> SamplerHandle:
+    def __call__(
+        self, settings: SamplerSettings, placement: SamplerPlacement, closing: Event
+    ) -> SamplerHandle:
         """Raises `actors.decision.plane.SamplerLostError` where it dies before it is ready."""
         if placement != "ray":
-            return start_sampler(settings, placement)
+            return start_sampler(settings, placement, closing)
         slot = self._free.get()
         try:
             options = self._reservation.options(slot)
-            return ReservedSampler(settings, slot, self._free, **options)
+            return ReservedSampler(settings, closing, slot, self._free, **options)
         except BaseException:
             self._free.put(slot)
             raise

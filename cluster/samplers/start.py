@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from threading import Event
+
 from actors.configuration import SamplerPlacement
 from actors.decision.messages import SamplerSettings
 from actors.decision.plane import SamplerHandle
 
 
-def start_sampler(settings: SamplerSettings, placement: SamplerPlacement) -> SamplerHandle:
-    """A sampler that is ready for work, in a child process or as a Ray actor."""
+def start_sampler(
+    settings: SamplerSettings, placement: SamplerPlacement, closing: Event
+) -> SamplerHandle:
+    """A sampler that is ready for work, in a child process or as a Ray actor; see `SamplerActor`
+    for ``closing``."""
     if placement == "ray":
         from cluster.samplers.actor import SamplerActor
 
-        return SamplerActor(settings)
+        return SamplerActor(settings, closing)
     from cluster.samplers.process import SamplerProcess
 
     return SamplerProcess(settings)

@@ -6,6 +6,8 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 
 import numpy as np
 import pytest
@@ -36,7 +38,7 @@ def test_its_decisions_are_those_of_a_sampler_in_this_process() -> None:
     """Small rows that travel inside the message, and large ones through the object store."""
     from cluster.samplers.actor import SamplerActor
 
-    actor = SamplerActor(SETTINGS)
+    actor = SamplerActor(SETTINGS, Event())
     inline = InlineSampler(Sampler(SETTINGS))
     random = np.random.default_rng(0)
     for count in (1, 2, 40):
@@ -62,7 +64,7 @@ def test_its_decisions_are_those_of_a_sampler_in_this_process() -> None:
 def test_kill_9_of_the_actor_ends_every_wait() -> None:
     from cluster.samplers.actor import SamplerActor
 
-    actor = SamplerActor(SETTINGS)
+    actor = SamplerActor(SETTINGS, Event())
     rows = dense_rows(np.random.default_rng(0), (0,))
     pending = [
         actor.submit(DecisionWork(0, Deltas(opened=opened(0, 1)), None, rows)) for _ in range(50)
@@ -81,7 +83,7 @@ def test_kill_9_of_the_actor_ends_every_wait() -> None:
 def test_a_stopped_actor_is_killed_where_it_is_waited_for_or_closed() -> None:
     from cluster.samplers.actor import SamplerActor
 
-    waited, closed = SamplerActor(SETTINGS), SamplerActor(SETTINGS)
+    waited, closed = SamplerActor(SETTINGS, Event()), SamplerActor(SETTINGS, Event())
     for actor in (waited, closed):
         os.kill(actor.process_id, signal.SIGSTOP)
     started = time.monotonic()
@@ -91,3 +93,17 @@ def test_a_stopped_actor_is_killed_where_it_is_waited_for_or_closed() -> None:
     assert gone(waited.process_id, 1)
     closed.close()
     assert gone(closed.process_id, 1)
+
+
+def test_one_that_finds_no_room_is_given_up_when_nobody_wants_it_any_more() -> None:
+    """A thread that still waited for it while Ray is left could end the process."""
+    from cluster.samplers.actor import SamplerActor
+
+    closing = Event()
+    with ThreadPoolExecutor(1) as thread:
+        coming = thread.submit(SamplerActor, SETTINGS, closing, num_cpus=100_000)
+        time.sleep(1)
+        assert not coming.done()
+        closing.set()
+        with pytest.raises(SamplerLostError, match="was not ready"):
+            coming.result(2)

@@ -387,6 +387,29 @@ def test_a_sampler_that_finds_no_room_does_not_hold_up_the_end_and_ends_when_it_
         time.sleep(0.01)
 
 
+def test_a_sampler_that_can_be_given_up_does_not_hold_up_the_end_at_all() -> None:
+    closing = threading.Event()
+    first = MortalSampler(np.random.default_rng(0), 0.0)
+    gave_up = threading.Event()
+
+    def start() -> SamplerHandle:
+        if not first.closed:
+            return first
+        assert closing.wait(60)
+        gave_up.set()
+        raise SamplerLostError("nobody wants it any more")
+
+    plane = DecisionPlane(start, 1, lambda: InlineSampler(Sampler(SETTINGS)), SIZE, closing=closing)
+    plane.open(0, Request("0", 0, (1,), SamplingParameters(seed=0)), [1])
+    row = Row(np.array([4, 9], np.int32), np.array([1.0, 2.0], np.float32), False)
+    first.close()
+    plane.submit(0, range(1), candidates_of([row])).result()
+    started = time.monotonic()
+    plane.shut_down()
+    assert time.monotonic() - started < 0.5
+    assert gave_up.is_set()
+
+
 def test_what_was_started_is_ended_when_not_all_can_start() -> None:
     starts = Starts({2})
     with pytest.raises(MemoryError):

@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Sequence
 from dataclasses import replace
+from threading import Event
 from typing import Any
 
 import pytest
@@ -111,8 +112,10 @@ def test_a_killed_sampler_loses_no_request_and_changes_no_token(
     """Samplers are killed with a step in their hands, again and again."""
     handles: list[Any] = []
 
-    def start(settings: SamplerSettings, placement: SamplerPlacement) -> SamplerHandle:
-        handles.append(start_sampler(settings, placement))
+    def start(
+        settings: SamplerSettings, placement: SamplerPlacement, closing: Event
+    ) -> SamplerHandle:
+        handles.append(start_sampler(settings, placement, closing))
         return handles[-1]
 
     configuration = EngineConfiguration(
