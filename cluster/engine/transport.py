@@ -62,6 +62,7 @@ class _Connection:
     def __init__(self, connected: socket.socket) -> None:
         self.socket = connected
         self.unfinished: dict[str, int] = {}
+        self.watched_for_room = False
         self._frames = Frames()
         self._unsent = bytearray()
 
@@ -130,8 +131,14 @@ class EngineSide:
         return 0.0 if self._connections else time.monotonic() - self._last_left
 
     def receive(self, wait_seconds: float) -> Commands | None:
-        if not self._received:
-            self._look(wait_seconds)
+        """The next commands; only those end the wait, not what is read, sent or connected."""
+        deadline = time.monotonic() + wait_seconds
+        left = wait_seconds
+        while not self._received:
+            self._look(left)
+            left = deadline - time.monotonic()
+            if left <= 0:
+                break
         return self._received.popleft() if self._received else None
 
     def emit(self, output: StepOutput) -> None:
@@ -149,6 +156,7 @@ class EngineSide:
             if events or output.statistics is not None or not output.events:
                 own = StepOutput(tuple(events), output.statistics)
                 connection.send(_framed(_output_encoder.encode(own)))
+                self._watch(connection)
 
     def close(self) -> None:
         for connection in self._connections.values():
@@ -165,6 +173,7 @@ class EngineSide:
             connection = self._connections[descriptor]
             if happened & select.EPOLLOUT:
                 connection.flush()
+                self._watch(connection)
             try:
                 for commands in connection.receive():
                     self._note(connection, commands)
@@ -178,9 +187,16 @@ class EngineSide:
         connected, _ = self._listener.accept()
         connected.setblocking(False)
         self._connections[connected.fileno()] = _Connection(connected)
-        # Edge-triggered: a socket that can be written to is no news but after it could not.
-        events = select.EPOLLIN | select.EPOLLOUT | select.EPOLLET
-        self._poll.register(connected, events)
+        self._poll.register(connected, select.EPOLLIN)
+
+    def _watch(self, connection: _Connection) -> None:
+        """Room in a socket is news only while something waits for it: whatever the other side
+        reads makes room, so an engine at rest would be woken by its own reports."""
+        waits = connection.unsent_bytes > 0
+        if waits != connection.watched_for_room:
+            connection.watched_for_room = waits
+            events = select.EPOLLIN | select.EPOLLOUT if waits else select.EPOLLIN
+            self._poll.modify(connection.socket, events)
 
     def _note(self, connection: _Connection, commands: Commands) -> None:
         if commands.stop:

@@ -144,6 +144,39 @@ def test_what_a_lost_process_has_asked_for_is_cancelled_and_the_others_go_on() -
     play(scenario)
 
 
+def test_a_report_that_is_read_does_not_wake_an_engine_at_rest() -> None:
+    """Else each report has the next one made: a whole core for nothing."""
+
+    async def scenario(side: EngineSide, path: str) -> None:
+        client, heard = await connected(path)
+        side.receive(0.0)  # takes the connection
+        began = time.monotonic()
+        for reports in range(1, 4):
+            side.emit(StepOutput((), EngineStatistics()))
+            rest = asyncio.create_task(asyncio.to_thread(side.receive, 0.3))
+            await until(lambda wanted=reports: len(heard) == wanted)
+            assert await rest is None
+        assert time.monotonic() - began >= 3 * 0.3
+        client.close()
+
+    play(scenario)
+
+
+def test_a_command_ends_a_rest_at_once_and_so_does_a_process_that_is_lost() -> None:
+    async def scenario(side: EngineSide, path: str) -> None:
+        client, _ = await connected(path)
+        side.receive(0.0)
+        rest = asyncio.create_task(asyncio.to_thread(side.receive, 60.0))
+        await asyncio.sleep(0.05)
+        client.send(Commands(submit=(request("a"),)))
+        assert await asyncio.wait_for(rest, 5) == Commands(submit=(request("a"),))
+        rest = asyncio.create_task(asyncio.to_thread(side.receive, 60.0))
+        client.close()
+        assert await asyncio.wait_for(rest, 5) == Commands(cancel=("a",))
+
+    play(scenario)
+
+
 def test_an_engine_is_told_to_stop_by_the_last_who_leaves_on_purpose() -> None:
     async def scenario(side: EngineSide, path: str) -> None:
         (first, _), (second, _) = await connected(path), await connected(path)
