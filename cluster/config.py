@@ -82,6 +82,11 @@ class ServeConfig(EngineOptions):
     admitted at all, and ``max_waiting_tokens`` their prompt tokens that still wait to be computed.
     """
 
+    backend: Literal["auto", "process", "ray"] = option(
+        "auto",
+        "process: plain processes of this machine; ray: actors of a Ray cluster behind Ray Serve; "
+        "auto: ray where an option needs it",
+    )
     address: str | None = option(
         None, "of the Ray cluster to join, HOST:PORT or auto (default: a Ray of its own)"
     )
@@ -197,6 +202,24 @@ class ServeConfig(EngineOptions):
     def has_replicas(self) -> bool:
         """Whether engines are of replicas, and come and go with them."""
         return self.replicas > 1 or self.max_replicas is not None
+
+    @property
+    def needs_ray(self) -> tuple[str, ...]:
+        """The flags of what was asked for that only a Ray cluster has."""
+        asked = {
+            "--shards": self.shards > 1,
+            "--sampler-placement ray": self.sampler_placement == "ray" and self.samplers > 0,
+            "--replicas": self.replicas > 1,
+            "--max-replicas": self.max_replicas is not None,
+            "--address": self.address is not None,
+            "--reserve": self.reserve,
+        }
+        return tuple(flag for flag, wanted in asked.items() if wanted)
+
+    @property
+    def on_ray(self) -> bool:
+        """Whether the server runs on Ray; else in plain processes of this machine."""
+        return self.backend == "ray" or (self.backend == "auto" and bool(self.needs_ray))
 
     @property
     def engine_configuration(self) -> EngineConfiguration:

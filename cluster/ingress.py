@@ -29,6 +29,7 @@ IDLE_SECONDS = 3600  # of a slow reader, and of a prompt that is long computed
 # Of a HAProxy that has a successor, because replicas have changed, with streams of those that live.
 LONGEST_STREAM_SECONDS = 24 * 3600
 BODY_SECONDS = 60
+MOST_CONNECTIONS = 4096
 # A request whose replica dies goes to another one only if all of it was at hand when the first got
 # it, and a body often comes a moment after its headers. One longer than a buffer (16 KiB) is passed
 # on as it comes.
@@ -58,6 +59,7 @@ _ERRORS = {
     503: ("ServiceUnavailableError", "The server has no application at the moment; try again"),
     504: ("ServiceUnavailableError", "The application does not answer; try again"),
 }
+ERROR_STATUSES = tuple(_ERRORS)
 _REASONS = {
     404: "Not Found",
     408: "Request Timeout",
@@ -95,14 +97,8 @@ def ingress_environment(
     command = shlex.join([sys.executable, "-m", "cluster.ingress"])
     program.write_text(f'#!/bin/sh\nexec {command} "$@"\n', encoding="utf-8")
     program.chmod(0o700)
-    for status in _ERRORS:
-        (folder / f"{status}.http").write_bytes(error_page(status))
-    listen = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    if certificate is not None:
-        path = folder / "certificate.pem"
-        path.touch(0o600)
-        path.write_bytes(certificate)
-        listen += f" ssl crt {path} ssl-min-ver TLSv1.2 alpn http/1.1"
+    write_error_pages(folder)
+    listen = listening_at(folder, host, port, certificate)
     return {
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
         "RAY_SERVE_HAPROXY_BINARY_PATH": str(program),
@@ -137,6 +133,22 @@ def ingress_environment(
         LISTEN: listen,
         ROUTING: routing,
     }
+
+
+def write_error_pages(folder: Path) -> None:
+    for status in ERROR_STATUSES:
+        (folder / f"{status}.http").write_bytes(error_page(status))
+
+
+def listening_at(folder: Path, host: str, port: int, certificate: bytes | None) -> str:
+    """What follows ``bind``; writes the ``certificate`` into ``folder``."""
+    listen = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    if certificate is not None:
+        path = folder / "certificate.pem"
+        path.touch(0o600)
+        path.write_bytes(certificate)
+        listen += f" ssl crt {path} ssl-min-ver TLSv1.2 alpn http/1.1"
+    return listen
 
 
 def error_page(status: int) -> bytes:

@@ -38,7 +38,7 @@ def leave_ray() -> None:
     """Ends the engine, where it has not ended by itself, and disconnects."""
     import ray
 
-    from cluster.engine.process import NAMESPACE
+    from cluster.engine.ray_actor import NAMESPACE
 
     kill_own_actors(NAMESPACE)
     ray.shutdown()

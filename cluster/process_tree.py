@@ -7,9 +7,11 @@ of their node within some ten seconds.
 from __future__ import annotations
 
 import ctypes
+import os
 import signal
 import sys
 import time
+from collections.abc import Collection
 from contextlib import suppress
 
 import psutil
@@ -26,6 +28,15 @@ def die_with_parent() -> None:
 def adopt_orphans() -> None:
     """From now on every descendant whose parent ends becomes a child of this process."""
     _control(_SET_CHILD_SUBREAPER, 1)
+
+
+def reap_orphans(own: Collection[int]) -> None:
+    """Forgets the adopted children that have ended; those of this process's ``own`` are waited for
+    by others."""
+    for process in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess, ChildProcessError):
+            if process.pid not in own and process.status() == psutil.STATUS_ZOMBIE:
+                os.waitpid(process.pid, os.WNOHANG)
 
 
 def end_descendants(grace_seconds: float = 0.0) -> None:

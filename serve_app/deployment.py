@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict
-from functools import partial
 from typing import Any
 
 from fastapi import FastAPI
@@ -40,11 +39,10 @@ MAX_ONGOING_REQUESTS = 100_000
 def start_engine(config: ServeConfig, reservation: Reservation | None = None) -> EngineClient:
     """The connector of a real server: the engine process that all its replicas share, where
     ``reservation`` says."""
-    from cluster.engine.process import start_engine_actor
+    from cluster.engine.ray_actor import RayEngines
     from cluster.engine.supervisor import EngineSupervisor
 
-    start = partial(start_engine_actor, reservation=reservation)
-    supervisor = EngineSupervisor(config.engine_configuration, start)
+    supervisor = EngineSupervisor(config.engine_configuration, RayEngines(reservation))
     supervisor.start()
     return supervisor
 

@@ -42,13 +42,13 @@ FAREWELL_SECONDS = 5.0  # for the engine to end, after the streams have
 
 def start_own_engine(config: ServeConfig, processes: Processes) -> EngineClient:
     """The connector of a replica in a placement group for ``processes``: an engine of its own."""
-    from cluster.engine.process import start_engine_actor
+    from cluster.engine.ray_actor import RayEngines
     from cluster.engine.supervisor import EngineSupervisor
 
     group = get_current_placement_group()
     assert group is not None, "Ray Serve gives every replica the group that it was asked for"
-    start = partial(start_engine_actor, reservation=reservation_in(group, processes), shared=False)
-    supervisor = EngineSupervisor(config.engine_configuration, start, find_actor=lambda: None)
+    engines = RayEngines(reservation_in(group, processes), shared=False)
+    supervisor = EngineSupervisor(config.engine_configuration, engines)
     supervisor.start()
     return supervisor
 

@@ -25,7 +25,8 @@ from actors.drafter.length import length_rule
 from actors.drafter.protocol import Drafter
 from actors.engine.accelerator import describe_device, measure_device
 from actors.engine.completion import Completion, run_to_completion
-from actors.engine.memory import check_utilization, default_kv_bytes, device_kv_bytes
+from actors.engine.checks import check_utilization
+from actors.engine.memory import default_kv_bytes, device_kv_bytes
 from actors.engine.scheduler import Scheduler
 from actors.engine.sequence import Sequence
 from actors.engine.speculation import Speculation

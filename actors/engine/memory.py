@@ -22,12 +22,6 @@ def physical_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def check_utilization(share: float) -> None:
-    """Raises ValueError for a share of a GPU's memory that cannot be."""
-    if not 0.0 < share <= 1.0:
-        raise ValueError(f"--gpu-memory-utilization {share} must be above 0 and at most 1")
-
-
 def default_kv_bytes(
     block_bytes: int, max_model_len: int, max_running: int, memory: int | None = None
 ) -> int:

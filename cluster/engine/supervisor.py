@@ -14,22 +14,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
-
-import ray
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
 
 from actors.configuration import EngineConfiguration, EngineInformation
 from actors.faults import LoggedFault
 from actors.messages import Commands, EngineStatistics, Request, StepOutput
 from actors.role import RunningRole
-from cluster.engine.journal import Journal, JournalStream
-from cluster.engine.process import (
+from cluster.engine.handle import (
+    EngineHandle,
+    EngineHost,
     EngineLocation,
+    EngineLostError,
+    EngineRaisedError,
     Suitability,
-    find_engine_actor,
-    start_engine_actor,
 )
+from cluster.engine.journal import Journal, JournalStream
 from cluster.engine.pulse import Pulse
 from cluster.engine.transport import ClientSide
 from cluster.private_folder import remove_abandoned_folders
@@ -41,11 +41,14 @@ RESTART_PAUSE_SECONDS = 5.0
 LOOK_SECONDS = 0.5
 REASON_SECONDS = 2.0
 FAREWELL_SECONDS = 3.0
-STARTING = "the engine is starting (a first start compiles its kernels: one to three minutes)"
+STARTING = "the engine is starting (a first start compiles its kernels, which takes a minute)"
 RESTARTING = "the engine is restarting"
 OCCUPIED = "another engine serves others here: this one starts when that one has ended"
 SUSPENDED = "the engine's process does not run at the moment"
 SHUTTING_DOWN = "the server is shutting down"
+
+
+Answer = TypeVar("Answer")
 
 
 class EngineReplacedError(Exception):
@@ -53,26 +56,18 @@ class EngineReplacedError(Exception):
 
 
 class EngineSupervisor:
-    """Finds or starts an engine, keeps one alive, and routes its events. Lives in one event loop.
+    """Finds an engine at ``host`` or has it started, keeps one alive, and routes its events. Lives
+    in one event loop."""
 
-    ``start_actor`` gives the actor there is, else a new one; ``find_actor`` the one there is.
-    """
-
-    def __init__(
-        self,
-        configuration: EngineConfiguration,
-        start_actor: Callable[[EngineConfiguration], Any] = start_engine_actor,
-        find_actor: Callable[[], Any] = find_engine_actor,
-    ) -> None:
+    def __init__(self, configuration: EngineConfiguration, host: EngineHost) -> None:
         self._configuration = configuration
-        self._start_actor = start_actor
-        self._find_actor = find_actor
+        self._host = host
         self._journal = Journal()
         self._streams: set[JournalStream] = set()
         self._side: ClientSide | None = None
         self._pulse: Pulse | None = None
-        self._actor: Any = None
-        self._found = False  # the actor was there before
+        self._engine: EngineHandle | None = None
+        self._found = False  # the engine was there before
         self._supervision: asyncio.Task[None] | None = None
         self._information: EngineInformation | None = None
         self._stopping = False
@@ -115,32 +110,20 @@ class EngineSupervisor:
             await asyncio.wait((self._side.lost,), timeout=FAREWELL_SECONDS)
             self._side.close()
             self._side = None
-        elif self._actor is not None:
-            ray.kill(self._actor)
+        elif self._engine is not None:
+            self._engine.kill()
 
     async def roles(self) -> Sequence[RunningRole]:
         """Who does what in the engine, and where; none where it does not answer."""
-        if self._actor is None:
+        if self._engine is None:
             return []
-        try:
-            found: Sequence[RunningRole] = await asyncio.wait_for(
-                _result(self._actor.roles.remote()), REASON_SECONDS
-            )
-        except (ray.exceptions.RayError, TimeoutError):
-            return []
-        return found
+        return await _answer_in_time(self._engine.roles())
 
     async def faults(self) -> Sequence[LoggedFault]:
         """What has gone wrong in the engine last; nothing where it does not answer."""
-        if self._actor is None:
+        if self._engine is None:
             return []
-        try:
-            found: Sequence[LoggedFault] = await asyncio.wait_for(
-                _result(self._actor.faults.remote()), REASON_SECONDS
-            )
-        except (ray.exceptions.RayError, TimeoutError):
-            return []
-        return found
+        return await _answer_in_time(self._engine.faults())
 
     def submit(self, requests: Sequence[Request]) -> JournalStream:
         """Start sequences; their events arrive at the stream returned, in order per sequence."""
@@ -179,13 +162,13 @@ class EngineSupervisor:
             except EngineReplacedError as error:
                 self._give_up(str(error))
                 return
-            except ray.exceptions.RayTaskError as error:
+            except EngineRaisedError as error:
                 if self._information is None:
-                    self._give_up(str(error.cause))
+                    self._give_up(str(error))
                     return
                 logger.error("the engine raised: %s", error)
-            except ray.exceptions.RayError as error:
-                logger.error("the engine died: %s", str(error).splitlines()[0])
+            except EngineLostError as error:
+                logger.error("the engine died: %s", error)
             except Exception:
                 logger.exception("the engine could not be supervised")
             self.restarts += 1
@@ -200,23 +183,28 @@ class EngineSupervisor:
         self._journal.end_everything("error", reason)
 
     def _start_or_find(self) -> None:
-        self._found = self._find_actor() is not None
-        self._actor = self._start_actor(self._configuration)
+        self._found = self._host.find() is not None
+        self._engine = self._host.start(self._configuration)
 
     async def _live_once(self) -> bool:
-        """With one engine from its start to its death, which raises a Ray error.
+        """With one engine from its start to its death.
 
         False where there may be another one, or the same, a moment later.
+
+        Raises:
+            EngineLostError, EngineRaisedError: how it has ended.
         """
-        if self._actor is None:
+        if self._engine is None:
             self._start_or_find()
+        engine = self._engine
+        assert engine is not None
         tasks: list[asyncio.Future[Any]] = []
         try:
-            if not await self._suits():
+            if not await self._suits(engine):
                 return False
-            serving = asyncio.ensure_future(_result(self._actor.serve.remote()))
+            serving = asyncio.ensure_future(engine.ended())
             tasks.append(serving)
-            location = await self._located()
+            location = await self._located(engine)
             if location is None:
                 self._bury()
                 return False
@@ -229,17 +217,17 @@ class EngineSupervisor:
             tasks.append(asyncio.ensure_future(self._watch(self._pulse)))
             lost = self._side.lost
             await asyncio.wait((*tasks, lost), return_when=asyncio.FIRST_COMPLETED)
-            if lost.done():  # Ray knows why, a moment later
+            if lost.done():  # it is known why a moment later
                 await asyncio.wait((serving,), timeout=REASON_SECONDS)
             for task in tasks:
                 if task.done():
                     task.result()
             if serving.done():
-                raise ray.exceptions.RayError("it has ended")
+                raise EngineLostError("it has ended")
             self._set_health(RESTARTING)  # it lives, but not with us: it was not heard for long
             self._side = self._pulse = None
             return False
-        except ray.exceptions.RayTaskError:
+        except EngineRaisedError:
             if self._information is not None:
                 self._bury()
             raise  # what could not be loaded stays, to tell other API processes why
@@ -251,15 +239,15 @@ class EngineSupervisor:
                 if not task.cancel() and not task.cancelled():
                     task.exception()  # has been told
 
-    async def _suits(self) -> bool:
+    async def _suits(self, engine: EngineHandle) -> bool:
         """False where what is there is not for this client, who may look again a moment later.
 
         Raises:
             EngineReplacedError: it was, and never will be again.
         """
         try:
-            answer = await _result(self._actor.suits.remote(self._configuration))
-        except ray.exceptions.RayActorError:
+            answer = await engine.suits(self._configuration)
+        except EngineLostError:
             if not self._found:
                 raise
             self._bury()  # it was about to end
@@ -271,21 +259,20 @@ class EngineSupervisor:
         if answer is Suitability.DESERTED:
             self._bury()
             return False
-        self._actor = None
+        self._engine = None
         if self._information is not None:
             raise EngineReplacedError("an engine of another configuration has taken its place")
         self._set_health(OCCUPIED)
         return False
 
-    async def _located(self) -> EngineLocation | None:
+    async def _located(self, engine: EngineHandle) -> EngineLocation | None:
         """Where the engine is; None where the one that was there has just ended."""
         try:
-            location: EngineLocation | None = await _result(self._actor.locate.remote())
-        except ray.exceptions.RayActorError:
+            return await engine.located()
+        except EngineLostError:
             if self._found:
                 return None
             raise
-        return location
 
     def _bury(self) -> None:
         """Leaves nothing of an engine that does not answer."""
@@ -294,9 +281,9 @@ class EngineSupervisor:
         if self._side is not None:
             self._side.close()
         self._side = self._pulse = None
-        if self._actor is not None:
-            ray.kill(self._actor)
-        self._actor = None
+        if self._engine is not None:
+            self._engine.kill()
+        self._engine = None
 
     def _hear(self, output: StepOutput) -> None:
         if self._pulse is not None:
@@ -315,7 +302,7 @@ class EngineSupervisor:
                 logger.error("%s: no word for %.1f s", SUSPENDED, pulse.silence)
                 self._set_health(SUSPENDED)
             await asyncio.sleep(LOOK_SECONDS)
-        raise ray.exceptions.RayError(f"no word from the engine for {STALL_SECONDS:.0f} s")
+        raise EngineLostError(f"no word from the engine for {STALL_SECONDS:.0f} s")
 
     def _replay(self) -> None:
         """Hand every unfinished sequence to the new engine."""
@@ -325,9 +312,12 @@ class EngineSupervisor:
             self._side.send(Commands(submit=tuple(requests)))
 
 
-async def _result(reference: Any) -> Any:
-    """Await a Ray object reference as a coroutine, so that it can become a task."""
-    return await reference
+async def _answer_in_time(answer: Awaitable[Sequence[Answer]]) -> Sequence[Answer]:
+    """Nothing where there is none."""
+    try:
+        return await asyncio.wait_for(answer, REASON_SECONDS)
+    except (EngineLostError, EngineRaisedError, TimeoutError):
+        return []
 
 
 async def _until(condition: Callable[[], bool], seconds: float) -> None:

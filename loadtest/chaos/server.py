@@ -22,7 +22,7 @@ START_SECONDS = 300.0  # a first start compiles kernels
 STOP_SECONDS = 45.0
 # What a process is here, by a piece of its command line.
 ROLES = {
-    "engine": "ray::EngineProcess",
+    "engine": "ray::EngineActor",
     "shard": "ray::RemoteShard",
     "sampler": "cluster.samplers.main",
     "replica": "ray::ServeReplica",

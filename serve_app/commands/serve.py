@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import sys
 
+from cluster.config import ServeConfig
 from cluster.config_sources import ConfigError
 from serve_app.commands.option_flags import add_option_flags, given_options
 from serve_app.observability.logs import print_lines
 from serve_app.start.banner import decisions
 from serve_app.start.preflight import check
 from serve_app.start.readiness import StartupError
-from serve_app.start.server_process import ClusterLostError, StopRequest, serve_until_stopped
+from serve_app.start.stopping import StopRequest
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,12 +31,23 @@ def run(arguments: argparse.Namespace) -> int:
     print_lines(f"lexshard serve with:\n{decisions(config)}", config.log_format)
     stop = StopRequest()
     stop.listen()
-    try:
-        code = serve_until_stopped(config, stop)
-    except ClusterLostError as error:
-        print_lines(f"lexshard: {error}; the server has been ended", config.log_format, sys.stderr)
-        return 1
-    if stop.made:
+    code = _serve(config, stop)
+    if stop.made and not code:
         print_lines("lexshard: stopped", config.log_format)
         return 0
     return code
+
+
+def _serve(config: ServeConfig, stop: StopRequest) -> int:
+    if config.on_ray:
+        from serve_app.start.server_process import ClusterLostError, serve_until_stopped
+
+        try:
+            return serve_until_stopped(config, stop)
+        except ClusterLostError as error:
+            text = f"lexshard: {error}; the server has been ended"
+            print_lines(text, config.log_format, sys.stderr)
+            return 1
+    from serve_app.start.embedded import serve_embedded
+
+    return serve_embedded(config, stop)

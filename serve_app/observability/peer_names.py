@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from actors.kv_cache import BLOCK_TOKENS
 from serve_app.engine_client import EngineClient
 from serve_app.observability.http_metrics import HttpCollector
 
@@ -66,7 +65,9 @@ class PeerNames(Collector):
             "Size of the KV cache, in the labels",
             labels=("block_size", "num_gpu_blocks"),
         )
-        cache.add_metric((str(BLOCK_TOKENS), str(told.kv_blocks_total)), 1.0)
+        if self._client.ready:
+            block = self._client.information.kv_tokens // max(1, self._client.information.kv_blocks)
+            cache.add_metric((str(block), str(told.kv_blocks_total)), 1.0)
         yield cache
         total = self._http.counters.total()
         for name, own in HISTOGRAMS.items():

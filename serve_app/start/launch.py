@@ -4,12 +4,10 @@ engine."""
 from __future__ import annotations
 
 import logging
-import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cluster.config import ServeConfig
@@ -20,6 +18,7 @@ from cluster.lifecycle import LOOPBACK, start_local_ray
 from cluster.private_folder import PrivateFolder, remove_abandoned_folders
 from serve_app.api_processes.seats import ServerRun
 from serve_app.engine_client import EngineConnector
+from serve_app.start.listening import certificate_with_key
 from serve_app.start.readiness import StartupError
 
 if TYPE_CHECKING:
@@ -34,26 +33,6 @@ SERVE_ENVIRONMENT = {
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "serve_app.middleware.ingress_middlewares",
     "RAY_SERVE_CONTROLLER_CALLBACK_IMPORT_PATH": "cluster.process_tree.die_with_parent",
 }
-
-
-def check_port(host: str, port: int) -> None:
-    """Raises:
-    OSError: the address cannot be listened on.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind((host, port))
-
-
-def certificate_with_key(config: ServeConfig) -> bytes | None:
-    """What HAProxy reads from one file; None without HTTPS.
-
-    Raises:
-        OSError: a file cannot be read.
-    """
-    files = [file for file in (config.ssl_certfile, config.ssl_keyfile) if file is not None]
-    return b"\n".join(Path(file).read_bytes() for file in files) if files else None
 
 
 def _own_certificate(config: ServeConfig, binary: str | None) -> dict[str, str]:

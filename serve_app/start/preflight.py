@@ -9,13 +9,13 @@ from pathlib import Path
 from actors.body.errors import WeightsError
 from actors.configuration import NGRAM
 from actors.drafter.checks import check_drafting
-from actors.engine.memory import check_utilization
+from actors.engine.checks import check_utilization
 from actors.head.sharded.checks import check_shards
 from actors.index.container import CLUSTERS, check_tiers
 from actors.index.errors import IndexFileError
 from actors.index.stored_weights import check_index_of
 from cluster.config import ServeConfig
-from serve_app.start.launch import check_port
+from serve_app.start.listening import check_port
 from serve_app.start.readiness import StartupError
 
 TOKENIZER = "tokenizer.json"
@@ -58,10 +58,19 @@ def check_files(config: ServeConfig) -> None:
         )
     if config.index is not None and config.head != "dense" and Path(config.index).is_file():
         _check_index(Path(config.index), model, config)
+    check_backend(config)
     check_certificate(config)
     check_replicas(config)
     if config.otlp_traces_endpoint is not None:
         check_tracing()
+
+
+def check_backend(config: ServeConfig) -> None:
+    """Raises StartupError for plain processes where something needs Ray."""
+    if config.backend == "process" and config.needs_ray:
+        raise StartupError(
+            f"{config.needs_ray[0]} needs Ray: leave --backend process out, or take --backend ray"
+        )
 
 
 def check_replicas(config: ServeConfig) -> None:

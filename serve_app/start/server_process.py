@@ -7,14 +7,11 @@ Ray's and waits for nobody.
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 import threading
 import time
 from contextlib import suppress
-from types import FrameType
 from typing import IO
 
 import psutil
@@ -22,39 +19,17 @@ import psutil
 from cluster.config import ServeConfig
 from cluster.process_tree import adopt_orphans, end_descendants
 from serve_app.observability.logs import print_lines
+from serve_app.start.stopping import StopRequest
 
 LOOK_SECONDS = 0.25
 # What Ray and Serve may take to end after the open streams have had their time.
 SHUTDOWN_SECONDS = 20.0
 RAY_PROCESSES = ("gcs_server", "raylet")
-INTERRUPTED = 130
 FAREWELL_SECONDS = 3.0
 
 
 class ClusterLostError(Exception):
     """A process of Ray's own has ended, so nothing can be served any more."""
-
-
-class StopRequest:
-    """Made by the first SIGINT or SIGTERM; the second one ends everything at once."""
-
-    def __init__(self) -> None:
-        self._event = threading.Event()
-
-    def listen(self) -> None:
-        """Take over both signals; call in the main thread."""
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._hear)
-
-    def _hear(self, signal_number: int, frame: FrameType | None) -> None:
-        if self._event.is_set():
-            end_descendants()
-            os._exit(INTERRUPTED)
-        self._event.set()
-
-    @property
-    def made(self) -> bool:
-        return self._event.is_set()
 
 
 def serve_until_stopped(config: ServeConfig, stop: StopRequest) -> int:

@@ -13,6 +13,7 @@ import pytest
 from actors.configuration import EngineConfiguration
 from actors.messages import Request, SamplingParameters, SequenceEvent
 from cluster.engine.journal import DEATHS_PER_REQUEST, Journal, JournalStream
+from cluster.engine.own_process import OwnEngines
 from cluster.engine.pulse import QUIET_SECONDS, Pulse
 from cluster.engine.supervisor import SHUTTING_DOWN, EngineSupervisor
 
@@ -52,7 +53,7 @@ def test_a_request_that_saw_two_deaths_is_taken_for_their_cause() -> None:
 
 def test_a_stop_gives_streams_their_time_and_then_tells_them() -> None:
     async def scenario() -> None:
-        client = EngineSupervisor(EngineConfiguration("none"))
+        client = EngineSupervisor(EngineConfiguration("none"), OwnEngines("nowhere"))
         ends, goes_on = (client.submit([Request(n, 0, (1,), SamplingParameters())]) for n in "ab")
         started = time.monotonic()
         stopping = asyncio.ensure_future(client.stop(0.5))

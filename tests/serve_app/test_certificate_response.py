@@ -24,6 +24,7 @@ from actors.messages import (
     StepOutput,
 )
 from cluster.config import ServeConfig
+from cluster.engine.own_process import OwnEngines
 from cluster.engine.supervisor import EngineSupervisor
 from cluster.engine.transport import ClientSide, EngineSide
 from cluster.ports import free_port
@@ -185,7 +186,7 @@ class RecordedSide:
 
 @pytest.mark.parametrize("path", BODIES)
 def test_a_restart_of_the_engine_neither_loses_nor_repeats_certificates(path: str) -> None:
-    client = EngineSupervisor(EngineConfiguration("mock"))
+    client = EngineSupervisor(EngineConfiguration("mock"), OwnEngines("nowhere"))
     client._information = MockEngine().information
     client.health_reason = None
 

@@ -221,7 +221,7 @@ def test_killing_the_engine_keeps_streams_and_the_server_answers_within_15_secon
         return text
 
     expected = [tell(seed) for seed in range(4)]
-    engine = process_of(server, "ray::EngineProcess")
+    engine = process_of(server, "ray::EngineActor")
     events = [threading.Event() for _ in range(4)]
     with ThreadPoolExecutor(4) as pool:
         streams = [pool.submit(tell, seed, events[seed]) for seed in range(4)]

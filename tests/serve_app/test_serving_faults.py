@@ -56,7 +56,7 @@ def test_a_stopped_engine_is_told_within_five_seconds_and_streams_wait(
     listener = Listener(server)
     listener.start()
     wait(listener.has_begun, 30, "the stream")
-    engine = process_of(server, "ray::EngineProcess")
+    engine = process_of(server, "ray::EngineActor")
     engine.send_signal(signal.SIGSTOP)
     try:
         told = wait(lambda: not healthy(server.url), 10, "the silence to be noticed")

@@ -18,7 +18,7 @@ ROLES = (
     ("gcs_server", "Ray"),
     ("ray::", "Ray"),
 )
-ENGINE_MARK = "EngineProcess"
+ENGINE_MARK = "EngineActor"
 SERVING = ("API process", "ingress")
 
 

@@ -11,7 +11,8 @@ from typing import Any
 from actors.configuration import EngineConfiguration, EngineInformation
 from actors.messages import Commands, EngineStatistics, Request, SequenceEvent, StepOutput
 from cluster.config import ServeConfig
-from cluster.engine.process import EngineProcess, start_engine_actor
+from cluster.engine.process import EngineProcess
+from cluster.engine.ray_actor import RayEngines
 from cluster.engine.supervisor import EngineSupervisor
 from cluster.engine.transport import EngineSide
 
@@ -118,9 +119,7 @@ def _step(running: dict[str, _Told], token_id: int) -> list[SequenceEvent]:
 
 def connect_scripted(config: ServeConfig, tokens_per_second: float) -> EngineSupervisor:
     """The connector of a server whose engine is scripted."""
-    start = partial(
-        start_engine_actor, process=ScriptedEngineProcess, arguments=(tokens_per_second,)
-    )
-    supervisor = EngineSupervisor(config.engine_configuration, start)
+    make = partial(ScriptedEngineProcess, tokens_per_second=tokens_per_second)
+    supervisor = EngineSupervisor(config.engine_configuration, RayEngines(make=make))
     supervisor.start()
     return supervisor

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from actors.engine.accelerator import describe_device, in_words
-from actors.engine.memory import DeviceMemory, check_utilization, device_kv_bytes
+from actors.engine.checks import check_utilization
+from actors.engine.memory import DeviceMemory, device_kv_bytes
 
 GIB = 1 << 30
 BLOCK = 2 << 20  # 16 tokens of an 8B model

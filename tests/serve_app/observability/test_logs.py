@@ -72,12 +72,12 @@ def test_text_is_for_people(logger: logging.Logger) -> None:
             {"message": "a", "status": 200, "process": "ServeReplica:lexshard:server pid=12"},
         ),
         (
-            "(EngineProcess pid=7) [ 0.1 s] engine: loading",
-            {"message": "[ 0.1 s] engine: loading", "process": "EngineProcess pid=7"},
+            "(EngineActor pid=7) [ 0.1 s] engine: loading",
+            {"message": "[ 0.1 s] engine: loading", "process": "EngineActor pid=7"},
         ),
         ("[1, 2]", {"message": "[1, 2]", "level": "INFO", "logger": "lexshard.output"}),
         (
-            "(EngineProcess pid=7) WARNING:lexshard.sampler:a sampler is lost",
+            "(EngineActor pid=7) WARNING:lexshard.sampler:a sampler is lost",
             {"message": "a sampler is lost", "level": "WARNING", "logger": "lexshard.sampler"},
         ),
     ],

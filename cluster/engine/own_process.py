@@ -1,0 +1,167 @@
+"""The engine as a plain process of this machine: how it is asked, and how it answers.
+
+A question is a connection to a socket file that only this user can reach: one line with its name,
+answered by one line of JSON. The connection that asks for ``presence`` stays open as long as the
+process lives, so that its end is noticed at once, however it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socketserver
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import psutil
+
+from actors.configuration import EngineConfiguration
+from actors.faults import LoggedFault
+from actors.role import RunningRole
+from cluster.engine.handle import EngineLocation, EngineLostError, EngineRaisedError, Suitability
+from cluster.engine.process import EngineProcess
+
+Question = Literal["presence", "locate", "roles", "faults"]
+CONNECT_SECONDS = 0.02  # between two looks for a process that is being started
+MOST_ANSWER_BYTES = 16 * 1024 * 1024
+
+
+class EngineOrder(msgspec.Struct, frozen=True):
+    """What an engine's process is told: its configuration, and the file where it answers."""
+
+    configuration: dict[str, Any]
+    path: str
+
+
+class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What is answered; ``failure`` is why the engine could not be made."""
+
+    process_id: int
+    failure: str | None = None
+    location: EngineLocation | None = None
+    roles: tuple[RunningRole, ...] = ()
+    faults: tuple[LoggedFault, ...] = ()
+
+
+def answer_questions(process: EngineProcess, path: str) -> None:
+    """Begins to answer, in threads of its own; what an earlier process left there is taken away."""
+
+    class Handler(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            question = self.rfile.readline().decode().strip()
+            with suppress(ConnectionError):
+                self.wfile.write(msgspec.json.encode(_answer(process, question)) + b"\n")
+                if question == "presence":
+                    self.rfile.read()  # until who asked has gone
+
+    Path(path).unlink(missing_ok=True)
+    server = socketserver.ThreadingUnixStreamServer(path, Handler)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+
+
+def _answer(process: EngineProcess, question: str) -> Answer:
+    own = os.getpid()
+    if question == "locate":
+        try:
+            return Answer(own, location=process.locate())
+        except Exception as error:
+            return Answer(own, failure=str(error) or type(error).__name__)
+    if question == "roles":
+        return Answer(own, roles=tuple(process.roles()))
+    if question == "faults":
+        return Answer(own, faults=tuple(process.faults()))
+    return Answer(own)
+
+
+class OwnEngine:
+    """An `EngineHandle` on the process that answers, or is about to, at ``path``. Whoever keeps the
+    server's processes starts another one when it has ended."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._presence: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self._process: psutil.Process | None = None
+
+    async def suits(self, configuration: EngineConfiguration) -> Suitability:
+        """Always: it was started for nobody else. Waits until it answers at all."""
+        while self._presence is None:
+            try:
+                presence = await asyncio.open_unix_connection(self._path, limit=MOST_ANSWER_BYTES)
+            except (FileNotFoundError, ConnectionRefusedError):
+                await asyncio.sleep(CONNECT_SECONDS)
+                continue
+            answer = await _ask(*presence, "presence")
+            self._presence = presence
+            with suppress(psutil.NoSuchProcess):
+                self._process = psutil.Process(answer.process_id)
+        return Suitability.SUITABLE
+
+    async def located(self) -> EngineLocation | None:
+        answer = await self._answer("locate")
+        if answer.failure is not None:
+            raise EngineRaisedError(answer.failure)
+        return answer.location
+
+    async def ended(self) -> None:
+        assert self._presence is not None, "it is asked first whether it suits"
+        with suppress(ConnectionError):
+            await self._presence[0].read()
+        raise EngineLostError("its process has ended")
+
+    async def roles(self) -> Sequence[RunningRole]:
+        return (await self._answer("roles")).roles
+
+    async def faults(self) -> Sequence[LoggedFault]:
+        return (await self._answer("faults")).faults
+
+    def kill(self) -> None:
+        if self._presence is not None:
+            self._presence[1].close()
+        if self._process is not None:
+            with suppress(psutil.NoSuchProcess):
+                self._process.kill()
+
+    async def _answer(self, question: Question) -> Answer:
+        """Raises:
+        EngineLostError: nobody answers.
+        """
+        try:
+            reader, writer = await asyncio.open_unix_connection(self._path, limit=MOST_ANSWER_BYTES)
+        except OSError as error:
+            raise EngineLostError("its process has ended") from error
+        try:
+            return await _ask(reader, writer, question)
+        finally:
+            writer.close()
+
+
+class OwnEngines:
+    """An `EngineHost`: the one engine that somebody else keeps running at ``path``."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def find(self) -> None:
+        """Whoever is there is waited for like one that is about to be."""
+
+    def start(self, configuration: EngineConfiguration) -> OwnEngine:
+        return OwnEngine(self._path)
+
+
+async def _ask(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, question: Question
+) -> Answer:
+    try:
+        writer.write(f"{question}\n".encode())
+        await writer.drain()
+        line = await reader.readline()
+    except ConnectionError as error:
+        raise EngineLostError("its process has ended") from error
+    if not line:
+        raise EngineLostError("its process has ended")
+    return msgspec.json.decode(line, type=Answer)

@@ -1,0 +1,185 @@
+"""The engine as a Ray actor, beside the shards and samplers of its gang."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import ray
+from ray.util.placement_group import get_current_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from actors.configuration import EngineConfiguration
+from actors.faults import LoggedFault
+from actors.role import RunningRole
+from cluster.engine.handle import (
+    EngineLocation,
+    EngineLostError,
+    EngineRaisedError,
+    Suitability,
+)
+from cluster.engine.process import EngineProcess, Tell
+from cluster.place import own_node
+from cluster.topology.reservation import Reservation
+
+ENGINE_NAME, NAMESPACE = "engine", "lexshard"
+# Calls that are answered while ``serve`` runs: one group waits for the model, one for nothing.
+_BESIDE, _AT_ONCE = "beside", "at once"
+# A server whose API processes were all killed has new ones in less.
+DESERTED_SECONDS = 20.0
+
+
+class EngineActor:
+    """What Ray runs: an `EngineProcess` that ``make`` makes, and answers while it serves."""
+
+    def __init__(
+        self,
+        configuration: EngineConfiguration,
+        make: Callable[[EngineConfiguration], EngineProcess],
+    ) -> None:
+        self._configuration = configuration
+        self._process = make(configuration)
+
+    def serve(self) -> None:
+        """See `EngineProcess.serve`; every API process calls this."""
+        if self._process.serve():
+            ray.actor.exit_actor()
+
+    @ray.method(concurrency_group=_AT_ONCE)
+    def suits(self, configuration: EngineConfiguration) -> Suitability:
+        """Whether this engine is for who asks."""
+        if configuration == self._configuration:
+            return Suitability.SUITABLE
+        deserted = self._process.deserted_seconds
+        if deserted is None:  # whoever has it loaded has not had time to connect
+            return Suitability.OCCUPIED
+        return Suitability.DESERTED if deserted > DESERTED_SECONDS else Suitability.OCCUPIED
+
+    @ray.method(concurrency_group=_AT_ONCE)
+    def roles(self) -> list[RunningRole]:
+        """See `EngineProcess.roles`."""
+        return [  # roles of this process and its children know of no node
+            each if each.place.node else replace(each, place=each.place._replace(node=own_node()))
+            for each in self._process.roles()
+        ]
+
+    @ray.method(concurrency_group=_AT_ONCE)
+    def faults(self) -> list[LoggedFault]:
+        """See `EngineProcess.faults`."""
+        return self._process.faults()
+
+    @ray.method(concurrency_group=_BESIDE)
+    def locate(self) -> EngineLocation | None:
+        """See `EngineProcess.locate`."""
+        return self._process.locate()
+
+
+class ClusteredEngine(EngineProcess):
+    """An engine whose shards and samplers are Ray actors where its configuration says so, in their
+    slots of ``reservation`` where there is one."""
+
+    def __init__(
+        self, configuration: EngineConfiguration, reservation: Reservation | None = None
+    ) -> None:
+        super().__init__(configuration)
+        self._reservation = reservation
+
+    def make(self, configuration: EngineConfiguration, tell: Tell) -> Any:
+        from actors.engine.engine import Engine
+        from cluster.samplers.reserved import ReservedSamplers
+        from cluster.samplers.start import start_sampler
+        from cluster.shards.gang import RayShards
+
+        reservation = self._reservation
+        shards = RayShards(configuration, reservation)
+        samplers = start_sampler if reservation is None else ReservedSamplers(reservation)
+        return Engine(configuration, samplers, shard_starter=shards, tell=tell)
+
+
+class RayEngine:
+    """An `EngineHandle` on an `EngineActor`."""
+
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+
+    async def suits(self, configuration: EngineConfiguration) -> Suitability:
+        answer: Suitability = await _answer(self._actor.suits.remote(configuration))
+        return answer
+
+    async def located(self) -> EngineLocation | None:
+        location: EngineLocation | None = await _answer(self._actor.locate.remote())
+        return location
+
+    async def ended(self) -> None:
+        await _answer(self._actor.serve.remote())
+
+    async def roles(self) -> Sequence[RunningRole]:
+        found: Sequence[RunningRole] = await _answer(self._actor.roles.remote())
+        return found
+
+    async def faults(self) -> Sequence[LoggedFault]:
+        found: Sequence[LoggedFault] = await _answer(self._actor.faults.remote())
+        return found
+
+    def kill(self) -> None:
+        ray.kill(self._actor)
+
+
+class RayEngines:
+    """An `EngineHost`: engines that are started are in their slot of ``reservation``; without one
+    beside the caller, in its placement group where it has one. Those that are not ``shared`` are
+    always new, and end with the caller's process. ``make`` gives another process than a real
+    engine's."""
+
+    def __init__(
+        self,
+        reservation: Reservation | None = None,
+        *,
+        shared: bool = True,
+        make: Callable[[EngineConfiguration], EngineProcess] | None = None,
+    ) -> None:
+        self._reservation = reservation
+        self._shared = shared
+        self._make = make or partial(ClusteredEngine, reservation=reservation)
+
+    def find(self) -> RayEngine | None:
+        if not self._shared:
+            return None
+        try:
+            return RayEngine(ray.get_actor(ENGINE_NAME, NAMESPACE))
+        except ValueError:
+            return None
+
+    def start(self, configuration: EngineConfiguration) -> RayEngine:
+        options: dict[str, Any] = {"num_cpus": 0, "max_restarts": 0, "max_task_retries": 0}
+        if self._shared:
+            options |= {
+                "name": ENGINE_NAME,
+                "namespace": NAMESPACE,
+                "get_if_exists": True,
+                "lifetime": "detached",
+            }
+        group = get_current_placement_group()
+        if self._reservation is not None:
+            options |= self._reservation.options(self._reservation.engine)
+        elif group is not None:
+            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
+                group, placement_group_capture_child_tasks=True
+            )
+        remote = ray.remote(concurrency_groups={_BESIDE: 1, _AT_ONCE: 1})
+        actor = remote(EngineActor).options(**options).remote(configuration, self._make)
+        return RayEngine(actor)
+
+
+async def _answer(reference: Any) -> Any:
+    """Raises:
+    EngineRaisedError, EngineLostError: see `EngineHandle`.
+    """
+    try:
+        return await reference
+    except ray.exceptions.RayTaskError as error:
+        raise EngineRaisedError(str(error.cause)) from error
+    except ray.exceptions.RayError as error:
+        raise EngineLostError(str(error).splitlines()[0]) from error

@@ -1,0 +1,149 @@
+"""An API process of a server without Ray, as `serve_app.start.embedded` keeps it:
+``python -m serve_app.api_processes.main``.
+
+Standard input brings an `ApiOrder` as one line of JSON and stays open: its end is the request to
+stop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import uvicorn
+import uvloop
+
+from actors.faults import listen_for_faults
+from cluster.config import ServeConfig
+from cluster.engine.own_process import OwnEngines
+from cluster.engine.supervisor import EngineSupervisor
+from cluster.process_tree import die_with_parent
+from serve_app.api_processes.messages import ApiOrder, Said
+from serve_app.api_processes.seats import Seats
+from serve_app.app import create_app
+from serve_app.engine_client import EngineClient, EngineConnector
+from serve_app.observability.logs import log_to
+from serve_app.openai.tokenization import ModelTokenizer
+
+LOOK_SECONDS = 0.02  # until the engine is ready for the first time
+TICK_SECONDS = 1.0
+
+
+class HttpServer(uvicorn.Server):
+    """One that looks at the clock once a second instead of ten times, and hears no signals."""
+
+    async def main_loop(self) -> None:
+        while not await self.on_tick(0):
+            await asyncio.sleep(TICK_SECONDS)
+
+    def stop(self) -> None:
+        self.should_exit = True
+
+
+def connect_own_engine(config: ServeConfig, path: str) -> EngineClient:
+    """The client of the engine that is kept at ``path``."""
+    supervisor = EngineSupervisor(config.engine_configuration, OwnEngines(path))
+    supervisor.start()
+    return supervisor
+
+
+async def serve(order: ApiOrder, config: ServeConfig, connect: EngineConnector) -> None:
+    """Returns when standard input has ended and every open stream has come to its end or has been
+    told that it will not."""
+    client = connect(config)
+    tokenizer = ModelTokenizer.load(config.model)
+    seats = Seats(Path(order.folder) / "api-processes", config.api_processes)
+    app = create_app(config, client, tokenizer, seats, order.start_time)
+    behind_haproxy = order.path is not None
+    settings: dict[str, Any] = {"uds": order.path} if behind_haproxy else _own_certificate(config)
+    http = HttpServer(
+        uvicorn.Config(
+            app,
+            loop="uvloop",
+            http="httptools",
+            proxy_headers=behind_haproxy,
+            forwarded_allow_ips="*" if behind_haproxy else None,
+            server_header=False,
+            access_log=False,
+            log_config=None,
+            log_level="error",
+            **settings,
+        )
+    )
+    sockets = None
+    if order.listener is not None:
+        sockets = [socket.socket(fileno=order.listener)]
+    serving = asyncio.create_task(http.serve(sockets))
+    telling = asyncio.create_task(_tell(order.told, client, tokenizer.chat_template is not None))
+    ending = asyncio.create_task(_end_of_standard_input())
+    await asyncio.wait((serving, ending), return_when=asyncio.FIRST_COMPLETED)
+    telling.cancel()
+    await client.stop(config.shutdown_grace_seconds)
+    http.stop()
+    await serving
+
+
+def _own_certificate(config: ServeConfig) -> dict[str, Any]:
+    if config.ssl_certfile is None:
+        return {}
+    return {"ssl_certfile": config.ssl_certfile, "ssl_keyfile": config.ssl_keyfile}
+
+
+async def _tell(told: int, client: EngineClient, has_chat: bool) -> None:
+    """Says every new reason for waiting, until the engine is ready or never will be."""
+    before = None
+    while client.health_reason is not None and client.failure is None:
+        if client.health_reason != before:
+            before = client.health_reason
+            _say(told, Said(waiting=f"not ready: {before}"))
+        await asyncio.sleep(LOOK_SECONDS)
+    if client.failure is not None:
+        _say(told, Said(failure=client.health_reason or client.failure))
+    else:
+        _say(told, Said(information=asdict(client.information), has_chat=has_chat))
+
+
+def _say(told: int, said: Said) -> None:
+    os.write(told, msgspec.json.encode(said) + b"\n")
+
+
+async def _end_of_standard_input() -> None:
+    loop = asyncio.get_running_loop()
+    ended = loop.create_future()
+    descriptor = sys.stdin.fileno()
+
+    def read() -> None:
+        if not os.read(descriptor, 4096) and not ended.done():
+            loop.remove_reader(descriptor)
+            ended.set_result(None)
+
+    loop.add_reader(descriptor, read)
+    await ended
+
+
+def main(connect: EngineConnector | None = None) -> int:
+    """Serves what standard input says; the exit code. ``connect`` None takes the engine that is
+    kept beside it."""
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    order = msgspec.json.decode(sys.stdin.buffer.readline(), type=ApiOrder)
+    config = ServeConfig.model_validate_json(order.config, strict=True)
+    log_to(sys.stderr, config.log_format)
+    listen_for_faults()
+
+    def connect_own(config: ServeConfig) -> EngineClient:
+        return connect_own_engine(config, order.engine)
+
+    uvloop.run(serve(order, config, connect or connect_own))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,275 @@
+"""A server of this machine alone, in plain processes: an engine, API processes, and HAProxy in front
+of them. Nothing of Ray's is started or imported.
+
+The process that owns them waits for what happens to them and does nothing else: one that ends is
+started anew, and the others go on. An engine's successor is handed every unfinished request by the
+API processes; what an API process has open is lost with it, and its successor takes the requests
+that came meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+from typing import IO
+
+import msgspec
+
+from cluster.config import ServeConfig
+from cluster.ingress import haproxy_binary
+from cluster.kept_processes import KeptProcesses, ProcessRole
+from cluster.own_ingress import write_configuration
+from cluster.private_folder import PrivateFolder, remove_abandoned_folders
+from cluster.process_tree import adopt_orphans, end_descendants, reap_orphans
+from cluster.engine.own_process import EngineOrder
+from serve_app.api_processes.messages import ApiOrder, Said
+from serve_app.observability.logs import print_lines
+from serve_app.start.banner import banner
+from serve_app.start.listening import certificate_with_key
+from serve_app.start.stopping import StopRequest
+
+ENGINE, INGRESS, API = "engine", "ingress", "api"
+PAUSE_SECONDS = 5.0  # before a process that has just been started is started again
+FAREWELL_SECONDS = 10.0  # for processes to end, after the streams have had their time
+ENGINE_SECONDS = 3.0  # for the engine to end, after all others
+
+
+@dataclass(frozen=True, slots=True)
+class ServerModules:
+    """What is run in the processes; without an engine's the API processes have their own."""
+
+    api: str = "serve_app.api_processes.main"
+    engine: str | None = "cluster.engine.main"
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A process that is kept has ended."""
+
+    name: str
+    code: int
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """The pause before a process is started again is over."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class StopAsked:
+    """The server has been told to stop, or the time it had for that is over."""
+
+
+Event = Ended | Due | StopAsked | tuple[str, Said]
+
+
+class EmbeddedServer:
+    """One run of a server, which begins when it is made."""
+
+    def __init__(self, config: ServeConfig, modules: ServerModules) -> None:
+        self._config = config
+        self._modules = modules
+        self._began = time.monotonic()
+        self._events: SimpleQueue[Event] = SimpleQueue()
+        self._roles: dict[str, ProcessRole] = {}
+        self._started: dict[str, float] = {}
+        self._running: set[str] = set()
+        self._ready: set[str] = set()
+        self._announced = False
+        self._told = ""
+
+    def serve(self, stop: StopRequest) -> int:
+        """The exit code, when everything has ended. Call it once, in the main thread."""
+        adopt_orphans()
+        remove_abandoned_folders()
+        with ExitStack() as ends:
+            folder = PrivateFolder()
+            ends.callback(folder.remove)
+            output = _json_lines(ends) if self._config.log_format == "json" else None
+            ends.callback(end_descendants)
+            kept = KeptProcesses(lambda *ended: self._events.put(Ended(*ended)), output)
+            self._tell("starting the engine")
+            for role in self._make_roles(folder.path, ends):
+                self._roles[role.name] = role
+                self._start(kept, role.name)
+            stop.then(lambda: self._events.put(StopAsked()))
+            return self._keep(kept)
+
+    # -- what happens -----------------------------------------------------------------------------
+
+    def _keep(self, kept: KeptProcesses) -> int:
+        """Starts anew what ends, until the server is to stop or cannot start; the exit code."""
+        while True:
+            event = self._events.get()
+            match event:
+                case StopAsked():
+                    return self._stop(kept)
+                case Due(name):
+                    self._start(kept, name)
+                case Ended(name, code):
+                    self._running.discard(name)
+                    if not self._announced and code and name != ENGINE:
+                        return self._failed(f"a process ({name}) ended with code {code}")
+                    self._start_again(kept, name)
+                case (name, said):
+                    if said.failure is not None and not self._announced:
+                        return self._failed(said.failure)
+                    self._hear(name, said)
+
+    def _stop(self, kept: KeptProcesses) -> int:
+        """API processes end when every open stream has ended or was told; the engine with the last
+        of them, and HAProxy when there is nobody left to answer."""
+        if not self._announced:  # nobody is being served: there is nobody to be told
+            return 0
+        for name in self._running - {ENGINE, INGRESS}:
+            kept.let_go(name)
+        self._later(self._config.shutdown_grace_seconds + FAREWELL_SECONDS, StopAsked())
+        while left := self._running - {INGRESS}:
+            if left == {ENGINE}:  # it has been told, unless it was just starting
+                self._later(ENGINE_SECONDS, Due(ENGINE))
+            match self._events.get():
+                case Ended(name, _):
+                    self._running.discard(name)
+                case Due(name):
+                    if name == ENGINE:
+                        break
+                case StopAsked():
+                    print("lexshard: not everything ends; killing it", file=sys.stderr, flush=True)
+                    break
+        return 0
+
+    def _failed(self, reason: str) -> int:
+        print_lines(f"lexshard: {reason}", self._config.log_format, sys.stderr)
+        return 1
+
+    def _hear(self, name: str, said: Said) -> None:
+        if said.waiting is not None:
+            if said.waiting != self._told and not self._announced:
+                self._tell(said.waiting)
+            self._told = said.waiting
+        elif said.information is not None:
+            self._ready.add(name)
+            if len(self._ready) == self._config.api_processes and not self._announced:
+                self._announced = True
+                text = banner(self._config, said.information, said.has_chat)
+                print_lines(text, self._config.log_format)
+
+    def _start(self, kept: KeptProcesses, name: str) -> None:
+        self._started[name] = time.monotonic()
+        self._running.add(name)
+        kept.start(self._roles[name])
+
+    def _start_again(self, kept: KeptProcesses, name: str) -> None:
+        """At once, or after a pause where it has only just been started."""
+        reap_orphans(kept.process_ids())
+        if time.monotonic() - self._started[name] > PAUSE_SECONDS:
+            self._start(kept, name)
+            return
+        self._later(PAUSE_SECONDS, Due(name))
+
+    def _later(self, seconds: float, event: Event) -> None:
+        timer = threading.Timer(seconds, self._events.put, [event])
+        timer.daemon = True
+        timer.start()
+
+    def _tell(self, message: str) -> None:
+        line = f"[{time.monotonic() - self._began:5.1f} s] {message}"
+        print_lines(line, self._config.log_format)
+
+    # -- what is run ------------------------------------------------------------------------------
+
+    def _make_roles(self, folder: Path, ends: ExitStack) -> list[ProcessRole]:
+        config = self._config
+        engine_path = str(folder / "engine")
+        roles: list[ProcessRole] = []
+        if self._modules.engine is not None:  # first: nothing takes longer
+            told = EngineOrder(msgspec.to_builtins(config.engine_configuration), engine_path)
+            roles.append(_python(ENGINE, self._modules.engine, told))
+        binary = haproxy_binary()
+        paths: list[str | None] = [str(folder / f"api-{i}") for i in range(config.api_processes)]
+        listener = None
+        if binary is None:
+            self._tell("no HAProxy here: slow clients reach the API processes themselves")
+            listener = ends.enter_context(_listening(config.host, config.port)).fileno()
+            paths = [None] * config.api_processes
+        for index, path in enumerate(paths):
+            name = f"{API} {index}"
+            order = ApiOrder(
+                config=config.model_dump_json(by_alias=True),
+                folder=str(folder),
+                start_time=int(time.time()),
+                engine=engine_path,
+                told=self._listen(name, ends),
+                path=path,
+                listener=listener,
+            )
+            files = tuple(file for file in (order.told, listener) if file is not None)
+            roles.append(_python(name, self._modules.api, order, files))
+        if binary is not None:
+            certificate = certificate_with_key(config)
+            sockets = [path for path in paths if path is not None]
+            written = write_configuration(folder, config.host, config.port, sockets, certificate)
+            command = (sys.executable, "-m", "cluster.own_ingress", binary, str(written))
+            roles.append(ProcessRole(INGRESS, command))
+        return roles
+
+    def _listen(self, name: str, ends: ExitStack) -> int:
+        """A pipe by which the process of that name, and those that follow it, are heard; where to
+        write."""
+        read, write = os.pipe()
+        ends.callback(os.close, write)
+
+        def hear() -> None:
+            with os.fdopen(read, "rb") as lines:
+                for line in lines:
+                    self._events.put((name, msgspec.json.decode(line, type=Said)))
+
+        threading.Thread(target=hear, daemon=True).start()
+        return write
+
+
+def serve_embedded(
+    config: ServeConfig, stop: StopRequest, modules: ServerModules = ServerModules()
+) -> int:
+    """Starts the server and stays until it is told to stop; when it returns, with an exit code,
+    everything has ended."""
+    return EmbeddedServer(config, modules).serve(stop)
+
+
+def _python(
+    name: str, module: str, order: msgspec.Struct, files: tuple[int, ...] = ()
+) -> ProcessRole:
+    command = (sys.executable, "-m", module)
+    return ProcessRole(name, command, msgspec.json.encode(order), files)
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=2048)
+
+
+def _json_lines(ends: ExitStack) -> IO[bytes]:
+    """Where processes print what is then printed here, one JSON object a line."""
+    read, write = os.pipe()
+    lines = os.fdopen(read, "rb")
+
+    def pass_on() -> None:
+        with lines:
+            for line in lines:
+                print_lines(line.decode(errors="replace"), "json")
+
+    thread = threading.Thread(target=pass_on, daemon=True)
+    thread.start()
+    output = os.fdopen(write, "wb")
+    ends.callback(thread.join, FAREWELL_SECONDS)  # all has ended: so do the lines
+    ends.callback(output.close)
+    return output
