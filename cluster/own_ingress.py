@@ -24,9 +24,8 @@ from cluster.ingress import (
 )
 from cluster.process_tree import die_with_parent
 
-# A new API process answers within a second or two; who asks meanwhile waits for it. Between two
-# tries of the same process HAProxy waits as long as it may take to connect.
-SUCCESSOR_SECONDS = 10
+# A request that an API process has taken with it goes to the others, or to its successor.
+RETRIES = 3
 
 
 def write_configuration(
@@ -42,7 +41,6 @@ def write_configuration(
     write_error_pages(folder)
     listen = listening_at(folder, host, port, certificate)
     servers = (f"    server api{number} unix@{path}" for number, path in enumerate(sockets))
-    retries = SUCCESSOR_SECONDS * 1000 // CONNECT_MILLISECONDS
     lines = [
         "global",
         f"    maxconn {MOST_CONNECTIONS}",
@@ -67,7 +65,7 @@ def write_configuration(
         "    http-reuse never",
         f"    http-request wait-for-body time {BODY_SECONDS}s if METH_POST",
         "    retry-on conn-failure empty-response",
-        f"    retries {retries}",
+        f"    retries {RETRIES}",
         "    option redispatch 1",
         *servers,
     ]

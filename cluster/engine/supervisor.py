@@ -99,17 +99,17 @@ class EngineSupervisor:
         come to their end, and those that do not are told why they stop."""
         self._stopping = True
         self._set_health(SHUTTING_DOWN)
-        await _until(lambda: not self._journal, grace_seconds)
+        await until(lambda: not self._journal, grace_seconds)
         if self._supervision is not None:
             self._supervision.cancel()
             await asyncio.gather(self._supervision, return_exceptions=True)
         self._journal.end_everything("abort", SHUTTING_DOWN)
-        await _until(lambda: not self._streams, FAREWELL_SECONDS)  # their last words are sent
+        await until(lambda: not self._streams, FAREWELL_SECONDS)  # their last words are sent
         if self._side is not None:  # the engine ends with the last who says so
             self._side.send(Commands(stop=True))
             await asyncio.wait((self._side.lost,), timeout=FAREWELL_SECONDS)
             self._side.close()
-            self._side = None
+            self._side = self._engine = None
         elif self._engine is not None:
             self._engine.kill()
 
@@ -320,8 +320,8 @@ async def _answer_in_time(answer: Awaitable[Sequence[Answer]]) -> Sequence[Answe
         return []
 
 
-async def _until(condition: Callable[[], bool], seconds: float) -> None:
+async def until(condition: Callable[[], bool], seconds: float) -> None:
     """Waits for a condition, at most so long."""
     deadline = time.monotonic() + seconds
     while not condition() and time.monotonic() < deadline:
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.01)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -23,7 +22,7 @@ import uvloop
 from actors.faults import listen_for_faults
 from cluster.config import ServeConfig
 from cluster.engine.own_process import OwnEngines
-from cluster.engine.supervisor import EngineSupervisor
+from cluster.engine.supervisor import EngineSupervisor, until
 from cluster.process_tree import die_with_parent
 from serve_app.api_processes.messages import ApiOrder, Said
 from serve_app.api_processes.seats import Seats
@@ -32,6 +31,7 @@ from serve_app.engine_client import EngineClient, EngineConnector
 from serve_app.observability.logs import log_to
 from serve_app.openai.tokenization import ModelTokenizer
 
+FIND_SECONDS = 0.5
 LOOK_SECONDS = 0.02  # until the engine is ready for the first time
 TICK_SECONDS = 1.0
 
@@ -61,15 +61,17 @@ async def serve(order: ApiOrder, config: ServeConfig, connect: EngineConnector) 
     tokenizer = ModelTokenizer.load(config.model)
     seats = Seats(Path(order.folder) / "api-processes", config.api_processes)
     app = create_app(config, client, tokenizer, seats, order.start_time)
-    behind_haproxy = order.path is not None
-    settings: dict[str, Any] = {"uds": order.path} if behind_haproxy else _own_certificate(config)
+    # A successor finds an engine that runs: who has waited for it is not sent away for that.
+    await until(lambda: client.ready, FIND_SECONDS)
+    settings = {} if order.behind_haproxy else _own_certificate(config)
     http = HttpServer(
         uvicorn.Config(
             app,
             loop="uvloop",
             http="httptools",
-            proxy_headers=behind_haproxy,
-            forwarded_allow_ips="*" if behind_haproxy else None,
+            fd=order.listener,
+            proxy_headers=order.behind_haproxy,
+            forwarded_allow_ips="*" if order.behind_haproxy else None,
             server_header=False,
             access_log=False,
             log_config=None,
@@ -77,10 +79,7 @@ async def serve(order: ApiOrder, config: ServeConfig, connect: EngineConnector) 
             **settings,
         )
     )
-    sockets = None
-    if order.listener is not None:
-        sockets = [socket.socket(fileno=order.listener)]
-    serving = asyncio.create_task(http.serve(sockets))
+    serving = asyncio.create_task(http.serve())
     telling = asyncio.create_task(_tell(order.told, client, tokenizer.chat_template is not None))
     ending = asyncio.create_task(_end_of_standard_input())
     await asyncio.wait((serving, ending), return_when=asyncio.FIRST_COMPLETED)

@@ -8,17 +8,17 @@ import msgspec
 
 
 class ApiOrder(msgspec.Struct, frozen=True):
-    """What an API process is told. It listens at the socket file ``path``, or at the TCP socket
-    that it finds open as ``listener``; what it has to say of its start it writes to the file
-    descriptor ``told``."""
+    """What an API process is told. It finds two files open: the socket ``listener``, where it
+    listens, to HAProxy or to clients; and ``told``, where it writes what it has to say of its
+    start."""
 
     config: str
     folder: str
     start_time: int
     engine: str
+    listener: int
     told: int
-    path: str | None = None
-    listener: int | None = None
+    behind_haproxy: bool
 
 
 class Said(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -36,6 +36,7 @@ from serve_app.start.listening import certificate_with_key
 from serve_app.start.stopping import StopRequest
 
 ENGINE, INGRESS, API = "engine", "ingress", "api"
+BACKLOG = 2048
 PAUSE_SECONDS = 5.0  # before a process that has just been started is started again
 FAREWELL_SECONDS = 10.0  # for processes to end, after the streams have had their time
 ENGINE_SECONDS = 3.0  # for the engine to end, after all others
@@ -195,29 +196,29 @@ class EmbeddedServer:
             told = EngineOrder(msgspec.to_builtins(config.engine_configuration), engine_path)
             roles.append(_python(ENGINE, self._modules.engine, told))
         binary = haproxy_binary()
-        paths: list[str | None] = [str(folder / f"api-{i}") for i in range(config.api_processes)]
-        listener = None
+        paths = [str(folder / f"api-{index}") for index in range(config.api_processes)]
         if binary is None:
             self._tell("no HAProxy here: slow clients reach the API processes themselves")
-            listener = ends.enter_context(_listening(config.host, config.port)).fileno()
-            paths = [None] * config.api_processes
-        for index, path in enumerate(paths):
+            listeners = [_listening(config.host, config.port)] * config.api_processes
+        else:
+            listeners = [_listening_file(path) for path in paths]
+        for index, listener in enumerate(listeners):
             name = f"{API} {index}"
+            ends.callback(listener.close)
             order = ApiOrder(
                 config=config.model_dump_json(by_alias=True),
                 folder=str(folder),
                 start_time=int(time.time()),
                 engine=engine_path,
+                listener=listener.fileno(),
                 told=self._listen(name, ends),
-                path=path,
-                listener=listener,
+                behind_haproxy=binary is not None,
             )
-            files = tuple(file for file in (order.told, listener) if file is not None)
+            files = (order.listener, order.told)
             roles.append(_python(name, self._modules.api, order, files))
         if binary is not None:
             certificate = certificate_with_key(config)
-            sockets = [path for path in paths if path is not None]
-            written = write_configuration(folder, config.host, config.port, sockets, certificate)
+            written = write_configuration(folder, config.host, config.port, paths, certificate)
             command = (sys.executable, "-m", "cluster.own_ingress", binary, str(written))
             roles.append(ProcessRole(INGRESS, command))
         return roles
@@ -254,7 +255,16 @@ def _python(
 
 def _listening(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, port), family=family, backlog=2048)
+    return socket.create_server((host, port), family=family, backlog=BACKLOG)
+
+
+def _listening_file(path: str) -> socket.socket:
+    """Open in this process, too: whoever comes while an API process is replaced waits for the next
+    one instead of being refused."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(path)
+    listener.listen(BACKLOG)
+    return listener
 
 
 def _json_lines(ends: ExitStack) -> IO[bytes]:
