@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -66,13 +69,14 @@ class ModelTokenizer:
     @classmethod
     def load(cls, folder: str | Path) -> ModelTokenizer:
         """Reads the tokenizer of a model folder; nothing is downloaded or executed from it."""
-        from transformers import AutoTokenizer  # takes seconds: only the replica needs it
+        with _torch_left_out():
+            from transformers import AutoTokenizer  # takes a second: only API processes need it
 
-        return cls(
-            AutoTokenizer.from_pretrained(
-                str(folder), local_files_only=True, trust_remote_code=False
+            return cls(
+                AutoTokenizer.from_pretrained(
+                    str(folder), local_files_only=True, trust_remote_code=False
+                )
             )
-        )
 
     def normalized_bytes(self, text: str) -> int:
         """What is tokenised of a text: a normaliser may make ten characters of one."""
@@ -157,6 +161,25 @@ class ModelTokenizer:
             "additional_special_tokens": list(tokenizer.all_special_tokens),
             "chat_template": self.chat_template,
         }
+
+
+@contextmanager
+def _torch_left_out() -> Iterator[None]:
+    """Whatever is imported inside finds no torch, unless this process has it already.
+
+    Tokenizers do not need it, and transformers imports it wherever it is: 330 MB and three seconds
+    for an API process.
+    """
+    if "torch" in sys.modules:
+        yield
+        return
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that there is no torch
+    modules: dict[str, Any] = sys.modules
+    modules["torch"] = None  # by Python's rules it cannot be imported then
+    try:
+        yield
+    finally:
+        del modules["torch"]
 
 
 class _GenerationBlocks(Extension):
