@@ -46,7 +46,7 @@ ENGINE_SECONDS = 3.0  # for the engine to end, after all others
 class ServerModules:
     """What is run in the processes; without an engine's the API processes have their own."""
 
-    api: str = "serve_app.api_processes.main"
+    api: str = "serve_app.api_processes.api_process"
     engine: str | None = "cluster.engine.main"
 
 

@@ -12,7 +12,8 @@ import httpx
 import psutil
 import pytest
 
-from tests.support.faults import Listener, alive, ask, family
+from tests.support.backends import PROCESS_AND_RAY
+from tests.support.faults import Listener, alive, ask, family, processes_of
 from tests.support.real_server import Server, running_scripted_server, running_server, wait
 
 pytestmark = pytest.mark.slow
@@ -21,18 +22,24 @@ PROCESSES, STREAMS, MOST = 2, 6, 8
 ANSWERED = 'lexshard_http_requests_total{method="POST",path="/v1/completions",status="200"}'
 
 
-@pytest.fixture(scope="module", params=["scripted", "demo"])
+@pytest.fixture(
+    scope="module",
+    params=[(engine, backend) for backend in PROCESS_AND_RAY for engine in ("scripted", "demo")],
+    ids="-".join,
+)
 def server(
     tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Iterator[Server]:
     """With scripted engines, one for each process, and with the real one that all share."""
     folder = tmp_path_factory.mktemp("processes")
+    engine, backend = request.param
+    options = ("--api-processes", str(PROCESSES), "--max-running-requests", str(MOST))
     with (
-        running_scripted_server(folder, api_processes=PROCESSES, max_running_requests=MOST)
-        if request.param == "scripted"
-        else running_server(
-            folder, "--api-processes", str(PROCESSES), "--max-running-requests", str(MOST)
+        running_scripted_server(
+            folder, backend, api_processes=PROCESSES, max_running_requests=MOST
         )
+        if engine == "scripted"
+        else running_server(folder, *options, backend=backend)
     ) as running:
         wait(lambda: "lexshard is ready" in running.log.read_text(), 60, "the banner")
         yield running
@@ -48,14 +55,7 @@ def expected(server: Server) -> str:
 
 
 def replicas(server: Server) -> list[psutil.Process]:
-    found = []
-    for process in family(server):
-        try:
-            if "ray::ServeReplica" in " ".join(process.cmdline()):
-                found.append(process)
-        except psutil.Error:
-            continue
-    return alive(found)
+    return processes_of(server, "api")
 
 
 def listeners(server: Server, count: int, tokens: int = 1500) -> list[Listener]:
@@ -119,7 +119,9 @@ def test_a_process_that_dies_takes_only_its_own_streams(server: Server, expected
     print(f"a successor after {time.monotonic() - died:.1f} s (waited {seconds:.1f})")
 
 
-@pytest.mark.parametrize("server", ["demo"], indirect=True)
+@pytest.mark.parametrize(
+    "server", [("demo", backend) for backend in PROCESS_AND_RAY], indirect=True, ids="-".join
+)
 def test_a_stop_tells_the_streams_of_every_process(server: Server) -> None:
     """The last of this module: the server is gone afterwards."""
     streams = listeners(server, 4, tokens=1900)

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("replicas")
-    with running_scripted_server(folder, replicas=2, routing="prefix") as running:
+    with running_scripted_server(folder, "ray", replicas=2, routing="prefix") as running:
         wait(lambda: "lexshard is ready" in running.log.read_text(), 60, "both replicas")
         yield running
 
@@ -119,7 +119,7 @@ def test_replicas_come_with_requests_and_go_without_one_that_fails(tmp_path: Pat
             except (AssertionError, httpx.HTTPError) as error:
                 failures.append(repr(error))
 
-    with running_scripted_server(tmp_path, **options) as server, ThreadPoolExecutor(8) as pool:
+    with running_scripted_server(tmp_path, "ray", **options) as server, ThreadPoolExecutor(8) as pool:
         for number in range(8):
             pool.submit(ask, number)
         wait(lambda: len(completed(server)) == 3, 120, "three replicas")

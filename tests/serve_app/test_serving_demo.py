@@ -15,17 +15,20 @@ import httpx
 import openai
 import pytest
 
+from tests.support.backends import PROCESS_AND_RAY
 from tests.support.exposition import unlabelled
-from tests.support.faults import process_of
+from tests.support.faults import processes_of
 from tests.support.real_server import Server, healthy, running_server, wait
 
 PROMPT = "Once upon a time there was a little girl who"
 CHAT = [{"role": "user", "content": "I want to book a table for two tonight."}]
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with running_server(tmp_path_factory.mktemp("server")) as running:
+@pytest.fixture(scope="module", params=PROCESS_AND_RAY)
+def server(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[Server]:
+    with running_server(tmp_path_factory.mktemp("server"), backend=request.param) as running:
         yield running
 
 
@@ -221,7 +224,7 @@ def test_killing_the_engine_keeps_streams_and_the_server_answers_within_15_secon
         return text
 
     expected = [tell(seed) for seed in range(4)]
-    engine = process_of(server, "ray::EngineActor")
+    [engine] = processes_of(server, "engine")
     events = [threading.Event() for _ in range(4)]
     with ThreadPoolExecutor(4) as pool:
         streams = [pool.submit(tell, seed, events[seed]) for seed in range(4)]

@@ -8,16 +8,19 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
+from tests.support.backends import PROCESS_AND_RAY
 from tests.support.faults import (
     Listener,
     alive,
     ask,
     family,
     process_of,
+    processes_of,
     seconds_until_served,
 )
 from tests.support.real_server import Server, healthy, running_server, wait
@@ -27,9 +30,11 @@ pytestmark = pytest.mark.slow
 RECOVERY_SECONDS = 15
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with running_server(tmp_path_factory.mktemp("faults")) as running:
+@pytest.fixture(scope="module", params=PROCESS_AND_RAY)
+def server(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[Server]:
+    with running_server(tmp_path_factory.mktemp("faults"), backend=request.param) as running:
         yield running
 
 
@@ -56,7 +61,7 @@ def test_a_stopped_engine_is_told_within_five_seconds_and_streams_wait(
     listener = Listener(server)
     listener.start()
     wait(listener.has_begun, 30, "the stream")
-    engine = process_of(server, "ray::EngineActor")
+    [engine] = processes_of(server, "engine")
     engine.send_signal(signal.SIGSTOP)
     try:
         told = wait(lambda: not healthy(server.url), 10, "the silence to be noticed")
@@ -74,16 +79,22 @@ def test_a_stopped_engine_is_told_within_five_seconds_and_streams_wait(
     assert server.metric("lexshard_engine_restarts_total") == 0
 
 
-@pytest.mark.parametrize("name", ["ray::ServeReplica", "ray::HAProxyManager", "bin/haproxy"])
+@pytest.mark.parametrize("role", ["api", "ray::HAProxyManager", "ingress"])
 def test_a_lost_replica_or_ingress_answers_again_within_fifteen_seconds(
-    server: Server, expected: str, name: str
+    server: Server, expected: str, role: Any
 ) -> None:
+    if role.startswith("ray::"):
+        if server.backend != "ray":
+            pytest.skip("there is none of Ray's")
+        victim = process_of(server, role)
+    else:
+        [victim] = processes_of(server, role)
     listener = Listener(server)
     listener.start()
     wait(listener.has_begun, 30, "the stream")
-    process_of(server, name).kill()
+    victim.kill()
     seconds, slowest = seconds_until_served(server, 60)
-    print(f"{name} killed: served again after {seconds:.1f} s, slowest answer {slowest:.2f} s")
+    print(f"{role} killed: served again after {seconds:.1f} s, slowest answer {slowest:.2f} s")
     assert seconds < RECOVERY_SECONDS
     assert slowest < 5, "nobody is left hanging"
     listener.join(10)
@@ -120,7 +131,7 @@ def test_without_ray_the_server_ends_within_ten_seconds_and_leaves_nothing(
     tmp_path: Path, name: str
 ) -> None:
     folders = set(Path(tempfile.gettempdir()).glob("lexshard-*"))
-    with running_server(tmp_path) as running:
+    with running_server(tmp_path, backend="ray") as running:
         processes = family(running)
         listener = Listener(running)
         listener.start()

@@ -58,7 +58,7 @@ def test_a_cluster_of_actors_says_what_one_process_says(tmp_path: Path) -> None:
         expected = [_tell(server, seed) for seed in range(4)]
     (tmp_path / "many").mkdir()
     flags = (*FLAGS, "--shards", "2", "--shard-spares", "1", "--samplers", "2")
-    with running_server(tmp_path / "many", *flags) as server:
+    with running_server(tmp_path / "many", *flags, backend="ray") as server:
         assert [_tell(server, seed) for seed in range(4)] == expected
         before = _shards(server)
         events = [threading.Event() for _ in range(4)]

@@ -87,7 +87,7 @@ def test_a_guest_says_the_same_and_leaves_the_cluster_as_it_was(
     for key, value in environment.items():
         monkeypatch.setenv(key, value)
     with ray_head(tmp_path, environment) as address:
-        with running_server(tmp_path, *FLAGS, "--address", address) as server:
+        with running_server(tmp_path, *FLAGS, "--address", address, backend="ray") as server:
             assert texts(server.url) == expected
         assert server.process.returncode == 0, server.log.read_text()
         look = (

@@ -10,9 +10,22 @@ from typing import Any
 import httpx
 import psutil
 
+from tests.support.backends import COMMANDS, Role
 from tests.support.real_server import Server
 
 PROMPT = "Once upon a time there was a little girl who"
+
+
+def processes_of(server: Server, role: Role) -> list[psutil.Process]:
+    """Those of a role that live."""
+    piece, found = COMMANDS[server.backend, role], []
+    for child in family(server):
+        try:
+            if piece in " ".join(child.cmdline()):
+                found.append(child)
+        except psutil.Error:
+            continue
+    return alive(found)
 
 
 def process_of(server: Server, name: str) -> psutil.Process:

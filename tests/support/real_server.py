@@ -19,6 +19,7 @@ import psutil
 
 from cluster.config import ServeConfig
 from cluster.ports import free_port
+from tests.support.backends import Backend
 from tests.support.exposition import unlabelled
 from tests.support.mock_server import model_folder
 from tests.support.paths import DEMO, ROOT
@@ -29,6 +30,7 @@ class Server:
     url: str
     log: Path
     process: subprocess.Popen[bytes]
+    backend: Backend
 
     def client(self) -> openai.OpenAI:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
@@ -54,7 +56,7 @@ def healthy(url: str) -> bool:
 
 
 @contextmanager
-def running_server(folder: Path, *flags: str) -> Iterator[Server]:
+def running_server(folder: Path, *flags: str, backend: Backend = "process") -> Iterator[Server]:
     """The demo model served with one thread and ``flags``; its log is kept in ``folder``."""
     port = free_port()
     log = folder / "log"
@@ -68,6 +70,8 @@ def running_server(folder: Path, *flags: str) -> Iterator[Server]:
         "float32",
         "--device",
         "cpu",
+        "--backend",
+        backend,
         *flags,
     ]
     # Whoever runs the tests may have options of their own there.
@@ -87,7 +91,7 @@ def running_server(folder: Path, *flags: str) -> Iterator[Server]:
     try:
         wait(lambda: healthy(url) or process.poll() is not None, 240, "the server")
         assert process.poll() is None, log.read_text()
-        yield Server(url, log, process)
+        yield Server(url, log, process, backend)
     finally:
         process.send_signal(signal.SIGTERM)
         try:
@@ -99,15 +103,17 @@ def running_server(folder: Path, *flags: str) -> Iterator[Server]:
 
 
 @contextmanager
-def running_scripted_server(folder: Path, **options: Any) -> Iterator[Server]:
-    """The driver of a server, everything real but the engines: one of `tests.support.scripted` for
-    every replica. Told to stop by the end of its standard input."""
+def running_scripted_server(
+    folder: Path, backend: Backend = "process", **options: Any
+) -> Iterator[Server]:
+    """A server where everything is real but the engines: one of `tests.support.scripted` for every
+    API process. Told to stop by the end of its standard input."""
     port = free_port()
     log = folder / "log"
-    config = ServeConfig(model=str(model_folder(folder)), port=port, **options)
+    config = ServeConfig(model=str(model_folder(folder)), port=port, backend=backend, **options)
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.scripted"],
+            [sys.executable, "-m", "tests.support.scripted", backend],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=output,
@@ -120,7 +126,7 @@ def running_scripted_server(folder: Path, **options: Any) -> Iterator[Server]:
     try:
         wait(lambda: healthy(url) or process.poll() is not None, 120, "the server")
         assert process.poll() is None, log.read_text()
-        yield Server(url, log, process)
+        yield Server(url, log, process, backend)
     finally:
         everything: list[psutil.Process] = []
         if process.poll() is None:

@@ -1,13 +1,16 @@
-"""A server with scripted engines, run as `serve_app.start.driver` is; see
+"""A server with scripted engines, told what to do as `serve_app.start.driver` is; see
 `running_scripted_server`."""
 
 from __future__ import annotations
 
 import sys
+import threading
 
 from actors.messages import EngineStatistics, Request
 from cluster.config import ServeConfig
 from serve_app.start.driver import main
+from serve_app.start.embedded import ServerModules, serve_embedded
+from serve_app.start.stopping import StopRequest
 from tests.support.mock_engine import MockEngine, Script, ids
 
 SECONDS_PER_TOKEN = 0.005
@@ -23,5 +26,19 @@ def connect(config: ServeConfig) -> MockEngine:
     return MockEngine(script=scripted, statistics=EngineStatistics())
 
 
+def serve_in_processes() -> int:
+    """An engine for each API process, which are all there is."""
+    stop = StopRequest()
+
+    def hear() -> None:
+        sys.stdin.read()
+        stop.make()
+
+    config = ServeConfig.model_validate_json(sys.stdin.readline(), strict=True)
+    threading.Thread(target=hear, daemon=True).start()
+    modules = ServerModules(api="tests.support.scripted_api_process", engine=None)
+    return serve_embedded(config, stop, modules)
+
+
 if __name__ == "__main__":
-    sys.exit(main(connect))
+    sys.exit(main(connect) if sys.argv[1] == "ray" else serve_in_processes())

@@ -1,5 +1,5 @@
 """An API process of a server without Ray, as `serve_app.start.embedded` keeps it:
-``python -m serve_app.api_processes.main``.
+``python -m serve_app.api_processes.api_process``.
 
 Standard input brings an `ApiOrder` as one line of JSON and stays open: its end is the request to
 stop.

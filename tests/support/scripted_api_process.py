@@ -1,0 +1,11 @@
+"""An API process with a scripted engine; see `tests.support.scripted`."""
+
+from __future__ import annotations
+
+import sys
+
+from serve_app.api_processes.api_process import main
+from tests.support.scripted import connect
+
+if __name__ == "__main__":
+    sys.exit(main(connect))
