@@ -83,20 +83,27 @@ class EngineConfiguration:
 
     model: str = field(
         metadata=setting(
-            "model folder (safetensors, config.json, tokenizer.json)", metavar="FOLDER"
+            "folder (safetensors, config.json, tokenizer.json)",
+            group="model",
+            metavar="FOLDER",
         )
     )
-    dtype: DataType = field(default="auto", metadata=setting("auto, float32 or bfloat16"))
+    dtype: DataType = field(
+        default="auto", metadata=setting("auto, float32 or bfloat16", group="model")
+    )
     device: Device = field(
-        default="auto", metadata=setting("auto, cpu or cuda: where the model body computes")
+        default="auto",
+        metadata=setting("auto, cpu or cuda: where the model body computes", group="model"),
     )
     max_model_len: int | None = field(
-        default=None, metadata=setting("longest prompt plus output", metavar="TOKENS", least=1)
+        default=None,
+        metadata=setting("longest prompt plus output", group="model", metavar="TOKENS", least=1),
     )
     kv_cache_bytes: int | None = field(
         default=None,
         metadata=setting(
             "memory of the KV cache, for example 4GiB",
+            group="memory",
             metavar="BYTES",
             key="kv_cache_memory",
             least=1,
@@ -107,48 +114,65 @@ class EngineConfiguration:
         default=0.9,
         metadata=setting(
             "how much of a GPU's memory may be used, the KV cache included (default 0.9)",
+            group="memory",
             metavar="SHARE",
         ),
     )
     threads: int | None = field(
         default=None,
-        metadata=setting("threads of the engine (default: the fastest, measured)", least=1),
+        metadata=setting(
+            "threads of the engine (default: the fastest, measured)", group="model", least=1
+        ),
     )
-    body: BodyChoice = field(default="auto", metadata=setting("auto, fused or general"))
+    body: BodyChoice = field(
+        default="auto", metadata=setting("auto, fused or general", group="model")
+    )
     fast_prefill: bool = field(
-        default=False, metadata=setting("faster prompts, not batch-invariant")
+        default=False, metadata=setting("faster prompts, not batch-invariant", group="model")
     )
     batch_invariant: bool = field(
         default=False,
-        metadata=setting("on a GPU, steps of one fixed shape: tokens do not depend on the batch"),
+        metadata=setting(
+            "on a GPU, steps of one fixed shape: tokens do not depend on the batch", group="model"
+        ),
     )
     no_compile: bool = field(
         default=False,
-        metadata=setting("on a GPU, the model's layers as they are written: starts faster"),
+        metadata=setting(
+            "on a GPU, the model's layers as they are written: starts faster", group="model"
+        ),
     )
     attention: AttentionChoice = field(
         default="auto",
-        metadata=setting("on a GPU, auto (FlashInfer where it is installed and right) or triton"),
+        metadata=setting(
+            "on a GPU, auto (FlashInfer where it is installed and right) or triton", group="model"
+        ),
     )
     head: HeadChoice = field(
         default="auto",
-        metadata=setting("auto, certified, paper or dense: how tokens are found, never which"),
+        metadata=setting(
+            "auto, certified, paper or dense: how tokens are found, never which", group="head"
+        ),
     )
     tiers: tuple[TierName, ...] = field(
         default=DEFAULT_TIERS,
         metadata=setting(
             "int8, int4, int4-dither or 1-bit: what may screen, repeatable (default int8, int4)",
+            group="head",
             flag="--tier",
         ),
     )
     index: str | None = field(
         default=None,
-        metadata=setting("vocabulary index (default: beside the model)", metavar="FILE"),
+        metadata=setting(
+            "vocabulary index (default: beside the model)", group="head", metavar="FILE"
+        ),
     )
     shards: int = field(
         default=1,
         metadata=setting(
-            "processes that share the vocabulary of the output head (default 1)",
+            "processes that share the output head (default 1)",
+            group="cluster",
             metavar="N",
             least=1,
         ),
@@ -158,6 +182,7 @@ class EngineConfiguration:
         metadata=setting(
             "which tokens are whose: blocks-round-robin (default), blocks-contiguous, "
             "blocks-hotness, clusters-round-robin, clusters-hotness or clusters-semantic",
+            group="cluster",
             metavar="METHOD",
         ),
     )
@@ -166,6 +191,7 @@ class EngineConfiguration:
         metadata=setting(
             "how often tokens are drawn, for methods by hotness: JSON lines (token_ids, messages, "
             "prompt or text) or plain text",
+            group="cluster",
             metavar="FILE",
         ),
     )
@@ -173,6 +199,7 @@ class EngineConfiguration:
         default=10,
         metadata=setting(
             "how long a shard may keep a step waiting before it is replaced (default 10)",
+            group="cluster",
             metavar="N",
             least=1,
         ),
@@ -180,64 +207,95 @@ class EngineConfiguration:
     shard_spares: int = field(
         default=0,
         metadata=setting(
-            "processes that wait to take the place of a lost shard", metavar="N", least=0
+            "processes that wait to take the place of a lost shard",
+            group="cluster",
+            metavar="N",
+            least=0,
         ),
     )
     max_running: int = field(
         default=64,
         metadata=setting(
-            "sequences in one engine step", metavar="N", key="max_batch_size", least=1
+            "sequences in one engine step",
+            group="memory",
+            metavar="N",
+            key="max_batch_size",
+            least=1,
         ),
     )
     step_tokens: int | None = field(
         default=None,
         metadata=setting(
-            "tokens computed in one step (default 512, on a GPU 4096)", metavar="N", least=1
+            "tokens computed in one step (default 512, on a GPU 4096)",
+            group="memory",
+            metavar="N",
+            least=1,
         ),
     )
     prefix_cache: bool = True
     samplers: int = field(
         default=0,
-        metadata=setting("decide tokens beside the forward pass (0: not)", metavar="N", least=0),
+        metadata=setting(
+            "decide tokens beside the forward pass (0: not)", group="sampling", metavar="N", least=0
+        ),
     )
     sampler_threads: int = field(
-        default=1, metadata=setting("threads of each sampler (default 1)", metavar="T", least=1)
+        default=1,
+        metadata=setting(
+            "threads of each sampler (default 1)", group="sampling", metavar="T", least=1
+        ),
     )
     sampler_placement: SamplerPlacement = field(
         default="processes",
-        metadata=setting("threads, processes (default) or ray: where samplers run"),
+        metadata=setting(
+            "threads, processes (default) or ray: where samplers run", group="sampling"
+        ),
     )
     hot_vocabulary: str | None = field(
         default=None,
-        metadata=setting("tokens to look at first (lexshard hotset build)", metavar="FILE"),
+        metadata=setting(
+            "tokens to look at first (lexshard hotset build)", group="sampling", metavar="FILE"
+        ),
     )
     draft: str | None = field(
         default=None,
         metadata=setting(
-            "draft model folder, or ngram: guess tokens ahead, which changes none",
+            "draft model folder, or ngram: changes no token",
+            group="speculation",
             metavar="FOLDER",
         ),
     )
     verify: VerifyMode = field(
         default="coupled",
-        metadata=setting("coupled (default), greedy, exact or sigmoid: how guesses are tested"),
+        metadata=setting(
+            "coupled (default), greedy, exact or sigmoid: how guesses are tested",
+            group="speculation",
+        ),
     )
     sigmoid_alpha: float = field(
-        default=SIGMOID_LIMITS[0], metadata=setting("of --verify sigmoid, below 0 (default -10)")
+        default=SIGMOID_LIMITS[0],
+        metadata=setting("of --verify sigmoid, below 0 (default -10)", group="speculation"),
     )
     sigmoid_beta: float = field(
-        default=SIGMOID_LIMITS[1], metadata=setting("of --verify sigmoid, above 0 (default 10)")
+        default=SIGMOID_LIMITS[1],
+        metadata=setting("of --verify sigmoid, above 0 (default 10)", group="speculation"),
     )
     draft_tokens: int = field(
-        default=5, metadata=setting("longest draft (default 5)", metavar="N", least=1)
+        default=5,
+        metadata=setting("longest draft (default 5)", group="speculation", metavar="N", least=1),
     )
     draft_length: DraftLength = field(
         default="auto",
-        metadata=setting("auto, measured, stepping or fixed: how long each draft is"),
+        metadata=setting(
+            "auto, measured, stepping or fixed: how long each draft is", group="speculation"
+        ),
     )
     draft_head: DraftHeadChoice = field(
         default="auto",
-        metadata=setting("auto, full, static, router or certified: what a draft model looks at"),
+        metadata=setting(
+            "auto, full, static, router or certified: what a draft model looks at",
+            group="speculation",
+        ),
     )
 
     def tokens_of_a_step(self, device: str) -> int:
@@ -278,3 +336,9 @@ class EngineInformation:
     thread_choices: tuple[tuple[int, int], ...] = ((1, 1),)
     # Rows in a step, threads, milliseconds of body and head; none where threads were given.
     thread_timings: tuple[tuple[int, int, float], ...] = ()
+
+
+def check_utilization(share: float) -> None:
+    """Raises ValueError for a share of a GPU's memory that cannot be."""
+    if not 0.0 < share <= 1.0:
+        raise ValueError(f"--gpu-memory-utilization {share} must be above 0 and at most 1")

@@ -12,11 +12,13 @@ _KEY = "setting"
 class EngineSetting:
     """What a file, the environment, a command line and a banner must know of a setting.
 
-    ``key``, ``flag`` and ``metavar`` are their words where its name does not give them; ``least``
-    is its smallest value. ``in_bytes``: it may be given with a unit.
+    ``group`` is what it stands with wherever all are listed. ``key``, ``flag`` and ``metavar`` are
+    their words where its name does not give them; ``least`` is its smallest value. ``in_bytes``: it
+    may be given with a unit.
     """
 
     description: str
+    group: str
     metavar: str | None = None
     key: str | None = None
     flag: str | None = None
@@ -24,9 +26,10 @@ class EngineSetting:
     in_bytes: bool = False
 
 
-def setting(description: str, **words: Any) -> dict[str, EngineSetting]:
-    """The metadata of a field; ``words`` are those of `EngineSetting`."""
-    return {_KEY: EngineSetting(description, **words)}
+def setting(description: str, *, group: str, **words: Any) -> dict[str, EngineSetting]:
+    """The metadata of a field; ``group`` and ``words`` are those of
+    `EngineSetting`."""
+    return {_KEY: EngineSetting(description, group, **words)}
 
 
 def settings_of(configuration: type[Any]) -> dict[str, EngineSetting]:

@@ -1,8 +1,8 @@
 """The options of a server, each declared once: the engine's in ``EngineConfiguration``, the others
 as fields of ``ServeConfig``.
 
-``OPTIONS`` is what the file, the environment and the command line (`cluster.config_sources`), the
-schema for editors and `lexshard config` read there.
+``OPTIONS``, group by group, is what the file, the environment and the command line
+(`cluster.config_sources`), the schema for editors and `lexshard config` read there.
 """
 
 from __future__ import annotations
@@ -21,6 +21,18 @@ from actors.setting import settings_of
 VARIABLE_PREFIX = "LEXSHARD_"
 # Options that name a file or a folder which other processes read.
 PATHS = ("model", "draft", "index", "hot_vocabulary", "shard_trace")
+# What options are listed under, everywhere in this order: `lexshard serve --help=NAME`, its title.
+GROUPS = {
+    "model": "Model",
+    "memory": "KV cache and batches",
+    "head": "Output head",
+    "sampling": "Sampling plane",
+    "speculation": "Speculation",
+    "cluster": "Cluster, shards, replicas",
+    "http": "HTTP, keys, TLS",
+    "limits": "Limits",
+    "logs": "Logs, traces, metrics",
+}
 
 Name = Annotated[str, Field(pattern=r"\S")]
 Origin = Annotated[str, Field(pattern=r"^(\*|https?://[^\s/]+)$")]
@@ -33,6 +45,8 @@ Key = Annotated[str, Field(pattern=r"^\S+( +priority=-?\d{1,9})?$")]
 def option(
     default: Any,
     description: str,
+    *,
+    group: str,
     metavar: str | None = None,
     flag: str | None = None,
     secret: bool = False,
@@ -40,11 +54,12 @@ def option(
 ) -> Any:
     """A field of ``ServeConfig``.
 
-    Its key is the ``alias`` among the ``rules`` (which are pydantic's), else its name. ``flag`` and
-    ``metavar`` are the command line's words where the key does not give them. What is ``secret``
-    has no flag, for everybody can list the processes of a machine, and is never shown.
+    Its key is the ``alias`` among the ``rules`` (which are pydantic's), else its name; ``group`` is
+    one of ``GROUPS``. ``flag`` and ``metavar`` are the command line's words where the key does not
+    give them. What is ``secret`` has no flag, for everybody can list the processes of a machine,
+    and is never shown.
     """
-    words: dict[str, Any] = {"metavar": metavar, "flag": flag, "secret": secret}
+    words: dict[str, Any] = {"metavar": metavar, "flag": flag, "secret": secret, "group": group}
     return Field(default, description=description, json_schema_extra=words, **rules)
 
 
@@ -67,7 +82,15 @@ def _engine_options() -> dict[str, Any]:
         if told.in_bytes:
             kind = ByteSize | None
         value = ... if default is MISSING else default
-        options[name] = (kind, option(value, told.description, told.metavar, told.flag, **rules))
+        declared = option(
+            value,
+            told.description,
+            group=told.group,
+            metavar=told.metavar,
+            flag=told.flag,
+            **rules,
+        )
+        options[name] = (kind, declared)
     return options
 
 
@@ -86,101 +109,169 @@ class ServeConfig(EngineOptions):
         "auto",
         "process: plain processes of this machine; ray: actors of a Ray cluster behind Ray Serve; "
         "auto: ray where an option needs it",
+        group="cluster",
     )
     address: str | None = option(
-        None, "of the Ray cluster to join, HOST:PORT or auto (default: a Ray of its own)"
+        None,
+        "of the Ray cluster to join, HOST:PORT or auto (default: a Ray of its own)",
+        group="cluster",
+        metavar="ADDRESS",
     )
-    reserve: bool = option(False, "reserve CPUs and GPUs for every process (always when joining)")
+    reserve: bool = option(
+        False, "reserve CPUs and GPUs for every process (always when joining)", group="cluster"
+    )
     placement_seconds: int = option(
-        60, "how long to wait for room in a cluster that is joined", metavar="N", ge=0
+        60,
+        "how long to wait for room in a cluster that is joined",
+        group="cluster",
+        metavar="N",
+        ge=0,
     )
     cpus_per_body: float | None = option(
         None,
         "that the engine's process reserves (default: --threads, else 1)",
+        group="cluster",
         metavar="N",
         gt=0,
         allow_inf_nan=False,
     )
     cpus_per_shard: float = option(
-        1.0, "that each shard reserves (default 1)", metavar="N", gt=0, allow_inf_nan=False
+        1.0,
+        "that each shard reserves (default 1)",
+        group="cluster",
+        metavar="N",
+        gt=0,
+        allow_inf_nan=False,
     )
     cpus_per_sampler: float | None = option(
         None,
         "that each sampler reserves (default: its threads)",
+        group="cluster",
         metavar="N",
         gt=0,
         allow_inf_nan=False,
     )
     cpus_per_drafter: float = option(
-        1.0, "that a drafter reserves (default 1)", metavar="N", gt=0, allow_inf_nan=False
+        1.0,
+        "that a drafter reserves (default 1)",
+        group="cluster",
+        metavar="N",
+        gt=0,
+        allow_inf_nan=False,
     )
     gpus_per_body: float | None = option(
-        None, "share of one GPU (default: 1 where nodes have GPUs)", metavar="SHARE", ge=0, le=1
+        None,
+        "share of one GPU (default: 1 where nodes have GPUs)",
+        group="cluster",
+        metavar="SHARE",
+        ge=0,
+        le=1,
     )
     gpus_per_shard: float | None = option(
-        None, "share of one GPU (default: 1 where nodes have GPUs)", metavar="SHARE", ge=0, le=1
+        None,
+        "share of one GPU (default: 1 where nodes have GPUs)",
+        group="cluster",
+        metavar="SHARE",
+        ge=0,
+        le=1,
     )
-    served_model_name: list[Name] = option([], "name for clients; repeatable", metavar="NAME")
-    host: str = option("127.0.0.1", "address to listen on (default 127.0.0.1)")
-    port: int = option(8000, "port to listen on (default 8000)", ge=1, le=65535)
+    served_model_name: list[Name] = option(
+        [], "name for clients; repeatable", group="model", metavar="NAME"
+    )
+    host: str = option(
+        "127.0.0.1", "to listen on (default 127.0.0.1)", group="http", metavar="ADDRESS"
+    )
+    port: int = option(8000, "port to listen on (default 8000)", group="http", ge=1, le=65535)
     api_processes: int = option(
-        1, "processes that speak HTTP and tokenise, before one engine", metavar="N", ge=1, le=64
+        1,
+        "processes that speak HTTP and tokenise, before one engine",
+        group="http",
+        metavar="N",
+        ge=1,
+        le=64,
     )
     replicas: int = option(
-        1, "servers behind one address, each with an engine of its own", metavar="N", ge=1, le=64
+        1,
+        "servers behind one address, each with an engine of its own",
+        group="cluster",
+        metavar="N",
+        ge=1,
+        le=64,
     )
     max_replicas: int | None = option(
         None,
         "as many replicas while requests wait, --replicas of them at least",
+        group="cluster",
         metavar="N",
         ge=1,
         le=64,
     )
     target_ongoing_requests: int = option(
-        16, "of a replica: with more of them others are started", metavar="N", ge=1
+        16, "of a replica: with more of them others are started", group="cluster", metavar="N", ge=1
     )
     routing: Literal["prefix", "load"] = option(
         "prefix",
-        "to replicas: what begins alike to the same one, unless it has too many; or the least busy",
+        "prefix (default: what begins alike to the same replica, unless it has too many) or load",
+        group="cluster",
     )
     api_keys: list[Key] = option(
         [],
         "keys of clients; 'KEY priority=-5' lets its owner go as far before the default",
+        group="http",
         secret=True,
     )
-    api_key_file: str | None = option(None, "more keys, one a line", metavar="FILE")
-    max_running_requests: int = option(256, "sequences admitted at once", metavar="N", ge=1)
-    max_waiting_tokens: int = option(131_072, "prompt tokens that may wait", metavar="N", ge=1)
+    api_key_file: str | None = option(
+        None, "keys of clients, one a line (without: open to all)", group="http", metavar="FILE"
+    )
+    max_running_requests: int = option(
+        256, "sequences admitted at once", group="limits", metavar="N", ge=1
+    )
+    max_waiting_tokens: int = option(
+        131_072, "prompt tokens that may wait", group="limits", metavar="N", ge=1
+    )
     max_requests_per_client: int | None = option(
-        None, "open requests of one client", metavar="N", ge=1
+        None, "open requests of one client", group="limits", metavar="N", ge=1
     )
     max_body_bytes: int = option(
-        16 * 1024 * 1024, "largest body of a request", metavar="BYTES", ge=1024
+        16 * 1024 * 1024, "largest body of a request", group="limits", metavar="BYTES", ge=1024
     )
     cors_origins: list[Origin] = option(
         [],
         "web pages of this origin may ask from browsers ('*': all); repeatable",
+        group="http",
         metavar="ORIGIN",
         flag="--cors-origin",
     )
     root_path: RootPath | None = option(
-        None, "path under which a reverse proxy serves this server", metavar="PATH"
+        None, "path under which a reverse proxy serves this server", group="http", metavar="PATH"
     )
     ssl_certfile: str | None = option(
-        None, "certificate (PEM, with its chain): HTTPS instead of HTTP", metavar="FILE"
+        None,
+        "certificate (PEM, with its chain): HTTPS instead of HTTP",
+        group="http",
+        metavar="FILE",
     )
-    ssl_keyfile: str | None = option(None, "private key (PEM) of the certificate", metavar="FILE")
+    ssl_keyfile: str | None = option(
+        None, "private key (PEM) of the certificate", group="http", metavar="FILE"
+    )
     log_format: Literal["text", "json"] = option(
-        "text", "text or json (one object a line)", metavar="FORMAT"
+        "text", "text or json (one object a line)", group="logs", metavar="FORMAT"
     )
     otlp_traces_endpoint: Url | None = option(
-        None, "OpenTelemetry collector (OTLP over HTTP) for spans of requests", metavar="URL"
+        None,
+        "OpenTelemetry collector (OTLP over HTTP) for spans of requests",
+        group="logs",
+        metavar="URL",
     )
     vllm_metrics: bool = option(
-        False, "metrics that gateways know by vLLM's names, under these names, too"
+        False, "metrics that gateways know by vLLM's names, under these names, too", group="logs"
     )
     shutdown_grace_seconds: int = option(
-        5, "time for open streams to end when the server is told to", metavar="N", ge=0
+        5,
+        "time for open streams to end when the server is told to",
+        group="limits",
+        metavar="N",
+        ge=0,
     )
 
     @cached_property
@@ -232,10 +323,12 @@ class ServeConfig(EngineOptions):
 @dataclass(frozen=True, slots=True)
 class Option:
     """A field of ``ServeConfig`` as it can be set: by a ``key`` of the file, a ``variable`` of the
-    environment or, unless it is ``secret``, a ``flag``. ``kind`` is the type of its value; None may
-    be among its choices. ``default`` is None where it is ``required``, too."""
+    environment or, unless it is ``secret``, a ``flag``. ``group`` is one of ``GROUPS``. ``kind`` is
+    the type of its value; None may be among its choices. ``default`` is None where it is
+    ``required``, too."""
 
     key: str
+    group: str
     variable: str
     flag: str | None
     metavar: str | None
@@ -265,6 +358,7 @@ def _options() -> tuple[Option, ...]:
         options.append(
             Option(
                 key=key,
+                group=words["group"],
                 variable=VARIABLE_PREFIX + key.upper(),
                 flag=None if words["secret"] else flag,
                 metavar=words["metavar"],
@@ -275,7 +369,8 @@ def _options() -> tuple[Option, ...]:
                 secret=words["secret"],
             )
         )
-    return tuple(options)
+    names = list(GROUPS)
+    return tuple(sorted(options, key=lambda option: names.index(option.group)))
 
 
 OPTIONS = _options()
@@ -285,8 +380,9 @@ def configuration_schema() -> dict[str, Any]:
     """The JSON schema (draft 2020-12) of a configuration file, for editors."""
     schema: dict[str, Any] = ServeConfig.model_json_schema(by_alias=True)
     for described in schema["properties"].values():
-        for word in ("metavar", "flag", "secret", "title"):
+        for word in ("metavar", "flag", "secret", "group", "title"):
             described.pop(word, None)
+    schema["properties"] = {option.key: schema["properties"][option.key] for option in OPTIONS}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **schema,

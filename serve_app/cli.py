@@ -83,9 +83,12 @@ def usage() -> str:
 def parser_of(words: tuple[str, ...]) -> argparse.ArgumentParser:
     """The options of one of ``COMMANDS``."""
     module_name, text = COMMANDS[words]
-    # Half a name might be that of an option of tomorrow.
+    # Half a name might be that of an option of tomorrow. A command may tell more with --help.
     parser = argparse.ArgumentParser(
-        f"lexshard {' '.join(words)}", description=text, allow_abbrev=False
+        f"lexshard {' '.join(words)}",
+        description=text,
+        allow_abbrev=False,
+        conflict_handler="resolve",
     )
     importlib.import_module(module_name).add_arguments(parser)
     return parser

@@ -106,7 +106,15 @@ class ServerState:
                 for fault in sorted((*listen_for_faults().told(), *await self.client.faults()))
             ],
             "counters": asdict(self.client.statistics),
+            "timings": self._timings(),
         }
+
+    def _timings(self) -> dict[str, Any]:
+        """What the engine timed when it started; nothing while there is none to ask."""
+        if not self.client.ready:
+            return {"head": [], "threads": []}
+        information = self.client.information
+        return {"head": information.head_timings, "threads": information.thread_timings}
 
 
 @lru_cache(maxsize=1)  # the same for every request to one engine

@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from actors.body.loading import LoadedModel, load
-from actors.configuration import EngineConfiguration, EngineInformation
+from actors.configuration import EngineConfiguration, EngineInformation, check_utilization
 from actors.decision.build import StartSampler, build_plane, sampler_settings
 from actors.decision.plane import DecisionPlane
 from actors.drafter.checks import check_drafting
@@ -25,7 +25,6 @@ from actors.drafter.length import length_rule
 from actors.drafter.protocol import Drafter
 from actors.engine.accelerator import describe_device, measure_device
 from actors.engine.completion import Completion, run_to_completion
-from actors.engine.checks import check_utilization
 from actors.engine.memory import default_kv_bytes, device_kv_bytes
 from actors.engine.scheduler import Scheduler
 from actors.engine.sequence import Sequence

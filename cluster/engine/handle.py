@@ -1,4 +1,4 @@
-"""One engine as those who use it see it, wherever it runs: in a plain process, or as a Ray actor."""
+"""One engine as its users see it, wherever it runs: in a plain process, or as a Ray actor."""
 
 from __future__ import annotations
 

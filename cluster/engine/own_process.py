@@ -37,7 +37,7 @@ class EngineOrder(msgspec.Struct, frozen=True):
     path: str
 
 
-class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
+class EngineAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
     """What is answered; ``failure`` is why the engine could not be made."""
 
     process_id: int
@@ -64,18 +64,18 @@ def answer_questions(process: EngineProcess, path: str) -> None:
     threading.Thread(target=server.serve_forever, daemon=True).start()
 
 
-def _answer(process: EngineProcess, question: str) -> Answer:
+def _answer(process: EngineProcess, question: str) -> EngineAnswer:
     own = os.getpid()
     if question == "locate":
         try:
-            return Answer(own, location=process.locate())
+            return EngineAnswer(own, location=process.locate())
         except Exception as error:
-            return Answer(own, failure=str(error) or type(error).__name__)
+            return EngineAnswer(own, failure=str(error) or type(error).__name__)
     if question == "roles":
-        return Answer(own, roles=tuple(process.roles()))
+        return EngineAnswer(own, roles=tuple(process.roles()))
     if question == "faults":
-        return Answer(own, faults=tuple(process.faults()))
-    return Answer(own)
+        return EngineAnswer(own, faults=tuple(process.faults()))
+    return EngineAnswer(own)
 
 
 class OwnEngine:
@@ -126,7 +126,7 @@ class OwnEngine:
             with suppress(psutil.NoSuchProcess):
                 self._process.kill()
 
-    async def _answer(self, question: Question) -> Answer:
+    async def _answer(self, question: Question) -> EngineAnswer:
         """Raises:
         EngineLostError: nobody answers.
         """
@@ -155,7 +155,7 @@ class OwnEngines:
 
 async def _ask(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, question: Question
-) -> Answer:
+) -> EngineAnswer:
     try:
         writer.write(f"{question}\n".encode())
         await writer.drain()
@@ -164,4 +164,4 @@ async def _ask(
         raise EngineLostError("its process has ended") from error
     if not line:
         raise EngineLostError("its process has ended")
-    return msgspec.json.decode(line, type=Answer)
+    return msgspec.json.decode(line, type=EngineAnswer)

@@ -6,6 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
+from serve_app.cli import parser_of
 from serve_app.commands import topology_plan
 
 if TYPE_CHECKING:
@@ -43,8 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not nodes:
         print(f"lexshard: no node of {arguments.file} has a CPU", file=sys.stderr)
         return 2
-    planner = argparse.ArgumentParser()
-    topology_plan.add_arguments(planner)
+    planner = parser_of(("topology", "plan"))
     return topology_plan.run(planner.parse_args(["--config", arguments.config, "--nodes", *nodes]))
 
 

@@ -6,10 +6,10 @@ import argparse
 import json
 import sys
 
-from cluster.config import OPTIONS
+from cluster.config import GROUPS, OPTIONS
 from cluster.config_sources import ConfigError
 from serve_app.commands.option_flags import add_option_flags, given_options
-from serve_app.start.banner import shown_values
+from serve_app.start.settings import shown_values
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print every option; returns the exit status."""
+    """Print every option, group by group; returns the exit status."""
     try:
         sources = given_options(arguments)
         config = sources.config()
@@ -35,6 +35,8 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(described, indent=2))
         return 0
     width = max(map(len, shown.values()))
-    for key, value in shown.items():
-        print(f"{key:<24} {value:<{width}}  {origins[key]}")
+    for name, title in GROUPS.items():
+        print(title)
+        for key in (option.key for option in OPTIONS if option.group == name):
+            print(f"  {key:<24} {shown[key]:<{width}}  {origins[key]}")
     return 0

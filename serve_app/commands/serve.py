@@ -9,9 +9,9 @@ from cluster.config import ServeConfig
 from cluster.config_sources import ConfigError
 from serve_app.commands.option_flags import add_option_flags, given_options
 from serve_app.observability.logs import print_lines
-from serve_app.start.banner import decisions
 from serve_app.start.preflight import check
 from serve_app.start.readiness import StartupError
+from serve_app.start.settings import set_options
 from serve_app.start.stopping import StopRequest
 
 
@@ -23,12 +23,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Serves until SIGINT or SIGTERM; the process's exit code."""
     try:
-        config = given_options(arguments).config()
+        sources = given_options(arguments)
+        config = sources.config()
         check(config)
     except (ConfigError, StartupError) as error:
         print(f"lexshard: {error}", file=sys.stderr)
         return 2
-    print_lines(f"lexshard serve with:\n{decisions(config)}", config.log_format)
+    print_lines(set_options(sources, config), config.log_format)
     stop = StopRequest()
     stop.listen()
     code = _serve(config, stop)

@@ -13,6 +13,8 @@ from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import ProxyHandler, Request, build_opener
 
+from serve_app.start.timings import head_table, thread_table
+
 KEY_VARIABLE = "LEXSHARD_API_KEY"
 ANSWER_SECONDS = 10.0
 
@@ -23,6 +25,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--url", default="http://127.0.0.1:8000", help="of the server (default %(default)s)"
     )
     parser.add_argument("--json", action="store_true", help="print the answer as it is")
+    parser.add_argument(
+        "--timings", action="store_true", help="what was timed at the start, in place of the roles"
+    )
     parser.epilog = f"A server with API keys is asked with the one in {KEY_VARIABLE}."
 
 
@@ -37,7 +42,10 @@ def run(arguments: argparse.Namespace) -> int:
     except (OSError, ValueError, http.client.HTTPException) as error:
         print(f"lexshard: no server answers at {arguments.url}: {error}", file=sys.stderr)
         return 1
-    print(json.dumps(report, indent=2) if arguments.json else describe(report))
+    if arguments.json:
+        print(json.dumps(report, indent=2))
+    else:
+        print(describe_timings(report) if arguments.timings else describe(report))
     return 0 if report["ready"] else 1
 
 
@@ -109,3 +117,15 @@ def describe(report: dict[str, Any]) -> str:
             for fault in report["faults"]
         ]
     return "\n".join(lines)
+
+
+def describe_timings(report: dict[str, Any]) -> str:
+    """What the choices of a screen and of the number of threads are based on."""
+    tables = {
+        "output head": head_table(report["timings"]["head"]),
+        "threads": thread_table(report["timings"]["threads"]),
+    }
+    told = [line for name, table in tables.items() if table for line in (name, *table, "")]
+    return (
+        "\n".join(told[:-1]) or "nothing was timed: the head and the threads were given, or small"
+    )

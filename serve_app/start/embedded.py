@@ -1,5 +1,5 @@
-"""A server of this machine alone, in plain processes: an engine, API processes, and HAProxy in front
-of them. Nothing of Ray's is started or imported.
+"""A server of this machine alone, in plain processes: an engine, API processes, and HAProxy before
+them. Nothing of Ray's is started or imported.
 
 The process that owns them waits for what happens to them and does nothing else: one that ends is
 started anew, and the others go on. An engine's successor is handed every unfinished request by the
@@ -23,12 +23,12 @@ from typing import IO
 import msgspec
 
 from cluster.config import ServeConfig
+from cluster.engine.own_process import EngineOrder
 from cluster.ingress import haproxy_binary
 from cluster.kept_processes import KeptProcesses, ProcessRole
 from cluster.own_ingress import write_configuration
 from cluster.private_folder import PrivateFolder, remove_abandoned_folders
 from cluster.process_tree import adopt_orphans, end_descendants, reap_orphans
-from cluster.engine.own_process import EngineOrder
 from serve_app.api_processes.messages import ApiOrder, Said
 from serve_app.observability.logs import print_lines
 from serve_app.start.banner import banner

@@ -7,9 +7,8 @@ import ssl
 from pathlib import Path
 
 from actors.body.errors import WeightsError
-from actors.configuration import NGRAM
+from actors.configuration import NGRAM, check_utilization
 from actors.drafter.checks import check_drafting
-from actors.engine.checks import check_utilization
 from actors.head.sharded.checks import check_shards
 from actors.index.container import CLUSTERS, check_tiers
 from actors.index.errors import IndexFileError

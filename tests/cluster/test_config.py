@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 import yaml
 
-from cluster.config import OPTIONS, ServeConfig, configuration_schema
+from cluster.config import GROUPS, OPTIONS, ServeConfig, configuration_schema
 from cluster.config_sources import ConfigError, config_sources, load_config
 from tests.support.paths import ROOT
 
@@ -137,6 +137,31 @@ def test_the_schema_takes_a_size_with_a_unit_and_knows_every_option() -> None:
     described = schema["properties"]
     assert list(described) == [option.key for option in OPTIONS]
     assert all(each["description"] for each in described.values())
+
+
+def test_every_option_is_in_one_group_and_groups_keep_together() -> None:
+    assert len({option.key for option in OPTIONS}) == len(OPTIONS)
+    assert {option.group for option in OPTIONS} == set(GROUPS)
+    order = [option.group for option in OPTIONS]
+    assert order == sorted(order, key=list(GROUPS).index)
+
+
+def test_files_list_options_under_the_titles_of_their_groups() -> None:
+    serving = (DOCS / "serving.md").read_text(encoding="utf-8")
+    example = EXAMPLE.read_text(encoding="utf-8")
+    for name, title in GROUPS.items():
+        table = serving.partition(f"### {title}\n")[2].partition("\n#")[0]
+        part = example.partition(f"# -- {title}. -")[2].partition("# -- ")[0]
+        for option in OPTIONS:
+            here = option.group == name
+            assert (f"`{option.flag or option.key}" in _first_cells(table)) == here, option.key
+            assert (f"\n{option.key}: " in part) == here, option.key
+
+
+def _first_cells(table: str) -> str:
+    """Without what the other columns say of other options; a name ends with what follows it."""
+    cells = [line.split("|")[1] for line in table.splitlines() if line.startswith("|")]
+    return re.sub(r"`([-a-z_]+)[^`]*`", r"`\1", "".join(cells))
 
 
 def _documented() -> dict[str, str]:

@@ -35,11 +35,16 @@ def _ray() -> Iterator[None]:
     ray.shutdown()
 
 
-@asynccontextmanager
-async def running_client(configuration: EngineConfiguration = CONFIGURATION) -> AsyncIterator[Any]:
+def supervisor(configuration: EngineConfiguration) -> Any:
+    from cluster.engine.ray_actor import RayEngines
     from cluster.engine.supervisor import EngineSupervisor
 
-    client = EngineSupervisor(configuration)
+    return EngineSupervisor(configuration, RayEngines())
+
+
+@asynccontextmanager
+async def running_client(configuration: EngineConfiguration = CONFIGURATION) -> AsyncIterator[Any]:
+    client = supervisor(configuration)
     client.start()
     try:
         await _until(lambda: client.ready or client.failure is not None, 120)
@@ -133,7 +138,6 @@ def test_clients_share_an_engine_and_one_that_is_lost_takes_its_own_sequences_al
     connection connects again."""
 
     async def scenario() -> None:
-        from cluster.engine.supervisor import EngineSupervisor
         from cluster.engine.transport import ClientSide
 
         def text(client: Any, name: str) -> Any:
@@ -141,7 +145,7 @@ def test_clients_share_an_engine_and_one_that_is_lost_takes_its_own_sequences_al
 
         async with running_client() as first:
             expected = await text(first, "a")
-            location = await first._actor.locate.remote()
+            location = await first._engine.located()
             lost = await ClientSide.connect(location.path, lambda output: None)
             lost.send(Commands(submit=(Request("lost", 0, (5, 6, 7), MEDIUM),)))
             going = asyncio.create_task(text(first, "b"))
@@ -151,7 +155,7 @@ def test_clients_share_an_engine_and_one_that_is_lost_takes_its_own_sequences_al
             await _until(lambda: first.statistics.cancelled == 1, 5)
             assert first.statistics.running == 0
 
-            second = EngineSupervisor(CONFIGURATION)
+            second = supervisor(CONFIGURATION)
             second.start()
             found = await _until(lambda: second.ready, 10)
             print(f"found after {found:.1f} s")
@@ -172,9 +176,9 @@ def test_an_engine_of_another_configuration_is_left_to_those_it_serves() -> None
     """Whoever wants another one waits, says so, and starts it when the first has ended."""
 
     async def scenario() -> None:
-        from cluster.engine.supervisor import OCCUPIED, EngineSupervisor
+        from cluster.engine.supervisor import OCCUPIED
 
-        second = EngineSupervisor(replace(CONFIGURATION, max_model_len=256))
+        second = supervisor(replace(CONFIGURATION, max_model_len=256))
         try:
             async with running_client() as first:
                 process_id = first.information.process_id
@@ -200,13 +204,12 @@ def test_a_deserted_engine_of_another_configuration_is_replaced() -> None:
     """All that used it were killed, and the server begins again with other options."""
 
     async def scenario() -> None:
-        from cluster.engine.supervisor import EngineSupervisor
 
         async with running_client() as first:
             process_id = first.information.process_id
             first._supervision.cancel()
             first._side.close()
-            second = EngineSupervisor(replace(CONFIGURATION, max_model_len=256))
+            second = supervisor(replace(CONFIGURATION, max_model_len=256))
             second.start()
             try:
                 await _until(lambda: second.ready, 120)

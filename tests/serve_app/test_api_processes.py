@@ -35,9 +35,7 @@ def server(
     engine, backend = request.param
     options = ("--api-processes", str(PROCESSES), "--max-running-requests", str(MOST))
     with (
-        running_scripted_server(
-            folder, backend, api_processes=PROCESSES, max_running_requests=MOST
-        )
+        running_scripted_server(folder, backend, api_processes=PROCESSES, max_running_requests=MOST)
         if engine == "scripted"
         else running_server(folder, *options, backend=backend)
     ) as running:

@@ -46,6 +46,7 @@ def test_bash_completes_commands_options_values_and_files(tmp_path: Path) -> Non
         "config s": ["show", "schema"],
         "serve --max-b": ["--max-batch-size", "--max-body-bytes"],
         "serve --log-format ": ["text", "json"],
+        "serve --help s": ["sampling", "speculation"],
         "serve --tier int4": ["int4", "int4-dither"],
         f"config check {begun}": [f"{begun}ve.yaml"],
         f"serve --config {begun}": [f"{begun}ve.yaml"],

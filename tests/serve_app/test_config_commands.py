@@ -16,7 +16,7 @@ from actors.index.container import write
 from actors.index.format import describe_weights
 from actors.index.metadata import Weights
 from actors.stored_tensors import stored_tensors
-from cluster.config import OPTIONS, configuration_schema
+from cluster.config import GROUPS, OPTIONS, configuration_schema
 from cluster.ports import free_port
 from serve_app.cli import main
 from tests.support.mock_server import model_folder
@@ -55,14 +55,17 @@ def test_show_tells_every_value_with_its_origin_and_no_secret(
     arguments = ["config", "show", "--config", path, "--port", "9000"]
     assert main(arguments) == 0
     shown = capsys.readouterr().out
-    lines = dict(line.split(maxsplit=1) for line in shown.splitlines())
+    titles = [line for line in shown.splitlines() if not line.startswith(" ")]
+    assert titles == list(GROUPS.values())
+    rows = [line for line in shown.splitlines() if line.startswith(" ")]
+    lines = dict(line.split(maxsplit=1) for line in rows)
     assert list(lines) == [option.key for option in OPTIONS]
     told = {key: re.split(r"\s{2,}", text) for key, text in lines.items()}
     assert told["port"] == ["9000", "flag --port"]
     assert told["threads"] == ["2", "environment LEXSHARD_THREADS"]
     assert told["model"] == ["a", f"file {path}"]
     assert told["api_keys"] == ["1 set", f"file {path}"]
-    assert told["index"] == ["automatic", "default"]
+    assert told["index"] == ["not set", "default"]
     assert main([*arguments, "--json"]) == 0
     as_json = capsys.readouterr().out
     assert json.loads(as_json)["port"] == {"value": 9000, "from": "flag --port"}

@@ -119,7 +119,10 @@ def test_replicas_come_with_requests_and_go_without_one_that_fails(tmp_path: Pat
             except (AssertionError, httpx.HTTPError) as error:
                 failures.append(repr(error))
 
-    with running_scripted_server(tmp_path, "ray", **options) as server, ThreadPoolExecutor(8) as pool:
+    with (
+        running_scripted_server(tmp_path, "ray", **options) as server,
+        ThreadPoolExecutor(8) as pool,
+    ):
         for number in range(8):
             pool.submit(ask, number)
         wait(lambda: len(completed(server)) == 3, 120, "three replicas")

@@ -1,27 +1,23 @@
-"""``lexshard serve``: bad command lines, what it prints, and everything real but the engine."""
+"""``lexshard serve``: bad command lines, where options are set, and everything real but the
+engine."""
 
 from __future__ import annotations
 
-import argparse
 import os
 import socket
 import subprocess
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from actors.configuration import EngineConfiguration
-from cluster.config import OPTIONS, ServeConfig
+from cluster.config import ServeConfig
 from cluster.config_sources import ConfigError, environment_values, load_config
 from cluster.ports import free_port
 from serve_app.authentication import ApiKeys
-from serve_app.cli import main
-from serve_app.commands.serve import add_arguments
+from serve_app.cli import main, parser_of
 from serve_app.openai.errors import ApiError
-from serve_app.start.banner import banner, decisions
-from tests.support.mock_engine import MockEngine
 from tests.support.mock_server import model_folder
 from tests.support.paths import ROOT
 
@@ -102,8 +98,6 @@ def test_every_option_can_be_set_everywhere_and_reaches_the_engine() -> None:
     assert (engine.model, engine.tiers, engine.fast_prefill) == ("m", ("int4", "int8"), True)
     assert (engine.kv_cache_bytes, engine.max_running) == (4 * 2**30, 3)
     assert ServeConfig(model="").engine_configuration == EngineConfiguration(model="")
-    told = decisions(config)
-    assert all(f"  {option.key} " in told for option in OPTIONS)
 
 
 @pytest.mark.parametrize(
@@ -144,9 +138,7 @@ def test_what_kubernetes_says_of_a_service_of_our_name_is_left_alone() -> None:
 
 
 def flags(*arguments: str) -> dict[str, object]:
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    return vars(parser.parse_args(arguments))
+    return vars(parser_of(("serve",)).parse_args(arguments))
 
 
 # -- keys -----------------------------------------------------------------------------------------
@@ -195,63 +187,6 @@ def test_a_bad_key_file_ends_with_one_clear_line_that_tells_no_key(
     assert "two words" not in error
     assert main(["serve", "--model", "m", "--api-key-file", str(tmp_path / "absent")]) == 2
     assert "cannot read the keys" in capsys.readouterr().err
-
-
-# -- the banner -----------------------------------------------------------------------------------
-
-
-def head_lines(head: str, timings: list[tuple[str, int, str, float]]) -> list[str]:
-    """The banner's lines from the head's to the decisions', that one left out."""
-    information = asdict(MockEngine().information) | {"head_timings": timings}
-    text = banner(ServeConfig(model="mock", head=head), information, has_chat=False)  # type: ignore[arg-type]
-    lines = text.splitlines()
-    [begin] = [i for i, line in enumerate(lines) if line.startswith("  head ")]
-    [end] = [i for i, line in enumerate(lines) if line.startswith("  decisions ")]
-    return lines[begin:end]
-
-
-def test_the_banner_shows_what_the_choice_of_a_screen_was_based_on() -> None:
-    timings = [
-        ("one", 1, "dense-fp32", 1.25),
-        ("one", 1, "int8", 0.5),
-        ("one", 1, "int4", 12.0),
-        ("one", 64, "dense-fp32", 19.129),
-        ("one", 64, "int8", 25.0),
-        ("several", 1, "dense-fp32", 2.25),
-        ("several", 1, "int8", 1.5),
-        ("several", 1, "int4", 22.0),
-        ("several", 64, "dense-fp32", 20.0),
-    ]
-    _, *table = head_lines("auto", timings)
-    assert "the fastest was chosen" in table[0]
-    assert "milliseconds" in table[0]
-    assert [line.split() for line in table[1:]] == [
-        ["without", "top-k", "with", "top-k"],
-        ["rows", *2 * ["dense-fp32", "int8", "int4"]],
-        ["1", "1.25", "0.50", "12.00", "2.25", "1.50", "22.00"],
-        ["64", "19.13", "25.00", "-", "20.00", "-", "-"],
-    ]
-    assert len({len(line) for line in table[1:]}) == 1
-    assert "the fastest certified one was chosen" in head_lines("certified", timings)[1]
-
-
-def test_the_banner_shows_how_many_threads_a_step_has_and_why() -> None:
-    timings = [(1, 1, 1.34), (1, 2, 1.6), (16, 1, 5.27), (16, 2, 3.39)]
-    information = asdict(MockEngine().information)
-    information |= {"thread_choices": [(1, 1), (16, 2)], "thread_timings": timings}
-    lines = banner(ServeConfig(model="mock"), information, has_chat=False).splitlines()
-    [begin] = [i for i, line in enumerate(lines) if line.startswith("  device ")]
-    assert lines[begin].endswith("1 thread, 2 from 16 rows on")
-    assert [line.split() for line in lines[begin + 2 : begin + 5]] == [
-        ["rows", "1", "2"],
-        ["1", "1.34", "1.60"],
-        ["16", "5.27", "3.39"],
-    ]
-
-
-def test_the_banner_says_nothing_of_timings_that_were_not_taken() -> None:
-    [line] = head_lines("dense", [])
-    assert "264 tokens" in line
 
 
 # -- everything real but the engine ----------------------------------------------------------------

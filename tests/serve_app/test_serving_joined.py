@@ -84,7 +84,8 @@ def test_a_guest_says_what_a_host_says_and_leaves_nothing(cluster: Any, tmp_path
     with running_server(tmp_path / "own", *FLAGS, *shares, backend="ray") as server:
         expected = [_tell(server, seed) for seed in range(3)]
     (tmp_path / "guest").mkdir()
-    with running_server(tmp_path / "guest", *FLAGS, "--address", cluster.address, backend="ray") as server:
+    joining = ("--address", cluster.address)
+    with running_server(tmp_path / "guest", *FLAGS, *joining, backend="ray") as server:
         assert [_tell(server, seed) for seed in range(3)] == expected
         roles = httpx.get(f"{server.url}/status").json()["roles"]
         nodes = [role["node"] for role in roles if role["role"] == "shard"]

@@ -8,8 +8,8 @@ from typing import Any, cast
 import pytest
 import torch
 
+from actors.configuration import check_utilization
 from actors.engine.accelerator import describe_device, in_words
-from actors.engine.checks import check_utilization
 from actors.engine.memory import DeviceMemory, device_kv_bytes
 
 GIB = 1 << 30
