@@ -11,11 +11,20 @@ OUT ?= docs/reports
 
 .PHONY: setup serve observe test prove lint types format bench clean
 
+# uv installs where it can be had, else pip, which may know of an index that uv does not. A machine
+# without a GPU takes torch's CPU build: a tenth of what the build for CUDA brings with it.
+ifeq ($(shell uname -s),Linux)
+CPU_TORCH := $(if $(shell command -v nvidia-smi),,yes)
+endif
+UV := $(BIN)/python -m uv pip install --python $(BIN)/python --constraint constraints.txt
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
+
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("lexshard needs Python 3.11 or newer; set PYTHON=...") if sys.version_info < (3, 11) else None'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	-@$(PIP) --quiet uv
+	$(if $(CPU_TORCH),$(UV) --torch-backend cpu torch || $(PIP) --quiet torch)
+	$(UV) --editable ".[dev]" || $(PIP) --quiet --editable ".[dev]"
 	@touch $@
 
 setup: $(VENV)/.installed
