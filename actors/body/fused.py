@@ -8,6 +8,8 @@ layers).
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -22,6 +24,10 @@ from kernels.linear.tile import PANEL
 from kernels.llama import LlamaShape, LlamaStack, LlamaWeights
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+EMBEDDING = "model.embed_tokens.weight"
+
+# A weight by its name, None where there is none of that name.
+Tensors = Callable[[str], torch.Tensor | None]
 
 
 def supports(config: Any) -> bool:
@@ -39,6 +45,26 @@ def supports(config: Any) -> bool:
     return not (config.model_type in ("llama", "qwen3") and biased)
 
 
+def plan_of(model: Any) -> FusedPlan:
+    """Of a transformers causal language model that ``supports`` admits."""
+    config, decoder = model.config, model.base_model
+    attention = decoder.layers[0].self_attn
+    rotary = decoder.rotary_emb
+    shape = LlamaShape(
+        layers=len(decoder.layers),
+        hidden=config.hidden_size,
+        intermediate=config.intermediate_size,
+        heads=config.num_attention_heads,
+        kv_heads=config.num_key_value_heads,
+        head_dim=attention.head_dim,
+        epsilon=config.rms_norm_eps,
+        scale=float(attention.scaling),
+        window=_window(config),
+    )
+    rotation = Rotation(tuple(rotary.inv_freq.float().tolist()), float(rotary.attention_scaling))
+    return FusedPlan(shape, rotation, config.max_position_embeddings)
+
+
 def _window(config: Any) -> int:
     kinds = set(getattr(config, "layer_types", None) or ())
     if kinds and "sliding_attention" not in kinds:
@@ -48,13 +74,74 @@ def _window(config: Any) -> int:
     return int(getattr(config, "sliding_window", None) or 0)
 
 
-def _stack_packed(weights: list[torch.Tensor]) -> np.ndarray[Any, Any]:
-    half = all(fits_bfloat16(weight) for weight in weights)
-    return np.stack([pack(weight, half=half).panels for weight in weights])
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """Rotary position embedding: ``scale * cos(position * frequency)``, and the same of the sine,
+    for each of ``frequencies [D / 2]``, all float32."""
+
+    frequencies: tuple[float, ...]
+    scale: float
+
+    def tables(self, positions: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        """Cosines and sines of the first ``positions``: ``[positions, D / 2]`` float32 each."""
+        frequencies = torch.tensor(self.frequencies, dtype=torch.float32)
+        angles = torch.outer(torch.arange(positions, dtype=torch.float32), frequencies)
+        scale = np.float32(self.scale)
+        return angles.cos().numpy() * scale, angles.sin().numpy() * scale
 
 
-def _stack(tensors: list[torch.Tensor]) -> np.ndarray[Any, Any]:
-    return np.stack([tensor.detach().float().numpy() for tensor in tensors])
+@dataclass(frozen=True, slots=True)
+class FusedPlan:
+    """What a fused body is beside its weights."""
+
+    shape: LlamaShape
+    rotation: Rotation
+    max_positions: int
+
+
+class _Stacks:
+    """Weights of all layers, one layer after the other along the first axis."""
+
+    def __init__(self, layers: int, tensor: Tensors) -> None:
+        self._layers = range(layers)
+        self._tensor = tensor
+
+    def packed(self, *names: str) -> np.ndarray[Any, Any]:
+        """Those of ``names`` below each other, as `kernels.linear.pack` packs them: in bfloat16
+        where that is exact in every layer."""
+        half = all(fits_bfloat16(_there(each, self._tensor)) for each in self._every(names))
+        out: np.ndarray[Any, Any] | None = None
+        for layer in self._layers:
+            panels = pack(torch.cat(self._in_layer(layer, names)), half=half).panels
+            if out is None:
+                out = np.empty((len(self._layers), *panels.shape), panels.dtype)
+            out[layer] = panels
+        assert out is not None, "a model has layers"
+        return out
+
+    def plain(self, *names: str) -> np.ndarray[Any, Any]:
+        """Those of ``names`` after each other in float32; of size 0 where the family has none."""
+        if self._tensor(self._name(0, names[0])) is None:
+            return np.zeros((len(self._layers), 0), dtype=np.float32)
+        return np.stack(
+            [torch.cat(self._in_layer(layer, names)).float().numpy() for layer in self._layers]
+        )
+
+    def _in_layer(self, layer: int, names: tuple[str, ...]) -> list[torch.Tensor]:
+        return [_there(self._name(layer, name), self._tensor) for name in names]
+
+    def _every(self, names: tuple[str, ...]) -> Iterator[str]:
+        return (self._name(layer, name) for layer in self._layers for name in names)
+
+    def _name(self, layer: int, name: str) -> str:
+        return f"model.layers.{layer}.{name}"
+
+
+def _there(name: str, tensor: Tensors) -> torch.Tensor:
+    found = tensor(name)
+    if found is None:
+        raise KeyError(name)
+    return found
 
 
 class FusedBody:
@@ -84,65 +171,37 @@ class FusedBody:
         self.max_positions = max_positions
 
     @classmethod
-    def from_model(cls, model: Any) -> FusedBody:
-        """Pack the weights of a transformers causal language model that ``supports`` admits."""
-        config, decoder = model.config, model.base_model
-        layers = list(decoder.layers)
-        attentions = [layer.self_attn for layer in layers]
-        head_dim = attentions[0].head_dim
-        empty = torch.zeros(0)
+    def from_tensors(cls, plan: FusedPlan, tensor: Tensors) -> FusedBody:
+        """Pack weights that ``tensor`` gives by the names they have in a checkpoint of one of
+        ``FAMILIES``, layer by layer: none is held twice for longer than it takes to pack it.
 
-        def qkv_bias(attention: Any) -> torch.Tensor:
-            if attention.q_proj.bias is None:
-                return empty
-            return torch.cat(
-                [p.bias for p in (attention.q_proj, attention.k_proj, attention.v_proj)]
-            )
-
-        def head_norm(attention: Any, name: str) -> torch.Tensor:
-            norm = getattr(attention, name, None)
-            return empty if norm is None else norm.weight
-
-        positions = torch.arange(config.max_position_embeddings)[None]
-        cosine, sine = decoder.rotary_emb(torch.zeros(1, 1, 1), positions)
+        Raises KeyError for a weight that there must be and is not.
+        """
+        shape = plan.shape
+        stacks = _Stacks(shape.layers, tensor)
+        attention, mlp = "self_attn.{}_proj", "mlp.{}_proj"
+        projections = [attention.format(name) for name in "qkv"]
+        cosine, sine = plan.rotation.tables(plan.max_positions)
         weights = LlamaWeights(
-            attention_norm=_stack([layer.input_layernorm.weight for layer in layers]),
-            qkv=_stack_packed(
-                [torch.cat([a.q_proj.weight, a.k_proj.weight, a.v_proj.weight]) for a in attentions]
-            ),
-            qkv_bias=_stack([qkv_bias(a) for a in attentions]),
-            query_norm=_stack([head_norm(a, "q_norm") for a in attentions]),
-            key_norm=_stack([head_norm(a, "k_norm") for a in attentions]),
-            attention_output=_stack_packed([a.o_proj.weight for a in attentions]),
-            mlp_norm=_stack([layer.post_attention_layernorm.weight for layer in layers]),
-            gate_up=_stack_packed(
-                [
-                    torch.cat([layer.mlp.gate_proj.weight, layer.mlp.up_proj.weight])
-                    for layer in layers
-                ]
-            ),
-            down=_stack_packed([layer.mlp.down_proj.weight for layer in layers]),
-            final_norm=decoder.norm.weight.detach().float().numpy(),
-            cosine=cosine[0, :, : head_dim // 2].contiguous().float().numpy(),
-            sine=sine[0, :, : head_dim // 2].contiguous().float().numpy(),
+            attention_norm=stacks.plain("input_layernorm.weight"),
+            qkv=stacks.packed(*(f"{name}.weight" for name in projections)),
+            qkv_bias=stacks.plain(*(f"{name}.bias" for name in projections)),
+            query_norm=stacks.plain("self_attn.q_norm.weight"),
+            key_norm=stacks.plain("self_attn.k_norm.weight"),
+            attention_output=stacks.packed(f"{attention.format('o')}.weight"),
+            mlp_norm=stacks.plain("post_attention_layernorm.weight"),
+            gate_up=stacks.packed(f"{mlp.format('gate')}.weight", f"{mlp.format('up')}.weight"),
+            down=stacks.packed(f"{mlp.format('down')}.weight"),
+            final_norm=_there("model.norm.weight", tensor).float().numpy(),
+            cosine=cosine,
+            sine=sine,
         )
-        shape = LlamaShape(
-            layers=len(layers),
-            hidden=config.hidden_size,
-            intermediate=config.intermediate_size,
-            heads=config.num_attention_heads,
-            kv_heads=config.num_key_value_heads,
-            head_dim=head_dim,
-            epsilon=config.rms_norm_eps,
-            scale=float(attentions[0].scaling),
-            window=_window(config),
-        )
-        table = decoder.embed_tokens.weight.detach().float().contiguous()
+        table = _there(EMBEDDING, tensor).contiguous()
         if fits_bfloat16(table):
-            embedding = (table.numpy().view(np.uint32) >> 16).astype(np.uint16)
+            embedding = table.bfloat16().view(torch.int16).numpy().view(np.uint16)
         else:
-            embedding = table.numpy()
-        return cls(shape, weights, embedding, config.max_position_embeddings)
+            embedding = table.float().numpy()
+        return cls(shape, weights, embedding, plan.max_positions)
 
     def kv_bytes_per_block(self) -> int:
         shape = self._shape

@@ -19,8 +19,8 @@ from actors.body.batch import Batch
 from actors.body.gpu.compiled_layers import compile_layers, interpret_layers, place_caches
 from actors.body.gpu.flash_attention import AttentionShape, FlashInferAttention
 from actors.body.gpu.step_inputs import StepInputs, on_the_host, sent
-from actors.body.invariant_functions import finding_callers
-from actors.body.invariant_modules import has_bare_matrices, make_invariant
+from actors.body.invariant.functions import finding_callers
+from actors.body.invariant.modules import has_bare_matrices, make_invariant
 from kernels.attention import BLOCK_SIZE, allocate_cache
 
 # torch's float32 linear gives a row the same bits from this many rows on (measured, 4 to 2,500).

@@ -35,6 +35,11 @@ class HeadWeights:
         return logits
 
 
+def narrowed(weight: torch.Tensor) -> torch.Tensor:
+    """``weight`` in bfloat16 where that is exact, else in float32; contiguous."""
+    return (weight.bfloat16() if fits_bfloat16(weight) else weight.float()).contiguous()
+
+
 def read_head(model: Any) -> HeadWeights:
     """The head of a transformers model, with scale and soft-cap from its configuration."""
     layer = model.get_output_embeddings()
@@ -46,13 +51,9 @@ def read_head(model: Any) -> HeadWeights:
     scale = float(getattr(config, "logit_scale", None) or 1.0)
     scale /= float(getattr(config, "logits_scaling", None) or 1.0)
     softcap = getattr(config, "final_logit_softcapping", None)
-    weight = layer.weight.detach()
-    if weight.dtype != torch.bfloat16:
-        weight = weight.float()
-        weight = weight.bfloat16() if fits_bfloat16(weight) else weight
     bias = getattr(layer, "bias", None)
     return HeadWeights(
-        weight=weight.contiguous(),
+        weight=narrowed(layer.weight.detach()),
         bias=None if bias is None else bias.detach().float(),
         softcap=None if softcap is None else float(softcap),
         scale=scale,

@@ -15,12 +15,20 @@ import torch
 from actors.body.batch import Body
 from actors.body.checkpoint import Checkpoint, read_checkpoint
 from actors.body.errors import ModelRefusedError, UnsupportedModelError, WeightsError
+from actors.body.fused import FusedBody, plan_of, supports
 from actors.body.general import GeneralBody
 from actors.body.gpu.capture import CudaCapture
 from actors.body.gpu.flash_attention import FlashInferAttention
 from actors.body.gpu.graphed_body import FIXED_ROWS, GraphedBody
 from actors.body.head_weights import HeadWeights, check_head, read_head
 from actors.body.model_code import model_code
+from actors.body.proven import (
+    ProvenModel,
+    head_name_of,
+    read_proven,
+    recall_proven,
+    remember_proven,
+)
 from actors.body.refusals import check_memory, check_stored_types, model_class
 from actors.body.self_test import Expected, check_body, check_windows, plain_forward, run_alone
 
@@ -42,7 +50,6 @@ class LoadedModel:
 
     body: Body
     head: HeadWeights
-    config: Any
     dtype: str
     vocabulary_size: int
     eos_token_ids: tuple[int, ...]
@@ -78,6 +85,12 @@ def load(
     ``ModelRefusedError`` that says what to do: `ModelPathError`, `WeightsError`,
     `UnsupportedModelError`, `InsufficientMemoryError` or `SelfTestError`.
     """
+    available = memory_bytes if memory_bytes is not None else _memory_of(_choose_device(device))
+    options = (dtype, body)
+    provable = body != "general" and not fast_prefill and _choose_device(device).type == "cpu"
+    proven = recall_proven(Path(path).expanduser(), *options) if provable else None
+    if proven is not None:
+        return _load_proven(Path(path).expanduser(), proven, available)
     checkpoint = read_checkpoint(path)
     config = checkpoint.config
     kind = model_class(config)
@@ -92,7 +105,7 @@ def load(
     # On the CPU float32 weights, and for a moment their packed copies, of at most the same size.
     copies = 2 if fused else 1
     needed = checkpoint.parameters * (4 * copies if place.type == "cpu" else weights_dtype.itemsize)
-    check_memory(needed, memory_bytes if memory_bytes is not None else _memory_of(place))
+    check_memory(needed, available)
     model = _read_model(kind, checkpoint, weights_dtype, place)
     head = read_head(model)
     with model_code(f"the forward pass of {kind.__name__} does not work on text alone"):
@@ -113,16 +126,45 @@ def load(
             compile_checked(chosen, expected, tolerance)
         chosen = _graphed_body(chosen, expected, tolerance, batch_invariant)
     rows = head.weight.shape[0]
-    return LoadedModel(
+    loaded = LoadedModel(
         body=chosen,
         head=head,
-        config=config,
         dtype=str(weights_dtype).removeprefix("torch."),
         vocabulary_size=min(rows, checkpoint.tokenizer_size or rows),
         eos_token_ids=tuple(token for token in checkpoint.eos_token_ids if token < rows),
         default_sampling=checkpoint.default_sampling,
         max_positions=chosen.max_positions,
         parameters=checkpoint.parameters,
+    )
+    if provable and fused and (head_name := head_name_of(model)) is not None:
+        found = ProvenModel(
+            plan=plan_of(model),
+            batch_invariant=chosen.batch_invariant,
+            head_name=head_name,
+            head_scale=head.scale,
+            softcap=head.softcap,
+            dtype=loaded.dtype,
+            vocabulary_size=loaded.vocabulary_size,
+            eos_token_ids=loaded.eos_token_ids,
+            default_sampling=loaded.default_sampling,
+            parameters=loaded.parameters,
+        )
+        remember_proven(checkpoint.folder, found, model, *options)
+    return loaded
+
+
+def _load_proven(folder: Path, proven: ProvenModel, available: int) -> LoadedModel:
+    check_memory(proven.parameters * getattr(torch, proven.dtype).itemsize, available)
+    body, head = read_proven(folder, proven)
+    return LoadedModel(
+        body=body,
+        head=head,
+        dtype=proven.dtype,
+        vocabulary_size=proven.vocabulary_size,
+        eos_token_ids=proven.eos_token_ids,
+        default_sampling=proven.default_sampling,
+        max_positions=body.max_positions,
+        parameters=proven.parameters,
     )
 
 
@@ -136,11 +178,9 @@ def _choose_device(wanted: str) -> torch.device:
 
 
 def _choose_fused(wanted: str, fast_prefill: bool, place: torch.device, config: Any) -> bool:
-    from actors.body import fused
-
     if wanted == "general":
         return False
-    possible = place.type == "cpu" and fused.supports(config)
+    possible = place.type == "cpu" and supports(config)
     if wanted == "fused" and (not possible or fast_prefill):
         reason = (
             "it has no fast prefill"
@@ -282,9 +322,7 @@ def _graphed_body(
 
 def _fused_body(model: Any, expected: Expected, tolerance: float) -> Body:
     """The fused body, checked against the general one of the same weights."""
-    from actors.body.fused import FusedBody  # imports this package's contract; only CPUs need it
-
-    fused = FusedBody.from_model(model)
+    fused = FusedBody.from_tensors(plan_of(model), model.state_dict().get)
     general = GeneralBody(model, pack_linears=False)
     check_body(general, expected.token_ids, expected.hidden, "the plain forward pass", tolerance)
     check_windows(general.settings, model.config.get_text_config(decoder=True))

@@ -45,6 +45,8 @@ class PackedWeight:
 
 def fits_bfloat16(weight: torch.Tensor) -> bool:
     """Whether every float32 value is exactly a bfloat16 (its lower 16 bits are zero)."""
+    if weight.dtype == torch.bfloat16:
+        return True
     return bool((weight.float().contiguous().view(torch.int32) & 0xFFFF).eq(0).all())
 
 
@@ -60,14 +62,21 @@ def pack(weight: torch.Tensor, *, half: bool | None = None) -> PackedWeight:
             "this weight has float32 values that bfloat16 cannot hold; pack it with half=False"
         )
     half = exact if half is None else half
-    panel_count = -(-outputs // PANEL)
-    values = weight.detach().float().contiguous().numpy().view(np.uint32)
-    dtype = np.uint16 if half else np.uint32
-    panels = np.zeros((panel_count, depth, PANEL), dtype=dtype)
-    for panel in range(panel_count):  # panel by panel: the transposed copy stays in cache
-        block = values[panel * PANEL : (panel + 1) * PANEL]
-        panels[panel, :, : block.shape[0]] = (block >> 16 if half else block).T
+    values = _bits(weight.detach().contiguous(), half)
+    whole, rest = divmod(outputs, PANEL)
+    panels = np.zeros((-(-outputs // PANEL), depth, PANEL), dtype=values.dtype)
+    panels[:whole] = values[: whole * PANEL].reshape(whole, PANEL, depth).transpose(0, 2, 1)
+    if rest:
+        panels[whole, :, :rest] = values[whole * PANEL :].T
     return PackedWeight(panels if half else panels.view(np.float32), outputs, depth)
+
+
+def _bits(weight: torch.Tensor, half: bool) -> npt.NDArray[Any]:
+    """What is stored of each weight: uint16 (a bfloat16) or uint32 (a float32)."""
+    if half and weight.dtype == torch.bfloat16:
+        return weight.view(torch.int16).numpy().view(np.uint16)
+    values = weight.float().numpy().view(np.uint32)
+    return (values >> 16).astype(np.uint16) if half else values
 
 
 def unpack(packed: PackedWeight) -> torch.Tensor:

@@ -10,9 +10,9 @@ from torch import nn
 from torch.nn import functional
 from transformers.activations import ACT2FN
 
-from actors.body import invariant_functions
-from actors.body.invariant_functions import finding_callers
-from actors.body.invariant_modules import make_invariant
+from actors.body.invariant import functions
+from actors.body.invariant.functions import finding_callers
+from actors.body.invariant.modules import make_invariant
 
 NAMES = ("gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_fast", "relu", "relu2", "silu", "tanh")
 Function = Callable[[torch.Tensor], torch.Tensor]
@@ -23,11 +23,11 @@ def _tanh_gelu(x: torch.Tensor) -> torch.Tensor:
 
 
 PAIRS: list[tuple[Function, Function]] = [
-    (invariant_functions.sigmoid, torch.sigmoid),
-    (invariant_functions.silu, functional.silu),
-    (invariant_functions.gelu, functional.gelu),
-    (invariant_functions.tanh_gelu, _tanh_gelu),
-    (invariant_functions.softplus, functional.softplus),
+    (functions.sigmoid, torch.sigmoid),
+    (functions.silu, functional.silu),
+    (functions.gelu, functional.gelu),
+    (functions.tanh_gelu, _tanh_gelu),
+    (functions.softplus, functional.softplus),
 ]
 
 

@@ -3,7 +3,7 @@ are slow for a few rows.
 
 - ``nn.Linear`` sums in another order for one row than for sixteen: the packed row kernel does
   not, and reads bfloat16 weights at half the bytes.
-- Activations are written out (`actors.body.invariant_functions`).
+- Activations are written out (`actors.body.invariant.functions`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from actors.body.experts import PackedExperts, is_experts
-from actors.body.invariant_functions import gelu, sigmoid, silu, tanh_gelu
+from actors.body.invariant.functions import gelu, sigmoid, silu, tanh_gelu
 from kernels.linear import linear, pack
 
 
@@ -79,7 +79,7 @@ def _fused_rms_norm(module: Any) -> FusedRMSNorm | None:
 
 
 class WrittenOut(nn.Module):
-    """An activation by a function of `actors.body.invariant_functions`."""
+    """An activation by a function of `actors.body.invariant.functions`."""
 
     def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
         super().__init__()

@@ -1,0 +1,1 @@
+"""Modules of transformers models whose rows do not depend on the rows beside them."""

@@ -1,0 +1,121 @@
+"""What an earlier start found out and need not find out again where nothing has changed.
+
+One small JSON file each in the home folder, with the fingerprint of everything that it depends on.
+A file that is missing, stale or unreadable costs the time to find out again, nothing else.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+import os
+import platform
+from collections.abc import Iterable
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from kernels.compile_cache import sources_digest
+from kernels.home import home_folder
+
+logger = logging.getLogger("lexshard.remembered")
+
+# What computes here, beside our own sources.
+_LIBRARIES = ("llvmlite", "numba", "numpy", "safetensors", "tokenizers", "torch", "transformers")
+_OWN_SOURCES = ("actors", "kernels")
+
+Value = TypeVar("Value")
+
+
+class _Stored(msgspec.Struct, frozen=True):
+    fingerprint: str
+    value: msgspec.Raw
+
+
+def recall(name: str, fingerprint: str, kind: type[Value]) -> Value | None:
+    """What was remembered under ``name`` when ``fingerprint`` was the same; else None."""
+    path = _path(name)
+    try:
+        stored = msgspec.json.decode(path.read_bytes(), type=_Stored)
+        if stored.fingerprint != fingerprint:
+            return None
+        return msgspec.json.decode(stored.value, type=kind)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        logger.warning("%s cannot be read (%s): it is found out again", path, error)
+        return None
+
+
+def remember(name: str, fingerprint: str, value: object) -> None:
+    """Keep ``value``, a dataclass or what JSON has, in the place of what ``name`` had. Where the
+    home folder cannot be written nothing is kept."""
+    path = _path(name)
+    content = msgspec.json.encode(_Stored(fingerprint, msgspec.Raw(msgspec.json.encode(value))))
+    unfinished = path.with_name(f"{path.name}.unfinished-{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished.write_bytes(content)
+        unfinished.replace(path)
+    except OSError as error:
+        logger.debug("%s cannot be kept: %s", path, error)
+        with suppress(OSError):
+            unfinished.unlink()
+
+
+def fingerprint(*parts: object) -> str:
+    """A name for the exact values of ``parts``, by what they print as."""
+    return hashlib.blake2b("\0".join(map(str, parts)).encode(), digest_size=20).hexdigest()
+
+
+@functools.cache
+def software_and_machine() -> str:
+    """A name for what computes: our sources, the libraries' versions, the processor and how many of
+    its cores this process may use."""
+    from llvmlite import binding
+    from numba.core.config import CPU_FEATURES, CPU_NAME
+
+    root = Path(__file__).parents[1]
+    return fingerprint(
+        *(sources_digest(root / folder) for folder in _OWN_SOURCES),
+        *(f"{library} {_version(library)}" for library in _LIBRARIES),
+        platform.platform(),
+        _processor(),
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        CPU_NAME or binding.get_host_cpu_name(),
+        CPU_FEATURES or binding.get_host_cpu_features().flatten(),
+    )
+
+
+def files_fingerprint(paths: Iterable[Path]) -> str:
+    """A name for files as they are now, by where they lie, their sizes and when they were written:
+    their contents are not read. Raises OSError where one is missing."""
+    known = []
+    for path in sorted(paths):
+        found = path.stat()
+        known.append((str(path.resolve()), found.st_size, found.st_mtime_ns))
+    return fingerprint(*known)
+
+
+def _path(name: str) -> Path:
+    return home_folder() / "remembered" / f"{name}.json"
+
+
+def _version(library: str) -> str:
+    try:
+        return version(library)
+    except PackageNotFoundError:
+        return "none"
+
+
+def _processor() -> str:
+    """Its model where the system tells."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor()

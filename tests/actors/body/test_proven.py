@@ -1,0 +1,189 @@
+"""A load whose checks passed need not repeat them: the same model, read straight from its files."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from actors.body import loading, proven
+from actors.body.errors import InsufficientMemoryError, SelfTestError
+from actors.body.fused import FusedBody
+from actors.body.loading import LoadedModel, load
+from tests.support.paths import DEMO_DRAFT
+from tests.support.tiny_models import save_tiny
+
+WEIGHTS = "model.safetensors"
+Watch = Callable[[], int]
+
+
+@pytest.fixture(autouse=True)
+def _home_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("actors.remembered.home_folder", lambda: tmp_path / "home")
+
+
+@pytest.fixture
+def checks(monkeypatch: pytest.MonkeyPatch) -> Watch:
+    """How many loads have compared their body with the plain forward pass."""
+    made: list[Any] = []
+    plain = loading.plain_forward
+    monkeypatch.setattr(
+        loading, "plain_forward", lambda model: (made.append(model), plain(model))[1]
+    )
+    return lambda: len(made)
+
+
+def save_fusable(folder: Path, family: str = "llama", **changes: Any) -> Path:
+    shape: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
+    shape |= {
+        "llama": {"attention_bias": False, "mlp_bias": False},
+        "qwen2": {"max_window_layers": 0},
+    }.get(family, {})
+    return save_tiny(family, folder, **shape, **changes)
+
+
+def arrays(body: Any) -> list[np.ndarray[Any, Any]]:
+    assert isinstance(body, FusedBody)
+    weights = body._weights
+    return [*(getattr(weights, name) for name in weights.__slots__), body._embedding]
+
+
+def assert_same(first: LoadedModel, second: LoadedModel) -> None:
+    for ours, theirs in zip(arrays(first.body), arrays(second.body), strict=True):
+        assert ours.dtype == theirs.dtype
+        assert np.array_equal(ours, theirs)
+    assert torch.equal(first.head.weight, second.head.weight)
+    assert first.head.weight.dtype == second.head.weight.dtype
+    for name in ("bias", "softcap", "scale"):
+        assert getattr(first.head, name) == getattr(second.head, name)
+    for name in LoadedModel.__slots__:
+        if name not in ("body", "head"):
+            assert getattr(first, name) == getattr(second, name), name
+    assert asdict(first.body._shape) == asdict(second.body._shape)  # type: ignore[attr-defined]
+    assert first.body.batch_invariant == second.body.batch_invariant
+
+
+@pytest.mark.parametrize("dtype", ["auto", "float32", "bfloat16"])
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+def test_a_second_load_gives_the_same_model_without_its_checks(
+    family: str, dtype: Any, tmp_path: Path, checks: Watch
+) -> None:
+    folder = save_fusable(tmp_path / family, family)
+    first = load(folder, dtype, device="cpu")
+    assert_same(first, load(folder, dtype, device="cpu"))
+    assert checks() == 1
+
+
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.float16])
+def test_whatever_type_is_stored(stored: torch.dtype, tmp_path: Path, checks: Watch) -> None:
+    folder = save_fusable(tmp_path / "model")
+    weights = {name: each.to(stored) for name, each in load_file(folder / WEIGHTS).items()}
+    save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
+    assert_same(load(folder, device="cpu"), load(folder, device="cpu"))
+    assert checks() == 1
+
+
+def test_a_second_load_needs_no_transformers(tmp_path: Path) -> None:
+    program = (
+        "import sys\n"
+        "from actors.body.loading import load\n"
+        f"load({str(DEMO_DRAFT)!r}, device='cpu')\n"
+        "print('transformers' in sys.modules)"
+    )
+    environment = os.environ | {"LEXSHARD_HOME": str(tmp_path)}
+    # Kernels that are compiled already are where they are.
+    environment["NUMBA_CACHE_DIR"] = str(os.environ["NUMBA_CACHE_DIR"])
+    said = [
+        subprocess.check_output([sys.executable, "-c", program], env=environment, text=True).strip()
+        for _ in range(2)
+    ]
+    assert said == ["True", "False"]
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "generation_config.json"])
+def test_files_that_changed_are_checked_anew(name: str, tmp_path: Path, checks: Watch) -> None:
+    folder = save_fusable(tmp_path / "model")
+    load(folder, device="cpu")
+    path = folder / name
+    content = path.read_bytes() if path.exists() else b"{}"
+    path.write_bytes(content)
+    os.utime(path, ns=(1, 1))  # of the same size, and no newer
+    load(folder, device="cpu")
+    assert checks() == 2
+
+
+def test_other_software_another_machine_or_another_option_checks_anew(
+    tmp_path: Path, checks: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save_fusable(tmp_path / "model")
+    load(folder, device="cpu")
+    load(folder, "bfloat16", device="cpu")
+    assert checks() == 2
+    monkeypatch.setattr(proven, "software_and_machine", lambda: "another")
+    load(folder, device="cpu")
+    assert checks() == 3
+
+
+def test_the_general_body_and_fast_prefill_are_checked_every_time(
+    tmp_path: Path, checks: Watch
+) -> None:
+    folder = save_fusable(tmp_path / "model")
+    for options in ({"body": "general"}, {"fast_prefill": True}) * 2:
+        load(folder, device="cpu", **options)  # type: ignore[arg-type]
+    assert checks() == 4
+
+
+def test_checks_that_failed_are_made_again(
+    tmp_path: Path, checks: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save_fusable(tmp_path / "model")
+
+    def refuse(*_: Any) -> None:
+        raise SelfTestError("it differs")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(loading, "check_head", refuse)
+        for _ in range(2):
+            with pytest.raises(SelfTestError):
+                load(folder, device="cpu")
+    load(folder, device="cpu")
+    assert checks() == 3
+
+
+def test_weights_that_the_library_reads_in_its_own_way_are_left_to_it(
+    tmp_path: Path, checks: Watch
+) -> None:
+    """Of a base model: no name begins as those of the whole model do."""
+    folder = save_fusable(tmp_path / "model", tie_word_embeddings=True)
+    weights = load_file(folder / WEIGHTS)
+    renamed = {name.removeprefix("model."): each for name, each in weights.items()}
+    save_file(renamed, folder / WEIGHTS, metadata={"format": "pt"})
+    first = load(folder, device="cpu")
+    assert_same(first, load(folder, device="cpu"))
+    assert checks() == 2
+
+
+def test_what_is_remembered_may_be_broken(tmp_path: Path, checks: Watch) -> None:
+    folder = save_fusable(tmp_path / "model")
+    first = load(folder, device="cpu")
+    [record] = (tmp_path / "home" / "remembered").glob("body-*.json")
+    for content in (b"", b"{", b"\xff\xfe", record.read_bytes().replace(b'"plan"', b'"plain"')):
+        record.write_bytes(content)
+        assert_same(first, load(folder, device="cpu"))
+    assert checks() == 5
+
+
+def test_a_model_that_does_not_fit_is_refused_the_second_time_too(tmp_path: Path) -> None:
+    folder = save_fusable(tmp_path / "model")
+    load(folder, device="cpu")
+    with pytest.raises(InsufficientMemoryError):
+        load(folder, device="cpu", memory_bytes=1000)
