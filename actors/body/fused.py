@@ -61,7 +61,7 @@ def plan_of(model: Any) -> FusedPlan:
         scale=float(attention.scaling),
         window=_window(config),
     )
-    rotation = Rotation(tuple(rotary.inv_freq.float().tolist()), float(rotary.attention_scaling))
+    rotation = RotaryAngles(tuple(rotary.inv_freq.float().tolist()), float(rotary.attention_scaling))
     return FusedPlan(shape, rotation, config.max_position_embeddings)
 
 
@@ -75,7 +75,7 @@ def _window(config: Any) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Rotation:
+class RotaryAngles:
     """Rotary position embedding: ``scale * cos(position * frequency)``, and the same of the sine,
     for each of ``frequencies [D / 2]``, all float32."""
 
@@ -95,7 +95,7 @@ class FusedPlan:
     """What a fused body is beside its weights."""
 
     shape: LlamaShape
-    rotation: Rotation
+    rotation: RotaryAngles
     max_positions: int
 
 
