@@ -61,7 +61,9 @@ def plan_of(model: Any) -> FusedPlan:
         scale=float(attention.scaling),
         window=_window(config),
     )
-    rotation = RotaryAngles(tuple(rotary.inv_freq.float().tolist()), float(rotary.attention_scaling))
+    rotation = RotaryAngles(
+        tuple(rotary.inv_freq.float().tolist()), float(rotary.attention_scaling)
+    )
     return FusedPlan(shape, rotation, config.max_position_embeddings)
 
 
