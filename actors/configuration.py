@@ -83,9 +83,9 @@ class EngineConfiguration:
 
     model: str = field(
         metadata=setting(
-            "folder (safetensors, config.json, tokenizer.json)",
+            "folder (safetensors, config.json, tokenizer.json), or ORG/NAME on the Hub",
             group="model",
-            metavar="FOLDER",
+            metavar="MODEL",
         )
     )
     dtype: DataType = field(
@@ -260,9 +260,9 @@ class EngineConfiguration:
     draft: str | None = field(
         default=None,
         metadata=setting(
-            "draft model folder, or ngram: changes no token",
+            "draft model (folder or ORG/NAME), or ngram: changes no token",
             group="speculation",
-            metavar="FOLDER",
+            metavar="MODEL",
         ),
     )
     verify: VerifyMode = field(

@@ -178,6 +178,9 @@ class ServeConfig(EngineOptions):
     served_model_name: list[Name] = option(
         [], "name for clients; repeatable", group="model", metavar="NAME"
     )
+    revision: Name | None = option(
+        None, "branch, tag or commit of a model on the Hub (default main)", group="model"
+    )
     host: str = option(
         "127.0.0.1", "to listen on (default 127.0.0.1)", group="http", metavar="ADDRESS"
     )

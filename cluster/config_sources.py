@@ -55,7 +55,7 @@ class ConfigSources:
             values[KEYS] = [*values.get(KEYS, []), *_read_keys(key_file)]
         if "model" not in values:
             raise ConfigError(
-                "no model given: pass --model FOLDER or set 'model' in the configuration"
+                "no model given: pass a folder or ORG/NAME, or set 'model' in the configuration"
             )
         try:
             return ServeConfig(**values)

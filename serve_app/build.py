@@ -11,7 +11,9 @@ from ray.serve.exceptions import RayServeException
 
 from cluster.config import ServeConfig
 from cluster.config_sources import BY_KEY, KEYS, ConfigError, config_sources, value_of_text
-from serve_app.start.preflight import check_files
+from cluster.models.folders import with_model_folders
+from cluster.models.progress import tell
+from serve_app.start.preflight import check_files, check_settings
 from serve_app.start.readiness import StartupError
 
 # Options of `lexshard serve` that have no place here, and what to do instead.
@@ -41,6 +43,8 @@ def app(args: dict[str, Any]) -> Application:
 
     try:
         config = read_args(args, os.environ)
+        check_settings(config)
+        config = with_model_folders(config, tell).with_absolute_paths()
         check_files(config)
         return bind_replicas(config)
     except (ConfigError, StartupError, ValueError, OSError) as error:
@@ -48,7 +52,7 @@ def app(args: dict[str, Any]) -> Application:
 
 
 def read_args(args: Mapping[str, Any], environment: Mapping[str, str]) -> ServeConfig:
-    """The configuration that ``args`` and ``environment`` say, its paths absolute.
+    """The configuration that ``args`` and ``environment`` say.
 
     Raises:
         ConfigError: with one line that says what to do.
@@ -58,7 +62,7 @@ def read_args(args: Mapping[str, Any], environment: Mapping[str, str]) -> ServeC
     for key, remedy in NOT_HERE.items():
         if key in given or (key in sources.environment and key != KEYS):
             raise ConfigError(f"option '{key}' has no place here: {remedy}")
-    return sources.config().with_absolute_paths()
+    return sources.config()
 
 
 def _value(key: str, value: Any) -> Any:

@@ -37,26 +37,14 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
 
     Raises ModelPathError, WeightsError or UnsupportedModelError.
     """
-    from transformers import CONFIG_MAPPING, AutoConfig
-
     folder = Path(path).expanduser()
     if not folder.is_dir():
-        raise ModelPathError(
-            f"{folder} is not a folder: give the path of a downloaded model (models are never "
-            "fetched by name)"
-        )
+        raise ModelPathError(f"{folder} is not a folder: give the path of a downloaded model")
     if not (folder / "config.json").is_file():
         raise ModelPathError(f"{folder} has no config.json: give the folder of a saved model")
     tensors = stored_tensors(folder)
     description = _read_json(folder / "config.json")
-    known = description.get("model_type") in CONFIG_MAPPING
-    if not known and "auto_map" in description:
-        raise UnsupportedModelError(
-            f"{folder} needs Python code of its own, which is never run: use a model that "
-            "transformers knows"
-        )
-    with model_code(f"transformers cannot read {folder / 'config.json'}"):
-        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    config = read_model_config(folder)
     tokenizer_size, tokenizer_eos = _read_tokenizer(folder)
     generation = _read_json(folder / "generation_config.json")
     return Checkpoint(
@@ -72,6 +60,23 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
         },
         tokenizer_size=tokenizer_size,
     )
+
+
+def read_model_config(folder: Path) -> Any:
+    """What transformers makes of the ``config.json`` in ``folder``, which need hold nothing else.
+
+    Raises WeightsError or UnsupportedModelError.
+    """
+    from transformers import CONFIG_MAPPING, AutoConfig
+
+    description = _read_json(folder / "config.json")
+    if description.get("model_type") not in CONFIG_MAPPING and "auto_map" in description:
+        raise UnsupportedModelError(
+            f"{folder} needs Python code of its own, which is never run: use a model that "
+            "transformers knows"
+        )
+    with model_code(f"transformers cannot read {folder / 'config.json'}"):
+        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
 
 
 def _read_json(file: Path) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -13,7 +14,7 @@ from typing import Any, Literal
 import torch
 
 from actors.body.batch import Body
-from actors.body.checkpoint import Checkpoint, read_checkpoint
+from actors.body.checkpoint import Checkpoint, read_checkpoint, read_model_config
 from actors.body.errors import ModelRefusedError, UnsupportedModelError, WeightsError
 from actors.body.fused import FusedBody, plan_of, supports
 from actors.body.general import GeneralBody
@@ -102,9 +103,7 @@ def load(
         raise ValueError("fast prefill is not batch-invariant: leave one of the two out")
     fused = _choose_fused(body, fast_prefill, place, config)
     weights_dtype = _weights_dtype(dtype, checkpoint.stored_dtypes, place)
-    # On the CPU float32 weights, and for a moment their packed copies, of at most the same size.
-    copies = 2 if fused else 1
-    needed = checkpoint.parameters * (4 * copies if place.type == "cpu" else weights_dtype.itemsize)
+    needed = _needed_bytes(checkpoint.parameters, fused, weights_dtype, place)
     check_memory(needed, available)
     model = _read_model(kind, checkpoint, weights_dtype, place)
     head = read_head(model)
@@ -166,6 +165,46 @@ def _load_proven(folder: Path, proven: ProvenModel, available: int) -> LoadedMod
         max_positions=body.max_positions,
         parameters=proven.parameters,
     )
+
+
+def check_before_weights(
+    folder: str | Path,
+    stored_bytes: int,
+    parameters: Mapping[str, int],
+    *,
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto",
+    body: Literal["auto", "general", "fused"] = "auto",
+    fast_prefill: bool = False,
+    device: str = "auto",
+) -> None:
+    """What `load` would refuse before it reads a weight, of a ``folder`` with no more in it than
+    ``config.json``.
+
+    ``stored_bytes`` is the size of the weights' files, and ``parameters`` how many numbers they
+    hold by safetensors' types, empty where nobody has told: then the type is taken from
+    ``config.json``, and what that leaves open is for `load` to refuse.
+
+    Raises a ``ModelRefusedError``, as `load` does.
+    """
+    config = read_model_config(Path(folder))
+    model_class(config)
+    if not parameters:
+        written = getattr(config, "dtype", None) or torch.float32
+        name = {torch.bfloat16: "BF16", torch.float16: "F16"}.get(written, "F32")
+        parameters = {name: stored_bytes // (4 if name == "F32" else 2)}
+    check_stored_types(frozenset(parameters))
+    place = _choose_device(device)
+    fused = _choose_fused(body, fast_prefill, place, config)
+    weights_dtype = _weights_dtype(dtype, frozenset(parameters), place)
+    needed = _needed_bytes(sum(parameters.values()), fused, weights_dtype, place)
+    check_memory(needed, _memory_of(place))
+
+
+def _needed_bytes(parameters: int, fused: bool, dtype: torch.dtype, place: torch.device) -> int:
+    if place.type != "cpu":
+        return parameters * dtype.itemsize
+    # float32 weights, and for a moment their packed copies, of at most the same size.
+    return parameters * 4 * (2 if fused else 1)
 
 
 def _choose_device(wanted: str) -> torch.device:

@@ -28,8 +28,17 @@ TIERS: tuple[Piece, ...] = ("tiers",)
 
 
 def default_index_path(folder: str | Path, weights: Weights) -> Path:
-    """Where an index is built: beside the model if possible, else in the user's cache."""
-    return Path(folder) / FILE_NAME if os.access(folder, os.W_OK) else _cached(weights)
+    """Where an index is built: beside the model if that is a place for files, else in the user's
+    cache, by the hash of the weights."""
+    own = os.access(folder, os.W_OK) and not in_hub_cache(folder)
+    return Path(folder) / FILE_NAME if own else _cached(weights)
+
+
+def in_hub_cache(folder: str | Path) -> bool:
+    """Whether it is a snapshot in the Hugging Face Hub's cache. Its files are links to what is
+    named by hashes, and another commit of the same weights is another folder."""
+    snapshots = Path(folder).absolute().parent
+    return snapshots.name == "snapshots" and (snapshots.parent / "blobs").is_dir()
 
 
 def open_or_build(

@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 from cluster.config_sources import ConfigError, config_sources
-from serve_app.start.preflight import check
+from cluster.models.progress import tell
+from serve_app.start.preflight import ready_to_start
 from serve_app.start.readiness import StartupError
 
 
@@ -22,7 +23,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         sources = config_sources(arguments.file, os.environ, {})
         config = sources.config()
-        check(config)
+        ready_to_start(config, tell, weights=False)
     except (ConfigError, StartupError) as error:
         print(f"lexshard: {error}", file=sys.stderr)
         return 2

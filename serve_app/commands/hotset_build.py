@@ -10,12 +10,16 @@ from pathlib import Path
 
 from actors.decision.hot_vocabulary.file import FILE_NAME
 from actors.decision.hot_vocabulary.report import describe, write_report
+from actors.index.automatic import in_hub_cache
+from cluster.models.folders import model_folder
+from cluster.models.progress import tell
+from cluster.models.refusal import LoadingOptions
 from serve_app.commands.argument_types import at_least
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options to a parser."""
-    parser.add_argument("model", metavar="MODEL", help="model folder")
+    parser.add_argument("model", metavar="MODEL", help="folder, or ORG/NAME on the Hub")
     parser.add_argument(
         "--traces",
         type=Path,
@@ -65,15 +69,17 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _build(arguments: argparse.Namespace) -> None:
-    folder = Path(arguments.model)
-    if not folder.is_dir():
-        raise ValueError(f"no model folder at {folder}")
     missing = [str(path) for path in arguments.traces or () if not path.is_file()]
     if missing:
         raise ValueError(f"no traces at {', '.join(missing)}")
     report = arguments.report
     if report is not None and report.suffix not in (".html", ".json"):
         raise ValueError(f"a report is .html or .json, not {report.name}")
+    folder = Path(model_folder(arguments.model, tell, loading=LoadingOptions(arguments.dtype)))
+    if not folder.is_dir():
+        raise ValueError(f"no model folder at {folder}")
+    if arguments.out is None and in_hub_cache(folder):
+        raise ValueError(f"{arguments.model} is in the Hub's cache: say with --out where to write")
     # Seconds: a mistyped name should not wait for it.
     from actors.configuration import EngineConfiguration
     from actors.decision.hot_vocabulary.build import HotVocabularySettings, build_hot_file

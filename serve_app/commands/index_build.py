@@ -7,18 +7,21 @@ import os
 import sys
 from pathlib import Path
 
+from cluster.models.folders import model_folder
+from cluster.models.progress import tell
+from cluster.models.refusal import LoadingOptions
 from serve_app.commands.argument_types import at_least
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options to a parser."""
-    parser.add_argument("model", metavar="MODEL", help="model folder")
+    parser.add_argument("model", metavar="MODEL", help="folder, or ORG/NAME on the Hub")
     parser.add_argument(
         "--out",
         type=Path,
         metavar="FILE",
         help="default: vocabulary.lexshard beside the model, or in the user's cache where "
-        "the model's folder cannot be written",
+        "the model's folder cannot be written or is of the Hub's cache",
     )
     parser.add_argument("--tiers", metavar="LIST", help="divided by commas (default: every kind)")
     parser.add_argument(
@@ -47,7 +50,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _build(arguments: argparse.Namespace) -> None:
-    if not Path(arguments.model).is_dir():
+    folder = model_folder(arguments.model, tell, loading=LoadingOptions(arguments.dtype))
+    if not Path(folder).is_dir():
         raise ValueError(f"no model folder at {arguments.model}")
     import torch  # seconds: a mistyped folder should not wait for it
 
@@ -69,10 +73,10 @@ def _build(arguments: argparse.Namespace) -> None:
         iterations=arguments.iterations,
         seed=arguments.seed,
     )
-    model = load(arguments.model, arguments.dtype)
+    model = load(folder, arguments.dtype)
     head = own_rows(model)
     weights = describe_weights(head.weight, head.bias)
-    out = arguments.out or default_index_path(arguments.model, weights)
+    out = arguments.out or default_index_path(folder, weights)
     count = cluster_count(settings, weights.rows)
     clusters = f"{count:,} {settings.kind}, {settings.iterations} iterations"
     decisions = {
@@ -86,5 +90,5 @@ def _build(arguments: argparse.Namespace) -> None:
     }
     lines = "\n".join(f"  {name:<24} {value}" for name, value in decisions.items())
     print(f"lexshard index build with:\n{lines}", flush=True)
-    header = build_index(arguments.model, model, out, settings)
+    header = build_index(folder, model, out, settings)
     print(describe(out, header.metadata()))

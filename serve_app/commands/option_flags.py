@@ -9,9 +9,11 @@ from itertools import zip_longest
 from typing import Any
 
 from cluster.config import GROUPS, OPTIONS, Option
-from cluster.config_sources import BY_KEY, ConfigSources, config_sources
+from cluster.config_sources import BY_KEY, ConfigError, ConfigSources, config_sources
 
 CONFIG = "config"
+MODEL = "model"
+POSITIONAL = "positional_model"
 ALL = "all"
 # What people need before they need anything else, by key.
 FIRST = (
@@ -32,7 +34,7 @@ def add_option_flags(parser: argparse.ArgumentParser) -> None:
     """``--config`` and a flag per option, in their groups, and a ``--help`` that shows them group
     by group: ``parser`` lets it take the place of its own (``conflict_handler="resolve"``). Flags
     left out leave no trace, so that file and environment can speak."""
-    parser.usage = "%(prog)s [options]"
+    parser.usage = "%(prog)s [MODEL] [options]"
     parser.formatter_class = _PageFormat
     parser.add_argument(
         "-h",
@@ -44,6 +46,13 @@ def add_option_flags(parser: argparse.ArgumentParser) -> None:
         choices=(*GROUPS, ALL),
         metavar="GROUP",
         help="this page, a GROUP of options, or all",
+    )
+    parser.add_argument(
+        POSITIONAL,
+        default=argparse.SUPPRESS,
+        nargs="?",
+        metavar="MODEL",
+        help="the same as --model",
     )
     parser.add_argument(
         "--config",
@@ -129,8 +138,15 @@ def given_options(arguments: argparse.Namespace) -> ConfigSources:
     """What the file of ``--config``, this process's environment and the flags say.
 
     Raises:
-        ConfigError: the file cannot be read or a variable of ours is unusable.
+        ConfigError: the file cannot be read, a variable of ours is unusable, or two models are
+            given.
     """
     given = vars(arguments)
     flags = {key: value for key, value in given.items() if key in BY_KEY}
+    if POSITIONAL in given:
+        model = given[POSITIONAL]
+        if flags.setdefault(MODEL, model) != model:
+            raise ConfigError(
+                f"two models given, {model} and --model {flags[MODEL]}: leave one out"
+            )
     return config_sources(given.get(CONFIG), os.environ, flags)

@@ -9,6 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cluster.models.folders import model_folder
+from cluster.models.progress import tell
+from cluster.models.refusal import LoadingOptions
 from serve_app.commands.argument_types import at_least
 
 if TYPE_CHECKING:
@@ -17,7 +20,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options to a parser."""
-    parser.add_argument("model", metavar="MODEL", help="model folder of the target")
+    parser.add_argument("model", metavar="MODEL", help="the target: folder, or ORG/NAME on the Hub")
     parser.add_argument("draft", metavar="DRAFT", help="model folder of the draft")
     parser.add_argument(
         "--prompts",
@@ -68,12 +71,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _train(arguments: argparse.Namespace) -> None:
-    for folder in (arguments.model, arguments.draft):
-        if not Path(folder).is_dir():
-            raise ValueError(f"no model folder at {folder}")
     missing = [str(path) for path in arguments.prompts or () if not path.is_file()]
     if missing:
         raise ValueError(f"no prompts at {', '.join(missing)}")
+    if not Path(arguments.draft).is_dir():
+        raise ValueError(f"no model folder at {arguments.draft}")
+    target_folder = model_folder(arguments.model, tell, loading=LoadingOptions(device="cpu"))
+    if not Path(target_folder).is_dir():
+        raise ValueError(f"no model folder at {target_folder}")
     # Seconds: a mistyped name should not wait for it.
     import torch
 
@@ -107,11 +112,11 @@ def _train(arguments: argparse.Namespace) -> None:
     threads = arguments.threads or os.cpu_count() or 1
     draft = load(arguments.draft, device="cpu")
     engine = Engine(
-        EngineConfiguration(model=arguments.model, threads=threads, head="dense", device="cpu")
+        EngineConfiguration(model=target_folder, threads=threads, head="dense", device="cpu")
     )
     torch.set_num_threads(threads)
     pool.set_threads(threads)
-    tokenizer = load_tokenizer(Path(arguments.model))
+    tokenizer = load_tokenizer(Path(target_folder))
     files = arguments.prompts or [BUNDLED_PROMPTS]
     prompts = read_traces(files, tokenizer, draft.vocabulary_size)
     out = arguments.out or Path(arguments.draft) / FILE_NAME
@@ -135,7 +140,7 @@ def _train(arguments: argparse.Namespace) -> None:
     )
     head = own_rows(engine.model)
     target = Target(
-        Path(arguments.model).resolve().name, describe_weights(head.weight, head.bias).hash, write
+        Path(target_folder).resolve().name, describe_weights(head.weight, head.bias).hash, write
     )
     train_router(target, draft, prompts.texts, out, settings)
     weights = describe_weights(own_rows(draft).weight, None)

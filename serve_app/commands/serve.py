@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import argparse
 import sys
+from functools import partial
 
 from cluster.config import ServeConfig
 from cluster.config_sources import ConfigError
 from serve_app.commands.option_flags import add_option_flags, given_options
 from serve_app.observability.logs import print_lines
-from serve_app.start.preflight import check
+from serve_app.start.preflight import ready_to_start
 from serve_app.start.readiness import StartupError
 from serve_app.start.settings import set_options
-from serve_app.start.stopping import StopRequest
+from serve_app.start.stopping import INTERRUPTED, StopRequest
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,12 +25,15 @@ def run(arguments: argparse.Namespace) -> int:
     """Serves until SIGINT or SIGTERM; the process's exit code."""
     try:
         sources = given_options(arguments)
-        config = sources.config()
-        check(config)
+        given = sources.config()
+        config = ready_to_start(given, partial(_tell, given))
     except (ConfigError, StartupError) as error:
         print(f"lexshard: {error}", file=sys.stderr)
         return 2
-    print_lines(set_options(sources, config), config.log_format)
+    except KeyboardInterrupt:  # while a model is fetched
+        print("\nlexshard: interrupted; the same command goes on where it stopped", file=sys.stderr)
+        return INTERRUPTED
+    print_lines(set_options(sources, given), config.log_format)
     stop = StopRequest()
     stop.listen()
     code = _serve(config, stop)
@@ -37,6 +41,10 @@ def run(arguments: argparse.Namespace) -> int:
         print_lines("lexshard: stopped", config.log_format)
         return 0
     return code
+
+
+def _tell(config: ServeConfig, text: str) -> None:
+    print_lines(f"lexshard: {text}", config.log_format)
 
 
 def _serve(config: ServeConfig, stop: StopRequest) -> int:

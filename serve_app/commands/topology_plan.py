@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from actors.configuration import NGRAM
 from cluster.config import ServeConfig
 from cluster.config_sources import ConfigError
+from cluster.models.folders import with_model_folders
+from cluster.models.progress import tell
 from serve_app.commands.argument_types import at_least
 from serve_app.commands.option_flags import add_option_flags, given_options
 from serve_app.start.preflight import check_model_folder
@@ -42,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the plan; returns the exit status."""
     try:
-        config = given_options(arguments).config()
+        config = with_model_folders(given_options(arguments).config(), tell, served=False)
         check_model_folder(config.model)
         plan = _plan(arguments, config)
     except (ConfigError, StartupError, ValueError, OSError) as error:

@@ -14,19 +14,39 @@ from actors.index.container import CLUSTERS, check_tiers
 from actors.index.errors import IndexFileError
 from actors.index.stored_weights import check_index_of
 from cluster.config import ServeConfig
+from cluster.models.files import is_whole
+from cluster.models.folders import with_model_folders
+from cluster.models.names import ModelNameError
+from cluster.models.progress import Announce
 from serve_app.start.listening import check_port
 from serve_app.start.readiness import StartupError
 
 TOKENIZER = "tokenizer.json"
 
 
-def check(config: ServeConfig) -> None:
-    """Looks at the files that ``config`` names, and at the port.
+def ready_to_start(config: ServeConfig, announce: Announce, *, weights: bool = True) -> ServeConfig:
+    """``config`` with the folders of its models, which are fetched where they are named; looks at
+    everything else first, and then into the folders.
+
+    Without ``weights`` none are fetched, and an index is not compared with those that are not
+    there.
 
     Raises:
         StartupError: with one line that says what to do.
     """
-    check_files(config)
+    check_settings(config)
+    check_listening(config)
+    try:
+        found = with_model_folders(config, announce, weights=weights)
+    except ModelNameError as error:
+        raise StartupError(str(error)) from error
+    lacking = found.model != config.model and not is_whole(Path(found.model))
+    check_files(found.model_copy(update={"index": None}) if lacking else found)
+    return found
+
+
+def check_listening(config: ServeConfig) -> None:
+    """Raises StartupError where somebody else has the port."""
     try:
         check_port(config.host, config.port)
     except OSError as error:
@@ -36,8 +56,8 @@ def check(config: ServeConfig) -> None:
         ) from error
 
 
-def check_files(config: ServeConfig) -> None:
-    """Looks at the files that ``config`` names, none of whose weights are loaded.
+def check_settings(config: ServeConfig) -> None:
+    """Looks at what needs no model.
 
     Raises:
         StartupError: with one line that says what to do.
@@ -48,20 +68,28 @@ def check_files(config: ServeConfig) -> None:
         check_utilization(config.gpu_memory_utilization)
     except ValueError as error:
         raise StartupError(str(error)) from error
-    model = check_model_folder(config.model)
-    if config.draft is not None and config.draft != NGRAM:
-        _check_draft(check_model_folder(config.draft), model)
     if config.hot_vocabulary is not None and not Path(config.hot_vocabulary).is_file():
         raise StartupError(
             f"no hot vocabulary at {config.hot_vocabulary}: make one with `lexshard hotset build`"
         )
-    if config.index is not None and config.head != "dense" and Path(config.index).is_file():
-        _check_index(Path(config.index), model, config)
     check_backend(config)
     check_certificate(config)
     check_replicas(config)
     if config.otlp_traces_endpoint is not None:
         check_tracing()
+
+
+def check_files(config: ServeConfig) -> None:
+    """Looks into the folders of the models of ``config``, none of whose weights are loaded.
+
+    Raises:
+        StartupError: with one line that says what to do.
+    """
+    model = check_model_folder(config.model)
+    if config.draft is not None and config.draft != NGRAM:
+        _check_draft(check_model_folder(config.draft), model)
+    if config.index is not None and config.head != "dense" and Path(config.index).is_file():
+        _check_index(Path(config.index), model, config)
 
 
 def check_backend(config: ServeConfig) -> None:
@@ -135,7 +163,8 @@ def check_model_folder(folder: str) -> Path:
     path = Path(folder).expanduser()
     if not path.is_dir():
         raise StartupError(
-            f"no model folder at {folder}: give one that is on this machine, nothing is downloaded"
+            f"no model folder at {folder}: give one that is on this machine, or a name on the "
+            "Hugging Face Hub (ORG/NAME)"
         )
     for name in ("config.json", TOKENIZER):
         if not (path / name).is_file():

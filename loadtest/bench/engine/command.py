@@ -28,7 +28,10 @@ from typing import get_args
 from transformers import AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
-from actors.configuration import DEFAULT_TIERS, DraftHeadChoice, TierName
+from actors.configuration import DEFAULT_TIERS, NGRAM, DraftHeadChoice, TierName
+from cluster.models.folders import model_folder
+from cluster.models.progress import tell
+from cluster.models.refusal import LoadingOptions
 from loadtest.bench.bandwidth import read_bandwidth
 from loadtest.bench.engine.random_model import write_random_model
 from loadtest.bench.engine.recording import add_agreement, add_measures
@@ -55,7 +58,12 @@ SEED = 17
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options to a parser."""
-    parser.add_argument("--model", default="models/lexshard-demo", metavar="DIR")
+    parser.add_argument(
+        "--model",
+        default="models/lexshard-demo",
+        metavar="MODEL",
+        help="folder, or ORG/NAME on the Hub",
+    )
     parser.add_argument(
         "--requests",
         type=_counts,
@@ -199,7 +207,10 @@ def checkpoint(arguments: argparse.Namespace) -> Iterator[str]:
     if arguments.shape is None:
         arguments.requests = arguments.requests or REQUESTS
         arguments.dtype = arguments.dtype or "float32"
-        yield arguments.model
+        loading = LoadingOptions(arguments.dtype)
+        if arguments.draft not in (None, NGRAM):
+            arguments.draft = model_folder(arguments.draft, tell, loading=loading)
+        yield model_folder(arguments.model, tell, loading=loading)
         return
     arguments.requests = arguments.requests or SHAPE_REQUESTS
     arguments.dtype = arguments.dtype or "bfloat16"

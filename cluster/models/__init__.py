@@ -1,0 +1,1 @@
+"""Models by their names on the Hugging Face Hub: asked for, refused early, fetched, checked."""
