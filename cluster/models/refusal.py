@@ -52,6 +52,14 @@ def check_refusal(
     """Raises ModelNameError where the model, whose ``config.json`` is in ``folder``, would be
     refused."""
     question = RefusalQuestion(str(folder), stored_bytes, dict(parameters), options)
+    reason = ask(question).reason
+    if reason is not None:
+        told = reason.replace(str(folder), str(name))
+        raise ModelNameError(f"{name} cannot be served, and is not fetched: {told}")
+
+
+def ask(question: RefusalQuestion) -> RefusalAnswer:
+    """Has a process answer it. Raises ModelNameError where that ends with something else."""
     asked = subprocess.run(
         [sys.executable, "-m", "cluster.models.refusal"],
         input=msgspec.json.encode(question),
@@ -60,20 +68,16 @@ def check_refusal(
     )
     if asked.returncode:
         said = asked.stderr.decode(errors="replace").strip().splitlines()
-        raise ModelNameError(f"{name} could not be looked at: {said[-1] if said else 'no reason'}")
-    reason = msgspec.json.decode(asked.stdout.splitlines()[-1], type=RefusalAnswer).reason
-    if reason is not None:
-        told = reason.replace(str(folder), str(name))
-        raise ModelNameError(f"{name} cannot be served, and is not fetched: {told}")
+        why = said[-1] if said else f"exit code {asked.returncode}"
+        raise ModelNameError(f"the model in {question.folder} could not be looked at: {why}")
+    return msgspec.json.decode(asked.stdout.splitlines()[-1], type=RefusalAnswer)
 
 
-def main() -> None:
-    """Answers the question on standard input."""
+def answer(question: RefusalQuestion) -> RefusalAnswer:
+    """In this process."""
     from actors.body.errors import ModelRefusedError
     from actors.body.loading import check_before_weights
 
-    question = msgspec.json.decode(sys.stdin.buffer.read(), type=RefusalQuestion)
-    reason = None
     try:
         check_before_weights(
             question.folder,
@@ -82,9 +86,10 @@ def main() -> None:
             **msgspec.structs.asdict(question.options),
         )
     except ModelRefusedError as error:
-        reason = str(error)
-    print(msgspec.json.encode(RefusalAnswer(reason)).decode(), flush=True)
+        return RefusalAnswer(str(error))
+    return RefusalAnswer(None)
 
 
 if __name__ == "__main__":
-    main()
+    found = answer(msgspec.json.decode(sys.stdin.buffer.read(), type=RefusalQuestion))
+    print(msgspec.json.encode(found).decode(), flush=True)

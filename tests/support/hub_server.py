@@ -56,9 +56,9 @@ class HubRequest:
 
 @dataclass
 class HubServer:
-    """``cuts`` are places where the connection breaks, once each, by file; ``wrong`` the files whose
-    bytes come out other than they are; ``status`` what is answered to everything, once it is set;
-    ``ranges`` says whether it knows them."""
+    """``cuts`` are places where the connection breaks, once each, by file; ``wrong`` are files
+    whose bytes come out other than they are; ``status`` is what is answered to everything, once it
+    is set; ``ranges`` says whether it knows them."""
 
     repositories: dict[str, Repository]
     url: str = ""
@@ -107,10 +107,10 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *values: Any) -> None:
         pass
 
-    def do_HEAD(self) -> None:  # noqa: N802
+    def do_HEAD(self) -> None:
         self._answer()
 
-    def do_GET(self) -> None:  # noqa: N802
+    def do_GET(self) -> None:
         self._answer()
 
     def _answer(self) -> None:
@@ -179,12 +179,13 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(file, content, headers | {"ETag": f'"{_git_hash(content)}"'})
             return
         digest = _sha256(content)
+        token_route = f"/api/models/{name}/xet-read-token/{revision}"
         headers |= {
             "X-Linked-Etag": f'"{digest}"',
             "X-Linked-Size": str(len(content)),
             # The real one offers its other way of large files, too.
             "X-Xet-Hash": digest,
-            "X-Xet-Refresh-Route": f"{self.server_of.url}/api/models/{name}/xet-read-token/{revision}",
+            "X-Xet-Refresh-Route": self.server_of.url + token_route,
             "Location": f"{self.server_of.cdn}/cdn/{name}/{file}",
         }
         self._say(302, b"", headers)

@@ -19,6 +19,8 @@ import psutil
 
 from cluster.config import ServeConfig
 from cluster.ports import free_port
+from kernels.compile_cache import choose_cache_folder
+from kernels.home import VARIABLE as HOME
 from tests.support.backends import Backend
 from tests.support.exposition import unlabelled
 from tests.support.mock_server import model_folder
@@ -56,11 +58,18 @@ def healthy(url: str) -> bool:
 
 
 @contextmanager
-def running_server(folder: Path, *flags: str, backend: Backend = "process") -> Iterator[Server]:
-    """The demo model served with one thread and ``flags``; its log is kept in ``folder``."""
+def running_server(
+    folder: Path,
+    *flags: str,
+    backend: Backend = "process",
+    model: str = str(DEMO),
+    home: Path | None = None,
+) -> Iterator[Server]:
+    """The demo model served with one thread and ``flags``; its log is kept in ``folder``. ``home``
+    is where it keeps files of its own, but for compiled kernels."""
     port = free_port()
     log = folder / "log"
-    command = [sys.executable, "-m", "serve_app.cli", "serve", "--model", str(DEMO)]
+    command = [sys.executable, "-m", "serve_app.cli", "serve", model]
     command += [
         "--port",
         str(port),
@@ -78,6 +87,9 @@ def running_server(folder: Path, *flags: str, backend: Backend = "process") -> I
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith("LEXSHARD_")
     }
+    if home is not None:
+        choose_cache_folder()
+        environment |= {"NUMBA_CACHE_DIR": os.environ["NUMBA_CACHE_DIR"], HOME: str(home)}
     with log.open("wb") as output:
         process = subprocess.Popen(
             command,
