@@ -83,7 +83,7 @@ class EngineConfiguration:
 
     model: str = field(
         metadata=setting(
-            "folder (safetensors, config.json, tokenizer.json), or ORG/NAME on the Hub",
+            "folder, or ORG/NAME on the Hugging Face Hub",
             group="model",
             metavar="MODEL",
         )
@@ -260,7 +260,7 @@ class EngineConfiguration:
     draft: str | None = field(
         default=None,
         metadata=setting(
-            "draft model (folder or ORG/NAME), or ngram: changes no token",
+            "folder or ORG/NAME, or ngram: changes no token",
             group="speculation",
             metavar="MODEL",
         ),

@@ -17,6 +17,7 @@ from pydantic import ByteSize, ConfigDict, Field, create_model
 
 from actors.configuration import NGRAM, EngineConfiguration
 from actors.setting import settings_of
+from cluster.models.names import hub_name
 
 VARIABLE_PREFIX = "LEXSHARD_"
 # Options that name a file or a folder which other processes read.
@@ -179,7 +180,10 @@ class ServeConfig(EngineOptions):
         [], "name for clients; repeatable", group="model", metavar="NAME"
     )
     revision: Name | None = option(
-        None, "branch, tag or commit of a model on the Hub (default main)", group="model"
+        None,
+        "branch, tag or commit of a model on the Hub (default main)",
+        group="model",
+        metavar="REVISION",
     )
     host: str = option(
         "127.0.0.1", "to listen on (default 127.0.0.1)", group="http", metavar="ADDRESS"
@@ -283,12 +287,13 @@ class ServeConfig(EngineOptions):
         return tuple(self.served_model_name) or (Path(self.model).resolve().name,)
 
     def with_absolute_paths(self) -> ServeConfig:
-        """For processes that may run in another folder."""
+        """For processes that may run in another folder. Names on the Hub stay."""
         paths = {name: getattr(self, name) for name in PATHS}
+        named = {name for name in ("model", "draft") if paths[name] and hub_name(paths[name])}
         absolute = {
             name: str(Path(path).expanduser().absolute())
             for name, path in paths.items()
-            if path is not None and (name, path) != ("draft", NGRAM)
+            if path is not None and (name, path) != ("draft", NGRAM) and name not in named
         }
         return self.model_copy(update=absolute)
 

@@ -44,7 +44,7 @@ def app(args: dict[str, Any]) -> Application:
     try:
         config = read_args(args, os.environ)
         check_settings(config)
-        config = with_model_folders(config, tell).with_absolute_paths()
+        config = with_model_folders(config, tell)
         check_files(config)
         return bind_replicas(config)
     except (ConfigError, StartupError, ValueError, OSError) as error:
@@ -52,7 +52,7 @@ def app(args: dict[str, Any]) -> Application:
 
 
 def read_args(args: Mapping[str, Any], environment: Mapping[str, str]) -> ServeConfig:
-    """The configuration that ``args`` and ``environment`` say.
+    """The configuration that ``args`` and ``environment`` say, its paths absolute.
 
     Raises:
         ConfigError: with one line that says what to do.
@@ -62,7 +62,7 @@ def read_args(args: Mapping[str, Any], environment: Mapping[str, str]) -> ServeC
     for key, remedy in NOT_HERE.items():
         if key in given or (key in sources.environment and key != KEYS):
             raise ConfigError(f"option '{key}' has no place here: {remedy}")
-    return sources.config()
+    return sources.config().with_absolute_paths()
 
 
 def _value(key: str, value: Any) -> Any:

@@ -19,6 +19,7 @@ EXAMPLE = DOCS / "serve.example.yaml"
 # What docs/serving.md says of options that decide for themselves when nobody does.
 AUTOMATIC = {
     "the folder's name",
+    "main",
     "the model's",
     "512, on a GPU 4096",
     "a tenth of the memory at most",

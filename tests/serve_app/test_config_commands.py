@@ -101,7 +101,7 @@ def test_check_tells_what_would_keep_a_server_from_starting(
         cases = [
             ({"prot": 1}, "unknown option 'prot': did you mean port?"),
             ({"dtype": "int3"}, "not 'int3'"),
-            ({"model": str(tmp_path / "absent")}, "no model folder at .* nothing is downloaded"),
+            ({"model": str(tmp_path / "absent")}, "no model folder at .* or a name on the Hugging"),
             ({"model": str(bare)}, r"has no tokenizer\.json; download the model again"),
             ({"draft": str(bare)}, r"has no tokenizer\.json"),
             ({"draft": str(DEMO_DRAFT)}, "cannot draft for .* Use a draft model with"),
