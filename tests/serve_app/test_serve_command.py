@@ -17,6 +17,7 @@ from cluster.config_sources import ConfigError, environment_values, load_config
 from cluster.ports import free_port
 from serve_app.authentication import ApiKeys
 from serve_app.cli import main, parser_of
+from serve_app.commands.option_flags import given_options
 from serve_app.openai.errors import ApiError
 from tests.support.mock_server import model_folder
 from tests.support.paths import ROOT
@@ -47,6 +48,11 @@ def test_bad_command_lines_end_with_one_clear_line(
             (["serve", "--model", str(tmp_path / "absent")], "no model folder at"),
             (["serve", "--model", folder, "--draft", str(tmp_path / "absent")], "no model folder"),
             (["serve", "--model", str(tmp_path)], "has no config.json"),
+            (["serve", str(tmp_path / "absent")], "no model folder at"),
+            (["serve", "org/absent"], "no model folder at org/absent, nor a whole model"),
+            (["serve", folder, "--draft", "org/absent"], "no model folder at org/absent, nor"),
+            (["serve", folder, "--model", "org/other"], "two models given"),
+            (["serve", folder, "--revision", "v1"], "is a path: leave it out"),
             (["serve", "--model", folder, "--dtype", "int3"], "dtype"),
             (["serve", "--model", folder, "--kv-cache-memory", "lots"], "kv_cache_memory"),
             (["serve", "--model", folder, "--port", port], "in use"),
@@ -78,6 +84,28 @@ def test_flags_come_before_the_environment_and_that_before_the_file(tmp_path: Pa
     environment = {"LEXSHARD_PORT": "1002", "LEXSHARD_THREADS": "2", "HOME": "/"}
     config = load_config(path, environment_values(environment) | flags("--port", "1003"))
     assert (config.port, config.threads, config.samplers) == (1003, 2, 1)
+
+
+def test_the_model_may_stand_without_its_flag() -> None:
+    for words in (["m"], ["--model", "m"], ["m", "--model", "m"], ["--port", "80", "m"]):
+        sources = given_options(parser_of(("serve",)).parse_args(words))
+        assert sources.config().model == "m"
+        assert sources.origin("model") == "flag --model"
+
+
+def test_a_folder_needs_nothing_of_the_hub(tmp_path: Path) -> None:
+    """Nor torch, which takes seconds: neither is imported before the engine's process."""
+    folder = str(model_folder(tmp_path))
+    script = f"""
+import sys
+from cluster.config import ServeConfig
+from serve_app.commands import serve
+from serve_app.start.preflight import ready_to_start
+ready_to_start(ServeConfig(model={folder!r}, port={free_port()}), print)
+print({{"huggingface_hub", "httpx2", "torch", "transformers"}} & sys.modules.keys())
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == "set()\n", done.stdout + done.stderr
 
 
 def test_every_option_can_be_set_everywhere_and_reaches_the_engine() -> None:

@@ -130,6 +130,19 @@ def test_a_folder_that_cannot_be_written_sends_the_index_to_the_cache(
     assert len(own.said) == 1
 
 
+def test_a_snapshot_of_the_hubs_cache_sends_the_index_to_ours(own: Own, tmp_path: Path) -> None:
+    """Where another commit of the same weights finds it, too."""
+    repository = tmp_path / "hub" / "models--org--name"
+    (repository / "blobs").mkdir(parents=True)
+    for commit in ("a" * 40, "b" * 40):
+        own.folder = repository / "snapshots" / commit
+        own.folder.mkdir(parents=True)
+        own.open()
+        assert list(own.folder.iterdir()) == []
+    assert len(own.said) == 1
+    assert len(list((tmp_path / "cache" / "lexshard").glob("*.lexshard"))) == 1
+
+
 def test_builds_in_one_folder_wait_for_each_other(tmp_path: Path) -> None:
     events: list[str] = []
 
