@@ -9,6 +9,7 @@ from typing import Literal
 
 from actors.body.loading import LoadedModel
 from actors.configuration import EngineConfiguration
+from actors.hub_cache import in_hub_cache
 from actors.index.build import IndexSettings, build_index, cluster_count, own_rows
 from actors.index.container import CLUSTERS, Header, read_header
 from actors.index.errors import IndexFileError
@@ -32,13 +33,6 @@ def default_index_path(folder: str | Path, weights: Weights) -> Path:
     cache, by the hash of the weights."""
     own = os.access(folder, os.W_OK) and not in_hub_cache(folder)
     return Path(folder) / FILE_NAME if own else _cached(weights)
-
-
-def in_hub_cache(folder: str | Path) -> bool:
-    """Whether it is a snapshot in the Hugging Face Hub's cache. Its files are links to what is
-    named by hashes, and another commit of the same weights is another folder."""
-    snapshots = Path(folder).absolute().parent
-    return snapshots.name == "snapshots" and (snapshots.parent / "blobs").is_dir()
 
 
 def open_or_build(

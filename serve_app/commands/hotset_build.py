@@ -10,7 +10,7 @@ from pathlib import Path
 
 from actors.decision.hot_vocabulary.file import FILE_NAME
 from actors.decision.hot_vocabulary.report import describe, write_report
-from actors.index.automatic import in_hub_cache
+from actors.hub_cache import in_hub_cache
 from cluster.models.folders import model_folder
 from cluster.models.progress import tell
 from cluster.models.refusal import LoadingOptions

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
+from actors.hub_cache import in_hub_cache
 from cluster.config import ServeConfig
 from serve_app.start.settings import labelled
 from serve_app.start.timings import told_screens, told_threads
@@ -34,7 +36,7 @@ def _decided(config: ServeConfig, information: dict[str, Any]) -> list[tuple[str
         head += f"; {told_screens(told['head_timings'])}"
     processes = f", {config.api_processes} API processes" if config.api_processes > 1 else ""
     return [
-        ("model", f"{config.model_names[0]} ({told['model']}, {told['parameters']:,} parameters)"),
+        ("model", f"{config.model_names[0]} ({_place(told)}, {told['parameters']:,} parameters)"),
         ("device", f"{told['device']}, {told_threads(told['thread_choices'])}"),
         ("GPU", told["accelerator"]),
         ("body", f"{told['body']}, {told['dtype']}, {invariant}"),
@@ -49,6 +51,14 @@ def _decided(config: ServeConfig, information: dict[str, Any]) -> list[tuple[str
         ("URL", f"{base_url(config)}/v1{processes}"),
         ("runs", _how_it_runs(config)),
     ]
+
+
+def _place(told: dict[str, Any]) -> str:
+    """The model's folder; of one from the Hub, what it is a folder of."""
+    folder = Path(told["model"])
+    if in_hub_cache(folder):
+        return f"commit {folder.name[:12]} of the Hub"
+    return str(told["model"])
 
 
 def _how_it_runs(config: ServeConfig) -> str:

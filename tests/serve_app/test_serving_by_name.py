@@ -41,7 +41,7 @@ def test_a_model_and_its_draft_are_served_by_their_names(
         assert done.json()["usage"]["completion_tokens"] == 8
         log = running.log.read_text()
     assert f"fetching {NAME} (13.6 MiB)" in log
-    assert f"model        {NAME} ({cache}/models--lexshard--demo/snapshots/" in log
+    assert f"model        {NAME} (commit {COMMIT[:12]} of the Hub, 7,145,728 parameters)" in log
     weights = sum((each / "model.safetensors").stat().st_size for each in (DEMO, DEMO_DRAFT))
     assert server.sent() == weights
     # The index is no file of the Hub's: it is found by the weights' hash.
