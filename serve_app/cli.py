@@ -68,6 +68,14 @@ COMMANDS = {
         "loadtest.bench.serve.command",
         "put any OpenAI endpoints under the same load, by turns",
     ),
+    ("bench", "rest"): (
+        "loadtest.bench.rest.command",
+        "measure what a server costs while nobody asks it",
+    ),
+    ("bench", "start"): (
+        "loadtest.bench.start.command",
+        "measure a start to the first token, also after a kill",
+    ),
     ("report",): ("loadtest.report.command", "a page with plots from the files of --json"),
     ("chaos",): ("loadtest.chaos.command", "attack a server of its own: does it keep its word?"),
 }

@@ -1,0 +1,1 @@
+"""What a server costs while nobody asks it anything."""

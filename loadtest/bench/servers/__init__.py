@@ -1,0 +1,1 @@
+"""Whole servers, ours and others, started by their command lines, asked and looked at."""

@@ -1,0 +1,1 @@
+"""How long a server takes to its first token, from nothing and after its engine was killed."""
