@@ -1,8 +1,13 @@
-"""A tiny OpenAI endpoint without an engine: streams words at a given pace, or fails as told."""
+"""A tiny OpenAI endpoint without an engine: streams words at a given pace, or fails as told.
+
+As a process of its own, until it is ended: ``python -m tests.support.scripted_endpoint PORT``.
+"""
 
 from __future__ import annotations
 
 import json
+import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -32,8 +37,8 @@ class EndpointScript:
 
 
 @contextmanager
-def scripted_endpoint(script: EndpointScript) -> Iterator[str]:
-    """Its address."""
+def scripted_endpoint(script: EndpointScript, port: int = 0) -> Iterator[str]:
+    """Its address; without a ``port`` it has one that is free."""
 
     class _Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -106,7 +111,7 @@ def scripted_endpoint(script: EndpointScript) -> Iterator[str]:
         def log_message(self, format: str, *args: Any) -> None:
             """Tests print enough."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
+    server = ThreadingHTTPServer(("127.0.0.1", port), _Handler)
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
@@ -128,3 +133,9 @@ def _usage(body: dict[str, Any]) -> dict[str, int]:
     template = TEMPLATE_TOKENS if "messages" in body else 0
     tokens = round(TOKENS_PER_WORD * words) + template
     return {"prompt_tokens": tokens, "completion_tokens": body["max_tokens"]}
+
+
+if __name__ == "__main__":
+    with scripted_endpoint(EndpointScript(), int(sys.argv[1])):
+        print("listening", flush=True)
+        signal.pause()

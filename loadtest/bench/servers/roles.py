@@ -26,8 +26,8 @@ ROLES = (
     ("gcs_server", "Ray's GCS"),
     ("raylet/raylet", "raylet"),
     ("dashboard/dashboard.py", "Ray's dashboard"),
-    ("dashboard/agent.py", "Ray's dashboard agent"),
-    ("runtime_env/agent", "Ray's environment agent"),
+    ("ray::DashboardAgent", "Ray's dashboard agent"),
+    ("ray::RuntimeEnvAgent", "Ray's environment agent"),
     ("log_monitor.py", "Ray's log monitor"),
     ("autoscaler/_private/monitor.py", "Ray's autoscaler"),
 )

@@ -23,8 +23,8 @@ START_SECONDS = 900.0  # a first start compiles kernels
 STOP_SECONDS = 60.0
 REST_SECONDS = 5.0  # that other processes have to end after the first one
 ANSWER_SECONDS = 10.0
-# Between two looks whether a server is there: short beside any start, and next to no work for it.
-POLL_SECONDS = 0.025
+# Between two looks whether a server is there: short beside any start, and little work for it.
+POLL_SECONDS = 0.05
 
 
 class RunningServer:

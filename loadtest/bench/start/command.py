@@ -7,8 +7,8 @@ with the text that it has undisturbed; ``status``, how long ``lexshard status`` 
 ``--`` are those of ``lexshard serve``. Others, given by their command lines (``--against``), take
 turns with ours at the warm start.
 
-The server is looked for every 25 ms, its port first and ``/health`` then, and asked for one token
-when it is well. Phases are what it prints meanwhile.
+The server is looked for every 50 ms, its port first and ``/health`` then, and asked for one token
+when it is well. Phases are told by what it prints meanwhile.
 """
 
 from __future__ import annotations

@@ -13,22 +13,24 @@ _WAITING = "not ready"  # says that something else goes on
 BEFORE, LAST = "imports, options and checks", "ready to first token"
 
 
-def phases(lines: Sequence[tuple[float, str]], first_token: float) -> dict[str, float]:
-    """The seconds of each phase, in order; their sum is ``first_token``, the seconds from the start
-    of the process to the first token.
+def phases(
+    lines: Sequence[tuple[float, str]], healthy: float, first_token: float
+) -> dict[str, float]:
+    """The seconds of each phase, in order; their sum is ``first_token``.
 
-    ``lines`` are what the server printed, with the seconds at which each line came. A phase begins
-    with its line and lasts until that of the next.
+    ``lines`` are what the server printed, each with the moment it came; moments are seconds from
+    the start of the process. A phase begins with its line and lasts until that of the next; the
+    last begins when the server says that it is ready, or when somebody finds it ``healthy``.
     """
     marks = [(0.0, BEFORE)]
     for seconds, line in lines:
-        if seconds >= first_token:
+        if seconds >= healthy or _READY in line:
+            healthy = min(seconds, healthy)
             break
         told = _LINE.search(line)
         if told is not None and not told[1].startswith(_WAITING):
             marks.append((seconds, told[1].strip()))
-        elif _READY in line:
-            marks.append((seconds, LAST))
+    marks.append((healthy, LAST))
     found: dict[str, float] = {}
     ends = [seconds for seconds, _ in marks[1:]] + [first_token]
     for (seconds, name), end in zip(marks, ends, strict=True):

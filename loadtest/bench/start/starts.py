@@ -44,7 +44,7 @@ def start_once(server: ServerCommand, seed: int) -> StartRun:
         Asker(started.url, seed).one_token()
         first_token = started.seconds()
         lines = list(started.lines)
-    return StartRun(port_open, healthy, first_token, phases(lines, first_token))
+    return StartRun(port_open, healthy, first_token, phases(lines, healthy, first_token))
 
 
 def first_start(flags: Sequence[str], seed: int) -> StartRun:

