@@ -85,6 +85,9 @@ def run_measurement(
     except (ValueError, OSError, RuntimeError) as error:
         print(f"lexshard bench {name}: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print(f"lexshard bench {name}: interrupted", file=sys.stderr)
+        return 1
     if arguments.json is not None:
         report.write(arguments.json)
         print(f"written: {arguments.json}")

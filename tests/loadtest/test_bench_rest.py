@@ -127,7 +127,7 @@ def test_cpu_time_is_that_of_the_process_that_spent_it(tmp_path: Path) -> None:
     assert 0 < used["busy.py"].cpu_percent < 110
     assert used["idle.py"].cpu_percent < used["busy.py"].cpu_percent / 10
     together = totals(list(used.values()))
-    assert together.role == "all 3 processes"
+    assert together.role == "all processes (3)"
     assert together.cpu_percent == pytest.approx(sum(each.cpu_percent for each in used.values()))
 
 
@@ -155,7 +155,7 @@ def test_what_children_used_that_have_ended_is_not_lost(tmp_path: Path) -> None:
         used = used_between(before, look_at(tree(parent)), 1.0)
     assert [each.role for each in used] == ["parent.py", ENDED]
     assert 28 <= used[1].cpu_percent < 100
-    assert totals(used).role == "all 1 processes"
+    assert totals(used).role == "all processes (1)"
 
 
 def test_memory_is_read_and_what_is_shared_can_be_added_up(tmp_path: Path) -> None:
@@ -225,23 +225,24 @@ def test_ours_is_what_make_serve_starts_unless_options_say_otherwise() -> None:
 def test_others_are_given_by_command_lines_with_a_port_or_an_address() -> None:
     given = parsed(
         "--against",
-        "a=env X=1 serve 'my model' {port}",
+        "a=env X=1 sleep 'a b' {port}",
         "--against",
-        "b=start",
+        "b=sleep",
         "--against-url",
         "b=http://h:1/v1",
     )
     _, a, b = asked_servers(given)
-    assert (a.name, a.at(7).command) == ("a", ("env", "X=1", "serve", "my model", "7"))
-    assert (b.command, b.url) == (("start",), "http://h:1")
+    assert (a.name, a.at(7).command) == ("a", ("env", "X=1", "sleep", "a b", "7"))
+    assert (b.command, b.url) == (("sleep",), "http://h:1")
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--against", "a=serve"], "the command line has no {port}: give --against-url a="),
+        (["--against", "a=sleep 9"], "the command line has no {port}: give --against-url a="),
+        (["--against", "a=no-such-program {port}"], "there is no program no-such-program"),
         (["--against-url", "a=http://h:1"], "no --against has this name"),
-        (["--against", "lexshard=x {port}"], "lexshard is taken"),
+        (["--against", "lexshard=sleep {port}"], "lexshard is taken"),
         (["--seconds", "-1"], "give positive numbers"),
     ],
 )
@@ -256,7 +257,7 @@ def test_options_of_whoever_measures_are_not_the_servers(monkeypatch: pytest.Mon
     monkeypatch.setenv("LEXSHARD_THREADS", "3")
     monkeypatch.setenv("LEXSHARD_HOME", "/home")
     monkeypatch.setenv("PYTHONPATH", "/ours")
-    ours, other = asked_servers(parsed("--against", "a=serve {port}"))
+    ours, other = asked_servers(parsed("--against", "a=sleep {port}"))
     assert "LEXSHARD_THREADS" not in ours.whole_environment()
     assert ours.whole_environment()["LEXSHARD_HOME"] == "/home"
     assert ours.whole_environment()["PYTHONPATH"] == "/ours"
@@ -318,7 +319,7 @@ def test_figures_of_all_servers_are_kept_and_compared() -> None:
     assert ratios["TTFT after the rest", after_none, "a"] == pytest.approx(1)
     lines = usage_table(rests["lexshard"]).splitlines()
     assert lines[2].split() == ["engine", "0.30", "3.00", "0.50", "700", "500"]
-    assert lines[-1].split() == ["all", "2", "processes", "0.30", "3.00", "0.50", "712", "510"]
+    assert lines[-1].split() == ["all", "processes", "(2)", "0.30", "3.00", "0.50", "712", "510"]
 
 
 def test_a_real_server_rests_with_every_process_accounted_for(

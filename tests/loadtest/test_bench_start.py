@@ -130,9 +130,9 @@ def test_another_server_is_timed_by_its_command_line(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--case", "status", "--against", "a=serve {port}"], "--against is for --case warm"),
+        (["--case", "status", "--against", "a=sleep {port}"], "--against is for --case warm"),
         (["--case", "first", "--", "--config", "f.yaml"], "name it by --model, not in --config"),
-        (["--against", "a=serve"], "the command line has no {port}"),
+        (["--against", "a=sleep 9"], "the command line has no {port}"),
     ],
 )
 def test_what_cannot_be_measured_is_said_before_anything_starts(

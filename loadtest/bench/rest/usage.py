@@ -93,7 +93,7 @@ def used_between(before: Looks, after: Looks, seconds: float) -> list[ProcessUsa
 def totals(used: Sequence[ProcessUsage]) -> ProcessUsage:
     """All of them together; the resident size then counts shared memory several times."""
     return ProcessUsage(
-        f"all {sum(each.role != ENDED for each in used)} processes",
+        f"all processes ({sum(each.role != ENDED for each in used)})",
         sum(each.cpu_percent for each in used),
         sum(each.wakeups for each in used),
         sum(each.involuntary for each in used),

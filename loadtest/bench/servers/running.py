@@ -117,11 +117,7 @@ class RunningServer:
 @contextmanager
 def running(server: ServerCommand) -> Iterator[RunningServer]:
     """The server, just started; on the way out it is told to end and waited for, and what of its
-    processes is left is killed.
-
-    Raises:
-        OSError: there is no such program.
-    """
+    processes is left is killed."""
     started = RunningServer(server)
     try:
         yield started

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -99,13 +100,15 @@ def asked_servers(arguments: argparse.Namespace) -> list[ServerCommand]:
     """Ours first, then the others.
 
     Raises:
-        ValueError: two have one name, or nobody knows where one will be.
+        ValueError: two have one name, there is no such program, or nobody knows where one will be.
     """
     urls = {each.name: each.url for each in arguments.against_url}
     if unknown := urls.keys() - {each.name for each in arguments.against}:
         raise ValueError(f"--against-url {min(unknown)}: no --against has this name")
     others = []
     for each in arguments.against:
+        if shutil.which(each.command[0]) is None:
+            raise ValueError(f"--against {each.name}: there is no program {each.command[0]}")
         if each.name in urls:
             each = replace(each, url=urls[each.name])
         elif PORT not in " ".join(each.command):
