@@ -88,14 +88,21 @@ class OwnEngine:
         self._process: psutil.Process | None = None
 
     async def suits(self, configuration: EngineConfiguration) -> Suitability:
-        """Always: it was started for nobody else. Waits until it answers at all."""
+        """Always: it was started for nobody else. Waits until it answers at all. A process that is
+        just dying may still take a connection, and never answers: that is not yet its successor,
+        and no death that anybody has seen."""
         while self._presence is None:
             try:
                 presence = await asyncio.open_unix_connection(self._path, limit=MOST_ANSWER_BYTES)
-            except (FileNotFoundError, ConnectionRefusedError):
+            except (FileNotFoundError, ConnectionError):
                 await asyncio.sleep(CONNECT_SECONDS)
                 continue
-            answer = await _ask(*presence, "presence")
+            try:
+                answer = await _ask(*presence, "presence")
+            except EngineLostError:
+                presence[1].close()
+                await asyncio.sleep(CONNECT_SECONDS)
+                continue
             self._presence = presence
             with suppress(psutil.NoSuchProcess):
                 self._process = psutil.Process(answer.process_id)

@@ -1,0 +1,74 @@
+"""An engine in a plain process: who asks waits for one that answers."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors.configuration import EngineConfiguration
+from cluster.engine.handle import EngineLostError, Suitability
+from cluster.engine.own_process import OwnEngine, answer_questions
+
+CONFIGURATION = EngineConfiguration(model="none")
+
+
+class _Silent:
+    """An engine's process of which nothing but its presence is asked."""
+
+
+def dying(path: Path) -> socket.socket:
+    """What is left of a process whose open files the system is just closing, one by one."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(str(path))
+    listener.listen()
+
+    def hang_up() -> None:
+        taken, _ = listener.accept()
+        taken.close()
+
+    threading.Thread(target=hang_up, daemon=True).start()
+    return listener
+
+
+def test_a_process_that_is_dying_is_neither_the_engine_nor_another_death(tmp_path: Path) -> None:
+    path = tmp_path / "engine"
+    engine = OwnEngine(str(path))
+    process: Any = _Silent()
+
+    async def ask() -> Suitability:
+        with dying(path):
+            asked = asyncio.ensure_future(engine.suits(CONFIGURATION))
+            await asyncio.wait((asked,), timeout=0.2)
+            assert not asked.done()
+        answer_questions(process, str(path))
+        return await asked
+
+    assert asyncio.run(ask()) is Suitability.SUITABLE
+
+
+def test_the_end_of_a_process_that_had_answered_is_a_death(tmp_path: Path) -> None:
+    path = tmp_path / "engine"
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(str(path))
+    listener.listen()
+
+    def answer_once() -> None:
+        taken, _ = listener.accept()
+        taken.makefile().readline()
+        taken.sendall(b'{"process_id": 4194305}\n')  # more than Linux gives any process
+        taken.close()
+
+    threading.Thread(target=answer_once, daemon=True).start()
+    engine = OwnEngine(str(path))
+
+    async def live() -> None:
+        assert await engine.suits(CONFIGURATION) is Suitability.SUITABLE
+        await engine.ended()
+
+    with listener, pytest.raises(EngineLostError):
+        asyncio.run(live())
