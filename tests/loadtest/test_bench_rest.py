@@ -257,8 +257,10 @@ def test_options_of_whoever_measures_are_not_the_servers(monkeypatch: pytest.Mon
     monkeypatch.setenv("LEXSHARD_THREADS", "3")
     monkeypatch.setenv("LEXSHARD_HOME", "/home")
     monkeypatch.setenv("PYTHONPATH", "/ours")
+    monkeypatch.setenv("NUMBA_CACHE_DIR", "/compiled")
     ours, other = asked_servers(parsed("--against", "a=sleep {port}"))
-    assert "LEXSHARD_THREADS" not in ours.whole_environment()
+    for server in (ours, other):
+        assert not {"LEXSHARD_THREADS", "NUMBA_CACHE_DIR"} & server.whole_environment().keys()
     assert ours.whole_environment()["LEXSHARD_HOME"] == "/home"
     assert ours.whole_environment()["PYTHONPATH"] == "/ours"
     assert "PYTHONPATH" not in other.whole_environment()

@@ -16,6 +16,8 @@ from loadtest.bench.serve.endpoint import endpoint
 
 OURS = "lexshard"
 MODEL, DRAFT = "models/lexshard-demo", "models/lexshard-demo-draft"
+# Set in this process by `kernels`; a server that inherited them would not look in its own home.
+CACHES = ("NUMBA_CACHE_DIR", "TRITON_CACHE_DIR")
 PORT = "{port}"  # in command lines: a free port is put there
 
 
@@ -40,8 +42,9 @@ class ServerCommand:
 
     def whole_environment(self) -> dict[str, str]:
         """This process's own, but for what is not meant for that server: options of ours that
-        whoever measures has set, and what would show another server our packages."""
-        hidden = () if self.is_ours else ("PYTHONPATH", "PYTHONSAFEPATH")
+        whoever measures has set, where this process keeps its compiled kernels, and what would
+        show another server our packages."""
+        hidden = CACHES if self.is_ours else (*CACHES, "PYTHONPATH", "PYTHONSAFEPATH")
         kept = {
             name: value
             for name, value in os.environ.items()
