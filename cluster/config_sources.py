@@ -24,9 +24,10 @@ SERVICE_VARIABLE = re.compile(r"\w+_(SERVICE_HOST|SERVICE_PORT\w*|PORT_\d+_(TCP|
 SERVICE_ADDRESS = re.compile(r"(tcp|udp|sctp)://")
 BY_KEY = {option.key: option for option in OPTIONS}
 KEYS, KEY_FILE = "api_keys", "api_key_file"
-# Of the process, not of the server: where its caches are (`kernels.home`), and with which key
-# `lexshard status` asks.
-PROCESS_VARIABLES = frozenset({"LEXSHARD_HOME", "LEXSHARD_API_KEY"})
+# Of the process, not of the server: where its caches are (`kernels.home`), what it compiles for
+# (`kernels.processor`), and with which key `lexshard status` asks.
+PROCESS_VARIABLES = frozenset({"LEXSHARD_HOME", "LEXSHARD_CPU", "LEXSHARD_API_KEY"})
+PROCESSORS = ("", "avx2")  # those of `kernels.processor`, which an API process does without
 
 
 class ConfigError(ValueError):
@@ -165,6 +166,7 @@ def environment_values(environment: Mapping[str, str]) -> dict[str, Any]:
         if not variable.startswith(VARIABLE_PREFIX) or _is_of_kubernetes(variable, text):
             continue
         if variable in PROCESS_VARIABLES:
+            _check_processor(variable, text)
             continue
         if variable not in options:
             nearest = _nearest(variable, options)
@@ -173,6 +175,12 @@ def environment_values(environment: Mapping[str, str]) -> dict[str, Any]:
             options[variable], text, where=f"environment variable {variable}"
         )
     return values
+
+
+def _check_processor(variable: str, text: str) -> None:
+    """Here for its own sentence: what imports kernels would fail in the engine's process."""
+    if variable == "LEXSHARD_CPU" and text not in PROCESSORS:
+        raise ConfigError(f"environment variable {variable}: it can be avx2 or unset, not {text!r}")
 
 
 def value_of_text(option: Option, text: str, *, where: str) -> Any:

@@ -8,20 +8,21 @@ whichever register tile computes it.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
-import llvmlite.binding
 import numpy.typing as npt
 from numba import njit
 
 from kernels.linear.tile import tile
+from kernels.processor import has_feature
 
 ROW_BLOCK = 96  # rows whose activations stay in the second-level cache while panels stream by
 # The sums of a tile stay in registers: AVX-512 has 32 that hold 16 sums, AVX2 16 that hold 8. Rows
 # a power of two apart share 8 places of the first-level cache, so taller tiles were slower. How
 # tall a tile is changes no bit.
-HAS_AVX512 = bool(llvmlite.binding.get_host_cpu_features().get("avx512f"))
+HAS_AVX512 = has_feature("avx512f")
 TILE_ROWS = 8 if HAS_AVX512 else 6
 
 
@@ -30,8 +31,9 @@ TILE_ROWS = 8 if HAS_AVX512 else 6
 ONE_ROW_PANELS, TWO_ROW_PANELS, THREE_ROW_PANELS = (4, 4, 4) if HAS_AVX512 else (4, 2, 1)
 
 
-def _tile_of(rows: int, panels: int = 1) -> Callable[..., None]:
-    """The kernel of ``panels`` panels and exactly ``rows`` rows from ``row`` on."""
+@functools.cache  # two functions of one name would be linked as the same code
+def _tile_of(rows: int, panels: int) -> Callable[..., None]:
+    """The one kernel of ``panels`` panels and exactly ``rows`` rows from ``row`` on."""
 
     def multiply_tile(x, row, weight, panel, out, add):  # type: ignore[no-untyped-def]
         if add:
@@ -45,8 +47,8 @@ def _tile_of(rows: int, panels: int = 1) -> Callable[..., None]:
     return njit(nogil=True, cache=True, inline="never")(multiply_tile)
 
 
-_one, _two, _three, _four, _five, _six, _seven = map(_tile_of, range(1, 8))
-_whole_tile = _tile_of(TILE_ROWS)
+_one, _two, _three, _four, _five, _six, _seven = (_tile_of(rows, 1) for rows in range(1, 8))
+_whole_tile = _tile_of(TILE_ROWS, 1)
 _wide_one = _tile_of(1, ONE_ROW_PANELS)
 _wide_two = _tile_of(2, TWO_ROW_PANELS)
 _wide_three = _tile_of(3, THREE_ROW_PANELS)

@@ -15,8 +15,8 @@ from numba import njit
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
+from kernels.processor import has_feature
 from kernels.quantize.layout import BLOCK, PANEL_ROWS
-from kernels.screen.processor import has_feature
 from kernels.screen.tile import I8, I16, I32, I64, prefetch
 
 HALF_BITS = 7

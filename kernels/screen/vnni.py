@@ -15,7 +15,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from kernels.screen.processor import has_feature
+from kernels.processor import has_feature
 from kernels.screen.tile import (
     I8,
     I32,

@@ -1,0 +1,91 @@
+"""`LEXSHARD_CPU`: one machine compiles as one without AVX-512 does, and computes the same bits."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import llvmlite.binding
+import pytest
+
+from cluster.config_sources import PROCESSORS, ConfigError, environment_values
+from kernels.processor import CHOICES, VARIABLE, choose_processor
+from tests.support.paths import ROOT
+
+OURS = (VARIABLE, "NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES")
+needs_avx2 = pytest.mark.skipif(
+    not llvmlite.binding.get_host_cpu_features().get("avx2"), reason="needs a processor with AVX2"
+)
+
+
+def run(code: str, *arguments: str, **variables: str) -> str:
+    """What a process of its own prints, which compiles for this machine unless told otherwise."""
+    kept = {name: value for name, value in os.environ.items() if name not in OURS}
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        env={**kept, "PYTHONPATH": str(ROOT), **variables},
+        cwd=ROOT,
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    return done.stdout
+
+
+TOLD = """
+import os, kernels
+from numba.core.registry import cpu_target
+from kernels.linear import cpu
+from kernels.processor import has_feature
+from kernels.screen import bits, tile, vnni
+name, features = cpu_target.target_context.codegen().magic_tuple()[1:]
+assert (name, features) == (os.environ["NUMBA_CPU_NAME"], os.environ["NUMBA_CPU_FEATURES"])
+print(name, has_feature("avx2"), has_feature("avx512f"))
+print(cpu.TILE_ROWS, tile.LANES, bits.WIDTH, vnni.AVAILABLE)
+"""
+
+
+@needs_avx2
+def test_kernels_are_compiled_as_without_avx512() -> None:
+    assert run(TOLD, LEXSHARD_CPU="avx2") == "haswell True False\n6 16 32 False\n"
+
+
+KERNEL = """
+from numba import njit
+
+@njit(cache=True)
+def twice(number):
+    return number + number
+"""
+COMPILED = """
+import sys, kernels
+sys.path.insert(0, sys.argv[1])
+from kernel import twice
+assert twice(3.0) == 6.0
+print(sum(twice.stats.cache_hits.values()), sum(twice.stats.cache_misses.values()))
+"""
+
+
+@needs_avx2
+def test_neither_finds_what_was_compiled_for_the_other(tmp_path: Path) -> None:
+    (tmp_path / "kernel.py").write_text(KERNEL)
+    cache = {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    for found in ("0 1\n", "1 0\n"):
+        assert run(COMPILED, str(tmp_path), **cache) == found
+        assert run(COMPILED, str(tmp_path), LEXSHARD_CPU="avx2", **cache) == found
+
+
+def test_another_name_is_refused_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "avx3")
+    with pytest.raises(ValueError, match=r"^LEXSHARD_CPU is 'avx3': it can be avx2 or unset$"):
+        choose_processor()
+    with pytest.raises(ConfigError, match="LEXSHARD_CPU: it can be avx2 or unset, not 'avx3'"):
+        environment_values({VARIABLE: "avx3"})
+
+
+def test_it_is_no_option_of_the_server_and_no_unknown_variable() -> None:
+    assert set(PROCESSORS) == {"", *CHOICES}
+    for name in PROCESSORS:
+        assert environment_values({VARIABLE: name}) == {}
