@@ -17,6 +17,8 @@ from kernels import pool
 from kernels.attention import BLOCK_SIZE, allocate_cache, paged_attention, write_cache
 from tests.support.paths import ROOT
 
+pytestmark = pytest.mark.vectors
+
 HEAD_DIMS = (32, 48, 64, 80, 128, 256, 20)
 GROUPS = ((1, 1), (4, 2), (3, 1), (7, 1), (8, 2), (6, 6))  # query heads, kv heads
 

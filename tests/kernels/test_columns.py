@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from kernels.columns import write_columns
 
+pytestmark = pytest.mark.vectors
+
 
 def written(rows: np.ndarray, implementation: str | None = None) -> tuple[np.ndarray, np.ndarray]:
     count, size = rows.shape

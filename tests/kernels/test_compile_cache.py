@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from types import FunctionType
 
+import pytest
 from numba.core.caching import IndexDataCacheFile
 from numba.core.dispatcher import Dispatcher
 
@@ -43,6 +44,7 @@ def test_whoever_saves_at_the_same_time_every_key_has_its_own_code(tmp_path: Pat
             assert cache.load((process, number)) == ["code of", process, number]
 
 
+@pytest.mark.vectors
 def test_no_two_compiled_functions_share_a_name() -> None:
     """Symbols of the same name are linked as the same code, whichever process compiled it; the
     numbers that numba adds are of one process."""

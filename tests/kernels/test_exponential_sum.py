@@ -19,6 +19,8 @@ from kernels.exponential.bounded_sum import (
     sum_of_exponentials,
 )
 
+pytestmark = pytest.mark.vectors
+
 settings.register_profile("exponential", deadline=None)
 settings.load_profile("exponential")
 

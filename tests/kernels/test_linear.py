@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from kernels.linear import PackedWeight, fits_bfloat16, linear, pack, unpack
 
+pytestmark = pytest.mark.vectors
+
 
 def _random(rows: int, columns: int, seed: int) -> torch.Tensor:
     return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed))

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import llvmlite.binding
+import numpy as np
 import pytest
 
 from cluster.config_sources import PROCESSORS, ConfigError, environment_values
 from kernels.processor import CHOICES, VARIABLE, choose_processor
 from tests.support.paths import ROOT
+from tests.support.processor_digest import ENGINES
 
 OURS = (VARIABLE, "NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES")
 needs_avx2 = pytest.mark.skipif(
@@ -75,6 +79,41 @@ def test_neither_finds_what_was_compiled_for_the_other(tmp_path: Path) -> None:
     for found in ("0 1\n", "1 0\n"):
         assert run(COMPILED, str(tmp_path), **cache) == found
         assert run(COMPILED, str(tmp_path), LEXSHARD_CPU="avx2", **cache) == found
+
+
+def libraries_without_avx512() -> dict[str, str]:
+    """What keeps torch and numpy from it, too: they choose by variables of their own."""
+    found = np.show_config(mode="dicts")["SIMD Extensions"]["found"]
+    wide = [name for name in found if name.startswith(("AVX512", "X86_V4"))]
+    return {
+        "ATEN_CPU_CAPABILITY": "avx2",
+        "ONEDNN_MAX_CPU_ISA": "AVX2",
+        "NPY_DISABLE_CPU_FEATURES": " ".join(wide),
+    }
+
+
+DIGEST = """
+import json, sys
+from pathlib import Path
+from tests.support.processor_digest import digests
+print("\\n" + json.dumps(digests(Path(sys.argv[1]))))
+"""
+
+
+@needs_avx2
+@pytest.mark.timeout(1800)  # where nothing has been compiled yet, for either
+def test_bodies_heads_and_draws_are_the_same_to_the_last_bit(tmp_path: Path) -> None:
+    """Of the demo: hidden states of 1 to 97 rows, screens, and what engines with every kind of head
+    tell clients who want every kind of draw, with drafts of either kind and without."""
+    narrow = {VARIABLE: "avx2", **libraries_without_avx512()}
+    with ThreadPoolExecutor(2) as beside:
+        running = [
+            beside.submit(run, DIGEST, str(tmp_path / name), **variables)
+            for name, variables in (("here", {}), ("narrow", narrow))
+        ]
+    here, narrower = (json.loads(each.result().splitlines()[-1]) for each in running)
+    assert set(here) == {"body", "screens", *ENGINES}
+    assert narrower == here
 
 
 def test_another_name_is_refused_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from kernels.rows import canonical_logits, postprocess
 from tests.support.paths import ROOT
 
+pytestmark = pytest.mark.vectors
+
 settings.register_profile("rows", deadline=None)
 settings.load_profile("rows")
 

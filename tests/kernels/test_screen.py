@@ -21,6 +21,8 @@ from kernels.screen.hidden import HiddenBits
 from tests.support.paths import ROOT
 from tests.support.tier_cases import KINDS, SHAPES, weights
 
+pytestmark = pytest.mark.vectors
+
 settings.register_profile("screen", deadline=None, max_examples=60)
 settings.load_profile("screen")
 

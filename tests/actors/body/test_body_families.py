@@ -170,6 +170,7 @@ def test_bfloat16_rounds_weights_and_computes_in_float32(tmp_path: Path) -> None
     assert float((ours[0] - expected.last_hidden_state[0]).abs().max()) < LIMIT
 
 
+@pytest.mark.vectors
 def test_the_fused_body_agrees_with_the_general_one(tmp_path: Path) -> None:
     shape = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
     save_tiny("qwen3", tmp_path, **shape)
