@@ -38,16 +38,8 @@ serve: setup
 observe: setup
 	$(BIN)/python -m loadtest.observe --url http://$(HOST):$(PORT)
 
-SERVERLESS := tests/actors tests/kernels tests/loadtest
-
-# What needs no server runs in two processes; servers have the machine to themselves.
-define run_tests
-	$(BIN)/python -m pytest -m "not slow" --numprocesses 2 --dist loadfile --no-loadscope-reorder $(SERVERLESS)
-	$(BIN)/python -m pytest -m "not slow" $(addprefix --ignore ,$(SERVERLESS))
-endef
-
 test: setup
-	$(if $(TESTS),$(BIN)/python -m pytest -m "not slow" $(TESTS),$(call run_tests))
+	$(if $(TESTS),$(BIN)/python -m pytest -m "not slow" $(TESTS),bash .ci/test)
 
 prove: setup
 	$(if $(TESTS),$(BIN)/python -m pytest $(TESTS),bash .ci/prove)
