@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
@@ -22,7 +21,13 @@ from actors.head.output_head import OutputHead
 from actors.messages import Request, SamplingParameters
 from actors.states.need import Need
 from kernels import pool
+from tests.support.manual_clock import ManualClock
 from tests.support.paths import DEMO
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
+    return ManualClock(monkeypatch, measurement)
 
 
 @pytest.fixture(autouse=True)
@@ -33,13 +38,13 @@ def _one_thread_afterwards() -> Iterator[None]:
 
 
 class SleepingBody:
-    """As fast as ``milliseconds(rows, threads)``; also a head that takes no time."""
+    """As fast by ``clock`` as ``milliseconds(rows, threads)``; also a head that takes no time."""
 
     device = torch.device("cpu")
     vocabulary_size, max_positions = 50, 64
 
-    def __init__(self, milliseconds: Any) -> None:
-        self._milliseconds = milliseconds
+    def __init__(self, clock: ManualClock | None, milliseconds: Any) -> None:
+        self._clock, self._milliseconds = clock, milliseconds
         self.forwards: list[tuple[int, int]] = []
         self.blocks = 0
 
@@ -54,7 +59,8 @@ class SleepingBody:
         assert 0 <= batch.positions.min() <= batch.positions.max() < self.max_positions
         assert np.array_equal(batch.row_sequence[batch.output_rows], np.unique(batch.row_sequence))
         self.forwards.append((rows, threads))
-        time.sleep(self._milliseconds(rows, threads) / 1000)
+        assert self._clock is not None
+        self._clock.sleep(self._milliseconds(rows, threads) / 1000)
         return torch.zeros(len(batch.output_rows), 4)
 
     def screen(self, hidden: torch.Tensor, needs: Sequence[Need]) -> None:
@@ -115,37 +121,36 @@ def test_each_number_of_rows_has_its_own() -> None:
 # -- measuring ------------------------------------------------------------------------------------
 
 
-def test_what_is_fastest_is_found() -> None:
+def test_what_is_fastest_is_found(clock: ManualClock) -> None:
     """Handing out takes 3 ms a thread; a row takes 1 ms, shared among threads."""
-    body = SleepingBody(lambda rows, threads: 3 * (threads - 1) + rows / threads)
+    body = SleepingBody(clock, lambda rows, threads: 3 * (threads - 1) + rows / threads)
     timings = timed(body, (1, 2, 4))
     assert choose_threads(timings) == ((1, 1), (16, 2), (64, 4))
     assert [each.rows for each in timings if each.threads == 4] == list(SIZES)
-    expected = 3 * 3 + 64 / 4
-    assert next(t for t in timings if (t.rows, t.threads) == (64, 4)).milliseconds >= expected
+    last = next(each for each in timings if (each.rows, each.threads) == (64, 4))
+    assert last.milliseconds == pytest.approx(3 * 3 + 64 / 4)
 
 
-def test_what_is_hopeless_is_soon_left_alone() -> None:
+def test_what_is_hopeless_is_soon_left_alone(clock: ManualClock) -> None:
     """One thread is no longer tried with more rows; three are not, either, where each try takes
     long. So slow models are timed a few times only."""
-    body = SleepingBody(lambda rows, threads: 300 if threads == 1 else 100)
-    started = time.monotonic()
+    body = SleepingBody(clock, lambda rows, threads: 300 if threads == 1 else 100)
     timings = timed(body, (1, 2))
     assert [(each.rows, each.threads) for each in timings] == [(1, 1), *((r, 2) for r in SIZES)]
     assert body.forwards.count((1, 1)) == 1
-    assert time.monotonic() - started < 10
+    assert clock.perf_counter() < 10
 
 
-def test_one_slow_turn_decides_nothing() -> None:
+def test_one_slow_turn_decides_nothing(clock: ManualClock) -> None:
     turns = iter(range(10_000))
     body = SleepingBody(
-        lambda rows, threads: (2 if threads == 2 else 3) + 30 * (not next(turns) % 7)
+        clock, lambda rows, threads: (2 if threads == 2 else 3) + 30 * (not next(turns) % 7)
     )
     assert choose_threads(timed(body, (1, 2))) == ((1, 2),)
 
 
-def test_threads_that_are_given_are_not_measured() -> None:
-    body = SleepingBody(lambda rows, threads: 1)
+def test_threads_that_are_given_are_not_measured(clock: ManualClock) -> None:
+    body = SleepingBody(clock, lambda rows, threads: 1)
     given = EngineThreads(EngineConfiguration("", threads=3), cores=2)
     given.choose(cast(Body, body), cast(OutputHead, body))
     assert (given.choices, given.most, given.timings) == (((1, 3),), 3, ())
@@ -155,8 +160,8 @@ def test_threads_that_are_given_are_not_measured() -> None:
     assert body.forwards == []
 
 
-def test_a_step_has_what_was_chosen_for_its_rows() -> None:
-    body = SleepingBody(lambda rows, threads: 3 * (threads - 1) + rows / threads)
+def test_a_step_has_what_was_chosen_for_its_rows(clock: ManualClock) -> None:
+    body = SleepingBody(clock, lambda rows, threads: 3 * (threads - 1) + rows / threads)
     threads = EngineThreads(EngineConfiguration(""), cores=5)
     assert pool.threads() == torch.get_num_threads() == 4
     threads.choose(cast(Body, body), cast(OutputHead, body))
@@ -184,7 +189,7 @@ def test_tiers_are_timed_with_the_threads_that_were_chosen() -> None:
             return Found()
 
     pool.set_threads_by_rows(((1, 1), (4, 2), (16, 3)))
-    head: Any = RecordingHead(None)
+    head: Any = RecordingHead(None, None)
     calibrate(head, ["int4", "int8"], np.zeros((64, 4), np.float32), 64)
     assert used == {1: {1}, 2: {1}, 4: {2}, 8: {2}, 16: {3}, 32: {3}, 64: {3}}
 

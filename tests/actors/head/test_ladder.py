@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from types import SimpleNamespace
 
@@ -12,6 +11,7 @@ import pytest
 import torch
 
 from actors.candidates import Candidates
+from actors.head import calibration
 from actors.head.backoff import (
     LARGEST_AVERAGE,
     LONGEST_BACKOFF,
@@ -25,6 +25,7 @@ from actors.head.screens import DENSE
 from actors.head.shard import Shard
 from actors.states.need import Need
 from kernels.quantize import Tier, quantize
+from tests.support.manual_clock import ManualClock
 
 
 def _weight() -> torch.Tensor:
@@ -149,8 +150,8 @@ class _Head:
 
     vocabulary_size = 100
 
-    def __init__(self, seconds: dict[tuple[str, str], float]) -> None:
-        self._seconds = seconds
+    def __init__(self, clock: ManualClock, seconds: dict[tuple[str, str], float]) -> None:
+        self._clock, self._seconds = clock, seconds
         self._screen = ""
 
     def start_with(self, choices: Choices, for_several: Choices | None = None) -> None:
@@ -160,18 +161,19 @@ class _Head:
         return needs
 
     def rescore(self, needs: Sequence[Need]) -> Candidates:
-        time.sleep(sum(self._seconds[self._screen, need.kind] for need in needs))
+        self._clock.sleep(sum(self._seconds[self._screen, need.kind] for need in needs))
         return SimpleNamespace(offsets=np.array([0, 10 * len(needs)]))  # type: ignore[return-value]
 
 
-def test_each_kind_of_step_is_timed_by_itself() -> None:
+def test_each_kind_of_step_is_timed_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = ManualClock(monkeypatch, calibration)
     seconds = {
         ("int4", "top1"): 0.001,
         ("int4", "topk"): 0.012,
         ("int8", "top1"): 0.003,
         ("int8", "topk"): 0.003,
     }
-    timings = calibrate(_Head(seconds), ["int4", "int8"], np.zeros((4, 8), np.float32), 1)
+    timings = calibrate(_Head(clock, seconds), ["int4", "int8"], np.zeros((4, 8), np.float32), 1)
     assert choose(timings, certified=True) == (((1, "int4"),), ((1, "int8"),))
     assert [(each.kind, each.screen) for each in timings] == [
         ("one", "int4"),
@@ -179,5 +181,5 @@ def test_each_kind_of_step_is_timed_by_itself() -> None:
         ("several", "int4"),
         ("several", "int8"),
     ]
-    assert timings[2].milliseconds == pytest.approx(12.0, rel=0.2)
+    assert timings[2].milliseconds == pytest.approx(12.0)
     assert timings[2].rescored_share == pytest.approx(0.1)
