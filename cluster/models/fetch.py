@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx2
+from huggingface_hub import constants
 from huggingface_hub.errors import HfHubHTTPError, RevisionNotFoundError
 
 from actors.stored_tensors import INDEX_FILE
@@ -113,6 +114,7 @@ def _fetched(wish: Wish, hub: Hub, description: Description, announce: Announce)
         _fetch_all(downloads, descriptions(listing))
         if not wish.weights:
             return folder
+        _check_sizes(name, [file for file in needed if not (folder / file.name).is_file()])
         there = sum(map(downloads.there, needed))
         _check_room(name, hub, stored - there)
         announce(f"fetching {name} ({in_units(stored)}{_of_which(there)}) into {hub.cache}, once")
@@ -128,6 +130,17 @@ def _fetched(wish: Wish, hub: Hub, description: Description, announce: Announce)
 
 def _of_which(there: int) -> str:
     return f", {in_units(there)} of it there already" if there else ""
+
+
+def _check_sizes(name: HubName, files: Iterable[RemoteFile]) -> None:
+    for file in files:
+        if file.size is not None and file.size > constants.MAX_HTTP_DOWNLOAD_SIZE:
+            revision = f" --revision {name.revision}" if name.revision else ""
+            raise ModelNameError(
+                f"{file.name} of {name} has {in_units(file.size)}, more than the Hub hands out over "
+                f"plain HTTP: fetch it with `hf download {name.repository}{revision}`, then start "
+                "again"
+            )
 
 
 def _check_room(name: HubName, hub: Hub, wanted: int) -> None:

@@ -88,6 +88,14 @@ def test_what_need_not_be_served_here_is_fetched_whatever_it_is(fetching: Fetchi
     assert (fetching.folder() / WEIGHTS).is_file()
 
 
+def test_a_file_that_plain_http_does_not_bring_is_refused_before_it(fetching: Fetching) -> None:
+    fetching.server.repositories[NAME].claims[WEIGHTS] = 60 << 30
+    told = fetching.refused(f"{NAME}@main")
+    assert f"{WEIGHTS} of {NAME}@main has 60.0 GiB" in told
+    assert f"`hf download {NAME} --revision main`" in told
+    assert no_weights_asked(fetching)
+
+
 @pytest.mark.parametrize(
     ("missing", "told"),
     [
