@@ -137,9 +137,9 @@ def _check_sizes(name: HubName, files: Iterable[RemoteFile]) -> None:
         if file.size is not None and file.size > constants.MAX_HTTP_DOWNLOAD_SIZE:
             revision = f" --revision {name.revision}" if name.revision else ""
             raise ModelNameError(
-                f"{file.name} of {name} has {in_units(file.size)}, more than the Hub hands out over "
-                f"plain HTTP: fetch it with `hf download {name.repository}{revision}`, then start "
-                "again"
+                f"{file.name} of {name} has {in_units(file.size)}, more than the Hub hands out "
+                f"over plain HTTP: fetch it with `hf download {name.repository}{revision}`, then "
+                "start again"
             )
 
 
