@@ -118,6 +118,9 @@ class ServeConfig(EngineOptions):
         group="cluster",
         metavar="ADDRESS",
     )
+    dashboard: bool = option(
+        False, "start Ray's dashboard and agents, too, with a Ray of its own", group="cluster"
+    )
     reserve: bool = option(
         False, "reserve CPUs and GPUs for every process (always when joining)", group="cluster"
     )
@@ -312,6 +315,7 @@ class ServeConfig(EngineOptions):
             "--max-replicas": self.max_replicas is not None,
             "--address": self.address is not None,
             "--reserve": self.reserve,
+            "--dashboard": self.dashboard,
         }
         return tuple(flag for flag, wanted in asked.items() if wanted)
 

@@ -6,6 +6,7 @@ import logging
 import os
 import secrets
 import sys
+from contextlib import nullcontext
 
 LOOPBACK = "127.0.0.1"  # where a Ray of our own is
 OBJECT_STORE_BYTES = 128 * 1024 * 1024  # messages travel elsewhere; the store holds next to nothing
@@ -18,6 +19,8 @@ ENVIRONMENT = {
     "RAY_raylet_report_resources_period_milliseconds": "1000",
     "RAY_gcs_pull_resource_loads_period_milliseconds": "5000",
 }
+# Where there are no agents to export metrics.
+LEAN_ENVIRONMENT = {"RAY_enable_metrics_collection": "0"}
 
 
 def prepare_environment(environment: dict[str, str] | None = None) -> None:
@@ -35,16 +38,26 @@ def prepare_environment(environment: dict[str, str] | None = None) -> None:
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 
 
-def start_local_ray(environment: dict[str, str] | None = None) -> None:
+def start_local_ray(
+    environment: dict[str, str] | None = None, *, workers: int = 0, dashboard: bool = False
+) -> str | None:
     """A Ray node of this process's own; connects to none that is already running. See
-    `prepare_environment`."""
-    prepare_environment(environment)
+    `prepare_environment`.
+
+    ``workers`` processes are started before they are asked for. Only with a ``dashboard``, whose
+    address is returned, there are Ray's agents, too (`cluster.lean_node`).
+    """
+    prepare_environment(environment if dashboard else LEAN_ENVIRONMENT | (environment or {}))
     import ray
 
-    ray.init(
-        address="local",
-        include_dashboard=False,
-        object_store_memory=OBJECT_STORE_BYTES,
-        logging_level=logging.ERROR,
-        log_to_driver=True,
-    )
+    from cluster.lean_node import lean_nodes
+
+    with nullcontext() if dashboard else lean_nodes(workers):
+        context = ray.init(
+            address="local",
+            include_dashboard=dashboard,
+            object_store_memory=OBJECT_STORE_BYTES,
+            logging_level=logging.ERROR,
+            log_to_driver=True,
+        )
+    return f"http://{context.dashboard_url}" if dashboard else None

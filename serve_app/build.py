@@ -19,6 +19,7 @@ from serve_app.start.readiness import StartupError
 # Options of `lexshard serve` that have no place here, and what to do instead.
 NOT_HERE = {
     "address": "the application runs in the cluster that it is deployed to: leave it out",
+    "dashboard": "Ray is started by others there: leave it out",
     "host": "Ray Serve listens: set http_options.host in its configuration",
     "port": "Ray Serve listens: set http_options.port in its configuration",
     "api_processes": "every replica is one: set num_replicas of the deployment 'server'",

@@ -18,7 +18,6 @@ from ray.serve._private.common import RUNNING_REQUESTS_KEY
 from ray.util.placement_group import get_current_placement_group
 
 from cluster.config import ServeConfig
-from cluster.topology.configured import configured_processes, role_resources
 from cluster.topology.nodes import this_machine
 from cluster.topology.processes import Processes
 from cluster.topology.replica_bundles import STRATEGY, replica_bundles, reservation_in
@@ -97,6 +96,9 @@ def replica_processes(config: ServeConfig) -> Processes:
 
     Raises ValueError where no shards can be made of the model, OSError where it cannot be read.
     """
+    # Seconds and hundreds of megabytes, which the replicas themselves do without.
+    from cluster.topology.configured import configured_processes, role_resources
+
     here = this_machine()
     on_gpus = config.device == "cuda" or here.gpus > 0
     resources = role_resources(config, on_gpus=on_gpus)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from typing import NamedTuple
 
 from actors.kv_cache import BLOCK_TOKENS
+from actors.machine import physical_memory
 
 SHARE_OF_MEMORY = 0.1
 
@@ -15,11 +15,6 @@ class DeviceMemory(NamedTuple):
 
     free: int
     total: int
-
-
-def physical_memory() -> int:
-    """Bytes of this machine's memory."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def default_kv_bytes(

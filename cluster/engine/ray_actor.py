@@ -104,6 +104,10 @@ class RayEngine:
     def __init__(self, actor: Any) -> None:
         self._actor = actor
 
+    def begin(self) -> None:
+        """Has it load its model before anybody connects."""
+        self._actor.serve.remote()
+
     async def suits(self, configuration: EngineConfiguration) -> Suitability:
         answer: Suitability = await _answer(self._actor.suits.remote(configuration))
         return answer

@@ -6,17 +6,14 @@ comes on top, and is what `cluster.topology.nodes.USABLE_SHARE` leaves room for.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from actors.configuration import EngineConfiguration
 from actors.engine.memory import default_kv_bytes
 from actors.kv_cache import BLOCK_TOKENS
 from cluster.samplers.dense_slots import slot_bytes
 from cluster.samplers.process import COLUMNS, SLOTS
 from cluster.topology.model_sizes import FLOAT32, ModelSizes
+from cluster.topology.placement import Parts
 from kernels.quantize.layout import BLOCK, GROUP, padded
-
-Parts = tuple[tuple[str, int], ...]  # name, bytes
 
 
 def kv_blocks(
@@ -103,11 +100,6 @@ def drafter_memory(draft: ModelSizes, blocks: int) -> Parts:
         ("draft model", draft.parameters * draft.weight_bytes),
         ("draft KV cache", blocks * draft.kv_block_bytes(FLOAT32)),
     )
-
-
-def total(parts: Sequence[tuple[str, int]]) -> int:
-    """Bytes of all parts."""
-    return sum(count for _, count in parts)
 
 
 def cached_tokens(blocks: int) -> int:

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from cluster.topology.memory import Parts, total
 from cluster.topology.nodes import USABLE_SHARE, NodeResources
 
 RoleKind = Literal["body", "drafter", "shard", "spare", "sampler"]
 Strategy = Literal["STRICT_PACK", "SPREAD"]
+Parts = tuple[tuple[str, int], ...]  # name, bytes
 _SLACK = 1e-9  # of sums of fractions
 
 # What else could be done about a role, by what is missing for it.
@@ -60,7 +60,7 @@ class Role:
 
     @property
     def bytes(self) -> int:
-        return max(total(self.parts), self.least_bytes)
+        return max(sum(count for _, count in self.parts), self.least_bytes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from serve_app.start.readiness import StartupError
 if TYPE_CHECKING:
     from cluster.topology.reservation import Reservation
 
+SERVES_PROCESSES = 2  # its controller, and what keeps HAProxy
 SERVE_ENVIRONMENT = {
     "RAY_SERVE_LOG_TO_STDERR": "0",
     # Streams pass through one event loop less: a fifth less time at 32 streams.
@@ -31,7 +32,7 @@ SERVE_ENVIRONMENT = {
     # What the controller looks at seldom changes; less often still, it would notice a loss late.
     "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.2",
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "serve_app.middleware.ingress_middlewares",
-    "RAY_SERVE_CONTROLLER_CALLBACK_IMPORT_PATH": "cluster.process_tree.die_with_parent",
+    "RAY_SERVE_CONTROLLER_CALLBACK_IMPORT_PATH": "cluster.serve_controller.prepare",
 }
 
 
@@ -56,6 +57,25 @@ def _reserved(config: ServeConfig) -> Reservation:
         return reserve_for(config)
     except ValueError as error:  # no room, or shards that cannot be made
         raise StartupError(str(error)) from error
+
+
+def _started_engine(
+    config: ServeConfig, ends: ExitStack, tell: Callable[[str], None]
+) -> EngineConnector:
+    """Starts the engine, which takes longer than Serve and the API processes that are to find it;
+    how they do."""
+    from cluster.engine.ray_actor import RayEngines
+
+    reservation = None
+    if config.reserve or config.address is not None:
+        tell("reserving CPUs and GPUs")
+        reservation = _reserved(config)
+        ends.callback(reservation.release)
+    tell("starting the engine")
+    RayEngines(reservation).start(config.engine_configuration).begin()
+    from serve_app.deployment import start_engine  # with Serve, which takes a second
+
+    return partial(start_engine, reservation=reservation)
 
 
 def _check_room(config: ServeConfig, tell: Callable[[str], None]) -> None:
@@ -128,21 +148,20 @@ def running_server(
         ends.callback(folder.remove)
         if config.address is None:
             tell("starting Ray")
-            start_local_ray(environment)
+            workers = config.api_processes + SERVES_PROCESSES + 1
+            dashboard = start_local_ray(environment, workers=workers, dashboard=config.dashboard)
+            if dashboard is not None:
+                tell(f"Ray's dashboard is at {dashboard}")
         else:
             tell(f"joining the Ray cluster at {config.address}")
             join_ray(config.address, environment)
         ends.callback(leave_ray)
+        if connect is None and not config.has_replicas:
+            connect = _started_engine(config, ends, tell)
         from ray import serve
 
-        from serve_app.deployment import APPLICATION_NAME, bind, start_engine
+        from serve_app.deployment import APPLICATION_NAME, bind
 
-        reserves = (config.reserve or config.address is not None) and not config.has_replicas
-        if connect is None and reserves:
-            tell("reserving CPUs and GPUs")
-            reservation = _reserved(config)
-            ends.callback(reservation.release)
-            connect = partial(start_engine, reservation=reservation)
         quiet = {"log_level": "ERROR", "enable_access_log": False}
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
         # Before all others, so that open streams are told before the proxy goes.
@@ -163,5 +182,6 @@ def running_server(
         else:
             tell("starting the application")
             run = ServerRun(folder.path, int(time.time()))
-            application = bind(config, connect or start_engine, run)
+            assert connect is not None, "it was given, or an engine was started"
+            application = bind(config, connect, run)
         yield serve.run(application, name=APPLICATION_NAME, route_prefix="/", logging_config=quiet)

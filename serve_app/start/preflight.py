@@ -93,7 +93,12 @@ def check_files(config: ServeConfig) -> None:
 
 
 def check_backend(config: ServeConfig) -> None:
-    """Raises StartupError for plain processes where something needs Ray."""
+    """Raises StartupError for plain processes where something needs Ray, and for the dashboard of a
+    cluster that others run."""
+    if config.dashboard and config.address is not None:
+        raise StartupError(
+            "--dashboard is for a Ray of the server's own: leave it out, or --address"
+        )
     if config.backend == "process" and config.needs_ray:
         raise StartupError(
             f"{config.needs_ray[0]} needs Ray: leave --backend process out, or take --backend ray"
