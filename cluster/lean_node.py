@@ -28,12 +28,12 @@ from ray._raylet import (  # type: ignore[attr-defined]
 
 from cluster import agent_stand_in
 
-# The node waits until its agents have said where they listen. Nobody listens there.
+# The node waits until its agents have said where they listen; -1: nowhere, so nobody tries.
 _PORTS = {
-    RUNTIME_ENV_AGENT_PORT_NAME: 1,
-    METRICS_AGENT_PORT_NAME: 2,
-    METRICS_EXPORT_PORT_NAME: 3,
-    DASHBOARD_AGENT_LISTEN_PORT_NAME: 4,
+    METRICS_AGENT_PORT_NAME: -1,
+    METRICS_EXPORT_PORT_NAME: -1,
+    DASHBOARD_AGENT_LISTEN_PORT_NAME: -1,
+    RUNTIME_ENV_AGENT_PORT_NAME: 1,  # it must be one; it is asked for environments alone
 }
 _AGENTS = ("--dashboard_agent_command", "--runtime_env_agent_command")
 _WORKERS = "--num_prestart_python_workers"
