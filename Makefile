@@ -1,4 +1,5 @@
-# lexshard: `make serve` starts the server, `make test` runs the tests; both set everything up first.
+# lexshard: `make serve` starts the server, `make cluster` the same as actors of a Ray cluster on this
+# machine, `make test` runs the tests; all set everything up first.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -7,9 +8,12 @@ PORT ?= 8000
 MODEL ?= models/lexshard-demo
 # The demo guesses ahead with its own draft model; another model with the one that is named.
 DRAFT ?= $(if $(filter models/lexshard-demo,$(MODEL)),models/lexshard-demo-draft)
+# Processes of `make cluster` that hold the vocabulary, and that decide.
+SHARDS ?= 2
+SAMPLERS ?= 2
 OUT ?= docs/reports
 
-.PHONY: setup serve observe test prove lint types format bench clean
+.PHONY: setup serve cluster observe test prove lint types format bench clean
 
 # uv installs where it can be had, else pip, which may know of an index that uv does not. A machine
 # without a GPU takes torch's CPU build: a tenth of what the build for CUDA brings with it.
@@ -29,12 +33,16 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 
 setup: $(VENV)/.installed
 
-serve: setup
-	$(BIN)/lexshard serve --host $(HOST) --port $(PORT) --model $(MODEL) \
-		$(if $(DRAFT),--draft $(DRAFT)) $(if $(SHARDS),--shards $(SHARDS)) \
-		$(if $(SAMPLERS),--samplers $(SAMPLERS) --sampler-placement ray)
+SERVE = $(BIN)/lexshard serve --host $(HOST) --port $(PORT) --model $(MODEL) \
+	$(if $(DRAFT),--draft $(DRAFT))
 
-# Prometheus, and Grafana where there is one, look at the server that `make serve` has started.
+serve: setup
+	$(SERVE)
+
+cluster: setup
+	$(SERVE) --backend ray --shards $(SHARDS) --samplers $(SAMPLERS) --sampler-placement ray
+
+# Prometheus, and Grafana where there is one, look at the server that one of the two has started.
 observe: setup
 	$(BIN)/python -m loadtest.observe --url http://$(HOST):$(PORT)
 

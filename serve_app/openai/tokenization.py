@@ -165,12 +165,13 @@ class ModelTokenizer:
 
 @contextmanager
 def _torch_left_out() -> Iterator[None]:
-    """Whatever is imported inside finds no torch, unless this process has it already.
+    """Whatever is imported inside finds no torch, unless this process has it already, or a
+    transformers that has found one.
 
     Tokenizers do not need it, and transformers imports it wherever it is: 330 MB and three seconds
     for an API process.
     """
-    if "torch" in sys.modules:
+    if {"torch", "transformers"} & sys.modules.keys():
         yield
         return
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that there is no torch

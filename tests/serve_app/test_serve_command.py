@@ -58,6 +58,7 @@ def test_bad_command_lines_end_with_one_clear_line(
             (["serve", "--model", folder, "--port", port], "in use"),
             (["serve", "--config", str(tmp_path / "absent.yaml")], "cannot read"),
             (["serve", "--model", folder, "--kv-cache-memory", "0"], "kv_cache_memory"),
+            (["serve", "--model", folder, "--dashboard", "--address", "auto"], "leave it out"),
             (["serve", "--model", folder, "--replicas", "3", "--max-replicas", "2"], "fewer than"),
             (["serve", "--model", folder, "--replicas", "2", "--api-processes", "2"], "leave out"),
             (["serve", "--model", folder, "--routing", "load"], "give --replicas 2"),

@@ -1,0 +1,93 @@
+"""What computes is loaded where it computes: the processes around the engine do without."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.mock_server import model_folder
+from tests.support.paths import ROOT
+
+COMPUTING = {"torch", "numba", "llvmlite", "scipy", "transformers", "triton", "faiss", "sympy"}
+SPEAKING_HTTP = {"fastapi", "starlette", "uvicorn"}
+PARENT = ("serve_app.cli", "serve_app.commands.serve")
+# What a process of that name runs, and what it has no part of.
+PROCESSES = {
+    "lexshard serve, embedded": (
+        (*PARENT, "serve_app.start.embedded"),
+        {*COMPUTING, *SPEAKING_HTTP, "ray"},
+    ),
+    "lexshard serve, before Ray": (
+        (*PARENT, "serve_app.start.server_process"),
+        {*COMPUTING, *SPEAKING_HTTP, "ray"},
+    ),
+    "API process": (("serve_app.api_processes.api_process",), {*COMPUTING, "ray"}),
+    "driver, before it has Ray": (("serve_app.start.driver",), {*COMPUTING, "ray"}),
+    "driver": (
+        (
+            "serve_app.start.driver",
+            "cluster.lean_node",
+            "cluster.engine.ray_actor",
+            "serve_app.deployment",
+            "serve_app.replica",
+        ),
+        COMPUTING,
+    ),
+    "replica": (("serve_app.deployment",), COMPUTING),
+    "replica with an engine": (("serve_app.replica", "cluster.engine.supervisor"), COMPUTING),
+    "engine's actor, before its model": (("cluster.engine.ray_actor",), COMPUTING | SPEAKING_HTTP),
+    "lexshard status": (
+        ("serve_app.cli", "serve_app.commands.status"),
+        {*COMPUTING, *SPEAKING_HTTP, "ray", "numpy", "pydantic"},
+    ),
+}
+
+
+@pytest.mark.parametrize("process", PROCESSES)
+def test_a_process_imports_nothing_that_it_has_no_part_of(process: str) -> None:
+    modules, absent = PROCESSES[process]
+    look = f"import sys, {', '.join(modules)}; print(sorted({absent!r} & set(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", look], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr
+
+
+def test_status_of_a_server_that_is_not_there_is_told_without_any_of_it() -> None:
+    """The command itself, to its end: what is imported on the way counts, too."""
+    _, absent = PROCESSES["lexshard status"]
+    look = (
+        "import sys; from serve_app.cli import main; "
+        "assert main(['status', '--url', 'http://127.0.0.1:1']) == 1; "
+        f"print(sorted({absent!r} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", look], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr
+    assert "no server answers" in done.stderr
+
+
+def test_a_tokenizer_is_read_without_torch_and_also_where_transformers_has_found_one(
+    tmp_path: Path,
+) -> None:
+    folder = str(model_folder(tmp_path))
+    look = (
+        "from serve_app.openai.tokenization import ModelTokenizer; "
+        f"print(ModelTokenizer.load({folder!r}).encode('ab', False), 'torch' in sys.modules)"
+    )
+    for before, has_torch in (
+        ("", False),
+        ("from transformers.utils import is_torch_available; is_torch_available(); ", True),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-c", f"import sys; {before}{look}"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.stdout.strip() == f"[97, 98] {has_torch}", done.stdout + done.stderr
