@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from cluster.ports import free_port
 from cluster.process_tree import die_with_parent
 
 BINARY, LISTEN = "LEXSHARD_INGRESS_BINARY", "LEXSHARD_INGRESS_LISTEN"
@@ -127,8 +126,6 @@ def ingress_environment(
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": str(draining_seconds),
         # Meanwhile it answers, but says that it is not well, four times a second.
         "RAY_SERVE_HAPROXY_HEALTH_CHECK_FALL": str(2 + 4 * draining_seconds),
-        # Serve's own proxy, which stays in reserve; two servers must not ask for the same port.
-        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(free_port()),
         BINARY: binary,
         LISTEN: listen,
         ROUTING: routing,

@@ -29,7 +29,6 @@ ROLES = {
     "controller": "ray::ServeController",
     "ingress manager": "ray::HAProxyManager",
     "haproxy": "bin/haproxy",
-    "reserve proxy": "ray::ProxyActor",
     "driver": "serve_app.start.driver",
     "owner": "serve_app.cli",
     "raylet": "raylet/raylet",
