@@ -6,7 +6,7 @@ import logging
 import os
 import secrets
 import sys
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 
 LOOPBACK = "127.0.0.1"  # where a Ray of our own is
 OBJECT_STORE_BYTES = 128 * 1024 * 1024  # messages travel elsewhere; the store holds next to nothing
@@ -50,9 +50,7 @@ def start_local_ray(
     prepare_environment(environment if dashboard else LEAN_ENVIRONMENT | (environment or {}))
     import ray
 
-    from cluster.lean_node import lean_nodes
-
-    with nullcontext() if dashboard else lean_nodes(workers):
+    with nullcontext() if dashboard else _without_agents(workers):
         context = ray.init(
             address="local",
             include_dashboard=dashboard,
@@ -61,3 +59,13 @@ def start_local_ray(
             log_to_driver=True,
         )
     return f"http://{context.dashboard_url}" if dashboard else None
+
+
+def _without_agents(workers: int) -> AbstractContextManager[None]:
+    """What has `ray.init` start no agents, where this release of Ray is made as it must be for that;
+    another one starts all it has."""
+    try:
+        from cluster.lean_node import lean_nodes
+    except ImportError:
+        return nullcontext()
+    return lean_nodes(workers)
