@@ -62,8 +62,8 @@ def start_local_ray(
 
 
 def _without_agents(workers: int) -> AbstractContextManager[None]:
-    """What has `ray.init` start no agents, where this release of Ray is made as it must be for that;
-    another one starts all it has."""
+    """What has `ray.init` start no agents, where this release of Ray is made as that needs; another
+    one starts all it has."""
     try:
         from cluster.lean_node import lean_nodes
     except ImportError:
