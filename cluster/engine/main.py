@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from collections.abc import Callable
 
 import msgspec
 
@@ -18,7 +19,7 @@ from cluster.engine.own_process import EngineOrder, answer_questions
 from cluster.engine.process import EngineProcess
 
 
-def main(make: type[EngineProcess] = EngineProcess) -> int:
+def main(make: Callable[[EngineConfiguration], EngineProcess] = EngineProcess) -> int:
     """Serves until told to stop; the exit code."""
     order = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineOrder)
     threading.Thread(target=_end_with_standard_input, daemon=True).start()

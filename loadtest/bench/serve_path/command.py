@@ -22,10 +22,10 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
+from typing import Any
 
-from cluster.config import ServeConfig
+from cluster.config import OPTIONS, Option, ServeConfig
 from cluster.ports import free_port
 from loadtest.bench.machine import describe_machine, installed_versions
 from loadtest.bench.record import CaseLabels, Measure, Report, percentile
@@ -37,6 +37,8 @@ from loadtest.bench.serve_path.processes import (
     give_engine_a_core,
     named,
 )
+from loadtest.bench.servers.running import running
+from loadtest.bench.servers.server_command import OURS, ServerCommand
 
 STREAMS = (1, 32, 256)
 RUNS, QUICK_RUNS = 3, 1
@@ -46,7 +48,6 @@ REQUESTS, QUICK_REQUESTS = 384, 96  # at most so many of one run, over all strea
 TOKENS_PER_SECOND = 20_000.0
 ARRIVALS = ("lockstep", "staggered")
 WARM_UP_REQUESTS = 2
-STOP_SECONDS = 10.0
 
 THROUGHPUT = Measure("streamed tokens/s", "tokens/s", higher_is_better=True)
 FIRST = Measure("TTFT median", "ms", higher_is_better=False)
@@ -166,10 +167,6 @@ def our_server(arguments: argparse.Namespace) -> Iterator[Server]:
     """
     import yaml
 
-    from serve_app.start.launch import running_server
-    from serve_app.start.readiness import wait_until_ready
-
-    port = free_port()
     options = {key: yaml.safe_load(value) for key, _, value in _pairs(arguments.option)}
     most = max(arguments.streams)
     if arguments.against == "engine" and arguments.engine != "real":
@@ -177,21 +174,34 @@ def our_server(arguments: argparse.Namespace) -> Iterator[Server]:
     own_core = arguments.engine_core or arguments.against == "engine"
     fixed = {"threads": 1} if own_core else {}
     options = {"max_running_requests": max(256, most), **fixed, **options}
+    port = free_port()
     config = ServeConfig(model=arguments.model, port=port, **options)
-    connect = None
-    if arguments.engine == "scripted":
-        from loadtest.bench.serve_path.scripted_engine import connect_scripted
-
-        connect = partial(connect_scripted, tokens_per_second=arguments.rate)
-    with running_server(config, connect) as handle:
-        from serve_app.deployment import ask_all
-
-        wait_until_ready(config, lambda _: None, partial(ask_all, handle))
-        roles = family(os.getpid())
+    url = f"http://127.0.0.1:{port}"
+    with running(ServerCommand(OURS, _command(arguments, config), url)) as server:
+        server.wait_until_healthy()
+        roles = family(server.tree())
         if own_core:
             give_engine_a_core(roles)
-        yield Server("lexshard", f"http://127.0.0.1:{port}", config.model_names[0], roles)
-        ask_all(handle, "shut_down", 0, seconds=STOP_SECONDS)
+        yield Server(OURS, url, config.model_names[0], roles)
+
+
+def _command(arguments: argparse.Namespace, config: ServeConfig) -> tuple[str, ...]:
+    if arguments.engine == "scripted":
+        module = "loadtest.bench.serve_path.scripted_server"
+        told = config.model_dump_json(by_alias=True)
+        return (sys.executable, "-m", module, str(arguments.rate), told)
+    set_options = config.model_dump(by_alias=True, exclude_unset=True)
+    flags = [word for option in OPTIONS for word in _flag(option, set_options.get(option.key))]
+    return (sys.executable, "-m", "serve_app.cli", "serve", *flags)
+
+
+def _flag(option: Option, value: Any) -> list[str]:
+    if value is None or option.flag is None:
+        return []
+    if isinstance(value, bool):
+        return [option.flag] if value else []
+    values = value if isinstance(value, list) else [value]
+    return [word for each in values for word in (option.flag, str(each))]
 
 
 def _other(arguments: argparse.Namespace, ours: Server) -> Server:

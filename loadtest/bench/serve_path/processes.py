@@ -4,44 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 
 import psutil
 
-# By the beginning of a process's title, or the name of its program.
-ROLES = (
-    ("ray::ServeReplica", "API process"),
-    ("ray::ServeController", "Serve's controller"),
-    ("ray::ProxyActor", "Serve's proxy"),
-    ("ray::HAProxyManager", "Serve's proxy"),
-    ("haproxy", "ingress"),
-    ("raylet", "Ray"),
-    ("gcs_server", "Ray"),
-    ("ray::", "Ray"),
-)
-ENGINE_MARK = "EngineActor"
-SERVING = ("API process", "ingress")
+from loadtest.bench.servers.roles import role_of
+
+SERVING = ("API process", "HAProxy")
 
 
-def role(process: psutil.Process) -> str:
-    """The part a process of ours plays, by its title."""
-    title = " ".join(process.cmdline()[:1]) or process.name()
-    if ENGINE_MARK in title:
-        return "engine"
-    program = title.rpartition("/")[2]
-    for mark, name in ROLES:
-        if title.startswith(mark) or program == mark:
-            return name
-    return "other"
-
-
-def family(root: int) -> dict[int, str]:
-    """The descendants of a process with their roles."""
+def family(processes: Sequence[psutil.Process]) -> dict[int, str]:
+    """The roles of a server's processes, by their ids."""
     roles: dict[int, str] = {}
-    for process in psutil.Process(root).children(recursive=True):
-        try:
-            roles[process.pid] = role(process)
-        except psutil.NoSuchProcess:
-            continue
+    for process in processes:
+        with suppress(psutil.Error):
+            roles[process.pid] = role_of(process)
     return roles
 
 

@@ -10,9 +10,11 @@ import psutil
 # By a piece of the command line. A process that Ray runs calls itself by what it does.
 ROLES = (
     ("serve_app.cli", "lexshard serve"),
+    ("serve_path.scripted_server", "lexshard serve"),
     ("serve_app.start.driver", "driver"),
     ("cluster.engine.main", "engine"),
     ("ray::EngineActor", "engine"),
+    ("serve_path.scripted_main", "engine"),
     ("serve_app.api_processes.api_process", "API process"),
     ("ray::ServeReplica", "API process"),
     ("cluster.samplers.main", "sampler"),
