@@ -30,6 +30,7 @@ from loadtest.bench.servers.running import running
 from loadtest.bench.servers.server_command import asked_servers, our_server
 from serve_app.cli import main
 from tests.support.paths import ROOT
+from tests.support.scripted_endpoint import EndpointScript, scripted_endpoint
 
 MIB = 1 << 20
 ENDPOINT = f"{sys.executable} -m tests.support.scripted_endpoint {{port}}"
@@ -282,6 +283,14 @@ def test_another_server_is_measured_by_its_command_line_and_ended(
         (process,) = started.tree()
     assert not process.is_running()
     assert "listening" in started.last_words()
+
+
+def test_nobody_else_is_measured_in_a_servers_place() -> None:
+    with scripted_endpoint(EndpointScript()) as url:
+        given = parsed("--against", "a=sleep 9", "--against-url", f"a={url}")
+        _, other = asked_servers(given)
+        with pytest.raises(RuntimeError, match="somebody listens at"), running(other):
+            pass
 
 
 def test_a_server_that_ends_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

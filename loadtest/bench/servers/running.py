@@ -35,6 +35,8 @@ class RunningServer:
         fixed = PORT not in " ".join((*server.command, server.url))
         at = server.at(0 if fixed else free_port())
         self.name, self.url = at.name, at.url
+        if listens(self.url):
+            raise RuntimeError(f"{self.name}: somebody listens at {self.url} already")
         self.lines: list[tuple[float, str]] = []
         self.began = time.perf_counter()
         self.process = subprocess.Popen(
@@ -77,12 +79,9 @@ class RunningServer:
         Raises:
             RuntimeError: it has ended, or takes too long; with the last that it said.
         """
-        address = urlsplit(self.url)
-        place = (address.hostname or "127.0.0.1", address.port or 80)
-        while True:
-            with suppress(OSError), socket.create_connection(place, timeout=ANSWER_SECONDS):
-                return self.seconds()
+        while not listens(self.url):
             self._pause()
+        return self.seconds()
 
     def wait_until_healthy(self) -> float:
         """Seconds from the start until it says that it is well.
@@ -117,12 +116,25 @@ class RunningServer:
 @contextmanager
 def running(server: ServerCommand) -> Iterator[RunningServer]:
     """The server, just started; on the way out it is told to end and waited for, and what of its
-    processes is left is killed."""
+    processes is left is killed.
+
+    Raises:
+        RuntimeError: somebody else is where it is to be.
+    """
     started = RunningServer(server)
     try:
         yield started
     finally:
         _end(started)
+
+
+def listens(url: str) -> bool:
+    """Whether anybody takes connections there."""
+    address = urlsplit(url)
+    place = (address.hostname or "127.0.0.1", address.port or 80)
+    with suppress(OSError), socket.create_connection(place, timeout=ANSWER_SECONDS):
+        return True
+    return False
 
 
 def answers(url: str) -> bool:
