@@ -41,6 +41,7 @@ class EngineProcess:
         self._configuration = configuration
         self._settled = threading.Event()
         self._failure: BaseException | None = None
+        self._crash: BaseException | None = None  # of an engine that was ready
         self._begun = False
         self._side: EngineSide | None = None
         self._location: EngineLocation | None = None
@@ -51,10 +52,11 @@ class EngineProcess:
         returns True, when the engine has been told to stop.
 
         Raises:
-            Exception: what the loader raised, whoever asks.
+            Exception: what the loader raised, or the engine in its last moment, whoever asks.
         """
-        if self._failure is not None:
-            raise self._failure
+        failure = self._failure or self._crash
+        if failure is not None:
+            raise failure
         if self._begun:
             return False
         self._begun = True
@@ -71,6 +73,9 @@ class EngineProcess:
             self._settled.set()
         try:
             self.run(engine, side)
+        except BaseException as error:
+            self._crash = error
+            raise
         finally:
             side.close()
             engine.close()

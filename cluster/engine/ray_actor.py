@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -46,6 +47,11 @@ class EngineActor:
         """See `EngineProcess.serve`; every API process calls this."""
         if self._process.serve():
             ray.actor.exit_actor()
+
+    def begin(self) -> None:
+        """Serves for those who will call `serve`, which tells them of what goes wrong."""
+        with suppress(Exception):
+            self.serve()
 
     @ray.method(concurrency_group=_AT_ONCE)
     def suits(self, configuration: EngineConfiguration) -> Suitability:
@@ -106,7 +112,7 @@ class RayEngine:
 
     def begin(self) -> None:
         """Has it load its model before anybody connects."""
-        self._actor.serve.remote()
+        self._actor.begin.remote()
 
     async def suits(self, configuration: EngineConfiguration) -> Suitability:
         answer: Suitability = await _answer(self._actor.suits.remote(configuration))

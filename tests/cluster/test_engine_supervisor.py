@@ -72,9 +72,18 @@ async def _collect(stream: Any, sequences: int = 1) -> dict[int, list[int]]:
 
 
 def test_streams_and_cancels_across_processes() -> None:
+    """With an engine that was begun before anybody wanted it, and is found."""
+    from cluster.engine.ray_actor import RayEngines
+
     async def scenario() -> None:
+        begun = RayEngines().start(CONFIGURATION)
+        begun.begin()
         async with running_client() as client:
             information = client.information
+            located = await begun.located()
+            assert located is not None
+            assert located.information.process_id == information.process_id
+            assert client.restarts == 0
             assert information.process_id != os.getpid()
             assert information.batch_invariant
             requests = [Request("two", choice, (5, 6, 7), SHORT) for choice in range(2)]
@@ -119,9 +128,15 @@ def test_killing_the_engine_loses_no_stream_and_changes_no_token(
     asyncio.run(scenario())
 
 
-def test_a_model_that_cannot_be_served_says_why() -> None:
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_model_that_cannot_be_served_says_why(begun: bool) -> None:
+    """Also where the engine has failed before anybody asked."""
+    from cluster.engine.ray_actor import RayEngines
+
     async def scenario() -> None:
         nowhere = EngineConfiguration("/nonexistent/model")
+        if begun:
+            RayEngines().start(nowhere).begin()
         async with running_client(nowhere) as client:
             assert client.failure is not None
             assert "/nonexistent/model" in client.health_reason
