@@ -164,7 +164,7 @@ def test_memory_is_read_and_what_is_shared_can_be_added_up(tmp_path: Path) -> No
 import os, sys
 held = b"x" * (64 << 20)
 os.fork()
-print("held", flush=True)
+os.write(1, b"held\\n")  # in one piece
 sys.stdin.read()
 """
     with script(tmp_path, holding) as parent:
