@@ -103,13 +103,17 @@ class EngineProcess:
 
         if not sys.stderr.isatty():  # a log holds no progress bars; tqdm looks when it is imported
             os.environ.setdefault("TQDM_DISABLE", "1")
+        # torch and numba load here, in no other process
+        from actors.engine.kernels_ahead import compile_kernels
+
+        compile_kernels(configuration, tell)
         engine = self.make(configuration, tell)
         engine.warm_up()
         return engine
 
     def make(self, configuration: EngineConfiguration, tell: Tell) -> Any:
         """An engine with all that its configuration says on this machine."""
-        from actors.engine.engine import Engine  # torch and numba load here, in no other process
+        from actors.engine.engine import Engine
         from cluster.samplers.start import start_sampler
 
         return Engine(configuration, start_sampler, tell=tell)

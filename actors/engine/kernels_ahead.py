@@ -1,0 +1,99 @@
+"""The compiled kernels that an engine needs, in the cache before it is made."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from actors.body.errors import ModelRefusedError
+from actors.configuration import NGRAM, EngineConfiguration
+from actors.stored_tensors import stored_tensors
+from kernels.ahead import compile_ahead
+from kernels.ahead.calls import Call, Groups, missing_calls, read_calls
+from kernels.screen.processor import has_feature
+
+TOLD_EVERY = 10.0  # seconds, where there is no terminal for a progress bar
+
+
+def compile_kernels(configuration: EngineConfiguration, tell: Callable[[str], None]) -> int:
+    """Compile what an engine of this ``configuration`` will call and the cache lacks, on all cores
+    that this process may use; how many that were.
+
+    ``tell`` hears how far it is, unless a terminal shows a progress bar. What it leaves out is
+    compiled when it is first called.
+    """
+    groups = missing_calls(calls_of(configuration))
+    total = sum(map(len, groups.values()))
+    if total:
+        with _Progress(total, tell) as progress:
+            compile_ahead(groups, _cores(), progress.advance)
+    return total
+
+
+def calls_of(configuration: EngineConfiguration) -> Groups:
+    """The calls that are known, less those that this configuration on this machine does not make:
+    of a draft model it does not have, of weights of the other storage type, on a GPU."""
+    import torch
+
+    on_gpu = configuration.device.startswith("cuda") or (
+        configuration.device == "auto" and torch.cuda.is_available()
+    )
+    if on_gpu or not _stored_as_bfloat16(configuration):
+        return {}
+    drafts = configuration.draft not in (None, NGRAM)
+
+    def needed(call: Call) -> bool:
+        if call.folder == "draft":
+            return drafts
+        return "signed_bytes" not in call.function or has_feature("avx512vnni")
+
+    groups = {name: list(filter(needed, calls)) for name, calls in read_calls().items()}
+    return {name: calls for name, calls in groups.items() if calls}
+
+
+def _stored_as_bfloat16(configuration: EngineConfiguration) -> bool:
+    """Whether the weights will be kept as bfloat16: the calls that are known are of those."""
+    if configuration.dtype != "auto":
+        return configuration.dtype == "bfloat16"
+    try:
+        stored = {tensor.dtype for tensor in stored_tensors(Path(configuration.model).expanduser())}
+    except ModelRefusedError:
+        return False  # whoever loads the model says why
+    return stored == {"BF16"}
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+class _Progress:
+    """A progress bar on a terminal; elsewhere a line every few seconds."""
+
+    def __init__(self, total: int, tell: Callable[[str], None]) -> None:
+        from tqdm import tqdm
+
+        self._bar: Any = tqdm(total=total, desc="engine: compiling kernels, once", disable=None)
+        self._total, self._done, self._tell = total, 0, tell
+        self._tell_again()
+
+    def advance(self, count: int) -> None:
+        self._done += count
+        self._bar.update(count)
+        if self._bar.disable and time.monotonic() - self._told >= TOLD_EVERY:
+            self._tell_again()
+
+    def _tell_again(self) -> None:
+        self._told = time.monotonic()
+        if self._bar.disable:
+            self._tell(f"compiling kernels, {self._done} of {self._total}, once on this machine")
+
+    def __enter__(self) -> _Progress:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bar.close()

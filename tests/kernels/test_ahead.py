@@ -1,0 +1,140 @@
+"""What is compiled ahead, by processes that call nothing, is what Python then calls."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from numba import types
+
+from kernels.ahead import compile_ahead
+from kernels.ahead.calls import Call, missing_calls, read_calls, text_of_type, type_of_text
+from kernels.search.types import Needs
+from tests.support.paths import ROOT
+
+MULTIPLY = Call(
+    "kernels.linear.cpu:multiply_panels",
+    ["float32[2C]", "uint16[3C]", "float32[2C]", "bool", "int64", "int64"],
+)
+CALLER = Call("kernels.linear.cpu:multiply", ["float32[2C]", "uint16[3C]", "float32[2C]", "bool"])
+
+AHEAD = """
+import json, sys
+from kernels.ahead import compile_ahead
+from kernels.ahead.calls import Call, missing_calls
+
+def told(count):
+    print("told", count)
+
+groups = {name: [Call(**each) for each in calls] for name, calls in json.loads(sys.argv[1]).items()}
+compile_ahead(missing_calls(groups), 2, told)
+print("missing", sum(map(len, missing_calls(groups).values())))
+"""
+
+CALLED = """
+import numpy as np
+from kernels.linear.cpu import multiply, multiply_panels
+
+rows = np.arange(40, dtype=np.float32).reshape(2, 20)
+panels = (np.arange(3 * 20 * 16) % 7 * 0x0080 + 0x3F80).astype(np.uint16).reshape(3, 20, 16)
+results = []
+for call in (lambda out: multiply_panels(rows, panels, out, False, 0, 3),
+             lambda out: multiply(rows, panels, out, False)):
+    out = np.empty((2, 48), np.float32)
+    call(out)
+    results.append(out.tobytes().hex())
+print(len(multiply.stats.cache_misses) + len(multiply_panels.stats.cache_misses))
+print(*results)
+"""
+
+
+def in_a_process(program: str, cache: Path, *arguments: str) -> str:
+    return subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        cwd=ROOT,
+        env={**os.environ, "NUMBA_CACHE_DIR": str(cache)},
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+
+
+def as_json(**groups: list[Call]) -> str:
+    return json.dumps(
+        {
+            name: [{"function": each.function, "arguments": each.arguments} for each in calls]
+            for name, calls in groups.items()
+        }
+    )
+
+
+def test_what_was_compiled_ahead_is_loaded_and_computes_the_same(tmp_path: Path) -> None:
+    """Both a kernel and one that calls it: each of a group of its own, and both of one."""
+    apart, together, nothing = tmp_path / "apart", tmp_path / "together", tmp_path / "nothing"
+    told = in_a_process(AHEAD, apart, as_json(one=[MULTIPLY], other=[CALLER]))
+    assert told.split() == ["told", "1", "told", "1", "missing", "0"]
+    told = in_a_process(AHEAD, together, as_json(all=[CALLER, MULTIPLY]))
+    assert told.split() == ["told", "1", "told", "1", "missing", "0"]
+    misses, *expected = in_a_process(CALLED, nothing).split()
+    assert int(misses) > 0
+    for cache in (apart, together):
+        misses, *results = in_a_process(CALLED, cache).split()
+        assert int(misses) == 0
+        assert results == expected
+
+
+def test_what_the_cache_has_is_not_compiled_again(tmp_path: Path) -> None:
+    in_a_process(AHEAD, tmp_path, as_json(all=[MULTIPLY]))
+    assert in_a_process(AHEAD, tmp_path, as_json(all=[MULTIPLY])).split() == ["missing", "0"]
+
+
+def test_a_call_that_cannot_be_compiled_keeps_no_other_from_it(
+    tmp_path: Path,
+) -> None:
+    wrong = Call(MULTIPLY.function, ["float32[2C]"])
+    told = in_a_process(AHEAD, tmp_path, as_json(all=[wrong, MULTIPLY]))
+    assert told.split() == ["told", "1", "told", "1", "missing", "1"]
+
+
+def test_functions_that_are_no_more_are_left_out() -> None:
+    gone = [Call("kernels.linear.cpu:gone", []), Call("kernels.gone:multiply", [])]
+    odd = Call(MULTIPLY.function, ["letters[2C]"])
+    assert missing_calls({"all": [*gone, odd]}) == {}
+
+
+def test_processes_that_die_are_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[int] = []
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    compile_ahead({"one": [MULTIPLY], "other": [CALLER]}, 2, told.append)
+    assert told == []
+
+
+def test_every_call_that_is_known_names_a_kernel_and_types() -> None:
+    for calls in read_calls().values():
+        for call in calls:
+            assert call.dispatcher.py_func.__qualname__ == call.function.partition(":")[2]
+            assert list(map(text_of_type, call.types)) == call.arguments
+
+
+def test_text_of_types_leads_back_to_them() -> None:
+    field = types.Array(types.float64, 1, "C")
+    kinds = [
+        types.int64,
+        types.boolean,
+        types.Array(types.uint16, 3, "C"),
+        types.Array(types.float32, 2, "A"),
+        types.UniTuple(types.int64, 2),
+        types.Tuple((types.int64, types.boolean)),
+        types.NamedUniTuple(field, len(Needs._fields), Needs),
+    ]
+    assert [type_of_text(text_of_type(kind)) for kind in kinds] == kinds
+
+
+def test_types_that_no_kernel_gets_have_no_text() -> None:
+    for kind in (types.Array(types.float64, 1, "C", readonly=True), types.unicode_type):
+        with pytest.raises(ValueError, match="text"):
+            text_of_type(kind)
