@@ -26,6 +26,7 @@ from actors.drafter.protocol import Drafter
 from actors.engine.accelerator import describe_device, measure_device
 from actors.engine.completion import Completion, run_to_completion
 from actors.engine.memory import default_kv_bytes, device_kv_bytes
+from actors.engine.remembered_timings import RememberedTimings
 from actors.engine.scheduler import Scheduler
 from actors.engine.sequence import Sequence
 from actors.engine.speculation import Speculation
@@ -68,7 +69,8 @@ class Engine:
         check_drafting(configuration)
         check_shards(configuration)
         check_utilization(configuration.gpu_memory_utilization)
-        threads = EngineThreads(configuration)
+        timings = RememberedTimings(configuration)
+        threads = EngineThreads(configuration, time_threads=timings.time_threads)
         tell("loading the weights")
         model = load(
             configuration.model,
@@ -89,7 +91,12 @@ class Engine:
             model.vocabulary_size, model.eos_token_ids, configuration.max_running
         )
         built = build_head(
-            model, configuration, self._states, partial(threads.choose, model.body), shard_starter
+            model,
+            configuration,
+            self._states,
+            partial(threads.choose, model.body),
+            shard_starter,
+            timings.calibrate,
         )
         self._head = built.head
         self._scheduler = self._make_scheduler()

@@ -12,7 +12,7 @@ import torch
 
 from actors.body.loading import LoadedModel
 from actors.configuration import EngineConfiguration
-from actors.head.calibration import Timing, calibrate, choose
+from actors.head.calibration import Calibrate, Timing, calibrate, choose
 from actors.head.ladder import Choices, Ladder
 from actors.head.output_head import OutputHead
 from actors.head.paper.paper_head import PaperHead
@@ -46,12 +46,14 @@ def build_head(
     states: SequenceStates,
     choose_threads: Callable[[OutputHead], None],
     shard_starter: ShardStarter | None = None,
+    calibrate: Calibrate = calibrate,
 ) -> BuiltHead:
     """The head that ``configuration`` asks for, of sequences with these ``states``. A certified
     head is where the body is; the paper's and a dense one are on the CPU also where the body is on
     a GPU. Several shards are started by ``shard_starter``.
 
-    ``choose_threads`` gets a head on the CPU as soon as it can decide: before its tiers are timed.
+    ``choose_threads`` gets a head on the CPU as soon as it can decide: before its tiers are timed,
+    which ``calibrate`` does.
     Loads the model's index or builds it (see `actors.index.automatic`), which runs the body and
     takes its cache. Raises what that raises, and ValueError where clusters are missing or shards
     cannot be had.

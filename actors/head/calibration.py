@@ -8,7 +8,7 @@ is chosen per size and kind of step.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -52,6 +52,10 @@ class Timing:
     screen: str
     milliseconds: float  # the fastest of a few runs, mean over steps with different hidden states
     rescored_share: float  # of the vocabulary, mean over the rows
+
+
+# `calibrate`, or what knows already what it would find.
+Calibrate = Callable[[LadderHead, Sequence[str], npt.NDArray[np.float32], int], Sequence[Timing]]
 
 
 def calibrate(

@@ -8,7 +8,7 @@ engine measures it when it starts, or is told. That changes no token.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -21,20 +21,28 @@ from kernels import pool
 # A larger number of threads must take clearly less time than a smaller one to be chosen.
 CLEARLY = 0.97
 
+TimeThreads = Callable[[Body, OutputHead, Sequence[int]], Sequence[ThreadTiming]]
+
 
 class EngineThreads:
     """The threads of an engine: those that ``configuration`` says, or else the fastest.
 
-    Until they are chosen, there are as many as might be.
+    Until they are chosen, there are as many as might be. ``time_threads`` measures them.
     """
 
-    def __init__(self, configuration: EngineConfiguration, cores: int | None = None) -> None:
+    def __init__(
+        self,
+        configuration: EngineConfiguration,
+        cores: int | None = None,
+        time_threads: TimeThreads = time_threads,
+    ) -> None:
         if configuration.threads is not None:
             self._candidates: tuple[int, ...] = (configuration.threads,)
         else:
             self._candidates = thread_candidates(
                 cores or _cores(), samplers=configuration.samplers > 0
             )
+        self._time_threads = time_threads
         self.timings: tuple[ThreadTiming, ...] = ()
         self._use(((1, self._candidates[-1]),))
 
@@ -47,7 +55,7 @@ class EngineThreads:
         """Times steps of ``body``, whose cache it takes, and ``head`` if there is a choice."""
         if len(self._candidates) == 1 or body.device.type != "cpu":
             return
-        self.timings = tuple(time_threads(body, head, self._candidates))
+        self.timings = tuple(self._time_threads(body, head, self._candidates))
         self._use(choose_threads(self.timings))
 
     def _use(self, choices: pool.ThreadChoices) -> None:
