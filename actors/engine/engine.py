@@ -29,7 +29,7 @@ from actors.engine.memory import default_kv_bytes, device_kv_bytes
 from actors.engine.remembered_timings import RememberedTimings
 from actors.engine.scheduler import Scheduler
 from actors.engine.sequence import Sequence
-from actors.engine.speculation import Speculation
+from actors.engine.speculation import CostTiming, Speculation
 from actors.engine.statistics import Counters
 from actors.engine.steps import Steps
 from actors.engine.threads.choice import EngineThreads
@@ -69,8 +69,8 @@ class Engine:
         check_drafting(configuration)
         check_shards(configuration)
         check_utilization(configuration.gpu_memory_utilization)
-        timings = RememberedTimings(configuration)
-        threads = EngineThreads(configuration, time_threads=timings.time_threads)
+        self._timings = RememberedTimings(configuration)
+        threads = EngineThreads(configuration, time_threads=self._timings.time_threads)
         tell("loading the weights")
         model = load(
             configuration.model,
@@ -96,7 +96,7 @@ class Engine:
             self._states,
             partial(threads.choose, model.body),
             shard_starter,
-            timings.calibrate,
+            self._timings.calibrate,
         )
         self._head = built.head
         self._scheduler = self._make_scheduler()
@@ -211,18 +211,25 @@ class Engine:
         for requests in rounds:
             run_to_completion(self, requests)
         if self._speculation is not None:
-            self._measure_speculation(self._speculation)
+            self._learn_costs(self._speculation)
         self._scheduler.pool.drop_cache()
+        if self._body.device.type == "cpu":  # on a GPU what was recorded knows where the cache is
+            self._body.allocate_cache(self._scheduler.pool.count)  # of pages nobody has written to
         self.steps.counters = Counters()
 
-    def _measure_speculation(self, speculation: Speculation) -> None:
+    def _learn_costs(self, speculation: Speculation) -> None:
         """What steps and guesses cost: without that nobody knows whether guessing pays."""
-        speculation.restart()
-        sized = sized_requests(self.configuration.max_running, self.max_model_len)
-        for speculation.forced_length in (0, 2):
-            for requests in sized:
-                run_to_completion(self, requests)
-        speculation.forced_length = None
+
+        def measure() -> list[CostTiming]:
+            speculation.restart()
+            sized = sized_requests(self.configuration.max_running, self.max_model_len)
+            for speculation.forced_length in (0, 2):
+                for requests in sized:
+                    run_to_completion(self, requests)
+            speculation.forced_length = None
+            return speculation.timings
+
+        speculation.restart(self._timings.measure_costs(measure))
 
     # -- requests ---------------------------------------------------------------------------------
 

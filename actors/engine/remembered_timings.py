@@ -1,4 +1,4 @@
-"""Timings of threads and screens: measured at a first start, remembered where nothing changed."""
+"""Timings of threads, screens and steps: measured once, remembered where nothing changed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from actors.body.batch import Body
-from actors.configuration import EngineConfiguration
+from actors.configuration import NGRAM, EngineConfiguration
+from actors.engine.speculation import CostTiming
 from actors.engine.threads.measurement import ThreadTiming, time_threads
 from actors.head.calibration import LadderHead, Timing, calibrate
 from actors.head.output_head import OutputHead
@@ -23,7 +24,7 @@ from actors.remembered import (
     software_and_machine,
 )
 
-Taken = TypeVar("Taken", ThreadTiming, Timing)
+Taken = TypeVar("Taken", ThreadTiming, Timing, CostTiming)
 
 
 class RememberedTimings:
@@ -61,6 +62,10 @@ class RememberedTimings:
 
         return self._known("screens", Timing, measure, (*names, largest))
 
+    def measure_costs(self, measure: Callable[[], list[CostTiming]]) -> list[CostTiming]:
+        """What ``measure`` finds that steps and guesses cost."""
+        return self._known("costs", CostTiming, measure, ())
+
     def _known(
         self,
         what: str,
@@ -84,9 +89,16 @@ class RememberedTimings:
     @cached_property
     def _everything(self) -> str | None:
         """All that timings depend on; None where the model's files cannot be told apart."""
-        folder = Path(self._configuration.model).expanduser()
+        models = [self._configuration.model]
+        if self._configuration.draft not in (None, NGRAM):
+            models.append(str(self._configuration.draft))
+        folders = [Path(model).expanduser() for model in models]
         try:
-            files = files_fingerprint([folder / "config.json", *folder.glob("*.safetensors")])
+            files = files_fingerprint(
+                file
+                for folder in folders
+                for file in (folder / "config.json", *folder.glob("*.safetensors"))
+            )
         except OSError:
             return None
         return fingerprint(software_and_machine(), files)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection
 from collections.abc import Sequence as Sequenced
+from dataclasses import dataclass
 from itertools import repeat
+from typing import Literal
 
 from actors.configuration import BY_DISTRIBUTION, VerifyMode
 from actors.drafter.length import LengthRule
@@ -15,6 +17,17 @@ from actors.engine.scheduler import Chunk, StepPlan
 from actors.engine.sequence import Sequence
 from actors.engine.statistics import Counters
 from actors.proposal import GuessTest, Proposal
+
+
+@dataclass(frozen=True, slots=True)
+class CostTiming:
+    """What a draft of ``depth`` guesses, the beginning of one or a step took once: for ``size``
+    sequences, or with so many rows."""
+
+    of: Literal["drafting", "beginning", "step"]
+    size: int
+    seconds: float
+    depth: int = 1
 
 
 class Speculation:
@@ -39,14 +52,33 @@ class Speculation:
         self._drafted: Collection[int] = ()  # in the step before
         # Of each sequence what its last guesses were drawn from.
         self._proposals: dict[int, Sequenced[Proposal]] = {}
+        self._timings: list[CostTiming] = []  # while everyone gets so many guesses
 
     @property
     def drafter_name(self) -> str:
         return self._drafter.name
 
-    def restart(self) -> None:
-        """Forgets what has been measured."""
+    @property
+    def timings(self) -> list[CostTiming]:
+        """What has been measured while everyone got `forced_length` guesses."""
+        return list(self._timings)
+
+    def restart(self, timings: Sequenced[CostTiming] = ()) -> None:
+        """Forgets what has been measured, and takes ``timings`` for that."""
         self._rule = self._make_rule()
+        self._timings = []
+        for timing in timings:
+            self._took(timing)
+
+    def _took(self, timing: CostTiming) -> None:
+        if self.forced_length is not None:
+            self._timings.append(timing)
+        if timing.of == "step":
+            self._rule.step_took(timing.size, timing.seconds)
+        elif timing.of == "beginning":
+            self._rule.beginning_took(timing.size, timing.seconds)
+        else:
+            self._rule.drafting_took(timing.size, timing.depth, timing.seconds)
 
     def draft(self, drawing: list[Sequence], counters: Counters) -> None:
         """Guesses for the sequences that draw next; none beyond what each may still say."""
@@ -100,9 +132,9 @@ class Speculation:
             depth = max(depth, len(sequence.drafted))
         names = {task.sequence for task in tasks}
         if names.isdisjoint(self._drafted):
-            self._rule.beginning_took(len(tasks), seconds)
+            self._took(CostTiming("beginning", len(tasks), seconds))
         elif depth and names.issubset(self._drafted):  # nobody's prompt had to be read first
-            self._rule.drafting_took(len(tasks), depth, seconds)
+            self._took(CostTiming("drafting", len(tasks), seconds, depth))
         self._drafted = names
 
     def tests(self, chunk: Chunk) -> list[GuessTest]:
@@ -119,7 +151,7 @@ class Speculation:
     def step_took(self, plan: StepPlan, seconds: float) -> None:
         """A step from its plan to its end."""
         if all(chunk.draws == chunk.count for chunk in plan.chunks):
-            self._rule.step_took(plan.tokens, seconds)
+            self._took(CostTiming("step", plan.tokens, seconds))
 
     def heard(self, chunk: Chunk, token_ids: tuple[int, ...], counters: Counters) -> int:
         """What was drawn where ``chunk`` had guesses; how many of these stand."""
