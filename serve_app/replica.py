@@ -18,7 +18,6 @@ from ray.serve._private.common import RUNNING_REQUESTS_KEY
 from ray.util.placement_group import get_current_placement_group
 
 from cluster.config import ServeConfig
-from cluster.topology.nodes import this_machine
 from cluster.topology.processes import Processes
 from cluster.topology.replica_bundles import STRATEGY, replica_bundles, reservation_in
 from serve_app.app import Replica
@@ -97,21 +96,23 @@ def replica_processes(config: ServeConfig) -> Processes:
     Raises ValueError where no shards can be made of the model, OSError where it cannot be read.
     """
     # Seconds and hundreds of megabytes, which the replicas themselves do without.
-    from cluster.topology.configured import configured_processes, role_resources
+    from cluster.topology.configured import processes_on
 
-    here = this_machine()
-    on_gpus = config.device == "cuda" or here.gpus > 0
-    resources = role_resources(config, on_gpus=on_gpus)
-    return configured_processes(config.engine_configuration, resources, [here])
+    return processes_on(config)
 
 
-def bind_replicas(config: ServeConfig, connect: EngineConnector | None = None) -> Application:
+def bind_replicas(
+    config: ServeConfig,
+    connect: EngineConnector | None = None,
+    processes: Processes | None = None,
+) -> Application:
     """The application of ``config``, of as many replicas as that says unless Serve is told
-    otherwise; ``connect`` None gives each a real engine. Raises what `replica_processes` raises.
+    otherwise; ``connect`` None gives each a real engine, in ``processes`` where they are known
+    already. Raises what `replica_processes` raises.
     """
     options = _how_many(config)
     if connect is None:
-        processes = replica_processes(config)
+        processes = replica_processes(config) if processes is None else processes
         connect = partial(start_own_engine, processes=processes)
         options["placement_group_bundles"] = replica_bundles(processes)
         options["placement_group_strategy"] = STRATEGY

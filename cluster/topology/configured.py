@@ -15,7 +15,7 @@ from actors.index.stored_weights import check_index_of
 from cluster.config import ServeConfig
 from cluster.topology.assignment import Counts, ShardAssignment, assign
 from cluster.topology.model_sizes import read_model_sizes
-from cluster.topology.nodes import NodeResources
+from cluster.topology.nodes import NodeResources, this_machine
 from cluster.topology.plan import RoleResources, roles_of
 from cluster.topology.processes import Processes, processes_of
 from kernels.bounds import Clusters
@@ -35,6 +35,18 @@ def configured_processes(
         draft = read_model_sizes(configuration.draft, configuration.dtype)
     roles = roles_of(model, configuration, rows, nodes[:1], resources, draft)
     return processes_of(roles, configuration)
+
+
+def processes_on(config: ServeConfig, nodes: Sequence[NodeResources] = ()) -> Processes:
+    """`configured_processes` with what ``config`` gives each role. Where ``nodes`` are none it is
+    for machines like this one, with GPUs where ``config`` says so."""
+    on_gpus = nodes[0].gpus > 0 if nodes else config.device == "cuda"
+    if not nodes:
+        nodes = [this_machine()]
+        on_gpus = on_gpus or nodes[0].gpus > 0
+    return configured_processes(
+        config.engine_configuration, role_resources(config, on_gpus=on_gpus), nodes
+    )
 
 
 def configured_assignment(

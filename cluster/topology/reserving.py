@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cluster.config import ServeConfig
 from cluster.place import own_node
-from cluster.topology.configured import configured_processes, role_resources
+from cluster.topology.apart import processes_apart
 from cluster.topology.reservation import Reservation, cluster_nodes, reserve
 
 # In a Ray of the server's own nobody else gives anything back; its first counts come late.
@@ -15,14 +15,10 @@ def reserve_for(config: ServeConfig) -> Reservation:
     """A reservation for the engine of ``config``, on this node and others.
 
     Raises `cluster.topology.placement.PlacementError` where there is no room, and what
-    `configured_processes` raises.
+    `cluster.topology.configured.configured_processes` raises.
     """
     home = own_node()
     _, nodes = cluster_nodes(home)
-    processes = configured_processes(
-        config.engine_configuration,
-        role_resources(config, on_gpus=nodes[0].gpus > 0),
-        nodes,
-    )
+    processes = processes_apart(config, nodes)
     seconds = OWN_SECONDS if config.address is None else float(config.placement_seconds)
     return reserve(processes, home=home, seconds=seconds)

@@ -16,12 +16,14 @@ from cluster.joining import join_ray
 from cluster.leaving import end_serve, leave_ray
 from cluster.lifecycle import LOOPBACK, start_local_ray
 from cluster.private_folder import PrivateFolder, remove_abandoned_folders
+from cluster.topology.apart import processes_apart
 from serve_app.api_processes.seats import ServerRun
 from serve_app.engine_client import EngineConnector
 from serve_app.start.listening import certificate_with_key
 from serve_app.start.readiness import StartupError
 
 if TYPE_CHECKING:
+    from cluster.topology.processes import Processes
     from cluster.topology.reservation import Reservation
 
 SERVES_PROCESSES = 2  # its controller, and what keeps HAProxy
@@ -78,13 +80,10 @@ def _started_engine(
     return partial(start_engine, reservation=reservation)
 
 
-def _check_room(config: ServeConfig, tell: Callable[[str], None]) -> None:
+def _check_room(config: ServeConfig, processes: Processes, tell: Callable[[str], None]) -> None:
     """Serve would wait for it for ever."""
     import ray
 
-    from serve_app.replica import replica_processes
-
-    processes = replica_processes(config)
     has = ray.cluster_resources()
     for name, each in (
         ("CPU", sum(role.cpus for role in processes.all)),
@@ -173,12 +172,14 @@ def running_server(
             logging_config=quiet,
         )
         if config.has_replicas:
+            processes = None
             if connect is None:
-                _check_room(config, tell)
+                processes = processes_apart(config)
+                _check_room(config, processes, tell)
             from serve_app.replica import bind_replicas
 
             tell(f"starting {config.replicas} replicas, with an engine each")
-            application = bind_replicas(config, connect)
+            application = bind_replicas(config, connect, processes)
         else:
             tell("starting the application")
             run = ServerRun(folder.path, int(time.time()))

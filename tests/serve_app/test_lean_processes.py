@@ -33,6 +33,7 @@ PROCESSES = {
             "cluster.engine.ray_actor",
             "serve_app.deployment",
             "serve_app.replica",
+            "cluster.topology.reserving",
         ),
         COMPUTING,
     ),

@@ -7,8 +7,11 @@ from typing import Any
 import pytest
 
 from actors.configuration import EngineConfiguration
+from cluster.config import ServeConfig
 from cluster.joining import Versions, mismatch
-from cluster.topology.configured import configured_processes
+from cluster.topology.apart import processes_apart
+from cluster.topology.assignment import AssignmentError
+from cluster.topology.configured import configured_processes, processes_on
 from cluster.topology.nodes import NodeResources
 from cluster.topology.placement import PlacementError, Role, place
 from cluster.topology.plan import RoleResources
@@ -90,3 +93,10 @@ def test_a_node_of_other_versions_is_named_with_both() -> None:
     missing = mismatch(own, {"10.0.0.2": own._replace(lexshard=None)})
     assert missing is not None
     assert missing.startswith("node 10.0.0.2 has no lexshard, this one 1.0")
+
+
+def test_a_process_that_ends_with_its_answer_answers_the_same_and_says_what_is_wrong() -> None:
+    config = ServeConfig(model=str(DEMO), shards=2, samplers=1)
+    assert processes_apart(config, [NODE]) == processes_on(config, [NODE])
+    with pytest.raises(AssignmentError, match="give --shards"):
+        processes_apart(config.model_copy(update={"shards": 9999}), [NODE])
