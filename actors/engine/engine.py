@@ -26,10 +26,10 @@ from actors.drafter.protocol import Drafter
 from actors.engine.accelerator import describe_device, measure_device
 from actors.engine.completion import Completion, run_to_completion
 from actors.engine.memory import default_kv_bytes, device_kv_bytes
-from actors.engine.remembered_timings import RememberedTimings
 from actors.engine.scheduler import Scheduler
 from actors.engine.sequence import Sequence
 from actors.engine.speculation import CostTiming, Speculation
+from actors.engine.start.remembered_timings import RememberedTimings
 from actors.engine.statistics import Counters
 from actors.engine.steps import Steps
 from actors.engine.threads.choice import EngineThreads

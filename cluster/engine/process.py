@@ -104,7 +104,7 @@ class EngineProcess:
         if not sys.stderr.isatty():  # a log holds no progress bars; tqdm looks when it is imported
             os.environ.setdefault("TQDM_DISABLE", "1")
         # torch and numba load here, in no other process
-        from actors.engine.kernels_ahead import compile_kernels
+        from actors.engine.start.kernels_ahead import compile_kernels
 
         compile_kernels(configuration, tell)
         engine = self.make(configuration, tell)

@@ -7,7 +7,6 @@ time and nothing else: what it lacks is compiled when it is called.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
@@ -59,18 +58,6 @@ def read_calls(path: Path = SERVED) -> Groups:
     """The calls in a file; by default those of a served demo model with its draft model."""
     groups = json.loads(path.read_text(encoding="utf-8"))
     return {name: [Call(**each) for each in calls] for name, calls in groups.items()}
-
-
-def calls_of_this_process() -> list[Call]:
-    """What has been called so far, if all of it came from the cache: what is compiled here may be
-    there for other kernels alone."""
-    modules = [module for name, module in sys.modules.items() if name.startswith("kernels.")]
-    return [
-        Call(f"{each.py_func.__module__}:{each.py_func.__qualname__}", list(map(text_of_type, of)))
-        for module in modules
-        for each in _dispatchers(module)
-        for of in each.overloads
-    ]
 
 
 def is_compiled(call: Call) -> bool:

@@ -12,6 +12,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 from numba import njit
 
@@ -29,6 +30,9 @@ TILE_ROWS = 8 if HAS_AVX512 else 6
 # Panels side by side where there are few rows: a sum waits four cycles for the one before it, and
 # only several chains keep the processor adding. A panel is two registers of AVX2's sixteen.
 ONE_ROW_PANELS, TWO_ROW_PANELS, THREE_ROW_PANELS = (4, 4, 4) if HAS_AVX512 else (4, 2, 1)
+
+# A literal 0 in a call would compile what is called, and every tile below, once more.
+_ZERO = np.int64(0)
 
 
 @functools.cache  # two functions of one name would be linked as the same code
@@ -121,7 +125,7 @@ def multiply_panels(
     rows = x.shape[0]
     if 0 < rows <= 3:
         for panel in range(_wide_rows(x, weight, out, add, first, last), last):
-            _few_rows(x, 0, rows, weight, panel, out, add)
+            _few_rows(x, _ZERO, rows, weight, panel, out, add)
         return
     for start in range(0, rows, ROW_BLOCK):
         stop = min(start + ROW_BLOCK, rows)
@@ -141,4 +145,4 @@ def multiply(
     ``x [T, K] float32``, ``weight [P, K, 16]`` float32 or uint16 (bfloat16 bits), ``out
     [>= T, >= P * 16] float32``; all C-contiguous.
     """
-    multiply_panels(x, weight, out, add, 0, weight.shape[0])
+    multiply_panels(x, weight, out, add, _ZERO, weight.shape[0])

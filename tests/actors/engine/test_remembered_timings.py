@@ -13,10 +13,10 @@ import pytest
 
 from actors import remembered
 from actors.configuration import EngineConfiguration
-from actors.engine import remembered_timings
 from actors.engine.engine import Engine
-from actors.engine.remembered_timings import RememberedTimings
 from actors.engine.speculation import CostTiming, Speculation
+from actors.engine.start import remembered_timings
+from actors.engine.start.remembered_timings import RememberedTimings
 from actors.engine.threads.measurement import ThreadTiming
 from actors.head.calibration import Timing
 from kernels.home import VARIABLE

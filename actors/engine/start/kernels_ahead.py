@@ -13,7 +13,7 @@ from actors.configuration import NGRAM, EngineConfiguration
 from actors.stored_tensors import stored_tensors
 from kernels.ahead import compile_ahead
 from kernels.ahead.calls import Call, Groups, missing_calls, read_calls
-from kernels.screen.processor import has_feature
+from kernels.processor import has_feature
 
 TOLD_EVERY = 10.0  # seconds, where there is no terminal for a progress bar
 

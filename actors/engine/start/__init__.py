@@ -1,0 +1,1 @@
+"""What an engine finds out and has compiled before it serves, or knows from an earlier start."""

@@ -1,0 +1,94 @@
+"""What a served model calls is compiled before it is called, and only what it calls."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from actors.configuration import EngineConfiguration
+from actors.engine.start import kernels_ahead
+from actors.engine.start.kernels_ahead import TOLD_EVERY, calls_of, compile_kernels
+from kernels.ahead.calls import Call
+from tests.support.paths import DEMO, DEMO_DRAFT, ROOT
+
+START = f"""
+import sys
+from numba.core.dispatcher import Dispatcher
+from actors.configuration import EngineConfiguration
+from actors.engine.engine import Engine
+from actors.engine.start.kernels_ahead import compile_kernels
+
+configuration = EngineConfiguration(model={str(DEMO)!r}, draft={str(DEMO_DRAFT)!r})
+compile_kernels(configuration, print)
+assert compile_kernels(configuration, print) == 0
+Engine(configuration).warm_up()
+functions = {{
+    value
+    for name, module in list(sys.modules.items()) if name.startswith("kernels.")
+    for value in vars(module).values() if isinstance(value, Dispatcher)
+}}
+print("loaded", sum(len(each.stats.cache_hits) for each in functions))
+print("compiled", [
+    (each.py_func.__module__, each.py_func.__qualname__, str(signature))
+    for each in functions for signature in each.stats.cache_misses
+])
+"""
+
+
+def test_a_start_compiles_nothing_once_what_is_listed_was_compiled_ahead() -> None:
+    """Where it fails, `kernels/ahead/served.json` lacks the calls that it names."""
+    told = subprocess.run(
+        [sys.executable, "-c", START], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout.splitlines()
+    assert told[-1] == "compiled []"
+    assert int(told[-2].removeprefix("loaded ")) > 20
+
+
+def folders(configuration: EngineConfiguration) -> set[str]:
+    return {call.folder for calls in calls_of(configuration).values() for call in calls}
+
+
+def test_without_a_draft_model_nothing_is_compiled_for_one() -> None:
+    alone = folders(EngineConfiguration(model=str(DEMO), device="cpu"))
+    paired = folders(EngineConfiguration(model=str(DEMO), draft=str(DEMO_DRAFT), device="cpu"))
+    assert paired - alone == {"draft"}
+    by_lookup = EngineConfiguration(model=str(DEMO), draft="ngram", device="cpu")
+    assert folders(by_lookup) == alone
+
+
+def test_nothing_is_compiled_for_a_gpu_for_other_weights_or_for_none(tmp_path: Path) -> None:
+    assert folders(EngineConfiguration(model=str(DEMO), device="cuda")) == set()
+    assert folders(EngineConfiguration(model=str(DEMO), dtype="float32", device="cpu")) == set()
+    assert folders(EngineConfiguration(model=str(tmp_path), device="cpu")) == set()
+
+
+def test_a_processor_that_lacks_an_instruction_set_gets_no_code_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kernels_ahead, "has_feature", lambda name: False)
+    calls = calls_of(EngineConfiguration(model=str(DEMO), device="cpu"))
+    assert "signed_bytes" not in json.dumps(
+        [each.function for all in calls.values() for each in all]
+    )
+
+
+def test_a_log_gets_a_line_every_few_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = {"all": [Call("a.b:c", [])] * 4}
+    seconds = 0.0
+
+    def compile_ahead(given: object, cores: int, told: object) -> None:
+        nonlocal seconds
+        for _ in range(4):
+            seconds += 0.6 * TOLD_EVERY
+            told(1)  # type: ignore[operator]
+
+    monkeypatch.setattr(kernels_ahead.time, "monotonic", lambda: seconds)
+    monkeypatch.setattr(kernels_ahead, "missing_calls", lambda given: groups)
+    monkeypatch.setattr(kernels_ahead, "compile_ahead", compile_ahead)
+    told: list[str] = []
+    assert compile_kernels(EngineConfiguration(model=str(DEMO), device="cpu"), told.append) == 4
+    assert told == [f"compiling kernels, {done} of 4, once on this machine" for done in (0, 2, 4)]
