@@ -40,15 +40,17 @@ def steps_until_it_breaks(head: CollectiveHead, hidden: np.ndarray, expected: li
     raise AssertionError("it never broke")
 
 
-def broken_at(processes: ShardProcesses, signal_number: int, delay: float, rank: int) -> float:
-    """Seconds between the signal and the root's error."""
+def broken_at(
+    processes: ShardProcesses, signal_number: int, delay: float, rank: int, seconds: float
+) -> float:
+    """Seconds between the signal and the root's error, where a step may take ``seconds``."""
     whole = CASE.shard(OwnedRows.every(CASE.size))
     hidden = hidden_states(np.random.default_rng(0), len(NEEDS), CASE.columns)
     expected = drawn(whole.rescore(whole.screen(hidden, NEEDS)), NEEDS)
     warm = processes.head(CASE)
     warm.rescore(warm.screen(hidden, NEEDS))
     warm.close()
-    head = processes.head(CASE, SECONDS)
+    head = processes.head(CASE, seconds)
     sent: list[float] = []
 
     def send() -> None:
@@ -69,8 +71,9 @@ def test_stopped_at_any_moment() -> None:
     with shard_processes(2) as processes:
         for _ in range(8):
             rank = int(random.integers(1, 3))
-            took = broken_at(processes, signal.SIGSTOP, float(random.uniform(0, 0.1)), rank)
-            assert took < SECONDS + 1
+            delay = float(random.uniform(0, 0.1))
+            took = broken_at(processes, signal.SIGSTOP, delay, rank, SECONDS)
+            assert took < SECONDS + 10
             os.kill(processes.processes[rank - 1].pid, signal.SIGCONT)
             for other in (1, 2):
                 assert processes.end_of_service(other).startswith("Collective")
@@ -81,6 +84,7 @@ def test_killed_at_any_moment() -> None:
     for _ in range(4):
         with shard_processes(2) as processes:
             rank = int(random.integers(1, 3))
-            took = broken_at(processes, signal.SIGKILL, float(random.uniform(0, 0.1)), rank)
-            assert took < 1
+            delay = float(random.uniform(0, 0.1))
+            took = broken_at(processes, signal.SIGKILL, delay, rank, 10 * SECONDS)
+            assert took < 5 * SECONDS, "nobody waited until a step may take no longer"
             assert processes.end_of_service(3 - rank).startswith(CollectiveLostError.__name__)

@@ -66,7 +66,7 @@ def test_a_stop_gives_streams_their_time_and_then_tells_them() -> None:
             assert event.finish_reason == reason
             stream.close()
         await stopping
-        assert 0.4 < time.monotonic() - started < 2
+        assert 0.4 < time.monotonic() - started < 10
 
     asyncio.run(scenario())
 

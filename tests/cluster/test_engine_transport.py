@@ -225,7 +225,7 @@ def test_a_process_that_does_not_read_holds_nobody_up_and_is_given_up(monkeypatc
         started = time.monotonic()
         side.emit(StepOutput((large, SequenceEvent("b", 0, (1,)))))
         side.emit(StepOutput((large,)))
-        assert time.monotonic() - started < 1
+        assert time.monotonic() - started < 10
         await until(lambda: side.receive(0.0) is None and len(heard) == 2)  # reads again: no loss
         assert heard[1].events == (large,)
         assert heard_by_other[0].events == (SequenceEvent("b", 0, (1,)),)

