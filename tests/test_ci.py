@@ -21,7 +21,7 @@ echo "${LEXSHARD_CPU:-here} $*" >>calls
 while [ -n "$WAITING" ]; do sleep 0.05; done
 case "$*" in *"$FAILING"*) exit 1 ;; esac
 """
-WITHOUT_SERVERS = "here -m pytest -m not slow --numprocesses 2"
+WITHOUT_SERVERS = "here -m pytest --numprocesses 2"
 WITH_SERVERS = "--ignore=tests/actors --ignore=tests/kernels --ignore=tests/loadtest"
 
 
@@ -49,7 +49,7 @@ def calls_in(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("script", ["test", "prove"])
-@pytest.mark.parametrize("failing", ["nothing", "not slow --numprocesses", WITH_SERVERS])
+@pytest.mark.parametrize("failing", ["nothing", "--numprocesses 2", WITH_SERVERS])
 def test_every_part_runs_and_any_failure_is_told(script: str, failing: str, tmp_path: Path) -> None:
     status, calls = run(script, failing, tmp_path)
     assert status == (failing != "nothing")
