@@ -13,7 +13,7 @@ import queue
 import subprocess
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -35,8 +35,8 @@ def compile_ahead(groups: Groups, cores: int, told: Callable[[int], None]) -> No
 
     Each takes a group at a time, the first ones first.
 
-    ``told`` hears of every call that is done, and that another one is; from one thread at a time.
-    Whatever keeps a process from compiling, what is left is compiled when it is called.
+    ``told`` hears of every call that is done (1) and every second that time passes (0), from one
+    thread at a time. Whatever keeps a process from compiling, what is left is compiled when called.
     """
     left: queue.SimpleQueue[list[Call]] = queue.SimpleQueue()
     for calls in groups.values():
@@ -44,16 +44,19 @@ def compile_ahead(groups: Groups, cores: int, told: Callable[[int], None]) -> No
     processes = min(cores, len(groups), MOST_PROCESSES)
     one_at_a_time = Lock()
 
-    def tell() -> None:
+    def tell(done: int) -> None:
         with one_at_a_time:
-            told(1)
+            told(done)
 
     with ThreadPoolExecutor(max(1, processes), "compiling") as threads:
-        for done in [threads.submit(_compile_in_a_process, left, tell) for _ in range(processes)]:
-            done.result()
+        each = [threads.submit(_compile_in_a_process, left, tell) for _ in range(processes)]
+        while wait(each, timeout=1.0).not_done:
+            tell(0)
+        for process in each:
+            process.result()  # raises what it raised
 
 
-def _compile_in_a_process(left: queue.SimpleQueue[list[Call]], tell: Callable[[], None]) -> None:
+def _compile_in_a_process(left: queue.SimpleQueue[list[Call]], tell: Callable[[int], None]) -> None:
     """One process that takes group after group; without this one, whose pipe it reads, it ends."""
     command = [sys.executable, "-m", "kernels.ahead.worker"]
     path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
@@ -74,4 +77,4 @@ def _compile_in_a_process(left: queue.SimpleQueue[list[Call]], tell: Callable[[]
             for _ in calls:
                 if not answers.readline():
                     return  # it died
-                tell()
+                tell(1)

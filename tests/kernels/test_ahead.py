@@ -28,7 +28,8 @@ from kernels.ahead import compile_ahead
 from kernels.ahead.calls import Call, missing_calls
 
 def told(count):
-    print("told", count)
+    if count:
+        print("told", count)
 
 groups = {name: [Call(**each) for each in calls] for name, calls in json.loads(sys.argv[1]).items()}
 compile_ahead(missing_calls(groups), 2, told)
@@ -110,7 +111,7 @@ def test_processes_that_die_are_no_error(monkeypatch: pytest.MonkeyPatch) -> Non
     told: list[int] = []
     monkeypatch.setattr(sys, "executable", "/bin/false")
     compile_ahead({"one": [MULTIPLY], "other": [CALLER]}, 2, told.append)
-    assert told == []
+    assert not any(told)
 
 
 def test_every_call_that_is_known_names_a_kernel_and_types() -> None:
