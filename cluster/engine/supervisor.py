@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
@@ -153,8 +154,8 @@ class EngineSupervisor:
             self.cancel(request_id)
 
     async def _supervise(self) -> None:
+        restarted = -math.inf
         while True:
-            started = time.monotonic()
             try:
                 if not await self._live_once():
                     await asyncio.sleep(LOOK_SECONDS)  # until the name of what was there is free
@@ -173,8 +174,9 @@ class EngineSupervisor:
                 logger.exception("the engine could not be supervised")
             self.restarts += 1
             self._journal.count_death()
-            if time.monotonic() - started < RESTART_PAUSE_SECONDS:
+            if time.monotonic() - restarted < RESTART_PAUSE_SECONDS:
                 await asyncio.sleep(RESTART_PAUSE_SECONDS)
+            restarted = time.monotonic()
 
     def _give_up(self, reason: str) -> None:
         self.failure = reason

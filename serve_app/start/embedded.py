@@ -9,6 +9,7 @@ that came meanwhile.
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import sys
@@ -37,7 +38,7 @@ from serve_app.start.stopping import StopRequest
 
 ENGINE, INGRESS, API = "engine", "ingress", "api"
 BACKLOG = 2048
-PAUSE_SECONDS = 5.0  # before a process that has just been started is started again
+PAUSE_SECONDS = 5.0  # before a process that has just been started anew is started once more
 FAREWELL_SECONDS = 10.0  # for processes to end, after the streams have had their time
 ENGINE_SECONDS = 3.0  # for the engine to end, after all others
 
@@ -82,7 +83,7 @@ class EmbeddedServer:
         self._began = time.monotonic()
         self._events: SimpleQueue[Event] = SimpleQueue()
         self._roles: dict[str, ProcessRole] = {}
-        self._started: dict[str, float] = {}
+        self._started_anew: dict[str, float] = {}
         self._running: set[str] = set()
         self._ready: set[str] = set()
         self._announced = False
@@ -115,7 +116,7 @@ class EmbeddedServer:
                 case StopAsked():
                     return self._stop(kept)
                 case Due(name):
-                    self._start(kept, name)
+                    self._start_anew(kept, name)
                 case Ended(name, code):
                     self._running.discard(name)
                     if not self._announced and code and name != ENGINE:
@@ -165,17 +166,20 @@ class EmbeddedServer:
                 print_lines(text, self._config.log_format)
 
     def _start(self, kept: KeptProcesses, name: str) -> None:
-        self._started[name] = time.monotonic()
         self._running.add(name)
         kept.start(self._roles[name])
 
     def _start_again(self, kept: KeptProcesses, name: str) -> None:
-        """At once, or after a pause where it has only just been started."""
+        """At once, or after a pause where that has only just been done before."""
         reap_orphans(kept.process_ids())
-        if time.monotonic() - self._started[name] > PAUSE_SECONDS:
-            self._start(kept, name)
-            return
-        self._later(PAUSE_SECONDS, Due(name))
+        if time.monotonic() - self._started_anew.get(name, -math.inf) < PAUSE_SECONDS:
+            self._later(PAUSE_SECONDS, Due(name))
+        else:
+            self._start_anew(kept, name)
+
+    def _start_anew(self, kept: KeptProcesses, name: str) -> None:
+        self._started_anew[name] = time.monotonic()
+        self._start(kept, name)
 
     def _later(self, seconds: float, event: Event) -> None:
         timer = threading.Timer(seconds, self._events.put, [event])
