@@ -11,6 +11,8 @@ from loadtest.bench.servers.running import RunningServer
 
 TOKENS = 400
 PIECES_BEFORE = 20
+# An engine that dies again sooner is started after a pause.
+APART_SECONDS = 7.0
 TEMPERATURE = 0.8
 
 

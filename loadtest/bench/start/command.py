@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 from loadtest.bench.measurement import add_common_arguments, names_of, run_measurement
@@ -29,7 +30,7 @@ from loadtest.bench.servers.server_command import (
     asked_servers,
     option_value,
 )
-from loadtest.bench.start.after_kill import KilledStream, kill_under_stream
+from loadtest.bench.start.after_kill import APART_SECONDS, KilledStream, kill_under_stream
 from loadtest.bench.start.starts import StartRun, first_start, start_once, status_seconds
 
 WARM, FIRST, AFTER_KILL, STATUS = CASES = ("warm", "first", "after-kill", "status")
@@ -133,6 +134,8 @@ def _on_one_server(
         if AFTER_KILL in cases:
             for turn in range(runs):
                 _tell(AFTER_KILL, turn, runs)
+                if killed:
+                    time.sleep(APART_SECONDS)
                 killed.append(kill_under_stream(server, asker, seed + turn))
             report.add({"case": AFTER_KILL}, GOES_ON, {OURS: [each.seconds for each in killed]})
     return killed
