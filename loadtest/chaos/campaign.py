@@ -25,6 +25,7 @@ from loadtest.chaos.streams import run_streams
 # Of a part whose server is gone or answers nonsense.
 _FAILURES = (RuntimeError, ValueError, KeyError, httpx.HTTPError, psutil.Error, ServerError)
 WITH_SAMPLER = ("--samplers", "1")
+ON_RAY = ("--backend", "ray")  # where there are a controller, a raylet and a GCS, too
 Attack = Callable[[ServerUnderTest], Coroutine[Any, Any, None]]
 
 
@@ -69,9 +70,11 @@ class Campaign:
             sampler = () if "--samplers" in self._options else WITH_SAMPLER
             if self._only is None or self._only not in map(last_fault_name, LAST_FAULTS):
                 self._in_turn([("kills", self._kills)], sampler)
+                if not self._quick and "--backend" not in self._options:
+                    self._in_turn([("kills", self._kills)], (*sampler, *ON_RAY))
             for role in LAST_FAULTS:
                 if self._only == last_fault_name(role) or (not self._only and not self._quick):
-                    self._in_turn([("kills", partial(self._last, role))])
+                    self._in_turn([("kills", partial(self._last, role))], ON_RAY)
         if "faults" in parts:
             sharded = () if "--shards" in self._options else random_faults.OPTIONS
             self._in_turn([("faults", self._faults)], sharded)

@@ -64,12 +64,12 @@ FAULTS = (
     Fault("shard"),
     Fault("shard", signal.SIGSTOP),
     Fault("controller"),
-    Fault("replica", cuts=True),
+    Fault("API process", cuts=True),
     Fault("ingress manager", cuts=True, no_ingress=True),
     Fault("haproxy", cuts=True, no_ingress=True),
 )
 LAST_FAULTS = ("raylet", "gcs")
-QUICK = ("engine SIGKILL", "sampler SIGKILL", "replica SIGKILL", "haproxy SIGKILL")
+QUICK = ("engine SIGKILL", "sampler SIGKILL", "API process SIGKILL", "haproxy SIGKILL")
 
 
 def last_fault_name(role: str) -> str:

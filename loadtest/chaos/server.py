@@ -20,22 +20,22 @@ from cluster.ports import free_port
 
 START_SECONDS = 300.0  # a first start compiles kernels
 STOP_SECONDS = 45.0
-# What a process is here, by a piece of its command line.
+# What a process is here, by a piece of its command line: in plain processes, and on Ray.
 ROLES = {
-    "engine": "ray::EngineActor",
-    "shard": "ray::RemoteShard",
-    "sampler": "cluster.samplers.main",
-    "replica": "ray::ServeReplica",
-    "controller": "ray::ServeController",
-    "ingress manager": "ray::HAProxyManager",
-    "haproxy": "bin/haproxy",
-    "driver": "serve_app.start.driver",
-    "owner": "serve_app.cli",
-    "raylet": "raylet/raylet",
-    "gcs": "gcs/gcs_server",
+    "engine": ("cluster.engine.main", "ray::EngineActor"),
+    "shard": ("ray::RemoteShard",),
+    "sampler": ("cluster.samplers.main", "ray::RemoteSampler"),
+    "API process": ("serve_app.api_processes.api_process", "ray::ServeReplica"),
+    "controller": ("ray::ServeController",),
+    "ingress manager": ("ray::HAProxyManager",),
+    "haproxy": ("bin/haproxy",),
+    "driver": ("serve_app.start.driver",),
+    "owner": ("serve_app.cli",),
+    "raylet": ("raylet/raylet",),
+    "gcs": ("gcs/gcs_server",),
 }
 # Those there must be as many of after a fault as before.
-SERVING = ("engine", "shard", "sampler", "replica", "controller", "ingress manager", "haproxy")
+SERVING = ("engine", "shard", "sampler", "API process", "controller", "ingress manager", "haproxy")
 
 
 class ServerError(Exception):
@@ -97,7 +97,7 @@ def role_of(process: psutil.Process) -> str:
     """What a process of the server is; the name of its program where it is nothing of ours."""
     try:
         line = " ".join(process.cmdline())
-        known = (role for role, piece in ROLES.items() if piece in line)
+        known = (role for role, pieces in ROLES.items() if any(piece in line for piece in pieces))
         return next(known, process.name())
     except psutil.Error:
         return "ended"
