@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import json
 import logging
 import os
 import platform
@@ -16,8 +17,6 @@ from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TypeVar
-
-import msgspec
 
 from kernels.compile_cache import sources_digest
 from kernels.home import home_folder
@@ -31,22 +30,21 @@ _OWN_SOURCES = ("actors", "kernels")
 Value = TypeVar("Value")
 
 
-class _Stored(msgspec.Struct, frozen=True):
-    fingerprint: str
-    value: msgspec.Raw
-
-
 def recall(name: str, fingerprint: str, kind: type[Value]) -> Value | None:
     """What was remembered under ``name`` when ``fingerprint`` was the same; else None."""
+    try:
+        import msgspec
+    except ImportError:  # a machine for benchmarks alone, where nothing was remembered
+        return None
     path = _path(name)
     try:
-        stored = msgspec.json.decode(path.read_bytes(), type=_Stored)
-        if stored.fingerprint != fingerprint:
+        stored = json.loads(path.read_bytes())
+        if stored["fingerprint"] != fingerprint:
             return None
-        return msgspec.json.decode(stored.value, type=kind)
+        return msgspec.convert(stored["value"], kind)
     except FileNotFoundError:
         return None
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         logger.warning("%s cannot be read (%s): it is found out again", path, error)
         return None
 
@@ -54,8 +52,12 @@ def recall(name: str, fingerprint: str, kind: type[Value]) -> Value | None:
 def remember(name: str, fingerprint: str, value: object) -> None:
     """Keep ``value``, a dataclass or what JSON has, in the place of what ``name`` had. Where the
     home folder cannot be written nothing is kept."""
+    try:
+        import msgspec
+    except ImportError:
+        return
     path = _path(name)
-    content = msgspec.json.encode(_Stored(fingerprint, msgspec.Raw(msgspec.json.encode(value))))
+    content = msgspec.json.encode({"fingerprint": fingerprint, "value": value})
     unfinished = path.with_name(f"{path.name}.unfinished-{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -29,9 +29,6 @@ from transformers import AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
 from actors.configuration import DEFAULT_TIERS, NGRAM, DraftHeadChoice, TierName
-from cluster.models.folders import model_folder
-from cluster.models.progress import tell
-from cluster.models.refusal import LoadingOptions
 from loadtest.bench.bandwidth import read_bandwidth
 from loadtest.bench.engine.random_model import write_random_model
 from loadtest.bench.engine.recording import add_agreement, add_measures
@@ -205,6 +202,11 @@ def checkpoint(arguments: argparse.Namespace) -> Iterator[str]:
     A random checkpoint is written to a temporary folder and deleted afterwards.
     """
     if arguments.shape is None:
+        # With what a machine for GPU benchmarks alone may lack.
+        from cluster.models.folders import model_folder
+        from cluster.models.progress import tell
+        from cluster.models.refusal import LoadingOptions
+
         arguments.requests = arguments.requests or REQUESTS
         arguments.dtype = arguments.dtype or "float32"
         loading = LoadingOptions(arguments.dtype)
