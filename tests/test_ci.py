@@ -34,7 +34,12 @@ def start(script: str, folder: Path, **variables: str) -> subprocess.Popen[bytes
     python.chmod(0o755)
     environment = {"PATH": "/usr/bin:/bin", **variables}
     return subprocess.Popen(
-        ["bash", f".ci/{script}"], cwd=folder, env=environment, start_new_session=True
+        ["bash", f".ci/{script}"],
+        cwd=folder,
+        env=environment,
+        start_new_session=True,
+        # Whoever runs the tests in the background may ignore it, and shells trap no such signal.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 
