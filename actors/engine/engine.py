@@ -201,12 +201,13 @@ class Engine:
 
     def warm_up(self) -> None:
         """Compile and run every kernel once, then forget it: cache and counts are as new."""
-        self._tell("warming up: every kernel and batch size once")
+        self._tell("warming up: every kernel once")
         rounds = warm_up_requests(
             self.max_model_len,
             self.configuration.max_running,
             self._step_tokens,
             self.model.vocabulary_size,
+            sizes_matter=self._body.device.type != "cpu",
         )
         for requests in rounds:
             run_to_completion(self, requests)

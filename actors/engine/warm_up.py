@@ -42,12 +42,18 @@ def sized_requests(max_running: int, max_model_len: int) -> list[list[Request]]:
 
 
 def warm_up_requests(
-    max_model_len: int, max_running: int, step_tokens: int, vocabulary_size: int
+    max_model_len: int,
+    max_running: int,
+    step_tokens: int,
+    vocabulary_size: int,
+    *,
+    sizes_matter: bool,
 ) -> list[list[Request]]:
     """Rounds of requests, to be run one round after the other.
 
-    Every kind of sampling alone and together, batches from one sequence to ``max_running``, and
-    one prompt that fills a step.
+    Every kind of sampling alone and together, and a batch of ``max_running`` sequences. Where
+    ``sizes_matter``, because what is compiled or recorded is for steps of one size, as on a GPU,
+    batches of every size, too, and one prompt that fills a step.
     """
 
     def prompt(length: int, first: int) -> tuple[int, ...]:
@@ -58,11 +64,15 @@ def warm_up_requests(
         parameters = replace(parameters, max_tokens=OUTPUT_TOKENS, ignore_eos=True)
         return Request(f"warm-up-{name}", 0, prompt(length, len(name)), parameters)
 
-    alone = [[request(f"kind-{i}", 5 + i, kind)] for i, kind in enumerate(_KINDS)]
-    together = [request(f"all-{i}", 20 + i, kind) for i, kind in enumerate(_KINDS)]
-    rounds = [*alone, together, [request("long", step_tokens + 1, _KINDS[0])]]
-    size = 2
-    while size <= max_running:
-        rounds.append([request(f"{size}-{i}", 1, _KINDS[i % 3]) for i in range(size)])
-        size *= 2
-    return rounds
+    def batch(size: int) -> list[Request]:
+        return [request(f"{size}-{i}", 1, _KINDS[i % 3]) for i in range(size)]
+
+    longer = 20 if sizes_matter else 2
+    rounds = [[request(f"kind-{i}", 2 + i, kind)] for i, kind in enumerate(_KINDS)]
+    rounds.append([request(f"all-{i}", longer + i, kind) for i, kind in enumerate(_KINDS)])
+    if sizes_matter:
+        rounds.append([request("long", step_tokens + 1, _KINDS[0])])
+        sizes = [2**power for power in range(1, max_running.bit_length())]
+    else:
+        sizes = [max_running]
+    return [*rounds, *map(batch, sizes)]
