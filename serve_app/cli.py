@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -102,6 +103,10 @@ def parser_of(words: tuple[str, ...]) -> argparse.ArgumentParser:
     return parser
 
 
+# As a shell tells of a program that SIGPIPE ended.
+NOBODY_READS = 141
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a subcommand; returns the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -115,7 +120,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         if tuple(arguments[: len(words)]) == words:
             parser = parser_of(words)
             module = importlib.import_module(module_name)
-            code: int | None = module.run(parser.parse_args(arguments[len(words) :]))
+            given = parser.parse_args(arguments[len(words) :])
+            try:
+                code: int | None = module.run(given)
+                sys.stdout.flush()
+            except BrokenPipeError:  # whoever reads, `head` say, has read enough
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                return NOBODY_READS
             return code or 0
     print(f"lexshard: no command '{' '.join(arguments[:2])}'\n\n{usage()}", file=sys.stderr)
     return 2

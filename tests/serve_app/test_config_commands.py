@@ -6,6 +6,8 @@ import json
 import os
 import re
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -125,3 +127,10 @@ def test_a_flag_cut_short_and_a_key_on_the_command_line_are_refused(capsys: Capt
             main(["config", "show", "--model", "a", flag, "3"])
         assert end.value.code == 2
         assert f"unrecognized arguments: {flag}" in capsys.readouterr().err
+
+
+def test_a_reader_that_has_read_enough_is_no_error() -> None:
+    command = f"{sys.executable} -m serve_app.cli config schema | head -1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert done.returncode in (0, 141)
+    assert done.stderr == ""
