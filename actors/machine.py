@@ -3,8 +3,20 @@
 from __future__ import annotations
 
 import os
+import platform
+from contextlib import suppress
+from pathlib import Path
 
 
 def physical_memory() -> int:
     """Bytes of this machine's memory."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def processor_model() -> str:
+    """What this machine's processor is called, as far as the system tells."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

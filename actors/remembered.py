@@ -18,6 +18,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TypeVar
 
+from actors.machine import processor_model
 from kernels.compile_cache import sources_digest
 from kernels.home import home_folder
 
@@ -86,7 +87,7 @@ def software_and_machine() -> str:
         *(sources_digest(root / folder) for folder in _OWN_SOURCES),
         *(f"{library} {_version(library)}" for library in _LIBRARIES),
         platform.platform(),
-        _processor(),
+        processor_model(),
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         CPU_NAME or binding.get_host_cpu_name(),
         CPU_FEATURES or binding.get_host_cpu_features().flatten(),
@@ -112,12 +113,3 @@ def _version(library: str) -> str:
         return version(library)
     except PackageNotFoundError:
         return "none"
-
-
-def _processor() -> str:
-    """Its model where the system tells."""
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor()

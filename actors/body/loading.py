@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -32,6 +31,7 @@ from actors.body.proven import (
 )
 from actors.body.refusals import check_memory, check_stored_types, model_class
 from actors.body.self_test import Expected, check_body, check_windows, plain_forward, run_alone
+from actors.machine import physical_memory
 
 __all__ = ["HeadWeights", "LoadedModel", "ModelRefusedError", "load"]
 
@@ -245,7 +245,7 @@ def _weights_dtype(wanted: str, stored: frozenset[str], place: torch.device) -> 
 def _memory_of(place: torch.device) -> int:
     if place.type == "cuda":
         return int(torch.cuda.mem_get_info(place)[0])
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return physical_memory()
 
 
 def _read_model(kind: Any, checkpoint: Checkpoint, dtype: torch.dtype, place: torch.device) -> Any:

@@ -53,15 +53,11 @@ class StoredWeights:
     def __init__(self, folder: Path, dtype: torch.dtype) -> None:
         self._tensors = {tensor.name: tensor for tensor in stored_tensors(folder)}
         self._dtype = dtype
-        self.read: set[str] = set()
 
     def __call__(self, name: str) -> torch.Tensor | None:
         """None where there is none of that name."""
         stored = self._tensors.get(name)
-        if stored is None:
-            return None
-        self.read.add(name)
-        return _read(stored).to(self._dtype)
+        return None if stored is None else _read(stored).to(self._dtype)
 
 
 def recall_proven(folder: Path, *options: object) -> ProvenModel | None:

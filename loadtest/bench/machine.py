@@ -7,8 +7,9 @@ import platform
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
+
+from actors.machine import physical_memory, processor_model
 
 _PACKAGES = ("lexshard", "torch", "transformers", "numba", "numpy")
 
@@ -16,9 +17,9 @@ _PACKAGES = ("lexshard", "torch", "transformers", "numba", "numpy")
 def describe_machine() -> dict[str, Any]:
     """Processor, cores, memory, system and how busy the machine was when asked."""
     return {
-        "processor": _processor(),
+        "processor": processor_model(),
         "cores": os.cpu_count(),
-        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "memory_bytes": physical_memory(),
         "system": f"{platform.system()} {platform.machine()}",
         "load_average": list(os.getloadavg()),
     }
@@ -51,12 +52,3 @@ def pinned_to_cores(count: int) -> Iterator[tuple[int, ...]]:
         yield cores
     finally:
         os.sched_setaffinity(0, allowed)
-
-
-def _processor() -> str:
-    information = Path("/proc/cpuinfo")
-    if information.exists():
-        for line in information.read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()

@@ -104,7 +104,7 @@ def test_what_the_timings_are_of_is_compared(measured: Measured) -> None:
     [
         ("sources_digest", lambda folder: "other sources"),
         ("_version", lambda library: "99.0"),
-        ("_processor", lambda: "another processor"),
+        ("processor_model", lambda: "another processor"),
     ],
 )
 def test_another_machine_or_software_measures_again(
