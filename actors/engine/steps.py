@@ -336,7 +336,10 @@ class Steps:
         self.counters.generated_tokens += len(token_ids)
         if chunk.drafted and self._speculation is not None:
             stood = self._speculation.heard(chunk, token_ids, self.counters)
-            sequence.roll_back(sequence.prompt_length + told + stood, self._scheduler.pool)
+            kept = sequence.prompt_length + told + stood
+            if reason is None:  # its last token is computed (again): the next one is drawn there
+                kept = min(kept, len(sequence.token_ids) - 1)
+            sequence.roll_back(kept, self._scheduler.pool)
         origins: tuple[TokenOrigin, ...] = ()
         if sequence.request.parameters.draft:
             name = "" if self._speculation is None else self._speculation.drafter_name

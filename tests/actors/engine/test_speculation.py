@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from actors.drafter.task import Draft, DraftTask
-from actors.engine.completion import Completion, run_to_completion
+from actors.engine.completion import Collector, Completion, run_to_completion
 from actors.messages import Request, SamplingParameters, SequenceEvent
 from tests.support.paths import DEMO_DRAFT
 from tests.support.speculation_cases import drafting_engine, requests_of, run_and_close
@@ -151,3 +151,50 @@ def test_a_draft_head_without_a_draft_model_is_refused() -> None:
         drafting_engine(draft="ngram", draft_head="router")
     with pytest.raises(ValueError, match="give --draft FOLDER"):
         drafting_engine(draft=None, draft_head="router")
+
+
+class Certain:
+    """Guesses the one token that may come."""
+
+    name = "certain"
+
+    def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
+        return [Draft([11] * task.most) for task in tasks]
+
+    def forget(self, sequence: int) -> None:
+        pass
+
+
+@pytest.mark.parametrize("room", [2, 3, 4, 5, 6, 20])
+def test_a_sequence_that_has_nothing_left_to_say_ends_whether_guessed_for_or_not(
+    room: int,
+) -> None:
+    """Where the last guess stood, too, and the token after it cannot be had: it was caught up with
+    everything, and was never computed again."""
+    parameters = SamplingParameters(
+        max_tokens=room, allowed_ids=(11,), bad_words=((11,) * 4,), ignore_eos=True
+    )
+    requests = [Request(f"{n}", n, (5, 6, 7), replace(parameters, seed=n)) for n in range(3)]
+    requests.append(Request("goes on", 0, (5, 6, 7), SamplingParameters(max_tokens=40)))
+    plain = ended(drafting_engine(), requests)
+    assert [error is not None for _, error in plain] == [room > 3] * 3 + [False]
+    for drafter, changes in ((Certain(), {"draft_tokens": 3}), (None, {"draft": "ngram"})):
+        assert ended(drafting_engine(drafter, **changes), requests) == plain
+
+
+def ended(engine: Any, requests: list[Request]) -> list[tuple[tuple[int, ...], str | None]]:
+    """The tokens of each, and why it could not go on; at most 200 steps."""
+    try:
+        collectors = [Collector(request) for request in requests]
+        names = [(request.request_id, request.choice) for request in requests]
+        for request in requests:
+            assert engine.submit(request) is None
+        for _ in range(200):
+            for event in engine.step():
+                collectors[names.index((event.request_id, event.choice))].take(event)
+        engine.check_idle()
+        completions = [collector.completion for collector in collectors]
+        assert None not in completions, "never ended"
+        return [(each.token_ids, each.error) for each in completions if each is not None]
+    finally:
+        engine.close()
