@@ -120,7 +120,7 @@ class Sequence:
             and own.cache_salt == wanted.cache_salt
             and own.priority <= wanted.priority
             and (other.scores is None or other.scores is self.scores)
-            and own.prompt_ids == wanted.prompt_ids
+            and (own.prompt_ids is wanted.prompt_ids or own.prompt_ids == wanted.prompt_ids)
         )
 
     def take_cached_prefix(self, pool: BlockPool) -> None:
@@ -142,7 +142,8 @@ class Sequence:
             self.blocks.append(index)
             self.names.append(name)
         self.computed = len(self.blocks) * BLOCK_TOKENS
-        self.cached_tokens = max(self.cached_tokens, min(self.computed, self.prompt_length))
+        if self.started_at is None:  # else they are those that it computed before it gave them up
+            self.cached_tokens = min(self.computed, self.prompt_length)
 
     def advance(self, count: int, pool: BlockPool) -> None:
         """``count`` more tokens are computed; publish the blocks that its own tokens fill now."""

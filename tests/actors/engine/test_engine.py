@@ -18,7 +18,7 @@ from actors.configuration import EngineConfiguration
 from actors.engine.async_engine import AsyncEngine
 from actors.engine.completion import Collector, Completion, run_to_completion
 from actors.engine.engine import Engine
-from actors.messages import Request, SamplingParameters
+from actors.messages import Request, SamplingParameters, SequenceEvent
 from kernels import pool
 from tests.support.paths import DEMO
 
@@ -178,6 +178,24 @@ def test_chunked_preempted_uncached_and_restarted(engine: Engine, prompt_ids: Pr
         other.check_idle()
         if "kv_cache_bytes" in settings:
             assert other.statistics().preemptions > 0
+
+
+def test_blocks_that_a_sequence_computed_itself_are_not_told_as_found(
+    prompt_ids: PromptIds,
+) -> None:
+    """Who was preempted finds its own blocks again: nothing of a new prompt was cached."""
+    parameters = SamplingParameters(temperature=0.0, max_tokens=110, ignore_eos=True)
+    requests = [Request(str(i), 0, (i, *prompt_ids[i][:60]), parameters) for i in range(4)]
+    engine = make_engine(step_tokens=64, max_model_len=176, kv_cache_bytes=20 * 65_536)
+    for request in requests:
+        engine.submit(request)
+    events: list[SequenceEvent] = []
+    while sum(event.finish_reason is not None for event in events) < len(requests):
+        events.extend(engine.step())
+    assert engine.statistics().preemptions > 0
+    assert {event.cached_tokens for event in events} == {0}
+    assert engine.statistics().cached_prompt_tokens == 0
+    engine.close()
 
 
 def test_replay_from_received_tokens_continues_the_same(
