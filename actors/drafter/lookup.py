@@ -10,30 +10,57 @@ from collections.abc import Sequence
 
 from actors.drafter.task import Draft, DraftTask
 
+# A token takes 8 us and 420 bytes to index (n-grams of 2 to 4), in the engine's own thread.
+TOKENS_PER_CALL = 512
+TOKENS_PER_SEQUENCE = 32_768  # the last ones, where there are more
+TOKENS_IN_ALL = 262_144
+
 
 class _Index:
-    """Where every n-gram of one history was followed by a token, the last time."""
+    """Where every n-gram of the end of one history was followed by a token, the last time.
+
+    What is too old goes in halves: ``_places`` have up to half of `TOKENS_PER_SEQUENCE`, and
+    ``_older`` those of the half before.
+    """
 
     def __init__(self, lengths: Sequence[int]) -> None:
-        # By length of the n-gram, longest first: n-gram -> the place of the token behind it.
-        self._places: dict[int, dict[tuple[int, ...], int]] = {length: {} for length in lengths}
-        self._indexed = 0  # n-grams that end before this place are known
+        self._lengths = lengths
+        self._places = self._nothing()
+        self._older = self._nothing()
+        self._begin: int | None = None  # of what ``_places`` know
+        self._end = 0  # n-grams that end before this place are known
+        self.size = 0
 
-    def catch_up(self, history: list[int]) -> None:
-        """Add the n-grams that have a token behind them by now."""
+    def _nothing(self) -> dict[int, dict[tuple[int, ...], int]]:
+        """By length of the n-gram, longest first: n-gram -> the place of the token behind it."""
+        return {length: {} for length in self._lengths}
+
+    def catch_up(self, history: list[int], most: int) -> int:
+        """Add ``most`` n-grams that have a token behind them by now; how many were added."""
         last = len(history) - 1
+        if self._begin is None:
+            self._begin = self._end = max(0, last - TOKENS_PER_SEQUENCE)
+        stop = min(last, self._end + most)
         for length, places in self._places.items():
-            first = max(self._indexed, length - 1)  # where the first new n-gram ends
-            own = history[first - length + 1 : last]
+            first = max(self._end, length - 1)  # where the first new n-gram ends
+            own = history[first - length + 1 : stop]
             shifted = (own[offset:] for offset in range(length))
             grams = zip(*shifted, strict=False)
-            places.update(zip(grams, range(first + 1, last + 1), strict=True))
-        self._indexed = max(self._indexed, last)
+            places.update(zip(grams, range(first + 1, stop + 1), strict=True))
+        added = max(0, stop - self._end)
+        self._end += added
+        self.size += added
+        if self._end - self._begin >= TOKENS_PER_SEQUENCE // 2:
+            self.size = self._end - self._begin
+            self._older, self._places = self._places, self._nothing()
+            self._begin = self._end
+        return added
 
     def find(self, history: list[int]) -> int | None:
         """What followed the longest known n-gram at the end of ``history``."""
-        for length, places in self._places.items():
-            place = places.get(tuple(history[-length:]))
+        for length in self._lengths:
+            gram = tuple(history[-length:])
+            place = self._places[length].get(gram) or self._older[length].get(gram)
             if place is not None:
                 return place
         return None
@@ -43,7 +70,8 @@ class LookupDrafter:
     """Guesses what followed the most recent earlier occurrence of the longest of the last
     ``longest`` to ``shortest`` tokens. Raises ValueError unless ``1 <= shortest <= longest``.
 
-    Each token is indexed once, when its sequence is first drafted for after it.
+    Each token is indexed once, after its sequence was first drafted for. Of a long prompt a call
+    indexes a part, so that nobody waits for it.
     """
 
     name = "lookup"
@@ -56,16 +84,22 @@ class LookupDrafter:
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
         """See `actors.drafter.protocol.Drafter`. It is certain of every guess."""
-        return [Draft(self._guess(task) if task.most > 0 else []) for task in tasks]
+        held = sum(index.size for index in self._indices.values())
+        left = min(TOKENS_PER_CALL, TOKENS_IN_ALL - held)
+        drafts = []
+        for task in tasks:
+            guesses: list[int] = []
+            if task.most > 0:
+                index = self._indices.get(task.sequence)
+                if index is None:
+                    index = self._indices[task.sequence] = _Index(self._lengths)
+                left -= index.catch_up(task.history, left)
+                place = index.find(task.history)
+                if place is not None:
+                    guesses = task.history[place : place + task.most]
+            drafts.append(Draft(guesses))
+        return drafts
 
     def forget(self, sequence: int) -> None:
         """See `actors.drafter.protocol.Drafter`."""
         self._indices.pop(sequence, None)
-
-    def _guess(self, task: DraftTask) -> list[int]:
-        index = self._indices.get(task.sequence)
-        if index is None:
-            index = self._indices[task.sequence] = _Index(self._lengths)
-        index.catch_up(task.history)
-        place = index.find(task.history)
-        return [] if place is None else task.history[place : place + task.most]

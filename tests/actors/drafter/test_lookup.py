@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from actors.drafter import lookup
 from actors.drafter.lookup import LookupDrafter
 from actors.drafter.task import DraftTask
 from tests.support.draft_cases import guessed
@@ -71,3 +72,37 @@ def test_thousands_of_tokens_cost_no_more_than_a_few() -> None:
 def test_n_grams_have_a_length(lengths: tuple[int, int]) -> None:
     with pytest.raises(ValueError, match="n-grams"):
         LookupDrafter(*lengths)
+
+
+def test_a_long_prompt_holds_up_nobody_and_is_known_after_some_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What one call indexes is limited, and so is what sequences hold in all: of a long text the
+    end counts."""
+    monkeypatch.setattr(lookup, "TOKENS_PER_CALL", 10)
+    monkeypatch.setattr(lookup, "TOKENS_PER_SEQUENCE", 100)
+    monkeypatch.setattr(lookup, "TOKENS_IN_ALL", 150)
+    drafter = LookupDrafter()
+    text = [*range(1000), 990, 991]  # what followed the last two stands near the end
+    other = [*range(2000, 2200), 2190, 2191]
+
+    def held() -> list[int]:
+        return [index.size for index in drafter._indices.values()]
+
+    calls = 0
+    while guessed(drafter, [task(text, 3)]) == [[]]:
+        calls += 1
+        assert held() == [10 * calls]
+    assert calls == 9  # the hundred tokens before its last, ten by ten
+    for _ in range(20):
+        guessed(drafter, [task(text, 3), task(other, 3, sequence=1)])
+        assert sum(held()) <= 150
+    assert guessed(drafter, [task([*range(1000), 890, 891], 3)]) == [[]]  # too long ago
+    for step in range(300):
+        text.append(5000 + step)
+        guessed(drafter, [task(text, 3)])
+        assert held()[0] <= 100
+    drafter.forget(0)
+    for _ in range(20):
+        found = guessed(drafter, [task(other, 3, sequence=1)])
+    assert found == [[2192, 2193, 2194]]
