@@ -8,7 +8,7 @@ the sequence itself does not change before tokens are its own.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -20,6 +20,7 @@ from actors.states.deltas import Deltas
 from actors.states.need import Adjustment, Need
 from actors.states.noise_key import noise_key
 from actors.states.penalty_tables import PenaltyTables, TableAhead
+from actors.states.token_rules import TokenRules
 
 
 class SequenceState:
@@ -27,8 +28,9 @@ class SequenceState:
 
     ``vocabulary_size`` is the tokenizer's, ``eos_ids`` the model's end-of-sequence ids. Resumed
     ids count as output. ``tables`` hold what penalised sequences have seen, from the first
-    `adjustment` on; without them a sequence has its own. Raises `ValueError` for a temperature
-    whose inverse fp32 cannot hold.
+    `adjustment` on; without them a sequence has its own. ``rules`` are those of the request's
+    parameters, where another sequence has them. Raises `ValueError` for a temperature whose
+    inverse fp32 cannot hold.
     """
 
     def __init__(
@@ -37,6 +39,7 @@ class SequenceState:
         vocabulary_size: int,
         eos_ids: Sequence[int],
         tables: PenaltyTables | None = None,
+        rules: TokenRules | None = None,
     ) -> None:
         parameters = request.parameters
         self.parameters: SamplingParameters = parameters
@@ -55,18 +58,7 @@ class SequenceState:
         self._tables = tables
         self._table = -1
         self._vocabulary_size = vocabulary_size
-        biases = dict(parameters.logit_bias)
-        self._bias_ids = _sorted_ids(biases)
-        self._bias_values = np.array([biases[i] for i in self._bias_ids.tolist()], np.float32)
-        self._allowed = None
-        if parameters.allowed_ids is not None:
-            self._allowed = _sorted_ids(parameters.allowed_ids)
-        words = parameters.bad_words
-        self._bad_phrases = tuple(word for word in words if len(word) > 1)
-        self._always_banned = _sorted_ids(word[0] for word in words if len(word) == 1)
-        self._early_banned = np.union1d(
-            self._always_banned, _sorted_ids((*eos_ids, *parameters.stop_token_ids))
-        ).astype(np.int32)
+        self._rules = rules or TokenRules(parameters, eos_ids)
         self._last: Adjustment | None = None
         self._ahead: list[TableAhead] = []
         self.append(*request.resumed_ids)
@@ -83,7 +75,7 @@ class SequenceState:
     @property
     def steady(self) -> bool:
         """Whether `adjustment` means the same from now on, counts aside: no ban comes or goes."""
-        return not self._bad_phrases and self.output_length >= self.parameters.min_tokens
+        return not self._rules.phrases and self.output_length >= self.parameters.min_tokens
 
     def append(self, *token_ids: int) -> None:
         """Records output tokens. The last `Need` given must no longer be in use."""
@@ -127,7 +119,8 @@ class SequenceState:
         """The processors of the token after the sequence's own and ``drafted``; None where there
         are none."""
         banned = self._banned(drafted)
-        if not (self.penalised or len(banned) or len(self._bias_ids) or self._allowed is not None):
+        rules = self._rules
+        if not (self.penalised or len(banned) or len(rules.bias_ids) or rules.allowed is not None):
             return None
         tables = self._own_table()
         if drafted:
@@ -151,10 +144,10 @@ class SequenceState:
             presence=parameters.presence_penalty,
             tables=tables,
             table=table,
-            bias_ids=self._bias_ids,
-            bias_values=self._bias_values,
+            bias_ids=self._rules.bias_ids,
+            bias_values=self._rules.bias_values,
             banned=banned,
-            allowed=self._allowed,
+            allowed=self._rules.allowed,
             seen=None if self._tables is None or table < 0 else partial(self._tables.seen, table),
         )
 
@@ -190,16 +183,7 @@ class SequenceState:
 
     def _banned(self, drafted: tuple[int, ...]) -> npt.NDArray[np.int32]:
         early = self.output_length + len(drafted) < self.parameters.min_tokens
-        banned = self._early_banned if early else self._always_banned
-        if not self._bad_phrases:
-            return banned
-        history = [*self.history, *drafted] if drafted else self.history
-        ends = [
-            phrase[-1]
-            for phrase in self._bad_phrases
-            if tuple(history[1 - len(phrase) :]) == phrase[:-1]
-        ]
-        return np.union1d(banned, _sorted_ids(ends)).astype(np.int32) if ends else banned
+        return self._rules.banned(self.history, drafted, early=early)
 
 
 class SequenceStates:
@@ -210,6 +194,7 @@ class SequenceStates:
         self._eos_ids = tuple(eos_ids)
         self._tables = PenaltyTables(vocabulary_size, capacity)
         self._states: dict[int, SequenceState] = {}
+        self._rules: TokenRules | None = None  # of the last sequence: choices come side by side
 
     def __getitem__(self, sequence: int) -> SequenceState:
         return self._states[sequence]
@@ -224,7 +209,10 @@ class SequenceStates:
 
     def open(self, sequence: int, request: Request) -> SequenceState:
         """A new sequence. Raises what `SequenceState` raises."""
-        state = SequenceState(request, self.vocabulary_size, self._eos_ids, self._tables)
+        rules = self._rules
+        if rules is None or not rules.are_those_of(request.parameters):
+            rules = self._rules = TokenRules(request.parameters, self._eos_ids)
+        state = SequenceState(request, self.vocabulary_size, self._eos_ids, self._tables, rules)
         self._states[sequence] = state
         return state
 
@@ -284,7 +272,3 @@ def _inverse_temperature(temperature: float) -> float:
     if not 0 < inverse < math.inf:
         raise ValueError(f"temperature {temperature} is out of range: use 0 for greedy")
     return inverse
-
-
-def _sorted_ids(ids: Iterable[int]) -> npt.NDArray[np.int32]:
-    return np.array(sorted(set(ids)), np.int32)

@@ -1,0 +1,60 @@
+"""What a request says of tokens is prepared once, and costs a row what its own text matches."""
+
+from __future__ import annotations
+
+import time
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors.messages import Request, SamplingParameters
+from actors.states.sequence_state import SequenceStates
+from actors.states.token_rules import TokenRules
+
+SIZE, EOS = 1000, (0,)
+TOKENS = st.lists(st.integers(0, 3), max_size=7).map(tuple)
+
+
+@given(phrases=st.lists(TOKENS, max_size=12), history=TOKENS, drafted=TOKENS, early=st.booleans())
+def test_what_would_complete_a_phrase_is_banned(
+    phrases: list[tuple[int, ...]], history: tuple[int, ...], drafted: tuple[int, ...], early: bool
+) -> None:
+    """And a phrase of one token always, the end of a text as long as it is early."""
+    parameters = SamplingParameters(bad_words=tuple(phrases), stop_token_ids=(77,))
+    text = (*history, *drafted)
+    expected = {
+        phrase[-1]
+        for phrase in phrases
+        if phrase and (len(phrase) == 1 or text[1 - len(phrase) :] == phrase[:-1])
+    }
+    expected |= {*EOS, 77} if early else set()
+    banned = TokenRules(parameters, EOS).banned(list(history), drafted, early=early)
+    assert banned.tolist() == sorted(expected)
+
+
+def test_thousands_of_phrases_cost_a_row_no_more_than_a_few() -> None:
+    """2,000 phrases of which none fits took a row half a millisecond, at 63 rows of a step 30."""
+    phrases = tuple((3, token, token + 1) for token in range(1, 2001))
+    rules = TokenRules(SamplingParameters(bad_words=phrases), EOS)
+    history = [3, 5] * 500
+    started = time.perf_counter()
+    for _ in range(2000):
+        assert rules.banned(history, (), early=False).tolist() == [6]
+    assert time.perf_counter() - started < 0.5
+
+
+def test_choices_share_what_their_request_says_of_tokens() -> None:
+    """Whether they come as one object or as equal ones, as they do to a sampler elsewhere."""
+    states = SequenceStates(SIZE, EOS, 4)
+    adjustments = []
+    for choice in range(4):
+        parameters = SamplingParameters(allowed_ids=tuple(range(5, 900, 3)), seed=choice // 2)
+        state = states.open(choice, Request("a", choice, (1,), parameters))
+        adjustments.append(state.adjustment())
+    allowed = {id(each.allowed) for each in adjustments if each is not None}
+    assert len(allowed) == 1
+    other = states.open(9, Request("b", 0, (1,), SamplingParameters(allowed_ids=(7, 5, 7))))
+    adjustment = other.adjustment()
+    assert adjustment is not None
+    assert adjustment.allowed is not None
+    assert adjustment.allowed.tolist() == [5, 7]
