@@ -304,6 +304,8 @@ class DecisionPlane:
         self._outboxes[index] = Outbox()
 
     def _least_loaded(self) -> int:
+        if len(self._handles) == 1:
+            return next(iter(self._handles))
         load = self.load()
         return min(load, key=lambda index: load[index])
 

@@ -268,7 +268,7 @@ class Engine:
             raise ValueError(f"seed {request.parameters.seed} does not fit 64 bits")
         if not all(math.isfinite(bias) for _, bias in request.parameters.logit_bias):
             raise ValueError("logit_bias holds a value that is not finite")
-        if not all(0 <= token < vocabulary_size for token in request.prompt_ids):
+        if min(request.prompt_ids) < 0 or max(request.prompt_ids) >= vocabulary_size:
             raise ValueError(f"a prompt token id is outside 0 to {vocabulary_size - 1}")
 
     def cancel(self, request_id: str) -> None:
@@ -324,11 +324,20 @@ class Engine:
             roles.append(RunningRole("drafter", 0, here(), "cpu", self.information.drafts))
         return [*roles, *self._head.roles(), *self._plane.roles()]
 
+    def sequences(self, request_id: str) -> list[Sequence]:
+        """The unfinished sequences of a request."""
+        return self._scheduler.sequences_of(request_id)
+
+    def waits_for(self, sequence: Sequence) -> str | None:
+        """See `Scheduler.waits_for`."""
+        return self._scheduler.waits_for(sequence)
+
     def check_idle(self) -> None:
-        """Raise RuntimeError if an idle engine holds blocks or has lost some."""
-        self._scheduler.pool.check()
-        if self._scheduler.idle and self._scheduler.pool.used:
-            raise RuntimeError(f"{self._scheduler.pool.used} KV blocks leaked")
+        """Raise RuntimeError if blocks, places or sequences do not add up, or an idle engine holds
+        anything."""
+        self._scheduler.check()
+        if self._scheduler.idle and len(self._states):
+            raise RuntimeError(f"{len(self._states)} sampling states leaked")
 
     def step(self) -> list[SequenceEvent]:
         """Plan, forward, decide, commit; what clients are told (see `Steps.step`)."""

@@ -42,12 +42,10 @@ class FairShare:
     def waiting_clients(self) -> Collection[str]:
         return self._waiting.keys()
 
-    def waiting(self, client: str | None = None) -> Iterator[Sequence]:
-        """The waiting sequences of a client in order of arrival, or those of all clients. They may
-        stop waiting meanwhile."""
-        queues = self._waiting.values() if client is None else (self._waiting.get(client, ()),)
-        for queue in tuple(queues):
-            yield from tuple(queue)
+    def waiting(self, client: str) -> Iterator[Sequence]:
+        """The waiting sequences of a client in order of arrival. They may stop waiting
+        meanwhile."""
+        yield from tuple(self._waiting.get(client, ()))
 
     def open(self, sequence: Sequence) -> None:
         """A new sequence, which waits."""

@@ -10,6 +10,7 @@ steps is that of `actors.engine.steps.Steps.run`.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -19,9 +20,12 @@ import torch
 
 from actors.engine.engine import Engine
 from actors.engine.scheduler import StepPlan
-from actors.messages import Commands, SequenceEvent, StepOutput
+from actors.messages import Commands, Request, SequenceEvent, StepOutput
 
 STATISTICS_SECONDS = 0.1  # between two, while the engine is busy
+# What is asked for may take so long, and one request longer, before steps go on. To begin an
+# ordinary request takes a twentieth of a millisecond.
+COMMAND_SECONDS = 0.01
 
 
 class CommandSource(Protocol):
@@ -40,6 +44,7 @@ def run_engine(
     when busy: a front end can tell such an engine from a dead one (but for the length of one
     step)."""
     pending: list[SequenceEvent] = []
+    waiting: dict[str, deque[Request]] = {}  # what has not begun yet, by request
     told = time.monotonic()
 
     def speak(*, at_rest: bool = False) -> None:
@@ -55,13 +60,28 @@ def run_engine(
         pending.clear()
 
     def obey(wait_seconds: float) -> bool:
-        """Does what has been asked for meanwhile; False when that is to stop."""
-        received = commands.receive(wait_seconds)
+        """Does what has been asked for meanwhile, or a part of it; False when that is to stop.
+        What is cancelled before it has begun costs nothing."""
+        received = commands.receive(0.0 if waiting else wait_seconds)
+        deadline = time.monotonic() + COMMAND_SECONDS
         while received is not None:
             if received.stop:
                 return False
-            _apply(engine, received, pending)
-            received = commands.receive(0.0)
+            for request_id in received.cancel:
+                waiting.pop(request_id, None)
+                engine.cancel(request_id)
+            for request in received.submit:
+                waiting.setdefault(request.request_id, deque()).append(request)
+            received = commands.receive(0.0) if time.monotonic() < deadline else None
+        while waiting:
+            request_id, requests = next(iter(waiting.items()))
+            refusal = engine.submit(requests.popleft())
+            if refusal is not None:
+                pending.append(refusal)
+            if not requests:
+                del waiting[request_id]
+            if time.monotonic() >= deadline:
+                break
         return True
 
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="body") as body_thread:
@@ -89,12 +109,3 @@ def run_engine(
                 engine.check_idle()
             if not obey(report_seconds if progress.idle else 0.0):
                 return
-
-
-def _apply(engine: Engine, commands: Commands, pending: list[SequenceEvent]) -> None:
-    for request_id in commands.cancel:
-        engine.cancel(request_id)
-    for request in commands.submit:
-        refusal = engine.submit(request)
-        if refusal is not None:
-            pending.append(refusal)

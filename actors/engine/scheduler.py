@@ -125,6 +125,7 @@ class Scheduler:
         self._running: list[Sequence] = []
         self._places: Counter[str] = Counter()  # running sequences by client
         self._shares: dict[int, FairShare] = {}  # by priority
+        self._of_requests: dict[str, list[Sequence]] = {}  # every unfinished sequence
         self._scores = SharedScores()
 
     @property
@@ -143,6 +144,7 @@ class Scheduler:
         """A new sequence waits for its turn."""
         sequence.scores = self._scores.of(sequence.request)
         self._shares.setdefault(sequence.request.priority, FairShare()).open(sequence)
+        self._of_requests.setdefault(sequence.request.request_id, []).append(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """A sequence ended: its blocks are free (or cached) from now on."""
@@ -155,20 +157,49 @@ class Scheduler:
         share.close(sequence)
         if share.idle:
             del self._shares[priority]
+        siblings = self._of_requests[sequence.request.request_id]
+        siblings.remove(sequence)
+        if not siblings:
+            del self._of_requests[sequence.request.request_id]
 
     def sequences_of(self, request_id: str) -> list[Sequence]:
         """Every unfinished sequence of a request."""
-        return [each for each in self._everyone() if each.request.request_id == request_id]
+        return list(self._of_requests.get(request_id, ()))
 
     @property
-    def request_ids(self) -> set[str]:
+    def request_ids(self) -> list[str]:
         """The requests of every unfinished sequence."""
-        return {each.request.request_id for each in self._everyone()}
+        return list(self._of_requests)
 
-    def _everyone(self) -> Iterator[Sequence]:
-        yield from self._running
-        for share in self._shares.values():
-            yield from share.waiting()
+    def check(self) -> None:
+        """Raise RuntimeError unless sequences, places and blocks add up (between two steps)."""
+        self.pool.check()
+        waiting = [
+            sequence
+            for share in self._shares.values()
+            for client in share.waiting_clients
+            for sequence in share.waiting(client)
+        ]
+        known = {sequence for siblings in self._of_requests.values() for sequence in siblings}
+        if known != {*self._running, *waiting}:
+            raise RuntimeError(f"{len(known)} sequences are unfinished, others run or wait")
+        if self._places != Counter(each.request.client for each in self._running):
+            raise RuntimeError(f"places do not add up: {self._places}")
+        held = {block for sequence in self._running for block in sequence.blocks}
+        if len(held) != self.pool.used or any(sequence.blocks for sequence in waiting):
+            raise RuntimeError(f"{self.pool.used} KV blocks are in use, {len(held)} are held")
+
+    def waits_for(self, sequence: Sequence) -> str | None:
+        """What an unfinished sequence that is in no plan waits for; None where that is nothing."""
+        if sequence.awaiting:
+            return "its decision"
+        if sequence in self._running:
+            return None
+        if self._prompt_is_coming(sequence):
+            return "another choice that computes its prompt"
+        if len(self._running) >= self._max_running:
+            return "a place"
+        return "KV blocks" if self._running else None
 
     def drawing(self) -> list[Sequence]:
         """The running sequences that the next step may draw a token for: all but one of their

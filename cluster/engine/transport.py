@@ -19,14 +19,14 @@ from pathlib import Path
 import msgspec
 
 from actors.messages import Commands, SequenceEvent, StepOutput
+from cluster.engine import submissions
 
-_command_encoder = msgspec.msgpack.Encoder()
-_command_decoder = msgspec.msgpack.Decoder(Commands)
 _output_encoder = msgspec.msgpack.Encoder()
 _output_decoder = msgspec.msgpack.Decoder(StepOutput)
 
 _LENGTH_BYTES = 4
 _READ_BYTES = 256 * 1024
+_READS = 16  # of one connection, one after the other: steps go on between what is longer
 # What an API process that does not read may cost the engine before it is given up.
 MAX_UNREAD_BYTES = 256 * 1024 * 1024
 
@@ -71,19 +71,19 @@ class _Connection:
         return len(self._unsent)
 
     def receive(self) -> Iterator[Commands]:
-        """What has arrived.
+        """What has arrived, or a part of it where that is much.
 
         Raises:
             ConnectionError: it is gone.
         """
-        while True:
+        for _ in range(_READS):
             try:
                 piece = self.socket.recv(_READ_BYTES)
             except BlockingIOError:
                 return
             if not piece:
                 raise ConnectionResetError("the API process has ended")
-            yield from map(_command_decoder.decode, self._frames.cut(piece))
+            yield from map(submissions.decode, self._frames.cut(piece))
 
     def send(self, frame: bytes) -> None:
         """Sends what the socket takes now and keeps the rest for `flush`."""
@@ -271,7 +271,7 @@ class ClientSide:
         """Nothing happens when the engine is gone, which ``lost`` tells."""
         if self.lost.done():
             return
-        frame = _framed(_command_encoder.encode(commands))
+        frame = _framed(submissions.encode(commands))
         if self._unsent:
             self._unsent += frame
             return

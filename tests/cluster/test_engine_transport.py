@@ -23,7 +23,7 @@ from actors.messages import (
     SequenceEvent,
     StepOutput,
 )
-from cluster.engine import transport
+from cluster.engine import submissions, transport
 from cluster.engine.transport import ClientSide, EngineSide, Frames
 
 Heard = list[StepOutput]
@@ -38,6 +38,46 @@ def test_messages_come_whole_however_the_stream_is_cut(
     frames = Frames()
     pieces = [stream[begin:end] for begin, end in pairwise(edges)]
     assert [frame for piece in pieces for frame in frames.cut(piece)] == contents
+
+
+LISTS = st.lists(st.integers(0, 9), max_size=3).map(tuple)
+ASKED = st.builds(
+    Request,
+    st.sampled_from(["a", "b"]),
+    st.integers(0, 3),
+    LISTS,
+    st.builds(
+        SamplingParameters,
+        seed=st.integers(0, 2**63),
+        bad_words=st.lists(LISTS, max_size=2).map(tuple),
+        allowed_ids=LISTS | st.none(),
+        logit_bias=st.sampled_from([(), ((3, 1.5),)]),
+        stop_token_ids=LISTS,
+    ),
+    resumed_ids=LISTS,
+)
+
+
+@given(st.lists(ASKED, max_size=4), st.lists(st.text(max_size=3), max_size=2), st.booleans())
+def test_what_is_asked_arrives(asked: list[Request], cancelled: list[str], stop: bool) -> None:
+    commands = Commands((*asked, *asked), tuple(cancelled), stop)
+    assert submissions.decode(submissions.encode(commands)) == commands
+
+
+def test_what_choices_share_travels_once_and_is_shared_on_arrival() -> None:
+    parameters = SamplingParameters(allowed_ids=tuple(range(16_000)))
+    prompt = tuple(range(5000))
+    other = replace(parameters, seed=7)  # of the next prompt of a batch
+    requests = [Request("a", n, prompt, parameters) for n in range(100)]
+    next_prompt = prompt[::-1]
+    requests += [Request("b", n, next_prompt, other) for n in range(28)]
+    content = submissions.encode(Commands(submit=tuple(requests)))
+    assert len(content) < 3 * (16_000 + 2 * 5000) + 128 * 40
+    arrived = submissions.decode(content).submit
+    assert arrived == tuple(requests)
+    assert len({id(each.prompt_ids) for each in arrived}) == 2
+    assert len({id(each.parameters) for each in arrived}) == 2
+    assert len({id(each.parameters.allowed_ids) for each in arrived}) == 1
 
 
 def request(name: str, choice: int = 0) -> Request:

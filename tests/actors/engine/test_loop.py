@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import time
+from collections import deque
+from typing import Any
+
 import pytest
 
 from actors.configuration import EngineConfiguration
 from actors.engine.engine import Engine
-from actors.engine.loop import run_engine
+from actors.engine.loop import COMMAND_SECONDS, run_engine
 from actors.engine.steps import Steps
-from actors.messages import Commands, Request, SamplingParameters, StepOutput
+from actors.messages import (
+    Commands,
+    Request,
+    SamplingParameters,
+    SequenceEvent,
+    StepOutput,
+)
 from tests.support.paths import DEMO
 
 
@@ -49,3 +59,52 @@ def test_tokens_are_told_before_a_computation_and_beside_one_that_is_only_launch
     else:
         expected = ["forward", "told"] * 4
     assert happened == expected
+
+
+def asked(name: str, choices: int, **changes: Any) -> Commands:
+    parameters = SamplingParameters(**{"max_tokens": 3, "ignore_eos": True, **changes})
+    return Commands(submit=tuple(Request(name, n, (5, 6, 7), parameters) for n in range(choices)))
+
+
+def test_what_others_ask_for_holds_up_no_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps go on while requests wait to begin; one that was cancelled before costs nothing."""
+    engine = Engine(EngineConfiguration(str(DEMO), dtype="float32", device="cpu", threads=1))
+    happened: list[str] = []
+    submit, forward = engine.submit, engine.steps.forward
+
+    def slowly(request: Request) -> SequenceEvent | None:
+        happened.append(request.request_id)
+        if request.request_id != "stream":
+            time.sleep(COMMAND_SECONDS / 2)
+        return submit(request)
+
+    def computed(*arguments: object) -> object:
+        happened.append("step")
+        return forward(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(engine, "submit", slowly)
+    monkeypatch.setattr(engine.steps, "forward", computed)
+    arriving = deque([asked("stream", 1, max_tokens=100), asked("many", 20), asked("left", 500)])
+    done: list[SequenceEvent] = []
+
+    class Source:
+        def receive(self, wait_seconds: float) -> Commands | None:
+            if arriving:
+                return arriving.popleft()
+            if "many" in happened and "left" not in cancelled:
+                cancelled.append("left")
+                return Commands(cancel=("left",))
+            return Commands(stop=True) if len(done) == 21 else None
+
+    cancelled: list[str] = []
+
+    def emit(output: StepOutput) -> None:
+        done.extend(event for event in output.events if event.finish_reason is not None)
+
+    run_engine(engine, Source(), emit, report_seconds=0.01)
+    engine.check_idle()
+    engine.close()
+    assert happened.count("many") == 20
+    assert "left" not in happened
+    between_steps = "".join("." if each == "step" else each[0] for each in happened).split(".")
+    assert max(len(each) for each in between_steps[1:]) <= 3  # 10 ms, and the last one begun
