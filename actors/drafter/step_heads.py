@@ -21,11 +21,13 @@ from actors.states.sequence_state import SequenceStates
 
 
 class Contest(NamedTuple):
-    """Row ``r`` is drawn from ``ids[offsets[r]:offsets[r + 1]]``, sorted, by their logits."""
+    """Row ``r`` is drawn from ``ids[offsets[r]:offsets[r + 1]]``, sorted, by their logits.
+    ``truncated`` says that these are what top-p leaves of the row."""
 
     ids: npt.NDArray[np.int32]  # [total]
     logits: npt.NDArray[np.float32]  # [total]
     offsets: npt.NDArray[np.int64]  # [N + 1]
+    truncated: npt.NDArray[np.bool_]  # [N]
 
 
 class StepHead(Protocol):
@@ -57,7 +59,8 @@ class WholeHead:
         size = len(self._ids)
         logits = self._head.logits(hidden)[:, :size].cpu().numpy()
         offsets = np.arange(len(hidden) + 1, dtype=np.int64) * size
-        return Contest(np.tile(self._ids, len(hidden)), logits.ravel(), offsets)
+        whole = np.zeros(len(hidden), np.bool_)
+        return Contest(np.tile(self._ids, len(hidden)), logits.ravel(), offsets, whole)
 
 
 class CertifiedHead:
@@ -87,7 +90,8 @@ class CertifiedHead:
             for task, position in zip(tasks, positions, strict=True)
         ]
         found = self._head.rescore(self._head.screen(hidden, needs))
-        contest = Contest(found.ids, found.raw, found.offsets)
+        truncated = np.array([each.truncated for each in found.certificates], np.bool_)
+        contest = Contest(found.ids, found.raw, found.offsets, truncated)
         return contest if self._beyond is None else _below(contest, self._vocabulary_size)
 
 
@@ -119,7 +123,7 @@ def _below(contest: Contest, size: int) -> Contest:
     """Without the ids from ``size`` on, which rows with every logit have, too."""
     kept = contest.ids < size
     offsets = np.concatenate([[0], np.cumsum(kept)])[contest.offsets]
-    return Contest(contest.ids[kept], contest.logits[kept], offsets)
+    return Contest(contest.ids[kept], contest.logits[kept], offsets, contest.truncated)
 
 
 def _without(banned: npt.NDArray[np.int32]) -> Adjustment | None:

@@ -76,7 +76,7 @@ def _draw(tasks: Sequence[DraftTask], contest: Contest, positions: Sequence[int]
     controls = Controls(
         inverse_temperature=np.array([task.inverse_temperature for task in tasks]),
         top_k=np.array([task.top_k for task in tasks], np.int64),
-        top_p=np.array([task.top_p for task in tasks], np.float64),
+        top_p=np.where(contest.truncated, 1.0, [task.top_p for task in tasks]),
         log_min_p=np.array([task.log_min_p for task in tasks], np.float64),
         key=np.array([task.key for task in tasks], np.uint64),
         position=np.array(positions, np.uint64),

@@ -108,6 +108,16 @@ def test_guesses_are_those_of_the_plain_model(
     assert guessed(DRAFTERS[kind](model), tasks) == expected
 
 
+@pytest.mark.parametrize("kind", ["stepwise", "certified"])
+def test_a_nucleus_is_taken_once(
+    model: LoadedModel, plain: Any, prompt_ids: list[tuple[int, ...]], kind: str
+) -> None:
+    """What a certified head gives for top-p is the nucleus; half of that would be another."""
+    tasks = [DraftTask(n, [*prompt_ids[n][:20]], 1, 100 + n, 0.6, top_p=0.5) for n in range(20)]
+    expected = [plain_guesses(plain, task, np.arange(model.vocabulary_size)) for task in tasks]
+    assert guessed(DRAFTERS[kind](model), tasks) == expected
+
+
 def test_a_static_list_is_drawn_from_alone(
     model: LoadedModel, plain: Any, prompt_ids: list[tuple[int, ...]]
 ) -> None:
