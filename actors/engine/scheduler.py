@@ -190,9 +190,8 @@ class Scheduler:
             raise RuntimeError(f"{self.pool.used} KV blocks are in use, {len(held)} are held")
 
     def waits_for(self, sequence: Sequence) -> str | None:
-        """What an unfinished sequence that is in no plan waits for; None where that is nothing."""
-        if sequence.awaiting:
-            return "its decision"
+        """What an unfinished sequence that is in no plan for long waits for; None where that is
+        nothing: one that runs is computed or decided."""
         if sequence in self._running:
             return None
         if self._prompt_is_coming(sequence):

@@ -17,7 +17,10 @@ from kernels.decision.winner import best_token, draw_token
 from kernels.draw import Controls
 from kernels.draw.cpu import draw_row, draw_rows
 from kernels.penalties import Adjustments
-from kernels.penalties.cpu import adjust_candidates, adjust_token, lower_bound
+from kernels.penalties.cpu import adjust_candidates, adjust_tokens, lower_bound
+
+# A row that allows fewer than one of so many tokens looks at these, else at blocks of all.
+MANY_ALLOWED = 16
 
 
 @njit(nogil=True, cache=True)
@@ -27,16 +30,15 @@ def _decide_candidates(ids, raw, offsets, controls, a):  # type: ignore[no-untyp
 
 @njit(nogil=True, cache=True)
 def _decide_allowed(column, a, controls):  # type: ignore[no-untyped-def]
-    """The token of a row that considers allowed ids only."""
+    """The token of a row that reads the allowed ids alone."""
     row = column.row
     ids = a.allowed[a.allowed_offsets[row] : a.allowed_offsets[row + 1]]
     values = np.empty(ids.size, np.float32)
     count = 0
     while count < ids.size and ids[count] < column.size:
-        token = np.int64(ids[count])
-        raw = column.memory[column.base + token * column.stride]
-        values[count] = adjust_token(raw, token, row, a)
+        values[count] = column.memory[column.base + np.int64(ids[count]) * column.stride]
         count += 1
+    adjust_tokens(ids[:count], values[:count], row, a)
     token = draw_row(ids[:count], values[:count], controls, row)
     return token, count - _shared(ids[:count], column.hot_ids)
 
@@ -116,7 +118,8 @@ def _decide_dense(  # type: ignore[no-untyped-def]
             hot_ids,
             was_read,
         )
-        if a.active[row] and a.restricted[row]:
+        allowed = a.allowed_offsets[row + 1] - a.allowed_offsets[row]
+        if a.active[row] and a.restricted[row] and allowed * MANY_ALLOWED < size:
             tokens[row], visited[row] = _decide_allowed(column, a, controls)
             continue
         faults = 0

@@ -14,7 +14,7 @@ from serve_app.openai.parameters import check_chat, encode_bad_words, sampling_p
 from serve_app.openai.preparation import admit, output_options, prepare
 from serve_app.openai.prompts import encode_conversation, read_messages
 from serve_app.openai.protocol import ChatCompletionRequest, parse
-from serve_app.openai.response_writer import ResponseWriter
+from serve_app.openai.response_writer import ResponseWriter, encoded
 from serve_app.openai.streaming import respond
 from serve_app.request_record import RequestRecord
 from serve_app.server_state import ServerState
@@ -67,10 +67,11 @@ class ChatWriter(ResponseWriter):
     chunk_object_name = "chat.completion.chunk"
 
     def body(self, deltas: Sequence[Delta]) -> dict[str, Any]:
-        body: dict[str, Any] = {"choices": [self._choice(delta) for delta in deltas]}
+        choices = [encoded(self._choice(delta)) for delta in deltas]
+        body: dict[str, Any] = {"choices": choices}
         first = deltas[0].choice
         if self.options.prompt_logprobs:
-            body["prompt_logprobs"] = self.formatter.prompt(first.prompt_logprobs or ())
+            body["prompt_logprobs"] = self.prompt_scores(first)
         if self.options.return_token_ids:
             body["prompt_token_ids"] = first.request.prompt_ids
         return body

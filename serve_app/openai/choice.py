@@ -41,6 +41,11 @@ class OutputOptions:
         """Whether the reply speaks of single tokens, also of those whose text is held back."""
         return self.logprobs is not None or self.return_token_ids or self.certificate or self.draft
 
+    @property
+    def tells_much(self) -> bool:
+        """Whether the reply may be many times as long as its text."""
+        return self.tells_tokens or self.prompt_logprobs
+
 
 class Delta(msgspec.Struct, frozen=True, eq=False):
     """What one event adds to a choice. ``offsets`` are where in the choice's text its tokens

@@ -19,7 +19,7 @@ from serve_app.openai.parameters import (
 from serve_app.openai.preparation import admit, output_options, prepare
 from serve_app.openai.prompts import encode_prompts, read_prompts
 from serve_app.openai.protocol import CompletionRequest, parse
-from serve_app.openai.response_writer import ResponseWriter
+from serve_app.openai.response_writer import ResponseWriter, encoded
 from serve_app.openai.streaming import respond
 from serve_app.request_record import RequestRecord
 from serve_app.server_state import ServerState
@@ -77,7 +77,7 @@ class CompletionWriter(ResponseWriter):
     chunk_object_name = "text_completion"
 
     def body(self, deltas: Sequence[Delta]) -> dict[str, Any]:
-        return {"choices": [self._choice(delta) for delta in deltas]}
+        return {"choices": [encoded(self._choice(delta)) for delta in deltas]}
 
     def chunks(self, delta: Delta) -> list[dict[str, Any]]:
         tells_seed = delta.first and self.seed is not None
@@ -103,7 +103,7 @@ class CompletionWriter(ResponseWriter):
             **self.told_tokens(delta),
         }
         if options.prompt_logprobs:
-            result["prompt_logprobs"] = self.formatter.prompt(choice.prompt_logprobs or ())
+            result["prompt_logprobs"] = self.prompt_scores(choice)
         if options.return_token_ids and delta.first:
             result["prompt_token_ids"] = choice.request.prompt_ids
         return result

@@ -18,6 +18,7 @@ from serve_app.openai.logprobs import LogprobsFormatter
 from serve_app.openai.output_budget import OutputBudget
 from serve_app.openai.parameters import GenerationRequest, random_seed, stop_strings
 from serve_app.openai.prompts import Prompt, RawPrompt, check_and_truncate, estimated_tokens
+from serve_app.openai.protocol import MAX_PROMPT_LOGPROBS
 from serve_app.openai.response_writer import ResponseWriter
 from serve_app.request_record import RequestRecord
 from serve_app.server_state import ServerState
@@ -90,10 +91,13 @@ def prepare(
     engine_id = uuid.uuid4().hex  # clients may use a request id twice
     asked = request.priority
     priority = max(0, record.lowest_priority) if asked is None else asked
+    scored = 0
     choices: list[Choice] = []
     seeds: list[int] = []
     for i, prompt in enumerate(prompts):
         prompt, budget = _fitted(prompt, request, parameters, output_budget, information)
+        scored += len(prompt.ids) * request.choices
+        _check_scores(scored, parameters.prompt_logprobs)
         seeds.append(random_seed() if request.seed is None else request.seed)
         own = replace(parameters, max_tokens=budget, seed=seeds[-1] % 2**64)
         echo_text = _echo_text(prompt, visible) if options.echo else ""
@@ -150,6 +154,18 @@ def _fitted(
             "min_tokens",
         )
     return prompt, budget
+
+
+def _check_scores(tokens: int, count: int | None) -> None:
+    """Raises:
+    ApiError: 400 where ``count`` log-probabilities of each of so many tokens are too many.
+    """
+    if count is not None and tokens * (count + 1) > MAX_PROMPT_LOGPROBS:
+        raise bad_request(
+            f"{count + 1} log-probabilities of each prompt token, for each of 'n' choices, are "
+            f"{tokens * (count + 1)} or more; this server returns at most {MAX_PROMPT_LOGPROBS}",
+            "prompt_logprobs",
+        )
 
 
 def _echo_text(prompt: Prompt, token_bytes: TokenBytes) -> str:

@@ -34,6 +34,9 @@ MAX_STOP_STRINGS = 4
 MAX_STOP_LENGTH = 1024
 MAX_LIST_ENTRIES = 1024
 MAX_LOGPROBS = 20
+# Of all prompts of a request, for each of their choices: what takes an API process half a second to
+# write, and 35 MB.
+MAX_PROMPT_LOGPROBS = 500_000
 # All bad words of a request together: every choice carries their tokens and looks for them.
 MAX_BAD_WORD_CHARACTERS = 16_384
 # Of a whole body, at every depth: values take up to 24 times the memory of their JSON, and names

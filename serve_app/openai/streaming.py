@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator
 
@@ -55,7 +56,10 @@ async def _whole(generation: Generation, writer: ResponseWriter) -> bytes:
         for delta in batch:
             deltas[delta.choice.index].append(delta)
     whole = [joined(choice, deltas[choice.index]) for choice in generation.choices]
-    return writer.whole(whole, generation.usage())
+    if not writer.options.tells_much:
+        return writer.whole(whole, generation.usage())
+    # Other streams go on meanwhile: a million log-probabilities take a second.
+    return await asyncio.to_thread(writer.whole, whole, generation.usage())
 
 
 class StreamedResponse:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from actors.messages import Request
 from tests.support.mock_engine import BOS, EOS, MockEngine, Script, ids, spell
-from tests.support.mock_server import chat, complete, says
+from tests.support.mock_server import Client, chat, complete, says, serve
 
 
 def test_completion_has_openai_shape() -> None:
@@ -157,6 +157,30 @@ def test_prompt_logprobs() -> None:
         "98": {"logprob": -1.5, "rank": 2, "decoded_token": "b"},
     }
     assert len(chat({"prompt_logprobs": 0})["prompt_logprobs"]) == len("<user>Hi\n<assistant>")
+
+
+def test_choices_and_prompts_have_the_scores_of_their_own_prompt() -> None:
+    reply = complete({"prompt": ["the cat", "a dog"], "n": 2, "prompt_logprobs": 0})
+    told = [choice["prompt_logprobs"] for choice in reply["choices"]]
+    assert told[0] == told[1] != told[2] == told[3]
+    alone = complete({"prompt": "a dog", "prompt_logprobs": 0})["choices"][0]
+    assert told[2] == alone["prompt_logprobs"]
+
+
+def test_more_scores_than_a_server_can_write_beside_others_are_refused() -> None:
+    """63 choices of a long prompt with 20 each were 200 MB of JSON, which took a server a gigabyte
+    and stopped every other stream for seconds."""
+
+    async def check(client: Client) -> None:
+        body = {"prompt": list(ids("x" * 2000)), "max_tokens": 1, "n": 63}
+        for scores in ({"prompt_logprobs": 20}, {"echo": True, "logprobs": 20}):
+            refused = await client.post("/v1/completions", json={**body, **scores})
+            assert refused.status_code == 400
+            assert "2646000 or more; this server returns at most 500000" in refused.text
+        taken = await client.post("/v1/completions", json={**body, "prompt_logprobs": 2})
+        assert taken.status_code == 200
+
+    serve(check)
 
 
 def test_what_lm_eval_sends_is_scored() -> None:

@@ -1,0 +1,49 @@
+"""Random combinations of what a request may ask for: nobody is forgotten, nobody says anything
+else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from actors.engine.sequence import Sequence
+from loadtest.chaos import combinations
+from loadtest.chaos.combinations import run_combinations, shapes
+from loadtest.chaos.report import ChaosReport
+from tests.support.paths import DEMO, DEMO_DRAFT
+
+
+def found(only: str, count: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The promises that one shape breaks."""
+    monkeypatch.setattr(combinations, "EACH_QUICK", count)
+    report = ChaosReport({}, {}, "", 17)
+    run_combinations(report, str(DEMO), str(DEMO_DRAFT), quick=True, only=only)
+    assert [row.case for row in report.rows] == [only]
+    assert report.rows[0].requests >= count
+    return report.broken
+
+
+@pytest.mark.parametrize("shape", ["right guesses", "little room"])
+def test_what_sequences_say_is_what_a_plain_engine_says(
+    shape: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert found(shape, 60, monkeypatch) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", shapes(""))
+def test_whatever_the_engine(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert found(shape, 300, monkeypatch) == []
+
+
+def test_a_sequence_that_is_forgotten_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one was whose last guess stood and that had nothing left to say."""
+
+    def forgetful(self: Sequence, length: int, pool: Any) -> None:
+        roll_back(self, length + (length == len(self.token_ids) - 1), pool)
+
+    roll_back = Sequence.roll_back
+    monkeypatch.setattr(Sequence, "roll_back", forgetful)
+    broken = found("right guesses", 400, monkeypatch)
+    assert any("not planned for 101 steps" in each for each in broken)
