@@ -26,6 +26,7 @@ from serve_app.admission import Admission
 from serve_app.api_processes.accounts import SharedAccounts
 from serve_app.api_processes.seats import Seats
 from serve_app.authentication import ApiKeys
+from serve_app.body_room import BodyRoom
 from serve_app.engine_client import EngineClient
 from serve_app.middleware import RECORD_KEY, REQUEST_ID_HEADER, RequestMiddleware
 from serve_app.observability.server_metrics import CONTENT_TYPE, ServerMetrics
@@ -102,7 +103,8 @@ def create_app(
 
         tracing = Tracing(config.otlp_traces_endpoint, origin, VERSION, PATHS)
     created = int(time.time()) if start_time is None else start_time
-    state = ServerState(config, client, tokenizer, admission, metrics, created)
+    bodies = BodyRoom(config.max_body_bytes)
+    state = ServerState(config, client, tokenizer, admission, bodies, metrics, created)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -198,12 +200,15 @@ def _open_routes(state: ServerState, replica: Replica | None) -> list[Route]:
 def _guarded_routes(state: ServerState, keys: ApiKeys) -> list[Route]:
     """Routes whose handlers run only with a valid key."""
 
+    async def body_of(request: Request) -> Any:
+        return await read_json(request, state, _record(request).client)
+
     async def completions(request: Request) -> ASGIApp:
-        body = await read_json(request, state)
+        body = await body_of(request)
         return await create_completion(state, request, body, _record(request))
 
     async def chat_completions(request: Request) -> ASGIApp:
-        body = await read_json(request, state)
+        body = await body_of(request)
         return await create_chat_completion(state, request, body, _record(request))
 
     async def models(request: Request) -> Response:
@@ -220,11 +225,11 @@ def _guarded_routes(state: ServerState, keys: ApiKeys) -> list[Route]:
         return _json(await state.report())
 
     async def tokenize_route(request: Request) -> Response:
-        body = await read_json(request, state)
+        body = await body_of(request)
         return _json(await tokenize(state, request, body, _record(request)))
 
     async def detokenize_route(request: Request) -> Response:
-        body = await read_json(request, state)
+        body = await body_of(request)
         return _json(await detokenize(state, request, body, _record(request)))
 
     async def tokenizer_info(request: Request) -> Response:

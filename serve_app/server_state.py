@@ -13,6 +13,7 @@ from actors.faults import listen_for_faults
 from actors.role import RunningRole, here
 from cluster.config import ServeConfig
 from serve_app.admission import Admission
+from serve_app.body_room import BodyRoom
 from serve_app.engine_client import EngineClient
 from serve_app.observability.server_metrics import ServerMetrics
 from serve_app.openai.errors import model_not_found, overloaded
@@ -29,6 +30,7 @@ class ServerState:
     client: EngineClient
     tokenizer: ModelTokenizer
     admission: Admission
+    bodies: BodyRoom
     metrics: ServerMetrics
     created: int
 

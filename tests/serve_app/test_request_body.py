@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
+import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import httpx
 import openai
 import orjson
+import psutil
 import pytest
 from pydantic import ValidationError
 
-from serve_app import request_body
+from serve_app import body_room, request_body
 from serve_app.openai.errors import ApiError
 from serve_app.openai.protocol import (
     MAX_JSON_NAMES,
@@ -108,6 +114,98 @@ def test_half_a_body_is_waited_for_so_long_and_no_longer(monkeypatch: pytest.Mon
     asyncio.run(wire.run())
     assert wire.writes[0]["status"] == 408
     assert (b"connection", b"close") in wire.writes[0]["headers"]
+
+
+# -- no more than there is room for ----------------------------------------------------------------
+
+MIB = 1024 * 1024
+KEYS = ["one", "two", "three"]
+
+
+@contextmanager
+def sending(url: str, key: str, declared: int | None, sent: int) -> Iterator[socket.socket]:
+    """A client that stops in the middle: it has sent ``sent`` bytes, or what is taken of them."""
+    address = urllib.parse.urlsplit(url)
+    assert address.hostname is not None
+    length = "Transfer-Encoding: chunked" if declared is None else f"Content-Length: {declared}"
+    head = f"POST /tokenize HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {key}\r\n{length}\r\n\r\n"
+    body = b" " * sent if declared is not None else b"%x\r\n" % sent + b" " * sent + b"\r\n"
+    with socket.create_connection((address.hostname, address.port or 80)) as client:
+        client.sendall(head.encode())
+        client.settimeout(0.2)
+        with suppress(TimeoutError):
+            client.sendall(body)
+        del body  # it would count as the server's memory
+        yield client
+
+
+def ask(url: str, key: str, size: int) -> httpx.Response:
+    body = json.dumps({"prompt": "a"}).encode().ljust(size)
+    headers = {"Authorization": f"Bearer {key}"}
+    return httpx.post(f"{url}/tokenize", content=body, headers=headers, timeout=30)
+
+
+def answer_of(client: socket.socket) -> tuple[int, dict[str, str], dict[str, Any]]:
+    client.settimeout(30)
+    with client.makefile("rb") as stream:
+        status = int(stream.readline().split()[1])
+        lines = iter(lambda: stream.readline().decode().strip(), "")
+        headers = dict(line.lower().split(": ", 1) for line in lines)
+        return status, headers, json.loads(stream.read(int(headers["content-length"])))["error"]
+
+
+@pytest.mark.parametrize("declared", [15 * MIB, None], ids=["a length", "in chunks"])
+def test_stopped_bodies_take_no_more_memory_than_a_clients_share(
+    declared: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """40 bodies of 15 MiB that stop before their end were 600 MB; others are served meanwhile."""
+    monkeypatch.setattr(body_room, "ROOM_SECONDS", 0.3)
+    monkeypatch.setattr(request_body, "MAX_DRAINING_SECONDS", 0.3)
+    process = psutil.Process()
+    with listening(api_keys=KEYS) as url, ExitStack() as stopped:
+        assert ask(url, "two", 10 * MIB).status_code == 200
+        before = process.memory_info().rss
+        bodies = [
+            stopped.enter_context(sending(url, "one", declared, 15 * MIB - 1)) for _ in range(40)
+        ]
+        time.sleep(1)
+        assert process.memory_info().rss - before < 100 * MIB
+        assert ask(url, "two", 10 * MIB).status_code == 200
+        assert ask(url, "one", 10_000).status_code == 200
+        status, headers, error = answer_of(bodies[-1])
+        assert (status, error["type"]) == (429, "RateLimitError")
+        assert "33554432 that one client" in error["message"]
+        assert headers["retry-after"] == "1"
+        assert headers["connection"] == "close"
+
+
+def test_what_all_clients_send_at_once_has_a_limit_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the room is free again when they have gone."""
+    monkeypatch.setattr(body_room, "ROOM_SECONDS", 0.3)
+    with listening(api_keys=KEYS) as url:
+        with ExitStack() as stopped:
+            for key in ("one", "one", "two", "two"):
+                stopped.enter_context(sending(url, key, 16 * MIB, 1))
+            refused = ask(url, "three", 100_000)
+            assert refused.status_code == 503
+            assert "67108864 bytes" in refused.json()["error"]["message"]
+            assert refused.headers["retry-after"] == "1"
+            assert "connection" not in refused.headers  # it was sent whole
+            assert ask(url, "three", 10_000).status_code == 200
+        for key in KEYS:
+            assert ask(url, key, 15 * MIB).status_code == 200
+
+
+def test_many_large_bodies_at_once_wait_for_each_other() -> None:
+    """Nobody who sends them as fast as the line allows is refused."""
+    with listening() as url, ThreadPoolExecutor(12) as clients:
+        asked = list(clients.map(lambda _: ask(url, "any", 15 * MIB), range(12)))
+    assert [answer.status_code for answer in asked] == [200] * 12
+
+
+def test_the_room_grows_with_the_largest_body() -> None:
+    with listening(max_body_bytes=100 * MIB) as url:
+        assert ask(url, "any", 90 * MIB).status_code == 200
 
 
 # -- more values than anybody asks with ------------------------------------------------------------
