@@ -40,11 +40,12 @@ class JournalStream:
 
 @dataclass(slots=True)
 class _Entry:
-    """One unfinished sequence."""
+    """One unfinished sequence; ``handed_over``: the engine that lives now has been asked for it."""
 
     request: Request
     stream: JournalStream
     received: list[int] = field(default_factory=list)
+    handed_over: bool = False
     deaths: int = 0
 
 
@@ -87,9 +88,18 @@ class Journal:
             for _, _, entry in self._everything()
         ]
 
+    def hand_over(self, requests: Iterable[Request]) -> None:
+        """An engine has been asked for these."""
+        for request in requests:
+            self._entries[request.request_id][request.choice].handed_over = True
+
     def count_death(self) -> None:
-        """Count a death against every sequence; who has seen two is taken for the cause."""
+        """Count a death against every sequence that the engine had been asked for; who has seen two
+        is taken for the cause. An engine that dies before it is asked for anything has another."""
         for request_id, choice, entry in self._everything():
+            if not entry.handed_over:
+                continue
+            entry.handed_over = False
             entry.deaths += 1
             if entry.deaths >= DEATHS_PER_REQUEST:
                 self._end(

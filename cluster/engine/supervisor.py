@@ -2,8 +2,9 @@
 
 Every unfinished sequence stands in a journal with the tokens its client has already received.
 When the engine dies, a new one is started and the journal is replayed: the same seed gives the
-same continuation, so open streams go on where they stopped. A request that was running through
-two deaths is taken to be their cause and ends with an error.
+same continuation, so open streams go on where they stopped. A request that two engines died with
+is taken to be the cause and ends with an error. A failed start counts against none; after
+`STARTS_WAITED_FOR` of them nobody waits any longer.
 
 Several API processes share one engine: whoever comes first starts it, the others find it. When an
 API process dies, the engine cancels what it had asked for, and goes on.
@@ -39,6 +40,7 @@ logger = logging.getLogger("lexshard.engine")
 
 STALL_SECONDS = 60.0
 RESTART_PAUSE_SECONDS = 5.0
+STARTS_WAITED_FOR = 3  # that fail one after the other
 LOOK_SECONDS = 0.5
 REASON_SECONDS = 2.0
 FAREWELL_SECONDS = 3.0
@@ -47,6 +49,7 @@ RESTARTING = "the engine is restarting"
 OCCUPIED = "another engine serves others here: this one starts when that one has ended"
 SUSPENDED = "the engine's process does not run at the moment"
 SHUTTING_DOWN = "the server is shutting down"
+NOT_STARTED_AGAIN = "the engine died and could not be started again; the server's log says why"
 
 
 Answer = TypeVar("Answer")
@@ -69,6 +72,7 @@ class EngineSupervisor:
         self._pulse: Pulse | None = None
         self._engine: EngineHandle | None = None
         self._found = False  # the engine was there before
+        self._lost = 0  # engines since one was ready, that one too
         self._supervision: asyncio.Task[None] | None = None
         self._information: EngineInformation | None = None
         self._stopping = False
@@ -136,8 +140,8 @@ class EngineSupervisor:
             self._journal.refuse(requests, "abort", SHUTTING_DOWN)
         elif self.failure is not None:
             self._journal.refuse(requests, "error", self.failure)
-        elif self._side is not None:
-            self._side.send(Commands(submit=tuple(requests)))
+        else:
+            self._ask_for(requests)
         return stream
 
     def cancel(self, request_id: str) -> None:
@@ -173,7 +177,10 @@ class EngineSupervisor:
             except Exception:
                 logger.exception("the engine could not be supervised")
             self.restarts += 1
+            self._lost += 1
             self._journal.count_death()
+            if self._lost > STARTS_WAITED_FOR:
+                self._journal.end_everything("error", NOT_STARTED_AGAIN)
             if time.monotonic() - restarted < RESTART_PAUSE_SECONDS:
                 await asyncio.sleep(RESTART_PAUSE_SECONDS)
             restarted = time.monotonic()
@@ -214,6 +221,7 @@ class EngineSupervisor:
             self._information = location.information
             self._pulse = Pulse(location.information.process_id)
             self._side = await ClientSide.connect(location.path, self._hear)
+            self._lost = 0
             self._replay()
             self._set_health(None)
             tasks.append(asyncio.ensure_future(self._watch(self._pulse)))
@@ -309,9 +317,14 @@ class EngineSupervisor:
     def _replay(self) -> None:
         """Hand every unfinished sequence to the new engine."""
         requests = self._journal.continuations()
-        if requests and self._side is not None:
+        if requests:
             logger.info("replaying %d unfinished sequences", len(requests))
-            self._side.send(Commands(submit=tuple(requests)))
+            self._ask_for(requests)
+
+    def _ask_for(self, requests: Sequence[Request]) -> None:
+        """Hands them to the engine, if there is one; else they wait in the journal for the next."""
+        if self._side is not None and self._side.send(Commands(submit=tuple(requests))):
+            self._journal.hand_over(requests)
 
 
 async def _answer_in_time(answer: Awaitable[Sequence[Answer]]) -> Sequence[Answer]:

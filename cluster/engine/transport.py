@@ -267,18 +267,19 @@ class ClientSide:
             raise
         return cls(connected, hear)
 
-    def send(self, commands: Commands) -> None:
-        """Nothing happens when the engine is gone, which ``lost`` tells."""
+    def send(self, commands: Commands) -> bool:
+        """False, and nothing happens, when the engine is gone, which ``lost`` tells."""
         if self.lost.done():
-            return
+            return False
         frame = _framed(submissions.encode(commands))
         if self._unsent:
             self._unsent += frame
-            return
+            return True
         sent = self._send(frame)
         if sent < len(frame):
             self._unsent += frame[sent:]
             self._loop.add_writer(self._socket, self._flush)
+        return True
 
     def close(self) -> None:
         """The engine is told nothing more and not heard any more."""

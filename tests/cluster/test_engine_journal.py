@@ -42,6 +42,7 @@ def test_a_request_that_saw_two_deaths_is_taken_for_their_cause() -> None:
     stream = entered(journal, REQUEST)
     for _ in range(DEATHS_PER_REQUEST):
         assert journal
+        journal.hand_over(journal.continuations())
         journal.count_death()
     assert not journal
     [event] = asyncio.run(stream.arrived())
