@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Protocol
@@ -88,7 +88,8 @@ class DecisionPlane:
 
     The substitute decides while no other sampler is left. Samplers that are ``informed`` share the
     caller's states, are told nothing, and have no substitute. ``closing`` is set when the plane
-    ends, so that ``start`` can give up. One thread uses a plane. Raises what ``start`` raises.
+    ends, so that ``start`` can give up. One thread uses a plane, but for `roles`. Raises what
+    ``start`` raises.
     """
 
     def __init__(
@@ -200,18 +201,16 @@ class DecisionPlane:
 
     def load(self) -> dict[int, int]:
         """How many sequences each sampler has."""
-        load = dict.fromkeys(self._handles, 0)
-        for member in self._members.values():
-            if member.sampler in load:  # not those of one that has just been lost
-                load[member.sampler] += 1
-        return load
+        return _load(self._handles, self._members)
 
     def roles(self) -> list[RunningRole]:
-        """The samplers at work."""
-        load = self.load()
+        """The samplers at work. May be asked in any thread, while samplers and sequences come and
+        go in another: it looks at copies, which are made in one piece."""
+        handles, members = self._handles.copy(), self._members.copy()
+        load = _load(handles, members)
         return [
             RunningRole("sampler", index, handle.place, "cpu", f"{load[index]} sequences")
-            for index, handle in sorted(self._handles.items())
+            for index, handle in sorted(handles.items())
         ]
 
     def finish_step(self) -> None:
@@ -354,6 +353,14 @@ class PendingStep:
             except SamplerLostError as error:
                 self._plane.lose(part.sampler, part.handle, error)
                 part.sampler, part.handle, part.pending = self._plane.hand_over(part.work)
+
+
+def _load(handles: Iterable[int], members: Mapping[int, _Member]) -> dict[int, int]:
+    load = dict.fromkeys(handles, 0)
+    for member in members.values():
+        if member.sampler in load:  # not those of one that has just been lost
+            load[member.sampler] += 1
+    return load
 
 
 def _end(coming: Future[SamplerHandle]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from actors.decision.plane import (
 )
 from actors.decision.sampler import Sampler
 from actors.messages import Certificate, Request, SamplingParameters
+from actors.role import Place, here
 from actors.states.flat_needs import flatten_adjustments
 from actors.states.sequence_state import SequenceState
 from kernels.draw import Controls, draw
@@ -145,6 +147,10 @@ class MortalSampler:
     @property
     def closed(self) -> bool:
         return self._dead
+
+    @property
+    def place(self) -> Place:
+        return here()
 
 
 @dataclass
@@ -338,6 +344,48 @@ def test_replacements_take_their_share_of_the_sequences() -> None:
     assert sorted(plane.load().values()) == [2, 2, 2]
     assert [e.token_id for e in plane.submit(2, range(6), candidates).result() if e] == before
     plane.shut_down()
+
+
+def test_roles_are_told_while_samplers_and_sequences_come_and_go() -> None:
+    """`GET /status` asks in a thread of its own."""
+    starts = Starts(set())
+    plane, candidates = _plane_of_six(starts, 3)
+    told, failed = 0, []
+    ended = threading.Event()
+
+    def ask() -> None:
+        nonlocal told
+        while not ended.is_set():
+            try:
+                counts = [int(role.detail.split()[0]) for role in plane.roles()]
+            except Exception as error:
+                failed.append(error)
+                return
+            assert sum(counts) <= 400
+            told += 1
+
+    asking = threading.Thread(target=ask)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    asking.start()
+    try:
+        for step in range(60):
+            for name in range(6, 400):
+                plane.open(name, Request(str(name), 0, (1,), SamplingParameters(seed=name)), [1])
+            if step % 10 == 5:
+                starts.made[-1].close()
+            plane.submit(step, range(6), candidates).result()
+            for name in range(6, 400):
+                plane.close(name)
+            if failed:
+                break
+    finally:
+        sys.setswitchinterval(interval)
+        ended.set()
+        asking.join()
+        plane.shut_down()
+    assert failed == []
+    assert told > 10
 
 
 def test_a_sampler_that_cannot_be_replaced_at_once_is_tried_again() -> None:
