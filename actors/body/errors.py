@@ -23,6 +23,10 @@ class ModelCodeError(UnsupportedModelError):
     """transformers' code of the model fails: as it is, or on what it is given here."""
 
 
+class BuildToolsError(ModelRefusedError):
+    """The machine cannot compile what launches kernels on its GPU: whatever the model."""
+
+
 class InsufficientMemoryError(ModelRefusedError):
     """The weights do not fit the memory given."""
 

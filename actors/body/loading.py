@@ -20,6 +20,7 @@ from actors.body.general import GeneralBody
 from actors.body.gpu.capture import CudaCapture
 from actors.body.gpu.flash_attention import FlashInferAttention
 from actors.body.gpu.graphed_body import FIXED_ROWS, GraphedBody
+from actors.body.gpu.launchers import check_launchers
 from actors.body.head_weights import HeadWeights, check_head, read_head
 from actors.body.model_code import model_code
 from actors.body.proven import (
@@ -84,7 +85,7 @@ def load(
 
     Raises ValueError for ``fast_prefill`` on a GPU or of a batch-invariant body, and a
     ``ModelRefusedError`` that says what to do: `ModelPathError`, `WeightsError`,
-    `UnsupportedModelError`, `InsufficientMemoryError` or `SelfTestError`.
+    `UnsupportedModelError`, `BuildToolsError`, `InsufficientMemoryError` or `SelfTestError`.
     """
     available = memory_bytes if memory_bytes is not None else _memory_of(_choose_device(device))
     options = (dtype, body)
@@ -209,11 +210,12 @@ def _needed_bytes(parameters: int, fused: bool, dtype: torch.dtype, place: torch
 
 def _choose_device(wanted: str) -> torch.device:
     available = torch.cuda.is_available()
-    if wanted == "auto":
-        return torch.device("cuda" if available else "cpu")
     if wanted.startswith("cuda") and not available:
         raise UnsupportedModelError("there is no CUDA device here: use --device cpu")
-    return torch.device(wanted)
+    chosen = torch.device(wanted if wanted != "auto" else "cuda" if available else "cpu")
+    if chosen.type == "cuda":
+        check_launchers()
+    return chosen
 
 
 def _choose_fused(wanted: str, fast_prefill: bool, place: torch.device, config: Any) -> bool:

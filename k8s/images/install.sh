@@ -4,14 +4,14 @@
 #
 #   install.sh cpu|cuda CHECKOUT ENVIRONMENT
 #
-# Debian 12 or Ubuntu 24.04 and later. Python and a C compiler are taken from the distribution where
-# they are missing, as root or with sudo; otherwise they must be there.
+# Debian 12 or Ubuntu 24.04 and later. Python, a C compiler and, for cuda, Python's headers are taken
+# from the distribution where they are missing, as root or with sudo; otherwise they must be there.
 #
-# TORCH_INDEX=URL   where pip finds torch without CUDA, of which PyPI has none for Linux: PyTorch's
-#                   index of CPU builds (default: where pip looks anyway)
+# TORCH_INDEX=URL   where pip finds torch without CUDA, of which PyPI has none for Linux (default:
+#                   PyTorch's index of CPU builds; empty: where pip looks anyway)
 set -eu
 
-TORCH_INDEX=${TORCH_INDEX-}
+TORCH_INDEX=${TORCH_INDEX-https://download.pytorch.org/whl/cpu}
 
 fail() {
     echo "install.sh: $1" >&2
@@ -45,15 +45,24 @@ fi
 usable_python() {
     python3 -c 'import ensurepip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
 }
-# Triton compiles its launcher where it runs, so the compiler stays.
-if ! usable_python || ! command -v cc >/dev/null; then
+# Triton compiles what launches its kernels where it runs, in C, against Python.h: both stay.
+has_headers() {
+    [ "$variant" = cpu ] || python3 -c '
+import os, sys, sysconfig
+include = sysconfig.get_paths(scheme="posix_prefix")["include"]
+sys.exit(not os.path.exists(os.path.join(include, "Python.h")))' 2>/dev/null
+}
+if ! usable_python || ! command -v cc >/dev/null || ! has_headers; then
+    packages="ca-certificates python3 python3-venv gcc libc6-dev"
+    [ "$variant" = cpu ] || packages="$packages python3-dev"
     as_root=
     [ "$(id -u)" -eq 0 ] || as_root="sudo -n"
+    # shellcheck disable=SC2086
     $as_root apt-get update && $as_root env DEBIAN_FRONTEND=noninteractive \
-        apt-get install --yes --no-install-recommends \
-        ca-certificates python3 python3-venv gcc libc6-dev ||
-        fail "install Python 3.11 or newer with venv (python3-venv) and a C compiler (gcc, libc6-dev)"
+        apt-get install --yes --no-install-recommends $packages ||
+        fail "install Python 3.11 or newer with venv, a C compiler, for cuda Python.h: $packages"
     usable_python || fail "the Python of this distribution is older than 3.11"
+    has_headers || fail "$(command -v python3) has no Python.h: install the headers of that Python"
 fi
 
 [ -x "$environment/bin/python" ] || python3 -m venv "$environment"
@@ -70,7 +79,7 @@ if [ "$variant" = cpu ]; then
     # shellcheck disable=SC2086
     $pip install ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} "$torch+cpu" \
         --constraint "$work/constraints.txt" ||
-        echo "install.sh: no $torch+cpu here, so torch brings CUDA; set TORCH_INDEX" >&2
+        echo "install.sh: no $torch+cpu here, so torch brings CUDA, several GB; set TORCH_INDEX" >&2
 fi
 $pip install --constraint "$work/constraints.txt" "$work$extra"
 

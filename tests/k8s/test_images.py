@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import time
@@ -78,6 +79,60 @@ def test_the_install_script_says_what_is_wrong(tmp_path: Path) -> None:
         done = subprocess.run(["sh", script, *words], capture_output=True, text=True, check=False)
         assert done.returncode == 2
         assert told in done.stderr
+
+
+def stand_in(path: Path, *lines: str) -> None:
+    """A program of that name, which notes its arguments in ``calls`` beside it."""
+    noting = f'echo "{path.name} $*" >> "{path.parent / "calls"}"'
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(["#!/bin/sh", noting, *lines]) + "\n")
+    path.chmod(0o700)
+
+
+def installed(folder: Path, variant: str, *, headers: bool, **environment: str) -> tuple[str, str]:
+    """What install.sh asks the distribution and pip for, on a machine with Python and a compiler,
+    and Python's ``headers`` or not."""
+    programs, bin_folder = folder / "programs", folder / "environment" / "bin"
+    there = folder / "Python.h"
+    folder.mkdir()
+    if headers:
+        there.touch()
+    stand_in(programs / "apt-get", f'[ "$1" = update ] || touch "{there}"')
+    stand_in(programs / "python3", f'case "$2" in *Python.h*) test -e "{there}" ;; esac')
+    stand_in(programs / "cc")
+    stand_in(programs / "id", "echo 0")
+    for name in ("python", "lexshard"):
+        stand_in(bin_folder / name)
+    script = ["sh", str(IMAGES / "install.sh"), variant, str(ROOT), str(folder / "environment")]
+    path = f"{programs}:{os.environ['PATH']}"
+    without = {name: value for name, value in os.environ.items() if name != "TORCH_INDEX"}
+    subprocess.run(script, env={**without, "PATH": path, **environment}, check=True)
+    calls = (programs / "calls").read_text().splitlines()
+    asked = " ".join(call for call in calls if call.startswith("apt-get install"))
+    return asked, (bin_folder / "calls").read_text()
+
+
+def test_cuda_gets_what_triton_compiles_its_launchers_with(tmp_path: Path) -> None:
+    """On the nodes of `ray up`, too, which run the same script."""
+    asked, pip = installed(tmp_path / "bare", "cuda", headers=False)
+    assert {"gcc", "libc6-dev", "python3-dev"} <= set(asked.split())
+    assert "[gpu-cuda12]" in pip
+    asked, _ = installed(tmp_path / "complete", "cuda", headers=True)
+    assert asked == ""
+    asked, _ = installed(tmp_path / "cpu", "cpu", headers=False)
+    assert asked == ""
+
+
+def test_a_cpu_takes_torch_without_cuda_unless_told_otherwise(tmp_path: Path) -> None:
+    _, pip = installed(tmp_path / "default", "cpu", headers=False)
+    assert re.search(r"--extra-index-url https://\S+/whl/cpu torch==\S+\+cpu ", pip)
+    _, pip = installed(tmp_path / "other", "cpu", headers=False, TORCH_INDEX="https://mirror.test")
+    assert "--extra-index-url https://mirror.test torch==" in pip
+    _, pip = installed(tmp_path / "none", "cpu", headers=False, TORCH_INDEX="")
+    assert "--extra-index-url" not in pip
+    # An empty default of a build's argument would be heard as an index that was chosen.
+    dockerfile = (IMAGES / "Dockerfile.cpu").read_text(encoding="utf-8")
+    assert re.search(r"^ARG TORCH_INDEX$", dockerfile, re.MULTILINE)
 
 
 @pytest.mark.slow
