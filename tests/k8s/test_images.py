@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -29,6 +31,8 @@ def test_an_image_has_what_its_build_copies_and_its_pods_run(path: Path) -> None
     passed = {
         line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line[0] == "!"
     }
+    copied = text[text.index("COPY") :]
+    assert all(f"/{script.name}" in copied for script in IMAGES.glob("*.sh"))
     for line in re.findall(r"^COPY (.+)$", text, re.MULTILINE):
         for source in line.split()[:-1]:
             assert (ROOT / source).exists(), source
@@ -36,6 +40,14 @@ def test_an_image_has_what_its_build_copies_and_its_pods_run(path: Path) -> None
     assert set(PACKAGES) <= set(re.findall(r"\w+", text))
     assert "USER 1000:1000" in text
     assert "HEALTHCHECK" in text
+
+
+def stand_in(path: Path, *lines: str) -> None:
+    """A program of that name, which notes its arguments in ``calls`` beside it."""
+    noting = f'echo "{path.name} $*" >> "{path.parent / "calls"}"'
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(["#!/bin/sh", noting, *lines]) + "\n")
+    path.chmod(0o700)
 
 
 def test_drain_waits_for_open_requests_and_not_for_ever() -> None:
@@ -69,6 +81,69 @@ def test_drain_does_not_wait_for_a_server_that_is_gone() -> None:
     assert done.returncode == 0
 
 
+def left(folder: Path, *, accepted: bool, replicas: int) -> subprocess.CompletedProcess[str]:
+    """leave.sh on a node that Ray lets go, or not, with a replica that lives for so many looks."""
+    stand_in(folder / "ray", f"exit {0 if accepted else 1}")
+    looks = f'[ "$(grep -c pgrep "{folder / "calls"}")" -le {replicas} ]'
+    stand_in(folder / "pgrep", looks)
+    stand_in(folder / "sleep")
+    stand_in(folder / "wget", 'echo "lexshard_admitted_sequences 0.0"')
+    return subprocess.run(
+        ["sh", IMAGES / "leave.sh", "5"],
+        env={**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_a_pod_that_ends_waits_for_its_own_replicas_alone(tmp_path: Path) -> None:
+    """/metrics tells of all there are: a pod would wait for the streams of others."""
+    done = left(tmp_path / "node", accepted=True, replicas=3)
+    calls = (tmp_path / "node" / "calls").read_text().splitlines()
+    assert done.returncode == 0
+    assert calls[0].startswith("ray drain-node --reason DRAIN_NODE_REASON_PREEMPTION ")
+    assert "--deadline-remaining-seconds 5" in calls[0]
+    assert calls[1:] == ["pgrep -f ^ray::ServeReplica", "sleep 1"] * 3 + [
+        "pgrep -f ^ray::ServeReplica"
+    ]
+    done = left(tmp_path / "stuck", accepted=True, replicas=99)
+    assert (done.returncode, done.stderr) == (0, "leave.sh: a replica still has streams\n")
+    done = left(tmp_path / "refused", accepted=False, replicas=99)
+    assert done.returncode == 0
+    assert "waiting for the requests of all replicas" in done.stderr
+    assert "wget" in (tmp_path / "refused" / "calls").read_text()
+
+
+@pytest.mark.slow
+def test_no_stream_is_cut_and_no_request_fails_where_a_pod_ends_beside_others(
+    tmp_path: Path,
+) -> None:
+    """Requests go on coming, to both; the pod that ends has those it had, and no others."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.support.leaving_pod", tmp_path],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    told = json.loads((tmp_path / "told.json").read_text())
+    assert told["replicas"] == 2  # of four
+    assert (told["code"], told["said"]) == (0, "")
+    assert set(told["streams"]) == {"whole"}
+    assert told["failures"] == []
+    assert told["answered"] > 6
+    assert told["seconds"] < 60  # of 100
+
+
+def test_scripts_of_the_images_can_be_run() -> None:
+    """They are copied with their mode."""
+    for script in IMAGES.glob("*.sh"):
+        assert os.access(script, os.X_OK), script
+
+
 def test_the_install_script_says_what_is_wrong(tmp_path: Path) -> None:
     script = IMAGES / "install.sh"
     for words, told in (
@@ -79,14 +154,6 @@ def test_the_install_script_says_what_is_wrong(tmp_path: Path) -> None:
         done = subprocess.run(["sh", script, *words], capture_output=True, text=True, check=False)
         assert done.returncode == 2
         assert told in done.stderr
-
-
-def stand_in(path: Path, *lines: str) -> None:
-    """A program of that name, which notes its arguments in ``calls`` beside it."""
-    noting = f'echo "{path.name} $*" >> "{path.parent / "calls"}"'
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n".join(["#!/bin/sh", noting, *lines]) + "\n")
-    path.chmod(0o700)
 
 
 def installed(folder: Path, variant: str, *, headers: bool, **environment: str) -> tuple[str, str]:

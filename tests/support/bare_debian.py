@@ -119,7 +119,8 @@ def install(root: Path) -> float:
     subprocess.run(wanted, check=True, cwd="/")
     seconds = time.monotonic() - started
     shutil.copytree(ROOT / "models", root / HOME[1:] / "models", dirs_exist_ok=True)
-    shutil.copy(ROOT / "k8s/images/drain.sh", root / HOME[1:] / "drain.sh")
+    for name in ("drain.sh", "leave.sh"):
+        shutil.copy(ROOT / "k8s/images" / name, root / HOME[1:] / name)
     return seconds
 
 
