@@ -90,9 +90,23 @@ def test_a_client_that_leaves_is_noticed(ingress: int, path: str) -> None:
     assert left.wait(2)
 
 
-def test_large_headers_are_refused(ingress: int) -> None:
-    status, _ = ask(ingress, get("/v1/models", "X-Large: " + "x" * 100_000))
-    assert status.startswith("HTTP/1.1 400")
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [
+        (["X-Large: " + "x" * 100_000], "400"),
+        ([f"X-{number}: 1" for number in range(102)], "400"),
+        (["nothing"], "400"),
+        (["Transfer-Encoding: gzip, chunked"], "422"),
+    ],
+    ids=["large headers", "many headers", "no header", "an unknown encoding"],
+)
+def test_what_is_no_request_is_refused_in_haproxys_own_words(
+    ingress: int, headers: list[str], expected: str
+) -> None:
+    """If this fails because it is JSON, docs/serving.md has to say so, and `loadtest.chaos`."""
+    status, body = ask(ingress, get("/v1/models", *headers))
+    assert status.startswith(f"HTTP/1.1 {expected} ")
+    assert body.startswith("<html>")
 
 
 def test_headers_that_do_not_end_are_waited_for_ten_seconds(ingress: int) -> None:

@@ -126,7 +126,9 @@ def breach(request: HostileRequest, answer: WireAnswer) -> str | None:
             return "503 without Retry-After"
     elif not 400 <= answer.status < 500:
         return f"status {answer.status}"
-    elif answer.status in (400, 408) and answer.headers.get("content-type", "").startswith("text/"):
+    elif answer.status in (400, 408, 422) and answer.headers.get("content-type", "").startswith(
+        "text/"
+    ):
         return None  # HAProxy and uvicorn have their own words for what is no HTTP request
     if request.method != "HEAD" and not is_error(answer.body, answer.status):
         return f"status {answer.status} without OpenAI's error shape"
