@@ -172,7 +172,7 @@ class Engine:
         self._body.allocate_cache(blocks)
         return Scheduler(
             BlockPool(blocks, prefix_cache=configuration.prefix_cache),
-            step_tokens=self._step_tokens,
+            step_tokens=self.step_tokens,
             max_running=configuration.max_running,
             cohorts=2 if self.overlaps else 1,
         )
@@ -182,11 +182,12 @@ class Engine:
         wanted = (block_bytes, self.max_model_len, configuration.max_running)
         if self._body.device.type == "cpu":
             return default_kv_bytes(*wanted)
-        memory = measure_device(self._body, self._step_tokens)
+        memory = measure_device(self._body, self.step_tokens)
         return device_kv_bytes(*wanted, memory, configuration.gpu_memory_utilization)
 
     @property
-    def _step_tokens(self) -> int:
+    def step_tokens(self) -> int:
+        """How many tokens a step computes at most."""
         return self.configuration.tokens_of_a_step(self._body.device.type)
 
     @property
@@ -205,7 +206,7 @@ class Engine:
         rounds = warm_up_requests(
             self.max_model_len,
             self.configuration.max_running,
-            self._step_tokens,
+            self.step_tokens,
             self.model.vocabulary_size,
             sizes_matter=self._body.device.type != "cpu",
         )
