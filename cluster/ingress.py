@@ -50,13 +50,15 @@ if !{ var(txn.begin) -m found }
 # Statistics and metrics are open to every interface, and /metrics has the server's own.
 _DROPPED_SECTIONS = ("frontend prometheus", "listen stats")
 _SECTION = re.compile(r"^(global|defaults|frontend|backend|listen)\b", re.MULTILINE)
+_UNAVAILABLE = "service_unavailable_error"
+# As `serve_app.openai.errors` tells them: type, code, message.
 _ERRORS = {
-    404: ("NotFoundError", "There is nothing at this path"),
-    408: ("RequestTimeoutError", "The request did not arrive in time"),
-    500: ("InternalServerError", "Internal error"),
-    502: ("ServiceUnavailableError", "The server has lost its application; try again"),
-    503: ("ServiceUnavailableError", "The server has no application at the moment; try again"),
-    504: ("ServiceUnavailableError", "The application does not answer; try again"),
+    404: ("invalid_request_error", "unknown_url", "There is nothing at this path"),
+    408: ("timeout_error", "request_timeout", "The request did not arrive in time"),
+    500: ("server_error", None, "Internal error"),
+    502: (_UNAVAILABLE, None, "The server has lost its application; try again"),
+    503: (_UNAVAILABLE, None, "The server has no application at the moment; try again"),
+    504: (_UNAVAILABLE, None, "The application does not answer; try again"),
 }
 ERROR_STATUSES = tuple(_ERRORS)
 _REASONS = {
@@ -150,10 +152,10 @@ def listening_at(folder: Path, host: str, port: int, certificate: bytes | None) 
 
 def error_page(status: int) -> bytes:
     """A whole response, as HAProxy sends it where there is no application to ask."""
-    kind, message = _ERRORS[status]
+    kind, code, message = _ERRORS[status]
     shown = 503 if status in (502, 504) else status
     body = json.dumps(
-        {"error": {"message": message, "type": kind, "param": None, "code": shown}}
+        {"error": {"message": message, "type": kind, "param": None, "code": code}}
     ).encode()
     head = [
         f"HTTP/1.1 {shown} {_REASONS[shown]}",

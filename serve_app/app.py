@@ -147,13 +147,6 @@ def _middleware(
     return [around, cors]
 
 
-def _route(path: str, method: str, handler: Handler) -> Route:
-    """One that answers ``method`` alone: Starlette's own answers HEAD where it answers GET."""
-    route = Route(path, handler, methods=[method])
-    route.methods = {method}
-    return route
-
-
 async def _api_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
     return error.response()
@@ -191,9 +184,9 @@ def _open_routes(state: ServerState, replica: Replica | None) -> list[Route]:
         return _json({"version": VERSION})
 
     return [
-        _route("/health", "GET", health),
-        _route("/metrics", "GET", metrics),
-        _route("/version", "GET", version),
+        Route("/health", health),
+        Route("/metrics", metrics),
+        Route("/version", version),
     ]
 
 
@@ -245,7 +238,7 @@ def _guarded_routes(state: ServerState, keys: ApiKeys) -> list[Route]:
                 record.lowest_priority = owner.lowest_priority
             return await handler(request)
 
-        return _route(path, method, endpoint)
+        return Route(path, endpoint, methods=[method])
 
     return [
         guarded("/v1/completions", "POST", completions),

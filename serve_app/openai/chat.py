@@ -33,7 +33,7 @@ async def create_chat_completion(
     messages = read_messages(chat.messages)
     information = state.information()
     logprobs = (chat.top_logprobs or 0) if chat.logprobs else None
-    field = "max_tokens" if chat.max_completion_tokens is None else "max_completion_tokens"
+    limit = chat.max_tokens if chat.max_completion_tokens is None else chat.max_completion_tokens
     contents = "".join(message["content"] for message in messages)
     ticket = admit(state, information, chat, [contents], chat.prompt_logprobs, record)
     with ticket.released_on_error():
@@ -53,7 +53,7 @@ async def create_chat_completion(
             [prompt],
             sampling_parameters(chat, logprobs, chat.prompt_logprobs, information, bad_words),
             output_options(chat, logprobs, echo=False, discard_output=False),
-            OutputBudget(field, getattr(chat, field), None),
+            OutputBudget("messages", limit, None),
             ChatWriter,
             ticket,
             record,

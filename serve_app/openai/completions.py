@@ -63,7 +63,7 @@ async def create_completion(
             prompts,
             sampling_parameters(completion, completion.logprobs, scores, information, bad_words),
             output_options(completion, completion.logprobs, echo, completion.max_tokens == 0),
-            OutputBudget("max_tokens", completion.max_tokens, DEFAULT_MAX_TOKENS),
+            OutputBudget("prompt", completion.max_tokens, DEFAULT_MAX_TOKENS),
             CompletionWriter,
             ticket,
             record,

@@ -1,27 +1,34 @@
-"""Every way a request can fail, in the shape OpenAI's clients expect."""
+"""Every way a request can fail, told as OpenAI's own server does: clients choose the exception they
+raise, and whether they try again, by status, ``type``, ``code`` and some well-known sentences."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import Any
 
 import orjson
 from starlette.responses import Response
 
-ERROR_TYPES = {
-    400: "BadRequestError",
-    401: "AuthenticationError",
-    404: "NotFoundError",
-    405: "MethodNotAllowedError",
-    408: "RequestTimeoutError",
-    413: "RequestEntityTooLargeError",
-    429: "RateLimitError",
-    500: "InternalServerError",
-    503: "ServiceUnavailableError",
+_INVALID = "invalid_request_error"
+# The type that goes with a status, and the code where nothing more can be told.
+TYPES_AND_CODES = {
+    400: (_INVALID, None),
+    401: (_INVALID, "invalid_api_key"),
+    404: (_INVALID, "unknown_url"),
+    405: (_INVALID, "method_not_supported"),
+    408: ("timeout_error", "request_timeout"),
+    413: (_INVALID, "request_too_large"),
+    429: ("requests", "rate_limit_exceeded"),
+    500: ("server_error", None),
+    503: ("service_unavailable_error", None),
 }
+LONGEST_NAME = 64  # that is compared with others
 
 
 class ApiError(Exception):
-    """A failure a client is told about; ``parameter`` names the offending request field."""
+    """A failure a client is told about; ``parameter`` names the offending request field, ``code``
+    the kind of failure where its status says too little."""
 
     def __init__(
         self,
@@ -29,20 +36,23 @@ class ApiError(Exception):
         message: str,
         parameter: str | None = None,
         headers: dict[str, str] | None = None,
+        code: str | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
         self.message = message
         self.parameter = parameter
         self.headers = headers or {}
+        self.code = code
 
     def body(self) -> dict[str, Any]:
+        kind, code = TYPES_AND_CODES[self.status]
         return {
             "error": {
                 "message": self.message,
-                "type": ERROR_TYPES[self.status],
+                "type": kind,
                 "param": self.parameter,
-                "code": self.status,
+                "code": self.code or code,
             }
         }
 
@@ -64,22 +74,41 @@ def shortened(text: str) -> str:
     return text if len(text) <= 200 else text[:200] + "..."
 
 
-def bad_request(message: str, parameter: str | None = None) -> ApiError:
-    return ApiError(400, message, parameter)
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The end of a sentence about an unknown name: the one that was probably meant, if any."""
+    near = get_close_matches(name, known, n=1) if len(name) <= LONGEST_NAME else ()
+    return f": did you mean '{near[0]}'?" if near else ""
+
+
+def bad_request(message: str, parameter: str | None = None, code: str | None = None) -> ApiError:
+    return ApiError(400, message, parameter, code=code or (parameter and "invalid_value"))
+
+
+def context_length_exceeded(context: int, reason: str, parameter: str) -> ApiError:
+    """Clients fall back to a model of more context when they read this beginning."""
+    message = f"This model's maximum context length is {context} tokens. However, {reason}"
+    return bad_request(message, parameter, "context_length_exceeded")
+
+
+def unknown_parameter(parameter: str, end: str = "") -> ApiError:
+    return bad_request(f"unknown field '{parameter}'{end}", parameter, "unknown_parameter")
 
 
 def not_implemented(parameter: str) -> ApiError:
-    return ApiError(400, f"'{parameter}' is not implemented by this server", parameter)
+    return bad_request(
+        f"'{parameter}' is not implemented by this server", parameter, "unsupported_parameter"
+    )
 
 
 def model_not_found(name: str) -> ApiError:
-    return ApiError(404, f"The model '{shortened(name)}' does not exist", "model")
+    message = f"The model '{shortened(name)}' does not exist"
+    return ApiError(404, message, "model", code="model_not_found")
 
 
 def unauthorized() -> ApiError:
     return ApiError(
         401,
-        "Missing or wrong API key: send 'Authorization: Bearer KEY'",
+        "Incorrect API key provided, or none: send 'Authorization: Bearer KEY'",
         headers={"WWW-Authenticate": "Bearer"},
     )
 

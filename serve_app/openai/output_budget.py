@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from actors.configuration import EngineInformation
-from serve_app.openai.errors import bad_request
+from serve_app.openai.errors import context_length_exceeded
 
 
 @dataclass(frozen=True, slots=True)
 class OutputBudget:
-    """What a client asked for in the request field ``field`` (None: nothing), and the default
-    where it asked for nothing (None: all that fits)."""
+    """What a client asked for (None: nothing), and the default where it asked for nothing (None:
+    all that fits); ``prompt_field`` of its request holds the prompt."""
 
-    field: str
+    prompt_field: str
     requested: int | None
     default: int | None
 
@@ -28,12 +28,19 @@ class OutputBudget:
         """
         context = min(information.max_model_len, information.kv_tokens)
         if prompt_tokens + max(1, self.requested or 0) > context:
-            limit = f"this model's context is {context} tokens"
+            field = self.prompt_field
+            if self.requested is None:
+                reason = (
+                    f"your {field} resulted in {prompt_tokens}, which leaves none for an answer."
+                )
+            else:
+                both = prompt_tokens + self.requested
+                parts = f"{prompt_tokens} in the {field}, {self.requested} in the completion"
+                reason = f"you requested {both} tokens ({parts})."
+            reason += f" Please reduce the length of the {field} or completion."
             if context < information.max_model_len:
-                limit = f"this server's KV cache holds {context} tokens"
-            asked = "the prompt alone has" if self.requested is None else "the prompt has"
-            more = "" if self.requested is None else f" and {self.requested} more were asked for"
-            raise bad_request(f"{limit}; {asked} {prompt_tokens}{more}", self.field)
+                reason += f" (Of {information.max_model_len}, the KV cache holds {context}.)"
+            raise context_length_exceeded(context, reason, field)
         if self.requested is not None:
             return max(1, self.requested)
         room = context - prompt_tokens

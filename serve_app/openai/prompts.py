@@ -10,7 +10,14 @@ from typing import Any
 import orjson
 
 from actors.configuration import EngineInformation
-from serve_app.openai.errors import bad_request, shortened
+from serve_app.openai.errors import (
+    bad_request,
+    context_length_exceeded,
+    nearest,
+    not_implemented,
+    shortened,
+    unknown_parameter,
+)
 from serve_app.openai.protocol import (
     MAX_MESSAGES,
     MAX_PROMPTS,
@@ -33,16 +40,11 @@ PIECE_BYTES = 65_536
 # What rendering a message costs beside its text, in bytes of text tokenised in the same time.
 BYTES_PER_MESSAGE = 64
 # Fields of OpenAI's own reply messages, which clients send back unchanged: null or empty.
-EMPTY_MESSAGE_FIELDS = (
-    "refusal",
-    "annotations",
-    "audio",
-    "function_call",
-    "tool_calls",
-    "tool_call_id",
-    "reasoning",
-    "reasoning_content",
-)
+EMPTY_MESSAGE_FIELDS = ("refusal", "annotations", "audio", "reasoning", "reasoning_content")
+# What a history has in which tools were called; also null or empty.
+TOOL_FIELDS = ("tool_calls", "function_call", "tool_call_id")
+TOOL_ROLES = ("tool", "function")
+MESSAGE_FIELDS = ("role", "content", "name")
 
 RawPrompt = str | list[int]
 
@@ -66,7 +68,7 @@ def read_prompts(prompt: Any) -> list[RawPrompt]:
         ApiError: 400 for anything else, for empty prompts and for too many.
     """
     if prompt is None:
-        raise bad_request("'prompt' is required", "prompt")
+        raise bad_request("'prompt' is required", "prompt", "missing_required_parameter")
     if prompt in ("", [], [[]]):
         raise bad_request("'prompt' must not be empty", "prompt")
     if isinstance(prompt, str) or is_token_ids(prompt):
@@ -105,11 +107,13 @@ def check_texts(sizes: Sequence[int], parameter: str, context: int) -> None:
         (sum(sizes), most * MAX_LONG_TEXTS, "texts"),
     ):
         if size > limit:
-            raise bad_request(
+            reason = (
                 f"'{parameter}' holds {what} of {size} bytes; this server tokenises at most "
-                f"{limit}, also where they are to be truncated",
-                parameter,
+                f"{limit}, also where they are to be truncated"
             )
+            if limit == most:
+                raise context_length_exceeded(context, reason, parameter)
+            raise bad_request(reason, parameter)
 
 
 async def encode_prompts(
@@ -188,19 +192,29 @@ def _read_message(message: Any, where: str) -> dict[str, str]:
     if not isinstance(message, dict):
         raise bad_request(f"'{where}' must be an object", where)
     role = message.get("role")
-    if role in ("tool", "function"):
-        raise bad_request(f"the role '{role}' is not implemented by this server", f"{where}.role")
+    called = next((name for name in TOOL_FIELDS if message.get(name)), None)
+    if called is not None or role in TOOL_ROLES:
+        raise bad_request(
+            "tools are not implemented by this server: a conversation must have no 'tool_calls', "
+            f"'function_call' or 'tool_call_id', and no role {' or '.join(map(repr, TOOL_ROLES))}",
+            f"{where}.{called or 'role'}",
+            "unsupported_parameter",
+        )
     if role not in ROLES:
         raise bad_request(f"'{where}.role' must be one of {', '.join(ROLES)}", f"{where}.role")
     result = {"role": role, "content": _read_content(message.get("content"), f"{where}.content")}
     for name, value in message.items():
         if name in ("role", "content") or value is None:
             continue
-        if name == "name" and isinstance(value, str):
-            result["name"] = value
-        elif name not in EMPTY_MESSAGE_FIELDS or value != []:
-            field = f"{where}.{shortened(name)}"
-            raise bad_request(f"'{field}' is not implemented by this server", field)
+        field = f"{where}.{shortened(name)}"
+        if name == "name":
+            if not isinstance(value, str):
+                raise bad_request(f"'{field}' must be a string", field)
+            result["name"] = value  # templates may read it
+        elif name not in EMPTY_MESSAGE_FIELDS + TOOL_FIELDS:
+            raise unknown_parameter(field, nearest(name, MESSAGE_FIELDS))
+        elif value != []:
+            raise not_implemented(field)
     return result
 
 
@@ -264,10 +278,7 @@ def _variable_bytes(variables: dict[str, Any]) -> int:
     ApiError: 400 for more than a template should be told.
     """
     field = "chat_template_kwargs"
-    try:
-        size = len(orjson.dumps(variables))
-    except orjson.JSONEncodeError as error:
-        raise bad_request(f"'{field}' is nested too deeply", field) from error
+    size = len(orjson.dumps(variables))
     if size > MAX_TEMPLATE_KWARGS_BYTES:
         raise bad_request(
             f"'{field}' holds {size} bytes of JSON, more than {MAX_TEMPLATE_KWARGS_BYTES}", field

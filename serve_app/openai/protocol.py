@@ -11,6 +11,7 @@ and of many that are wrong only the first is looked at.
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 import orjson
@@ -22,9 +23,9 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
+from pydantic_core import ErrorDetails, PydanticCustomError
 
-from serve_app.openai.errors import bad_request, shortened
+from serve_app.openai.errors import bad_request, nearest, shortened, unknown_parameter
 
 MAX_CHOICES = 128
 MAX_PROMPTS = 1024
@@ -54,6 +55,7 @@ RequestName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._:-]{1,128}$")]
 
 Model = TypeVar("Model", bound="StrictModel")
 UNKNOWN_FIELD: Final = "unknown_field"
+WRONG_TYPE = "_type"  # so end the names of pydantic's errors about types
 
 
 def _check_entries(value: Any) -> Any:
@@ -76,7 +78,8 @@ class StrictModel(BaseModel):
         known = {name: value for name, value in body.items() if name in cls.model_fields}
         for name, value in body.items() if len(known) < len(body) else ():
             if name not in known and value is not None:
-                raise PydanticCustomError(UNKNOWN_FIELD, "{name}", {"name": name})
+                near = nearest(name, cls.model_fields)
+                raise PydanticCustomError(UNKNOWN_FIELD, "{name}", {"name": name, "near": near})
         return known
 
 
@@ -230,16 +233,37 @@ def decoded(body: bytes) -> Any:
     """What a JSON body holds.
 
     Raises:
-        ApiError: 400 for one that is no JSON or holds too much.
+        ApiError: 400 for one that is no JSON, holds too much or a name twice: of that parsers keep
+            one or the other, and what a proxy has checked would not be what is done.
     """
     if len(body) > MAX_JSON_NAMES and _holds_too_much(body):
         raise bad_request(
             f"the body holds more than {MAX_JSON_VALUES} values or {MAX_JSON_NAMES} names"
         )
     try:
-        return orjson.loads(body)
+        value = orjson.loads(body)
+        again = orjson.dumps(value)
     except orjson.JSONDecodeError as error:
         raise bad_request(f"the body is not valid JSON: {error}") from error
+    except orjson.JSONEncodeError as error:
+        raise bad_request("the body is nested too deeply") from error
+    # A name that was given twice is missing there, and so is its colon. Only an escaped colon may
+    # make up for it.
+    if body.count(b":") != again.count(b":") or b"\\u003" in body:
+        json.loads(body, object_pairs_hook=_names_once)
+    return value
+
+
+def _names_once(pairs: list[tuple[str, Any]]) -> None:
+    """Raises:
+    ApiError: 400 for a name that comes twice.
+    """
+    seen: set[str] = set()
+    for name, _ in pairs:
+        if name in seen:
+            name = shortened(name)
+            raise bad_request(f"the body has '{name}' twice in one object", name)
+        seen.add(name)
 
 
 def _holds_too_much(body: bytes) -> bool:
@@ -273,10 +297,24 @@ def parse(model: type[Model], body: Any) -> Model:
     try:
         return model.model_validate(body)
     except ValidationError as error:
-        problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        problem = _first_problem(error)
         path = [str(part) for part in problem["loc"]]
         if problem["type"] == UNKNOWN_FIELD:
             name = shortened(".".join([*path, problem["msg"]]))
-            raise bad_request(f"unknown field '{name}'", name) from error
+            raise unknown_parameter(name, problem["ctx"]["near"]) from error
         field = path[0] if path else None
-        raise bad_request(f"'{field}': {problem['msg']}", field) from error
+        code = "missing_required_parameter" if problem["type"] == "missing" else None
+        if problem["type"].endswith(WRONG_TYPE):
+            code = "invalid_type"
+        raise bad_request(f"'{field}': {problem['msg']}", field, code) from error
+
+
+def _first_problem(error: ValidationError) -> ErrorDetails:
+    """That of the first field. One that may be of several types has a problem with each of them:
+    what is wrong with a value of the right type says most."""
+    problems = error.errors(include_url=False, include_input=False)
+    field = problems[0]["loc"][:1]
+    return max(
+        (problem for problem in problems if problem["loc"][:1] == field),
+        key=lambda problem: (not problem["type"].endswith(WRONG_TYPE), len(problem["loc"])),
+    )

@@ -15,7 +15,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 
 from actors.text.token_bytes import TokenBytes
-from serve_app.openai.errors import bad_request, shortened
+from serve_app.openai.errors import bad_request, nearest, shortened
 from serve_app.openai.workers import TextWorkers
 
 MAX_TEMPLATE_MESSAGE = 500
@@ -123,7 +123,11 @@ class ModelTokenizer:
         for name in variables.keys() - self._template_variables:
             if variables[name] is not None:
                 field = f"chat_template_kwargs.{shortened(name)}"
-                raise bad_request(f"the model's chat template does not read '{field}'", field)
+                raise bad_request(
+                    f"the model's chat template does not read '{field}'"
+                    + nearest(name, self._template_variables),
+                    field,
+                )
         if "developer" not in self.chat_template:
             messages = [
                 message | {"role": "system"} if message["role"] == "developer" else message

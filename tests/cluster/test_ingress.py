@@ -75,7 +75,7 @@ def test_the_replica_learns_who_asks_and_clients_cannot_pretend(ingress: int) ->
 def test_serves_own_paths_are_not_there(ingress: int, path: str) -> None:
     status, body = ask(ingress, get(path))
     assert status == "HTTP/1.1 404 Not Found"
-    assert json.loads(body)["error"]["code"] == 404
+    assert json.loads(body)["error"]["code"] == "unknown_url"
 
 
 @pytest.mark.parametrize("path", ["/stream", "/whole"])
@@ -136,7 +136,7 @@ def test_without_a_replica_there_is_a_clear_answer_at_once(tmp_path: Path) -> No
         status, body = ask(port, get("/v1/models"))
         assert time.monotonic() - started < 15
         assert status == "HTTP/1.1 503 Service Unavailable"
-        assert json.loads(body)["error"]["type"] == "ServiceUnavailableError"
+        assert json.loads(body)["error"]["type"] == "service_unavailable_error"
 
 
 def test_streams_spread_by_how_many_a_replica_has(tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ from loadtest.chaos.kills import FAULTS, LAST_FAULTS, QUICK, judge_streams
 from loadtest.chaos.newcomers import Newcomers
 from loadtest.chaos.report import ChaosReport, ChaosRow, counted
 from loadtest.chaos.server import ROLES, SERVING
+from serve_app.openai.errors import TYPES_AND_CODES
 
 BODY_KINDS = ("wrong types", "odd numbers", "nesting", "broken UTF-8", "unknown fields", "empty")
 
@@ -52,7 +53,8 @@ def body_of(request: HostileRequest) -> tuple[str, bytes]:
 
 
 def error(status: int, **changes: Any) -> bytes:
-    fields = {"message": "no", "type": "Error", "param": None, "code": status, **changes}
+    kind, code = TYPES_AND_CODES.get(status, ("other", None))
+    fields = {"message": "no", "type": kind, "param": None, "code": code, **changes}
     return json.dumps({"error": fields}).encode()
 
 
@@ -110,7 +112,8 @@ def test_numbers_that_json_does_not_have_are_sent() -> None:
         (answered(200, b'{"a": NaN}', content_type="application/json"), "no JSON"),
         (answered(400, error(400)), None),
         (answered(400, b"<html>Bad request</html>"), "error shape"),
-        (answered(400, error(400, code="400")), "error shape"),
+        (answered(400, error(400, code=400)), "error shape"),
+        (answered(400, error(500)), "error shape"),
         (answered(404, error(404, message=None)), "error shape"),
         (answered(301, b""), "status 301"),
         (answered(500, error(500)), "status 500"),
@@ -128,7 +131,7 @@ def test_numbers_that_json_does_not_have_are_sent() -> None:
                 b"data: " + error(500) + b"\n\ndata: [DONE]\n\n",
                 content_type="text/event-stream",
             ),
-            "error 500",
+            "a stream with server_error",
         ),
     ],
 )

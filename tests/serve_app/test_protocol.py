@@ -13,6 +13,7 @@ import pytest
 from cluster.config import ServeConfig
 from cluster.config_sources import ConfigError, load_config
 from serve_app.app import create_app
+from serve_app.openai.errors import TYPES_AND_CODES
 from serve_app.request_record import RequestRecord
 from tests.support.mock_engine import VOCABULARY, MockEngine, Script, byte_tokenizer, ids
 
@@ -53,7 +54,9 @@ def assert_refused(response: httpx.Response, parameter: str | None, status: int 
     error = response.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
     assert error["param"] == parameter
-    assert error["code"] == status
+    kind, code = TYPES_AND_CODES[status]
+    assert error["type"] == kind
+    assert isinstance(error["code"], str) if parameter else error["code"] == code
     assert isinstance(error["message"], str)
 
 
@@ -69,7 +72,6 @@ BAD_IN_BOTH = [
     ({"max_tokens": "16"}, "max_tokens"),
     ({"max_tokens": 1.5}, "max_tokens"),
     ({"max_tokens": True}, "max_tokens"),
-    ({"max_tokens": 5000}, "max_tokens"),
     ({"min_tokens": 9, "max_tokens": 8}, "min_tokens"),
     ({"n": 0}, "n"),
     ({"n": 129}, "n"),
@@ -131,7 +133,7 @@ def test_bad_fields_are_named(fields: dict[str, Any], parameter: str) -> None:
         ({"prompt": [VOCABULARY]}, "prompt"),
         ({"prompt": {"text": "a"}}, "prompt"),
         ({"prompt": ["a"] * 1025}, "prompt"),
-        ({"prompt": "a" * 5000}, "max_tokens"),
+        ({"prompt": "a" * 5000}, "prompt"),
         ({"logprobs": -1}, "logprobs"),
         ({"logprobs": 21}, "logprobs"),
         ({"logprobs": True}, "logprobs"),
@@ -153,6 +155,7 @@ def test_bad_completion_fields_are_named(fields: dict[str, Any], parameter: str)
         ({"messages": "hi"}, "messages"),
         ({"messages": ["hi"]}, "messages.0"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
+        ({"messages": [{"role": "user", "content": "x", "name": 1}]}, "messages.0.name"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages.0.role"),
         ({"messages": [{"role": "user"}]}, "messages.0.content"),
         ({"messages": [{"role": "user", "content": 1}]}, "messages.0.content"),
@@ -170,7 +173,7 @@ def test_bad_completion_fields_are_named(fields: dict[str, Any], parameter: str)
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"logprobs": 1}, "logprobs"),
         ({"max_completion_tokens": 0}, "max_completion_tokens"),
-        ({"max_completion_tokens": 5000, "max_tokens": 5}, "max_completion_tokens"),
+        ({"max_completion_tokens": 5000, "max_tokens": 5}, "messages"),
         (
             {"continue_final_message": True, "add_generation_prompt": True},
             "continue_final_message",
@@ -214,21 +217,22 @@ def test_a_lone_surrogate_is_refused() -> None:
 
 def test_both_lengths_are_told_when_they_do_not_fit() -> None:
     response = complete({"max_tokens": 4095})
-    assert "4096" in response.text
-    assert "has 3 and 4095" in response.text
+    assert "maximum context length is 4096 tokens" in response.text
+    assert "4098 tokens (3 in the prompt, 4095 in the completion)" in response.text
 
 
 def test_a_prompt_that_fills_the_context_leaves_no_room() -> None:
     engine = MockEngine(max_model_len=8)
-    assert_refused(complete({"prompt": "x" * 8}, engine), "max_tokens")
+    assert_refused(complete({"prompt": "x" * 8}, engine), "prompt")
     assert complete({"prompt": "x" * 7}, engine).status_code == 200
     assert engine.requests[0].parameters.max_tokens == 1
 
 
 def test_the_kv_cache_bounds_the_context_too() -> None:
     response = complete({"max_tokens": 100}, MockEngine(kv_tokens=64))
-    assert_refused(response, "max_tokens")
-    assert "KV cache holds 64" in response.text
+    assert_refused(response, "prompt")
+    assert "maximum context length is 64 tokens" in response.text
+    assert "the KV cache holds 64" in response.text
 
 
 def test_null_and_harmless_values_ask_for_nothing() -> None:
@@ -399,6 +403,21 @@ def test_the_template_sees_parts_names_and_flags() -> None:
     chat({"messages": continued, "continue_final_message": True}, engine)
     assert engine.requests[0].prompt_ids == ids("<system>rule\n<user>a\nb\n")
     assert engine.requests[1].prompt_ids == ids("<user>Hi\n<assistant>Sure")
+
+
+def test_a_template_that_reads_names_gets_them() -> None:
+    template = "{% for m in messages %}{{ m.name or m.role }}: {{ m.content }}{% endfor %}"
+    engine = MockEngine()
+    app = create_app(ServeConfig(model="mock"), engine, byte_tokenizer(template))
+
+    async def post() -> None:
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            body = {"messages": [{"role": "user", "content": "Hi", "name": "Ada"}]}
+            assert (await client.post("/v1/chat/completions", json=body)).status_code == 200
+
+    asyncio.run(post())
+    assert engine.requests[0].prompt_ids == ids("Ada: Hi")
 
 
 def test_template_kwargs_are_those_the_template_reads() -> None:

@@ -24,7 +24,7 @@ def test_a_full_server_says_503_and_when_to_come_back() -> None:
         refused = await client.post("/v1/completions", json={"prompt": "x", "n": 2})
         assert refused.status_code == 503
         assert int(refused.headers["retry-after"]) >= 1
-        assert refused.json()["error"]["type"] == "ServiceUnavailableError"
+        assert refused.json()["error"]["type"] == "service_unavailable_error"
         assert (await client.post("/v1/completions", json={"prompt": "x"})).status_code == 200
         assert (await first).status_code == 200
         assert (await client.post("/v1/completions", json=body)).status_code == 200

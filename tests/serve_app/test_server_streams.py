@@ -87,14 +87,14 @@ def test_a_failure_before_the_first_token_has_a_status() -> None:
     engine = MockEngine(script=lambda _: Script([], error="broken"))
     response = post("/v1/completions", {"prompt": "a", "stream": True}, engine)
     assert response.status_code == 500
-    assert response.json()["error"]["type"] == "InternalServerError"
+    assert response.json()["error"]["type"] == "server_error"
 
 
 def test_a_failure_after_the_first_token_is_told_in_the_stream() -> None:
     engine = MockEngine(script=lambda _: Script([ids("a"), ids("b")], error="broken"))
     chunks = stream("/v1/completions", {"prompt": "a"}, engine)
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks[:-1]) == "ab"
-    assert chunks[-1]["error"]["code"] == 500
+    assert chunks[-1]["error"]["type"] == "server_error"
     assert "broken" not in chunks[-1]["error"]["message"]
 
 

@@ -247,4 +247,4 @@ def test_metrics_are_prometheus_text(server: Server) -> None:
     assert server.metric("lexshard_generated_tokens_total") > 0
     version = httpx.get(f"{server.url}/version").json()
     assert version["version"]
-    assert json.loads(httpx.get(f"{server.url}/nowhere").text)["error"]["type"] == "NotFoundError"
+    assert json.loads(httpx.get(f"{server.url}/nowhere").text)["error"]["code"] == "unknown_url"

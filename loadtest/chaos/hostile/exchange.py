@@ -8,6 +8,8 @@ import json
 import time
 from dataclasses import dataclass, field
 
+from serve_app.openai.errors import TYPES_AND_CODES
+
 LONGEST_LINE = 1 << 20
 # What a client may expect: an answer; an answer or at least the end of the connection; nothing,
 # because it leaves before.
@@ -142,9 +144,9 @@ def is_error(body: bytes, status: int) -> bool:
         return (
             set(error) == {"message", "type", "param", "code"}
             and isinstance(error["message"], str)
-            and isinstance(error["type"], str)
             and isinstance(error["param"], str | None)
-            and error["code"] == status
+            and isinstance(error["code"], str | None)
+            and error["type"] == TYPES_AND_CODES[status][0]
         )
     except (ValueError, KeyError, TypeError):
         return False
@@ -168,8 +170,8 @@ def _wrong_events(body: bytes) -> str | None:
         return "a stream that ended silently"
     for event in events[:-1]:
         error = json.loads(event, parse_constant=_not_a_number).get("error")
-        if error is not None and error["code"] >= 500 and error["code"] != 503:
-            return f"a stream with error {error['code']}"
+        if error is not None and error["type"] == TYPES_AND_CODES[500][0]:
+            return f"a stream with {error['type']}: {error['message']}"
     return None
 
 
