@@ -85,9 +85,11 @@ def bad_request(message: str, parameter: str | None = None, code: str | None = N
 
 
 def context_length_exceeded(context: int, reason: str, parameter: str) -> ApiError:
-    """Clients fall back to a model of more context when they read this beginning."""
-    message = f"This model's maximum context length is {context} tokens. However, {reason}"
-    return bad_request(message, parameter, "context_length_exceeded")
+    """Clients fall back to a model of more context, or shorten, when they read this beginning or,
+    in the sentence too, this code."""
+    code = "context_length_exceeded"
+    message = f"This model's maximum context length is {context} tokens. However, {reason} ({code})"
+    return bad_request(message, parameter, code)
 
 
 def unknown_parameter(parameter: str, end: str = "") -> ApiError:
