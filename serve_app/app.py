@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -16,7 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
@@ -54,6 +55,8 @@ PATHS = (
     "/health",
     "/metrics",
     "/version",
+    "/openapi.json",
+    "/docs",
 )
 Handler = Callable[[Request], Awaitable[ASGIApp]]
 
@@ -114,6 +117,7 @@ def create_app(
             await asyncio.to_thread(tracing.close)
 
     app = FastAPI(
+        # `serve_app.description` makes both, and loads nothing from elsewhere.
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
@@ -183,10 +187,26 @@ def _open_routes(state: ServerState, replica: Replica | None) -> list[Route]:
     async def version(_: Request) -> Response:
         return _json({"version": VERSION})
 
+    @cache
+    def description() -> dict[str, Any]:
+        from serve_app.description.openapi import describe  # takes a while, and is seldom asked for
+
+        return describe(state.config, VERSION)
+
+    async def openapi(_: Request) -> Response:
+        return _json(await asyncio.to_thread(description))
+
+    async def docs(_: Request) -> Response:
+        from serve_app.description.page import docs_page
+
+        return HTMLResponse(await asyncio.to_thread(lambda: docs_page(description())))
+
     return [
         Route("/health", health),
         Route("/metrics", metrics),
         Route("/version", version),
+        Route("/openapi.json", openapi),
+        Route("/docs", docs),
     ]
 
 

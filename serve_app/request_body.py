@@ -10,8 +10,8 @@ from starlette.requests import Request
 
 from cluster.ingress import BODY_SECONDS
 from serve_app.body_room import HeldBody
+from serve_app.json_body import decoded
 from serve_app.openai.errors import ApiError, ClientDisconnectedError
-from serve_app.openai.protocol import decoded
 from serve_app.server_state import ServerState
 
 # Bodies up to here are parsed on the event loop.

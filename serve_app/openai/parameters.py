@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from functools import cache
+from typing import Any
 
 from actors.configuration import EngineInformation
 from actors.messages import SamplingParameters
@@ -14,6 +16,7 @@ from serve_app.openai.protocol import (
     MAX_LOGPROBS,
     ChatCompletionRequest,
     CompletionRequest,
+    NotImplementedField,
 )
 from serve_app.openai.tokenization import ModelTokenizer, text_bytes
 from serve_app.openai.workers import Receive
@@ -61,6 +64,21 @@ def check_common(request: GenerationRequest, record: RequestRecord) -> None:
             f"'bad_words' hold {characters} characters, more than {MAX_BAD_WORD_CHARACTERS}",
             "bad_words",
         )
+    for name, harmless in _not_implemented(type(request)).items():
+        value = getattr(request, name)
+        if value is not None and value not in harmless:
+            raise not_implemented(name)
+
+
+@cache
+def _not_implemented(model: type[GenerationRequest]) -> dict[str, tuple[Any, ...]]:
+    """What each field that is not implemented may be besides null."""
+    return {
+        name: mark.harmless
+        for name, field in model.model_fields.items()
+        for mark in field.metadata
+        if isinstance(mark, NotImplementedField)
+    }
 
 
 def check_logprob_count(count: int | None, parameter: str) -> None:
@@ -77,8 +95,6 @@ def check_completion(request: CompletionRequest, record: RequestRecord) -> None:
     check_logprob_count(request.logprobs, "logprobs")
     if request.best_of is not None and request.best_of != request.choices:
         raise not_implemented("best_of")
-    if request.suffix:
-        raise not_implemented("suffix")
     if request.max_tokens == 0 and not request.echo:
         raise bad_request("'max_tokens' must be at least 1 unless 'echo' is set", "max_tokens")
 
@@ -87,25 +103,6 @@ def check_chat(request: ChatCompletionRequest, record: RequestRecord) -> None:
     check_common(request, record)
     if request.top_logprobs is not None and not request.logprobs:
         raise bad_request("'top_logprobs' needs 'logprobs'", "top_logprobs")
-    for name in ("max_tokens", "max_completion_tokens"):
-        if getattr(request, name) == 0:
-            raise bad_request(f"'{name}' must be at least 1", name)
-    asks_for_nothing = {
-        "response_format": ({"type": "text"},),
-        "tools": ([],),
-        "tool_choice": ("none", "auto"),
-        "functions": ([],),
-        "function_call": ("none", "auto"),
-        "reasoning_effort": (),
-        "audio": (),
-        "modalities": (["text"],),
-        "prediction": (),
-        "web_search_options": (),
-    }
-    for name, harmless in asks_for_nothing.items():
-        value = getattr(request, name)
-        if value is not None and value not in harmless:
-            raise not_implemented(name)
 
 
 def sampling_parameters(

@@ -19,9 +19,12 @@ from serve_app.openai.errors import (
     unknown_parameter,
 )
 from serve_app.openai.protocol import (
+    EMPTY_MESSAGE_FIELDS,
     MAX_MESSAGES,
     MAX_PROMPTS,
     MAX_TEMPLATE_KWARGS_BYTES,
+    ROLES,
+    TOOL_FIELDS,
     ChatFields,
 )
 from serve_app.openai.tokenization import (
@@ -32,17 +35,12 @@ from serve_app.openai.tokenization import (
 )
 from serve_app.openai.workers import Receive
 
-ROLES = ("system", "developer", "user", "assistant")
 # So many texts of the greatest length may be in one request, or more shorter ones.
 MAX_LONG_TEXTS = 4
 # Of prompts that are tokenised at a time.
 PIECE_BYTES = 65_536
 # What rendering a message costs beside its text, in bytes of text tokenised in the same time.
 BYTES_PER_MESSAGE = 64
-# Fields of OpenAI's own reply messages, which clients send back unchanged: null or empty.
-EMPTY_MESSAGE_FIELDS = ("refusal", "annotations", "audio", "reasoning", "reasoning_content")
-# What a history has in which tools were called; also null or empty.
-TOOL_FIELDS = ("tool_calls", "function_call", "tool_call_id")
 TOOL_ROLES = ("tool", "function")
 MESSAGE_FIELDS = ("role", "content", "name")
 

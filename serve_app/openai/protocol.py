@@ -5,22 +5,22 @@ anything but null (or the value that asks for nothing) is refused by name. Unkno
 refused, unless they are null: that asks for nothing, whatever server they were meant for. Numbers
 are strict: a bool is no int, a string is no number; an int may stand for a float.
 
-What a body costs is bounded before it is understood: how many values it has before they are made,
-and of many that are wrong only the first is looked at.
+What a body costs is bounded while it is understood: of many fields that are wrong only the first is
+looked at.
 """
 
 from __future__ import annotations
 
-import json
+from collections.abc import Callable
 from typing import Annotated, Any, Final, Literal, TypeVar
 
-import orjson
 from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
     ValidationError,
+    WithJsonSchema,
     model_validator,
 )
 from pydantic_core import ErrorDetails, PydanticCustomError
@@ -38,20 +38,74 @@ MAX_LOGPROBS = 20
 # Of all prompts of a request, for each of their choices: what takes an API process half a second to
 # write, and 35 MB.
 MAX_PROMPT_LOGPROBS = 500_000
+ROLES = ("system", "developer", "user", "assistant")
+# Fields of OpenAI's own reply messages, which clients send back unchanged: null or empty.
+EMPTY_MESSAGE_FIELDS = ("refusal", "annotations", "audio", "reasoning", "reasoning_content")
+# What a history has in which tools were called; also null or empty.
+TOOL_FIELDS = ("tool_calls", "function_call", "tool_call_id")
+HELLO: Final = [{"role": "user", "content": "Hello!"}]
 # All bad words of a request together: every choice carries their tokens and looks for them.
 MAX_BAD_WORD_CHARACTERS = 16_384
-# Of a whole body, at every depth: values take up to 24 times the memory of their JSON, and names
-# ten times the time of numbers.
-MAX_JSON_VALUES = 1_000_000
-MAX_JSON_NAMES = 100_000
-NO_STRUCTURE = bytes(set(range(256)) - set(b'"[{,:'))
-PIECE_BYTES = 1 << 20
 
 Count = Annotated[int, Field(ge=0)]
+AtLeastOne = Annotated[int, Field(ge=1)]
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 SeedNumber = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
 RequestName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._:-]{1,128}$")]
+# At most so many are returned; -1 would be the whole vocabulary, which is refused with its reason.
+LogprobCount = Annotated[
+    int, Field(ge=-1, json_schema_extra={"minimum": 0, "maximum": MAX_LOGPROBS})
+]
+
+# What `prompts.py` checks, in JSON Schema's words.
+NOTHING: Final = {"type": "null"}
+TOKEN_IDS_SCHEMA: Final = {
+    "type": "array",
+    "minItems": 1,
+    "items": {"type": "integer", "minimum": 0},
+}
+PROMPT_SCHEMA: Final = {
+    "anyOf": [
+        {"type": "string", "minLength": 1},
+        {
+            "type": "array",
+            "minItems": 1,
+            "maxItems": MAX_PROMPTS,
+            "items": {"type": "string", "minLength": 1},
+        },
+        TOKEN_IDS_SCHEMA,
+        {"type": "array", "minItems": 1, "maxItems": MAX_PROMPTS, "items": TOKEN_IDS_SCHEMA},
+    ]
+}
+TEXT_PARTS_SCHEMA: Final = {
+    "type": "array",
+    "minItems": 1,
+    "items": {
+        "type": "object",
+        "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+        "required": ["type", "text"],
+        "additionalProperties": NOTHING,
+    },
+}
+EMPTY: Final = {"anyOf": [NOTHING, {"type": "array", "maxItems": 0}]}
+MESSAGE_SCHEMA: Final = {
+    "type": "object",
+    "properties": {
+        "role": {"enum": [*ROLES]},
+        "content": {"anyOf": [{"type": "string"}, TEXT_PARTS_SCHEMA]},
+        "name": {"type": ["string", "null"]},
+        **dict.fromkeys((*EMPTY_MESSAGE_FIELDS, *TOOL_FIELDS), EMPTY),
+    },
+    "required": ["role", "content"],
+    "additionalProperties": NOTHING,
+}
+MESSAGES_SCHEMA: Final = {
+    "type": "array",
+    "minItems": 1,
+    "maxItems": MAX_MESSAGES,
+    "items": MESSAGE_SCHEMA,
+}
 
 Model = TypeVar("Model", bound="StrictModel")
 UNKNOWN_FIELD: Final = "unknown_field"
@@ -65,8 +119,31 @@ def _check_entries(value: Any) -> Any:
     return value
 
 
+class NotImplementedField:
+    """Marks a field that is not implemented. It may be null, or one of the ``harmless`` values,
+    which ask for nothing; anything else is refused by name."""
+
+    def __init__(self, *harmless: Any) -> None:
+        self.harmless = harmless
+
+    def __get_pydantic_json_schema__(self, _: Any, __: Any) -> dict[str, Any]:
+        return {"enum": [None, *self.harmless]}
+
+
+def shown_as(*examples: dict[str, Any]) -> Callable[[dict[str, Any]], None]:
+    """What the description of a model has besides its fields."""
+
+    def complete(schema: dict[str, Any]) -> None:
+        schema["additionalProperties"] = NOTHING
+        schema |= {"examples": [*examples]} if examples else {}
+
+    return complete
+
+
 class StrictModel(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid", strict=True, allow_inf_nan=False, json_schema_extra=shown_as()
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -135,6 +212,12 @@ class GenerationFields(IgnoredFields):
         Annotated[
             dict[str, Annotated[float, Field(ge=-100.0, le=100.0)]],
             BeforeValidator(_check_entries),
+            Field(
+                json_schema_extra={
+                    "maxProperties": MAX_LIST_ENTRIES,
+                    "propertyNames": {"pattern": "^[0-9]{1,10}$"},
+                }
+            ),
         ]
         | None
     ) = None
@@ -146,11 +229,13 @@ class GenerationFields(IgnoredFields):
         ]
         | None
     ) = None
-    prompt_logprobs: Annotated[int, Field(ge=-1)] | None = None
+    prompt_logprobs: LogprobCount | None = None
 
     skip_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
-    truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
+    truncate_prompt_tokens: (
+        Annotated[int, Field(ge=-1, json_schema_extra={"not": {"const": 0}})] | None
+    ) = None
     return_tokens_as_token_ids: bool | None = None
     return_token_ids: bool | None = None
     return_seed: bool | None = None
@@ -167,17 +252,21 @@ class GenerationFields(IgnoredFields):
 class CompletionRequest(GenerationFields):
     """``POST /v1/completions``. ``prompt`` is checked in ``prompts.py``."""
 
-    prompt: Any = None
+    model_config = ConfigDict(
+        json_schema_extra=shown_as({"prompt": "Once upon a time", "max_tokens": 60, "seed": 7})
+    )
+
+    prompt: Annotated[Any, WithJsonSchema(PROMPT_SCHEMA)]
     echo: bool | None = None
-    logprobs: Annotated[int, Field(ge=-1)] | None = None
+    logprobs: LogprobCount | None = None
     best_of: int | None = None
-    suffix: str | None = None
+    suffix: Annotated[Any, NotImplementedField("")] = None
 
 
 class ChatFields(StrictModel):
     """A conversation, and how it becomes a prompt. ``messages`` are checked in ``prompts.py``."""
 
-    messages: list[Any]
+    messages: Annotated[list[Any], WithJsonSchema(MESSAGES_SCHEMA)]
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -186,24 +275,26 @@ class ChatFields(StrictModel):
 class ChatCompletionRequest(ChatFields, GenerationFields):
     """``POST /v1/chat/completions``."""
 
+    model_config = ConfigDict(json_schema_extra=shown_as({"messages": HELLO, "max_tokens": 60}))
+
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    max_completion_tokens: Count | None = None
+    max_tokens: AtLeastOne | None = None
+    max_completion_tokens: AtLeastOne | None = None
 
     # Means nothing without tools, which are not implemented.
     parallel_tool_calls: bool | None = None
 
-    # Not implemented: refused by name when they ask for something.
-    response_format: Any = None
-    tools: Any = None
-    tool_choice: Any = None
-    functions: Any = None
-    function_call: Any = None
-    reasoning_effort: Any = None
-    audio: Any = None
-    modalities: Any = None
-    prediction: Any = None
-    web_search_options: Any = None
+    response_format: Annotated[Any, NotImplementedField({"type": "text"})] = None
+    tools: Annotated[Any, NotImplementedField([])] = None
+    tool_choice: Annotated[Any, NotImplementedField("none", "auto")] = None
+    functions: Annotated[Any, NotImplementedField([])] = None
+    function_call: Annotated[Any, NotImplementedField("none", "auto")] = None
+    reasoning_effort: Annotated[Any, NotImplementedField()] = None
+    audio: Annotated[Any, NotImplementedField()] = None
+    modalities: Annotated[Any, NotImplementedField(["text"])] = None
+    prediction: Annotated[Any, NotImplementedField()] = None
+    web_search_options: Annotated[Any, NotImplementedField()] = None
 
 
 class TokenizeFields(StrictModel):
@@ -215,75 +306,24 @@ class TokenizeFields(StrictModel):
 class TokenizeTextRequest(TokenizeFields):
     """``POST /tokenize`` with a text."""
 
+    model_config = ConfigDict(json_schema_extra=shown_as({"prompt": "Once upon a time"}))
+
     prompt: str
 
 
 class TokenizeChatRequest(ChatFields, TokenizeFields):
     """``POST /tokenize`` with a conversation."""
 
+    model_config = ConfigDict(json_schema_extra=shown_as({"messages": HELLO}))
+
 
 class DetokenizeRequest(StrictModel):
     """``POST /detokenize``."""
 
+    model_config = ConfigDict(json_schema_extra=shown_as({"tokens": [72, 105]}))
+
     model: str | None = None
     tokens: Annotated[list[TokenId], Field(fail_fast=True)]
-
-
-def decoded(body: bytes) -> Any:
-    """What a JSON body holds.
-
-    Raises:
-        ApiError: 400 for one that is no JSON, holds too much or a name twice: of that parsers keep
-            one or the other, and what a proxy has checked would not be what is done.
-    """
-    if len(body) > MAX_JSON_NAMES and _holds_too_much(body):
-        raise bad_request(
-            f"the body holds more than {MAX_JSON_VALUES} values or {MAX_JSON_NAMES} names"
-        )
-    try:
-        value = orjson.loads(body)
-        again = orjson.dumps(value)
-    except orjson.JSONDecodeError as error:
-        raise bad_request(f"the body is not valid JSON: {error}") from error
-    except orjson.JSONEncodeError as error:
-        raise bad_request("the body is nested too deeply") from error
-    # A name that was given twice is missing there, and so is its colon. Only an escaped colon may
-    # make up for it.
-    if body.count(b":") != again.count(b":") or b"\\u003" in body:
-        json.loads(body, object_pairs_hook=_names_once)
-    return value
-
-
-def _names_once(pairs: list[tuple[str, Any]]) -> None:
-    """Raises:
-    ApiError: 400 for a name that comes twice.
-    """
-    seen: set[str] = set()
-    for name, _ in pairs:
-        if name in seen:
-            name = shortened(name)
-            raise bad_request(f"the body has '{name}' twice in one object", name)
-        seen.add(name)
-
-
-def _holds_too_much(body: bytes) -> bool:
-    """Counts what comes before values (brackets, braces and commas) and after names (colons)."""
-    values = sum(map(body.count, (b"[", b"{", b",")))
-    if values <= MAX_JSON_VALUES and body.count(b":") <= MAX_JSON_NAMES:
-        return False  # even with those inside strings
-    # Once escapes are gone, every quote begins or ends a string; two side by side change nothing.
-    rest = body.replace(b"\\\\", b"").replace(b'\\"', b"")
-    rest = rest.translate(None, NO_STRUCTURE).replace(b'""', b"")
-    values = names = inside = 0
-    for begin in range(0, len(rest), PIECE_BYTES):
-        parts = rest[begin : begin + PIECE_BYTES].split(b'"')
-        outside = b"".join(parts[inside::2])
-        names += outside.count(b":")
-        values += len(outside) - outside.count(b":")
-        if values > MAX_JSON_VALUES or names > MAX_JSON_NAMES:
-            return True
-        inside ^= (len(parts) - 1) % 2
-    return False
 
 
 def parse(model: type[Model], body: Any) -> Model:

@@ -24,7 +24,10 @@ PROCESSES = {
         (*PARENT, "serve_app.start.server_process"),
         {*COMPUTING, *SPEAKING_HTTP, "ray"},
     ),
-    "API process": (("serve_app.api_processes.api_process",), {*COMPUTING, "ray"}),
+    "API process": (
+        ("serve_app.api_processes.api_process",),
+        {*COMPUTING, "ray", "serve_app.description.openapi"},
+    ),
     "driver, before it has Ray": (("serve_app.start.driver",), {*COMPUTING, "ray"}),
     "driver": (
         (

@@ -22,14 +22,9 @@ import pytest
 from pydantic import ValidationError
 
 from serve_app import body_room, request_body
+from serve_app.json_body import MAX_JSON_NAMES, MAX_JSON_VALUES, decoded
 from serve_app.openai.errors import ApiError
-from serve_app.openai.protocol import (
-    MAX_JSON_NAMES,
-    MAX_JSON_VALUES,
-    CompletionRequest,
-    decoded,
-    parse,
-)
+from serve_app.openai.protocol import CompletionRequest, parse
 from tests.support.mock_engine import MockEngine
 from tests.support.mock_server import Wire, listening, post
 

@@ -248,3 +248,6 @@ def test_metrics_are_prometheus_text(server: Server) -> None:
     version = httpx.get(f"{server.url}/version").json()
     assert version["version"]
     assert json.loads(httpx.get(f"{server.url}/nowhere").text)["error"]["code"] == "unknown_url"
+    head = httpx.head(f"{server.url}/health")
+    assert (head.status_code, head.content) == (200, b"")
+    assert "POST /v1/completions" in httpx.get(f"{server.url}/docs").text

@@ -1,0 +1,77 @@
+"""What every field of a request means, in a few words. How it is checked, its model says."""
+
+from __future__ import annotations
+
+from serve_app.openai.protocol import MAX_BAD_WORD_CHARACTERS
+
+IGNORED = "accepted, without effect"
+ABSENT = "not implemented: null or what asks for nothing"
+
+MEANINGS: dict[str, str] = {
+    # what to answer
+    "model": "one of /v1/models; the only one where it is left out",
+    "prompt": "a text, texts, token ids, or lists of ids",
+    "messages": "the conversation; a `name` is told to the chat template, which may read it",
+    "tokens": "the token ids",
+    "n": "answers to each prompt; prompts times n are at most what the server runs at once",
+    "add_special_tokens": "begin as the tokenizer begins texts",
+    "truncate_prompt_tokens": "keep the last so many tokens of a prompt; -1: as many as fit",
+    "add_generation_prompt": "end with the beginning of an answer (so unless continued)",
+    "continue_final_message": "go on in the last message instead of answering it",
+    "chat_template_kwargs": "further variables that the model's chat template reads",
+    # how tokens are chosen; the model's own defaults where they are left out
+    "temperature": "0 takes the likeliest token",
+    "top_k": "choose among so many of the likeliest; 0 and -1: all",
+    "top_p": "choose among the likeliest with this probability together",
+    "min_p": "choose among those at least so likely, relative to the likeliest",
+    "repetition_penalty": "divides what was said before, in the prompt too",
+    "presence_penalty": "lowers what was generated before, once",
+    "frequency_penalty": "lowers what was generated before, each time",
+    "logit_bias": "by token id",
+    "bad_words": f"never said; {MAX_BAD_WORD_CHARACTERS} characters together",
+    "allowed_token_ids": "nothing else is said",
+    "seed": "the same seed gives the same tokens; a random one where it is left out",
+    # where it ends
+    "max_tokens": "at most so many; all that fit (chat), else 16; 0 only with echo",
+    "max_completion_tokens": "the same, and goes first",
+    "min_tokens": "no end before",
+    "stop": "texts that end an answer",
+    "stop_token_ids": "tokens that end an answer",
+    "include_stop_str_in_output": "keep the text that ended it",
+    "ignore_eos": "go on after the model's own end",
+    # what is told
+    "stream": "as server-sent events",
+    "stream_options": "`include_usage` in the last event, `continuous_usage_stats` in all",
+    "echo": "begin with the prompt",
+    "logprobs": "log-probabilities of the tokens: how many of the likeliest (chat: yes or no)",
+    "top_logprobs": "how many of the likeliest; needs `logprobs`",
+    "prompt_logprobs": "the same for the prompt's tokens; not streamed",
+    "return_tokens_as_token_ids": "tokens as `token_id:5` in log-probabilities",
+    "return_token_ids": "the ids of prompt and answer",
+    "return_token_strs": "the tokens as the vocabulary spells them",
+    "return_seed": "the seed that was used",
+    "skip_special_tokens": "leave them out of the text (so unless false)",
+    "certificate": "of each token, why it is the right one and what finding it cost",
+    "draft": "of each token, whether it was guessed",
+    # in which order
+    "priority": "lower goes first; below 0 only where the API key allows it",
+    "request_id": "in the reply's id and in the server's log",
+    # for others
+    **dict.fromkeys(
+        (
+            *("user", "store", "metadata", "service_tier", "safety_identifier", "verbosity"),
+            *("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"),
+            "parallel_tool_calls",
+        ),
+        IGNORED,
+    ),
+    **dict.fromkeys(
+        (
+            *("response_format", "tools", "tool_choice", "functions", "function_call"),
+            *("reasoning_effort", "audio", "modalities", "prediction", "web_search_options"),
+            "suffix",
+        ),
+        ABSENT,
+    ),
+    "best_of": "not implemented: as many as n",
+}

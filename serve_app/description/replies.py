@@ -1,0 +1,214 @@
+"""What the server answers, as JSON Schema sees it. Nothing is written by these: they describe what
+the writers of `serve_app.openai` write, and a test holds the two together."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from actors.messages import Certificate, TokenOrigin
+
+
+class Reply(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class ErrorObject(Reply):
+    message: str
+    type: str
+    param: Annotated[str | None, Field(description="the field of the request that is wrong")]
+    code: str | None
+
+
+class ErrorReply(Reply):
+    error: ErrorObject
+
+
+class CachedTokens(Reply):
+    cached_tokens: int
+
+
+class UsageReply(Reply):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: CachedTokens
+
+
+class CompletionLogprobs(Reply):
+    text_offset: list[int]
+    token_logprobs: list[float | None]
+    tokens: list[str]
+    top_logprobs: list[dict[str, float] | None]
+
+
+class ChatToken(Reply):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatTokenLogprobs(ChatToken):
+    top_logprobs: list[ChatToken]
+
+
+class ChatLogprobs(Reply):
+    content: list[ChatTokenLogprobs]
+    refusal: None
+
+
+class RankedToken(Reply):
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+Ended = Literal["stop", "length"]
+PromptLogprobs = list[dict[str, RankedToken] | None]
+
+
+class ChoiceReply(Reply):
+    index: int
+    token_ids: list[int] = []
+    certificates: list[Certificate] = []
+    drafts: list[TokenOrigin] = []
+
+
+class CompletionText(ChoiceReply):
+    text: str
+    logprobs: CompletionLogprobs | None
+    stop_reason: int | str | None
+    prompt_logprobs: PromptLogprobs = []
+    prompt_token_ids: list[int] = []
+
+
+class CompletionChoice(CompletionText):
+    finish_reason: Ended
+
+
+class CompletionPart(CompletionText):
+    finish_reason: Ended | None
+
+
+class ChatMessage(Reply):
+    role: Literal["assistant"]
+    content: str
+    refusal: None
+
+
+class ChatChoice(ChoiceReply):
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: Ended
+    stop_reason: int | str | None
+
+
+class ChatDelta(Reply):
+    role: Literal["assistant"] = "assistant"
+    content: str = ""
+
+
+class ChatPart(ChoiceReply):
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: Ended | None
+    stop_reason: int | str | None = None
+
+
+class GenerationReply(Reply):
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+    seed: int | list[int] = 0
+
+
+class CompletionReply(GenerationReply):
+    object: Literal["text_completion"]
+    choices: list[CompletionChoice]
+    usage: UsageReply
+
+
+class CompletionChunk(GenerationReply):
+    object: Literal["text_completion"]
+    choices: list[CompletionPart]
+    usage: UsageReply | None = None
+
+
+class ChatReply(GenerationReply):
+    object: Literal["chat.completion"]
+    choices: list[ChatChoice]
+    usage: UsageReply
+    prompt_logprobs: PromptLogprobs = []
+    prompt_token_ids: list[int] = []
+
+
+class ChatChunk(GenerationReply):
+    object: Literal["chat.completion.chunk"]
+    choices: list[ChatPart]
+    usage: UsageReply | None = None
+    prompt_token_ids: list[int] = []
+
+
+class ModelReply(Reply):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    root: str
+    parent: None
+    max_model_len: int | None
+
+
+class ModelsReply(Reply):
+    object: Literal["list"]
+    data: list[ModelReply]
+
+
+class TokenizeReply(Reply):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class DetokenizeReply(Reply):
+    prompt: str
+
+
+class TokenizerReply(Reply):
+    tokenizer_class: str
+    vocab_size: int
+    bos_token: str | None
+    eos_token: str | None
+    pad_token: str | None
+    unk_token: str | None
+    bos_token_id: int | None
+    eos_token_id: int | None
+    pad_token_id: int | None
+    additional_special_tokens: list[str]
+    chat_template: str | None
+    model_max_length: int
+
+
+class StatusReply(Reply):
+    """Meant for `lexshard status`; more may come."""
+
+    model_config = ConfigDict(extra="allow")
+
+    version: str
+    model: str
+    ready: bool
+    reason: str | None
+    engine_restarts: int
+    roles: list[dict[str, Any]]
+    queue: dict[str, int]
+
+
+class HealthReply(Reply):
+    status: Literal["ok"]
+
+
+class VersionReply(Reply):
+    version: str
