@@ -100,8 +100,12 @@ def describe(config: ServeConfig, version: str) -> dict[str, Any]:
         ref_template=SCHEMAS + "{model}",
     )
     for model in requests:
-        for name, schema in schemas["$defs"][model.__name__]["properties"].items():
-            schema["description"] = MEANINGS[name]
+        schema = schemas["$defs"][model.__name__]
+        schema["properties"] = {
+            name: schema["properties"][name] | {"description": meaning}
+            for name, meaning in MEANINGS.items()
+            if name in model.model_fields
+        }
     description: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {"title": "lexshard", "version": version},

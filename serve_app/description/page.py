@@ -44,7 +44,8 @@ def docs_page(description: dict[str, Any]) -> str:
             parts.append(f"<h2>{method.upper()} {escape(path)}</h2><p>{operation['summary']}.")
             parts += _responses(operation["responses"])
             for name in _models(operation.get("requestBody", {})):
-                parts += _request(path, schemas[name])
+                key = ' -H "Authorization: Bearer $KEY"' if "security" in operation else ""
+                parts += _request(f"$URL{path}{key}", schemas[name])
     for name in ("ErrorReply", "ErrorObject", *_named(schemas)):
         parts += [f"<h2 id={name}>{name}</h2>", *_fields(schemas[name])]
     return "\n".join(parts)
@@ -81,9 +82,9 @@ def _content(kind: str, content: dict[str, Any]) -> str:
     return _kind(schema) if "$ref" in schema else kind
 
 
-def _request(path: str, schema: dict[str, Any]) -> list[str]:
+def _request(to: str, schema: dict[str, Any]) -> list[str]:
     shown = [
-        f"<pre>curl $URL{escape(path)} -H 'Content-Type: application/json' \\\n"
+        f"<pre>curl {escape(to)} -H 'Content-Type: application/json' \\\n"
         f"  -d '{escape(json.dumps(example))}'</pre>"
         for example in schema["examples"]
     ]
@@ -112,9 +113,10 @@ def _kind(schema: dict[str, Any]) -> str:
         return escape(" or ".join(json.dumps(value) for value in values))
     kind = schema.get("type", "anything")
     words = kind if isinstance(kind, str) else " or ".join(kind)
+    bounds = [text.format(schema[key]) for key, text in BOUNDS.items() if key in schema]
+    words = ", ".join([words, *map(escape, bounds)])
     if "items" in schema:
         words += f" of ({_kind(schema['items'])})"
     elif "properties" in schema:
         words += " with " + ", ".join(schema["properties"])
-    bounds = [text.format(schema[key]) for key, text in BOUNDS.items() if key in schema]
-    return ", ".join([words, *map(escape, bounds)])
+    return words
