@@ -168,7 +168,7 @@ def test_stopped_bodies_take_no_more_memory_than_a_clients_share(
         assert ask(url, "two", 10 * MIB).status_code == 200
         assert ask(url, "one", 10_000).status_code == 200
         status, headers, error = answer_of(bodies[-1])
-        assert (status, error["type"]) == (429, "RateLimitError")
+        assert (status, error["type"]) == (429, "requests")
         assert "33554432 that one client" in error["message"]
         assert headers["retry-after"] == "1"
         assert headers["connection"] == "close"
