@@ -92,14 +92,16 @@ def neighbours(chance: random.Random) -> dict[str, Neighbour]:
         ),
         "log-probabilities": Neighbour(COMPLETIONS, {**short, "logprobs": 20, "stream": True}),
         "scores of a prompt": Neighbour(
-            COMPLETIONS, {**short, "prompt": ids, "prompt_logprobs": 20, "max_tokens": 1}
+            COMPLETIONS,
+            # As many as are taken.
+            {**short, "n": 12, "prompt": ids, "prompt_logprobs": 20, "max_tokens": 1},
         ),
         "scores of many prompts": Neighbour(
             COMPLETIONS,
             {
                 "prompt": [[index, *ids[:1000]] for index in range(1, 60)],
                 "echo": True,
-                "logprobs": 20,
+                "logprobs": 7,
                 "max_tokens": 1,
             },
         ),
