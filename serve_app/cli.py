@@ -1,134 +1,223 @@
-"""The ``lexshard`` command. Each subcommand is a module with ``add_arguments`` and ``run``,
-imported only when it is asked for."""
+"""The ``lexshard`` command. Each subcommand is a module with ``add_arguments`` and ``run``, or one
+for each, imported only when it is asked for."""
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import itertools
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 from importlib.metadata import version
+from typing import NamedTuple, NoReturn
+
+
+class Command(NamedTuple):
+    """A subcommand: the module that has its ``run``, what it does, and the module that has its
+    ``add_arguments``, where that is another one (because what runs takes seconds to import)."""
+
+    module: str
+    text: str
+    options: str | None = None
+
 
 COMMANDS = {
-    ("serve",): ("serve_app.commands.serve", "serve a model over an OpenAI-compatible API"),
-    ("status",): ("serve_app.commands.status", "who does what in a running server"),
-    ("completion",): (
-        "serve_app.commands.completion",
-        "print what makes a shell complete this command",
+    ("serve",): Command("serve_app.commands.serve", "serve a model over an OpenAI-compatible API"),
+    ("status",): Command("serve_app.commands.status", "who does what in a running server"),
+    ("completion",): Command(
+        "serve_app.commands.completion", "print what makes a shell complete this command"
     ),
-    ("config", "show"): (
+    ("config", "show"): Command(
         "serve_app.commands.config_show",
         "show the configuration in effect, and where each value comes from",
     ),
-    ("config", "check"): (
-        "serve_app.commands.config_check",
-        "check a configuration file without starting anything",
+    ("config", "check"): Command(
+        "serve_app.commands.config_check", "check a configuration file without starting anything"
     ),
-    ("config", "schema"): (
+    ("config", "schema"): Command(
         "serve_app.commands.config_schema",
         "print the JSON schema of configuration files, for editors",
     ),
-    ("topology", "plan"): (
-        "serve_app.commands.topology_plan",
-        "print what would go where before anything starts",
+    ("topology", "plan"): Command(
+        "serve_app.commands.topology_plan", "print what would go where before anything starts"
     ),
-    ("cluster", "check"): (
-        "serve_app.commands.cluster_check",
-        "check a file of `ray up` without starting anything",
+    ("cluster", "check"): Command(
+        "serve_app.commands.cluster_check", "check a file of `ray up` without starting anything"
     ),
-    ("index", "build"): (
-        "serve_app.commands.index_build",
-        "build the vocabulary index of a model",
+    ("index", "build"): Command(
+        "serve_app.commands.index_build", "build the vocabulary index of a model"
     ),
-    ("index", "show"): ("serve_app.commands.index_show", "report what an index file holds"),
-    ("hotset", "build"): (
-        "serve_app.commands.hotset_build",
-        "choose the tokens that samplers look at first",
+    ("index", "show"): Command("serve_app.commands.index_show", "report what an index file holds"),
+    ("hotset", "build"): Command(
+        "serve_app.commands.hotset_build", "choose the tokens that samplers look at first"
     ),
-    ("hotset", "show"): ("serve_app.commands.hotset_show", "report what a hot vocabulary holds"),
-    ("router", "train"): (
-        "serve_app.commands.router_train",
-        "train which output rows a draft model looks at",
+    ("hotset", "show"): Command(
+        "serve_app.commands.hotset_show", "report what a hot vocabulary holds"
     ),
-    ("demo", "train"): ("serve_app.commands.demo_train", "train the small demonstration models"),
-    ("bench", "engine"): ("loadtest.bench.engine.command", "measure the engine without HTTP"),
-    ("bench", "head"): ("loadtest.bench.head.command", "measure the output head beside dense ones"),
-    ("bench", "draft"): ("loadtest.bench.draft.command", "count the guesses that stand, by head"),
-    ("bench", "sampler"): ("loadtest.bench.sampler.command", "measure the sampler beside vLLM's"),
-    ("bench", "verify"): ("loadtest.bench.verify.command", "measure the verification of drafts"),
-    ("bench", "shards"): (
+    ("router", "train"): Command(
+        "serve_app.commands.router_train", "train which output rows a draft model looks at"
+    ),
+    ("demo", "train"): Command(
+        "serve_app.commands.demo_train", "train the small demonstration models"
+    ),
+    ("bench", "engine"): Command(
+        "loadtest.bench.engine.command",
+        "measure the engine without HTTP",
+        "loadtest.bench.engine.options",
+    ),
+    ("bench", "head"): Command(
+        "loadtest.bench.head.command",
+        "measure the output head beside dense ones",
+        "loadtest.bench.head.options",
+    ),
+    ("bench", "draft"): Command(
+        "loadtest.bench.draft.command",
+        "count the guesses that stand, by head",
+        "loadtest.bench.draft.options",
+    ),
+    ("bench", "sampler"): Command(
+        "loadtest.bench.sampler.command",
+        "measure the sampler beside vLLM's",
+        "loadtest.bench.sampler.options",
+    ),
+    ("bench", "verify"): Command(
+        "loadtest.bench.verify.command",
+        "measure the verification of drafts",
+        "loadtest.bench.verify.options",
+    ),
+    ("bench", "shards"): Command(
         "loadtest.bench.shards.command",
         "measure a head in several processes; model more",
+        "loadtest.bench.shards.options",
     ),
-    ("bench", "serve-path"): (
-        "loadtest.bench.serve_path.command",
-        "measure the way from the engine to the wire",
+    ("bench", "serve-path"): Command(
+        "loadtest.bench.serve_path.command", "measure the way from the engine to the wire"
     ),
-    ("bench", "serve"): (
+    ("bench", "serve"): Command(
         "loadtest.bench.serve.command",
         "put any OpenAI endpoints under the same load, by turns",
+        "loadtest.bench.serve.options",
     ),
-    ("bench", "rest"): (
-        "loadtest.bench.rest.command",
-        "measure what a server costs while nobody asks it",
+    ("bench", "rest"): Command(
+        "loadtest.bench.rest.command", "measure what a server costs while nobody asks it"
     ),
-    ("bench", "start"): (
-        "loadtest.bench.start.command",
-        "measure a start to the first token, also after a kill",
+    ("bench", "start"): Command(
+        "loadtest.bench.start.command", "measure a start to the first token, also after a kill"
     ),
-    ("report",): ("loadtest.report.command", "a page with plots from the files of --json"),
-    ("chaos",): ("loadtest.chaos.command", "attack a server of its own: does it keep its word?"),
+    ("report",): Command("loadtest.report.command", "a page with plots from the files of --json"),
+    ("chaos",): Command(
+        "loadtest.chaos.command", "attack a server of its own: does it keep its word?"
+    ),
 }
 
 
-def usage() -> str:
-    lines = [f"  lexshard {' '.join(words):<14} {text}" for words, (_, text) in COMMANDS.items()]
+def usage(group: str | None = None) -> str:
+    """What commands there are, or those of a ``group`` of them."""
+    lines = [
+        f"  lexshard {' '.join(words):<14} {command.text}"
+        for words, command in COMMANDS.items()
+        if group in (None, words[0])
+    ]
+    name = "COMMAND" if group is None else f"{group} COMMAND"
     return "\n".join(
-        ["usage: lexshard COMMAND [options]", "", *lines, "", "--help after a command tells more."]
+        [f"usage: lexshard {name} [options]", "", *lines, "", "--help after a command tells more."]
     )
+
+
+class CommandParser(argparse.ArgumentParser):
+    """One that refuses in one line, and names the option that was meant."""
+
+    def parse_args(  # type: ignore[override]
+        self, args: Sequence[str], namespace: argparse.Namespace | None = None
+    ) -> argparse.Namespace:
+        for word in itertools.takewhile("--".__ne__, args):
+            name = word.partition("=")[0]
+            # As argparse does, take a word with a blank in it for a value.
+            if (
+                name.startswith("--")
+                and name not in self._option_string_actions
+                and " " not in word
+            ):
+                self.error(
+                    f"unknown option {name}{did_you_mean(name, self._option_string_actions)}"
+                )
+        return super().parse_args(args, namespace)
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message} (--help tells its options)\n")
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The question to ask of a name that is none of those ``known``; empty where none is near."""
+    near = get_close_matches(name, known, n=1)
+    return f": did you mean {near[0]}?" if near else ""
 
 
 def parser_of(words: tuple[str, ...]) -> argparse.ArgumentParser:
     """The options of one of ``COMMANDS``."""
-    module_name, text = COMMANDS[words]
+    command = COMMANDS[words]
     # Half a name might be that of an option of tomorrow. A command may tell more with --help.
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         f"lexshard {' '.join(words)}",
-        description=text,
+        description=command.text,
         allow_abbrev=False,
         conflict_handler="resolve",
     )
-    importlib.import_module(module_name).add_arguments(parser)
+    importlib.import_module(command.options or command.module).add_arguments(parser)
     return parser
 
 
 # As a shell tells of a program that SIGPIPE ended.
 NOBODY_READS = 141
+HELP = ("-h", "--help")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a subcommand; returns the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if not arguments or arguments[0] in ("-h", "--help"):
+    if arguments[:1] == ["help"]:
+        arguments = [*arguments[1:], "--help"]
+    if not arguments or arguments[0] in HELP:
         print(usage())
         return 0 if arguments else 2
     if arguments[0] == "--version":
         print(version("lexshard"))
         return 0
-    for words, (module_name, _) in COMMANDS.items():
+    for words, command in COMMANDS.items():
         if tuple(arguments[: len(words)]) == words:
-            parser = parser_of(words)
-            module = importlib.import_module(module_name)
-            given = parser.parse_args(arguments[len(words) :])
-            try:
-                code: int | None = module.run(given)
-                sys.stdout.flush()
-            except BrokenPipeError:  # whoever reads, `head` say, has read enough
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-                return NOBODY_READS
-            return code or 0
-    print(f"lexshard: no command '{' '.join(arguments[:2])}'\n\n{usage()}", file=sys.stderr)
+            given = parser_of(words).parse_args(arguments[len(words) :])
+            return _run(command, given)
+    return _no_command(arguments)
+
+
+def _run(command: Command, given: argparse.Namespace) -> int:
+    try:
+        code: int | None = importlib.import_module(command.module).run(given)
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever reads, `head` say, has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return NOBODY_READS
+    return code or 0
+
+
+def _no_command(arguments: Sequence[str]) -> int:
+    """Half a command, or none."""
+    first, *others = arguments
+    is_group = first in {words[0] for words in COMMANDS}
+    if is_group and (not others or others[0] in HELP):
+        print(usage(first))
+        return 0 if others else 2
+    name = " ".join(arguments[:2] if is_group else arguments[:1])
+    known = [" ".join(words) for words in COMMANDS if not is_group or words[0] == first]
+    if not is_group:
+        known += {words[0] for words in COMMANDS}
+    where = f"lexshard {first} --help" if is_group else "lexshard --help"
+    question = did_you_mean(name, known)
+    print(
+        f"lexshard: no command '{name}'{question} ({where} tells which there are)", file=sys.stderr
+    )
     return 2
 
 

@@ -9,9 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
-import torch
-
-from kernels import pool
 from loadtest.bench.machine import describe_machine, installed_versions, pinned_to_cores
 from loadtest.bench.record import Report
 
@@ -54,6 +51,10 @@ def names_of(known: Iterable[str]) -> Callable[[str], tuple[str, ...]]:
 @contextmanager
 def on_pinned_cores(report: Report, threads: int) -> Iterator[Sequence[int]]:
     """As many cores as ``threads``, which the report names; torch and our kernels use them."""
+    import torch  # seconds, which options and their help do without
+
+    from kernels import pool
+
     with pinned_to_cores(threads) as cores:
         torch.set_num_threads(threads)
         pool.set_threads(threads)

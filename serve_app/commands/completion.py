@@ -136,7 +136,8 @@ def fish_script(commands: Commands) -> str:
     lines = ["# lexshard: lexshard completion fish | source"]
     for begin, following in _groups().items():
         for word in following:
-            text = COMMANDS.get((*begin.split(), word), ("", ""))[1]
+            whole = COMMANDS.get((*begin.split(), word))
+            text = whole.text if whole else ""
             seen = _seen(begin.split(), following)
             lines.append(f"complete -c lexshard -f -n {seen} -a {word} -d {_quoted(text)}")
     for command, arguments in commands.items():

@@ -7,9 +7,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from serve_app.demo.pipeline import train_demo
-from serve_app.demo.recipe import DemoRecipe
-
 DEFAULT_SEED = 17
 
 
@@ -50,6 +47,10 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.target is not None and arguments.target_tokens is not None:
         print("error: a kept --target is not trained: leave --target-tokens out", file=sys.stderr)
         return 1
+    # Seconds, with torch: a mistyped option should not wait for it.
+    from serve_app.demo.pipeline import train_demo
+    from serve_app.demo.recipe import DemoRecipe
+
     recipe = DemoRecipe().with_tokens(arguments.target_tokens, arguments.draft_tokens)
     try:
         result = train_demo(

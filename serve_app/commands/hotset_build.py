@@ -8,8 +8,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from actors.decision.hot_vocabulary.file import FILE_NAME
-from actors.decision.hot_vocabulary.report import describe, write_report
 from actors.hub_cache import in_hub_cache
 from cluster.models.folders import model_folder
 from cluster.models.progress import tell
@@ -29,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "asked (default: the bundled passages)",
     )
     parser.add_argument(
-        "--out", type=Path, metavar="FILE", help=f"default: {FILE_NAME} beside the model"
+        "--out", type=Path, metavar="FILE", help="default: hot.lexshard beside the model"
     )
     parser.add_argument(
         "--positions",
@@ -83,7 +81,8 @@ def _build(arguments: argparse.Namespace) -> None:
     # Seconds: a mistyped name should not wait for it.
     from actors.configuration import EngineConfiguration
     from actors.decision.hot_vocabulary.build import HotVocabularySettings, build_hot_file
-    from actors.decision.hot_vocabulary.file import write_hot_file
+    from actors.decision.hot_vocabulary.file import FILE_NAME, write_hot_file
+    from actors.decision.hot_vocabulary.report import describe, write_report
     from actors.decision.hot_vocabulary.traces import bundled_traces, read_traces
     from actors.engine.engine import Engine
     from actors.index.hidden import load_tokenizer

@@ -6,9 +6,6 @@ import argparse
 import sys
 from pathlib import Path
 
-from actors.decision.hot_vocabulary.file import read_hot_file
-from actors.decision.hot_vocabulary.report import describe
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options to a parser."""
@@ -17,6 +14,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the report; returns the exit status."""
+    # With kernels, which a mistyped option should not wait for.
+    from actors.decision.hot_vocabulary.file import read_hot_file
+    from actors.decision.hot_vocabulary.report import describe
+
     try:
         print(describe(arguments.file, read_hot_file(arguments.file)))
     except ValueError as error:

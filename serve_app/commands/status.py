@@ -9,7 +9,7 @@ import os
 import sys
 from datetime import datetime
 from typing import Any
-from urllib.error import HTTPError
+from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import ProxyHandler, Request, build_opener
 
@@ -22,7 +22,10 @@ ANSWER_SECONDS = 10.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options to a parser."""
     parser.add_argument(
-        "--url", default="http://127.0.0.1:8000", help="of the server (default %(default)s)"
+        "--url",
+        type=server_address,
+        default="http://127.0.0.1:8000",
+        help="of the server, or HOST:PORT or :PORT (default %(default)s)",
     )
     parser.add_argument("--json", action="store_true", help="print the answer as it is")
     parser.add_argument(
@@ -39,8 +42,11 @@ def run(arguments: argparse.Namespace) -> int:
         remedy = f": set {KEY_VARIABLE}" if error.code == 401 else ""
         print(f"lexshard: {arguments.url} answers {error.code}{remedy}", file=sys.stderr)
         return 1
-    except (OSError, ValueError, http.client.HTTPException) as error:
-        print(f"lexshard: no server answers at {arguments.url}: {error}", file=sys.stderr)
+    except (OSError, http.client.HTTPException) as error:
+        print(f"lexshard: no server answers at {arguments.url}: {_reason(error)}", file=sys.stderr)
+        return 1
+    except ValueError:
+        print(f"lexshard: what answers at {arguments.url} is no lexshard server", file=sys.stderr)
         return 1
     if arguments.json:
         print(json.dumps(report, indent=2))
@@ -49,9 +55,32 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if report["ready"] else 1
 
 
+def server_address(text: str) -> str:
+    """The type of an argument that is a URL, or what of one a terminal needs: ``host:8000``,
+    ``:8000``."""
+    url = text if "://" in text else f"http://{'127.0.0.1' if text.startswith(':') else ''}{text}"
+    try:
+        parts = urlsplit(url)
+        is_address = parts.scheme in ("http", "https") and bool(parts.hostname)
+        is_address = is_address and parts.port != 0
+    except ValueError:  # of brackets, or of a port
+        is_address = False
+    if not is_address:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no address: give HOST:PORT, :PORT, or a URL with http:// or https://"
+        )
+    return url
+
+
+def _reason(error: Exception) -> str:
+    """In words, without the names of exceptions."""
+    inner = error.reason if isinstance(error, URLError) else error
+    if isinstance(inner, OSError) and inner.strerror:
+        return inner.strerror[0].lower() + inner.strerror[1:]
+    return str(inner) or "it sends no answer"
+
+
 def _ask(url: str) -> dict[str, Any]:
-    if urlsplit(url).scheme not in ("http", "https"):
-        raise ValueError("give an address that begins with http:// or https://")
     headers = {}
     if key := os.environ.get(KEY_VARIABLE):
         headers["Authorization"] = f"Bearer {key}"
@@ -60,8 +89,10 @@ def _ask(url: str) -> dict[str, Any]:
     with opener.open(
         Request(f"{url.rstrip('/')}/status", headers=headers), timeout=ANSWER_SECONDS
     ) as answer:
-        report: dict[str, Any] = json.loads(answer.read())
-        return report
+        report = json.loads(answer.read())
+    if not isinstance(report, dict) or not {"ready", "roles"} <= report.keys():
+        raise ValueError("it tells of no roles")
+    return report
 
 
 def describe(report: dict[str, Any]) -> str:

@@ -26,6 +26,7 @@ from loadtest.bench.draft.case import (
     DraftLengths,
 )
 from loadtest.bench.draft.cost import record_costs
+from loadtest.bench.draft.options import add_arguments
 from loadtest.bench.draft.speed import PLAIN, SHORTLIST, SPEED, DraftingEngine, record_speed
 from loadtest.bench.draft.tasks import read_tasks, sample
 from loadtest.bench.record import Report
@@ -143,7 +144,7 @@ def test_the_demo_pair_is_measured(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     parser = argparse.ArgumentParser()
-    command.add_arguments(parser)
+    add_arguments(parser)
     written = tmp_path / "draft.json"
     options = ["--data", str(data), "--quick", "--tokens", "32", "--shares", "0.05"]
     options += ["--json", str(written)]

@@ -19,6 +19,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from loadtest.bench.engine import command as engine
+from loadtest.bench.engine import options as engine_options
 from loadtest.bench.engine.agreement import Difference, compare
 from loadtest.bench.machine import pinned_to_cores
 from loadtest.bench.peers.transformers_generate import GenerateRunner, left_padded
@@ -236,7 +237,7 @@ def test_the_table_shows_the_ratio_beside_the_peer() -> None:
 
 def parse(*options: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    engine.add_arguments(parser)
+    engine_options.add_arguments(parser)
     return parser.parse_args(options)
 
 

@@ -20,11 +20,13 @@ from actors.messages import Certificate
 from kernels.rows import canonical_logits
 from loadtest.bench import bandwidth
 from loadtest.bench.engine import command as engine
+from loadtest.bench.engine import options as engine_options
 from loadtest.bench.engine.random_model import DEMO, ModelDimensions, write_random_model
 from loadtest.bench.engine.runner import EngineRunner
 from loadtest.bench.head import case as head_case
 from loadtest.bench.head import cluster_bounds
 from loadtest.bench.head import command as head
+from loadtest.bench.head import options as head_options
 from loadtest.bench.head.case import HeadCase
 from loadtest.bench.head.contenders import (
     OURS,
@@ -217,7 +219,7 @@ def test_memory_bandwidth_is_a_plausible_number(monkeypatch: pytest.MonkeyPatch)
 
 def parse(*options: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    head.add_arguments(parser)
+    head_options.add_arguments(parser)
     return parser.parse_args(options)
 
 
@@ -415,7 +417,7 @@ def test_a_shape_is_written_to_a_folder_that_is_gone_afterwards(
 
     monkeypatch.setattr(engine, "write_random_model", write)
     parser = argparse.ArgumentParser()
-    engine.add_arguments(parser)
+    engine_options.add_arguments(parser)
     arguments = parser.parse_args(["--shape", "large-vocabulary"])
     with engine.checkpoint(arguments) as model:
         assert written == [Path(model)]

@@ -21,15 +21,9 @@ from loadtest.bench.record import Report
 from loadtest.bench.sampler import command as sampler
 from loadtest.bench.sampler import scaling
 from loadtest.bench.sampler.case import SamplerCase, Sets, steps_per_run
-from loadtest.bench.sampler.contenders import (
-    CANDIDATES,
-    NAIVE,
-    OFFLOADED,
-    VLLM,
-    TimedSteps,
-    TorchContender,
-)
+from loadtest.bench.sampler.contenders import TimedSteps, TorchContender
 from loadtest.bench.sampler.messages import candidate_rows
+from loadtest.bench.sampler.options import CANDIDATES, NAIVE, OFFLOADED, VLLM, add_arguments
 from loadtest.bench.sampler.settings import SETTINGS, Setting
 from loadtest.bench.sampler.torch_sampler import TorchSampler, add_gumbel_noise
 from loadtest.bench.sampler.vllm_process import VllmProcess
@@ -253,7 +247,7 @@ def test_samplers_share_the_rows_evenly(batch: int, count: int) -> None:
 
 def parse(*options: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    sampler.add_arguments(parser)
+    add_arguments(parser)
     return parser.parse_args(options)
 
 

@@ -18,6 +18,7 @@ from loadtest.bench.shards import command
 from loadtest.bench.shards.case import ShardCase
 from loadtest.bench.shards.fitted_link import fit_link
 from loadtest.bench.shards.model import HOPS, HeadSize, StepModel
+from loadtest.bench.shards.options import add_arguments
 from loadtest.bench.shards.published import LINKS, MEMORY_BANDWIDTH, Link
 from loadtest.bench.shards.recorded_shard import RecordedShard
 from loadtest.bench.shards.timed_shard import TimedShard
@@ -29,7 +30,7 @@ HEAD = HeadSize(vocabulary=128_256, columns=8_192, batch=1, candidates=58, resco
 
 def parsed(options: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    command.add_arguments(parser)
+    add_arguments(parser)
     return parser.parse_args(options.split())
 
 

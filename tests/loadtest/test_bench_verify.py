@@ -34,6 +34,7 @@ from loadtest.bench.verify.contenders import (
     verify_in_torch,
 )
 from loadtest.bench.verify.memory import peak_memory
+from loadtest.bench.verify.options import add_arguments
 from loadtest.bench.verify.workload import AGREEMENTS, SEQUENCES, VerifyStep, steps_of
 from tests.support.paths import ROOT
 
@@ -169,7 +170,7 @@ def test_the_contenders_of_a_device_verify_in_the_interpreter() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_the_command_measures_a_device(capsys: pytest.CaptureFixture[str]) -> None:
     parser = argparse.ArgumentParser()
-    command.add_arguments(parser)
+    add_arguments(parser)
     options = "--device cuda -V 5000 --gamma 2 --batch 1,4 --runs 2"
     assert command.run(parser.parse_args(options.split())) == 0
     assert "transformers, looped" in capsys.readouterr().out
@@ -188,7 +189,7 @@ def test_the_command_prints_and_writes_every_figure(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     parser = argparse.ArgumentParser()
-    command.add_arguments(parser)
+    add_arguments(parser)
     file = tmp_path / "verify.json"
     options = "-V 500 --gamma 1,2 --batch 1,4 --runs 2 --limits=-1:1,-10:10 --json"
     assert command.run(parser.parse_args([*options.split(), str(file)])) == 0
@@ -209,7 +210,7 @@ def test_the_command_prints_and_writes_every_figure(
 )
 def test_impossible_options_are_refused(options: str) -> None:
     parser = argparse.ArgumentParser()
-    command.add_arguments(parser)
+    add_arguments(parser)
     name, _, value = options.partition(" ")
     with pytest.raises(SystemExit):
         parser.parse_args([f"{name}={value}"])

@@ -126,7 +126,7 @@ def test_a_flag_cut_short_and_a_key_on_the_command_line_are_refused(capsys: Capt
         with pytest.raises(SystemExit) as end:
             main(["config", "show", "--model", "a", flag, "3"])
         assert end.value.code == 2
-        assert f"unrecognized arguments: {flag}" in capsys.readouterr().err
+        assert f"unknown option {flag}: did you mean --" in capsys.readouterr().err
 
 
 def test_a_reader_that_has_read_enough_is_no_error() -> None:

@@ -17,7 +17,6 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -46,64 +45,22 @@ from loadtest.bench.draft.case import (
     record_lengths,
 )
 from loadtest.bench.draft.cost import record_costs
+from loadtest.bench.draft.options import (
+    PROMPTS,
+    QUICK_PROMPTS,
+    QUICK_RUNS,
+    QUICK_SPEED_RUNS,
+    RUNS,
+    SPEED_RUNS,
+)
 from loadtest.bench.draft.speed import PLAIN, DraftingEngine, record_speed
 from loadtest.bench.draft.tasks import read_tasks, sample
 from loadtest.bench.machine import describe_machine, installed_versions, pinned_to_cores
 from loadtest.bench.record import CaseLabels, Report
 
-PROMPTS, QUICK_PROMPTS = 80, 10
-RUNS, QUICK_RUNS = 15, 3  # of the timings
-SPEED_RUNS, QUICK_SPEED_RUNS = 5, 2
 SPEED_PROMPTS, SPEED_PROMPT_TOKENS = 16, 64
-TOKENS = 128
 MOST_PROMPT_TOKENS = 1024
-SEED = 1_000_003  # of the first prompt, the next one's is one more; none that trained a router
-STEPS = 5
 TEMPERATURES = (0.0, 0.8)
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's options to a parser."""
-    parser.add_argument("--model", type=Path, default=Path("models/lexshard-demo"), metavar="DIR")
-    parser.add_argument(
-        "--draft", type=Path, default=Path("models/lexshard-demo-draft"), metavar="DIR"
-    )
-    parser.add_argument(
-        "--router", type=Path, metavar="FILE", help="default: the one beside the draft"
-    )
-    parser.add_argument(
-        "--data",
-        type=Path,
-        required=True,
-        metavar="DIR",
-        help="folder of spec_bench_question.jsonl, mt_bench_question.jsonl, gsm8k_test.jsonl and "
-        "HumanEval.jsonl.gz, as published; any of them",
-    )
-    parser.add_argument(
-        "--prompts",
-        type=int,
-        metavar="N",
-        help=f"of a task: default {PROMPTS}, quick {QUICK_PROMPTS}",
-    )
-    parser.add_argument("--tokens", type=int, default=TOKENS, metavar="N", help="after a prompt")
-    parser.add_argument(
-        "--gamma",
-        type=int,
-        default=STEPS,
-        metavar="N",
-        help=f"guesses of a draft (default {STEPS})",
-    )
-    parser.add_argument(
-        "--shares",
-        type=_shares,
-        default=(),
-        metavar="S,S",
-        help="of the vocabulary, to compare heads of these sizes as well, for example 0.05,0.1",
-    )
-    parser.add_argument("--threads", type=int, default=1, metavar="N")
-    parser.add_argument("--quick", action="store_true", help="fewer prompts: a minute")
-    parser.add_argument("--seed", type=int, default=SEED, metavar="N")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -209,10 +166,3 @@ def summary(measured: Sequence[Mapping[str, Mapping[str, DraftLengths]]]) -> str
                 words += f", equal in {equal}"
             lines.append(words)
     return "\n".join(lines)
-
-
-def _shares(text: str) -> tuple[float, ...]:
-    shares = tuple(float(share) for share in text.split(","))
-    if not all(0 < share <= 1 for share in shares):
-        raise argparse.ArgumentTypeError(f"{text} are not shares: give numbers above 0, at most 1")
-    return shares

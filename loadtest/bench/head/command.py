@@ -13,60 +13,28 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 
 from loadtest.bench.bandwidth import read_bandwidth
 from loadtest.bench.head.case import TIME, HeadCase, table
-from loadtest.bench.head.contenders import DENSE_HEAD, ROW_KERNEL, TIERS, cpu_contenders
-from loadtest.bench.head.synthetic_heads import NAMED, measure_geometry
+from loadtest.bench.head.contenders import DENSE_HEAD, ROW_KERNEL, cpu_contenders
+from loadtest.bench.head.options import (
+    COLUMNS,
+    QUICK_COMPARED,
+    QUICK_RUNS,
+    RUNS,
+    VOCABULARY,
+)
+from loadtest.bench.head.synthetic_heads import measure_geometry
 from loadtest.bench.head.workload import (
     SAMPLING_METHODS,
     HeadWorkload,
     model_workload,
     synthetic_workload,
 )
-from loadtest.bench.measurement import add_common_arguments, names_of, numbers, run_measurement
+from loadtest.bench.measurement import run_measurement
 from loadtest.bench.record import CaseLabels, Report
-
-RUNS, QUICK_RUNS = 15, 3
-QUICK_COMPARED = 1  # steps whose tokens --quick compares with canonical logits of all rows
-SEED = 17
-VOCABULARY, COLUMNS = 131_072, 1_024
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's options to a parser."""
-    parser.add_argument(
-        "--vocabulary", "-V", type=int, metavar="N", help=f"default {VOCABULARY:,}; --paper less"
-    )
-    parser.add_argument(
-        "--columns", "-d", type=int, metavar="N", help=f"default {COLUMNS:,}; --paper less"
-    )
-    parser.add_argument("--geometry", choices=tuple(NAMED), default="independent")
-    parser.add_argument(
-        "--model", type=Path, metavar="DIR", help="a checkpoint's head with real hidden states"
-    )
-    parser.add_argument("--batch", type=numbers, default=(1, 8, 32), metavar="N,N")
-    parser.add_argument(
-        "--need",
-        type=names_of(SAMPLING_METHODS),
-        default=("greedy", "gumbel", "top50"),
-        metavar="A,B",
-    )
-    parser.add_argument("--tier", choices=("auto", "any", *TIERS, "dense"), default="auto")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument(
-        "--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="of synthetic weights"
-    )
-    parser.add_argument(
-        "--threads", type=int, default=1, metavar="N", help="of every contender; pinned"
-    )
-    add_common_arguments(parser, runs=RUNS, quick_runs=QUICK_RUNS, seed=SEED)
-    parser.add_argument(
-        "--paper", action="store_true", help="CSV-Decode's bounds on clusters: an ablation"
-    )
 
 
 def run(arguments: argparse.Namespace) -> int:

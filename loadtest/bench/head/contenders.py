@@ -28,15 +28,10 @@ from actors.states.need import Need
 from kernels.draw import Controls, draw
 from kernels.linear import linear, pack
 from kernels.quantize import Tier, quantize
+from loadtest.bench.head.options import TIERS
 from loadtest.bench.head.workload import HeadWorkload, SamplingMethod
 
-_BUILDERS: dict[str, Callable[..., Tier]] = {
-    "int8": partial(quantize, kind="int8"),
-    "int4": partial(quantize, kind="int4"),
-    "int4-dither": partial(quantize, kind="int4-dither"),
-    "1-bit": partial(quantize, kind="1-bit"),
-}
-TIERS = tuple(_BUILDERS)
+_BUILDERS: dict[str, Callable[..., Tier]] = {kind: partial(quantize, kind=kind) for kind in TIERS}
 CALIBRATED = {"auto": DEFAULT_TIERS, "any": TIERS}
 OURS, DENSE_HEAD, ROW_KERNEL = "certified", "own dense", "row kernel"
 CandidateSearch = Callable[[npt.NDArray[np.float32], Sequence[Need]], Candidates]

@@ -20,17 +20,8 @@ from loadtest.bench.record import (
     paired_ratio,
     percentile,
 )
-from loadtest.bench.sampler.contenders import (
-    CANDIDATES,
-    COLD,
-    HOT,
-    NAIVE,
-    OURS,
-    VLLM,
-    SamplerContender,
-    TorchContender,
-    VllmContender,
-)
+from loadtest.bench.sampler.contenders import OURS, SamplerContender, TorchContender, VllmContender
+from loadtest.bench.sampler.options import CANDIDATES, COLD, HOT, NAIVE, VLLM
 from loadtest.bench.sampler.workload import SamplerWorkload
 
 TIME = Measure("time per row", "ms", higher_is_better=False)

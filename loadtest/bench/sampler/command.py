@@ -27,23 +27,12 @@ import numpy.typing as npt
 from tqdm import tqdm
 
 from loadtest.bench.measurement import (
-    add_common_arguments,
-    names_of,
-    numbers,
     on_pinned_cores,
     run_measurement,
 )
 from loadtest.bench.record import Report, percentile
 from loadtest.bench.sampler.case import SamplerCase, candidates_per_row, steps_per_run, table
 from loadtest.bench.sampler.contenders import (
-    CANDIDATES,
-    COLD,
-    HOT,
-    MIXTURE,
-    NAIVE,
-    OFFLOADED,
-    PARALLEL,
-    WITH_MAXIMA,
     CandidateContender,
     DenseContender,
     MixtureContender,
@@ -52,57 +41,26 @@ from loadtest.bench.sampler.contenders import (
     VllmContender,
 )
 from loadtest.bench.sampler.hot_vocabulary import fitted_hot_vocabulary, mixture_hot_ids
+from loadtest.bench.sampler.options import (
+    CANDIDATES,
+    COLD,
+    HOT,
+    MIXTURE,
+    NAIVE,
+    OFFLOADED,
+    PARALLEL,
+    QUICK_RUNS,
+    QUICK_VARIANTS,
+    RUNS,
+    VARIANTS,
+    WITH_MAXIMA,
+)
 from loadtest.bench.sampler.scaling import measure_scaling
 from loadtest.bench.sampler.settings import SETTINGS
 from loadtest.bench.sampler.vllm_process import VllmProcess, keep_freed_memory
 from loadtest.bench.sampler.workload import POOL, Pool, SamplerWorkload, model_pool, synthetic_pool
 
-RUNS, QUICK_RUNS = 9, 3
 COMPARED = 2  # steps whose tokens are compared with the plain draw
-SEED = 17
-VOCABULARY, BATCH, HISTORY = (151_936,), (1, 8, 32), (400,)
-CONTROLS = ("all", "none")
-VARIANTS = (NAIVE, PARALLEL, OFFLOADED, WITH_MAXIMA, HOT, CANDIDATES, COLD, MIXTURE)
-QUICK_VARIANTS = (NAIVE, OFFLOADED, WITH_MAXIMA, HOT, CANDIDATES, COLD)
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's options to a parser."""
-    parser.add_argument("--vocabulary", "-V", type=numbers, default=VOCABULARY, metavar="N,N")
-    parser.add_argument(
-        "--model", type=Path, metavar="DIR", help="a checkpoint's own logits instead, its own V"
-    )
-    parser.add_argument("--batch", type=numbers, default=BATCH, metavar="N,N")
-    parser.add_argument(
-        "--controls",
-        type=names_of(SETTINGS),
-        default=CONTROLS,
-        metavar="A,B",
-        help=f"{', '.join(SETTINGS)} (default {','.join(CONTROLS)})",
-    )
-    parser.add_argument(
-        "--history", type=numbers, default=HISTORY, metavar="N,N", help="tokens before step 0"
-    )
-    parser.add_argument(
-        "--variants",
-        type=names_of(VARIANTS),
-        metavar="A,B",
-        help=f"{', '.join(VARIANTS)} (default all; quick without {PARALLEL} and {MIXTURE})",
-    )
-    parser.add_argument(
-        "--vllm-python",
-        type=Path,
-        metavar="PATH",
-        help="interpreter of an environment that has vLLM for CPUs: measure against its sampler",
-    )
-    parser.add_argument(
-        "--samplers",
-        type=numbers,
-        default=(),
-        metavar="N,N",
-        help="also so many samplers at a time, on as many cores",
-    )
-    add_common_arguments(parser, runs=RUNS, quick_runs=QUICK_RUNS, seed=SEED)
 
 
 def run(arguments: argparse.Namespace) -> int:

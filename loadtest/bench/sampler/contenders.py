@@ -25,14 +25,21 @@ from actors.states.deltas import Deltas
 from kernels.decision import block_maxima
 from kernels.hot_vocab import mixture_draw
 from loadtest.bench.sampler.messages import appending, candidate_rows, opening
+from loadtest.bench.sampler.options import (
+    CANDIDATES,
+    COLD,
+    HOT,
+    MIXTURE,
+    NAIVE,
+    OFFLOADED,
+    PARALLEL,
+    VLLM,
+    WITH_MAXIMA,
+)
 from loadtest.bench.sampler.torch_sampler import TorchSampler
 from loadtest.bench.sampler.vllm_process import VllmProcess
 from loadtest.bench.sampler.workload import SamplerWorkload
 
-VLLM, NAIVE, PARALLEL = "vllm", "naive torch", "parallel torch"
-OFFLOADED, WITH_MAXIMA, HOT = "offloaded", "offloaded + maxima", "hot vocabulary"
-CANDIDATES, COLD = "certified candidates", "candidates, cold caches"
-MIXTURE = "mixture"
 OURS = (OFFLOADED, WITH_MAXIMA, HOT, CANDIDATES, COLD)
 
 CACHES = 1 << 26  # bytes that push everything else out of the caches

@@ -27,8 +27,8 @@ from kernels.decision import block_maxima
 from loadtest.bench.machine import pinned_to_cores
 from loadtest.bench.record import CaseLabels, Report, format_number, format_table, percentile
 from loadtest.bench.sampler.case import LARGEST, THROUGHPUT, steps_per_run
-from loadtest.bench.sampler.contenders import CANDIDATES, OFFLOADED, PARALLEL
 from loadtest.bench.sampler.messages import appending, candidate_rows, opening
+from loadtest.bench.sampler.options import CANDIDATES, OFFLOADED, PARALLEL
 from loadtest.bench.sampler.settings import Setting
 from loadtest.bench.sampler.torch_sampler import TorchSampler
 from loadtest.bench.sampler.workload import Pool, SamplerWorkload

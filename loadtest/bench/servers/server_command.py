@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from kernels.home import VARIABLE as HOME
 from loadtest.bench.serve.endpoint import endpoint
 
 OURS = "lexshard"
+HOME = "LEXSHARD_HOME"  # where it keeps files of its own
 MODEL, DRAFT = "models/lexshard-demo", "models/lexshard-demo-draft"
 # Set in this process by `kernels`; a server that inherited them would not look in its own home.
 CACHES = ("NUMBA_CACHE_DIR", "TRITON_CACHE_DIR")

@@ -18,12 +18,8 @@ import torch
 
 from actors.head.shard_group import ShardGroup
 from actors.head.sharded.part import build_ladder
-from loadtest.bench.head.synthetic_heads import NAMED
 from loadtest.bench.head.workload import synthetic_workload
 from loadtest.bench.measurement import (
-    add_common_arguments,
-    names_of,
-    numbers,
     on_pinned_cores,
     run_measurement,
 )
@@ -37,8 +33,9 @@ from loadtest.bench.shards.csv_decode import (
 )
 from loadtest.bench.shards.fitted_link import fit_link
 from loadtest.bench.shards.model import HeadSize, models
+from loadtest.bench.shards.options import CANDIDATES, QUICK_RUNS, RESCORED, RUNS
 from loadtest.bench.shards.processes import shard_processes
-from loadtest.bench.shards.published import LINKS, MEMORY_BANDWIDTH, Link
+from loadtest.bench.shards.published import Link
 from loadtest.bench.shards.tables import (
     MODELLED,
     describe_link,
@@ -48,71 +45,9 @@ from loadtest.bench.shards.tables import (
     step_table,
 )
 from loadtest.bench.shards.timed_shard import TimedShard
-from loadtest.bench.shards.workload import NEEDS, ShardWorkload
+from loadtest.bench.shards.workload import ShardWorkload
 
-RUNS, QUICK_RUNS = 5, 2
-SEED = 19
-VOCABULARY, COLUMNS = 131_072, 1_024
-MODEL_HEADS = ((128_256, 8_192), (262_144, 5_376))  # Llama 3.1 70B, Gemma 3 27B
-MODEL_BATCH = 8
-# Of top-50 per token, where nothing was measured; every shard rescores as many rows.
-CANDIDATES, RESCORED = 58.0, 64.0
 MODEL_STEP = Measure("MODEL of a step, not measured", "us", higher_is_better=False)
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's options to a parser."""
-    parser.add_argument("--vocabulary", "-V", type=int, default=VOCABULARY, metavar="N")
-    parser.add_argument("--columns", "-d", type=int, default=COLUMNS, metavar="N")
-    parser.add_argument("--geometry", choices=tuple(NAMED), default="independent")
-    parser.add_argument("--tier", choices=("int8", "int4"), default="int8", help="all shards'")
-    parser.add_argument(
-        "--shards", type=numbers, default=(1, 2, 4, 8), metavar="N,N", help="1 is always measured"
-    )
-    parser.add_argument("--batch", type=numbers, default=(1, 8, 32), metavar="N,N")
-    parser.add_argument(
-        "--clusters",
-        type=int,
-        metavar="C",
-        help="compare with CSV-Decode's exchange of as many clusters, made by k-means",
-    )
-    parser.add_argument("--need", type=names_of(NEEDS), default=tuple(NEEDS), metavar="A,B")
-    add_common_arguments(parser, runs=RUNS, quick_runs=QUICK_RUNS, seed=SEED)
-    model = parser.add_argument_group("the model, which is not a measurement")
-    model.add_argument("--model-only", action="store_true", help="measure nothing")
-    model.add_argument(
-        "--model-head",
-        type=_head,
-        nargs="+",
-        default=MODEL_HEADS,
-        metavar="V,d",
-        help="default 128256,8192 262144,5376",
-    )
-    model.add_argument("--model-batch", type=int, default=MODEL_BATCH, metavar="N")
-    model.add_argument(
-        "--memory-bandwidth",
-        type=float,
-        default=MEMORY_BANDWIDTH / 1e9,
-        metavar="GB/s",
-        help="default 3350",
-    )
-    model.add_argument(
-        "--link",
-        type=_link,
-        nargs="+",
-        default=LINKS,
-        metavar="NAME=GB/s,US",
-        help="one direction, and microseconds of a hop; default NVLink 4, PCIe 5, Ethernet",
-    )
-    model.add_argument(
-        "--candidates", type=float, metavar="N", help=f"per token; default measured or {CANDIDATES}"
-    )
-    model.add_argument(
-        "--rescored",
-        type=float,
-        metavar="N",
-        help=f"rows per token and shard; default measured or {RESCORED}",
-    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -242,22 +177,3 @@ def print_model(
         }
         for shards in MODELLED:
             report.add({**labels, "shards": shards}, MODEL_STEP, {"model": [each.step(shards)]})
-
-
-def _head(text: str) -> tuple[int, int]:
-    try:
-        vocabulary, columns = (int(part) for part in text.split(","))
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r}: give V,d, as in 128256,8192") from error
-    return vocabulary, columns
-
-
-def _link(text: str) -> Link:
-    name, _, figures = text.partition("=")
-    try:
-        bandwidth, base = (float(part) for part in figures.split(","))
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(
-            f"{text!r}: give NAME=GB/s,microseconds, as in InfiniBand=50,8"
-        ) from error
-    return Link(name, 1e9 * bandwidth, base)

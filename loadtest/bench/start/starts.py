@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from actors.index.automatic import FILE_NAME
-from kernels.home import VARIABLE as HOME
 from loadtest.bench.servers.asking import Asker
 from loadtest.bench.servers.running import running
 from loadtest.bench.servers.server_command import (
     DRAFT,
+    HOME,
     MODEL,
     ServerCommand,
     option_value,
@@ -63,6 +62,8 @@ def first_start(flags: Sequence[str], seed: int) -> StartRun:
 
 def copy_without_index(model: Path, place: Path) -> Path:
     """A copy of a model's folder, but for its vocabulary index, in the folder ``place``."""
+    from actors.index.automatic import FILE_NAME  # with torch, which options do without
+
     ignored = shutil.ignore_patterns(f"{FILE_NAME}*")
     return Path(shutil.copytree(model, place / model.resolve().name, ignore=ignored))
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 import torch
 from tqdm import tqdm
 
-from loadtest.bench.measurement import add_common_arguments, names_of, numbers, run_measurement
+from loadtest.bench.measurement import run_measurement
 from loadtest.bench.record import Report, paired_ratio
 from loadtest.bench.verify.case import VerifyCase, table
 from loadtest.bench.verify.contenders import (
@@ -28,42 +28,10 @@ from loadtest.bench.verify.contenders import (
     cpu_contenders,
 )
 from loadtest.bench.verify.memory import peak_memory
-from loadtest.bench.verify.workload import AGREEMENTS, steps_of
+from loadtest.bench.verify.options import QUICK_RUNS, RUNS
+from loadtest.bench.verify.workload import steps_of
 
-RUNS, QUICK_RUNS = 9, 3
 COMPARED = 2  # sequences of a case that are also verified by the reference
-SEED = 17
-VOCABULARY = (32_768, 131_072, 151_936, 262_144)
-GAMMA, BATCH = (1, 3, 5, 8), (1, 4, 16)
-LIMITS = ((-1.0, 1.0), (-10.0, 10.0), (-1e3, 1e3), (-1e4, 1e4))
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's options to a parser."""
-    parser.add_argument("--vocabulary", "-V", type=numbers, default=VOCABULARY, metavar="N,N")
-    parser.add_argument(
-        "--gamma", type=numbers, default=GAMMA, metavar="N,N", help="drafts of a sequence"
-    )
-    parser.add_argument("--batch", type=numbers, default=BATCH, metavar="N,N")
-    parser.add_argument(
-        "--agreement",
-        type=names_of(AGREEMENTS),
-        default=("close",),
-        metavar="A,B",
-        help=f"of drafter and target: {', '.join(AGREEMENTS)} (default close)",
-    )
-    parser.add_argument(
-        "--limits",
-        type=_limits,
-        default=LIMITS,
-        metavar="A:B,A:B",
-        help="alpha:beta of the sigmoids (default -1:1,-10:10,-1e3:1e3,-1e4:1e4)",
-    )
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument(
-        "--threads", type=int, default=1, metavar="N", help="of every contender; pinned"
-    )
-    add_common_arguments(parser, runs=RUNS, quick_runs=QUICK_RUNS, seed=SEED)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -149,13 +117,3 @@ def _ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
 
 def _nothing() -> None:
     """What a processor has to be waited for."""
-
-
-def _limits(text: str) -> tuple[tuple[float, float], ...]:
-    try:
-        pairs = tuple(tuple(map(float, part.split(":"))) for part in text.split(","))
-    except ValueError:
-        pairs = ()
-    if not pairs or any(len(pair) != 2 or not pair[0] < 0 < pair[1] for pair in pairs):
-        raise argparse.ArgumentTypeError(f"{text!r}: give alpha:beta, for example -10:10,-1e3:1e3")
-    return pairs  # type: ignore[return-value]

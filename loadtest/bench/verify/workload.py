@@ -10,10 +10,9 @@ import numpy.typing as npt
 from kernels.noise import gumbel_row
 from kernels.verify import DenseProposals, DraftedRows
 from loadtest.bench.sampler.workload import synthetic_rows
+from loadtest.bench.verify.options import AGREEMENTS
 
 SEQUENCES = 16  # of a run, however many are verified at a time: steps of one, or one of sixteen
-# How far a drafter's logits are from the target's: the deviation of what is added to each.
-AGREEMENTS = {"same": 0.0, "close": 0.5, "far": 2.0}
 
 Rows = npt.NDArray[np.float32]
 

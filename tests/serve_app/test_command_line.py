@@ -1,0 +1,203 @@
+"""The `lexshard` command itself: what it says of commands and options, and how soon."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadtest.bench.head import options as head_options
+from loadtest.bench.head.synthetic_heads import NAMED
+from loadtest.bench.head.workload import SAMPLING_METHODS
+from loadtest.bench.shards import options as shard_options
+from loadtest.bench.shards.workload import NEEDS
+from serve_app.cli import COMMANDS, main
+from tests.support.mock_server import model_folder
+from tests.support.paths import ROOT
+
+Captured = pytest.CaptureFixture[str]
+COMPUTING = ("torch", "numba", "scipy", "transformers", "ray", "triton", "huggingface_hub")
+
+
+def ended(arguments: list[str]) -> int:
+    """The exit code, wherever it is made."""
+    try:
+        return main(arguments)
+    except SystemExit as end:
+        return int(end.code or 0)
+
+
+# -- help and what is mistyped --------------------------------------------------------------------
+
+
+def test_help_of_a_command_imports_nothing_that_computes() -> None:
+    """All of them in one process: what one imports stays."""
+    look = f"""
+import contextlib, io, sys
+from serve_app.cli import COMMANDS, main
+for words in COMMANDS:
+    with contextlib.redirect_stdout(io.StringIO()) as page, contextlib.suppress(SystemExit):
+        main([*words, "--help"])
+    assert "usage: lexshard" in page.getvalue(), words
+    if found := [name for name in {COMPUTING!r} if name in sys.modules]:
+        print(*words, "imports", *found)
+        break
+"""
+    done = subprocess.run([sys.executable, "-c", look], cwd=ROOT, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("", "")
+
+
+def test_choices_that_are_written_down_for_the_help_are_those_there_are() -> None:
+    assert tuple(NAMED) == head_options.GEOMETRIES
+    assert tuple(SAMPLING_METHODS) == head_options.NEEDS
+    assert tuple(NEEDS) == shard_options.NEEDS
+
+
+def test_help_is_there_for_all_commands_for_a_group_and_for_one(capsys: Captured) -> None:
+    groups = {words[0] for words in COMMANDS if len(words) > 1}
+    assert {"bench", "config", "topology"} <= groups
+    for group in groups:
+        for arguments in ([group, "--help"], [group, "-h"], ["help", group]):
+            assert ended(arguments) == 0
+            page = capsys.readouterr().out
+            listed = [line.split()[1:3] for line in page.splitlines() if line.startswith("  ")]
+            assert listed == [list(words) for words in COMMANDS if words[0] == group]
+        assert ended([group]) == 2  # it does nothing: no success for a script
+        assert "usage:" in capsys.readouterr().out
+    assert ended(["help"]) == ended(["--help"]) == 0
+    all_commands = capsys.readouterr().out
+    assert all(" ".join(words) in all_commands for words in COMMANDS)
+    for arguments in (["help", "serve"], ["help", "config", "show"]):
+        assert ended(arguments) == 0
+        assert f"usage: lexshard {' '.join(arguments[1:])}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("typed", "told"),
+    [
+        ("sevre", "no command 'sevre': did you mean serve?"),
+        ("confg show", "no command 'confg': did you mean config?"),
+        ("bench heads", "no command 'bench heads': did you mean bench head?"),
+        ("help benhc", "no command 'benhc': did you mean bench?"),
+        ("nothing-like-it", "no command 'nothing-like-it' ("),
+        ("serve m --prot 80", "unknown option --prot: did you mean --port?"),
+        ("serve m --prot=80", "unknown option --prot: did you mean --port?"),
+        ("serve m --tensor-parallel-size 2", "unknown option --tensor-parallel-size ("),
+        ("status --ulr :80", "unknown option --ulr: did you mean --url?"),
+        # Not that --against is missing, which is what it was meant to be.
+        ("bench serve --agianst URL", "unknown option --agianst: did you mean --against?"),
+        ("serve m --port eighty", "argument --port: invalid int value: 'eighty'"),
+        ("serve m other", "unrecognized arguments: other"),
+        ("status --url ftp://x", "'ftp://x' is no address: give HOST:PORT, :PORT, or a URL"),
+        ("status --url :eighty", "':eighty' is no address"),
+    ],
+)
+def test_what_is_mistyped_is_told_in_one_line(typed: str, told: str, capsys: Captured) -> None:
+    assert ended(typed.split()) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert told in said.err
+    assert said.err.startswith("lexshard")
+    assert said.err.count("\n") == 1
+
+
+def test_words_after_two_dashes_are_not_options_of_the_command(capsys: Captured) -> None:
+    assert ended(["bench", "rest", "--seconds", "0", "--settle=-1", "--", "--prot", "1"]) == 1
+    assert "--seconds, --settle, --runs" in capsys.readouterr().err
+
+
+# -- refusals are quick ---------------------------------------------------------------------------
+
+
+def test_a_server_that_cannot_start_says_so_before_anything_that_takes_time(tmp_path: Path) -> None:
+    """Of all that is refused on Ray or without it, nothing waits for torch, numba or Ray."""
+    folder = str(model_folder(tmp_path))
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        refused = {
+            "no model folder": ["serve", str(tmp_path / "absent")],
+            "in use": ["serve", folder, "--port", str(taken.getsockname()[1])],
+            "did you mean int8?": ["serve", folder, "--tier", "int88"],
+            "no hot vocabulary": ["serve", folder, "--hot-vocabulary", "absent"],
+            "unknown option --prot": ["serve", folder, "--prot", "80"],
+        }
+        for told, arguments in refused.items():
+            for backend in ("process", "ray"):
+                look = f"""
+import sys
+from serve_app.cli import main
+try:
+    code = main({[*arguments, "--backend", backend]!r})
+except SystemExit as end:
+    code = end.code
+print(code, *(name for name in {COMPUTING!r} if name in sys.modules))
+"""
+                command = [sys.executable, "-c", look]
+                done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+                assert told in done.stderr
+                assert done.stderr.count("\n") == 1
+                assert done.stdout == "2\n"
+
+
+# -- lexshard status ------------------------------------------------------------------------------
+
+
+@contextmanager
+def answering(body: bytes) -> Iterator[int]:
+    """The port of a server that says ``body``, whatever it is asked."""
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            """Nowhere."""
+
+    with HTTPServer(("127.0.0.1", 0), Answer) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_port
+        server.shutdown()
+
+
+def test_status_takes_an_address_as_people_write_it(capsys: Captured) -> None:
+    with answering(json.dumps({"ready": True, "roles": []}).encode()) as port:
+        for url in (
+            f":{port}",
+            f"localhost:{port}",
+            f"127.0.0.1:{port}",
+            f"http://localhost:{port}/",
+        ):
+            assert ended(["status", "--json", "--url", url]) == 0, url
+            assert json.loads(capsys.readouterr().out)["ready"] is True
+
+
+def test_status_says_in_one_sentence_that_no_server_answers(capsys: Captured) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+        assert ended(["status", "--url", f":{port}"]) == 1
+        assert capsys.readouterr().err == (
+            f"lexshard: no server answers at http://127.0.0.1:{port}: connection refused\n"
+        )
+
+
+@pytest.mark.parametrize("body", [b"<html>", b"[]", b'{"status": "ok"}'])
+def test_status_of_what_is_no_server_of_ours_is_told(body: bytes, capsys: Captured) -> None:
+    with answering(body) as port:
+        assert ended(["status", "--url", f":{port}"]) == 1
+    assert capsys.readouterr().err == (
+        f"lexshard: what answers at http://127.0.0.1:{port} is no lexshard server\n"
+    )
