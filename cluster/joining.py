@@ -6,7 +6,6 @@ import importlib.metadata
 import logging
 import os
 import platform
-import socket
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -30,16 +29,17 @@ class Versions(NamedTuple):
     python: str
 
 
-def join_ray(address: str, environment: Mapping[str, str]) -> None:
+def join_ray(address: str, environment: Mapping[str, str]) -> bool:
     """Connects this process to the cluster at ``address`` (``auto``: the one of this machine), of
-    which this machine must be the head.
+    which this machine must be the head; returns whether it is guarded, by a token or by TLS.
 
     All that is started from here on finds ``environment``. Ray Serve reads its own when it is
     imported, so nothing may import it before this call. Raises JoinError.
     """
-    _check_answers(address)
     os.environ.update(environment)
     import ray
+
+    is_guarded = _look_at(address)
 
     try:
         ray.init(
@@ -62,23 +62,61 @@ def join_ray(address: str, environment: Mapping[str, str]) -> None:
     except BaseException:
         ray.shutdown()
         raise
+    return is_guarded
 
 
-def _check_answers(address: str) -> None:
-    """Ray itself would go on trying for minutes."""
-    host, _, port = address.rpartition(":")
-    if not port.isdigit():
-        return
+def _look_at(address: str) -> bool:
+    """Whether the cluster is guarded; Ray itself would go on trying for minutes where there is
+    none, and for some without the right token."""
+    import grpc
+    from ray._private import grpc_utils, services
+    from ray.exceptions import AuthenticationError
+
     try:
-        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
-    except (OSError, OverflowError) as error:
+        found = services.canonicalize_bootstrap_address_or_die(address)
+    except (OSError, ValueError) as error:  # there is none of this machine, or it is no address
         raise _no_cluster(address) from error
+    options = [("grpc.enable_http_proxy", 0)]
+    # With Ray's TLS both sides show certificates.
+    has_tls = os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true")
+    refusal = grpc.StatusCode.UNAUTHENTICATED
+    if not has_tls:
+        refusal = _refusal(grpc.insecure_channel(found, options))
+    is_guarded = refusal is grpc.StatusCode.UNAUTHENTICATED
+    if is_guarded:
+        with suppress(AuthenticationError):  # this process has no token at all
+            refusal = _refusal(grpc_utils.init_grpc_channel(found, options))
+    if refusal is grpc.StatusCode.UNAUTHENTICATED:
+        raise JoinError(
+            f"the Ray cluster at {address} asks for its token: set RAY_AUTH_MODE=token, and "
+            "RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH where the token is not in ~/.ray/auth_token"
+        )
+    if refusal is not None:
+        raise _no_cluster(address)
+    return is_guarded
+
+
+def _refusal(channel: Any) -> Any:
+    """The status with which what is at the other end refuses to be a cluster's GCS; None: it is
+    one."""
+    import grpc
+    from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
+
+    with channel:
+        try:
+            gcs_service_pb2_grpc.NodeInfoGcsServiceStub(channel).CheckAlive(
+                gcs_service_pb2.CheckAliveRequest(), timeout=CONNECT_SECONDS
+            )
+        except grpc.RpcError as error:
+            return error.code()
+    return None
 
 
 def _no_cluster(address: str) -> JoinError:
     return JoinError(
-        f"no Ray cluster of this machine's answers at {address}: start one with `ray start "
-        "--head`, or leave --address out"
+        f"no Ray cluster answers at {address}: start one with `ray start --head`, give the port of "
+        "its GCS (6379, unless --port said another one) and not that of its dashboard, or leave "
+        "--address out"
     )
 
 

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from cluster.topology.processes import Processes
     from cluster.topology.reservation import Reservation
 
+OPEN_CLUSTER = (
+    "WARNING: the Ray cluster at {} asks for no token: whoever reaches its ports runs code on its "
+    "nodes; start it with RAY_AUTH_MODE=token"
+)
 SERVES_PROCESSES = 2  # its controller, and what keeps HAProxy
 SERVE_ENVIRONMENT = {
     "RAY_SERVE_LOG_TO_STDERR": "0",
@@ -153,7 +157,8 @@ def running_server(
                 tell(f"Ray's dashboard is at {dashboard}")
         else:
             tell(f"joining the Ray cluster at {config.address}")
-            join_ray(config.address, environment)
+            if not join_ray(config.address, environment):
+                tell(OPEN_CLUSTER.format(config.address))
         ends.callback(leave_ray)
         if connect is None and not config.has_replicas:
             connect = _started_engine(config, ends, tell)

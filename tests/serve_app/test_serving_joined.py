@@ -13,6 +13,7 @@ import pytest
 
 from cluster.ports import free_port
 from tests.support.paths import DEMO, ROOT
+from tests.support.ray_head import ray_environment, ray_head
 from tests.support.real_server import Server, running_server, wait
 
 pytestmark = pytest.mark.slow
@@ -145,3 +146,24 @@ def test_no_cluster_at_the_address_is_told() -> None:
     told = _refused("--address", f"127.0.0.1:{free_port()}")
     assert "no Ray cluster" in told
     assert "ray start --head" in told
+
+
+def test_a_cluster_that_asks_for_no_token_is_warned_of(tmp_path: Path) -> None:
+    guarded = ray_environment()
+    is_open = {key: value for key, value in guarded.items() if key != "RAY_AUTH_TOKEN"}
+    is_open |= {"RAY_AUTH_MODE": "disabled"}
+    for environment, warned in ((is_open, True), (guarded, False)):
+        with ray_head(tmp_path, environment) as address:
+            command = [sys.executable, "-m", "serve_app.cli", "serve", "--model", str(DEMO)]
+            command += ["--port", str(free_port()), "--shards", "9", "--placement-seconds", "0"]
+            ended = subprocess.run(
+                [*command, "--address", address],
+                cwd=ROOT,
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=120,
+            )
+        assert "cannot place" in ended.stderr
+        warning = f"WARNING: the Ray cluster at {address} asks for no token"
+        assert (warning in ended.stdout) is warned, ended.stdout
