@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import shlex
 import sys
 from collections.abc import Sequence
@@ -29,6 +30,8 @@ IDLE_SECONDS = 3600  # of a slow reader, and of a prompt that is long computed
 LONGEST_STREAM_SECONDS = 24 * 3600
 BODY_SECONDS = 60
 MOST_CONNECTIONS = 4096
+# Of files that a process may have open: both ends of a connection, and what else HAProxy needs.
+FILES_OF_A_CONNECTION, OTHER_FILES = 2, 128
 # A request whose replica dies goes to another one only if all of it was at hand when the first got
 # it, and a body often comes a moment after its headers. One longer than a buffer (16 KiB) is passed
 # on as it comes.
@@ -77,6 +80,16 @@ def haproxy_binary() -> str | None:
         return str(get_haproxy_binary())
     except (ImportError, OSError):
         return None
+
+
+def connections_that_fit() -> int:
+    """How many clients HAProxy takes at once: `MOST_CONNECTIONS`, or as many as the hard limit of
+    this process, which it inherits, lets it open files for."""
+    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most_files == resource.RLIM_INFINITY:
+        return MOST_CONNECTIONS
+    fitting = (most_files - OTHER_FILES) // FILES_OF_A_CONNECTION
+    return min(MOST_CONNECTIONS, max(0, fitting))
 
 
 def ingress_environment(
@@ -190,7 +203,9 @@ def fit_for_clients(
         if head.strip() in _DROPPED_SECTIONS:
             continue
         lines = [line for line in body.splitlines() if not _is_replaced(line)]
-        if head.startswith("defaults"):
+        if head.strip() == "global":
+            lines.append(f"    maxconn {connections_that_fit()}")
+        elif head.startswith("defaults"):
             lines.append(f"    timeout http-request {HEADER_SECONDS}s")
             lines.append(f"    timeout connect {CONNECT_MILLISECONDS}ms")
             lines.extend(f"    errorfile {status} {folder}/{status}.http" for status in _ERRORS)
@@ -233,13 +248,14 @@ def with_last_replicas(configuration: str, kept: Path) -> str:
 
 
 def _is_replaced(line: str) -> bool:
-    """Serve's errors in plain text; logs nobody reads; its own proxy in reserve, where requests
-    would wait for a replica instead of being told that there is none; and splicing: after a spliced
-    body HAProxy does not notice that the client has left."""
+    """Serve's errors in plain text; its number of connections; logs nobody reads; its own proxy in
+    reserve, where requests would wait for a replica instead of being told that there is none; and
+    splicing: after a spliced body HAProxy does not notice that the client has left."""
     line = line.strip()
     replaced = (
         "errorfile ",
         "timeout connect ",
+        "maxconn ",
         "log ",
         "option httplog",
         "option log-health",

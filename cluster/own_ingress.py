@@ -18,7 +18,7 @@ from cluster.ingress import (
     ERROR_STATUSES,
     HEADER_SECONDS,
     IDLE_SECONDS,
-    MOST_CONNECTIONS,
+    connections_that_fit,
     listening_at,
     write_error_pages,
 )
@@ -43,7 +43,7 @@ def write_configuration(
     servers = (f"    server api{number} unix@{path}" for number, path in enumerate(sockets))
     lines = [
         "global",
-        f"    maxconn {MOST_CONNECTIONS}",
+        f"    maxconn {connections_that_fit()}",
         f"    nbthread {1 if (os.cpu_count() or 1) < 8 else 2}",
         "defaults",
         "    mode http",

@@ -10,6 +10,7 @@ from cluster.config import ServeConfig
 from cluster.config_sources import ConfigError
 from serve_app.commands.option_flags import add_option_flags, given_options
 from serve_app.observability.logs import print_lines
+from serve_app.start.open_files import make_room
 from serve_app.start.preflight import ready_to_start
 from serve_app.start.readiness import StartupError
 from serve_app.start.settings import set_options
@@ -26,7 +27,9 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         sources = given_options(arguments)
         given = sources.config()
-        config = ready_to_start(given, partial(_tell, given))
+        tell = partial(_tell, given)
+        config = ready_to_start(given, tell)
+        make_room(config.on_ray, tell)
     except (ConfigError, StartupError) as error:
         print(f"lexshard: {error}", file=sys.stderr)
         return 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +59,11 @@ def healthy(url: str) -> bool:
         return False
 
 
+def limit_files(most: int) -> None:
+    """What this process may have open, which cannot be undone."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 @contextmanager
 def running_server(
     folder: Path,
@@ -64,9 +71,11 @@ def running_server(
     backend: Backend = "process",
     model: str = str(DEMO),
     home: Path | None = None,
+    most_files: int | None = None,
 ) -> Iterator[Server]:
     """The demo model served with one thread and ``flags``; its log is kept in ``folder``. ``home``
-    is where it keeps files of its own, but for compiled kernels."""
+    is where it keeps files of its own, but for compiled kernels; ``most_files`` is the hard limit
+    of what a process may have open."""
     port = free_port()
     log = folder / "log"
     command = [sys.executable, "-m", "serve_app.cli", "serve", model]
@@ -98,6 +107,7 @@ def running_server(
             stdout=output,
             stderr=output,
             start_new_session=True,
+            preexec_fn=None if most_files is None else partial(limit_files, most_files),
         )
     url = f"http://127.0.0.1:{port}"
     try:
