@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from contextlib import suppress
+from typing import Any
 
 # An application, then Serve, end within a second each on a machine that is not overloaded; what
 # has not ended by then is killed.
@@ -18,6 +19,7 @@ def end_serve(application: str) -> tuple[str, ...]:
     from ray import serve
     from ray.serve.context import _get_global_client
 
+    _end_quietly()
     client = _get_global_client(raise_if_no_controller_running=False)
     if client is None:  # it has not come so far
         return ()
@@ -34,20 +36,31 @@ def end_serve(application: str) -> tuple[str, ...]:
     return others
 
 
-def leave_ray() -> None:
-    """Ends the engine, where it has not ended by itself, and disconnects."""
-    import ray
+def _end_quietly() -> None:
+    """Ray would tell, in red, of every call to an actor that is now ended on purpose, among them
+    the one that ends Serve, and of "infinite retries" that nobody will see."""
+    from ray._private import worker
 
+    def tell_nobody(*_: Any, **__: Any) -> None:
+        pass
+
+    # By this name errors of the cluster are printed; what processes print has a way of its own.
+    worker.print_to_stdstream = tell_nobody
+
+
+def leave_ray() -> None:
+    """Ends the engine, where it has not ended by itself. The connection ends with the process: to
+    take leave, `ray.shutdown`, may take twenty seconds where a node of the cluster was lost."""
     from cluster.engine.ray_actor import NAMESPACE
 
     kill_own_actors(NAMESPACE)
-    ray.shutdown()
 
 
 def abandon_ray() -> None:
     """Ends what this program has started in a cluster so far, from any thread."""
     ray = sys.modules.get("ray")
     if ray is not None and ray.is_initialized():
+        _end_quietly()
         kill_own_actors()
 
 

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Collection
 from contextlib import suppress
+from typing import NoReturn
 
 import psutil
 
@@ -53,6 +54,14 @@ def end_descendants(grace_seconds: float = 0.0) -> None:
         for process in left:  # again and again: a dying one may still start another
             _signal(process, signal.SIGKILL)
         psutil.wait_procs(left, timeout=0.2)
+
+
+def leave(code: int) -> NoReturn:
+    """Ends this process, all of whose work is done, without what libraries would tidy up in it:
+    with torch and numba that takes a second."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _signal(process: psutil.Process, number: signal.Signals) -> None:

@@ -17,6 +17,7 @@ import msgspec
 from actors.configuration import EngineConfiguration
 from cluster.engine.own_process import EngineOrder, answer_questions
 from cluster.engine.process import EngineProcess
+from cluster.process_tree import leave
 
 
 def main(make: Callable[[EngineConfiguration], EngineProcess] = EngineProcess) -> int:
@@ -43,4 +44,4 @@ def _end_with_standard_input() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

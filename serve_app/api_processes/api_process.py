@@ -11,6 +11,7 @@ import asyncio
 import os
 import signal
 import sys
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from actors.faults import listen_for_faults
 from cluster.config import ServeConfig
 from cluster.engine.own_process import OwnEngines
 from cluster.engine.supervisor import EngineSupervisor, until
-from cluster.process_tree import die_with_parent
+from cluster.process_tree import die_with_parent, leave
 from serve_app.api_processes.messages import ApiOrder, Said
 from serve_app.api_processes.seats import Seats
 from serve_app.app import create_app
@@ -39,12 +40,18 @@ TICK_SECONDS = 1.0
 class HttpServer(uvicorn.Server):
     """One that looks at the clock once a second instead of ten times, and hears no signals."""
 
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._stopped = asyncio.Event()
+
     async def main_loop(self) -> None:
         while not await self.on_tick(0):
-            await asyncio.sleep(TICK_SECONDS)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._stopped.wait(), TICK_SECONDS)
 
     def stop(self) -> None:
         self.should_exit = True
+        self._stopped.set()
 
 
 def connect_own_engine(config: ServeConfig, path: str) -> EngineClient:
@@ -145,4 +152,4 @@ def main(connect: EngineConnector | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

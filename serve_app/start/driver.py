@@ -16,7 +16,7 @@ from functools import partial
 from cluster.config import ServeConfig
 from cluster.joining import JoinError, own_raylet
 from cluster.leaving import abandon_ray
-from cluster.process_tree import die_with_parent
+from cluster.process_tree import die_with_parent, leave
 from serve_app.engine_client import EngineConnector
 from serve_app.start.banner import banner
 from serve_app.start.launch import running_server
@@ -24,6 +24,7 @@ from serve_app.start.readiness import StartupError, wait_until_ready
 
 # For those who are told that their streams stop, after their grace.
 FAREWELL_SECONDS = 10.0
+LAST_LINES_SECONDS = 0.5  # until what processes of Ray's have printed last is printed here, too
 
 
 class Driver:
@@ -60,6 +61,8 @@ class Driver:
             self._stop.wait()
             grace = config.shutdown_grace_seconds
             ask_all(handle, "shut_down", grace, seconds=grace + FAREWELL_SECONDS)
+            if config.address is None:  # which then ends at once, with what it has to print
+                time.sleep(LAST_LINES_SECONDS)
 
     def _wait_for_the_end(self) -> None:
         sys.stdin.read()
@@ -101,4 +104,4 @@ def main(connect: EngineConnector | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

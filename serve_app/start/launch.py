@@ -119,7 +119,8 @@ def running_server(
     connect: EngineConnector | None = None,
     tell: Callable[[str], None] = _tell_nobody,
 ) -> Iterator[Any]:
-    """Serves inside the ``with``; yields Serve's handle to the replicas.
+    """Serves inside the ``with``; yields Serve's handle to the replicas. A cluster that was joined
+    is left as it was; a Ray of its own, with all that is in it, ends with this process.
 
     ``connect`` None starts a real engine; ``tell`` hears what is being done. Ray reads its
     environment when it is imported, so nothing before this may import it.
@@ -159,7 +160,7 @@ def running_server(
             tell(f"joining the Ray cluster at {config.address}")
             if not join_ray(config.address, environment):
                 tell(OPEN_CLUSTER.format(config.address))
-        ends.callback(leave_ray)
+            ends.callback(leave_ray)
         if connect is None and not config.has_replicas:
             connect = _started_engine(config, ends, tell)
         from ray import serve
@@ -168,8 +169,9 @@ def running_server(
 
         quiet = {"log_level": "ERROR", "enable_access_log": False}
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
-        # Before all others, so that open streams are told before the proxy goes.
-        ends.callback(_end_serve, APPLICATION_NAME, tell)
+        if config.address is not None:
+            # Before all others, so that open streams are told before the proxy goes.
+            ends.callback(_end_serve, APPLICATION_NAME, tell)
         tell("starting Ray Serve")
         serve.start(
             proxy_location="HeadOnly",

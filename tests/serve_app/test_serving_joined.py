@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,7 @@ def test_a_guest_says_what_a_host_says_and_leaves_nothing(cluster: Any, tmp_path
         assert "another lexshard server runs in this cluster already" in told
     assert server.process.returncode == 0
     assert "does not end" not in server.log.read_text()
+    assert "infinite retries" not in server.log.read_text()
     wait(lambda: _left_behind() == [], 20, f"an empty cluster, not {_left_behind()}")
 
 
@@ -120,6 +122,25 @@ def test_a_stop_before_it_is_ready_leaves_nothing(cluster: Any, tmp_path: Path) 
     finally:
         process.terminate()
     assert process.wait(30) == 0, log.read_text()
+    wait(lambda: _left_behind() == [], 20, f"an empty cluster, not {_left_behind()}")
+
+
+def test_a_guest_leaves_soon_that_has_lost_a_node(cluster: Any, tmp_path: Path) -> None:
+    import ray
+
+    third = cluster.add_node(num_cpus=1)
+    joining = ("--address", cluster.address, "--shards", "3")
+    with running_server(tmp_path, *FLAGS, *joining, backend="ray") as server:
+        wait(lambda: "lexshard is ready" in server.log.read_text(), 60, "the banner")
+        cluster.remove_node(third, allow_graceful=False)
+        wait(lambda: sum(node["Alive"] for node in ray.nodes()) == 2, 120, "the loss")
+        began = time.monotonic()
+        server.process.terminate()
+        assert server.process.wait(60) == 0
+        assert time.monotonic() - began < 10
+    told = server.log.read_text()
+    assert "does not end" not in told
+    assert "infinite retries" not in told
     wait(lambda: _left_behind() == [], 20, f"an empty cluster, not {_left_behind()}")
 
 
