@@ -152,6 +152,9 @@ def test_without_ray_the_server_ends_within_ten_seconds_and_leaves_nothing(
     assert left, "killed owners leave their folders"
     with running_server(tmp_path) as running:
         assert not any(folder.exists() for folder in left)
+        listener = Listener(running)  # without a stream the first signal would do
+        listener.start()
+        wait(listener.has_begun, 30, "the stream")
         running.process.send_signal(signal.SIGINT)
         time.sleep(0.3)
         running.process.send_signal(signal.SIGINT)
