@@ -77,6 +77,7 @@ async def serve(order: ApiOrder, config: ServeConfig, connect: EngineConnector) 
             loop="uvloop",
             http="httptools",
             fd=order.listener,
+            uds=order.path,
             proxy_headers=order.behind_haproxy,
             forwarded_allow_ips="*" if order.behind_haproxy else None,
             server_header=False,
@@ -87,6 +88,7 @@ async def serve(order: ApiOrder, config: ServeConfig, connect: EngineConnector) 
         )
     )
     serving = asyncio.create_task(http.serve())
+    await until(lambda: http.started or serving.done(), FIND_SECONDS)  # nobody is told too early
     telling = asyncio.create_task(_tell(order.told, client, tokenizer.chat_template is not None))
     ending = asyncio.create_task(_end_of_standard_input())
     await asyncio.wait((serving, ending), return_when=asyncio.FIRST_COMPLETED)

@@ -8,17 +8,18 @@ import msgspec
 
 
 class ApiOrder(msgspec.Struct, frozen=True):
-    """What an API process is told. It finds two files open: the socket ``listener``, where it
-    listens, to HAProxy or to clients; and ``told``, where it writes what it has to say of its
-    start."""
+    """What an API process is told. It listens, to HAProxy or to clients, at the socket
+    ``listener``, which it finds open, or at the file ``path``. ``told`` is open, too: there it
+    writes what it has to say of its start."""
 
     config: str
     folder: str
     start_time: int
     engine: str
-    listener: int
     told: int
     behind_haproxy: bool
+    listener: int | None = None
+    path: str | None = None
 
 
 class Said(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -201,24 +201,27 @@ class EmbeddedServer:
             roles.append(_python(ENGINE, self._modules.engine, told))
         binary = haproxy_binary()
         paths = [str(folder / f"api-{index}") for index in range(config.api_processes)]
+        listener: socket.socket | None = None
         if binary is None:
             self._tell("no HAProxy here: slow clients reach the API processes themselves")
-            listeners = [_listening(config.host, config.port)] * config.api_processes
-        else:
-            listeners = [_listening_file(path) for path in paths]
-        for index, listener in enumerate(listeners):
-            name = f"{API} {index}"
+            listener = _listening(config.host, config.port)
+        elif len(paths) == 1:  # of several, each listens for itself: HAProxy asks those that do
+            listener = _listening_file(paths[0])
+        if listener is not None:
             ends.callback(listener.close)
+        for index, path in enumerate(paths):
+            name = f"{API} {index}"
             order = ApiOrder(
                 config=config.model_dump_json(by_alias=True),
                 folder=str(folder),
                 start_time=int(time.time()),
                 engine=engine_path,
-                listener=listener.fileno(),
                 told=self._listen(name, ends),
                 behind_haproxy=binary is not None,
+                listener=None if listener is None else listener.fileno(),
+                path=path if listener is None else None,
             )
-            files = (order.listener, order.told)
+            files = (order.told,) if order.listener is None else (order.listener, order.told)
             roles.append(_python(name, self._modules.api, order, files))
         if binary is not None:
             certificate = certificate_with_key(config)

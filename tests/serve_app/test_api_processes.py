@@ -98,8 +98,9 @@ def test_a_process_that_dies_takes_only_its_own_streams(server: Server, expected
         waited.append(time.monotonic() - asked)
         assert server.metric(ANSWERED) > before, "nothing that was counted is lost"
     print(f"answers {statistics.median(waited):.2f} s in the median, {max(waited):.2f} s at most")
-    # Who was lost with the dead process would wait for ever; on busy cores an answer takes seconds.
-    assert max(waited) < 30, "new requests are answered, also while the successor starts"
+    # Not by the successor, for which they would have to wait.
+    assert statistics.median(waited) < 2, "new requests are answered at once"
+    assert max(waited) < 20, "also while the successor starts on the same cores"
     for stream in streams:
         stream.join(120)
     whole = [stream for stream in streams if stream.done]
