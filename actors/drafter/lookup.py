@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from actors.drafter.task import Draft, DraftTask
 
 # A token takes 8 us and 420 bytes to index (n-grams of 2 to 4), in the engine's own thread.
-TOKENS_PER_CALL = 512
+TOKENS_PER_CALL = 4_096
 TOKENS_PER_SEQUENCE = 32_768  # the last ones, where there are more
 TOKENS_IN_ALL = 262_144
 

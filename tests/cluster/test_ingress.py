@@ -203,7 +203,7 @@ def test_a_body_that_does_not_end_is_waited_for_a_minute(ingress: int) -> None:
     status, body = ask(ingress, half, BODY_SECONDS + 5)
     assert time.monotonic() - started > BODY_SECONDS - 1
     assert status == "HTTP/1.1 408 Request Timeout"
-    assert json.loads(body)["error"]["type"] == "RequestTimeoutError"
+    assert json.loads(body)["error"]["type"] == "timeout_error"
 
 
 def test_streams_outlive_the_configuration_they_began_under(tmp_path: Path) -> None:
