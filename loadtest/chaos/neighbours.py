@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import multiprocessing
 import random
 import threading
 import time
@@ -31,6 +32,7 @@ PART = "neighbours"
 LONGEST_GAP_SECONDS = 0.25
 MOST_GROWTH = 512 * MEBIBYTE
 ALONE_SECONDS, BESIDE_SECONDS = 0.7, 20.0
+LEAVING_SECONDS = 0.1
 REPEATS, QUICK_REPEATS = 3, 1
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 VOCABULARY = 16_000  # of the demo, whose ids these are
@@ -40,7 +42,8 @@ STREAM = {"prompt": "Once upon a time", "max_tokens": 1900, "ignore_eos": True, 
 
 @dataclass(frozen=True, slots=True)
 class Neighbour:
-    """``times`` the same request at once; its client ``leaves`` as soon as it is sent."""
+    """``times`` the same request at once; or one after the other, and its client ``leaves`` as soon
+    as it is sent."""
 
     path: str
     body: dict[str, Any]
@@ -129,7 +132,7 @@ def neighbours(chance: random.Random) -> dict[str, Neighbour]:
         ),
         "ids to be read": Neighbour("/detokenize", {"tokens": ids * 500}, times=4),
         "text to be counted": Neighbour("/tokenize", {"prompt": megabytes}, times=2),
-        "thousands of tiny requests": Neighbour(
+        "250 tiny requests": Neighbour(
             COMPLETIONS, {"prompt": [1], "max_tokens": 1, "n": 1}, times=250
         ),
     }
@@ -230,34 +233,45 @@ class _Stream:
 
 
 class _Senders:
-    """Threads that send one request each, and hear its answer out or leave."""
+    """A process whose threads send one request each, and hear its answer out or leave: in this one
+    they would hold up whoever looks at the clock."""
 
     def __init__(self, url: str, neighbour: Neighbour, body: bytes) -> None:
         self.statuses: list[int] = []
-        self._left = threading.Event()
+        context = multiprocessing.get_context("fork")
+        self._left = context.Event()
+        self._told = context.SimpleQueue()
+        self._ended = 0.0
+        self._process = context.Process(target=self._send_all, args=(url, neighbour, body))
+        self._process.start()
+
+    def _send_all(self, url: str, neighbour: Neighbour, body: bytes) -> None:
         arguments = (url + neighbour.path, neighbour, body)
-        self._threads = [
+        threads = [
             threading.Thread(target=self._send, args=arguments) for _ in range(neighbour.times)
         ]
-        self._ended = 0.0
-        for thread in self._threads:
+        for thread in threads:
             thread.start()
+            if neighbour.leaves:  # whose places the next one then takes
+                thread.join()
+        for thread in threads:
+            thread.join()
 
     def _send(self, url: str, neighbour: Neighbour, body: bytes) -> None:
-        seconds = 0.3 if neighbour.leaves else 2 * BESIDE_SECONDS
+        seconds = LEAVING_SECONDS if neighbour.leaves else 2 * BESIDE_SECONDS
+        status = 0
         try:
             with opened_stream(url, body, {}, seconds) as (status, pieces):
-                self.statuses.append(status)
                 for _ in pieces:
                     if self._left.is_set():
                         break
         except (OSError, http.client.HTTPException):
-            self.statuses.append(0)
+            status = 0
+        self._told.put(status)
 
     def done(self) -> bool:
         """Whether all have been answered, for a moment."""
-        if any(thread.is_alive() for thread in self._threads):
-            self._ended = 0.0
+        if self._process.is_alive():
             return False
         self._ended = self._ended or time.monotonic()
         return time.monotonic() - self._ended > ALONE_SECONDS
@@ -265,8 +279,9 @@ class _Senders:
     def join(self) -> None:
         """Those that are still heard are left."""
         self._left.set()
-        for thread in self._threads:
-            thread.join()
+        self._process.join()
+        while not self._told.empty():
+            self.statuses.append(self._told.get())
 
 
 class _MemoryWatch:
