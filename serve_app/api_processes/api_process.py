@@ -88,7 +88,7 @@ async def serve(order: ApiOrder, config: ServeConfig, connect: EngineConnector) 
         )
     )
     serving = asyncio.create_task(http.serve())
-    await until(lambda: http.started or serving.done(), FIND_SECONDS)  # nobody is told too early
+    await until(lambda: http.started or serving.done(), FIND_SECONDS)  # it listens
     telling = asyncio.create_task(_tell(order.told, client, tokenizer.chat_template is not None))
     ending = asyncio.create_task(_end_of_standard_input())
     await asyncio.wait((serving, ending), return_when=asyncio.FIRST_COMPLETED)

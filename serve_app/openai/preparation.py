@@ -97,7 +97,8 @@ def prepare(
     for i, prompt in enumerate(prompts):
         prompt, budget = _fitted(prompt, request, parameters, output_budget, information)
         scored += len(prompt.ids) * request.choices
-        _check_scores(scored, parameters.prompt_logprobs)
+        asked_by = "logprobs" if request.prompt_logprobs is None else "prompt_logprobs"
+        _check_scores(scored, parameters.prompt_logprobs, asked_by)
         seeds.append(random_seed() if request.seed is None else request.seed)
         own = replace(parameters, max_tokens=budget, seed=seeds[-1] % 2**64)
         echo_text = _echo_text(prompt, visible) if options.echo else ""
@@ -156,15 +157,16 @@ def _fitted(
     return prompt, budget
 
 
-def _check_scores(tokens: int, count: int | None) -> None:
+def _check_scores(tokens: int, count: int | None, asked_by: str) -> None:
     """Raises:
     ApiError: 400 where ``count`` log-probabilities of each of so many tokens are too many.
     """
     if count is not None and tokens * (count + 1) > MAX_PROMPT_LOGPROBS:
         raise bad_request(
             f"{count + 1} log-probabilities of each prompt token, for each of 'n' choices, are "
-            f"{tokens * (count + 1)} or more; this server returns at most {MAX_PROMPT_LOGPROBS}",
-            "prompt_logprobs",
+            f"{tokens * (count + 1)} or more; this server returns at most {MAX_PROMPT_LOGPROBS}: "
+            "ask for fewer, or of fewer prompts at once",
+            asked_by,
         )
 
 

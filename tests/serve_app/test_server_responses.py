@@ -177,6 +177,7 @@ def test_more_scores_than_a_server_can_write_beside_others_are_refused() -> None
             refused = await client.post("/v1/completions", json={**body, **scores})
             assert refused.status_code == 400
             assert "2646000 or more; this server returns at most 500000" in refused.text
+            assert refused.json()["error"]["param"] in scores
         taken = await client.post("/v1/completions", json={**body, "prompt_logprobs": 2})
         assert taken.status_code == 200
 
