@@ -34,8 +34,13 @@ MOST_CONNECTIONS = 4096
 FILES_OF_A_CONNECTION, OTHER_FILES = 2, 128
 # A request whose replica dies goes to another one only if all of it was at hand when the first got
 # it, and a body often comes a moment after its headers. One longer than a buffer (16 KiB) is passed
-# on as it comes.
-_WAIT_FOR_BODY = f"    http-request wait-for-body time {BODY_SECONDS}s if METH_POST"
+# on as it comes, and at once one that is announced to be longer than servers take unless they are
+# told otherwise: an API process refuses it without waiting for its first bytes.
+_LARGEST_BODY = 16 * 1024 * 1024
+WAIT_FOR_BODY = (
+    f"    http-request wait-for-body time {BODY_SECONDS}s "
+    f"if METH_POST !{{ req.body_size gt {_LARGEST_BODY} }}"
+)
 # What a prompt begins with decides where it goes, as long as that replica has at most 1.5 times the
 # requests of the average one; no prompt, no rule: then they take turns. Conversations have the
 # first words of their user in it, too, so that a system prompt that all have in common divides
@@ -224,7 +229,7 @@ def fit_for_clients(
             lines = [re.sub(r"http-reuse \w+", "http-reuse never", line) for line in lines]
             if by_prefix:
                 lines = [*PREFIX_ROUTING.strip("\n").splitlines(), *lines]
-            lines = [_WAIT_FOR_BODY, *lines]
+            lines = [WAIT_FOR_BODY, *lines]
         elif head.strip() == "backend default_backend":
             lines = ["    http-request return status 503 default-errorfiles"]
         kept.append("\n".join([head, *lines]))

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cluster.ingress import (
-    BODY_SECONDS,
     CONNECT_MILLISECONDS,
     ERROR_STATUSES,
     HEADER_SECONDS,
     IDLE_SECONDS,
+    WAIT_FOR_BODY,
     connections_that_fit,
     listening_at,
     write_error_pages,
@@ -63,7 +63,7 @@ def write_configuration(
         "    balance leastconn",
         # A pooled connection whose process dies just now would take a new request with it.
         "    http-reuse never",
-        f"    http-request wait-for-body time {BODY_SECONDS}s if METH_POST",
+        WAIT_FOR_BODY,
         "    retry-on conn-failure empty-response",
         f"    retries {RETRIES}",
         "    option redispatch 1",

@@ -196,6 +196,26 @@ def test_a_request_that_its_replica_took_with_it_is_answered_by_another(tmp_path
         assert json.loads(answer.partition(b"\r\n\r\n")[2])["process"] == busy.process
 
 
+def test_a_body_announced_as_too_large_is_not_waited_for(tmp_path: Path) -> None:
+    """Its replica refuses it: HAProxy waited a minute for its first bytes."""
+    head = "POST /answer HTTP/1.1\r\nHost: x\r\nContent-Length: 999999999\r\n\r\n{"
+    with (
+        socket.create_server(("127.0.0.1", 0)) as replica,
+        running_ingress(tmp_path, [replica.getsockname()[1]]) as port,
+        socket.create_connection(("127.0.0.1", port)) as client,
+    ):
+        client.sendall(head.encode())
+        sent = time.monotonic()
+        replica.settimeout(BODY_SECONDS / 3)
+        asked = b""
+        while not asked.startswith(b"POST /answer"):  # what is not is a look at its health
+            assert time.monotonic() - sent < BODY_SECONDS / 3
+            connection, _ = replica.accept()
+            with connection:
+                connection.settimeout(BODY_SECONDS / 3)
+                asked = connection.recv(1000)
+
+
 @pytest.mark.slow
 def test_a_body_that_does_not_end_is_waited_for_a_minute(ingress: int) -> None:
     half = post("/answer", b"{}", "Connection: close")[:-1]
