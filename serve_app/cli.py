@@ -8,10 +8,11 @@ import importlib
 import itertools
 import os
 import sys
-from collections.abc import Iterable, Sequence
-from difflib import get_close_matches
+from collections.abc import Sequence
 from importlib.metadata import version
 from typing import NamedTuple, NoReturn
+
+from serve_app.nearest import did_you_mean
 
 
 class Command(NamedTuple):
@@ -147,12 +148,6 @@ class CommandParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message} (--help tells its options)\n")
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The question to ask of a name that is none of those ``known``; empty where none is near."""
-    near = get_close_matches(name, known, n=1)
-    return f": did you mean {near[0]}?" if near else ""
 
 
 def parser_of(words: tuple[str, ...]) -> argparse.ArgumentParser:

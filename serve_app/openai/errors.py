@@ -3,8 +3,6 @@ raise, and whether they try again, by status, ``type``, ``code`` and some well-k
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from difflib import get_close_matches
 from typing import Any
 
 import orjson
@@ -23,7 +21,6 @@ TYPES_AND_CODES = {
     500: ("server_error", None),
     503: ("service_unavailable_error", None),
 }
-LONGEST_NAME = 64  # that is compared with others
 
 
 class ApiError(Exception):
@@ -72,12 +69,6 @@ class ClientDisconnectedError(Exception):
 def shortened(text: str) -> str:
     """What a client wrote, as much of it as a message should repeat."""
     return text if len(text) <= 200 else text[:200] + "..."
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """The end of a sentence about an unknown name: the one that was probably meant, if any."""
-    near = get_close_matches(name, known, n=1) if len(name) <= LONGEST_NAME else ()
-    return f": did you mean '{near[0]}'?" if near else ""
 
 
 def bad_request(message: str, parameter: str | None = None, code: str | None = None) -> ApiError:

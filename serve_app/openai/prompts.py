@@ -10,10 +10,10 @@ from typing import Any
 import orjson
 
 from actors.configuration import EngineInformation
+from serve_app.nearest import did_you_mean
 from serve_app.openai.errors import (
     bad_request,
     context_length_exceeded,
-    nearest,
     not_implemented,
     shortened,
     unknown_parameter,
@@ -210,7 +210,7 @@ def _read_message(message: Any, where: str) -> dict[str, str]:
                 raise bad_request(f"'{field}' must be a string", field)
             result["name"] = value  # templates may read it
         elif name not in EMPTY_MESSAGE_FIELDS + TOOL_FIELDS:
-            raise unknown_parameter(field, nearest(name, MESSAGE_FIELDS))
+            raise unknown_parameter(field, did_you_mean(name, MESSAGE_FIELDS))
         elif value != []:
             raise not_implemented(field)
     return result

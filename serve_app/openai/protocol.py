@@ -25,7 +25,8 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from serve_app.openai.errors import bad_request, nearest, shortened, unknown_parameter
+from serve_app.nearest import did_you_mean
+from serve_app.openai.errors import bad_request, shortened, unknown_parameter
 
 MAX_CHOICES = 128
 MAX_PROMPTS = 1024
@@ -155,7 +156,7 @@ class StrictModel(BaseModel):
         known = {name: value for name, value in body.items() if name in cls.model_fields}
         for name, value in body.items() if len(known) < len(body) else ():
             if name not in known and value is not None:
-                near = nearest(name, cls.model_fields)
+                near = did_you_mean(name, cls.model_fields)
                 raise PydanticCustomError(UNKNOWN_FIELD, "{name}", {"name": name, "near": near})
         return known
 

@@ -15,7 +15,8 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 
 from actors.text.token_bytes import TokenBytes
-from serve_app.openai.errors import bad_request, nearest, shortened
+from serve_app.nearest import did_you_mean
+from serve_app.openai.errors import bad_request, shortened
 from serve_app.openai.workers import TextWorkers
 
 MAX_TEMPLATE_MESSAGE = 500
@@ -125,7 +126,7 @@ class ModelTokenizer:
                 field = f"chat_template_kwargs.{shortened(name)}"
                 raise bad_request(
                     f"the model's chat template does not read '{field}'"
-                    + nearest(name, self._template_variables),
+                    + did_you_mean(name, self._template_variables),
                     field,
                 )
         if "developer" not in self.chat_template:

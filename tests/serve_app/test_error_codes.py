@@ -174,7 +174,7 @@ def test_an_unknown_field_is_told_with_the_one_that_was_meant(
     assert (error.param, error.code) == (field, "unknown_parameter")
     assert f"unknown field '{field}'" in error.message
     assert ("did you mean" in error.message) == (meant is not None)
-    assert meant is None or f"did you mean '{meant}'?" in error.message
+    assert meant is None or f"did you mean {meant}?" in error.message
 
 
 @pytest.mark.parametrize(
