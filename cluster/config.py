@@ -17,6 +17,7 @@ from pydantic import ByteSize, ConfigDict, Field, create_model
 
 from actors.configuration import NGRAM, EngineConfiguration
 from actors.setting import settings_of
+from cluster.ingress import LARGEST_BODY
 from cluster.models.names import hub_name
 
 VARIABLE_PREFIX = "LEXSHARD_"
@@ -243,7 +244,7 @@ class ServeConfig(EngineOptions):
         None, "open requests of one client", group="limits", metavar="N", ge=1
     )
     max_body_bytes: int = option(
-        16 * 1024 * 1024, "largest body of a request", group="limits", metavar="BYTES", ge=1024
+        LARGEST_BODY, "largest body of a request", group="limits", metavar="BYTES", ge=1024
     )
     cors_origins: list[Origin] = option(
         [],

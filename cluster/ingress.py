@@ -36,10 +36,10 @@ FILES_OF_A_CONNECTION, OTHER_FILES = 2, 128
 # it, and a body often comes a moment after its headers. One longer than a buffer (16 KiB) is passed
 # on as it comes, and at once one that is announced to be longer than servers take unless they are
 # told otherwise: an API process refuses it without waiting for its first bytes.
-_LARGEST_BODY = 16 * 1024 * 1024
+LARGEST_BODY = 16 * 1024 * 1024
 WAIT_FOR_BODY = (
     f"    http-request wait-for-body time {BODY_SECONDS}s "
-    f"if METH_POST !{{ req.body_size gt {_LARGEST_BODY} }}"
+    f"if METH_POST !{{ req.body_size gt {LARGEST_BODY} }}"
 )
 # What a prompt begins with decides where it goes, as long as that replica has at most 1.5 times the
 # requests of the average one; no prompt, no rule: then they take turns. Conversations have the

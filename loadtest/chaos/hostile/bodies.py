@@ -33,7 +33,6 @@ ROUTES = tuple(FIELDS)
 GENERATING = (COMPLETIONS, CHAT)
 END_OF_TEXT = "0"  # the demo model's
 MANY_TOKENS = 64
-LARGEST_BODY = 16 * 1024 * 1024
 SMALL_BYTES = 1 << 20  # what is larger may take longer
 SMALL_SECONDS, LARGE_SECONDS = 5.0, 30.0
 

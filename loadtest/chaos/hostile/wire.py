@@ -6,10 +6,10 @@ import json
 import random
 from dataclasses import replace
 
+from cluster.ingress import LARGEST_BODY
 from loadtest.chaos.hostile.bodies import (
     COMPLETIONS,
     LARGE_SECONDS,
-    LARGEST_BODY,
     ROUTES,
     SMALL_SECONDS,
     post,
