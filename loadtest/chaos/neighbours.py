@@ -15,6 +15,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -194,7 +195,7 @@ class _Stream:
     def __init__(self, url: str) -> None:
         self._url = url + COMPLETIONS
         self._times: list[float] = []
-        self._open: Any = None
+        self._open = ExitStack()
         self._pieces: Iterator[bytes] = iter(())
 
     def __enter__(self) -> _Stream:
@@ -202,12 +203,11 @@ class _Stream:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._open.__exit__(None, None, None)
+        self._open.close()
 
     def _begin(self) -> None:
         body = json.dumps(STREAM).encode()
-        self._open = opened_stream(self._url, body, {}, 60.0)
-        _, self._pieces = self._open.__enter__()
+        _, self._pieces = self._open.enter_context(opened_stream(self._url, body, {}, 60.0))
         self._events = EventReader()
 
     def listen(self, until: Callable[[], bool], seconds: float) -> None:
@@ -216,7 +216,7 @@ class _Stream:
         while not until() and time.monotonic() < deadline:
             piece = next(self._pieces, b"")
             if not piece:  # a gap that is nobody's fault
-                self._open.__exit__(None, None, None)
+                self._open.close()
                 self._begin()
                 self._times.append(float("nan"))
                 continue
