@@ -12,6 +12,8 @@ DRAFT ?= $(if $(filter models/lexshard-demo,$(MODEL)),models/lexshard-demo-draft
 SHARDS ?= 2
 SAMPLERS ?= 2
 OUT ?= docs/reports
+# This folder by the name it is imported by, for tools that do not ask Python.
+NAMES := $(VENV)/names
 
 .PHONY: setup serve cluster observe test prove lint types format bench clean
 
@@ -23,7 +25,7 @@ endif
 UV := $(BIN)/python -m uv pip install --python $(BIN)/python --constraint constraints.txt
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 
-$(VENV)/.installed: pyproject.toml constraints.txt
+$(VENV)/.installed: pyproject.toml setup.py constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("lexshard needs Python 3.11 or newer; set PYTHON=...") if sys.version_info < (3, 11) else None'
 	$(PYTHON) -m venv $(VENV)
 	-@$(PIP) --quiet uv
@@ -44,7 +46,7 @@ cluster: setup
 
 # Prometheus, and Grafana where there is one, look at the server that one of the two has started.
 observe: setup
-	$(BIN)/python -m loadtest.observe --url http://$(HOST):$(PORT)
+	$(BIN)/python -m lexshard.loadtest.observe --url http://$(HOST):$(PORT)
 
 test: setup
 	$(if $(TESTS),$(BIN)/python -m pytest -m "not slow" $(TESTS),bash .ci/test)
@@ -61,7 +63,8 @@ format: setup
 	$(BIN)/ruff format .
 
 types: setup
-	$(BIN)/mypy
+	@mkdir -p $(NAMES) && ln -sfn ../.. $(NAMES)/lexshard
+	MYPYPATH=$(NAMES) $(BIN)/mypy
 
 bench: setup
 	$(BIN)/lexshard bench engine --model $(MODEL) --json $(OUT)/engine.json

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from actors.messages import Certificate
-from kernels.penalties import Adjustments, adjust
+from lexshard.actors.messages import Certificate
+from lexshard.kernels.penalties import Adjustments, adjust
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from actors.setting import setting
+from lexshard.actors.setting import setting
 
 DataType = Literal["float32", "bfloat16", "auto"]
 AttentionChoice = Literal["auto", "triton"]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kernels.attention import BLOCK_SIZE
+from lexshard.kernels.attention import BLOCK_SIZE
 
 BLOCK_TOKENS = BLOCK_SIZE
 

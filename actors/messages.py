@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from actors.statistic import counter, gauge, histogram
+from lexshard.actors.statistic import counter, gauge, histogram
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 NeedKind = Literal["top1", "topk", "minp", "nucleus", "epsilon", "dense"]

@@ -18,9 +18,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TypeVar
 
-from actors.machine import processor_model
-from kernels.compile_cache import sources_digest
-from kernels.home import home_folder
+from lexshard.actors.machine import processor_model
+from lexshard.kernels.compile_cache import sources_digest
+from lexshard.kernels.home import home_folder
 
 logger = logging.getLogger("lexshard.remembered")
 

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from actors.proposal import GuessTest
-from kernels.draw import Controls
-from kernels.penalties import Adjustments, adjust, select_rows
-from kernels.sigmoid import verify_by_sigmoid
-from kernels.truncate import truncate
-from kernels.verify import DenseProposals, DraftedRows, verify
+from lexshard.actors.proposal import GuessTest
+from lexshard.kernels.draw import Controls
+from lexshard.kernels.penalties import Adjustments, adjust, select_rows
+from lexshard.kernels.sigmoid import verify_by_sigmoid
+from lexshard.kernels.truncate import truncate
+from lexshard.kernels.verify import DenseProposals, DraftedRows, verify
 
 
 def emitted_tokens(

@@ -15,10 +15,10 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from pydantic import ByteSize, ConfigDict, Field, create_model
 
-from actors.configuration import NGRAM, EngineConfiguration
-from actors.setting import settings_of
-from cluster.ingress import LARGEST_BODY
-from cluster.models.names import hub_name
+from lexshard.actors.configuration import NGRAM, EngineConfiguration
+from lexshard.actors.setting import settings_of
+from lexshard.cluster.ingress import LARGEST_BODY
+from lexshard.cluster.models.names import hub_name
 
 VARIABLE_PREFIX = "LEXSHARD_"
 # Options that name a file or a folder which other processes read.

@@ -16,8 +16,8 @@ from typing import Any
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from cluster.config import OPTIONS, VARIABLE_PREFIX, Option, ServeConfig
-from cluster.strict_yaml import StrictLoader
+from lexshard.cluster.config import OPTIONS, VARIABLE_PREFIX, Option, ServeConfig
+from lexshard.cluster.strict_yaml import StrictLoader
 
 # What Kubernetes puts there for a service whose name begins with lexshard is none of ours.
 SERVICE_VARIABLE = re.compile(r"\w+_(SERVICE_HOST|SERVICE_PORT\w*|PORT_\d+_(TCP|UDP|SCTP)\w*)")

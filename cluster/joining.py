@@ -190,8 +190,8 @@ def _check_nobody_serves() -> None:
     raise JoinError(
         f"{who} runs in this cluster already (applications: {', '.join(names) or 'none'}), and "
         "there is one ingress in a cluster: deploy to it with `serve deploy` and import_path "
-        "serve_app.build:app, or end it with `serve shutdown`, or leave --address out for a Ray "
-        "of its own"
+        "lexshard.serve_app.build:app, or end it with `serve shutdown`, or leave --address out for "
+        "a Ray of its own"
     )
 
 

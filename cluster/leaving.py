@@ -51,7 +51,7 @@ def _end_quietly() -> None:
 def leave_ray() -> None:
     """Ends the engine, where it has not ended by itself. The connection ends with the process: to
     take leave, `ray.shutdown`, may take twenty seconds where a node of the cluster was lost."""
-    from cluster.engine.ray_actor import NAMESPACE
+    from lexshard.cluster.engine.ray_actor import NAMESPACE
 
     kill_own_actors(NAMESPACE)
 

@@ -65,7 +65,7 @@ def _without_agents(workers: int) -> AbstractContextManager[None]:
     """What has `ray.init` start no agents, where this release of Ray is made as that needs; another
     one starts all it has."""
     try:
-        from cluster.lean_node import lean_nodes
+        from lexshard.cluster.lean_node import lean_nodes
     except ImportError:
         return nullcontext()
     return lean_nodes(workers)

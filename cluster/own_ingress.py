@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from cluster.ingress import (
+from lexshard.cluster.ingress import (
     CONNECT_MILLISECONDS,
     ERROR_STATUSES,
     HEADER_SECONDS,
@@ -22,7 +22,7 @@ from cluster.ingress import (
     listening_at,
     write_error_pages,
 )
-from cluster.process_tree import die_with_parent
+from lexshard.cluster.process_tree import die_with_parent
 
 # A request that an API process has taken with it goes to the others, or to its successor.
 RETRIES = 3

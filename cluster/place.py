@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ray
 
-from actors.role import Place, here
+from lexshard.actors.role import Place, here
 
 
 def own_node() -> str:

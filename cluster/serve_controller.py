@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cluster.process_tree import die_with_parent
+from lexshard.cluster.process_tree import die_with_parent
 
 
 def prepare() -> None:

@@ -8,6 +8,8 @@ Nor does numba keep processes apart that fill the cache together. Each looks for
 function's index, notes it there and then writes the code to the file of that number: two that
 compile the function for different arguments may take the same one, and whoever loads it later runs
 the code of the other's arguments. So one at a time writes here.
+
+Whatever else this process compiles with numba is kept where numba keeps it.
 """
 
 from __future__ import annotations
@@ -16,10 +18,16 @@ import fcntl
 import functools
 import hashlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from kernels.home import VARIABLE, home_folder
+import numba
+from numba.core.caching import CacheImpl, IndexDataCacheFile, UserProvidedCacheLocator
+
+from lexshard.kernels.home import VARIABLE, home_folder
+
+PACKAGE = "lexshard."
 
 
 def sources_digest(folder: Path) -> str:
@@ -31,32 +39,52 @@ def sources_digest(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def keep_writers_apart() -> None:
-    """From now on this process saves what it compiled while no other does."""
-    from numba.core.caching import IndexDataCacheFile
+@functools.cache
+def _digest() -> str:
+    return sources_digest(Path(__file__).parent)
 
-    save = IndexDataCacheFile.save
-    if hasattr(save, "__wrapped__"):
-        return
 
+def compiled_folder() -> Path:
+    """Where compiled kernels are: ``NUMBA_CACHE_DIR``, else below the home folder, by sources."""
+    named = numba.config.CACHE_DIR
+    return Path(named) if named else home_folder() / f"kernels-{_digest()}"
+
+
+class KernelLocator(UserProvidedCacheLocator):
+    """Tells numba the folder of a function of this package; of any other it says nothing."""
+
+    def __init__(self, py_func: Callable[..., Any], py_file: str) -> None:
+        super().__init__(py_func, py_file)
+        self._cache_path = str(compiled_folder() / self.get_suitable_cache_subpath(py_file))
+
+    @classmethod
+    def from_function(cls, py_func: Callable[..., Any], py_file: str) -> KernelLocator | None:
+        if not py_func.__module__.startswith(PACKAGE):
+            return None
+        # As of the class above, which answers only where NUMBA_CACHE_DIR is set.
+        return super(UserProvidedCacheLocator, cls).from_function(py_func, py_file)
+
+
+def keep_compiled_kernels() -> None:
+    """From now on functions of this package are kept in `compiled_folder`, written by one process
+    at a time. Triton, whose own cache knows when it is stale, keeps its kernels beside it where
+    ``LEXSHARD_HOME`` names a home for all."""
+    if VARIABLE in os.environ:
+        os.environ.setdefault("TRITON_CACHE_DIR", str(home_folder() / "triton"))
+    locators = CacheImpl._locator_classes
+    if KernelLocator not in locators:
+        locators.insert(0, KernelLocator)
+        IndexDataCacheFile.save = _one_at_a_time(IndexDataCacheFile.save)
+
+
+def _one_at_a_time(save: Callable[[Any, Any, Any], None]) -> Callable[[Any, Any, Any], None]:
     @functools.wraps(save)
     def save_alone(self: Any, key: Any, data: Any) -> None:
+        if not Path(self._index_path).is_relative_to(compiled_folder()):
+            save(self, key, data)
+            return
         with open(f"{self._index_path}.lock", "wb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # until it is closed
             save(self, key, data)
 
-    IndexDataCacheFile.save = save_alone
-
-
-def choose_cache_folder() -> None:
-    """Point numba at the folder of these sources, unless the user named one; Triton, whose own
-    cache knows when it is stale, at one beside it where the user named a home for all."""
-    if VARIABLE in os.environ:
-        os.environ.setdefault("TRITON_CACHE_DIR", str(home_folder() / "triton"))
-    if "NUMBA_CACHE_DIR" in os.environ:
-        return
-    folder = home_folder() / f"kernels-{sources_digest(Path(__file__).parent)}"
-    os.environ["NUMBA_CACHE_DIR"] = str(folder)
-    import numba  # reads the variable when first imported; set it again where it already was
-
-    numba.config.CACHE_DIR = str(folder)
+    return save_alone

@@ -26,12 +26,12 @@ from urllib.request import urlopen
 from locust import LoadTestShape, User, events, task
 from locust.env import Environment
 
-from loadtest.bench.serve.plan import Lengths, Wording
-from loadtest.event_stream import StreamedAnswer, refusal
-from loadtest.load_shapes import SHAPES, users_at
-from loadtest.prompts import PromptWriter
-from loadtest.raw_stream import opened_stream
-from loadtest.traces import SAMPLES, load_trace
+from lexshard.loadtest.bench.serve.plan import Lengths, Wording
+from lexshard.loadtest.event_stream import StreamedAnswer, refusal
+from lexshard.loadtest.load_shapes import SHAPES, users_at
+from lexshard.loadtest.prompts import PromptWriter
+from lexshard.loadtest.raw_stream import opened_stream
+from lexshard.loadtest.traces import SAMPLES, load_trace
 
 TOKENS_PER_WORD = 1.5  # of English text, about: what it is with a tokenizer is in its answers
 DEFAULT_SPAWN_RATE = 10.0

@@ -1,7 +1,7 @@
 """``make observe``: Prometheus, and Grafana where there is one, at a running server, with the rules
 and the dashboard of ``k8s/overlays/monitoring``.
 
-    python -m loadtest.observe --url http://127.0.0.1:8000
+    python -m lexshard.loadtest.observe --url http://127.0.0.1:8000
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def _start_grafana(folder: Path, prometheus_port: int, port: int) -> subprocess.
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs until SIGINT or SIGTERM, or until Prometheus has ended; the exit status."""
-    parser = argparse.ArgumentParser("python -m loadtest.observe", description=__doc__)
+    parser = argparse.ArgumentParser("python -m lexshard.loadtest.observe", description=__doc__)
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="of the server")
     parser.add_argument("--prometheus-port", type=int, default=9090, metavar="PORT")
     parser.add_argument("--grafana-port", type=int, default=3000, metavar="PORT")

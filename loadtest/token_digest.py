@@ -1,6 +1,6 @@
-"""One digest of 500 seeded requests, however the engine is run: `python -m loadtest.token_digest`.
+"""One digest of 500 seeded requests, however the engine is run.
 
-    python -m loadtest.token_digest --model models/lexshard-demo
+    python -m lexshard.loadtest.token_digest --model models/lexshard-demo
 
 The same requests (greedy, sampled, every control, log-probabilities, several choices, common
 beginnings) go through engines that differ in all that must not matter: room for keys and values
@@ -21,12 +21,12 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from actors.configuration import EngineConfiguration
-from actors.engine.completion import Completion, run_to_completion
-from actors.engine.engine import Engine
-from actors.messages import Request, SamplingParameters
-from cluster.samplers.start import start_sampler
-from loadtest.bench.workload import Tokenizer, story_tokens
+from lexshard.actors.configuration import EngineConfiguration
+from lexshard.actors.engine.completion import Completion, run_to_completion
+from lexshard.actors.engine.engine import Engine
+from lexshard.actors.messages import Request, SamplingParameters
+from lexshard.cluster.samplers.start import start_sampler
+from lexshard.loadtest.bench.workload import Tokenizer, story_tokens
 
 REQUESTS = 500
 AT_ONCE = 100  # requests that are submitted together

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from dataclasses import dataclass
 from typing import Protocol
 
-from serve_app.openai.errors import ApiError, bad_request, overloaded, rate_limited
+from lexshard.serve_app.openai.errors import ApiError, bad_request, overloaded, rate_limited
 
 
 class Ticket:

@@ -21,28 +21,28 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from actors.faults import listen_for_faults
-from cluster.config import ServeConfig
-from serve_app.admission import Admission
-from serve_app.api_processes.accounts import SharedAccounts
-from serve_app.api_processes.seats import Seats
-from serve_app.authentication import ApiKeys
-from serve_app.body_room import BodyRoom
-from serve_app.engine_client import EngineClient
-from serve_app.middleware import RECORD_KEY, REQUEST_ID_HEADER, RequestMiddleware
-from serve_app.observability.server_metrics import CONTENT_TYPE, ServerMetrics
-from serve_app.observability.trace_context import TRACEPARENT
-from serve_app.openai.chat import create_chat_completion
-from serve_app.openai.completions import create_completion
-from serve_app.openai.errors import ApiError, model_not_found
-from serve_app.openai.tokenization import ModelTokenizer
-from serve_app.openai.tokenizer_routes import detokenize, tokenize
-from serve_app.request_body import read_json
-from serve_app.request_record import RequestRecord
-from serve_app.server_state import VERSION, ServerState
+from lexshard.actors.faults import listen_for_faults
+from lexshard.cluster.config import ServeConfig
+from lexshard.serve_app.admission import Admission
+from lexshard.serve_app.api_processes.accounts import SharedAccounts
+from lexshard.serve_app.api_processes.seats import Seats
+from lexshard.serve_app.authentication import ApiKeys
+from lexshard.serve_app.body_room import BodyRoom
+from lexshard.serve_app.engine_client import EngineClient
+from lexshard.serve_app.middleware import RECORD_KEY, REQUEST_ID_HEADER, RequestMiddleware
+from lexshard.serve_app.observability.server_metrics import CONTENT_TYPE, ServerMetrics
+from lexshard.serve_app.observability.trace_context import TRACEPARENT
+from lexshard.serve_app.openai.chat import create_chat_completion
+from lexshard.serve_app.openai.completions import create_completion
+from lexshard.serve_app.openai.errors import ApiError, model_not_found
+from lexshard.serve_app.openai.tokenization import ModelTokenizer
+from lexshard.serve_app.openai.tokenizer_routes import detokenize, tokenize
+from lexshard.serve_app.request_body import read_json
+from lexshard.serve_app.request_record import RequestRecord
+from lexshard.serve_app.server_state import VERSION, ServerState
 
 if TYPE_CHECKING:
-    from serve_app.observability.tracing import Tracing
+    from lexshard.serve_app.observability.tracing import Tracing
 
 PATHS = (
     "/v1/models",
@@ -102,7 +102,7 @@ def create_app(
     )
     tracing = None
     if config.otlp_traces_endpoint is not None:
-        from serve_app.observability.tracing import Tracing  # is in an extra
+        from lexshard.serve_app.observability.tracing import Tracing  # is in an extra
 
         tracing = Tracing(config.otlp_traces_endpoint, origin, VERSION, PATHS)
     created = int(time.time()) if start_time is None else start_time
@@ -189,7 +189,9 @@ def _open_routes(state: ServerState, replica: Replica | None) -> list[Route]:
 
     @cache
     def description() -> dict[str, Any]:
-        from serve_app.description.openapi import describe  # takes a while, and is seldom asked for
+        from lexshard.serve_app.description.openapi import (
+            describe,
+        )  # takes a while, and is seldom asked for
 
         return describe(state.config, VERSION)
 
@@ -197,7 +199,7 @@ def _open_routes(state: ServerState, replica: Replica | None) -> list[Route]:
         return _json(await asyncio.to_thread(description))
 
     async def docs(_: Request) -> Response:
-        from serve_app.description.page import docs_page
+        from lexshard.serve_app.description.page import docs_page
 
         return HTMLResponse(await asyncio.to_thread(lambda: docs_page(description())))
 

@@ -7,7 +7,7 @@ import hmac
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from serve_app.openai.errors import unauthorized
+from lexshard.serve_app.openai.errors import unauthorized
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from serve_app.openai.errors import ApiError, overloaded, rate_limited
+from lexshard.serve_app.openai.errors import ApiError, overloaded, rate_limited
 
 LEAST_TOTAL = 64 * 1024 * 1024
 # HAProxy hands over what is shorter in one piece, so nobody can keep it half sent: not counted.

@@ -9,12 +9,12 @@ from typing import Any
 from ray.serve import Application
 from ray.serve.exceptions import RayServeException
 
-from cluster.config import ServeConfig
-from cluster.config_sources import BY_KEY, KEYS, ConfigError, config_sources, value_of_text
-from cluster.models.folders import with_model_folders
-from cluster.models.progress import tell
-from serve_app.start.preflight import check_files, check_settings
-from serve_app.start.readiness import StartupError
+from lexshard.cluster.config import ServeConfig
+from lexshard.cluster.config_sources import BY_KEY, KEYS, ConfigError, config_sources, value_of_text
+from lexshard.cluster.models.folders import with_model_folders
+from lexshard.cluster.models.progress import tell
+from lexshard.serve_app.start.preflight import check_files, check_settings
+from lexshard.serve_app.start.readiness import StartupError
 
 # Options of `lexshard serve` that have no place here, and what to do instead.
 NOT_HERE = {
@@ -40,7 +40,9 @@ def app(args: dict[str, Any]) -> Application:
     Raises:
         RayServeException: with one sentence, which `serve status` shows.
     """
-    from serve_app.replica import bind_replicas  # seconds: a mistyped option should not wait
+    from lexshard.serve_app.replica import (
+        bind_replicas,
+    )  # seconds: a mistyped option should not wait
 
     try:
         config = read_args(args, os.environ)

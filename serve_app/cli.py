@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import NamedTuple, NoReturn
 
-from serve_app.nearest import did_you_mean
+from lexshard.serve_app.nearest import did_you_mean
 
 
 class Command(NamedTuple):
@@ -25,91 +25,101 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
-    ("serve",): Command("serve_app.commands.serve", "serve a model over an OpenAI-compatible API"),
-    ("status",): Command("serve_app.commands.status", "who does what in a running server"),
+    ("serve",): Command(
+        "lexshard.serve_app.commands.serve", "serve a model over an OpenAI-compatible API"
+    ),
+    ("status",): Command("lexshard.serve_app.commands.status", "who does what in a running server"),
     ("completion",): Command(
-        "serve_app.commands.completion", "print what makes a shell complete this command"
+        "lexshard.serve_app.commands.completion", "print what makes a shell complete this command"
     ),
     ("config", "show"): Command(
-        "serve_app.commands.config_show",
+        "lexshard.serve_app.commands.config_show",
         "show the configuration in effect, and where each value comes from",
     ),
     ("config", "check"): Command(
-        "serve_app.commands.config_check", "check a configuration file without starting anything"
+        "lexshard.serve_app.commands.config_check",
+        "check a configuration file without starting anything",
     ),
     ("config", "schema"): Command(
-        "serve_app.commands.config_schema",
+        "lexshard.serve_app.commands.config_schema",
         "print the JSON schema of configuration files, for editors",
     ),
     ("topology", "plan"): Command(
-        "serve_app.commands.topology_plan", "print what would go where before anything starts"
+        "lexshard.serve_app.commands.topology_plan",
+        "print what would go where before anything starts",
     ),
     ("cluster", "check"): Command(
-        "serve_app.commands.cluster_check", "check a file of `ray up` without starting anything"
+        "lexshard.serve_app.commands.cluster_check",
+        "check a file of `ray up` without starting anything",
     ),
     ("index", "build"): Command(
-        "serve_app.commands.index_build", "build the vocabulary index of a model"
+        "lexshard.serve_app.commands.index_build", "build the vocabulary index of a model"
     ),
-    ("index", "show"): Command("serve_app.commands.index_show", "report what an index file holds"),
+    ("index", "show"): Command(
+        "lexshard.serve_app.commands.index_show", "report what an index file holds"
+    ),
     ("hotset", "build"): Command(
-        "serve_app.commands.hotset_build", "choose the tokens that samplers look at first"
+        "lexshard.serve_app.commands.hotset_build", "choose the tokens that samplers look at first"
     ),
     ("hotset", "show"): Command(
-        "serve_app.commands.hotset_show", "report what a hot vocabulary holds"
+        "lexshard.serve_app.commands.hotset_show", "report what a hot vocabulary holds"
     ),
     ("router", "train"): Command(
-        "serve_app.commands.router_train", "train which output rows a draft model looks at"
+        "lexshard.serve_app.commands.router_train", "train which output rows a draft model looks at"
     ),
     ("demo", "train"): Command(
-        "serve_app.commands.demo_train", "train the small demonstration models"
+        "lexshard.serve_app.commands.demo_train", "train the small demonstration models"
     ),
     ("bench", "engine"): Command(
-        "loadtest.bench.engine.command",
+        "lexshard.loadtest.bench.engine.command",
         "measure the engine without HTTP",
-        "loadtest.bench.engine.options",
+        "lexshard.loadtest.bench.engine.options",
     ),
     ("bench", "head"): Command(
-        "loadtest.bench.head.command",
+        "lexshard.loadtest.bench.head.command",
         "measure the output head beside dense ones",
-        "loadtest.bench.head.options",
+        "lexshard.loadtest.bench.head.options",
     ),
     ("bench", "draft"): Command(
-        "loadtest.bench.draft.command",
+        "lexshard.loadtest.bench.draft.command",
         "count the guesses that stand, by head",
-        "loadtest.bench.draft.options",
+        "lexshard.loadtest.bench.draft.options",
     ),
     ("bench", "sampler"): Command(
-        "loadtest.bench.sampler.command",
+        "lexshard.loadtest.bench.sampler.command",
         "measure the sampler beside vLLM's",
-        "loadtest.bench.sampler.options",
+        "lexshard.loadtest.bench.sampler.options",
     ),
     ("bench", "verify"): Command(
-        "loadtest.bench.verify.command",
+        "lexshard.loadtest.bench.verify.command",
         "measure the verification of drafts",
-        "loadtest.bench.verify.options",
+        "lexshard.loadtest.bench.verify.options",
     ),
     ("bench", "shards"): Command(
-        "loadtest.bench.shards.command",
+        "lexshard.loadtest.bench.shards.command",
         "measure a head in several processes; model more",
-        "loadtest.bench.shards.options",
+        "lexshard.loadtest.bench.shards.options",
     ),
     ("bench", "serve-path"): Command(
-        "loadtest.bench.serve_path.command", "measure the way from the engine to the wire"
+        "lexshard.loadtest.bench.serve_path.command", "measure the way from the engine to the wire"
     ),
     ("bench", "serve"): Command(
-        "loadtest.bench.serve.command",
+        "lexshard.loadtest.bench.serve.command",
         "put any OpenAI endpoints under the same load, by turns",
-        "loadtest.bench.serve.options",
+        "lexshard.loadtest.bench.serve.options",
     ),
     ("bench", "rest"): Command(
-        "loadtest.bench.rest.command", "measure what a server costs while nobody asks it"
+        "lexshard.loadtest.bench.rest.command", "measure what a server costs while nobody asks it"
     ),
     ("bench", "start"): Command(
-        "loadtest.bench.start.command", "measure a start to the first token, also after a kill"
+        "lexshard.loadtest.bench.start.command",
+        "measure a start to the first token, also after a kill",
     ),
-    ("report",): Command("loadtest.report.command", "a page with plots from the files of --json"),
+    ("report",): Command(
+        "lexshard.loadtest.report.command", "a page with plots from the files of --json"
+    ),
     ("chaos",): Command(
-        "loadtest.chaos.command", "attack a server of its own: does it keep its word?"
+        "lexshard.loadtest.chaos.command", "attack a server of its own: does it keep its word?"
     ),
 }
 

@@ -19,18 +19,18 @@ from ray.serve._private import replica
 from ray.serve.exceptions import DeploymentUnavailableError
 from ray.util import get_node_ip_address
 
-from actors.faults import listen_for_faults
-from cluster.config import ServeConfig
-from cluster.lifecycle import LOOPBACK
-from cluster.place import own_node
-from cluster.process_tree import die_with_parent
-from cluster.topology.reservation import NODE_LABEL, Reservation
-from serve_app.api_processes.direct_ingress import answer_here
-from serve_app.api_processes.seats import Seats, ServerRun
-from serve_app.app import Replica, create_app
-from serve_app.engine_client import EngineClient, EngineConnector
-from serve_app.observability.logs import log_to
-from serve_app.openai.tokenization import ModelTokenizer
+from lexshard.actors.faults import listen_for_faults
+from lexshard.cluster.config import ServeConfig
+from lexshard.cluster.lifecycle import LOOPBACK
+from lexshard.cluster.place import own_node
+from lexshard.cluster.process_tree import die_with_parent
+from lexshard.cluster.topology.reservation import NODE_LABEL, Reservation
+from lexshard.serve_app.api_processes.direct_ingress import answer_here
+from lexshard.serve_app.api_processes.seats import Seats, ServerRun
+from lexshard.serve_app.app import Replica, create_app
+from lexshard.serve_app.engine_client import EngineClient, EngineConnector
+from lexshard.serve_app.observability.logs import log_to
+from lexshard.serve_app.openai.tokenization import ModelTokenizer
 
 APPLICATION_NAME, DEPLOYMENT_NAME = "lexshard", "server"
 MAX_ONGOING_REQUESTS = 100_000
@@ -39,8 +39,8 @@ MAX_ONGOING_REQUESTS = 100_000
 def start_engine(config: ServeConfig, reservation: Reservation | None = None) -> EngineClient:
     """The connector of a real server: the engine process that all its replicas share, where
     ``reservation`` says."""
-    from cluster.engine.ray_actor import RayEngines
-    from cluster.engine.supervisor import EngineSupervisor
+    from lexshard.cluster.engine.ray_actor import RayEngines
+    from lexshard.cluster.engine.supervisor import EngineSupervisor
 
     supervisor = EngineSupervisor(config.engine_configuration, RayEngines(reservation))
     supervisor.start()

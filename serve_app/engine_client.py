@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from actors.configuration import EngineInformation
-from actors.faults import LoggedFault
-from actors.messages import EngineStatistics, Request, SequenceEvent
-from actors.role import RunningRole
-from cluster.config import ServeConfig
+from lexshard.actors.configuration import EngineInformation
+from lexshard.actors.faults import LoggedFault
+from lexshard.actors.messages import EngineStatistics, Request, SequenceEvent
+from lexshard.actors.role import RunningRole
+from lexshard.cluster.config import ServeConfig
 
 
 class EventStream(Protocol):

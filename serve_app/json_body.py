@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from serve_app.openai.errors import bad_request, shortened
+from lexshard.serve_app.openai.errors import bad_request, shortened
 
 # Of a whole body, at every depth: values take up to 24 times the memory of their JSON, and names
 # ten times the time of numbers.

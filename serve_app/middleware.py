@@ -11,15 +11,15 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from cluster.process_tree import die_with_parent
-from serve_app.api_processes.direct_ingress import DirectIngress, application_here
-from serve_app.observability.server_metrics import ServerMetrics
-from serve_app.observability.trace_context import TRACEPARENT
-from serve_app.openai.errors import ClientDisconnectedError, internal_error
-from serve_app.request_record import RequestRecord
+from lexshard.cluster.process_tree import die_with_parent
+from lexshard.serve_app.api_processes.direct_ingress import DirectIngress, application_here
+from lexshard.serve_app.observability.server_metrics import ServerMetrics
+from lexshard.serve_app.observability.trace_context import TRACEPARENT
+from lexshard.serve_app.openai.errors import ClientDisconnectedError, internal_error
+from lexshard.serve_app.request_record import RequestRecord
 
 if TYPE_CHECKING:
-    from serve_app.observability.tracing import Tracing
+    from lexshard.serve_app.observability.tracing import Tracing
 
 logger = logging.getLogger("lexshard.http")
 

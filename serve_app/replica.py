@@ -17,19 +17,19 @@ from ray.serve import Application
 from ray.serve._private.common import RUNNING_REQUESTS_KEY
 from ray.util.placement_group import get_current_placement_group
 
-from cluster.config import ServeConfig
-from cluster.topology.processes import Processes
-from cluster.topology.replica_bundles import STRATEGY, replica_bundles, reservation_in
-from serve_app.app import Replica
-from serve_app.deployment import (
+from lexshard.cluster.config import ServeConfig
+from lexshard.cluster.topology.processes import Processes
+from lexshard.cluster.topology.replica_bundles import STRATEGY, replica_bundles, reservation_in
+from lexshard.serve_app.app import Replica
+from lexshard.serve_app.deployment import (
     DEPLOYMENT_NAME,
     MAX_ONGOING_REQUESTS,
     ServerDeployment,
     ask_all,
 )
-from serve_app.engine_client import EngineClient, EngineConnector
-from serve_app.observability.merged_metrics import merged_metrics
-from serve_app.server_state import ServerState
+from lexshard.serve_app.engine_client import EngineClient, EngineConnector
+from lexshard.serve_app.observability.merged_metrics import merged_metrics
+from lexshard.serve_app.server_state import ServerState
 
 LOOK_SECONDS = 0.2
 METRICS_SECONDS = 2.0  # Prometheus waits for 10
@@ -40,8 +40,8 @@ FAREWELL_SECONDS = 5.0  # for the engine to end, after the streams have
 
 def start_own_engine(config: ServeConfig, processes: Processes) -> EngineClient:
     """The connector of a replica in a placement group for ``processes``: an engine of its own."""
-    from cluster.engine.ray_actor import RayEngines
-    from cluster.engine.supervisor import EngineSupervisor
+    from lexshard.cluster.engine.ray_actor import RayEngines
+    from lexshard.cluster.engine.supervisor import EngineSupervisor
 
     group = get_current_placement_group()
     assert group is not None, "Ray Serve gives every replica the group that it was asked for"
@@ -96,7 +96,7 @@ def replica_processes(config: ServeConfig) -> Processes:
     Raises ValueError where no shards can be made of the model, OSError where it cannot be read.
     """
     # Seconds and hundreds of megabytes, which the replicas themselves do without.
-    from cluster.topology.configured import processes_on
+    from lexshard.cluster.topology.configured import processes_on
 
     return processes_on(config)
 

@@ -8,11 +8,11 @@ from typing import Any
 
 from starlette.requests import Request
 
-from cluster.ingress import BODY_SECONDS
-from serve_app.body_room import HeldBody
-from serve_app.json_body import decoded
-from serve_app.openai.errors import ApiError, ClientDisconnectedError
-from serve_app.server_state import ServerState
+from lexshard.cluster.ingress import BODY_SECONDS
+from lexshard.serve_app.body_room import HeldBody
+from lexshard.serve_app.json_body import decoded
+from lexshard.serve_app.openai.errors import ApiError, ClientDisconnectedError
+from lexshard.serve_app.server_state import ServerState
 
 # Bodies up to here are parsed on the event loop.
 PARSED_AT_ONCE = 256 * 1024

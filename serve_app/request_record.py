@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from actors.messages import SequenceTiming
-from serve_app.observability.trace_context import TraceContext
+from lexshard.actors.messages import SequenceTiming
+from lexshard.serve_app.observability.trace_context import TraceContext
 
 
 @dataclass(slots=True)

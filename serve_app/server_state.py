@@ -8,16 +8,16 @@ from functools import lru_cache
 from importlib.metadata import version
 from typing import Any
 
-from actors.configuration import BY_DISTRIBUTION, EngineInformation
-from actors.faults import listen_for_faults
-from actors.role import RunningRole, here
-from cluster.config import ServeConfig
-from serve_app.admission import Admission
-from serve_app.body_room import BodyRoom
-from serve_app.engine_client import EngineClient
-from serve_app.observability.server_metrics import ServerMetrics
-from serve_app.openai.errors import model_not_found, overloaded
-from serve_app.openai.tokenization import ModelTokenizer
+from lexshard.actors.configuration import BY_DISTRIBUTION, EngineInformation
+from lexshard.actors.faults import listen_for_faults
+from lexshard.actors.role import RunningRole, here
+from lexshard.cluster.config import ServeConfig
+from lexshard.serve_app.admission import Admission
+from lexshard.serve_app.body_room import BodyRoom
+from lexshard.serve_app.engine_client import EngineClient
+from lexshard.serve_app.observability.server_metrics import ServerMetrics
+from lexshard.serve_app.openai.errors import model_not_found, overloaded
+from lexshard.serve_app.openai.tokenization import ModelTokenizer
 
 VERSION = version("lexshard")
 

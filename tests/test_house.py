@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ast
+import re
+import subprocess
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,11 +27,12 @@ ROOMS = {
     "drafter": {"states", "head", "body", "text", "index"},
     "engine": {"states", "head", "decision", "drafter", "body", "text"},
 }
+PREFIX = "lexshard."  # of every name of ours, left out here
 MOST_MODULES = 16  # side by side in a folder
 
 
 def modules() -> dict[str, Path]:
-    """Every module of the product by its dotted name."""
+    """Every module of the product by its name below ``lexshard``."""
     found = {}
     for top in PRODUCT:
         for path in (ROOT / top).rglob("*.py"):
@@ -44,11 +48,12 @@ def imported(path: Path) -> Iterator[str]:
     """Names of modules a file imports anywhere, lazily or for types alone too."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            yield from (alias.name.removeprefix(PREFIX) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            module = node.module.removeprefix(PREFIX)
             for alias in node.names:
-                inner = f"{node.module}.{alias.name}"
-                yield inner if inner in MODULES else node.module
+                inner = f"{module}.{alias.name}".removeprefix(PREFIX)
+                yield inner if inner in MODULES else module
 
 
 IMPORTS = {name: set(imported(path)) for name, path in MODULES.items()}
@@ -68,6 +73,19 @@ def test_imports_go_down_the_layers() -> None:
     ]
     # The command line starts benchmarks by name; nothing of the server knows them.
     assert upward == []
+
+
+def test_no_name_of_ours_is_one_that_others_have() -> None:
+    """transformers takes any ``kernels`` for a package of that name that it knows."""
+    names = "|".join(PRODUCT)
+    plain = re.compile(rf"^\s*(from|import) ({names})\b", re.MULTILINE)
+    files = [path for top in (*PRODUCT, "tests") for path in (ROOT / top).rglob("*.py")]
+    assert [path for path in files if plain.search(path.read_text(encoding="utf-8"))] == []
+    program = (
+        f"from importlib.util import find_spec; print({PRODUCT!r}, *map(find_spec, {PRODUCT!r}))"
+    )
+    told = subprocess.check_output([sys.executable, "-P", "-c", program], text=True, cwd="/")
+    assert told.count("None") == len(PRODUCT)
 
 
 def test_ray_is_known_to_cluster_and_serve_app_alone() -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from cluster.ports import free_port
-from tests.support.paths import ROOT
+from lexshard.cluster.ports import free_port
+from tests.support.checkout import copy_checkout
 from tests.support.real_server import healthy, wait
 
 # What a machine has at hand must not decide: neither its configuration nor wheels on its disk.
@@ -27,11 +27,7 @@ def test_an_empty_environment_becomes_a_server_that_answers(tmp_path: Path) -> N
         name: value for name, value in os.environ.items() if not name.startswith(OF_THIS_MACHINE)
     }
     environment |= {"LEXSHARD_HOME": str(tmp_path / "home"), "UV_CACHE_DIR": str(tmp_path / "uv")}
-    source = tmp_path / "lexshard"
-    tracked = subprocess.check_output(["git", "ls-files", "-z"], cwd=ROOT, text=True)
-    for name in filter(None, tracked.split("\0")):
-        (source / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / name, source / name)
+    source = copy_checkout(tmp_path / "lexshard")
 
     subprocess.run([sys.executable, "-m", "venv", source / ".venv"], check=True)
     python = source / ".venv" / "bin" / "python"
@@ -39,6 +35,8 @@ def test_an_empty_environment_becomes_a_server_that_answers(tmp_path: Path) -> N
     constraints = ["--constraint", source / "constraints.txt"]
     subprocess.run([*install, *constraints, source], env=environment, check=True)
     shutil.rmtree(tmp_path / "uv")
+    for name in ("actors", "cluster", "kernels", "loadtest", "serve_app"):
+        shutil.rmtree(source / name)  # what was installed is whole
 
     url = f"http://127.0.0.1:{(port := free_port())}"
     model = source / "models" / "lexshard-demo"

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kernels.attention import BLOCK_SIZE
+from lexshard.kernels.attention import BLOCK_SIZE
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from actors.body.errors import ModelPathError, UnsupportedModelError, WeightsError
-from actors.body.model_code import model_code
-from actors.stored_tensors import stored_tensors
+from lexshard.actors.body.errors import ModelPathError, UnsupportedModelError, WeightsError
+from lexshard.actors.body.model_code import model_code
+from lexshard.actors.stored_tensors import stored_tensors
 
 _SAMPLING_KEYS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from kernels.linear import PackedWeight, linear, pack
+from lexshard.kernels.linear import PackedWeight, linear, pack
 
 
 def is_experts(module: nn.Module) -> bool:

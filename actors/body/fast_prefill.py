@@ -11,8 +11,8 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from actors.body.attention_step import AttentionStep
-from kernels.attention import BLOCK_SIZE, paged_attention
+from lexshard.actors.body.attention_step import AttentionStep
+from lexshard.kernels.attention import BLOCK_SIZE, paged_attention
 
 LEAST_ROWS = 32  # shorter runs gain nothing over the row kernel
 

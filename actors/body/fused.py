@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from actors.body.batch import Batch
-from kernels import pool
-from kernels.attention import BLOCK_SIZE
-from kernels.linear import fits_bfloat16, pack
-from kernels.linear.tile import PANEL
-from kernels.llama import LlamaShape, LlamaStack, LlamaWeights
+from lexshard.actors.body.batch import Batch
+from lexshard.kernels import pool
+from lexshard.kernels.attention import BLOCK_SIZE
+from lexshard.kernels.linear import fits_bfloat16, pack
+from lexshard.kernels.linear.tile import PANEL
+from lexshard.kernels.llama import LlamaShape, LlamaStack, LlamaWeights
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 EMBEDDING = "model.embed_tokens.weight"
@@ -252,7 +252,7 @@ class FusedBody:
         self, batch: Batch, rows: slice, wanted: slice, out: np.ndarray[Any, Any]
     ) -> None:
         """The batch's ``rows`` into the ``wanted`` rows of ``out``."""
-        from kernels.llama import cpu
+        from lexshard.kernels.llama import cpu
 
         shape, weights = self._shape, self._weights
         cpu.forward(

@@ -13,15 +13,15 @@ from typing import Any
 
 import torch
 
-from actors.body import paged_attention
-from actors.body.attention_step import AttentionSettings, AttentionStep, PlannedAttention
-from actors.body.batch import Batch
-from actors.body.gpu.compiled_layers import compile_layers, interpret_layers, place_caches
-from actors.body.gpu.flash_attention import AttentionShape, FlashInferAttention
-from actors.body.gpu.step_inputs import StepInputs, on_the_host, sent
-from actors.body.invariant.functions import finding_callers
-from actors.body.invariant.modules import has_bare_matrices, make_invariant
-from kernels.attention import BLOCK_SIZE, allocate_cache
+from lexshard.actors.body import paged_attention
+from lexshard.actors.body.attention_step import AttentionSettings, AttentionStep, PlannedAttention
+from lexshard.actors.body.batch import Batch
+from lexshard.actors.body.gpu.compiled_layers import compile_layers, interpret_layers, place_caches
+from lexshard.actors.body.gpu.flash_attention import AttentionShape, FlashInferAttention
+from lexshard.actors.body.gpu.step_inputs import StepInputs, on_the_host, sent
+from lexshard.actors.body.invariant.functions import finding_callers
+from lexshard.actors.body.invariant.modules import has_bare_matrices, make_invariant
+from lexshard.kernels.attention import BLOCK_SIZE, allocate_cache
 
 # torch's float32 linear gives a row the same bits from this many rows on (measured, 4 to 2,500).
 LEAST_ROWS_OF_TORCH = 4

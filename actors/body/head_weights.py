@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from actors.body.errors import SelfTestError, UnsupportedModelError
-from kernels.linear import fits_bfloat16
+from lexshard.actors.body.errors import SelfTestError, UnsupportedModelError
+from lexshard.kernels.linear import fits_bfloat16
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -12,27 +12,33 @@ from typing import Any, Literal
 
 import torch
 
-from actors.body.batch import Body
-from actors.body.checkpoint import Checkpoint, read_checkpoint, read_model_config
-from actors.body.errors import ModelRefusedError, UnsupportedModelError, WeightsError
-from actors.body.fused import FusedBody, plan_of, supports
-from actors.body.general import GeneralBody
-from actors.body.gpu.capture import CudaCapture
-from actors.body.gpu.flash_attention import FlashInferAttention
-from actors.body.gpu.graphed_body import FIXED_ROWS, GraphedBody
-from actors.body.gpu.launchers import check_launchers
-from actors.body.head_weights import HeadWeights, check_head, read_head
-from actors.body.model_code import model_code
-from actors.body.proven import (
+from lexshard.actors.body.batch import Body
+from lexshard.actors.body.checkpoint import Checkpoint, read_checkpoint, read_model_config
+from lexshard.actors.body.errors import ModelRefusedError, UnsupportedModelError, WeightsError
+from lexshard.actors.body.fused import FusedBody, plan_of, supports
+from lexshard.actors.body.general import GeneralBody
+from lexshard.actors.body.gpu.capture import CudaCapture
+from lexshard.actors.body.gpu.flash_attention import FlashInferAttention
+from lexshard.actors.body.gpu.graphed_body import FIXED_ROWS, GraphedBody
+from lexshard.actors.body.gpu.launchers import check_launchers
+from lexshard.actors.body.head_weights import HeadWeights, check_head, read_head
+from lexshard.actors.body.model_code import model_code
+from lexshard.actors.body.proven import (
     ProvenModel,
     head_name_of,
     read_proven,
     recall_proven,
     remember_proven,
 )
-from actors.body.refusals import check_memory, check_stored_types, model_class
-from actors.body.self_test import Expected, check_body, check_windows, plain_forward, run_alone
-from actors.machine import physical_memory
+from lexshard.actors.body.refusals import check_memory, check_stored_types, model_class
+from lexshard.actors.body.self_test import (
+    Expected,
+    check_body,
+    check_windows,
+    plain_forward,
+    run_alone,
+)
+from lexshard.actors.machine import physical_memory
 
 __all__ = ["HeadWeights", "LoadedModel", "ModelRefusedError", "load"]
 

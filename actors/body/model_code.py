@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from actors.body.errors import ModelCodeError, ModelRefusedError
+from lexshard.actors.body.errors import ModelCodeError, ModelRefusedError
 
 _LONGEST = 300  # characters of what was raised
 

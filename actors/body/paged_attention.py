@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
-from actors.body.attention_step import AttentionSettings, AttentionStep
-from actors.body.errors import UnsupportedModelError
-from actors.body.fast_prefill import attend_by_sequence
-from kernels.attention import paged_attention, write_cache
+from lexshard.actors.body.attention_step import AttentionSettings, AttentionStep
+from lexshard.actors.body.errors import UnsupportedModelError
+from lexshard.actors.body.fast_prefill import attend_by_sequence
+from lexshard.kernels.attention import paged_attention, write_cache
 
 NAME = "lexshard_paged"
 

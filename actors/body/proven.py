@@ -14,17 +14,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from actors.body.batch import Body
-from actors.body.fused import EMBEDDING, FusedBody, FusedPlan
-from actors.body.head_weights import HeadWeights, narrowed
-from actors.remembered import (
+from lexshard.actors.body.batch import Body
+from lexshard.actors.body.fused import EMBEDDING, FusedBody, FusedPlan
+from lexshard.actors.body.head_weights import HeadWeights, narrowed
+from lexshard.actors.remembered import (
     files_fingerprint,
     fingerprint,
     recall,
     remember,
     software_and_machine,
 )
-from actors.stored_tensors import StoredTensor, stored_tensors
+from lexshard.actors.stored_tensors import StoredTensor, stored_tensors
 
 OUTPUT_WEIGHT = "lm_head.weight"
 _DESCRIBING = ("*.json", "*.safetensors", "tokenizer.model")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from actors.body.errors import InsufficientMemoryError, UnsupportedModelError
-from actors.body.model_code import model_code
+from lexshard.actors.body.errors import InsufficientMemoryError, UnsupportedModelError
+from lexshard.actors.body.model_code import model_code
 
 _ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn", "proportional"})
 _LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})

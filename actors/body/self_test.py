@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from actors.body.attention_step import AttentionSettings
-from actors.body.batch import Batch, Body
-from actors.body.errors import SelfTestError, UnsupportedModelError
-from kernels.attention import BLOCK_SIZE
+from lexshard.actors.body.attention_step import AttentionSettings
+from lexshard.actors.body.batch import Batch, Body
+from lexshard.actors.body.errors import SelfTestError, UnsupportedModelError
+from lexshard.kernels.attention import BLOCK_SIZE
 
 LENGTHS = (14, 7, 19)  # tokens per sequence: one block, part of one, more than one
 BLOCKS = 8

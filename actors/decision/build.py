@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from actors.configuration import EngineConfiguration, SamplerPlacement
-from actors.decision.local_samplers import InlineSampler, ThreadSampler
-from actors.decision.messages import SamplerSettings
-from actors.decision.plane import DecisionPlane, SamplerHandle
-from actors.decision.sampler import Sampler
-from actors.decision.warm_up import warm_up_work
-from actors.states.sequence_state import SequenceStates
+from lexshard.actors.configuration import EngineConfiguration, SamplerPlacement
+from lexshard.actors.decision.local_samplers import InlineSampler, ThreadSampler
+from lexshard.actors.decision.messages import SamplerSettings
+from lexshard.actors.decision.plane import DecisionPlane, SamplerHandle
+from lexshard.actors.decision.sampler import Sampler
+from lexshard.actors.decision.warm_up import warm_up_work
+from lexshard.actors.states.sequence_state import SequenceStates
 
 if TYPE_CHECKING:
-    from actors.decision.hot_vocabulary import HotVocabulary
+    from lexshard.actors.decision.hot_vocabulary import HotVocabulary
 
 # Starts a sampler outside of this process; the cluster layer knows how. Once the event is set
 # nobody waits for it any more.
@@ -31,7 +31,7 @@ def sampler_settings(
     """What each of an engine's samplers must know to start."""
     tokenizer = None
     if configuration.hot_vocabulary is not None:
-        from actors.decision.hot_vocabulary import tokenizer_hash
+        from lexshard.actors.decision.hot_vocabulary import tokenizer_hash
 
         tokenizer = tokenizer_hash(configuration.model)
     return SamplerSettings(
@@ -84,8 +84,8 @@ def load_hot_vocabulary(settings: SamplerSettings) -> HotVocabulary | None:
     if settings.hot_vocabulary is None:
         return None
     # Not needed, nor what they need installed, everywhere.
-    from actors.decision.hot_vocabulary import HotVocabulary
-    from actors.decision.hot_vocabulary.measurement import synthetic_decide
+    from lexshard.actors.decision.hot_vocabulary import HotVocabulary
+    from lexshard.actors.decision.hot_vocabulary.measurement import synthetic_decide
 
     size = settings.vocabulary_size
     hot = HotVocabulary.load(settings.hot_vocabulary, size, settings.tokenizer)

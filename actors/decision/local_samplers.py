@@ -5,10 +5,10 @@ from __future__ import annotations
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
-from actors.decision.messages import DecisionResult, DecisionWork
-from actors.decision.sampler import Sampler
-from actors.role import Place, here
-from actors.states.deltas import NO_DELTAS
+from lexshard.actors.decision.messages import DecisionResult, DecisionWork
+from lexshard.actors.decision.sampler import Sampler
+from lexshard.actors.role import Place, here
+from lexshard.actors.states.deltas import NO_DELTAS
 
 
 class _Postponed:

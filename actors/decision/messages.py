@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from actors.messages import RowDecision
-from actors.proposal import GuessTest
-from actors.states.deltas import NO_DELTAS, Deltas
+from lexshard.actors.messages import RowDecision
+from lexshard.actors.proposal import GuessTest
+from lexshard.actors.states.deltas import NO_DELTAS, Deltas
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -15,13 +15,13 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Protocol
 
-from actors.candidates import Candidates
-from actors.decision.messages import DecisionResult, DecisionWork
-from actors.decision.rows import is_dense, sequences_of, work_of
-from actors.messages import Request, RowDecision
-from actors.proposal import NO_TESTS, GuessTest
-from actors.role import Place, RunningRole
-from actors.states.deltas import OpenSequence, Outbox
+from lexshard.actors.candidates import Candidates
+from lexshard.actors.decision.messages import DecisionResult, DecisionWork
+from lexshard.actors.decision.rows import is_dense, sequences_of, work_of
+from lexshard.actors.messages import Request, RowDecision
+from lexshard.actors.proposal import NO_TESTS, GuessTest
+from lexshard.actors.role import Place, RunningRole
+from lexshard.actors.states.deltas import OpenSequence, Outbox
 
 # Stands in for lost samplers until new ones are ready.
 SUBSTITUTE = -1

@@ -8,9 +8,9 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
-from actors.candidates import Candidates
-from actors.decision.messages import CandidateRows, DecisionWork, DenseRows
-from actors.proposal import NO_TESTS, GuessTest
+from lexshard.actors.candidates import Candidates
+from lexshard.actors.decision.messages import CandidateRows, DecisionWork, DenseRows
+from lexshard.actors.proposal import NO_TESTS, GuessTest
 
 
 def is_dense(candidates: Candidates, vocabulary_size: int) -> list[bool]:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from actors.decision.messages import (
+from lexshard.actors.decision.messages import (
     CandidateRows,
     DecisionResult,
     DecisionWork,
@@ -28,13 +28,13 @@ from actors.decision.messages import (
     SamplerSettings,
     some_columns,
 )
-from actors.messages import RowDecision, TokenLogprobs
-from actors.states.deltas import NO_DELTAS, Deltas
-from actors.states.flat_needs import flatten_adjustments
-from actors.states.sequence_state import SequenceState, SequenceStates
-from actors.verification import emitted_tokens
-from kernels import pool
-from kernels.decision import (
+from lexshard.actors.messages import RowDecision, TokenLogprobs
+from lexshard.actors.states.deltas import NO_DELTAS, Deltas
+from lexshard.actors.states.flat_needs import flatten_adjustments
+from lexshard.actors.states.sequence_state import SequenceState, SequenceStates
+from lexshard.actors.verification import emitted_tokens
+from lexshard.kernels import pool
+from lexshard.kernels.decision import (
     PackedRows,
     block_maxima,
     decide_candidates,
@@ -42,12 +42,12 @@ from kernels.decision import (
     decide_packed,
     pack,
 )
-from kernels.draw import Controls
-from kernels.logprobs import score_rows
-from kernels.penalties import Adjustments, select_rows
+from lexshard.kernels.draw import Controls
+from lexshard.kernels.logprobs import score_rows
+from lexshard.kernels.penalties import Adjustments, select_rows
 
 if TYPE_CHECKING:
-    from actors.decision.hot_vocabulary import HotVocabulary
+    from lexshard.actors.decision.hot_vocabulary import HotVocabulary
 
 
 # Of so many sets of sequences decided together the controls are remembered.

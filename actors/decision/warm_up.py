@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from actors.decision.messages import CandidateRows, DecisionWork, DenseRows
-from actors.messages import Request, SamplingParameters
-from actors.states.deltas import Deltas, OpenSequence
+from lexshard.actors.decision.messages import CandidateRows, DecisionWork, DenseRows
+from lexshard.actors.messages import Request, SamplingParameters
+from lexshard.actors.states.deltas import Deltas, OpenSequence
 
 EVERY_CONTROL = SamplingParameters(
     temperature=0.8,

@@ -15,13 +15,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from actors.drafter.heads import FILLER
-from actors.drafter.router.network import router_scores
-from actors.drafter.router.texts import DraftPositions
-from kernels.draft.types import DraftHead
-from kernels.linear import PackedWeight, unpack
-from kernels.linear.tile import PANEL
-from kernels.noise import gumbel_row
+from lexshard.actors.drafter.heads import FILLER
+from lexshard.actors.drafter.router.network import router_scores
+from lexshard.actors.drafter.router.texts import DraftPositions
+from lexshard.kernels.draft.types import DraftHead
+from lexshard.kernels.linear import PackedWeight, unpack
+from lexshard.kernels.linear.tile import PANEL
+from lexshard.kernels.noise import gumbel_row
 
 ROWS = 128  # positions at a time
 

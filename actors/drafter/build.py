@@ -6,19 +6,19 @@ from pathlib import Path
 
 import numpy as np
 
-from actors.body.fused import FusedBody
-from actors.body.loading import LoadedModel
-from actors.configuration import NGRAM, EngineConfiguration
-from actors.drafter.heads import frequency_head, full_head, routed_head
-from actors.drafter.loading import load_draft_model
-from actors.drafter.lookup import LookupDrafter
-from actors.drafter.model import ModelDrafter
-from actors.drafter.protocol import Drafter
-from actors.drafter.router.file import FILE_NAME, read_router_file
-from actors.drafter.step_heads import WholeHead, certified_head
-from actors.drafter.stepwise import StepwiseDrafter
-from actors.index.format import describe_weights
-from kernels.draft import DraftHead
+from lexshard.actors.body.fused import FusedBody
+from lexshard.actors.body.loading import LoadedModel
+from lexshard.actors.configuration import NGRAM, EngineConfiguration
+from lexshard.actors.drafter.heads import frequency_head, full_head, routed_head
+from lexshard.actors.drafter.loading import load_draft_model
+from lexshard.actors.drafter.lookup import LookupDrafter
+from lexshard.actors.drafter.model import ModelDrafter
+from lexshard.actors.drafter.protocol import Drafter
+from lexshard.actors.drafter.router.file import FILE_NAME, read_router_file
+from lexshard.actors.drafter.step_heads import WholeHead, certified_head
+from lexshard.actors.drafter.stepwise import StepwiseDrafter
+from lexshard.actors.index.format import describe_weights
+from lexshard.kernels.draft import DraftHead
 
 # What a static head holds of the vocabulary.
 STATIC_SHARE = 0.2

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import math
 
-from actors.configuration import BY_DISTRIBUTION, NGRAM, SIGMOID_LIMITS, EngineConfiguration
+from lexshard.actors.configuration import (
+    BY_DISTRIBUTION,
+    NGRAM,
+    SIGMOID_LIMITS,
+    EngineConfiguration,
+)
 
 
 def check_drafting(configuration: EngineConfiguration) -> None:

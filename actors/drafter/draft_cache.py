@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from actors.drafter.task import DraftTask
-from actors.kv_cache import BLOCK_TOKENS, BlockPool
+from lexshard.actors.drafter.task import DraftTask
+from lexshard.actors.kv_cache import BLOCK_TOKENS, BlockPool
 
 MOST_PENDING = 512  # tokens put in by one call, over all sequences: a long prompt takes several
 

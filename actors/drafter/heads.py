@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from actors.drafter.router.file import RouterFile
-from kernels.draft.types import DraftHead, Router
-from kernels.linear import fits_bfloat16, pack
-from kernels.linear.tile import PANEL
+from lexshard.actors.drafter.router.file import RouterFile
+from lexshard.kernels.draft.types import DraftHead, Router
+from lexshard.kernels.linear import fits_bfloat16, pack
+from lexshard.kernels.linear.tile import PANEL
 
 FILLER = -1  # the id of a row that only fills a panel up
 

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from heapq import heapify, heappop, heapreplace
 from typing import Protocol
 
-from actors.configuration import BY_DISTRIBUTION, EngineConfiguration
-from actors.drafter.acceptance_history import AcceptanceHistory
-from actors.drafter.cost_curve import CostCurve
+from lexshard.actors.configuration import BY_DISTRIBUTION, EngineConfiguration
+from lexshard.actors.drafter.acceptance_history import AcceptanceHistory
+from lexshard.actors.drafter.cost_curve import CostCurve
 
 # How much faster guessing must promise to be, to go on and to begin. Costs are known to some
 # percent only, and the best of many lengths is the one with the luckiest estimate.

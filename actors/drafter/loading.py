@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from actors.body.errors import ModelPathError, ModelRefusedError
-from actors.body.loading import LoadedModel, load
+from lexshard.actors.body.errors import ModelPathError, ModelRefusedError
+from lexshard.actors.body.loading import LoadedModel, load
 
 
 class TokenizerMismatchError(ModelRefusedError):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from actors.drafter.task import Draft, DraftTask
+from lexshard.actors.drafter.task import Draft, DraftTask
 
 # A token takes 8 us and 420 bytes to index (n-grams of 2 to 4), in the engine's own thread.
 TOKENS_PER_CALL = 4_096

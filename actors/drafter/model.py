@@ -8,11 +8,11 @@ from itertools import accumulate
 import numpy as np
 import numpy.typing as npt
 
-from actors.body.fused import FusedBody
-from actors.drafter.draft_cache import DraftCache, Turn, block_tables
-from actors.drafter.task import Draft, DraftTask
-from actors.proposal import Proposal
-from kernels.draft import DraftHead, PendingTokens, check_head, draft
+from lexshard.actors.body.fused import FusedBody
+from lexshard.actors.drafter.draft_cache import DraftCache, Turn, block_tables
+from lexshard.actors.drafter.task import Draft, DraftTask
+from lexshard.actors.proposal import Proposal
+from lexshard.kernels.draft import DraftHead, PendingTokens, check_head, draft
 
 
 class ModelDrafter:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from actors.drafter.task import Draft, DraftTask
+from lexshard.actors.drafter.task import Draft, DraftTask
 
 
 class Drafter(Protocol):

@@ -10,14 +10,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from actors.body.head_weights import HeadWeights
-from actors.body.loading import LoadedModel
-from actors.configuration import EngineConfiguration
-from actors.drafter.task import DraftTask
-from actors.head.build import build_head
-from actors.head.output_head import OutputHead
-from actors.states.need import Adjustment, Need, NeedKind
-from actors.states.sequence_state import SequenceStates
+from lexshard.actors.body.head_weights import HeadWeights
+from lexshard.actors.body.loading import LoadedModel
+from lexshard.actors.configuration import EngineConfiguration
+from lexshard.actors.drafter.task import DraftTask
+from lexshard.actors.head.build import build_head
+from lexshard.actors.head.output_head import OutputHead
+from lexshard.actors.states.need import Adjustment, Need, NeedKind
+from lexshard.actors.states.sequence_state import SequenceStates
 
 
 class Contest(NamedTuple):

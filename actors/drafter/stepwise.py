@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from actors.body.batch import Batch, Body
-from actors.drafter.draft_cache import DraftCache, Turn, block_tables
-from actors.drafter.step_heads import Contest, StepHead
-from actors.drafter.task import Draft, DraftTask
-from actors.kv_cache import BLOCK_TOKENS
-from actors.proposal import Proposal
-from kernels.draw import Controls, draw
-from kernels.truncate import truncate
+from lexshard.actors.body.batch import Batch, Body
+from lexshard.actors.drafter.draft_cache import DraftCache, Turn, block_tables
+from lexshard.actors.drafter.step_heads import Contest, StepHead
+from lexshard.actors.drafter.task import Draft, DraftTask
+from lexshard.actors.kv_cache import BLOCK_TOKENS
+from lexshard.actors.proposal import Proposal
+from lexshard.kernels.draw import Controls, draw
+from lexshard.kernels.truncate import truncate
 
 
 class StepwiseDrafter:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from actors.proposal import Proposal
+from lexshard.actors.proposal import Proposal
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from actors.body.batch import Body, whole_text
-from actors.body.gpu.graphed_body import GraphedBody
-from actors.engine.memory import DeviceMemory
-from actors.kv_cache import BLOCK_TOKENS
+from lexshard.actors.body.batch import Body, whole_text
+from lexshard.actors.body.gpu.graphed_body import GraphedBody
+from lexshard.actors.engine.memory import DeviceMemory
+from lexshard.actors.kv_cache import BLOCK_TOKENS
 
 
 def describe_device(body: Body) -> str:

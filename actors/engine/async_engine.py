@@ -14,9 +14,9 @@ import queue
 import threading
 from collections.abc import AsyncIterator
 
-from actors.engine.engine import Engine
-from actors.engine.loop import run_engine
-from actors.messages import Commands, Request, SequenceEvent, StepOutput
+from lexshard.actors.engine.engine import Engine
+from lexshard.actors.engine.loop import run_engine
+from lexshard.actors.messages import Commands, Request, SequenceEvent, StepOutput
 
 
 class _Mailbox:

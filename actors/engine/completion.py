@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from actors.messages import (
+from lexshard.actors.messages import (
     FinishReason,
     Request,
     SamplingParameters,
     SequenceEvent,
     TokenLogprobs,
 )
-from actors.text.detokenizer import Detokenizer
+from lexshard.actors.text.detokenizer import Detokenizer
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,34 +16,34 @@ from collections.abc import Sequence as Sequenced
 from functools import partial
 from typing import TYPE_CHECKING
 
-from actors.body.loading import LoadedModel, load
-from actors.configuration import EngineConfiguration, EngineInformation, check_utilization
-from actors.decision.build import StartSampler, build_plane, sampler_settings
-from actors.decision.plane import DecisionPlane
-from actors.drafter.checks import check_drafting
-from actors.drafter.length import length_rule
-from actors.drafter.protocol import Drafter
-from actors.engine.accelerator import describe_device, measure_device
-from actors.engine.completion import Completion, run_to_completion
-from actors.engine.memory import default_kv_bytes, device_kv_bytes
-from actors.engine.scheduler import Scheduler
-from actors.engine.sequence import Sequence
-from actors.engine.speculation import CostTiming, Speculation
-from actors.engine.start.remembered_timings import RememberedTimings
-from actors.engine.statistics import Counters
-from actors.engine.steps import Steps
-from actors.engine.threads.choice import EngineThreads
-from actors.engine.warm_up import sized_requests, warm_up_requests
-from actors.head.build import build_head
-from actors.head.sharded.checks import check_shards
-from actors.kv_cache import BLOCK_TOKENS, BlockPool
-from actors.messages import EngineStatistics, Request, SamplingParameters, SequenceEvent
-from actors.role import RunningRole, here
-from actors.states.sequence_state import SequenceStates
-from actors.text.codec import TextCodec
+from lexshard.actors.body.loading import LoadedModel, load
+from lexshard.actors.configuration import EngineConfiguration, EngineInformation, check_utilization
+from lexshard.actors.decision.build import StartSampler, build_plane, sampler_settings
+from lexshard.actors.decision.plane import DecisionPlane
+from lexshard.actors.drafter.checks import check_drafting
+from lexshard.actors.drafter.length import length_rule
+from lexshard.actors.drafter.protocol import Drafter
+from lexshard.actors.engine.accelerator import describe_device, measure_device
+from lexshard.actors.engine.completion import Completion, run_to_completion
+from lexshard.actors.engine.memory import default_kv_bytes, device_kv_bytes
+from lexshard.actors.engine.scheduler import Scheduler
+from lexshard.actors.engine.sequence import Sequence
+from lexshard.actors.engine.speculation import CostTiming, Speculation
+from lexshard.actors.engine.start.remembered_timings import RememberedTimings
+from lexshard.actors.engine.statistics import Counters
+from lexshard.actors.engine.steps import Steps
+from lexshard.actors.engine.threads.choice import EngineThreads
+from lexshard.actors.engine.warm_up import sized_requests, warm_up_requests
+from lexshard.actors.head.build import build_head
+from lexshard.actors.head.sharded.checks import check_shards
+from lexshard.actors.kv_cache import BLOCK_TOKENS, BlockPool
+from lexshard.actors.messages import EngineStatistics, Request, SamplingParameters, SequenceEvent
+from lexshard.actors.role import RunningRole, here
+from lexshard.actors.states.sequence_state import SequenceStates
+from lexshard.actors.text.codec import TextCodec
 
 if TYPE_CHECKING:
-    from actors.head.sharded.recovering_head import ShardStarter
+    from lexshard.actors.head.sharded.recovering_head import ShardStarter
 
 
 class Engine:
@@ -102,7 +102,9 @@ class Engine:
         self._scheduler = self._make_scheduler()
         self._plane = self._make_plane(start_sampler)
         if configuration.draft is not None and drafter is None:
-            from actors.drafter.build import build_drafter  # with what a bare GPU machine lacks
+            from lexshard.actors.drafter.build import (
+                build_drafter,
+            )  # with what a bare GPU machine lacks
 
             tell("loading the draft model")
             drafter = build_drafter(

@@ -14,7 +14,7 @@ from bisect import insort
 from collections import Counter
 from collections.abc import Collection, Iterator
 
-from actors.engine.sequence import Sequence
+from lexshard.actors.engine.sequence import Sequence
 
 
 class FairShare:

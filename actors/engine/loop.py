@@ -18,9 +18,9 @@ from typing import Protocol
 
 import torch
 
-from actors.engine.engine import Engine
-from actors.engine.scheduler import StepPlan
-from actors.messages import Commands, Request, SequenceEvent, StepOutput
+from lexshard.actors.engine.engine import Engine
+from lexshard.actors.engine.scheduler import StepPlan
+from lexshard.actors.messages import Commands, Request, SequenceEvent, StepOutput
 
 STATISTICS_SECONDS = 0.1  # between two, while the engine is busy
 # What is asked for may take so long, and one request longer, before steps go on. To begin an

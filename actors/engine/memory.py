@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from actors.kv_cache import BLOCK_TOKENS
-from actors.machine import physical_memory
+from lexshard.actors.kv_cache import BLOCK_TOKENS
+from lexshard.actors.machine import physical_memory
 
 SHARE_OF_MEMORY = 0.1
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
-from actors.messages import Request, TokenLogprobs
+from lexshard.actors.messages import Request, TokenLogprobs
 
 # What scoring a row costs in tokens of a step: all its exact logits, and a pass over them. Measured
 # on the demo; where the body is larger beside the vocabulary, steps that score end sooner.

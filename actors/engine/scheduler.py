@@ -21,11 +21,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from heapq import heappop, heapreplace
 
-from actors.engine.fair_share import FairShare
-from actors.engine.prompt_scores import SCORED_ROW_TOKENS, SharedScores
-from actors.engine.sequence import Sequence
-from actors.kv_cache import BLOCK_TOKENS, BlockPool
-from actors.messages import TokenOrigin
+from lexshard.actors.engine.fair_share import FairShare
+from lexshard.actors.engine.prompt_scores import SCORED_ROW_TOKENS, SharedScores
+from lexshard.actors.engine.sequence import Sequence
+from lexshard.actors.kv_cache import BLOCK_TOKENS, BlockPool
+from lexshard.actors.messages import TokenOrigin
 
 # What drawing a token from a row costs beyond computing it, in tokens of a step: measured on the
 # demo, and what the paper suggests.

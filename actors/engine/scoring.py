@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from actors.decision.sampler import token_logprobs
-from actors.engine.scheduler import Chunk
-from actors.head.sequence_head import SequenceHead
+from lexshard.actors.decision.sampler import token_logprobs
+from lexshard.actors.engine.scheduler import Chunk
+from lexshard.actors.head.sequence_head import SequenceHead
 
 ROWS_AT_ONCE = 24  # dense rows held in memory together
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from actors.engine.prompt_scores import PromptScores
-from actors.kv_cache import BLOCK_TOKENS, BlockHash, BlockPool, block_hash, first_parent
-from actors.messages import FinishReason, Request
-from actors.states.sequence_state import SequenceState
+from lexshard.actors.engine.prompt_scores import PromptScores
+from lexshard.actors.kv_cache import BLOCK_TOKENS, BlockHash, BlockPool, block_hash, first_parent
+from lexshard.actors.messages import FinishReason, Request
+from lexshard.actors.states.sequence_state import SequenceState
 
 
 @dataclass(slots=True, eq=False)

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from itertools import repeat
 from typing import Literal
 
-from actors.configuration import BY_DISTRIBUTION, VerifyMode
-from actors.drafter.length import LengthRule
-from actors.drafter.protocol import Drafter
-from actors.drafter.task import DraftTask
-from actors.engine.scheduler import Chunk, StepPlan
-from actors.engine.sequence import Sequence
-from actors.engine.statistics import Counters
-from actors.proposal import GuessTest, Proposal
+from lexshard.actors.configuration import BY_DISTRIBUTION, VerifyMode
+from lexshard.actors.drafter.length import LengthRule
+from lexshard.actors.drafter.protocol import Drafter
+from lexshard.actors.drafter.task import DraftTask
+from lexshard.actors.engine.scheduler import Chunk, StepPlan
+from lexshard.actors.engine.sequence import Sequence
+from lexshard.actors.engine.statistics import Counters
+from lexshard.actors.proposal import GuessTest, Proposal
 
 
 @dataclass(frozen=True, slots=True)

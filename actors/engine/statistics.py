@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, fields
 from operator import attrgetter
 from typing import Literal
 
-from actors.decision.plane import PlaneCounters
-from actors.engine.scheduler import Scheduler
-from actors.head.screens import DENSE
-from actors.head.sequence_head import ShardCounters
-from actors.messages import STEP_SECONDS, Certificate, EngineStatistics
+from lexshard.actors.decision.plane import PlaneCounters
+from lexshard.actors.engine.scheduler import Scheduler
+from lexshard.actors.head.screens import DENSE
+from lexshard.actors.head.sequence_head import ShardCounters
+from lexshard.actors.messages import STEP_SECONDS, Certificate, EngineStatistics
 
 # Every step takes a snapshot: one call reads all of ``Counters``, in the message's own order.
 _counted = attrgetter(*(item.name for item in fields(EngineStatistics) if not item.kw_only))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from actors.body.batch import Batch
-from actors.engine.scheduler import StepPlan
-from actors.kv_cache import BLOCK_TOKENS
+from lexshard.actors.body.batch import Batch
+from lexshard.actors.engine.scheduler import StepPlan
+from lexshard.actors.kv_cache import BLOCK_TOKENS
 
 
 def build_batch(plan: StepPlan) -> Batch:

@@ -13,19 +13,19 @@ from dataclasses import dataclass
 
 import torch
 
-from actors.body.loading import LoadedModel
-from actors.decision.plane import DecisionPlane, PendingStep
-from actors.decision.sampler import AllTokensExcludedError
-from actors.engine.scheduler import Chunk, Scheduler, StepPlan
-from actors.engine.scoring import score_prompt
-from actors.engine.sequence import Sequence
-from actors.engine.speculation import Speculation
-from actors.engine.statistics import Counters
-from actors.engine.step_batch import build_batch
-from actors.engine.threads.choice import begin_step
-from actors.head.build import BuiltHead
-from actors.head.output_rows import NonFiniteHiddenError
-from actors.messages import (
+from lexshard.actors.body.loading import LoadedModel
+from lexshard.actors.decision.plane import DecisionPlane, PendingStep
+from lexshard.actors.decision.sampler import AllTokensExcludedError
+from lexshard.actors.engine.scheduler import Chunk, Scheduler, StepPlan
+from lexshard.actors.engine.scoring import score_prompt
+from lexshard.actors.engine.sequence import Sequence
+from lexshard.actors.engine.speculation import Speculation
+from lexshard.actors.engine.statistics import Counters
+from lexshard.actors.engine.step_batch import build_batch
+from lexshard.actors.engine.threads.choice import begin_step
+from lexshard.actors.head.build import BuiltHead
+from lexshard.actors.head.output_rows import NonFiniteHiddenError
+from lexshard.actors.messages import (
     Certificate,
     FinishReason,
     RowDecision,
@@ -34,8 +34,8 @@ from actors.messages import (
     TokenLogprobs,
     TokenOrigin,
 )
-from actors.proposal import GuessTest
-from actors.states.sequence_state import SequenceStates
+from lexshard.actors.proposal import GuessTest
+from lexshard.actors.states.sequence_state import SequenceStates
 
 # Starts a forward pass, or gets ready to; what it returns brings the hidden states.
 StartForward = Callable[[StepPlan], Callable[[], torch.Tensor]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from actors.messages import Request, SamplingParameters
+from lexshard.actors.messages import Request, SamplingParameters
 
 OUTPUT_TOKENS = 3
 

@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from actors.body.loading import LoadedModel
-from actors.configuration import EngineConfiguration
-from actors.head.calibration import Calibrate, Timing, calibrate, choose
-from actors.head.ladder import Choices, Ladder
-from actors.head.output_head import OutputHead
-from actors.head.paper.paper_head import PaperHead
-from actors.head.screens import DENSE
-from actors.head.sequence_head import SequenceHead
-from actors.head.shard import Shard
-from actors.states.sequence_state import SequenceStates
-from kernels.linear import fits_bfloat16, linear, pack
+from lexshard.actors.body.loading import LoadedModel
+from lexshard.actors.configuration import EngineConfiguration
+from lexshard.actors.head.calibration import Calibrate, Timing, calibrate, choose
+from lexshard.actors.head.ladder import Choices, Ladder
+from lexshard.actors.head.output_head import OutputHead
+from lexshard.actors.head.paper.paper_head import PaperHead
+from lexshard.actors.head.screens import DENSE
+from lexshard.actors.head.sequence_head import SequenceHead
+from lexshard.actors.head.shard import Shard
+from lexshard.actors.states.sequence_state import SequenceStates
+from lexshard.kernels.linear import fits_bfloat16, linear, pack
 
 if TYPE_CHECKING:
-    from actors.head.sharded.recovering_head import ShardStarter
-    from actors.index.format import Index
+    from lexshard.actors.head.sharded.recovering_head import ShardStarter
+    from lexshard.actors.index.format import Index
 
 # A smaller head is read from the cache in no time: nothing to certify would be worth a file.
 SMALLEST_WEIGHTS = 1 << 21
@@ -67,7 +67,7 @@ def build_head(
     choice = configuration.head
     dense_only = choice == "dense" or (choice == "auto" and small)
     if configuration.shards > 1:
-        from actors.head.sharded.build import build_sharded  # msgspec is not everywhere
+        from lexshard.actors.head.sharded.build import build_sharded  # msgspec is not everywhere
 
         tiers = () if dense_only else configuration.tiers
         sharded = build_sharded(model, weight, bias, tiers, configuration, states, shard_starter)
@@ -82,7 +82,7 @@ def build_head(
         choose_threads(dense)
         return BuiltHead(SequenceHead(dense, states), "dense")
     # not needed, nor installed, everywhere
-    from actors.index.automatic import index_clusters, open_or_build
+    from lexshard.actors.index.automatic import index_clusters, open_or_build
 
     if choice == "paper":
         clusters = index_clusters(model, configuration)
@@ -114,7 +114,7 @@ def _on_device(
     configuration: EngineConfiguration,
     states: SequenceStates,
 ) -> BuiltHead:
-    from actors.head.gpu.device_shard import DeviceShard  # needs Triton
+    from lexshard.actors.head.gpu.device_shard import DeviceShard  # needs Triton
 
     names = tuple(index.tiers)
     there = model.head.weight.detach()

@@ -15,11 +15,11 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from actors.head.ladder import STEP_KINDS, Choices, StepKind
-from actors.head.output_head import OutputHead
-from actors.head.screens import DENSE
-from actors.states.need import Need
-from kernels import pool
+from lexshard.actors.head.ladder import STEP_KINDS, Choices, StepKind
+from lexshard.actors.head.output_head import OutputHead
+from lexshard.actors.head.screens import DENSE
+from lexshard.actors.states.need import Need
+from lexshard.kernels import pool
 
 SIZES = (1, 2, 4, 8, 16, 32, 64)
 # Hidden states differ in how many tokens they leave: one alone must not decide.

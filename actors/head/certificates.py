@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from actors.head.screens import DENSE, ScreenedRows
-from actors.head.whole_softmax import Mass
-from actors.messages import Certificate, Guarantee
-from actors.states.need import Need
+from lexshard.actors.head.screens import DENSE, ScreenedRows
+from lexshard.actors.head.whole_softmax import Mass
+from lexshard.actors.messages import Certificate, Guarantee
+from lexshard.actors.states.need import Need
 
 # What shards guarantee together is what the first of these that one of them says guarantees; all
 # logits of one shard ("dense") take nothing from what another one promises.

@@ -13,12 +13,12 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from actors.candidates import Candidates
-from actors.head.certificates import merge_certificates
-from actors.head.output_head import OutputHead, Thresholds
-from actors.head.whole_softmax import Cut, Mass, PartialMass, decide_mass, plan_mass
-from actors.states.need import Need
-from kernels.mass import Outline
+from lexshard.actors.candidates import Candidates
+from lexshard.actors.head.certificates import merge_certificates
+from lexshard.actors.head.output_head import OutputHead, Thresholds
+from lexshard.actors.head.whole_softmax import Cut, Mass, PartialMass, decide_mass, plan_mass
+from lexshard.actors.states.need import Need
+from lexshard.kernels.mass import Outline
 
 MASS_NEEDS = ("nucleus", "epsilon")
 # Computing all canonical logits takes four times as long as a dense screen or more.

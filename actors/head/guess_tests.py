@@ -15,18 +15,18 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from actors.candidates import Candidates
-from actors.head.rescoring import Rescorer
-from actors.head.screens import ScreenedRows
-from actors.head.whole_softmax import Mass
-from actors.proposal import GuessTest, Proposal
-from actors.states.flat_needs import flatten_adjustments
-from actors.states.need import Need
-from actors.verification import emitted_tokens
-from kernels.draw import Controls
-from kernels.mass import adjusted_bounds
-from kernels.penalties import Adjustments
-from kernels.verify_bounded import (
+from lexshard.actors.candidates import Candidates
+from lexshard.actors.head.rescoring import Rescorer
+from lexshard.actors.head.screens import ScreenedRows
+from lexshard.actors.head.whole_softmax import Mass
+from lexshard.actors.proposal import GuessTest, Proposal
+from lexshard.actors.states.flat_needs import flatten_adjustments
+from lexshard.actors.states.need import Need
+from lexshard.actors.verification import emitted_tokens
+from lexshard.kernels.draw import Controls
+from lexshard.kernels.mass import adjusted_bounds
+from lexshard.kernels.penalties import Adjustments
+from lexshard.kernels.verify_bounded import (
     OPEN,
     STANDS,
     BoundedRow,

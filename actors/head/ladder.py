@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from actors.head.screens import DENSE
-from actors.states.need import Need
-from kernels.quantize import Int4Tier, Tier
+from lexshard.actors.head.screens import DENSE
+from lexshard.actors.states.need import Need
+from lexshard.kernels.quantize import Int4Tier, Tier
 
 Choices = tuple[tuple[int, str], ...]
 # Whether the rows of a step need one token each, or any of them its several best.

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from actors.candidates import Candidates
-from actors.head.whole_softmax import Mass
-from actors.states.need import Need
+from lexshard.actors.candidates import Candidates
+from lexshard.actors.head.whole_softmax import Mass
+from lexshard.actors.states.need import Need
 
 Hidden = torch.Tensor | npt.NDArray[np.float32]  # [N, d] fp32
 

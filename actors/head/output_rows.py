@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from actors.candidates import Candidates
-from kernels.exponential import log_normalizer
+from lexshard.actors.candidates import Candidates
+from lexshard.kernels.exponential import log_normalizer
 
 # The integer masses of top-p (`kernels.truncate`) add up to less than 2**63 below this size.
 LARGEST_VOCABULARY = 1 << 20

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from kernels.blocks import BLOCK, blocks_of
-from kernels.penalties import Adjustments
-from kernels.search import Estimates
+from lexshard.kernels.blocks import BLOCK, blocks_of
+from lexshard.kernels.penalties import Adjustments
+from lexshard.kernels.search import Estimates
 
 Ids = npt.NDArray[np.int32]
 

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kernels.penalties import Adjustments, adjust
-from kernels.rows import as_array, canonical_logits, postprocess
+from lexshard.kernels.penalties import Adjustments, adjust
+from lexshard.kernels.rows import as_array, canonical_logits, postprocess
 
 Ids = npt.NDArray[np.int32]
 Offsets = npt.NDArray[np.int64]

@@ -16,12 +16,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from actors.head.whole_softmax import SoftmaxRow
-from kernels.penalties import Adjustments, select_row
-from kernels.quantize import Int4Tier, Tier
-from kernels.rounding import UNIT_ROUNDOFF
-from kernels.screen import refine, screen
-from kernels.search import Estimates, Leaders, Needs, block_slack
+from lexshard.actors.head.whole_softmax import SoftmaxRow
+from lexshard.kernels.penalties import Adjustments, select_row
+from lexshard.kernels.quantize import Int4Tier, Tier
+from lexshard.kernels.rounding import UNIT_ROUNDOFF
+from lexshard.kernels.screen import refine, screen
+from lexshard.kernels.search import Estimates, Leaders, Needs, block_slack
 
 # Beyond this, fp32 sums might overflow on the way and an estimate says nothing.
 LARGEST_BOUND = 1e37

@@ -12,15 +12,15 @@ from dataclasses import dataclass, field
 
 import torch
 
-from actors.candidates import Candidates
-from actors.collective import Operation, Traffic
-from actors.head.guess_tests import decide_by_candidates
-from actors.head.output_head import OutputHead
-from actors.messages import Request
-from actors.proposal import NO_TESTS, GuessTest
-from actors.role import RunningRole, here
-from actors.states.need import Need
-from actors.states.sequence_state import SequenceStates
+from lexshard.actors.candidates import Candidates
+from lexshard.actors.collective import Operation, Traffic
+from lexshard.actors.head.guess_tests import decide_by_candidates
+from lexshard.actors.head.output_head import OutputHead
+from lexshard.actors.messages import Request
+from lexshard.actors.proposal import NO_TESTS, GuessTest
+from lexshard.actors.role import RunningRole, here
+from lexshard.actors.states.need import Need
+from lexshard.actors.states.sequence_state import SequenceStates
 
 
 @dataclass(slots=True)

@@ -15,17 +15,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from actors.candidates import Candidates
-from actors.head.backoff import Backoff, CandidateShare
-from actors.head.certificates import Reading, SearchCost, step_certificates
-from actors.head.exchange import HOPELESS_SHARE, MASS_NEEDS, MassTries, decide_masses
-from actors.head.guess_tests import decide_guesses
-from actors.head.ladder import Choices, Ladder, step_kind
-from actors.head.output_head import Hidden, Screening, Thresholds
-from actors.head.output_rows import log_normalizers, own_rows, refuse_unsound
-from actors.head.owned_rows import OwnedRows
-from actors.head.rescoring import Rescorer
-from actors.head.screens import (
+from lexshard.actors.candidates import Candidates
+from lexshard.actors.head.backoff import Backoff, CandidateShare
+from lexshard.actors.head.certificates import Reading, SearchCost, step_certificates
+from lexshard.actors.head.exchange import HOPELESS_SHARE, MASS_NEEDS, MassTries, decide_masses
+from lexshard.actors.head.guess_tests import decide_guesses
+from lexshard.actors.head.ladder import Choices, Ladder, step_kind
+from lexshard.actors.head.output_head import Hidden, Screening, Thresholds
+from lexshard.actors.head.output_rows import log_normalizers, own_rows, refuse_unsound
+from lexshard.actors.head.owned_rows import OwnedRows
+from lexshard.actors.head.rescoring import Rescorer
+from lexshard.actors.head.screens import (
     DENSE,
     DenseScreen,
     FineRows,
@@ -36,12 +36,24 @@ from actors.head.screens import (
     hidden_norms,
     postprocess_estimates,
 )
-from actors.head.whole_softmax import Mass, OutlinedRow, PartialMass, bound_mass, outline_mass
-from actors.states.flat_needs import flatten_adjustments, flatten_needs
-from actors.states.need import Need
-from kernels.mass import Outline
-from kernels.penalties import Adjustments
-from kernels.search import Estimates, find_candidates, find_leaders, find_thresholds, narrow
+from lexshard.actors.head.whole_softmax import (
+    Mass,
+    OutlinedRow,
+    PartialMass,
+    bound_mass,
+    outline_mass,
+)
+from lexshard.actors.states.flat_needs import flatten_adjustments, flatten_needs
+from lexshard.actors.states.need import Need
+from lexshard.kernels.mass import Outline
+from lexshard.kernels.penalties import Adjustments
+from lexshard.kernels.search import (
+    Estimates,
+    find_candidates,
+    find_leaders,
+    find_thresholds,
+    narrow,
+)
 
 # Above this share of the vocabulary, reading all rows in order beats gathering them.
 LARGEST_SHARE = 0.5

@@ -9,11 +9,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from actors.candidates import Candidates
-from actors.head.exchange import MassShard, decide_masses, largest_thresholds, merge_candidates
-from actors.head.output_head import Hidden, Screening, Thresholds
-from actors.head.output_rows import log_normalizers
-from actors.states.need import Need
+from lexshard.actors.candidates import Candidates
+from lexshard.actors.head.exchange import (
+    MassShard,
+    decide_masses,
+    largest_thresholds,
+    merge_candidates,
+)
+from lexshard.actors.head.output_head import Hidden, Screening, Thresholds
+from lexshard.actors.head.output_rows import log_normalizers
+from lexshard.actors.states.need import Need
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -17,14 +17,14 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from actors.head.owned_rows import OwnedRows
-from actors.states.need import Need
-from kernels.certify import epsilon_certificate, nucleus_certificate
-from kernels.mass import Outline, outline, outside_mass, plan
-from kernels.mass.reference import MASS_MARGIN
-from kernels.penalties import Adjustments
-from kernels.search import TOP_K, Estimates, Needs, find_leaders
-from kernels.truncate import best_ids
+from lexshard.actors.head.owned_rows import OwnedRows
+from lexshard.actors.states.need import Need
+from lexshard.kernels.certify import epsilon_certificate, nucleus_certificate
+from lexshard.kernels.mass import Outline, outline, outside_mass, plan
+from lexshard.kernels.mass.reference import MASS_MARGIN
+from lexshard.kernels.penalties import Adjustments
+from lexshard.kernels.search import TOP_K, Estimates, Needs, find_leaders
+from lexshard.kernels.truncate import best_ids
 
 # Beyond this share of the vocabulary the dense way is as cheap.
 LARGEST_SHARE = 0.25

@@ -7,17 +7,17 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Literal
 
-from actors.body.loading import LoadedModel
-from actors.configuration import EngineConfiguration
-from actors.hub_cache import in_hub_cache
-from actors.index.build import IndexSettings, build_index, cluster_count, own_rows
-from actors.index.container import CLUSTERS, Header, read_header
-from actors.index.errors import IndexFileError
-from actors.index.format import Index, check_weights, describe_weights, read_index
-from actors.index.metadata import Weights
-from actors.index.steps import Progress
-from kernels.bounds import Clusters
-from kernels.home import home_folder
+from lexshard.actors.body.loading import LoadedModel
+from lexshard.actors.configuration import EngineConfiguration
+from lexshard.actors.hub_cache import in_hub_cache
+from lexshard.actors.index.build import IndexSettings, build_index, cluster_count, own_rows
+from lexshard.actors.index.container import CLUSTERS, Header, read_header
+from lexshard.actors.index.errors import IndexFileError
+from lexshard.actors.index.format import Index, check_weights, describe_weights, read_index
+from lexshard.actors.index.metadata import Weights
+from lexshard.actors.index.steps import Progress
+from lexshard.kernels.bounds import Clusters
+from lexshard.kernels.home import home_folder
 
 # Not *.safetensors, though it is one: servers that load every such file beside a model would try.
 FILE_NAME = "vocabulary.lexshard"

@@ -16,11 +16,11 @@ from typing import Any, get_args
 import numpy as np
 import numpy.typing as npt
 
-from actors.body.head_weights import HeadWeights
-from actors.body.loading import LoadedModel
-from actors.index.container import CALIBRATION, CLUSTERS, TIER, Header, Part, digest_of
-from actors.index.format import code_of, describe_weights
-from actors.index.hidden import (
+from lexshard.actors.body.head_weights import HeadWeights
+from lexshard.actors.body.loading import LoadedModel
+from lexshard.actors.index.container import CALIBRATION, CLUSTERS, TIER, Header, Part, digest_of
+from lexshard.actors.index.format import code_of, describe_weights
+from lexshard.actors.index.hidden import (
     Prompts,
     calibration_prompts,
     fine_grained_ids,
@@ -28,21 +28,21 @@ from actors.index.hidden import (
     load_tokenizer,
     positions,
 )
-from actors.index.metadata import CalibrationReport, ClusterReport, Spread, TierReport
-from actors.index.steps import BuildSteps, Progress, ProgressBar, alone
-from actors.index.tier_tensors import disassemble
-from actors.index.tightness import (
+from lexshard.actors.index.metadata import CalibrationReport, ClusterReport, Spread, TierReport
+from lexshard.actors.index.steps import BuildSteps, Progress, ProgressBar, alone
+from lexshard.actors.index.tier_tensors import disassemble
+from lexshard.actors.index.tightness import (
     arrays_of,
     measure_tiers,
     opened_share,
     screened_bytes,
     thresholds,
 )
-from kernels.bounds import Clusters, summarise
-from kernels.clustering import Kind as ClusterKind
-from kernels.clustering import cluster
-from kernels.quantize import Kind as TierKind
-from kernels.quantize import OneBitTier, Tier, quantize
+from lexshard.kernels.bounds import Clusters, summarise
+from lexshard.kernels.clustering import Kind as ClusterKind
+from lexshard.kernels.clustering import cluster
+from lexshard.kernels.quantize import Kind as TierKind
+from lexshard.kernels.quantize import OneBitTier, Tier, quantize
 
 TIER_KINDS: tuple[str, ...] = get_args(TierKind)
 CLUSTERS_PER_ROW = 0.015  # CSV-Decode's choice

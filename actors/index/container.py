@@ -21,8 +21,14 @@ import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from actors.index.errors import IndexFileError
-from actors.index.metadata import CalibrationReport, ClusterReport, Metadata, TierReport, Weights
+from lexshard.actors.index.errors import IndexFileError
+from lexshard.actors.index.metadata import (
+    CalibrationReport,
+    ClusterReport,
+    Metadata,
+    TierReport,
+    Weights,
+)
 
 FORMAT = 1
 CALIBRATION, CLUSTERS, TIER = "calibration", "clusters", "tier."

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-import kernels
-from actors.index.container import (
+from lexshard import kernels
+from lexshard.actors.index.container import (
     CALIBRATION,
     CLUSTERS,
     TIER,
@@ -23,12 +23,12 @@ from actors.index.container import (
     read_header,
     read_part,
 )
-from actors.index.errors import IndexFileError, IndexMismatchError
-from actors.index.metadata import Metadata, Weights
-from actors.index.tier_tensors import assemble
-from kernels.bounds import Clusters
-from kernels.compile_cache import sources_digest
-from kernels.quantize import Tier
+from lexshard.actors.index.errors import IndexFileError, IndexMismatchError
+from lexshard.actors.index.metadata import Metadata, Weights
+from lexshard.actors.index.tier_tensors import assemble
+from lexshard.kernels.bounds import Clusters
+from lexshard.kernels.compile_cache import sources_digest
+from lexshard.kernels.quantize import Tier
 
 HASHED_ROWS = 8192
 

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from actors.body.batch import Body, whole_text
-from kernels.attention import BLOCK_SIZE
+from lexshard.actors.body.batch import Body, whole_text
+from lexshard.kernels.attention import BLOCK_SIZE
 
 PROMPTS = 16
 PROMPT_TOKENS = 64
@@ -37,7 +37,7 @@ def calibration_prompts(
         generator = np.random.Generator(np.random.Philox(key=seed))
         ids = generator.integers(0, vocabulary_size, (PROMPTS, length))
         return Prompts(RANDOM_TOKENS, ids.tolist())
-    text = resources.files("actors.index").joinpath("calibration", "passages.txt")
+    text = resources.files("lexshard.actors.index").joinpath("calibration", "passages.txt")
     passages = text.read_text(encoding="utf-8").split("\n===\n")
     return Prompts(BUNDLED_TEXT, [list(tokenizer(p.strip()).input_ids)[:length] for p in passages])
 

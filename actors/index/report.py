@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from actors.index.metadata import NEEDS, ClusterReport, Metadata, Spread, TierReport
+from lexshard.actors.index.metadata import NEEDS, ClusterReport, Metadata, Spread, TierReport
 
 
 def describe(path: Path, metadata: Metadata) -> str:

@@ -11,8 +11,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from actors.index.container import INDEX, FileKind, Header, Part, read_header, read_part, write
-from actors.index.metadata import Weights
+from lexshard.actors.index.container import (
+    INDEX,
+    FileKind,
+    Header,
+    Part,
+    read_header,
+    read_part,
+    write,
+)
+from lexshard.actors.index.metadata import Weights
 
 
 class Progress(Protocol):

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from actors.index.container import Header, read_header
-from actors.index.errors import IndexMismatchError
-from actors.index.metadata import Weights
-from actors.stored_tensors import StoredTensor, stored_tensors
+from lexshard.actors.index.container import Header, read_header
+from lexshard.actors.index.errors import IndexMismatchError
+from lexshard.actors.index.metadata import Weights
+from lexshard.actors.stored_tensors import StoredTensor, stored_tensors
 
 _NUMBERS = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": np.uint16}
 

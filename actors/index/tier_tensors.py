@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kernels.quantize import tiers
-from kernels.quantize.layout import aligned
+from lexshard.kernels.quantize import tiers
+from lexshard.kernels.quantize.layout import aligned
 
 Array = npt.NDArray[Any]
 
@@ -31,7 +31,7 @@ def disassemble(value: Any, name: str = "") -> tuple[Any, dict[str, Array]]:
     if value is None or isinstance(value, bool | int | float | str):
         return {"value": value}, {}
     if type(value).__name__ not in _CLASSES:
-        raise TypeError(f"{type(value).__name__} in a tier: only dataclasses of kernels.quantize")
+        raise TypeError(f"{type(value).__name__} in a tier: only kernels.quantize's dataclasses")
     described, arrays = {}, {}
     for field in fields(value):
         child = f"{name}.{field.name}" if name else field.name

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from actors.body.head_weights import HeadWeights
-from actors.index.metadata import NEEDS, Tightness
-from kernels.bounds import Clusters, cluster_bounds
-from kernels.noise import gumbel_row
-from kernels.quantize import Int4Tier, Tier
-from kernels.rows import canonical_logits, postprocess
-from kernels.screen import refine, screen
+from lexshard.actors.body.head_weights import HeadWeights
+from lexshard.actors.index.metadata import NEEDS, Tightness
+from lexshard.kernels.bounds import Clusters, cluster_bounds
+from lexshard.kernels.noise import gumbel_row
+from lexshard.kernels.quantize import Int4Tier, Tier
+from lexshard.kernels.rows import canonical_logits, postprocess
+from lexshard.kernels.screen import refine, screen
 
 Float32s = npt.NDArray[np.float32]
 Float64s = npt.NDArray[np.float64]

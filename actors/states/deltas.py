@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from actors.messages import Request
+from lexshard.actors.messages import Request
 
 
 @dataclass(frozen=True, slots=True)

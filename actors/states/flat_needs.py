@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from actors.states.need import Adjustment, Need
-from kernels.penalties import Adjustments
-from kernels.search import GREEDY, GUMBEL, MIN_P, TOP_K, Needs
+from lexshard.actors.states.need import Adjustment, Need
+from lexshard.kernels.penalties import Adjustments
+from lexshard.kernels.search import GREEDY, GUMBEL, MIN_P, TOP_K, Needs
 
 NO_IDS = np.empty(0, np.int32)
 NO_VALUES = np.empty(0, np.float32)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from actors.messages import NeedKind
-from actors.proposal import GuessTest
+from lexshard.actors.messages import NeedKind
+from lexshard.actors.proposal import GuessTest
 
 
 @dataclass(frozen=True, slots=True, eq=False)

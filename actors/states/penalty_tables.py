@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from actors.states.seen_tokens import SeenTokens
+from lexshard.actors.states.seen_tokens import SeenTokens
 
 # Below this share of the vocabulary, entries are cleared one by one.
 SPARSE_SHARE = 1 / 64

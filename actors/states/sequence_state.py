@@ -14,13 +14,13 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from actors.messages import NeedKind, Request, SamplingParameters
-from actors.proposal import NO_TESTS, GuessTest
-from actors.states.deltas import Deltas
-from actors.states.need import Adjustment, Need
-from actors.states.noise_key import noise_key
-from actors.states.penalty_tables import PenaltyTables, TableAhead
-from actors.states.token_rules import TokenRules
+from lexshard.actors.messages import NeedKind, Request, SamplingParameters
+from lexshard.actors.proposal import NO_TESTS, GuessTest
+from lexshard.actors.states.deltas import Deltas
+from lexshard.actors.states.need import Adjustment, Need
+from lexshard.actors.states.noise_key import noise_key
+from lexshard.actors.states.penalty_tables import PenaltyTables, TableAhead
+from lexshard.actors.states.token_rules import TokenRules
 
 
 class SequenceState:

@@ -8,7 +8,7 @@ from itertools import chain
 import numpy as np
 import numpy.typing as npt
 
-from actors.messages import SamplingParameters
+from lexshard.actors.messages import SamplingParameters
 
 Ids = npt.NDArray[np.int32]
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from actors.text.detokenizer import Detokenizer
-from actors.text.token_bytes import TokenBytes
+from lexshard.actors.text.detokenizer import Detokenizer
+from lexshard.actors.text.token_bytes import TokenBytes
 
 
 class TextCodec:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Sequence
 
-from actors.text.token_bytes import TokenBytes
+from lexshard.actors.text.token_bytes import TokenBytes
 
 
 class StopMatcher:

@@ -13,7 +13,12 @@ from typing import Any
 import torch
 from torch.distributed import DistError, PrefixStore, ProcessGroupGloo, Store, TCPStore
 
-from actors.collective import ROOT, CollectiveError, CollectiveLostError, CollectiveTimeoutError
+from lexshard.actors.collective import (
+    ROOT,
+    CollectiveError,
+    CollectiveLostError,
+    CollectiveTimeoutError,
+)
 
 _TAG = 0
 # Nothing waits for longer; who gave no time-out waits for this.

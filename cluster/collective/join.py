@@ -8,11 +8,11 @@ from typing import Literal
 import torch
 from torch.distributed import Store
 
-from actors.collective import ROOT, Collective, SingleProcess
-from cluster.collective.gloo_links import GlooLinks, open_store, own_address
-from cluster.collective.links import Links
-from cluster.collective.nccl_links import NcclLinks, torch_nccl
-from cluster.collective.star import StarCollective
+from lexshard.actors.collective import ROOT, Collective, SingleProcess
+from lexshard.cluster.collective.gloo_links import GlooLinks, open_store, own_address
+from lexshard.cluster.collective.links import Links
+from lexshard.cluster.collective.nccl_links import NcclLinks, torch_nccl
+from lexshard.cluster.collective.star import StarCollective
 
 Library = Literal["torch", "ray"]
 
@@ -60,7 +60,9 @@ def join(
         store = open_store(plan.host, plan.port, plan.forming_seconds, root=rank == ROOT)
     links: Links
     if plan.library == "ray":
-        from cluster.collective.ray_links import RayLinks  # imports Ray, which others do not need
+        from lexshard.cluster.collective.ray_links import (
+            RayLinks,
+        )  # imports Ray, which others do not need
 
         links = RayLinks(store, rank, plan.size, forming_seconds=plan.forming_seconds)
     else:
@@ -86,7 +88,7 @@ def _device_links(
     assert device is not None
     name = f"{plan.name}-nccl"
     if plan.library == "ray":
-        from cluster.collective.ray_links import ray_nccl
+        from lexshard.cluster.collective.ray_links import ray_nccl
 
         broadcast = ray_nccl(name, rank, plan.size)
     else:

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch.distributed import BroadcastOptions, PrefixStore, Store
 
-from actors.collective import ROOT
-from cluster.collective.watchdog import Watchdog, end_process
+from lexshard.actors.collective import ROOT
+from lexshard.cluster.collective.watchdog import Watchdog, end_process
 
 # Fills a tensor with the root's, in order of the current stream.
 Broadcast = Callable[[torch.Tensor], None]

@@ -21,8 +21,8 @@ import torch.distributed
 from ray.util import collective
 from torch.distributed import Store
 
-from actors.collective import ROOT, CollectiveLostError, CollectiveTimeoutError
-from cluster.collective.nccl_links import Broadcast
+from lexshard.actors.collective import ROOT, CollectiveLostError, CollectiveTimeoutError
+from lexshard.cluster.collective.nccl_links import Broadcast
 
 GROUP = "default"  # Ray's name for the group that adopts torch's
 _FOREVER = timedelta(days=3650)

@@ -13,14 +13,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from actors.collective import (
+from lexshard.actors.collective import (
     ROOT,
     CollectiveError,
     Operation,
     Traffic,
     no_traffic,
 )
-from cluster.collective.links import DeviceLinks, Links, Transfer
+from lexshard.cluster.collective.links import DeviceLinks, Links, Transfer
 
 # What a message begins with: its length, and as much of it as fits. Nearly all of them fit, and a
 # second transfer costs more than the rest of a packet that is on its way.

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-from actors.configuration import EngineConfiguration, EngineInformation
-from actors.faults import LoggedFault
-from actors.role import RunningRole
+from lexshard.actors.configuration import EngineConfiguration, EngineInformation
+from lexshard.actors.faults import LoggedFault
+from lexshard.actors.role import RunningRole
 
 
 class EngineLostError(Exception):

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from actors.messages import FinishReason, Request, SequenceEvent
+from lexshard.actors.messages import FinishReason, Request, SequenceEvent
 
 DEATHS_PER_REQUEST = 2
 

@@ -1,5 +1,5 @@
 """An engine's process, as whoever keeps a server's processes starts it:
-``python -m cluster.engine.main``.
+``python -m lexshard.cluster.engine.main``.
 
 Standard input brings an `EngineOrder` as one line of JSON and stays open: its end is the end of who
 started it. Questions are answered on a socket file, in the words of `cluster.engine.own_process`.
@@ -14,10 +14,10 @@ from collections.abc import Callable
 
 import msgspec
 
-from actors.configuration import EngineConfiguration
-from cluster.engine.own_process import EngineOrder, answer_questions
-from cluster.engine.process import EngineProcess
-from cluster.process_tree import leave
+from lexshard.actors.configuration import EngineConfiguration
+from lexshard.cluster.engine.own_process import EngineOrder, answer_questions
+from lexshard.cluster.engine.process import EngineProcess
+from lexshard.cluster.process_tree import leave
 
 
 def main(make: Callable[[EngineConfiguration], EngineProcess] = EngineProcess) -> int:

@@ -19,11 +19,16 @@ from typing import Any, Literal
 import msgspec
 import psutil
 
-from actors.configuration import EngineConfiguration
-from actors.faults import LoggedFault
-from actors.role import RunningRole
-from cluster.engine.handle import EngineLocation, EngineLostError, EngineRaisedError, Suitability
-from cluster.engine.process import EngineProcess
+from lexshard.actors.configuration import EngineConfiguration
+from lexshard.actors.faults import LoggedFault
+from lexshard.actors.role import RunningRole
+from lexshard.cluster.engine.handle import (
+    EngineLocation,
+    EngineLostError,
+    EngineRaisedError,
+    Suitability,
+)
+from lexshard.cluster.engine.process import EngineProcess
 
 Question = Literal["presence", "locate", "roles", "faults"]
 CONNECT_SECONDS = 0.02  # between two looks for a process that is being started

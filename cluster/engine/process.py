@@ -15,13 +15,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from actors.configuration import EngineConfiguration
-from actors.faults import LoggedFault, listen_for_faults
-from actors.role import RunningRole
-from cluster.engine.handle import EngineLocation
-from cluster.engine.transport import EngineSide
-from cluster.private_folder import PrivateFolder, remove_abandoned_folders
-from cluster.process_tree import die_with_parent
+from lexshard.actors.configuration import EngineConfiguration
+from lexshard.actors.faults import LoggedFault, listen_for_faults
+from lexshard.actors.role import RunningRole
+from lexshard.cluster.engine.handle import EngineLocation
+from lexshard.cluster.engine.transport import EngineSide
+from lexshard.cluster.private_folder import PrivateFolder, remove_abandoned_folders
+from lexshard.cluster.process_tree import die_with_parent
 
 Tell = Callable[[str], None]
 
@@ -104,7 +104,7 @@ class EngineProcess:
         if not sys.stderr.isatty():  # a log holds no progress bars; tqdm looks when it is imported
             os.environ.setdefault("TQDM_DISABLE", "1")
         # torch and numba load here, in no other process
-        from actors.engine.start.kernels_ahead import compile_kernels
+        from lexshard.actors.engine.start.kernels_ahead import compile_kernels
 
         compile_kernels(configuration, tell)
         engine = self.make(configuration, tell)
@@ -113,14 +113,14 @@ class EngineProcess:
 
     def make(self, configuration: EngineConfiguration, tell: Tell) -> Any:
         """An engine with all that its configuration says on this machine."""
-        from actors.engine.engine import Engine
-        from cluster.samplers.start import start_sampler
+        from lexshard.actors.engine.engine import Engine
+        from lexshard.cluster.samplers.start import start_sampler
 
         return Engine(configuration, start_sampler, tell=tell)
 
     def run(self, engine: Any, side: EngineSide) -> None:
         """Serve ``side`` until told to stop."""
-        from actors.engine.loop import run_engine
+        from lexshard.actors.engine.loop import run_engine
 
         run_engine(engine, side, side.emit)
 

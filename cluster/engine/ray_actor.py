@@ -12,18 +12,18 @@ import ray
 from ray.util.placement_group import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from actors.configuration import EngineConfiguration
-from actors.faults import LoggedFault
-from actors.role import RunningRole
-from cluster.engine.handle import (
+from lexshard.actors.configuration import EngineConfiguration
+from lexshard.actors.faults import LoggedFault
+from lexshard.actors.role import RunningRole
+from lexshard.cluster.engine.handle import (
     EngineLocation,
     EngineLostError,
     EngineRaisedError,
     Suitability,
 )
-from cluster.engine.process import EngineProcess, Tell
-from cluster.place import own_node
-from cluster.topology.reservation import Reservation
+from lexshard.cluster.engine.process import EngineProcess, Tell
+from lexshard.cluster.place import own_node
+from lexshard.cluster.topology.reservation import Reservation
 
 ENGINE_NAME, NAMESPACE = "engine", "lexshard"
 # Calls that are answered while ``serve`` runs: one group waits for the model, one for nothing.
@@ -93,10 +93,10 @@ class ClusteredEngine(EngineProcess):
         self._reservation = reservation
 
     def make(self, configuration: EngineConfiguration, tell: Tell) -> Any:
-        from actors.engine.engine import Engine
-        from cluster.samplers.reserved import ReservedSamplers
-        from cluster.samplers.start import start_sampler
-        from cluster.shards.gang import RayShards
+        from lexshard.actors.engine.engine import Engine
+        from lexshard.cluster.samplers.reserved import ReservedSamplers
+        from lexshard.cluster.samplers.start import start_sampler
+        from lexshard.cluster.shards.gang import RayShards
 
         reservation = self._reservation
         shards = RayShards(configuration, reservation)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from actors.messages import Commands, Request, SamplingParameters
+from lexshard.actors.messages import Commands, Request, SamplingParameters
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,11 +19,11 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
-from actors.configuration import EngineConfiguration, EngineInformation
-from actors.faults import LoggedFault
-from actors.messages import Commands, EngineStatistics, Request, StepOutput
-from actors.role import RunningRole
-from cluster.engine.handle import (
+from lexshard.actors.configuration import EngineConfiguration, EngineInformation
+from lexshard.actors.faults import LoggedFault
+from lexshard.actors.messages import Commands, EngineStatistics, Request, StepOutput
+from lexshard.actors.role import RunningRole
+from lexshard.cluster.engine.handle import (
     EngineHandle,
     EngineHost,
     EngineLocation,
@@ -31,10 +31,10 @@ from cluster.engine.handle import (
     EngineRaisedError,
     Suitability,
 )
-from cluster.engine.journal import Journal, JournalStream
-from cluster.engine.pulse import Pulse
-from cluster.engine.transport import ClientSide
-from cluster.private_folder import remove_abandoned_folders
+from lexshard.cluster.engine.journal import Journal, JournalStream
+from lexshard.cluster.engine.pulse import Pulse
+from lexshard.cluster.engine.transport import ClientSide
+from lexshard.cluster.private_folder import remove_abandoned_folders
 
 logger = logging.getLogger("lexshard.engine")
 

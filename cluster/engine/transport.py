@@ -18,8 +18,8 @@ from pathlib import Path
 
 import msgspec
 
-from actors.messages import Commands, SequenceEvent, StepOutput
-from cluster.engine import submissions
+from lexshard.actors.messages import Commands, SequenceEvent, StepOutput
+from lexshard.cluster.engine import submissions
 
 _output_encoder = msgspec.msgpack.Encoder()
 _output_decoder = msgspec.msgpack.Decoder(StepOutput)

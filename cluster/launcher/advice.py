@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from cluster.launcher.file import ClusterFile
-from cluster.launcher.nodes import NodeGroup
+from lexshard.cluster.launcher.file import ClusterFile
+from lexshard.cluster.launcher.nodes import NodeGroup
 
 _DASHBOARD = re.compile(r"--dashboard-host(?:=|\s+)(\S+)")
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")

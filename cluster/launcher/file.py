@@ -11,8 +11,8 @@ from typing import Any
 
 import yaml
 
-from cluster.launcher.schema import PROVIDERS, Schema, strict_schema
-from cluster.strict_yaml import StrictLoader
+from lexshard.cluster.launcher.schema import PROVIDERS, Schema, strict_schema
+from lexshard.cluster.strict_yaml import StrictLoader
 
 
 class ClusterFileError(ValueError):

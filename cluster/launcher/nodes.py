@@ -9,8 +9,8 @@ from typing import Any
 
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
-from cluster.launcher.file import ClusterFile, ClusterFileError
-from cluster.launcher.schema import GPU_MEMORY_LABEL
+from lexshard.cluster.launcher.file import ClusterFile, ClusterFileError
+from lexshard.cluster.launcher.schema import GPU_MEMORY_LABEL
 
 _OPTION = re.compile(r"--([a-z-]+)(?:=|\s+)(\S+)")
 

@@ -22,10 +22,10 @@ from huggingface_hub import (
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import WeakFileLock, build_hf_headers, hf_raise_for_status
 
-from cluster.models.files import RemoteFile
-from cluster.models.hub import Hub, reason_of
-from cluster.models.names import HubName, ModelNameError
-from cluster.models.progress import FetchProgress, in_units
+from lexshard.cluster.models.files import RemoteFile
+from lexshard.cluster.models.hub import Hub, reason_of
+from lexshard.cluster.models.names import HubName, ModelNameError
+from lexshard.cluster.models.progress import FetchProgress, in_units
 
 TRIES = 5  # one after the other that bring nothing
 PAUSE_SECONDS = 1.0

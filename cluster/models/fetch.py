@@ -17,9 +17,9 @@ import httpx2
 from huggingface_hub import constants
 from huggingface_hub.errors import HfHubHTTPError, RevisionNotFoundError
 
-from actors.stored_tensors import INDEX_FILE
-from cluster.models.download import Downloads
-from cluster.models.files import (
+from lexshard.actors.stored_tensors import INDEX_FILE
+from lexshard.cluster.models.download import Downloads
+from lexshard.cluster.models.files import (
     CONFIG,
     RemoteFile,
     check_listing,
@@ -27,10 +27,10 @@ from cluster.models.files import (
     has_all,
     weights,
 )
-from cluster.models.hub import Description, Hub, explained, reason_of
-from cluster.models.names import HubName, ModelNameError
-from cluster.models.progress import Announce, FetchProgress, in_units
-from cluster.models.refusal import LoadingOptions, check_refusal
+from lexshard.cluster.models.hub import Description, Hub, explained, reason_of
+from lexshard.cluster.models.names import HubName, ModelNameError
+from lexshard.cluster.models.progress import Announce, FetchProgress, in_units
+from lexshard.cluster.models.refusal import LoadingOptions, check_refusal
 
 AT_ONCE = 4  # files
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from actors.drafter.router.file import FILE_NAME as ROUTER_FILE
-from actors.stored_tensors import INDEX_FILE, SINGLE_FILE
-from cluster.models.names import ModelNameError
+from lexshard.actors.drafter.router.file import FILE_NAME as ROUTER_FILE
+from lexshard.actors.stored_tensors import INDEX_FILE, SINGLE_FILE
+from lexshard.cluster.models.names import ModelNameError
 
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
 # Beside the weights: what transformers reads of a tokenizer and of how a model likes to be asked.

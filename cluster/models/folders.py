@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from actors.configuration import NGRAM
-from cluster.config import ServeConfig
-from cluster.models.names import HubName, hub_name
-from cluster.models.progress import Announce
-from cluster.models.refusal import LoadingOptions
+from lexshard.actors.configuration import NGRAM
+from lexshard.cluster.config import ServeConfig
+from lexshard.cluster.models.names import HubName, hub_name
+from lexshard.cluster.models.progress import Announce
+from lexshard.cluster.models.refusal import LoadingOptions
 
 
 def model_folder(
@@ -58,8 +58,8 @@ def _folder(
     name: HubName, announce: Announce, loading: LoadingOptions | None, *, weights: bool
 ) -> str:
     # A quarter of a second, which folders need not wait for.
-    from cluster.models.fetch import Wish, fetched_folder
-    from cluster.models.hub import Hub
+    from lexshard.cluster.models.fetch import Wish, fetched_folder
+    from lexshard.cluster.models.hub import Hub
 
     folder: Path = fetched_folder(Wish(name, loading, weights), Hub.of_environment(), announce)
     return str(folder)

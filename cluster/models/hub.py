@@ -19,8 +19,8 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.file_download import REGEX_COMMIT_HASH, repo_folder_name
 
-from cluster.models.files import Listing, RemoteFile, is_whole
-from cluster.models.names import HubName, ModelNameError
+from lexshard.cluster.models.files import Listing, RemoteFile, is_whole
+from lexshard.cluster.models.names import HubName, ModelNameError
 
 MAIN = constants.DEFAULT_REVISION
 

@@ -1,7 +1,7 @@
 """Would the model be refused, whatever its weights are? Asked before they are fetched.
 
 Answered by a process of its own: it takes torch and transformers to tell, and who asks may be a
-server's owner, which is to stay small. It runs ``python -m cluster.models.refusal`` with a
+server's owner, which is to stay small. It runs ``python -m lexshard.cluster.models.refusal`` with a
 `RefusalQuestion` as JSON on standard input, and prints the reason, if there is one, as JSON.
 """
 
@@ -14,8 +14,8 @@ from pathlib import Path
 
 import msgspec
 
-from actors.configuration import BodyChoice, DataType, Device
-from cluster.models.names import HubName, ModelNameError
+from lexshard.actors.configuration import BodyChoice, DataType, Device
+from lexshard.cluster.models.names import HubName, ModelNameError
 
 
 class LoadingOptions(msgspec.Struct, frozen=True):
@@ -61,7 +61,7 @@ def check_refusal(
 def ask(question: RefusalQuestion) -> RefusalAnswer:
     """Has a process answer it. Raises ModelNameError where that ends with something else."""
     asked = subprocess.run(
-        [sys.executable, "-m", "cluster.models.refusal"],
+        [sys.executable, "-m", "lexshard.cluster.models.refusal"],
         input=msgspec.json.encode(question),
         capture_output=True,
         check=False,
@@ -75,8 +75,8 @@ def ask(question: RefusalQuestion) -> RefusalAnswer:
 
 def answer(question: RefusalQuestion) -> RefusalAnswer:
     """In this process."""
-    from actors.body.errors import ModelRefusedError
-    from actors.body.loading import check_before_weights
+    from lexshard.actors.body.errors import ModelRefusedError
+    from lexshard.actors.body.loading import check_before_weights
 
     try:
         check_before_weights(

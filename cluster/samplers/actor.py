@@ -20,19 +20,19 @@ from typing import Any
 import numpy as np
 import ray
 
-from actors.decision.messages import (
+from lexshard.actors.decision.messages import (
     CandidateRows,
     DecisionResult,
     DecisionWork,
     DenseRows,
     SamplerSettings,
 )
-from actors.decision.plane import SamplerLostError
-from actors.role import Place
-from cluster.place import own_node, place_in_cluster
-from cluster.samplers.dense_slots import dense_views, slot_bytes
-from cluster.samplers.stopped import LOOK_SECONDS, StoppedProcess
-from kernels.columns import write_columns
+from lexshard.actors.decision.plane import SamplerLostError
+from lexshard.actors.role import Place
+from lexshard.cluster.place import own_node, place_in_cluster
+from lexshard.cluster.samplers.dense_slots import dense_views, slot_bytes
+from lexshard.cluster.samplers.stopped import LOOK_SECONDS, StoppedProcess
+from lexshard.kernels.columns import write_columns
 
 # Of a node that cannot be reached Ray knows nothing for a minute, and a step would wait so long.
 REMOTE_SECONDS = 10.0
@@ -43,7 +43,7 @@ class RemoteSampler:
     ones are copied, dense rows transposed into memory that grows with the largest step."""
 
     def __init__(self, settings: SamplerSettings) -> None:
-        from cluster.samplers.warm_up import warm_sampler
+        from lexshard.cluster.samplers.warm_up import warm_sampler
 
         self._sampler = warm_sampler(settings)
         self._memory = np.empty(0, np.uint8)

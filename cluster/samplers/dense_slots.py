@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from kernels.blocks import BLOCK
+from lexshard.kernels.blocks import BLOCK
 
 _ALIGNMENT = 64  # bytes of a cache line
 _FLOAT = 4

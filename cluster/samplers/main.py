@@ -1,4 +1,4 @@
-"""The process of one sampler: ``python -m cluster.samplers.main CONTROL MEMORY DOORBELL``.
+"""The process of one sampler: ``python -m lexshard.cluster.samplers.main CONTROL MEMORY DOORBELL``.
 
 The arguments are descriptors that `cluster.samplers.process` hands down. It ends when its owner's
 socket does, however the owner ended.
@@ -14,12 +14,17 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from actors.decision.messages import DecisionResult, DecisionWork, DenseRows, SamplerSettings
-from actors.messages import RowDecision
-from actors.states.deltas import Deltas
-from cluster.samplers.dense_slots import dense_views
-from cluster.samplers.message_socket import MessageSocket
-from cluster.samplers.messages import (
+from lexshard.actors.decision.messages import (
+    DecisionResult,
+    DecisionWork,
+    DenseRows,
+    SamplerSettings,
+)
+from lexshard.actors.messages import RowDecision
+from lexshard.actors.states.deltas import Deltas
+from lexshard.cluster.samplers.dense_slots import dense_views
+from lexshard.cluster.samplers.message_socket import MessageSocket
+from lexshard.cluster.samplers.messages import (
     Answer,
     Assignment,
     Ready,
@@ -29,9 +34,9 @@ from cluster.samplers.messages import (
     decode_setup,
     encode,
 )
-from cluster.samplers.warm_up import warm_sampler
-from cluster.shared_memory.doorbell import PeerLostError
-from cluster.shared_memory.ring import RingConsumer, open_ring
+from lexshard.cluster.samplers.warm_up import warm_sampler
+from lexshard.cluster.shared_memory.doorbell import PeerLostError
+from lexshard.cluster.shared_memory.ring import RingConsumer, open_ring
 
 NO_DELTAS = Deltas()
 

@@ -7,8 +7,8 @@ import socket
 import struct
 from collections import deque
 
-from cluster.samplers.stopped import LOOK_SECONDS, StoppedProcess
-from cluster.shared_memory.doorbell import PeerLostError
+from lexshard.cluster.samplers.stopped import LOOK_SECONDS, StoppedProcess
+from lexshard.cluster.shared_memory.doorbell import PeerLostError
 
 _LENGTH = struct.Struct("<Q")
 _BYTES_AT_ONCE = 1 << 18

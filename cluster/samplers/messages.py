@@ -13,9 +13,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from actors.decision.messages import CandidateRows, DecisionResult, SamplerSettings
-from actors.proposal import GuessTest
-from actors.states.deltas import Deltas
+from lexshard.actors.decision.messages import CandidateRows, DecisionResult, SamplerSettings
+from lexshard.actors.proposal import GuessTest
+from lexshard.actors.states.deltas import Deltas
 
 
 class SamplerSetup(msgspec.Struct, frozen=True):

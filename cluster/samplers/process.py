@@ -17,17 +17,21 @@ import sys
 import time
 from collections import deque
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from actors.decision.messages import DecisionResult, DecisionWork, DenseRows, SamplerSettings
-from actors.decision.plane import SamplerLostError
-from actors.role import Place, here
-from cluster.samplers.dense_slots import dense_views, slot_bytes
-from cluster.samplers.message_socket import MessageSocket
-from cluster.samplers.messages import (
+from lexshard.actors.decision.messages import (
+    DecisionResult,
+    DecisionWork,
+    DenseRows,
+    SamplerSettings,
+)
+from lexshard.actors.decision.plane import SamplerLostError
+from lexshard.actors.role import Place, here
+from lexshard.cluster.samplers.dense_slots import dense_views, slot_bytes
+from lexshard.cluster.samplers.message_socket import MessageSocket
+from lexshard.cluster.samplers.messages import (
     Answer,
     Assignment,
     Ready,
@@ -36,15 +40,14 @@ from cluster.samplers.messages import (
     decode_reply,
     encode,
 )
-from cluster.samplers.stopped import StoppedProcess
-from cluster.shared_memory.doorbell import PeerLostError
-from cluster.shared_memory.ring import RingProducer, create_ring
-from kernels.columns import write_columns
-from kernels.decision import block_maxima
+from lexshard.cluster.samplers.stopped import StoppedProcess
+from lexshard.cluster.shared_memory.doorbell import PeerLostError
+from lexshard.cluster.shared_memory.ring import RingProducer, create_ring
+from lexshard.kernels.columns import write_columns
+from lexshard.kernels.decision import block_maxima
 
 # -P: the folder it is started from must not shadow our modules.
-ENTRY = ("-P", "-m", "cluster.samplers.main")
-ROOT = Path(__file__).resolve().parents[2]
+ENTRY = ("-P", "-m", "lexshard.cluster.samplers.main")
 
 # Eight rows are as fast to transpose as to copy; four slots keep a producer and a consumer busy.
 COLUMNS = 8
@@ -236,13 +239,12 @@ def _start(
     ring, inherited = create_ring(slots, slot_bytes(settings.vocabulary_size, columns))
     own, other = socket.socketpair()
     descriptors = (other.fileno(), *inherited)
-    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     try:
         process = subprocess.Popen(
             (sys.executable, *entry, *map(str, descriptors)),
             pass_fds=descriptors,
             stdin=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": str(settings.threads)},
+            env={**os.environ, "OMP_NUM_THREADS": str(settings.threads)},
             process_group=0,  # an interrupt from the terminal is for the owner alone
         )
     except BaseException:

@@ -6,12 +6,12 @@ from queue import SimpleQueue
 from threading import Event
 from typing import Any
 
-from actors.configuration import SamplerPlacement
-from actors.decision.messages import SamplerSettings
-from actors.decision.plane import SamplerHandle
-from cluster.samplers.actor import SamplerActor
-from cluster.samplers.start import start_sampler
-from cluster.topology.reservation import Reservation, Slot
+from lexshard.actors.configuration import SamplerPlacement
+from lexshard.actors.decision.messages import SamplerSettings
+from lexshard.actors.decision.plane import SamplerHandle
+from lexshard.cluster.samplers.actor import SamplerActor
+from lexshard.cluster.samplers.start import start_sampler
+from lexshard.cluster.topology.reservation import Reservation, Slot
 
 
 class ReservedSampler(SamplerActor):

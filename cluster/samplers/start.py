@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from threading import Event
 
-from actors.configuration import SamplerPlacement
-from actors.decision.messages import SamplerSettings
-from actors.decision.plane import SamplerHandle
+from lexshard.actors.configuration import SamplerPlacement
+from lexshard.actors.decision.messages import SamplerSettings
+from lexshard.actors.decision.plane import SamplerHandle
 
 
 def start_sampler(
@@ -15,9 +15,9 @@ def start_sampler(
     """A sampler that is ready for work, in a child process or as a Ray actor; see `SamplerActor`
     for ``closing``."""
     if placement == "ray":
-        from cluster.samplers.actor import SamplerActor
+        from lexshard.cluster.samplers.actor import SamplerActor
 
         return SamplerActor(settings, closing)
-    from cluster.samplers.process import SamplerProcess
+    from lexshard.cluster.samplers.process import SamplerProcess
 
     return SamplerProcess(settings)

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from actors.decision.build import load_hot_vocabulary
-from actors.decision.messages import DecisionWork, SamplerSettings
-from actors.decision.sampler import Sampler
-from actors.decision.warm_up import KINDS, warm_up_work
-from cluster.samplers.dense_slots import dense_views, slot_bytes
-from kernels import pool
-from kernels.columns import write_columns
+from lexshard.actors.decision.build import load_hot_vocabulary
+from lexshard.actors.decision.messages import DecisionWork, SamplerSettings
+from lexshard.actors.decision.sampler import Sampler
+from lexshard.actors.decision.warm_up import KINDS, warm_up_work
+from lexshard.cluster.samplers.dense_slots import dense_views, slot_bytes
+from lexshard.kernels import pool
+from lexshard.kernels.columns import write_columns
 
 
 def warm_sampler(settings: SamplerSettings) -> Sampler:

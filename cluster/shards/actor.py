@@ -7,11 +7,11 @@ from typing import Any
 
 import ray
 
-from actors.collective import CollectiveError
-from actors.head.sharded.part import ShardPart
-from actors.role import Place
-from cluster.collective.join import GroupPlan
-from cluster.place import place_in_cluster
+from lexshard.actors.collective import CollectiveError
+from lexshard.actors.head.sharded.part import ShardPart
+from lexshard.actors.role import Place
+from lexshard.cluster.collective.join import GroupPlan
+from lexshard.cluster.place import place_in_cluster
 
 # Calls that are answered while a group is served.
 BESIDE = "beside"
@@ -24,7 +24,7 @@ class RemoteShard:
     group lasts."""
 
     def __init__(self, part: ShardPart | None = None) -> None:
-        from actors.head.sharded import shard_server  # torch and numba load here
+        from lexshard.actors.head.sharded import shard_server  # torch and numba load here
 
         assert shard_server
         if part is not None:
@@ -32,7 +32,7 @@ class RemoteShard:
 
     def take(self, part: ShardPart) -> None:
         """Becomes the shard of ``part``."""
-        from actors.head.sharded.part import build_shard
+        from lexshard.actors.head.sharded.part import build_shard
 
         self._part = part
         self._shard = build_shard(part)
@@ -49,9 +49,9 @@ class RemoteShard:
     def serve(self, plan: GroupPlan, rank: int) -> None:
         """Takes part in the steps of the group of ``plan`` until the root has no more, or another
         process has gone: the root, which notices, forms another group."""
-        from actors.head.sharded.shard_server import ShardServer
-        from actors.states.sequence_state import SequenceStates
-        from cluster.collective.join import join
+        from lexshard.actors.head.sharded.shard_server import ShardServer
+        from lexshard.actors.states.sequence_state import SequenceStates
+        from lexshard.cluster.collective.join import join
 
         part = self._part
         states = SequenceStates(part.owned.vocabulary_size, part.eos_ids, part.largest)

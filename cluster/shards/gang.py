@@ -11,16 +11,16 @@ from typing import Any
 
 import ray
 
-from actors.collective import Collective, CollectiveLostError
-from actors.configuration import EngineConfiguration
-from actors.head.owned_rows import OwnedRows
-from actors.head.sharded.part import ShardPart
-from actors.role import Place, RunningRole
-from cluster.collective.gloo_links import open_store
-from cluster.collective.join import GroupPlan, join
-from cluster.shards.actor import start_shard_actor
-from cluster.topology.configured import configured_assignment
-from cluster.topology.reservation import Reservation
+from lexshard.actors.collective import Collective, CollectiveLostError
+from lexshard.actors.configuration import EngineConfiguration
+from lexshard.actors.head.owned_rows import OwnedRows
+from lexshard.actors.head.sharded.part import ShardPart
+from lexshard.actors.role import Place, RunningRole
+from lexshard.cluster.collective.gloo_links import open_store
+from lexshard.cluster.collective.join import GroupPlan, join
+from lexshard.cluster.shards.actor import start_shard_actor
+from lexshard.cluster.topology.configured import configured_assignment
+from lexshard.cluster.topology.reservation import Reservation
 
 # A shard that does not answer for so long is killed; one that starts has as long as a model takes.
 ANSWER_SECONDS, START_SECONDS = 1.0, 600.0

@@ -14,7 +14,7 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-import kernels  # noqa: F401  it says where numba keeps what it compiled
+import lexshard.kernels  # noqa: F401  it says where numba keeps what it compiled
 
 ALIGNMENT = 8
 

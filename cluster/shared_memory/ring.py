@@ -16,9 +16,9 @@ from contextlib import suppress
 import numpy as np
 import numpy.typing as npt
 
-from cluster.shared_memory.atomic import load_acquire, store_release
-from cluster.shared_memory.doorbell import Doorbell, PeerLostError
-from cluster.shared_memory.segment import Segment
+from lexshard.cluster.shared_memory.atomic import load_acquire, store_release
+from lexshard.cluster.shared_memory.doorbell import Doorbell, PeerLostError
+from lexshard.cluster.shared_memory.segment import Segment
 
 Slot = npt.NDArray[np.uint8]
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
-from cluster.config import ServeConfig
-from cluster.topology.nodes import NodeResources
-from cluster.topology.processes import Processes
+from lexshard.cluster.config import ServeConfig
+from lexshard.cluster.topology.nodes import NodeResources
+from lexshard.cluster.topology.processes import Processes
 
 
 def processes_apart(config: ServeConfig, nodes: Sequence[NodeResources] = ()) -> Processes:
@@ -20,6 +20,6 @@ def processes_apart(config: ServeConfig, nodes: Sequence[NodeResources] = ()) ->
 
 
 def _processes(config: ServeConfig, nodes: tuple[NodeResources, ...]) -> Processes:
-    from cluster.topology.configured import processes_on
+    from lexshard.cluster.topology.configured import processes_on
 
     return processes_on(config, nodes)

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from actors.configuration import ShardAssignmentMethod
-from actors.head.owned_rows import OwnedRows
-from cluster.topology.semantic_order import semantic_parts
-from cluster.topology.spreading import spread
-from kernels.blocks import BLOCK, blocks_of
-from kernels.bounds import Clusters
+from lexshard.actors.configuration import ShardAssignmentMethod
+from lexshard.actors.head.owned_rows import OwnedRows
+from lexshard.cluster.topology.semantic_order import semantic_parts
+from lexshard.cluster.topology.spreading import spread
+from lexshard.kernels.blocks import BLOCK, blocks_of
+from lexshard.kernels.bounds import Clusters
 
 # How far the rows of a shard that owns clusters may exceed the mean.
 CLUSTER_BALANCE = 1.05

@@ -7,18 +7,18 @@ from pathlib import Path
 
 import numpy as np
 
-from actors.configuration import NGRAM, EngineConfiguration
-from actors.index.automatic import FILE_NAME
-from actors.index.container import CLUSTERS, Header, read_part
-from actors.index.errors import IndexFileError
-from actors.index.stored_weights import check_index_of
-from cluster.config import ServeConfig
-from cluster.topology.assignment import Counts, ShardAssignment, assign
-from cluster.topology.model_sizes import read_model_sizes
-from cluster.topology.nodes import NodeResources, this_machine
-from cluster.topology.plan import RoleResources, roles_of
-from cluster.topology.processes import Processes, processes_of
-from kernels.bounds import Clusters
+from lexshard.actors.configuration import NGRAM, EngineConfiguration
+from lexshard.actors.index.automatic import FILE_NAME
+from lexshard.actors.index.container import CLUSTERS, Header, read_part
+from lexshard.actors.index.errors import IndexFileError
+from lexshard.actors.index.stored_weights import check_index_of
+from lexshard.cluster.config import ServeConfig
+from lexshard.cluster.topology.assignment import Counts, ShardAssignment, assign
+from lexshard.cluster.topology.model_sizes import read_model_sizes
+from lexshard.cluster.topology.nodes import NodeResources, this_machine
+from lexshard.cluster.topology.plan import RoleResources, roles_of
+from lexshard.cluster.topology.processes import Processes, processes_of
+from lexshard.kernels.bounds import Clusters
 
 
 def configured_processes(
@@ -103,8 +103,8 @@ def _counts(configuration: EngineConfiguration, vocabulary_size: int) -> Counts 
     trace = Path(configuration.shard_trace)
     if not trace.is_file():
         raise ValueError(f"no trace at {trace}: give a file of JSON lines or text")
-    from actors.decision.hot_vocabulary.traces import read_traces
-    from actors.index.hidden import load_tokenizer
+    from lexshard.actors.decision.hot_vocabulary.traces import read_traces
+    from lexshard.actors.index.hidden import load_tokenizer
 
     folder = Path(configuration.model).expanduser()
     traces = read_traces([trace], load_tokenizer(folder), vocabulary_size)

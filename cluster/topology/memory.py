@@ -6,14 +6,14 @@ comes on top, and is what `cluster.topology.nodes.USABLE_SHARE` leaves room for.
 
 from __future__ import annotations
 
-from actors.configuration import EngineConfiguration
-from actors.engine.memory import default_kv_bytes
-from actors.kv_cache import BLOCK_TOKENS
-from cluster.samplers.dense_slots import slot_bytes
-from cluster.samplers.process import COLUMNS, SLOTS
-from cluster.topology.model_sizes import FLOAT32, ModelSizes
-from cluster.topology.placement import Parts
-from kernels.quantize.layout import BLOCK, GROUP, padded
+from lexshard.actors.configuration import EngineConfiguration
+from lexshard.actors.engine.memory import default_kv_bytes
+from lexshard.actors.kv_cache import BLOCK_TOKENS
+from lexshard.cluster.samplers.dense_slots import slot_bytes
+from lexshard.cluster.samplers.process import COLUMNS, SLOTS
+from lexshard.cluster.topology.model_sizes import FLOAT32, ModelSizes
+from lexshard.cluster.topology.placement import Parts
+from lexshard.kernels.quantize.layout import BLOCK, GROUP, padded
 
 
 def kv_blocks(

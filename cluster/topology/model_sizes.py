@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from actors.body.checkpoint import read_checkpoint
-from actors.body.refusals import check_stored_types, model_class
-from actors.kv_cache import BLOCK_TOKENS
+from lexshard.actors.body.checkpoint import read_checkpoint
+from lexshard.actors.body.refusals import check_stored_types, model_class
+from lexshard.actors.kv_cache import BLOCK_TOKENS
 
 FLOAT32, BFLOAT16 = 4, 2
 
@@ -49,7 +49,7 @@ def read_model_sizes(
 
     Raises a ModelRefusedError where it could not be served.
     """
-    from actors.body.fused import supports
+    from lexshard.actors.body.fused import supports
 
     checkpoint = read_checkpoint(folder)
     check_stored_types(checkpoint.stored_dtypes)

@@ -10,7 +10,7 @@ from difflib import get_close_matches
 
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
-from actors.machine import physical_memory
+from lexshard.actors.machine import physical_memory
 
 # The rest is for interpreters, CUDA's context and the activations of a step.
 USABLE_SHARE = 0.9

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from cluster.topology.nodes import USABLE_SHARE, NodeResources
+from lexshard.cluster.topology.nodes import USABLE_SHARE, NodeResources
 
 RoleKind = Literal["body", "drafter", "shard", "spare", "sampler"]
 Strategy = Literal["STRICT_PACK", "SPREAD"]

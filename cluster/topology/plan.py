@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from actors.configuration import EngineConfiguration
-from actors.index.metadata import Metadata
-from cluster.topology.assignment import ShardAssignment, ShardAssignmentMethod
-from cluster.topology.memory import (
+from lexshard.actors.configuration import EngineConfiguration
+from lexshard.actors.index.metadata import Metadata
+from lexshard.cluster.topology.assignment import ShardAssignment, ShardAssignmentMethod
+from lexshard.cluster.topology.memory import (
     body_memory,
     cached_tokens,
     drafter_memory,
@@ -18,10 +18,15 @@ from cluster.topology.memory import (
     sampler_memory,
     shard_memory,
 )
-from cluster.topology.model_sizes import ModelSizes
-from cluster.topology.nodes import USABLE_SHARE, NodeResources
-from cluster.topology.placement import PlacedRole, Placement, Role, place
-from cluster.topology.wire import WireBytes, candidates_left, hidden_state_bytes, wire_bytes
+from lexshard.cluster.topology.model_sizes import ModelSizes
+from lexshard.cluster.topology.nodes import USABLE_SHARE, NodeResources
+from lexshard.cluster.topology.placement import PlacedRole, Placement, Role, place
+from lexshard.cluster.topology.wire import (
+    WireBytes,
+    candidates_left,
+    hidden_state_bytes,
+    wire_bytes,
+)
 
 # The largest share over the mean that is called even.
 EVEN = 1.05

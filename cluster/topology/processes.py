@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from actors.configuration import EngineConfiguration
-from cluster.topology.placement import Role
+from lexshard.actors.configuration import EngineConfiguration
+from lexshard.cluster.topology.placement import Role
 
 
 @dataclass(frozen=True, slots=True)

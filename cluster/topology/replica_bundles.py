@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ray.util.placement_group import PlacementGroup
 
-from cluster.topology.processes import Processes
-from cluster.topology.reservation import Reservation, Slot
+from lexshard.cluster.topology.processes import Processes
+from lexshard.cluster.topology.reservation import Reservation, Slot
 
 STRATEGY = "PACK"  # on few nodes, where it can be
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from cluster.topology.plan import PlannedAssignment, TopologyPlan
+from lexshard.cluster.topology.plan import PlannedAssignment, TopologyPlan
 
 
 def as_data(plan: TopologyPlan) -> dict[str, Any]:

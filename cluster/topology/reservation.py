@@ -12,9 +12,9 @@ from ray._private.state import available_resources_per_node
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from cluster.topology.nodes import NodeResources
-from cluster.topology.placement import Placement, PlacementError, Role, place
-from cluster.topology.processes import Processes
+from lexshard.cluster.topology.nodes import NodeResources
+from lexshard.cluster.topology.placement import Placement, PlacementError, Role, place
+from lexshard.cluster.topology.processes import Processes
 
 NODE_LABEL = "ray.io/node-id"
 LOOK_SECONDS = 0.5

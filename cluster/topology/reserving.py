@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from cluster.config import ServeConfig
-from cluster.place import own_node
-from cluster.topology.apart import processes_apart
-from cluster.topology.reservation import Reservation, cluster_nodes, reserve
+from lexshard.cluster.config import ServeConfig
+from lexshard.cluster.place import own_node
+from lexshard.cluster.topology.apart import processes_apart
+from lexshard.cluster.topology.reservation import Reservation, cluster_nodes, reserve
 
 # In a Ray of the server's own nobody else gives anything back; its first counts come late.
 OWN_SECONDS = 5.0

@@ -12,8 +12,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from actors.head.shard import WORTH_REFINING
-from actors.index.metadata import Metadata
+from lexshard.actors.head.shard import WORTH_REFINING
+from lexshard.actors.index.metadata import Metadata
 
 THRESHOLD = 8  # float64
 CANDIDATE = 4 + 4  # token id, canonical logit

@@ -28,7 +28,7 @@ esac
 [ -f "$checkout/pyproject.toml" ] || fail "no checkout of lexshard at $checkout"
 
 # What is installed, not the models and tests beside it.
-parts="pyproject.toml constraints.txt README.md LICENSE actors cluster kernels loadtest serve_app"
+parts="pyproject.toml setup.py constraints.txt README.md LICENSE actors cluster kernels loadtest serve_app"
 files() (
     cd "$checkout"
     # shellcheck disable=SC2086

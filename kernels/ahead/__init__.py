@@ -8,7 +8,6 @@ processes compile it into the cache that they share, and the engine loads it fro
 from __future__ import annotations
 
 import json
-import os
 import queue
 import subprocess
 import sys
@@ -16,18 +15,15 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import asdict
-from pathlib import Path
 from threading import Lock
 from typing import IO, cast
 
-from kernels.ahead.calls import Call, Groups
+from lexshard.kernels.ahead.calls import Call, Groups
 
 __all__ = ["compile_ahead"]
 
 # Each takes up to 700 MB while it compiles, and finds fewer kernels that nobody else compiles, too.
 MOST_PROCESSES = 4
-
-_ROOT = Path(__file__).parents[2]
 
 
 def compile_ahead(groups: Groups, cores: int, told: Callable[[int], None]) -> None:
@@ -58,8 +54,7 @@ def compile_ahead(groups: Groups, cores: int, told: Callable[[int], None]) -> No
 
 def _compile_in_a_process(left: queue.SimpleQueue[list[Call]], tell: Callable[[int], None]) -> None:
     """One process that takes group after group; without this one, whose pipe it reads, it ends."""
-    command = [sys.executable, "-m", "kernels.ahead.worker"]
-    path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
+    command = [sys.executable, "-m", "lexshard.kernels.ahead.worker"]
     with (
         suppress(BrokenPipeError, queue.Empty),  # it died; or there is nothing left
         subprocess.Popen(
@@ -67,7 +62,6 @@ def _compile_in_a_process(left: queue.SimpleQueue[list[Call]], tell: Callable[[i
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": path},
         ) as process,
     ):
         send, answers = cast(IO[str], process.stdin), cast(IO[str], process.stdout)

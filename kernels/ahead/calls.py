@@ -37,7 +37,7 @@ class Call:
     @property
     def folder(self) -> str:
         """Which folder of kernels the function is in."""
-        return self.function.split(".")[1]
+        return self.function.split(".")[2]
 
     @property
     def types(self) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""A process that compiles kernels into the cache, ``python -m kernels.ahead.worker``, calling none.
+"""A process that compiles kernels into the cache, calling none.
 
 Standard input brings groups of calls, one a line of JSON; every call that is done or cannot be is
 answered by a line. The end of standard input is the end of the process.
@@ -18,7 +18,7 @@ import numba.core.caching
 import numba.core.cpu
 import numba.core.dispatcher
 
-from kernels.ahead.calls import Call, is_compiled
+from lexshard.kernels.ahead.calls import Call, is_compiled
 
 _depth = 0  # of the compilation under way: 1 for what was asked for, more for what it calls
 

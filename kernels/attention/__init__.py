@@ -7,8 +7,8 @@ from typing import Literal
 
 import torch
 
-from kernels.attention import reference
-from kernels.attention.layout import BLOCK_SIZE, allocate_cache
+from lexshard.kernels.attention import reference
+from lexshard.kernels.attention.layout import BLOCK_SIZE, allocate_cache
 
 Implementation = Literal["reference", "cpu", "triton"]
 
@@ -86,9 +86,9 @@ def _module(tensor: torch.Tensor, implementation: Implementation | None) -> Modu
     if chosen == "reference":
         return reference
     if chosen == "triton":
-        from kernels.attention import triton_kernel
+        from lexshard.kernels.attention import triton_kernel
 
         return triton_kernel
-    from kernels.attention import cpu  # numba compiles on first use; keep the import cheap
+    from lexshard.kernels.attention import cpu  # numba compiles on first use; keep the import cheap
 
     return cpu

@@ -18,10 +18,10 @@ import numpy.typing as npt
 import torch
 from numba import njit
 
-from kernels import pool
-from kernels.attention.layout import BLOCK_SIZE
-from kernels.exponential.single_precision import exponential
-from kernels.linear.tile import PANEL, tile
+from lexshard.kernels import pool
+from lexshard.kernels.attention.layout import BLOCK_SIZE
+from lexshard.kernels.exponential.single_precision import exponential
+from lexshard.kernels.linear.tile import PANEL, tile
 
 Array = npt.NDArray[Any]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.attention.layout import BLOCK_SIZE
+from lexshard.kernels.attention.layout import BLOCK_SIZE
 
 
 def write_cache(

@@ -18,7 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.attention.layout import BLOCK_SIZE
+from lexshard.kernels.attention.layout import BLOCK_SIZE
 
 SPLIT_KEYS = 1024
 # Steps of more rows than this have work enough for every multiprocessor: longer splits then keep

@@ -8,12 +8,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kernels.bounds import reference
-from kernels.bounds.clusters import Clusters, recentre, remaining_bias, summarise
-from kernels.bounds.query import measure
+from lexshard.kernels.bounds import reference
+from lexshard.kernels.bounds.clusters import Clusters, recentre, remaining_bias, summarise
+from lexshard.kernels.bounds.query import measure
 
 if TYPE_CHECKING:
-    from kernels.bounds.triton_kernel import DeviceClusters
+    from lexshard.kernels.bounds.triton_kernel import DeviceClusters
 
 Kind = Literal["ball", "cone", "best"]
 Implementation = Literal["reference", "cpu"]
@@ -51,7 +51,7 @@ def cluster_bounds(
     if kind not in ("ball", "cone", "best"):
         raise ValueError(f"bounds are 'ball', 'cone' or 'best', not {kind!r}")
     if not isinstance(clusters, Clusters):
-        from kernels.bounds import triton_kernel
+        from lexshard.kernels.bounds import triton_kernel
 
         return triton_kernel.cluster_bounds(
             torch.as_tensor(hidden), clusters, kind=kind, largest_bias=largest_bias
@@ -62,6 +62,6 @@ def cluster_bounds(
     biases = np.broadcast_to(np.asarray(bias, np.float32), shape)
     if implementation == "reference":
         return reference.cluster_bounds(query, clusters, kind, biases)
-    from kernels.bounds import cpu  # numba compiles on first use; keep the import cheap
+    from lexshard.kernels.bounds import cpu  # numba compiles on first use; keep the import cheap
 
     return cpu.cluster_bounds(query, clusters, kind, biases)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kernels.quantize.rounding import SMALLEST_SIZE, norms, round_up
+from lexshard.kernels.quantize.rounding import SMALLEST_SIZE, norms, round_up
 
 # So many rows of a cluster are in float64 at a time.
 ROWS_AT_ONCE = 4096

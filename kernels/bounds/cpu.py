@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from kernels.bounds.clusters import Clusters
-from kernels.bounds.query import (
+from lexshard.kernels.bounds.clusters import Clusters
+from lexshard.kernels.bounds.query import (
     COSINE_ROUNDING,
     DOT_ROUNDING,
     FLUSHED,
@@ -17,8 +17,8 @@ from kernels.bounds.query import (
     Query,
     depth,
 )
-from kernels.rounding import SMALLEST_STEP
-from kernels.rows import canonical_logits
+from lexshard.kernels.rounding import SMALLEST_STEP
+from lexshard.kernels.rows import canonical_logits
 
 
 @njit(nogil=True, cache=True, inline="always")

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kernels.bounds.clusters import Clusters
-from kernels.quantize.rounding import norms
+from lexshard.kernels.bounds.clusters import Clusters
+from lexshard.kernels.quantize.rounding import norms
 
 # Twice the relative error of one rounding to fp32, so that float64 roundings fit in as well.
 DOT_ROUNDING = 2.0**-23

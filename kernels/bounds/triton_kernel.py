@@ -9,16 +9,16 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.bounds.clusters import Clusters
-from kernels.bounds.query import (
+from lexshard.kernels.bounds.clusters import Clusters
+from lexshard.kernels.bounds.query import (
     COSINE_ROUNDING,
     DOT_ROUNDING,
     FLUSHED,
     TRIGONOMETRY_ROUNDING,
     depth,
 )
-from kernels.rounding import SMALLEST_STEP
-from kernels.rows import triton_kernel as rows
+from lexshard.kernels.rounding import SMALLEST_STEP
+from lexshard.kernels.rows import triton_kernel as rows
 
 CLUSTERS = 128
 

@@ -15,8 +15,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from kernels.certify import cpu, reference
-from kernels.certify.margins import LARGEST_VOCABULARY, LOG_ROUNDING
+from lexshard.kernels.certify import cpu, reference
+from lexshard.kernels.certify.margins import LARGEST_VOCABULARY, LOG_ROUNDING
 
 Implementation = Literal["reference", "cpu"]
 Float32s = npt.NDArray[np.float32]

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from kernels.certify.margins import (
+from lexshard.kernels.certify.margins import (
     HALF_A_UNIT,
     LARGEST_RATIO,
     LOG_ROUNDING,
@@ -16,11 +16,11 @@ from kernels.certify.margins import (
     SUM_ROUNDING,
     TERM_ROUNDING,
 )
-from kernels.exponential.double_precision import exponential
-from kernels.penalties.cpu import MINUS_INFINITY
-from kernels.search.selection import key_value, order_key
-from kernels.truncate.cpu import boundary_key, largest
-from kernels.truncate.reference import MASS_UNIT
+from lexshard.kernels.exponential.double_precision import exponential
+from lexshard.kernels.penalties.cpu import MINUS_INFINITY
+from lexshard.kernels.search.selection import key_value, order_key
+from lexshard.kernels.truncate.cpu import boundary_key, largest
+from lexshard.kernels.truncate.reference import MASS_UNIT
 
 
 @njit(nogil=True, cache=True)

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from kernels.certify.margins import (
+from lexshard.kernels.certify.margins import (
     HALF_A_UNIT,
     LARGEST_RATIO,
     LOG_ROUNDING,
@@ -15,8 +15,8 @@ from kernels.certify.margins import (
     SUM_ROUNDING,
     TERM_ROUNDING,
 )
-from kernels.exponential.double_precision import exponential_array
-from kernels.truncate.reference import MASS_UNIT, best_ids
+from lexshard.kernels.exponential.double_precision import exponential_array
+from lexshard.kernels.truncate.reference import MASS_UNIT, best_ids
 
 
 def log_sum_exp(terms: npt.NDArray[np.float64]) -> tuple[float, float]:

@@ -115,9 +115,11 @@ def _lloyd(
     implementation: Implementation | None,
 ) -> npt.NDArray[np.int64]:
     if implementation == "reference":
-        from kernels.clustering import reference
+        from lexshard.kernels.clustering import reference
 
         return reference.lloyd(rows, count, kind, seed, iterations, tick)
-    from kernels.clustering import faiss_kmeans  # faiss takes a second to load; few need it
+    from lexshard.kernels.clustering import (
+        faiss_kmeans,
+    )  # faiss takes a second to load; few need it
 
     return faiss_kmeans.lloyd(rows, count, kind, seed, iterations, tick)

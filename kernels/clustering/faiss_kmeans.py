@@ -8,7 +8,7 @@ import faiss
 import numpy as np
 import numpy.typing as npt
 
-from kernels import pool
+from lexshard.kernels import pool
 
 LARGEST_SEED = 2**31 - 1
 

@@ -7,8 +7,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from kernels.blocks import BLOCK, blocks_of
-from kernels.columns import cpu, reference
+from lexshard.kernels.blocks import BLOCK, blocks_of
+from lexshard.kernels.columns import cpu, reference
 
 Implementation = Literal["reference", "cpu"]
 

@@ -6,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from kernels.blocks import BLOCK
-from kernels.columns.tile import copy_block, transpose_block
+from lexshard.kernels.blocks import BLOCK
+from lexshard.kernels.columns.tile import copy_block, transpose_block
 
 
 @njit(nogil=True, cache=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from kernels.blocks import BLOCK
+from lexshard.kernels.blocks import BLOCK
 
 
 def write_columns(

@@ -13,7 +13,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from kernels.blocks import BLOCK
+from lexshard.kernels.blocks import BLOCK
 
 WIDTH = 8
 _F32, _I32, _I64 = ir.FloatType(), ir.IntType(32), ir.IntType(64)

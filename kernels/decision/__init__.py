@@ -11,11 +11,11 @@ from typing import Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from kernels.blocks import blocks_of
-from kernels.decision import cpu, reference
-from kernels.decision.packed import PackedRows, decide_packed, pack
-from kernels.draw import Controls
-from kernels.penalties import Adjustments
+from lexshard.kernels.blocks import blocks_of
+from lexshard.kernels.decision import cpu, reference
+from lexshard.kernels.decision.packed import PackedRows, decide_packed, pack
+from lexshard.kernels.draw import Controls
+from lexshard.kernels.penalties import Adjustments
 
 Implementation = Literal["reference", "cpu"]
 

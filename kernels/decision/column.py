@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from kernels.blocks import BLOCK
-from kernels.decision.maxima import greater
-from kernels.penalties.cpu import adjust_token, adjust_tokens, lower_bound, raised
+from lexshard.kernels.blocks import BLOCK
+from lexshard.kernels.decision.maxima import greater
+from lexshard.kernels.penalties.cpu import adjust_token, adjust_tokens, lower_bound, raised
 
 # Which tokens of a block: those of the hot set, the others, or both.
 HOT, TAIL, ALL = 0, 1, 2

@@ -8,16 +8,16 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-import kernels.decision.maxima as maxima_of_blocks
-from kernels.blocks import BLOCK
-from kernels.decision.column import LOWEST, Column, can_lift, lift_ceilings
-from kernels.decision.nucleus import draw_nucleus
-from kernels.decision.survivors import draw_truncated
-from kernels.decision.winner import best_token, draw_token
-from kernels.draw import Controls
-from kernels.draw.cpu import draw_row, draw_rows
-from kernels.penalties import Adjustments
-from kernels.penalties.cpu import adjust_candidates, adjust_tokens, lower_bound
+import lexshard.kernels.decision.maxima as maxima_of_blocks
+from lexshard.kernels.blocks import BLOCK
+from lexshard.kernels.decision.column import LOWEST, Column, can_lift, lift_ceilings
+from lexshard.kernels.decision.nucleus import draw_nucleus
+from lexshard.kernels.decision.survivors import draw_truncated
+from lexshard.kernels.decision.winner import best_token, draw_token
+from lexshard.kernels.draw import Controls
+from lexshard.kernels.draw.cpu import draw_row, draw_rows
+from lexshard.kernels.penalties import Adjustments
+from lexshard.kernels.penalties.cpu import adjust_candidates, adjust_tokens, lower_bound
 
 # A row that allows fewer than one of so many tokens looks at these, else at blocks of all.
 MANY_ALLOWED = 16

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from kernels.blocks import BLOCK
+from lexshard.kernels.blocks import BLOCK
 
 # Fewer columns side by side than this are not worth a loop of their own.
 FEW = 16

@@ -10,14 +10,14 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from kernels.blocks import BLOCK
-from kernels.decision.column import ALL, least_logit, read_tokens
-from kernels.decision.maxima import greater, rank
-from kernels.decision.survivors import collect, count_reaching, level_of_blocks, ranks_of
-from kernels.decision.winner import best_token, draw_token
-from kernels.penalties.cpu import adjust_block
-from kernels.search.selection import key_value
-from kernels.truncate.cpu import nucleus_end, target_mass, weigh
+from lexshard.kernels.blocks import BLOCK
+from lexshard.kernels.decision.column import ALL, least_logit, read_tokens
+from lexshard.kernels.decision.maxima import greater, rank
+from lexshard.kernels.decision.survivors import collect, count_reaching, level_of_blocks, ranks_of
+from lexshard.kernels.decision.winner import best_token, draw_token
+from lexshard.kernels.penalties.cpu import adjust_block
+from lexshard.kernels.search.selection import key_value
+from lexshard.kernels.truncate.cpu import nucleus_end, target_mass, weigh
 
 # A token so many nats below the best has no mass: 2**42 exp(-29.9) rounds to 0.
 MASSLESS = 29.9

@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from kernels.draw import Controls
-from kernels.draw.cpu import draw_row
-from kernels.penalties import Adjustments
-from kernels.penalties.cpu import penalise
+from lexshard.kernels.draw import Controls
+from lexshard.kernels.draw.cpu import draw_row
+from lexshard.kernels.penalties import Adjustments
+from lexshard.kernels.penalties.cpu import penalise
 
 
 class PackedRows(NamedTuple):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from kernels.blocks import BLOCK
-from kernels.draw import Controls
-from kernels.draw.reference import draw
-from kernels.penalties import Adjustments
-from kernels.penalties.reference import adjust
+from lexshard.kernels.blocks import BLOCK
+from lexshard.kernels.draw import Controls
+from lexshard.kernels.draw.reference import draw
+from lexshard.kernels.penalties import Adjustments
+from lexshard.kernels.penalties.reference import adjust
 
 
 def block_maxima(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from kernels.blocks import BLOCK
-from kernels.decision.column import ALL, HOT, LOWEST, TAIL, least_logit, reaching, visit
-from kernels.decision.maxima import greater, rank
-from kernels.decision.winner import best_token
-from kernels.draw.cpu import draw_row
-from kernels.search.selection import key_value, kth_largest_key, order_key
+from lexshard.kernels.blocks import BLOCK
+from lexshard.kernels.decision.column import ALL, HOT, LOWEST, TAIL, least_logit, reaching, visit
+from lexshard.kernels.decision.maxima import greater, rank
+from lexshard.kernels.decision.winner import best_token
+from lexshard.kernels.draw.cpu import draw_row
+from lexshard.kernels.search.selection import key_value, kth_largest_key, order_key
 
 
 @njit(nogil=True, cache=True)

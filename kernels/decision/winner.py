@@ -7,11 +7,11 @@ import math
 import numpy as np
 from numba import njit
 
-from kernels.blocks import BLOCK
-from kernels.decision.column import ALL, LOWEST, least_logit, reaching, visit
-from kernels.decision.maxima import greater, largest_rank, rank
-from kernels.noise.cpu import block_draw, block_minimum, noise_ceiling, token_noise
-from kernels.rounding import NOISE_ROUNDING
+from lexshard.kernels.blocks import BLOCK
+from lexshard.kernels.decision.column import ALL, LOWEST, least_logit, reaching, visit
+from lexshard.kernels.decision.maxima import greater, largest_rank, rank
+from lexshard.kernels.noise.cpu import block_draw, block_minimum, noise_ceiling, token_noise
+from lexshard.kernels.rounding import NOISE_ROUNDING
 
 MAGNITUDE_64 = 0x7FFFFFFFFFFFFFFF
 

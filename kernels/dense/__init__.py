@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 import torch
 
-from kernels.dense import reference
-from kernels.dense.types import Draws
+from lexshard.kernels.dense import reference
+from lexshard.kernels.dense.types import Draws
 
 Implementation = Literal["reference", "cpu", "triton"]
 
@@ -41,12 +41,12 @@ def dense_gumbel(
     chosen = implementation or ("triton" if weight.is_cuda else "cpu")
     rounded = hidden.to(device=weight.device, dtype=weight.dtype)
     if chosen == "triton":
-        from kernels.dense import triton_kernel
+        from lexshard.kernels.dense import triton_kernel
 
         device_draws = triton_kernel.place(draws, weight.device)
         return triton_kernel.dense_gumbel(rounded, weight, device_draws)
     if chosen == "cpu":
-        from kernels.dense import cpu  # numba compiles on first use; keep the import cheap
+        from lexshard.kernels.dense import cpu  # numba compiles on first use; keep the import cheap
 
         return cpu.dense_gumbel(rounded, weight, draws)
     return reference.dense_gumbel(rounded, weight, draws)

@@ -6,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kernels.dense.types import Draws
-from kernels.noise.reference import gumbel_row
+from lexshard.kernels.dense.types import Draws
+from lexshard.kernels.noise.reference import gumbel_row
 
 
 def scores(hidden: torch.Tensor, weight: torch.Tensor, draws: Draws) -> npt.NDArray[np.float64]:

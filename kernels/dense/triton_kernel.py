@@ -13,9 +13,9 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.blocks import BLOCK
-from kernels.dense.types import Draws
-from kernels.noise.triton_kernel import block_draw, token_word
+from lexshard.kernels.blocks import BLOCK
+from lexshard.kernels.dense.types import Draws
+from lexshard.kernels.noise.triton_kernel import block_draw, token_word
 
 LARGEST_HIDDEN_ROWS = 64  # of a program
 

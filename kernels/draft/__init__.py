@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from kernels.draft import cpu, reference
-from kernels.draft.checks import check_head
-from kernels.draft.types import Drafted, DraftHead, PendingTokens, Router
-from kernels.llama import LlamaStack
+from lexshard.kernels.draft import cpu, reference
+from lexshard.kernels.draft.checks import check_head
+from lexshard.kernels.draft.types import Drafted, DraftHead, PendingTokens, Router
+from lexshard.kernels.llama import LlamaStack
 
 Implementation = Literal["reference", "cpu"]
 

@@ -7,9 +7,9 @@ from itertools import pairwise
 import numpy as np
 from numba import njit
 
-from kernels.attention.layout import BLOCK_SIZE
-from kernels.draft.types import DraftHead
-from kernels.linear.tile import PANEL
+from lexshard.kernels.attention.layout import BLOCK_SIZE
+from lexshard.kernels.draft.types import DraftHead
+from lexshard.kernels.linear.tile import PANEL
 
 
 def check_head(head: DraftHead, width: int, vocabulary_size: int) -> None:

@@ -9,15 +9,15 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from kernels.attention.layout import BLOCK_SIZE
-from kernels.draft.checks import FAULTS, pending_fault
-from kernels.draft.draw import begin_row, drawn_rows, offer, settle
-from kernels.draft.routing import choose_clusters, score_clusters
-from kernels.draft.types import Drafted, DraftHead, PendingTokens, Router
-from kernels.linear.cpu import multiply, multiply_panels
-from kernels.linear.tile import PANEL
-from kernels.llama import LlamaStack
-from kernels.llama.cpu import forward
+from lexshard.kernels.attention.layout import BLOCK_SIZE
+from lexshard.kernels.draft.checks import FAULTS, pending_fault
+from lexshard.kernels.draft.draw import begin_row, drawn_rows, offer, settle
+from lexshard.kernels.draft.routing import choose_clusters, score_clusters
+from lexshard.kernels.draft.types import Drafted, DraftHead, PendingTokens, Router
+from lexshard.kernels.linear.cpu import multiply, multiply_panels
+from lexshard.kernels.linear.tile import PANEL
+from lexshard.kernels.llama import LlamaStack
+from lexshard.kernels.llama.cpu import forward
 
 # Panels of the head multiplied at a time: the logits of 16 rows stay in the second-level cache.
 CHUNK_PANELS = 256

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kernels.draft.types import Drafted, DraftHead, PendingTokens, Router
-from kernels.draw import Controls, draw
-from kernels.linear import PackedWeight, unpack
-from kernels.linear.tile import PANEL
-from kernels.llama import LlamaStack
-from kernels.llama.reference import embed, forward
-from kernels.truncate.reference import truncate
+from lexshard.kernels.draft.types import Drafted, DraftHead, PendingTokens, Router
+from lexshard.kernels.draw import Controls, draw
+from lexshard.kernels.linear import PackedWeight, unpack
+from lexshard.kernels.linear.tile import PANEL
+from lexshard.kernels.llama import LlamaStack
+from lexshard.kernels.llama.reference import embed, forward
+from lexshard.kernels.truncate.reference import truncate
 
 Array = npt.NDArray[Any]
 

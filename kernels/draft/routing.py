@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from kernels.decision.maxima import LOWEST_RANK, rank
-from kernels.exponential.single_precision import silu
-from kernels.linear.cpu import multiply
+from lexshard.kernels.decision.maxima import LOWEST_RANK, rank
+from lexshard.kernels.exponential.single_precision import silu
+from lexshard.kernels.linear.cpu import multiply
 
 
 @njit(nogil=True, cache=True, error_model="numpy")

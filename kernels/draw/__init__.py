@@ -7,8 +7,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from kernels.draw import cpu, reference
-from kernels.draw.types import Controls
+from lexshard.kernels.draw import cpu, reference
+from lexshard.kernels.draw.types import Controls
 
 Implementation = Literal["reference", "cpu"]
 

@@ -8,12 +8,12 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from kernels.blocks import BLOCK
-from kernels.draw.types import Controls
-from kernels.noise.cpu import block_draw, block_minimum, noise_ceiling, token_noise
-from kernels.penalties.cpu import MINUS_INFINITY
-from kernels.rounding import NOISE_ROUNDING
-from kernels.truncate.cpu import truncate_row
+from lexshard.kernels.blocks import BLOCK
+from lexshard.kernels.draw.types import Controls
+from lexshard.kernels.noise.cpu import block_draw, block_minimum, noise_ceiling, token_noise
+from lexshard.kernels.penalties.cpu import MINUS_INFINITY
+from lexshard.kernels.rounding import NOISE_ROUNDING
+from lexshard.kernels.truncate.cpu import truncate_row
 
 
 @njit(nogil=True, cache=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from kernels.draw.types import Controls
-from kernels.noise.reference import gumbel_noise
-from kernels.truncate.reference import truncate
+from lexshard.kernels.draw.types import Controls
+from lexshard.kernels.noise.reference import gumbel_noise
+from lexshard.kernels.truncate.reference import truncate
 
 
 def draw(

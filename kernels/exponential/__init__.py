@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from kernels.exponential import cpu, reference
+from lexshard.kernels.exponential import cpu, reference
 
 Implementation = Literal["reference", "cpu"]
 

@@ -23,7 +23,7 @@ from numba import njit
 from numba.core import types
 from numba.extending import intrinsic
 
-from kernels.prefetch import prefetch_address
+from lexshard.kernels.prefetch import prefetch_address
 
 LANES = 16
 SUMS = 4

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from kernels.exponential.double_precision import exponential
+from lexshard.kernels.exponential.double_precision import exponential
 
 
 @njit(nogil=True, cache=True)

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from kernels.exponential.double_precision import exponential_array
+from lexshard.kernels.exponential.double_precision import exponential_array
 
 
 def log_normalizer(logits: npt.NDArray[np.float32]) -> float:

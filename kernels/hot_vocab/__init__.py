@@ -14,8 +14,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from kernels.hot_vocab import cpu, reference
-from kernels.hot_vocab.sizing import (
+from lexshard.kernels.hot_vocab import cpu, reference
+from lexshard.kernels.hot_vocab.sizing import (
     Cost,
     Curve,
     best_size,
@@ -25,7 +25,7 @@ from kernels.hot_vocab.sizing import (
     rising,
     skip_rate,
 )
-from kernels.truncate import truncate
+from lexshard.kernels.truncate import truncate
 
 Implementation = Literal["reference", "cpu"]
 

@@ -6,10 +6,10 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from kernels.exponential.double_precision import exponential
-from kernels.penalties.cpu import MINUS_INFINITY
-from kernels.truncate.cpu import truncate_row
-from kernels.truncate.reference import MASS_UNIT
+from lexshard.kernels.exponential.double_precision import exponential
+from lexshard.kernels.penalties.cpu import MINUS_INFINITY
+from lexshard.kernels.truncate.cpu import truncate_row
+from lexshard.kernels.truncate.reference import MASS_UNIT
 
 
 @njit(nogil=True, cache=True)

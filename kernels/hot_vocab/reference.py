@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from kernels.exponential.double_precision import exponential_array
-from kernels.truncate.reference import MASS_UNIT, truncate
+from lexshard.kernels.exponential.double_precision import exponential_array
+from lexshard.kernels.truncate.reference import MASS_UNIT, truncate
 
 
 def mixture_draw(

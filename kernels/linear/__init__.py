@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kernels import pool
-from kernels.linear import reference
-from kernels.linear.tile import PANEL
+from lexshard.kernels import pool
+from lexshard.kernels.linear import reference
+from lexshard.kernels.linear.tile import PANEL
 
 Implementation = Literal["reference", "cpu"]
 
@@ -96,7 +96,7 @@ def linear(
     """
     if implementation == "reference":
         return reference.linear(x, unpack(weight))
-    from kernels.linear import cpu  # numba compiles on first use; keep the import cheap
+    from lexshard.kernels.linear import cpu  # numba compiles on first use; keep the import cheap
 
     out = np.empty((x.shape[0], weight.padded_outputs), dtype=np.float32)
     rows, panels = x.contiguous().numpy(), weight.panels

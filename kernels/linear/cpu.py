@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from kernels.linear.tile import tile
-from kernels.processor import has_feature
+from lexshard.kernels.linear.tile import tile
+from lexshard.kernels.processor import has_feature
 
 ROW_BLOCK = 96  # rows whose activations stay in the second-level cache while panels stream by
 # The sums of a tile stay in registers: AVX-512 has 32 that hold 16 sums, AVX2 16 that hold 8. Rows

@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from kernels.attention.cpu import attention_rows, write_cache_rows
-from kernels.exponential.single_precision import silu
-from kernels.linear.cpu import multiply
-from kernels.linear.tile import PANEL
+from lexshard.kernels.attention.cpu import attention_rows, write_cache_rows
+from lexshard.kernels.exponential.single_precision import silu
+from lexshard.kernels.linear.cpu import multiply
+from lexshard.kernels.linear.tile import PANEL
 
 Array = npt.NDArray[Any]
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kernels.attention import BLOCK_SIZE
-from kernels.linear import PackedWeight, unpack
-from kernels.llama import LlamaStack
+from lexshard.kernels.attention import BLOCK_SIZE
+from lexshard.kernels.linear import PackedWeight, unpack
+from lexshard.kernels.llama import LlamaStack
 
 Array = npt.NDArray[Any]
 

@@ -7,8 +7,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from kernels.logprobs import cpu, reference
-from kernels.logprobs.types import RowScores
+from lexshard.kernels.logprobs import cpu, reference
+from lexshard.kernels.logprobs.types import RowScores
 
 Implementation = Literal["reference", "cpu"]
 

@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from kernels.blocks import BLOCK, blocks_of
-from kernels.exponential.double_precision import exponential
-from kernels.logprobs.types import RowScores
-from kernels.penalties.cpu import MINUS_INFINITY
+from lexshard.kernels.blocks import BLOCK, blocks_of
+from lexshard.kernels.exponential.double_precision import exponential
+from lexshard.kernels.logprobs.types import RowScores
+from lexshard.kernels.penalties.cpu import MINUS_INFINITY
 
 
 # The flags let the maximum vectorise; no logit is NaN, and the sign of a zero does not matter.

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from kernels.exponential import log_normalizer
-from kernels.logprobs.types import RowScores
-from kernels.truncate import best_ids
+from lexshard.kernels.exponential import log_normalizer
+from lexshard.kernels.logprobs.types import RowScores
+from lexshard.kernels.truncate import best_ids
 
 
 def score_rows(

@@ -13,10 +13,10 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from kernels.mass import cpu, reference
-from kernels.mass.types import Outline, OutsideMass
-from kernels.penalties import Adjustments
-from kernels.search import Estimates, Needs
+from lexshard.kernels.mass import cpu, reference
+from lexshard.kernels.mass.types import Outline, OutsideMass
+from lexshard.kernels.penalties import Adjustments
+from lexshard.kernels.search import Estimates, Needs
 
 Implementation = Literal["reference", "cpu"]
 

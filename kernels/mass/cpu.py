@@ -9,13 +9,13 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from kernels.exponential.double_precision import exponential
-from kernels.mass.reference import BIN_WIDTH, BINS, CONFIDENCE, LARGEST_PLACE, MASS_MARGIN
-from kernels.mass.types import Outline, OutsideMass
-from kernels.penalties import Adjustments
-from kernels.penalties.cpu import MINUS_INFINITY, adjust_block
-from kernels.search import Estimates, Needs
-from kernels.search.blocks import slack_factors, upper_bounds
+from lexshard.kernels.exponential.double_precision import exponential
+from lexshard.kernels.mass.reference import BIN_WIDTH, BINS, CONFIDENCE, LARGEST_PLACE, MASS_MARGIN
+from lexshard.kernels.mass.types import Outline, OutsideMass
+from lexshard.kernels.penalties import Adjustments
+from lexshard.kernels.penalties.cpu import MINUS_INFINITY, adjust_block
+from lexshard.kernels.search import Estimates, Needs
+from lexshard.kernels.search.blocks import slack_factors, upper_bounds
 
 
 @njit(nogil=True, cache=True)

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from kernels.mass.types import Outline, OutsideMass
-from kernels.penalties import Adjustments
-from kernels.search import Estimates, Needs
-from kernels.search.reference import adjusted_row, outward
+from lexshard.kernels.mass.types import Outline, OutsideMass
+from lexshard.kernels.penalties import Adjustments
+from lexshard.kernels.search import Estimates, Needs
+from lexshard.kernels.search.reference import adjusted_row, outward
 
 # Above every rounding of a log-sum-exp of 2**20 terms.
 MASS_MARGIN = 1e-9

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from kernels.noise import cpu, reference
+from lexshard.kernels.noise import cpu, reference
 
 Implementation = Literal["reference", "cpu", "triton"]
 
@@ -33,7 +33,7 @@ def gumbel_noise(
     _check(key, position)
     chosen = implementation or ("triton" if getattr(ids, "is_cuda", False) else "cpu")
     if chosen == "triton":
-        from kernels.noise import triton_kernel
+        from lexshard.kernels.noise import triton_kernel
 
         return triton_kernel.gumbel_noise(key, position, ids)
     array = np.asarray(ids)

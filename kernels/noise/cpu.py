@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from kernels.blocks import BLOCK
-from kernels.noise.reference import HALF, LOW
-from kernels.rounding import NOISE_ROUNDING
+from lexshard.kernels.blocks import BLOCK
+from lexshard.kernels.noise.reference import HALF, LOW
+from lexshard.kernels.rounding import NOISE_ROUNDING
 
 M0, M1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 W0, W1 = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)

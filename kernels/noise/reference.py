@@ -20,7 +20,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from kernels.blocks import BLOCK
+from lexshard.kernels.blocks import BLOCK
 
 Words = npt.NDArray[np.uint64]
 FourWords = tuple[Words, Words, Words, Words]

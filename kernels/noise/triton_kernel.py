@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.blocks import BLOCK
+from lexshard.kernels.blocks import BLOCK
 
 _BLOCK = tl.constexpr(float(BLOCK))
 _BLOCK_BITS = tl.constexpr(BLOCK.bit_length() - 1)

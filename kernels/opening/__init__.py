@@ -13,8 +13,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from kernels.opening import cpu, reference
-from kernels.opening.kinds import (
+from lexshard.kernels.opening import cpu, reference
+from lexshard.kernels.opening.kinds import (
     CERTIFIED,
     EPSILON,
     EXAMINE,
@@ -25,8 +25,8 @@ from kernels.opening.kinds import (
     SPENT,
     TOP_K,
 )
-from kernels.opening.types import Goal, Head, Opening
-from kernels.penalties import Adjustments
+from lexshard.kernels.opening.types import Goal, Head, Opening
+from lexshard.kernels.penalties import Adjustments
 
 Implementation = Literal["reference", "cpu"]
 

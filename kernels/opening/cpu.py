@@ -12,8 +12,8 @@ import math
 import numpy as np
 from numba import njit
 
-from kernels.certify.margins import LOG_ROUNDING, SUM_ROUNDING, TERM_ROUNDING
-from kernels.opening.kinds import (
+from lexshard.kernels.certify.margins import LOG_ROUNDING, SUM_ROUNDING, TERM_ROUNDING
+from lexshard.kernels.opening.kinds import (
     CERTIFIED,
     EPSILON,
     EXAMINE,
@@ -24,10 +24,10 @@ from kernels.opening.kinds import (
     SPENT,
     TOP_K,
 )
-from kernels.opening.reference import EXAMINED_SHARE
-from kernels.penalties.cpu import MINUS_INFINITY, adjust_candidates
-from kernels.rows.lanes import tile
-from kernels.search.selection import key_value, order_key
+from lexshard.kernels.opening.reference import EXAMINED_SHARE
+from lexshard.kernels.penalties.cpu import MINUS_INFINITY, adjust_candidates
+from lexshard.kernels.rows.lanes import tile
+from lexshard.kernels.search.selection import key_value, order_key
 
 
 @njit(nogil=True, cache=True)

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from kernels.certify import reference as certify
-from kernels.opening.kinds import (
+from lexshard.kernels.certify import reference as certify
+from lexshard.kernels.opening.kinds import (
     CERTIFIED,
     EXAMINE,
     GREEDY,
@@ -18,10 +18,10 @@ from kernels.opening.kinds import (
     SPENT,
     TOP_K,
 )
-from kernels.opening.types import Goal, Head, Opening
-from kernels.penalties import Adjustments
-from kernels.penalties.reference import adjust
-from kernels.rows import canonical_logits, postprocess
+from lexshard.kernels.opening.types import Goal, Head, Opening
+from lexshard.kernels.penalties import Adjustments
+from lexshard.kernels.penalties.reference import adjust
+from lexshard.kernels.rows import canonical_logits, postprocess
 
 # A nucleus is examined again when the mass outside has fallen below this share of what it was.
 EXAMINED_SHARE = math.log(0.8)

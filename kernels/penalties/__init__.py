@@ -11,8 +11,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from kernels.penalties import cpu, reference
-from kernels.penalties.types import Adjustments
+from lexshard.kernels.penalties import cpu, reference
+from lexshard.kernels.penalties.types import Adjustments
 
 Implementation = Literal["reference", "cpu"]
 

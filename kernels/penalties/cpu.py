@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from kernels.penalties.types import Adjustments
+from lexshard.kernels.penalties.types import Adjustments
 
 MINUS_INFINITY = np.float32(-np.inf)
 NO_TABLE = np.empty(0, np.int32)

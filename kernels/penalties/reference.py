@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from kernels.penalties.types import Adjustments
+from lexshard.kernels.penalties.types import Adjustments
 
 
 def adjust(

@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kernels.quantize.blocks import row_blocks
-from kernels.quantize.layout import BLOCK, GROUP, LINE, aligned, pack_nibbles, padded
-from kernels.quantize.one_bit import quantize_one_bit
-from kernels.quantize.rounding import SMALLEST_SIZE, norms, round_up
-from kernels.quantize.tiers import (
+from lexshard.kernels.quantize.blocks import row_blocks
+from lexshard.kernels.quantize.layout import BLOCK, GROUP, LINE, aligned, pack_nibbles, padded
+from lexshard.kernels.quantize.one_bit import quantize_one_bit
+from lexshard.kernels.quantize.rounding import SMALLEST_SIZE, norms, round_up
+from lexshard.kernels.quantize.tiers import (
     COIN_UNIT,
     CommonDirection,
     DitheredInt4Tier,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from kernels.quantize.layout import BLOCK, padded
+from lexshard.kernels.quantize.layout import BLOCK, padded
 
 # How far ``Rotation`` and its float64 arithmetic turn a unit vector from where the exact rotation
 # does. Rounding to fp32 moves a block by at most ``2**-24 sqrt(128) = 6.8e-7`` (Frobenius norm);

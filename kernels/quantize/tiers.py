@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from kernels.quantize.layout import BLOCK, GROUP, unpack_nibbles, unpack_signs
-from kernels.quantize.rotation import Rotation, rotate_back
+from lexshard.kernels.quantize.layout import BLOCK, GROUP, unpack_nibbles, unpack_signs
+from lexshard.kernels.quantize.rotation import Rotation, rotate_back
 
 Float32s = npt.NDArray[np.float32]
 Float64s = npt.NDArray[np.float64]

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kernels.rows import cpu, reference
-from kernels.rows.postprocess import postprocess
+from lexshard.kernels.rows import cpu, reference
+from lexshard.kernels.rows.postprocess import postprocess
 
 Implementation = Literal["reference", "cpu", "triton"]
 
@@ -45,7 +45,7 @@ def canonical_logits(
         )
     chosen = implementation or ("triton" if getattr(weight, "is_cuda", False) else "cpu")
     if chosen == "triton":
-        from kernels.rows import triton_kernel
+        from lexshard.kernels.rows import triton_kernel
 
         return triton_kernel.canonical_logits(
             _as_tensor(hidden), _as_tensor(weight), _as_tensor(ids), _as_tensor(offsets)

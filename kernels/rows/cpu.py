@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from kernels.rows.lanes import LANES, tile
+from lexshard.kernels.rows.lanes import LANES, tile
 
 # So many weight rows stay in the cache while all hidden rows pass over them.
 PANEL = 16

@@ -8,10 +8,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kernels.quantize.tiers import Int4Tier, Tier
-from kernels.screen import reference
-from kernels.screen.hidden import HiddenBits, QuantizedHidden, quantize_hidden, tier_vectors
-from kernels.screen.types import Screened
+from lexshard.kernels.quantize.tiers import Int4Tier, Tier
+from lexshard.kernels.screen import reference
+from lexshard.kernels.screen.hidden import (
+    HiddenBits,
+    QuantizedHidden,
+    quantize_hidden,
+    tier_vectors,
+)
+from lexshard.kernels.screen.types import Screened
 
 Implementation = Literal["reference", "cpu"]
 
@@ -68,7 +73,7 @@ def refine(
 def _module(implementation: Implementation | None) -> Any:
     if implementation == "reference":
         return reference
-    from kernels.screen import cpu  # numba compiles on first use; keep the import cheap
+    from lexshard.kernels.screen import cpu  # numba compiles on first use; keep the import cheap
 
     return cpu
 
@@ -90,7 +95,9 @@ def _quantized(
             raise ValueError("hidden states contain NaN or infinity: nothing can be screened")
         quantized = quantize_hidden(states, tier, tier_vectors(tier, "cpu"), hidden_bits or 16)
         return QuantizedHidden(*(part.numpy() for part in quantized))
-    from kernels.screen import hidden_cpu  # numba compiles on first use; keep the import cheap
+    from lexshard.kernels.screen import (
+        hidden_cpu,
+    )  # numba compiles on first use; keep the import cheap
 
     array = hidden.detach().numpy() if isinstance(hidden, torch.Tensor) else hidden
     return hidden_cpu.quantize_hidden(array, tier, hidden_bits)

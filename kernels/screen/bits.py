@@ -15,9 +15,9 @@ from numba import njit
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from kernels.processor import has_feature
-from kernels.quantize.layout import BLOCK, PANEL_ROWS
-from kernels.screen.tile import I8, I16, I32, I64, prefetch
+from lexshard.kernels.processor import has_feature
+from lexshard.kernels.quantize.layout import BLOCK, PANEL_ROWS
+from lexshard.kernels.screen.tile import I8, I16, I32, I64, prefetch
 
 HALF_BITS = 7
 OFFSET = 1 << (2 * HALF_BITS - 1)  # makes every sum of four positive

@@ -12,14 +12,14 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-import kernels.screen.vnni as vnni
-from kernels import pool
-from kernels.quantize.layout import PANEL_ROWS
-from kernels.quantize.tiers import DitheredInt4Tier, Int4Tier, Int8Tier, OneBitTier, Tier
-from kernels.screen.bits import fill_tables, sum_panel
-from kernels.screen.hidden import QuantizedHidden
-from kernels.screen.tile import BYTE_ROWS, PANEL, ROWS, dot_bytes, dot_nibbles, fetch_row
-from kernels.screen.vnni import HEIGHT, dot_signed_bytes
+import lexshard.kernels.screen.vnni as vnni
+from lexshard.kernels import pool
+from lexshard.kernels.quantize.layout import PANEL_ROWS
+from lexshard.kernels.quantize.tiers import DitheredInt4Tier, Int4Tier, Int8Tier, OneBitTier, Tier
+from lexshard.kernels.screen.bits import fill_tables, sum_panel
+from lexshard.kernels.screen.hidden import QuantizedHidden
+from lexshard.kernels.screen.tile import BYTE_ROWS, PANEL, ROWS, dot_bytes, dot_nibbles, fetch_row
+from lexshard.kernels.screen.vnni import HEIGHT, dot_signed_bytes
 
 # Below this many products a second thread costs more than it saves.
 MULTIPLICATIONS_PER_THREAD = 2_000_000

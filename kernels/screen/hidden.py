@@ -16,10 +16,10 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from kernels.quantize.layout import BLOCK, SUMS
-from kernels.quantize.rotation import ROTATION_ERROR
-from kernels.quantize.tiers import COIN_UNIT, DitheredInt4Tier, Int8Tier, OneBitTier, Tier
-from kernels.rounding import UNIT_ROUNDOFF
+from lexshard.kernels.quantize.layout import BLOCK, SUMS
+from lexshard.kernels.quantize.rotation import ROTATION_ERROR
+from lexshard.kernels.quantize.tiers import COIN_UNIT, DitheredInt4Tier, Int8Tier, OneBitTier, Tier
+from lexshard.kernels.rounding import UNIT_ROUNDOFF
 
 LARGEST_INTEGER = 32767
 LARGEST_EIGHT_BITS = 127

@@ -11,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-import kernels.screen.vnni as vnni
-from kernels.quantize.layout import BLOCK, aligned
-from kernels.quantize.rotation import ROTATION_ERROR
-from kernels.quantize.tiers import COIN_UNIT, DitheredInt4Tier, Int8Tier, OneBitTier, Tier
-from kernels.screen.hidden import (
+import lexshard.kernels.screen.vnni as vnni
+from lexshard.kernels.quantize.layout import BLOCK, aligned
+from lexshard.kernels.quantize.rotation import ROTATION_ERROR
+from lexshard.kernels.quantize.tiers import COIN_UNIT, DitheredInt4Tier, Int8Tier, OneBitTier, Tier
+from lexshard.kernels.screen.hidden import (
     CENTRE_ROUNDING,
     LARGEST_PRODUCT,
     NORM_MARGIN,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from kernels.quantize.layout import BLOCK, GROUP, SUMS, unpack_nibbles, unpack_signs
-from kernels.quantize.tiers import DitheredInt4Tier, Int4Tier, Int8Tier, OneBitTier, Tier
-from kernels.screen.hidden import QuantizedHidden
+from lexshard.kernels.quantize.layout import BLOCK, GROUP, SUMS, unpack_nibbles, unpack_signs
+from lexshard.kernels.quantize.tiers import DitheredInt4Tier, Int4Tier, Int8Tier, OneBitTier, Tier
+from lexshard.kernels.screen.hidden import QuantizedHidden
 
 
 def integer_sums(

@@ -17,7 +17,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from kernels.processor import has_feature
+from lexshard.kernels.processor import has_feature
 
 I8, I16, I32, I64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
 LANES = 32 if has_feature("avx512bw") else 16

@@ -15,8 +15,8 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from kernels.processor import has_feature
-from kernels.screen.tile import (
+from lexshard.kernels.processor import has_feature
+from lexshard.kernels.screen.tile import (
     I8,
     I32,
     I64,

@@ -17,11 +17,11 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from kernels.blocks import BLOCK
-from kernels.penalties import Adjustments
-from kernels.search import cpu, reference
-from kernels.search.kinds import GREEDY, GUMBEL, MIN_P, TOP_K
-from kernels.search.types import Estimates, Found, Leaders, Needs, Ragged
+from lexshard.kernels.blocks import BLOCK
+from lexshard.kernels.penalties import Adjustments
+from lexshard.kernels.search import cpu, reference
+from lexshard.kernels.search.kinds import GREEDY, GUMBEL, MIN_P, TOP_K
+from lexshard.kernels.search.types import Estimates, Found, Leaders, Needs, Ragged
 
 Implementation = Literal["reference", "cpu"]
 

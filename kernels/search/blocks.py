@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from kernels.blocks import BLOCK
-from kernels.noise.cpu import SIX, block_draw, noise_ceiling, noise_of
-from kernels.penalties.cpu import (
+from lexshard.kernels.blocks import BLOCK
+from lexshard.kernels.noise.cpu import SIX, block_draw, noise_ceiling, noise_of
+from lexshard.kernels.penalties.cpu import (
     MINUS_INFINITY,
     adjust_allowed_token,
     gallop,
@@ -19,7 +19,13 @@ from kernels.penalties.cpu import (
     most_repeated,
     raised,
 )
-from kernels.rounding import INFLATION, NOISE_ROUNDING, SMALLEST_SLACK, SMALLEST_STEP, ULP_SHARE
+from lexshard.kernels.rounding import (
+    INFLATION,
+    NOISE_ROUNDING,
+    SMALLEST_SLACK,
+    SMALLEST_STEP,
+    ULP_SHARE,
+)
 
 # Up to so many allowed ids, a block's ceiling is their own maximum rather than the block's.
 FEW_ALLOWED = 4

@@ -7,18 +7,18 @@ import math
 import numpy as np
 from numba import njit
 
-from kernels.blocks import BLOCK
-from kernels.noise.cpu import block_draw, block_minimum, noise_of, token_noise
-from kernels.penalties.cpu import MINUS_INFINITY, adjust_block, adjust_candidates
-from kernels.rounding import NOISE_ROUNDING
-from kernels.search.blocks import (
+from lexshard.kernels.blocks import BLOCK
+from lexshard.kernels.noise.cpu import block_draw, block_minimum, noise_of, token_noise
+from lexshard.kernels.penalties.cpu import MINUS_INFINITY, adjust_block, adjust_candidates
+from lexshard.kernels.rounding import NOISE_ROUNDING
+from lexshard.kernels.search.blocks import (
     block_bounds,
     cover,
     number_of,
     slack_factors,
     upper_bounds,
 )
-from kernels.search.kinds import GREEDY, GUMBEL, TOP_K
+from lexshard.kernels.search.kinds import GREEDY, GUMBEL, TOP_K
 
 
 @njit(nogil=True, cache=True)

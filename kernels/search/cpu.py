@@ -10,13 +10,13 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-import kernels.search.candidates as candidates
-import kernels.search.leaders as leaders
-from kernels.noise.cpu import noise_of
-from kernels.penalties.types import Adjustments
-from kernels.search.kinds import GREEDY, GUMBEL, TOP_K
-from kernels.search.selection import key_value, kth_largest_key, order_key
-from kernels.search.types import Estimates, Found, Leaders, Needs, Ragged
+import lexshard.kernels.search.candidates as candidates
+import lexshard.kernels.search.leaders as leaders
+from lexshard.kernels.noise.cpu import noise_of
+from lexshard.kernels.penalties.types import Adjustments
+from lexshard.kernels.search.kinds import GREEDY, GUMBEL, TOP_K
+from lexshard.kernels.search.selection import key_value, kth_largest_key, order_key
+from lexshard.kernels.search.types import Estimates, Found, Leaders, Needs, Ragged
 
 
 @njit(nogil=True, cache=True)

@@ -7,19 +7,19 @@ import math
 import numpy as np
 from numba import njit
 
-from kernels.blocks import BLOCK
-from kernels.noise.cpu import block_draw, block_minimum, noise_of, token_noise
-from kernels.penalties.cpu import MINUS_INFINITY, adjust_block
-from kernels.rounding import NOISE_ROUNDING
-from kernels.search.blocks import (
+from lexshard.kernels.blocks import BLOCK
+from lexshard.kernels.noise.cpu import block_draw, block_minimum, noise_of, token_noise
+from lexshard.kernels.penalties.cpu import MINUS_INFINITY, adjust_block
+from lexshard.kernels.rounding import NOISE_ROUNDING
+from lexshard.kernels.search.blocks import (
     NO_SLACK,
     block_maxima,
     cover,
     noise_ceilings,
     number_of,
 )
-from kernels.search.kinds import GUMBEL, TOP_K
-from kernels.search.selection import key_value, kth_largest_key, order_key
+from lexshard.kernels.search.kinds import GUMBEL, TOP_K
+from lexshard.kernels.search.selection import key_value, kth_largest_key, order_key
 
 # Of an adjusted row, at least so many blocks are looked at at once.
 FEWEST_BLOCKS = 16

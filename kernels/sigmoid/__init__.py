@@ -13,9 +13,9 @@ from __future__ import annotations
 import math
 from typing import Any, Literal
 
-from kernels.sigmoid import cpu, reference
-from kernels.verify import DenseProposals, DraftedRows, Verdict
-from kernels.verify.checks import check_proposals, check_rows
+from lexshard.kernels.sigmoid import cpu, reference
+from lexshard.kernels.verify import DenseProposals, DraftedRows, Verdict
+from lexshard.kernels.verify.checks import check_proposals, check_rows
 
 Implementation = Literal["reference", "cpu", "triton"]
 
@@ -50,7 +50,7 @@ def verify_by_sigmoid(
     check_proposals(logits, rows, proposals)
     chosen = implementation or ("triton" if getattr(logits, "is_cuda", False) else "cpu")
     if chosen == "triton":
-        from kernels.sigmoid import triton_kernel
+        from lexshard.kernels.sigmoid import triton_kernel
 
         return triton_kernel.verify_by_sigmoid(logits, rows, proposals, alpha, beta)
     module = reference if chosen == "reference" else cpu

@@ -15,14 +15,14 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from kernels import pool
-from kernels.blocks import BLOCK, blocks_of
-from kernels.noise.cpu import LOG_2, block_draw, block_minimum, noise_ceiling, token_noise
-from kernels.penalties.cpu import MINUS_INFINITY
-from kernels.rounding import NOISE_ROUNDING
-from kernels.verify.cpu import acceptance, greedy_token
-from kernels.verify.normalizer import block_maxima
-from kernels.verify.types import DenseProposals, DraftedRows, Verdict
+from lexshard.kernels import pool
+from lexshard.kernels.blocks import BLOCK, blocks_of
+from lexshard.kernels.noise.cpu import LOG_2, block_draw, block_minimum, noise_ceiling, token_noise
+from lexshard.kernels.penalties.cpu import MINUS_INFINITY
+from lexshard.kernels.rounding import NOISE_ROUNDING
+from lexshard.kernels.verify.cpu import acceptance, greedy_token
+from lexshard.kernels.verify.normalizer import block_maxima
+from lexshard.kernels.verify.types import DenseProposals, DraftedRows, Verdict
 
 CHUNK = 16 * BLOCK
 # Above the error of a difference of two scaled logits in fp32, as a share of their sizes.

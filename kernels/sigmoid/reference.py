@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kernels.verify.reference import Row, acceptance, draw, draw_residual
-from kernels.verify.types import DenseProposals, DraftedRows, Verdict
+from lexshard.kernels.verify.reference import Row, acceptance, draw, draw_residual
+from lexshard.kernels.verify.types import DenseProposals, DraftedRows, Verdict
 
 
 def sigmoid_weights(

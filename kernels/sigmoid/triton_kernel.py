@@ -11,10 +11,10 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.noise.triton_kernel import gumbel_of
-from kernels.verify.checks import refuse_no_bonus
-from kernels.verify.triton_kernel import acceptance_of
-from kernels.verify.types import DenseProposals, DraftedRows, Verdict
+from lexshard.kernels.noise.triton_kernel import gumbel_of
+from lexshard.kernels.verify.checks import refuse_no_bonus
+from lexshard.kernels.verify.triton_kernel import acceptance_of
+from lexshard.kernels.verify.types import DenseProposals, DraftedRows, Verdict
 
 TILE = 1024  # tokens that a program reads at a time
 SPLITS = 64  # programs that share a row: noise is drawn for every token of it

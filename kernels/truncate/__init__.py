@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from kernels.truncate import cpu, reference
+from lexshard.kernels.truncate import cpu, reference
 
 Implementation = Literal["reference", "cpu"]
 

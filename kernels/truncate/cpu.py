@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from kernels.exponential.double_precision import exponential
-from kernels.penalties.cpu import MINUS_INFINITY
-from kernels.search.selection import kth_largest_key, order_key
-from kernels.truncate.reference import MASS_UNIT
+from lexshard.kernels.exponential.double_precision import exponential
+from lexshard.kernels.penalties.cpu import MINUS_INFINITY
+from lexshard.kernels.search.selection import kth_largest_key, order_key
+from lexshard.kernels.truncate.reference import MASS_UNIT
 
 # Bits of one digit: wide digits leave less for the next round, narrow ones have a short tally.
 WIDE_DIGIT, NARROW_DIGIT, MANY = 11, 8, 4096

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from kernels.verify import cpu, reference
-from kernels.verify.checks import check_proposals, check_rows
-from kernels.verify.types import (
+from lexshard.kernels.verify import cpu, reference
+from lexshard.kernels.verify.checks import check_proposals, check_rows
+from lexshard.kernels.verify.types import (
     DenseProposals,
     DraftedRows,
     Proposals,
@@ -58,7 +58,7 @@ def verify(
     check_rows(logits, rows)
     check_proposals(logits, rows, proposals)
     if chosen == "triton":
-        from kernels.verify import triton_kernel
+        from lexshard.kernels.verify import triton_kernel
 
         return triton_kernel.verify(logits, rows, mode, proposals)
     module = reference if chosen == "reference" else cpu

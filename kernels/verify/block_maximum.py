@@ -10,8 +10,8 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
-from kernels.blocks import BLOCK
-from kernels.prefetch import prefetch_address
+from lexshard.kernels.blocks import BLOCK
+from lexshard.kernels.prefetch import prefetch_address
 
 LANES = 16
 

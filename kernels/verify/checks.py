@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kernels.verify.types import DenseProposals, DraftedRows, Proposals, SparseProposals
+from lexshard.kernels.verify.types import DenseProposals, DraftedRows, Proposals, SparseProposals
 
 # How far the probabilities of a sparse proposal may be from adding up to 1.
 MASS_TOLERANCE = 1e-5

@@ -16,13 +16,13 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from kernels import pool
-from kernels.blocks import blocks_of
-from kernels.exponential.bounded_sum import factor_of, shift_of
-from kernels.noise.cpu import TWELVE, TWENTY, ZERO, philox
-from kernels.noise.reference import HALF
-from kernels.penalties.cpu import MINUS_INFINITY
-from kernels.verify.normalizer import (
+from lexshard.kernels import pool
+from lexshard.kernels.blocks import blocks_of
+from lexshard.kernels.exponential.bounded_sum import factor_of, shift_of
+from lexshard.kernels.noise.cpu import TWELVE, TWENTY, ZERO, philox
+from lexshard.kernels.noise.reference import HALF
+from lexshard.kernels.penalties.cpu import MINUS_INFINITY
+from lexshard.kernels.verify.normalizer import (
     CHUNK,
     LN_2,
     LOG_MARGIN,
@@ -34,7 +34,7 @@ from kernels.verify.normalizer import (
     is_bounded,
     largest,
 )
-from kernels.verify.race import (
+from lexshard.kernels.verify.race import (
     CERTAIN,
     DENSE,
     NOWHERE,
@@ -45,8 +45,14 @@ from kernels.verify.race import (
     race,
     sparse_probability,
 )
-from kernels.verify.reference import ACCEPTANCE_LANE
-from kernels.verify.types import DenseProposals, DraftedRows, Proposals, SparseProposals, Verdict
+from lexshard.kernels.verify.reference import ACCEPTANCE_LANE
+from lexshard.kernels.verify.types import (
+    DenseProposals,
+    DraftedRows,
+    Proposals,
+    SparseProposals,
+    Verdict,
+)
 
 LANE = np.uint64(ACCEPTANCE_LANE)
 EXACT, COUPLED, GREEDY = 0, 1, 2

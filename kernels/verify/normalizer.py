@@ -14,18 +14,18 @@ import math
 import numpy as np
 from numba import njit
 
-from kernels.blocks import BLOCK
-from kernels.decision.maxima import largest_rank, rank
-from kernels.exponential.bounded_sum import (
+from lexshard.kernels.blocks import BLOCK
+from lexshard.kernels.decision.maxima import largest_rank, rank
+from lexshard.kernels.exponential.bounded_sum import (
     LARGEST_SHIFT,
     STEP,
     factor_of,
     shift_of,
     sum_of_exponentials,
 )
-from kernels.exponential.double_precision import exponential
-from kernels.penalties.cpu import MINUS_INFINITY
-from kernels.verify.block_maximum import block_maximum
+from lexshard.kernels.exponential.double_precision import exponential
+from lexshard.kernels.penalties.cpu import MINUS_INFINITY
+from lexshard.kernels.verify.block_maximum import block_maximum
 
 CHUNK = 64 * BLOCK
 # Above the error of the log of a fast total with shift 0, and what a unit of its top adds to it

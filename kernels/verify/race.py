@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from kernels.blocks import BLOCK
-from kernels.exponential.double_precision import exponential
-from kernels.noise.cpu import block_draw, block_minimum, noise_ceiling, token_noise
-from kernels.penalties.cpu import MINUS_INFINITY, lower_bound
-from kernels.rounding import NOISE_ROUNDING
+from lexshard.kernels.blocks import BLOCK
+from lexshard.kernels.exponential.double_precision import exponential
+from lexshard.kernels.noise.cpu import block_draw, block_minimum, noise_ceiling, token_noise
+from lexshard.kernels.penalties.cpu import MINUS_INFINITY, lower_bound
+from lexshard.kernels.rounding import NOISE_ROUNDING
 
 # Where a proposal's probabilities are.
 NOWHERE, CERTAIN, SPARSE, DENSE = 0, 1, 2, 3

@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kernels.noise.reference import gumbel_noise, philox
-from kernels.verify.types import DenseProposals, DraftedRows, Proposals, Verdict
+from lexshard.kernels.noise.reference import gumbel_noise, philox
+from lexshard.kernels.verify.types import DenseProposals, DraftedRows, Proposals, Verdict
 
 # Of the Philox counter: the first that the plain noise leaves free.
 ACCEPTANCE_LANE = 17

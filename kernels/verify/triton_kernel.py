@@ -14,20 +14,26 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.blocks import BLOCK, blocks_of
-from kernels.noise.triton_kernel import philox
-from kernels.verify.checks import refuse_no_bonus
-from kernels.verify.cpu import COUPLED, EXACT, GREEDY, MODES
-from kernels.verify.race import CERTAIN, DENSE, NOWHERE, SPARSE
-from kernels.verify.reference import ACCEPTANCE_LANE
-from kernels.verify.triton_race import (
+from lexshard.kernels.blocks import BLOCK, blocks_of
+from lexshard.kernels.noise.triton_kernel import philox
+from lexshard.kernels.verify.checks import refuse_no_bonus
+from lexshard.kernels.verify.cpu import COUPLED, EXACT, GREEDY, MODES
+from lexshard.kernels.verify.race import CERTAIN, DENSE, NOWHERE, SPARSE
+from lexshard.kernels.verify.reference import ACCEPTANCE_LANE
+from lexshard.kernels.verify.triton_race import (
     distance,
     greedy_token,
     race,
     scaled_logits,
     sparse_probabilities,
 )
-from kernels.verify.types import DenseProposals, DraftedRows, Proposals, SparseProposals, Verdict
+from lexshard.kernels.verify.types import (
+    DenseProposals,
+    DraftedRows,
+    Proposals,
+    SparseProposals,
+    Verdict,
+)
 
 TILE_BLOCKS = 32  # blocks of 64 tokens that a program reads at a time
 SPLITS = 16  # parts of a row: a batch of few rows should still fill a GPU

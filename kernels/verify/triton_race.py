@@ -5,10 +5,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.blocks import BLOCK
-from kernels.noise.triton_kernel import block_draw, gumbel_of
-from kernels.rounding import NOISE_ROUNDING
-from kernels.verify.race import CERTAIN, DENSE, NOWHERE, SPARSE
+from lexshard.kernels.blocks import BLOCK
+from lexshard.kernels.noise.triton_kernel import block_draw, gumbel_of
+from lexshard.kernels.rounding import NOISE_ROUNDING
+from lexshard.kernels.verify.race import CERTAIN, DENSE, NOWHERE, SPARSE
 
 _NOWHERE, _CERTAIN = tl.constexpr(NOWHERE), tl.constexpr(CERTAIN)
 _SPARSE, _DENSE = tl.constexpr(SPARSE), tl.constexpr(DENSE)

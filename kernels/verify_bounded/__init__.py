@@ -18,8 +18,15 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from kernels.verify_bounded import cpu, reference
-from kernels.verify_bounded.types import OPEN, REPLACED, STANDS, BoundedRow, Finding, ProposedGuess
+from lexshard.kernels.verify_bounded import cpu, reference
+from lexshard.kernels.verify_bounded.types import (
+    OPEN,
+    REPLACED,
+    STANDS,
+    BoundedRow,
+    Finding,
+    ProposedGuess,
+)
 
 Implementation = Literal["reference", "cpu"]
 

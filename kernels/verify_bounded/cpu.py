@@ -8,12 +8,18 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from kernels.blocks import BLOCK
-from kernels.noise.cpu import block_draw, block_minimum, noise_ceiling, noise_of, token_noise
-from kernels.penalties.cpu import MINUS_INFINITY
-from kernels.rounding import NOISE_ROUNDING
-from kernels.verify.cpu import acceptance
-from kernels.verify.normalizer import (
+from lexshard.kernels.blocks import BLOCK
+from lexshard.kernels.noise.cpu import (
+    block_draw,
+    block_minimum,
+    noise_ceiling,
+    noise_of,
+    token_noise,
+)
+from lexshard.kernels.penalties.cpu import MINUS_INFINITY
+from lexshard.kernels.rounding import NOISE_ROUNDING
+from lexshard.kernels.verify.cpu import acceptance
+from lexshard.kernels.verify.normalizer import (
     LN_2,
     LOG_MARGIN,
     TOP_MARGIN,
@@ -21,8 +27,15 @@ from kernels.verify.normalizer import (
     fast_total,
     is_bounded,
 )
-from kernels.verify_bounded.reference import GAP, GAP_PER_UNIT, MOST_CANDIDATES
-from kernels.verify_bounded.types import OPEN, REPLACED, STANDS, BoundedRow, Finding, ProposedGuess
+from lexshard.kernels.verify_bounded.reference import GAP, GAP_PER_UNIT, MOST_CANDIDATES
+from lexshard.kernels.verify_bounded.types import (
+    OPEN,
+    REPLACED,
+    STANDS,
+    BoundedRow,
+    Finding,
+    ProposedGuess,
+)
 
 
 @njit(nogil=True, cache=True)

@@ -7,9 +7,16 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from kernels.noise.reference import gumbel_noise
-from kernels.verify.reference import acceptance
-from kernels.verify_bounded.types import OPEN, REPLACED, STANDS, BoundedRow, Finding, ProposedGuess
+from lexshard.kernels.noise.reference import gumbel_noise
+from lexshard.kernels.verify.reference import acceptance
+from lexshard.kernels.verify_bounded.types import (
+    OPEN,
+    REPLACED,
+    STANDS,
+    BoundedRow,
+    Finding,
+    ProposedGuess,
+)
 
 # Above what float64 loses in any of these sums and logarithms, here and in `kernels.verify`, and of
 # large terms per unit.

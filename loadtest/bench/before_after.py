@@ -1,7 +1,7 @@
 """Two checkouts of lexshard take turns at the same benchmark: did a change cost speed?
 
     git worktree add ../before COMMIT
-    python -m loadtest.bench.before_after ../before . --rounds 6 -- engine --quick
+    python -m lexshard.loadtest.bench.before_after ../before . --rounds 6 -- engine --quick
 
 Every round runs ``lexshard bench`` once in each checkout, by turns first, with the interpreter that
 runs this. Compared are the bench's own ratios, how many times faster ours is than ``generate`` or
@@ -21,7 +21,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-from loadtest.bench.record import format_table, percentile
+from lexshard.loadtest.bench.record import format_table, percentile
 
 Ratios = dict[tuple[str, str], float]  # (case, against whom): how many times faster ours is
 
@@ -33,7 +33,15 @@ def run_bench(checkout: Path, arguments: Sequence[str]) -> Ratios:
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "report.json"
-        command = [sys.executable, "-m", "serve_app.cli", "bench", *arguments, "--json", str(path)]
+        command = [
+            sys.executable,
+            "-m",
+            "lexshard.serve_app.cli",
+            "bench",
+            *arguments,
+            "--json",
+            str(path),
+        ]
         finished = subprocess.run(
             command,
             cwd=checkout,

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from actors.machine import physical_memory, processor_model
+from lexshard.actors.machine import physical_memory, processor_model
 
 _PACKAGES = ("lexshard", "torch", "transformers", "numba", "numpy")
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
-from loadtest.bench.machine import describe_machine, installed_versions, pinned_to_cores
-from loadtest.bench.record import Report
+from lexshard.loadtest.bench.machine import describe_machine, installed_versions, pinned_to_cores
+from lexshard.loadtest.bench.record import Report
 
 
 def add_common_arguments(
@@ -53,7 +53,7 @@ def on_pinned_cores(report: Report, threads: int) -> Iterator[Sequence[int]]:
     """As many cores as ``threads``, which the report names; torch and our kernels use them."""
     import torch  # seconds, which options and their help do without
 
-    from kernels import pool
+    from lexshard.kernels import pool
 
     with pinned_to_cores(threads) as cores:
         torch.set_num_threads(threads)

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from actors.configuration import DEFAULT_TIERS
-from loadtest.bench.runs import EngineRun, check_lengths
-from loadtest.bench.workload import Job
+from lexshard.actors.configuration import DEFAULT_TIERS
+from lexshard.loadtest.bench.runs import EngineRun, check_lengths
+from lexshard.loadtest.bench.workload import Job
 
 _ERROR_LINES = 15
 
@@ -55,7 +55,7 @@ class WorkerReport:
 
 
 def lexshard_worker() -> Worker:
-    return Worker("lexshard", (sys.executable, "-m", "loadtest.bench.engine.worker"), {})
+    return Worker("lexshard", (sys.executable, "-m", "lexshard.loadtest.bench.engine.worker"), {})
 
 
 def vllm_worker(python: Path, cores: Sequence[int], threads: int) -> Worker:

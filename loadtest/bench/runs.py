@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from loadtest.bench.record import Measure
-from loadtest.bench.workload import Job
+from lexshard.loadtest.bench.record import Measure
+from lexshard.loadtest.bench.workload import Job
 
 THROUGHPUT = Measure("throughput", "tokens/s", higher_is_better=True)
 TIME_TO_FIRST_TOKEN = Measure("TTFT", "ms", higher_is_better=False)

@@ -7,8 +7,8 @@ import time
 
 import httpx
 
-from loadtest.chaos.report import ChaosRow
-from loadtest.chaos.server import ServerUnderTest
+from lexshard.loadtest.chaos.report import ChaosRow
+from lexshard.loadtest.chaos.server import ServerUnderTest
 
 REST_SECONDS = 10.0
 GAUGES = (

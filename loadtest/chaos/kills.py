@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import httpx
 
-from loadtest.chaos.afterwards import expect_idle
-from loadtest.chaos.client import (
+from lexshard.loadtest.chaos.afterwards import expect_idle
+from lexshard.loadtest.chaos.client import (
     CUT,
     KEPT,
     WRONG,
@@ -25,10 +25,10 @@ from loadtest.chaos.client import (
     seeded_requests,
     undisturbed,
 )
-from loadtest.chaos.health import HealthWatch
-from loadtest.chaos.newcomers import Newcomers
-from loadtest.chaos.report import ChaosReport, ChaosRow, counted
-from loadtest.chaos.server import ServerError, ServerUnderTest, alive
+from lexshard.loadtest.chaos.health import HealthWatch
+from lexshard.loadtest.chaos.newcomers import Newcomers
+from lexshard.loadtest.chaos.report import ChaosReport, ChaosRow, counted
+from lexshard.loadtest.chaos.server import ServerError, ServerUnderTest, alive
 
 PART = "kills"
 STREAMS = 40

@@ -22,12 +22,12 @@ from typing import Any
 
 import psutil
 
-from loadtest.chaos.afterwards import expect_idle
-from loadtest.chaos.growth import MEBIBYTE
-from loadtest.chaos.report import ChaosReport, ChaosRow
-from loadtest.chaos.server import ServerUnderTest
-from loadtest.event_stream import EventReader
-from loadtest.raw_stream import opened_stream
+from lexshard.loadtest.chaos.afterwards import expect_idle
+from lexshard.loadtest.chaos.growth import MEBIBYTE
+from lexshard.loadtest.chaos.report import ChaosReport, ChaosRow
+from lexshard.loadtest.chaos.server import ServerUnderTest
+from lexshard.loadtest.event_stream import EventReader
+from lexshard.loadtest.raw_stream import opened_stream
 
 PART = "neighbours"
 LONGEST_GAP_SECONDS = 0.25

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 
-from loadtest.chaos.client import (
+from lexshard.loadtest.chaos.client import (
     BROKEN,
     HUNG,
     UNREACHABLE,
@@ -17,8 +17,8 @@ from loadtest.chaos.client import (
     listen,
     new_client,
 )
-from loadtest.chaos.health import HealthWatch
-from loadtest.chaos.report import ChaosRow, counted
+from lexshard.loadtest.chaos.health import HealthWatch
+from lexshard.loadtest.chaos.report import ChaosRow, counted
 
 PAUSE_SECONDS = 0.2
 ANSWER_SECONDS = 5.0

@@ -16,8 +16,8 @@ from statistics import median
 
 import psutil
 
-from loadtest.chaos.afterwards import expect_idle
-from loadtest.chaos.client import (
+from lexshard.loadtest.chaos.afterwards import expect_idle
+from lexshard.loadtest.chaos.client import (
     Heard,
     SeededRequest,
     listen,
@@ -25,9 +25,9 @@ from loadtest.chaos.client import (
     seeded_requests,
     undisturbed,
 )
-from loadtest.chaos.kills import judge_streams
-from loadtest.chaos.report import ChaosReport, ChaosRow
-from loadtest.chaos.server import ServerUnderTest, alive
+from lexshard.loadtest.chaos.kills import judge_streams
+from lexshard.loadtest.chaos.report import ChaosReport, ChaosRow
+from lexshard.loadtest.chaos.server import ServerUnderTest, alive
 
 PART = "faults"
 STREAMS, QUICK_STREAMS = 200, 24

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from loadtest.bench.record import format_table
+from lexshard.loadtest.bench.record import format_table
 
 _HEADERS = (
     "part",

@@ -16,21 +16,21 @@ from pathlib import Path
 import httpx
 import psutil
 
-from cluster.ports import free_port
+from lexshard.cluster.ports import free_port
 
 START_SECONDS = 300.0  # a first start compiles kernels
 STOP_SECONDS = 45.0
 # What a process is here, by a piece of its command line: in plain processes, and on Ray.
 ROLES = {
-    "engine": ("cluster.engine.main", "ray::EngineActor"),
+    "engine": ("lexshard.cluster.engine.main", "ray::EngineActor"),
     "shard": ("ray::RemoteShard",),
-    "sampler": ("cluster.samplers.main", "ray::RemoteSampler"),
-    "API process": ("serve_app.api_processes.api_process", "ray::ServeReplica"),
+    "sampler": ("lexshard.cluster.samplers.main", "ray::RemoteSampler"),
+    "API process": ("lexshard.serve_app.api_processes.api_process", "ray::ServeReplica"),
     "controller": ("ray::ServeController",),
     "ingress manager": ("ray::HAProxyManager",),
     "haproxy": ("bin/haproxy",),
-    "driver": ("serve_app.start.driver",),
-    "owner": ("serve_app.cli",),
+    "driver": ("lexshard.serve_app.start.driver",),
+    "owner": ("lexshard.serve_app.cli",),
     "raylet": ("raylet/raylet",),
     "gcs": ("gcs/gcs_server",),
 }
@@ -121,7 +121,7 @@ def started_server(model: str, options: Sequence[str], log: Path) -> Iterator[Se
         ServerError: it does not start; the end of what it said is in the message.
     """
     port = free_port()
-    command = [sys.executable, "-m", "serve_app.cli", "serve", *options]
+    command = [sys.executable, "-m", "lexshard.serve_app.cli", "serve", *options]
     command += ["--model", model, "--port", str(port)]
     # Whoever runs the campaign may have options of their own there.
     environment = {

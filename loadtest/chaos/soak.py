@@ -12,9 +12,9 @@ from contextlib import suppress
 
 import httpx
 
-from loadtest.bench.record import percentile
-from loadtest.chaos.afterwards import expect_unharmed
-from loadtest.chaos.client import (
+from lexshard.loadtest.bench.record import percentile
+from lexshard.loadtest.chaos.afterwards import expect_unharmed
+from lexshard.loadtest.chaos.client import (
     KEPT,
     REFUSED,
     Heard,
@@ -26,12 +26,12 @@ from loadtest.chaos.client import (
     seeded_requests,
     undisturbed,
 )
-from loadtest.chaos.fuzz import HEALTH_SECONDS, hostile_request
-from loadtest.chaos.growth import GrowthWatch
-from loadtest.chaos.health import HealthWatch, latencies
-from loadtest.chaos.hostile.exchange import breach, exchange
-from loadtest.chaos.report import ChaosReport, ChaosRow, counted
-from loadtest.chaos.server import ServerUnderTest
+from lexshard.loadtest.chaos.fuzz import HEALTH_SECONDS, hostile_request
+from lexshard.loadtest.chaos.growth import GrowthWatch
+from lexshard.loadtest.chaos.health import HealthWatch, latencies
+from lexshard.loadtest.chaos.hostile.exchange import breach, exchange
+from lexshard.loadtest.chaos.report import ChaosReport, ChaosRow, counted
+from lexshard.loadtest.chaos.server import ServerUnderTest
 
 PART = "soak"
 SECONDS, QUICK_SECONDS = 240.0, 25.0

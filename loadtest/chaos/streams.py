@@ -7,8 +7,8 @@ import random
 
 import httpx
 
-from loadtest.chaos.afterwards import expect_idle
-from loadtest.chaos.client import (
+from lexshard.loadtest.chaos.afterwards import expect_idle
+from lexshard.loadtest.chaos.client import (
     CUT,
     KEPT,
     REFUSED,
@@ -21,9 +21,9 @@ from loadtest.chaos.client import (
     seeded_requests,
     undisturbed,
 )
-from loadtest.chaos.health import HealthWatch, latencies
-from loadtest.chaos.report import ChaosReport, ChaosRow, counted
-from loadtest.chaos.server import ServerUnderTest
+from lexshard.loadtest.chaos.health import HealthWatch, latencies
+from lexshard.loadtest.chaos.report import ChaosReport, ChaosRow, counted
+from lexshard.loadtest.chaos.server import ServerUnderTest
 
 PART = "streams"
 STREAMS = 300

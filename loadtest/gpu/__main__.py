@@ -1,130 +1,13 @@
-"""``python -m loadtest.gpu --out DIR``: tests, engine, heads; results are written as they come."""
+"""``python -m loadtest.gpu --out DIR``, in a checkout that need not be installed."""
 
 from __future__ import annotations
 
-import argparse
-import shlex
 import sys
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
-from loadtest.bench.machine import describe_machine, installed_versions
-from loadtest.bench.record import Report
-from loadtest.gpu.budget import Budget
-from loadtest.gpu.checks import TestOutcome, run_tests
-from loadtest.gpu.summary import summary_page
-
-PACKAGES = ("torch", "triton", "transformers", "numba", "numpy")
-WHOLE_SECONDS = 520.0
-TEST_SECONDS = 240.0  # cold: most of it is compiling
-ENGINE_SECONDS = 100.0  # one of four engines compiles its layers
-COPY_SECONDS = 5.0
-NO_DEVICE = 2
-
-
-def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m loadtest.gpu",
-        description="Every GPU test and benchmark, in less than 9 minutes.",
-    )
-    parser.add_argument("--out", type=Path, required=True, help="folder for gpu.json and gpu.md")
-    parser.add_argument("--seconds", type=float, default=WHOLE_SECONDS, help="for everything")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--skip-tests", action="store_true", help="benchmarks only")
-    parser.add_argument("--skip-engine", action="store_true", help="no engine")
-    parser.add_argument("--skip-heads", action="store_true", help="no heads")
-    return parser.parse_args(arguments)
-
-
-def main(arguments: Sequence[str]) -> int:
-    """0: all is well. 1: a test failed or did not fit the time, or a token was wrong. 2: there is
-    no CUDA device."""
-    options = parse(arguments)
-    import torch
-
-    if not torch.cuda.is_available():
-        print(
-            "no CUDA device: this command measures GPUs. The kernels' tests without one are in "
-            "`make test` (Triton's interpreter).",
-            file=sys.stderr,
-        )
-        return NO_DEVICE
-    torch.set_num_threads(1)  # rows are quantised in threads of our own
-    budget = Budget(options.seconds)
-    command = shlex.join(["python", "-m", "loadtest.gpu", *arguments])
-    report = Report(_machine(), installed_versions(PACKAGES), command, options.seed)
-    run = GpuRun(report, options.out)
-    if not options.skip_tests:
-        run.tests = run_tests(budget.part(TEST_SECONDS))
-        run.save()
-        run.left_out += run.tests.left_out
-        print(run.tests.log[-3000:] if not run.tests.sound else "tests passed", flush=True)
-    if not options.skip_engine:
-        _serve(run, budget.part(ENGINE_SECONDS))
-    if not options.skip_heads:
-        _measure(run, budget, options.seed)
-    run.save()
-    print(run.page())
-    failed = run.tests is not None and not run.tests.sound
-    return int(failed or run.wrong > 0)
-
-
-class GpuRun:
-    """What has been found so far, and where it is written."""
-
-    def __init__(self, report: Report, folder: Path) -> None:
-        self.report = report
-        self.tests: TestOutcome | None = None
-        self.wrong = 0
-        self.left_out: list[str] = []
-        self._folder = folder
-
-    def page(self) -> str:
-        return summary_page(self.report, self.tests, left_out=self.left_out, wrong=self.wrong)
-
-    def save(self) -> None:
-        self.report.write(self._folder / "gpu.json")
-        (self._folder / "gpu.md").write_text(self.page(), encoding="utf-8")
-        if self.tests is not None:
-            (self._folder / "tests.log").write_text(self.tests.log, encoding="utf-8")
-
-
-def _serve(run: GpuRun, budget: Budget) -> None:
-    from loadtest.gpu.engine import measure_engine
-
-    run.left_out += measure_engine(run.report, budget)
-    run.save()
-
-
-def _measure(run: GpuRun, budget: Budget, seed: int) -> None:
-    from loadtest.gpu.head import BANDWIDTH, Bench, Settings
-    from loadtest.gpu.synthetic import HEADS
-    from loadtest.gpu.timing import CudaTimer, copy_bandwidth
-
-    timer = CudaTimer()
-    copies = copy_bandwidth(timer, budget.part(COPY_SECONDS))
-    run.report.add({"what": "memory"}, BANDWIDTH, {"copy": copies})
-    for index, dimensions in enumerate(HEADS):
-        share = budget.part(budget.left / (len(HEADS) - index))
-        bench = Bench(dimensions, timer, run.report, share, Settings(seed=seed), run.save)
-        run.wrong += bench.run()
-        run.left_out += bench.left_out
-        run.save()
-
-
-def _machine() -> dict[str, Any]:
-    import torch
-
-    properties = torch.cuda.get_device_properties(0)
-    return {
-        **describe_machine(),
-        "gpu": properties.name,
-        "gpu_memory_bytes": properties.total_memory,
-        "gpu_multiprocessors": properties.multi_processor_count,
-        "cuda": torch.version.cuda,
-    }
-
+from ..checkout import import_from_checkout
 
 if __name__ == "__main__":
+    import_from_checkout()
+    from lexshard.loadtest.gpu.run import main
+
     sys.exit(main(sys.argv[1:]))

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from actors.engine.completion import SteppingEngine, run_to_completion
-from actors.messages import Request, SamplingParameters
+from lexshard.actors.engine.completion import SteppingEngine, run_to_completion
+from lexshard.actors.messages import Request, SamplingParameters
 
 PROMPT_TOKENS = 24
 LOWEST_ID = 5  # beyond what ends a sequence

@@ -13,13 +13,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from actors.body.gpu.graphed_body import GraphedBody
-from actors.configuration import EngineConfiguration
-from actors.engine.completion import run_to_completion
-from actors.engine.engine import Engine
-from loadtest.bench.record import CaseLabels, Measure, Report
-from loadtest.gpu.batch_dependence import batch_dependence, requests
-from loadtest.gpu.budget import Budget
+from lexshard.actors.body.gpu.graphed_body import GraphedBody
+from lexshard.actors.configuration import EngineConfiguration
+from lexshard.actors.engine.completion import run_to_completion
+from lexshard.actors.engine.engine import Engine
+from lexshard.loadtest.bench.record import CaseLabels, Measure, Report
+from lexshard.loadtest.gpu.batch_dependence import batch_dependence, requests
+from lexshard.loadtest.gpu.budget import Budget
 
 MODEL = Path(__file__).resolve().parents[2] / "models/lexshard-demo"
 STEP = Measure("step", "ms", higher_is_better=False)

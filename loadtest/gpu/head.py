@@ -15,20 +15,25 @@ from itertools import product
 import numpy as np
 import torch
 
-from actors.head.gpu.device_shard import CAPACITY, DeviceShard
-from actors.head.ladder import Ladder
-from actors.head.screens import tier_bytes
-from actors.states.need import Need
-from kernels.dense import Draws
-from kernels.dense import triton_kernel as dense
-from kernels.draw import Controls, draw
-from kernels.quantize import Kind, Tier
-from kernels.rows import canonical_logits
-from kernels.screen.gpu.tensor_cores import place, screen
-from loadtest.bench.record import CaseLabels, Measure, Report
-from loadtest.gpu.budget import Budget
-from loadtest.gpu.synthetic import HeadDimensions, make_hidden, make_weight, quantize_in_parallel
-from loadtest.gpu.timing import Call, Timer, in_turns
+from lexshard.actors.head.gpu.device_shard import CAPACITY, DeviceShard
+from lexshard.actors.head.ladder import Ladder
+from lexshard.actors.head.screens import tier_bytes
+from lexshard.actors.states.need import Need
+from lexshard.kernels.dense import Draws
+from lexshard.kernels.dense import triton_kernel as dense
+from lexshard.kernels.draw import Controls, draw
+from lexshard.kernels.quantize import Kind, Tier
+from lexshard.kernels.rows import canonical_logits
+from lexshard.kernels.screen.gpu.tensor_cores import place, screen
+from lexshard.loadtest.bench.record import CaseLabels, Measure, Report
+from lexshard.loadtest.gpu.budget import Budget
+from lexshard.loadtest.gpu.synthetic import (
+    HeadDimensions,
+    make_hidden,
+    make_weight,
+    quantize_in_parallel,
+)
+from lexshard.loadtest.gpu.timing import Call, Timer, in_turns
 
 DEVICE = Measure("device", "ms", higher_is_better=False)
 STEP = Measure("step", "ms", higher_is_better=False)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from loadtest.bench.record import BenchmarkResult, Report, format_number
-from loadtest.gpu.checks import TestOutcome
+from lexshard.loadtest.bench.record import BenchmarkResult, Report, format_number
+from lexshard.loadtest.gpu.checks import TestOutcome
 
 
 def summary_page(

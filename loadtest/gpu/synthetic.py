@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from kernels.quantize import Kind, Tier, quantize
+from lexshard.kernels.quantize import Kind, Tier, quantize
 
 LIKELY_TOKENS = 64
 HIGHEST_LOGIT = 20.0

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from loadtest.gpu.budget import Budget
+from lexshard.loadtest.gpu.budget import Budget
 
 Call = Callable[[], object]
 WARM_UPS = 3

@@ -1,4 +1,4 @@
-"""Which of transformers' causal language models are served: `python -m loadtest.model_families`.
+"""Which of transformers' causal language models are served.
 
 Every family is tried in a process of its own with a tiny model of random weights: served and equal
 to transformers' own forward pass (batch-invariant or not), or refused with a reason. Exits with 1
@@ -14,13 +14,13 @@ from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-from loadtest.model_families.report import write_section
-from loadtest.model_families.sweep import families, sweep
+from lexshard.loadtest.model_families.report import write_section
+from lexshard.loadtest.model_families.sweep import families, sweep
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m loadtest.model_families",
+        prog="python -m lexshard.loadtest.model_families",
         description=__doc__,
         formatter_class=argparse.RawTextHelpFormatter,
     )

@@ -14,14 +14,14 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 from transformers.models.auto import modeling_auto
 
-from actors.body.batch import Body
-from actors.body.errors import ModelCodeError, ModelRefusedError, WeightsError
-from actors.body.loading import load
-from actors.body.self_test import Piece, pack_batch
-from actors.configuration import EngineConfiguration
-from actors.engine.engine import Engine
-from actors.messages import SamplingParameters
-from loadtest.model_families.shrink import LAST_TOKEN, tiny_configuration
+from lexshard.actors.body.batch import Body
+from lexshard.actors.body.errors import ModelCodeError, ModelRefusedError, WeightsError
+from lexshard.actors.body.loading import load
+from lexshard.actors.body.self_test import Piece, pack_batch
+from lexshard.actors.configuration import EngineConfiguration
+from lexshard.actors.engine.engine import Engine
+from lexshard.actors.messages import SamplingParameters
+from lexshard.loadtest.model_families.shrink import LAST_TOKEN, tiny_configuration
 
 Verdict = Literal["invariant", "served", "refused", "untested", "wrong", "broken"]
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import transformers
 
-from loadtest.model_families.probe import FamilyOutcome, Verdict
+from lexshard.loadtest.model_families.probe import FamilyOutcome, Verdict
 
-BEGIN = "<!-- written by python -m loadtest.model_families --markdown -->"
+BEGIN = "<!-- written by python -m lexshard.loadtest.model_families --markdown -->"
 END = "<!-- end of what it wrote -->"
 
 

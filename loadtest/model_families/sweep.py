@@ -13,18 +13,18 @@ from pathlib import Path
 
 import torch
 
-from kernels import pool
-from loadtest.model_families.probe import FamilyOutcome, probe
+from lexshard.kernels import pool
+from lexshard.loadtest.model_families.probe import FamilyOutcome, probe
 
 MEMORY = 6 * 2**30  # bytes of one family's process
 SECONDS = 120  # a family takes one or two
 # What every family's process needs and takes seconds to import.
 _IMPORTED = (
-    "loadtest.model_families.probe",
+    "lexshard.loadtest.model_families.probe",
     "transformers.models.llama.modeling_llama",
-    "kernels.attention.cpu",
-    "kernels.linear.cpu",
-    "kernels.llama.cpu",
+    "lexshard.kernels.attention.cpu",
+    "lexshard.kernels.linear.cpu",
+    "lexshard.kernels.llama.cpu",
 )
 
 

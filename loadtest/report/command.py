@@ -28,7 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
     if importlib.util.find_spec("matplotlib") is None:
         print("lexshard report: needs matplotlib: pip install 'lexshard[load]'", file=sys.stderr)
         return 2
-    from loadtest.report.page import write_page
+    from lexshard.loadtest.report.page import write_page
 
     try:
         write_page([read_report(path) for path in arguments.files], arguments.out)

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from loadtest.bench.record import format_number
-from loadtest.bench.serve.figures import milliseconds
-from loadtest.bench.serve.timeline import LoadRun, over_time
-from loadtest.report.plots import Lines, by_rate, distribution
-from loadtest.report.plots import over_time as plot_over_time
+from lexshard.loadtest.bench.record import format_number
+from lexshard.loadtest.bench.serve.figures import milliseconds
+from lexshard.loadtest.bench.serve.timeline import LoadRun, over_time
+from lexshard.loadtest.report.plots import Lines, by_rate, distribution
+from lexshard.loadtest.report.plots import over_time as plot_over_time
 
 _INTERVALS = 60
 _LATENCIES = (

@@ -7,9 +7,9 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from loadtest.bench.record import format_number
-from loadtest.report.load_section import load_section
-from loadtest.report.plots import ratios
+from lexshard.loadtest.bench.record import format_number
+from lexshard.loadtest.report.load_section import load_section
+from lexshard.loadtest.report.plots import ratios
 
 _CSS = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 1180px; margin: 2rem auto;

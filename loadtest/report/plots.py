@@ -12,7 +12,7 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from loadtest.bench.record import format_number, percentile
+from lexshard.loadtest.bench.record import format_number, percentile
 
 # Told apart also by those who see few colours (Okabe and Ito), and by their dashes.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")

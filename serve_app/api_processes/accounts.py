@@ -9,9 +9,9 @@ from contextlib import contextmanager
 import numpy as np
 import numpy.typing as npt
 
-from serve_app.admission import Account
-from serve_app.api_processes.seats import Seats
-from serve_app.openai.errors import overloaded
+from lexshard.serve_app.admission import Account
+from lexshard.serve_app.api_processes.seats import Seats
+from lexshard.serve_app.openai.errors import overloaded
 
 CLIENTS_WITHOUT_SEQUENCES = 4096  # as many as HAProxy has connections
 _SEQUENCES = 0  # the first number of a process; then come the requests, then the waiting tokens

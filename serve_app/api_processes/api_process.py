@@ -1,5 +1,5 @@
 """An API process of a server without Ray, as `serve_app.start.embedded` keeps it:
-``python -m serve_app.api_processes.api_process``.
+``python -m lexshard.serve_app.api_processes.api_process``.
 
 Standard input brings an `ApiOrder` as one line of JSON and stays open: its end is the request to
 stop.
@@ -20,17 +20,17 @@ import msgspec
 import uvicorn
 import uvloop
 
-from actors.faults import listen_for_faults
-from cluster.config import ServeConfig
-from cluster.engine.own_process import OwnEngines
-from cluster.engine.supervisor import EngineSupervisor, until
-from cluster.process_tree import die_with_parent, leave
-from serve_app.api_processes.messages import ApiOrder, Said
-from serve_app.api_processes.seats import Seats
-from serve_app.app import create_app
-from serve_app.engine_client import EngineClient, EngineConnector
-from serve_app.observability.logs import log_to
-from serve_app.openai.tokenization import ModelTokenizer
+from lexshard.actors.faults import listen_for_faults
+from lexshard.cluster.config import ServeConfig
+from lexshard.cluster.engine.own_process import OwnEngines
+from lexshard.cluster.engine.supervisor import EngineSupervisor, until
+from lexshard.cluster.process_tree import die_with_parent, leave
+from lexshard.serve_app.api_processes.messages import ApiOrder, Said
+from lexshard.serve_app.api_processes.seats import Seats
+from lexshard.serve_app.app import create_app
+from lexshard.serve_app.engine_client import EngineClient, EngineConnector
+from lexshard.serve_app.observability.logs import log_to
+from lexshard.serve_app.openai.tokenization import ModelTokenizer
 
 FIND_SECONDS = 0.5
 LOOK_SECONDS = 0.02  # until the engine is ready for the first time

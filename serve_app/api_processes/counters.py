@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from serve_app.api_processes.seats import Seats
+from lexshard.serve_app.api_processes.seats import Seats
 
 Cells = npt.NDArray[np.float64]
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from string import Template
 from typing import Any, Literal, get_args, get_origin
 
-from cluster.config import OPTIONS
-from serve_app.cli import COMMANDS, parser_of
+from lexshard.cluster.config import OPTIONS
+from lexshard.serve_app.cli import COMMANDS, parser_of
 
 SHELLS = ("bash", "zsh", "fish")
 

@@ -7,10 +7,10 @@ import os
 import sys
 from pathlib import Path
 
-from cluster.config_sources import ConfigError, config_sources
-from cluster.models.progress import tell
-from serve_app.start.preflight import ready_to_start
-from serve_app.start.readiness import StartupError
+from lexshard.cluster.config_sources import ConfigError, config_sources
+from lexshard.cluster.models.progress import tell
+from lexshard.serve_app.start.preflight import ready_to_start
+from lexshard.serve_app.start.readiness import StartupError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

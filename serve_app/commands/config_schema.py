@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from cluster.config import configuration_schema
+from lexshard.cluster.config import configuration_schema
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

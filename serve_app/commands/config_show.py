@@ -6,10 +6,10 @@ import argparse
 import json
 import sys
 
-from cluster.config import GROUPS, OPTIONS
-from cluster.config_sources import ConfigError
-from serve_app.commands.option_flags import add_option_flags, given_options
-from serve_app.start.settings import shown_values
+from lexshard.cluster.config import GROUPS, OPTIONS
+from lexshard.cluster.config_sources import ConfigError
+from lexshard.serve_app.commands.option_flags import add_option_flags, given_options
+from lexshard.serve_app.start.settings import shown_values
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -48,8 +48,8 @@ def run(arguments: argparse.Namespace) -> int:
         print("error: a kept --target is not trained: leave --target-tokens out", file=sys.stderr)
         return 1
     # Seconds, with torch: a mistyped option should not wait for it.
-    from serve_app.demo.pipeline import train_demo
-    from serve_app.demo.recipe import DemoRecipe
+    from lexshard.serve_app.demo.pipeline import train_demo
+    from lexshard.serve_app.demo.recipe import DemoRecipe
 
     recipe = DemoRecipe().with_tokens(arguments.target_tokens, arguments.draft_tokens)
     try:
@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point of ``python -m serve_app.commands.demo_train``."""
+    """Entry point of ``python -m lexshard.serve_app.commands.demo_train``."""
     parser = argparse.ArgumentParser(prog="lexshard demo train", description=__doc__)
     add_arguments(parser)
     return run(parser.parse_args(arguments))

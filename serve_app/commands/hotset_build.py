@@ -8,11 +8,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from actors.hub_cache import in_hub_cache
-from cluster.models.folders import model_folder
-from cluster.models.progress import tell
-from cluster.models.refusal import LoadingOptions
-from serve_app.commands.argument_types import at_least
+from lexshard.actors.hub_cache import in_hub_cache
+from lexshard.cluster.models.folders import model_folder
+from lexshard.cluster.models.progress import tell
+from lexshard.cluster.models.refusal import LoadingOptions
+from lexshard.serve_app.commands.argument_types import at_least
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -79,15 +79,15 @@ def _build(arguments: argparse.Namespace) -> None:
     if arguments.out is None and in_hub_cache(folder):
         raise ValueError(f"{arguments.model} is in the Hub's cache: say with --out where to write")
     # Seconds: a mistyped name should not wait for it.
-    from actors.configuration import EngineConfiguration
-    from actors.decision.hot_vocabulary.build import HotVocabularySettings, build_hot_file
-    from actors.decision.hot_vocabulary.file import FILE_NAME, write_hot_file
-    from actors.decision.hot_vocabulary.report import describe, write_report
-    from actors.decision.hot_vocabulary.traces import bundled_traces, read_traces
-    from actors.engine.engine import Engine
-    from actors.index.hidden import load_tokenizer
-    from actors.index.steps import ProgressBar
-    from actors.messages import SamplingParameters
+    from lexshard.actors.configuration import EngineConfiguration
+    from lexshard.actors.decision.hot_vocabulary.build import HotVocabularySettings, build_hot_file
+    from lexshard.actors.decision.hot_vocabulary.file import FILE_NAME, write_hot_file
+    from lexshard.actors.decision.hot_vocabulary.report import describe, write_report
+    from lexshard.actors.decision.hot_vocabulary.traces import bundled_traces, read_traces
+    from lexshard.actors.engine.engine import Engine
+    from lexshard.actors.index.hidden import load_tokenizer
+    from lexshard.actors.index.steps import ProgressBar
+    from lexshard.actors.messages import SamplingParameters
 
     settings = HotVocabularySettings(arguments.positions, arguments.generate, arguments.seed)
     engine = Engine(

@@ -7,10 +7,10 @@ import os
 import sys
 from pathlib import Path
 
-from cluster.models.folders import model_folder
-from cluster.models.progress import tell
-from cluster.models.refusal import LoadingOptions
-from serve_app.commands.argument_types import at_least
+from lexshard.cluster.models.folders import model_folder
+from lexshard.cluster.models.progress import tell
+from lexshard.cluster.models.refusal import LoadingOptions
+from lexshard.serve_app.commands.argument_types import at_least
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,12 +55,18 @@ def _build(arguments: argparse.Namespace) -> None:
         raise ValueError(f"no model folder at {arguments.model}")
     import torch  # seconds: a mistyped folder should not wait for it
 
-    from actors.body.loading import load
-    from actors.index.automatic import default_index_path
-    from actors.index.build import TIER_KINDS, IndexSettings, build_index, cluster_count, own_rows
-    from actors.index.format import describe_weights
-    from actors.index.report import describe
-    from kernels import pool
+    from lexshard.actors.body.loading import load
+    from lexshard.actors.index.automatic import default_index_path
+    from lexshard.actors.index.build import (
+        TIER_KINDS,
+        IndexSettings,
+        build_index,
+        cluster_count,
+        own_rows,
+    )
+    from lexshard.actors.index.format import describe_weights
+    from lexshard.actors.index.report import describe
+    from lexshard.kernels import pool
 
     threads = arguments.threads or os.cpu_count() or 1
     torch.set_num_threads(threads)

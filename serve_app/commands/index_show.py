@@ -6,9 +6,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from actors.index.container import read_header
-from actors.index.errors import IndexFileError
-from actors.index.report import describe
+from lexshard.actors.index.container import read_header
+from lexshard.actors.index.errors import IndexFileError
+from lexshard.actors.index.report import describe
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

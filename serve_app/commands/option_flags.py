@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any
 
-from cluster.config import GROUPS, OPTIONS, Option
-from cluster.config_sources import BY_KEY, ConfigError, ConfigSources, config_sources
+from lexshard.cluster.config import GROUPS, OPTIONS, Option
+from lexshard.cluster.config_sources import BY_KEY, ConfigError, ConfigSources, config_sources
 
 CONFIG = "config"
 MODEL = "model"

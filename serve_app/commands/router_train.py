@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cluster.models.folders import model_folder
-from cluster.models.progress import tell
-from cluster.models.refusal import LoadingOptions
-from serve_app.commands.argument_types import at_least
+from lexshard.cluster.models.folders import model_folder
+from lexshard.cluster.models.progress import tell
+from lexshard.cluster.models.refusal import LoadingOptions
+from lexshard.serve_app.commands.argument_types import at_least
 
 if TYPE_CHECKING:
-    from actors.drafter.router.texts import WrittenText
+    from lexshard.actors.drafter.router.texts import WrittenText
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -82,26 +82,26 @@ def _train(arguments: argparse.Namespace) -> None:
     # Seconds: a mistyped name should not wait for it.
     import torch
 
-    from actors.body.loading import load
-    from actors.configuration import EngineConfiguration
-    from actors.decision.hot_vocabulary.traces import read_traces
-    from actors.drafter.router.build import (
+    from lexshard.actors.body.loading import load
+    from lexshard.actors.configuration import EngineConfiguration
+    from lexshard.actors.decision.hot_vocabulary.traces import read_traces
+    from lexshard.actors.drafter.router.build import (
         BUNDLED_PROMPTS,
         RouterSettings,
         Target,
         train_router,
     )
-    from actors.drafter.router.file import FILE_NAME, read_router_file
-    from actors.drafter.router.report import describe
-    from actors.drafter.router.texts import WrittenText
-    from actors.engine.completion import complete_with_seeds
-    from actors.engine.engine import Engine
-    from actors.index.build import own_rows
-    from actors.index.format import describe_weights
-    from actors.index.hidden import load_tokenizer
-    from actors.messages import SamplingParameters
-    from actors.states.noise_key import noise_key
-    from kernels import pool
+    from lexshard.actors.drafter.router.file import FILE_NAME, read_router_file
+    from lexshard.actors.drafter.router.report import describe
+    from lexshard.actors.drafter.router.texts import WrittenText
+    from lexshard.actors.engine.completion import complete_with_seeds
+    from lexshard.actors.engine.engine import Engine
+    from lexshard.actors.index.build import own_rows
+    from lexshard.actors.index.format import describe_weights
+    from lexshard.actors.index.hidden import load_tokenizer
+    from lexshard.actors.messages import SamplingParameters
+    from lexshard.actors.states.noise_key import noise_key
+    from lexshard.kernels import pool
 
     chosen = {
         name: getattr(arguments, name)

@@ -6,15 +6,15 @@ import argparse
 import sys
 from functools import partial
 
-from cluster.config import ServeConfig
-from cluster.config_sources import ConfigError
-from serve_app.commands.option_flags import add_option_flags, given_options
-from serve_app.observability.logs import print_lines
-from serve_app.start.open_files import make_room
-from serve_app.start.preflight import ready_to_start
-from serve_app.start.readiness import StartupError
-from serve_app.start.settings import set_options
-from serve_app.start.stopping import INTERRUPTED, StopRequest
+from lexshard.cluster.config import ServeConfig
+from lexshard.cluster.config_sources import ConfigError
+from lexshard.serve_app.commands.option_flags import add_option_flags, given_options
+from lexshard.serve_app.observability.logs import print_lines
+from lexshard.serve_app.start.open_files import make_room
+from lexshard.serve_app.start.preflight import ready_to_start
+from lexshard.serve_app.start.readiness import StartupError
+from lexshard.serve_app.start.settings import set_options
+from lexshard.serve_app.start.stopping import INTERRUPTED, StopRequest
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,7 +52,7 @@ def _tell(config: ServeConfig, text: str) -> None:
 
 def _serve(config: ServeConfig, stop: StopRequest) -> int:
     if config.on_ray:
-        from serve_app.start.server_process import ClusterLostError, serve_until_stopped
+        from lexshard.serve_app.start.server_process import ClusterLostError, serve_until_stopped
 
         try:
             return serve_until_stopped(config, stop)
@@ -60,6 +60,6 @@ def _serve(config: ServeConfig, stop: StopRequest) -> int:
             text = f"lexshard: {error}; the server has been ended"
             print_lines(text, config.log_format, sys.stderr)
             return 1
-    from serve_app.start.embedded import serve_embedded
+    from lexshard.serve_app.start.embedded import serve_embedded
 
     return serve_embedded(config, stop)

@@ -13,7 +13,7 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import ProxyHandler, Request, build_opener
 
-from serve_app.start.timings import head_table, thread_table
+from lexshard.serve_app.start.timings import head_table, thread_table
 
 KEY_VARIABLE = "LEXSHARD_API_KEY"
 ANSWER_SECONDS = 10.0

@@ -7,19 +7,19 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
-from actors.configuration import NGRAM
-from cluster.config import ServeConfig
-from cluster.config_sources import ConfigError
-from cluster.models.folders import with_model_folders
-from cluster.models.progress import tell
-from serve_app.commands.argument_types import at_least
-from serve_app.commands.option_flags import add_option_flags, given_options
-from serve_app.start.preflight import check_model_folder
-from serve_app.start.readiness import StartupError
+from lexshard.actors.configuration import NGRAM
+from lexshard.cluster.config import ServeConfig
+from lexshard.cluster.config_sources import ConfigError
+from lexshard.cluster.models.folders import with_model_folders
+from lexshard.cluster.models.progress import tell
+from lexshard.serve_app.commands.argument_types import at_least
+from lexshard.serve_app.commands.option_flags import add_option_flags, given_options
+from lexshard.serve_app.start.preflight import check_model_folder
+from lexshard.serve_app.start.readiness import StartupError
 
 if TYPE_CHECKING:
-    from actors.index.metadata import Metadata
-    from cluster.topology.plan import TopologyPlan
+    from lexshard.actors.index.metadata import Metadata
+    from lexshard.cluster.topology.plan import TopologyPlan
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
     except (ConfigError, StartupError, ValueError, OSError) as error:
         print(f"lexshard: {error}", file=sys.stderr)
         return 2
-    from cluster.topology.report import as_data, describe
+    from lexshard.cluster.topology.report import as_data, describe
 
     print(json.dumps(as_data(plan), indent=2) if arguments.json else describe(plan))
     return 0
@@ -58,10 +58,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _plan(arguments: argparse.Namespace, config: ServeConfig) -> TopologyPlan:
     # Seconds: a mistyped folder should not wait for it.
-    from cluster.topology.configured import configured_assignment, index_of, role_resources
-    from cluster.topology.model_sizes import read_model_sizes
-    from cluster.topology.nodes import parse_nodes, this_machine
-    from cluster.topology.plan import plan_topology
+    from lexshard.cluster.topology.configured import configured_assignment, index_of, role_resources
+    from lexshard.cluster.topology.model_sizes import read_model_sizes
+    from lexshard.cluster.topology.nodes import parse_nodes, this_machine
+    from lexshard.cluster.topology.plan import plan_topology
 
     nodes = parse_nodes(arguments.nodes) if arguments.nodes else (this_machine(),)
     engine = config.engine_configuration

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from serve_app.demo.export import TEMPERATURE, TOP_K, TOP_P
-from serve_app.demo.recipe import DemoRecipe, Mixture, NetworkShape, Schedule
+from lexshard.serve_app.demo.export import TEMPERATURE, TOP_K, TOP_P
+from lexshard.serve_app.demo.recipe import DemoRecipe, Mixture, NetworkShape, Schedule
 
 _FRONT_MATTER = """\
 ---

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from serve_app.demo.candidates import SoftmaxCandidates
-from serve_app.demo.export import TEMPERATURE
-from serve_app.demo.loss import fused_distillation
-from serve_app.demo.network import EMBEDDING, NetworkWeights, hidden_states, rotary_table
-from serve_app.demo.recipe import NetworkShape
-from serve_app.demo.train import LossFunction
+from lexshard.serve_app.demo.candidates import SoftmaxCandidates
+from lexshard.serve_app.demo.export import TEMPERATURE
+from lexshard.serve_app.demo.loss import fused_distillation
+from lexshard.serve_app.demo.network import EMBEDDING, NetworkWeights, hidden_states, rotary_table
+from lexshard.serve_app.demo.recipe import NetworkShape
+from lexshard.serve_app.demo.train import LossFunction
 
 
 def projected_embedding(embedding: Tensor, width: int, common: Tensor) -> Tensor:

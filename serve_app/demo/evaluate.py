@@ -15,13 +15,13 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers import PreTrainedTokenizerBase as TokenizerBase
 
-from serve_app.demo.export import TEMPERATURE
-from serve_app.demo.prompts import chat_texts, dialogue_prompts, generate, prose_prompts
-from serve_app.demo.recipe import Measurement
-from serve_app.demo.texts.chat import Message, dialogue_messages
-from serve_app.demo.texts.corpus import Corpus
-from serve_app.demo.texts.tokenizer import END_OF_TEXT, render_chat
-from serve_app.demo.texts.windows import TokenSource
+from lexshard.serve_app.demo.export import TEMPERATURE
+from lexshard.serve_app.demo.prompts import chat_texts, dialogue_prompts, generate, prose_prompts
+from lexshard.serve_app.demo.recipe import Measurement
+from lexshard.serve_app.demo.texts.chat import Message, dialogue_messages
+from lexshard.serve_app.demo.texts.corpus import Corpus
+from lexshard.serve_app.demo.texts.tokenizer import END_OF_TEXT, render_chat
+from lexshard.serve_app.demo.texts.windows import TokenSource
 
 EVALUATION_FILE = "evaluation.json"
 

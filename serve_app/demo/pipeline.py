@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
-from serve_app.demo.card import write_cards
-from serve_app.demo.evaluate import evaluate_pair, read_evaluation, write_evaluation
-from serve_app.demo.export import export_checkpoint
-from serve_app.demo.recipe import DemoRecipe, Schedule
-from serve_app.demo.stages import Stage, finished_target, train_draft, train_target
-from serve_app.demo.texts.corpus import load_corpus
-from serve_app.demo.texts.prepare import prepare
+from lexshard.serve_app.demo.card import write_cards
+from lexshard.serve_app.demo.evaluate import evaluate_pair, read_evaluation, write_evaluation
+from lexshard.serve_app.demo.export import export_checkpoint
+from lexshard.serve_app.demo.recipe import DemoRecipe, Schedule
+from lexshard.serve_app.demo.stages import Stage, finished_target, train_draft, train_target
+from lexshard.serve_app.demo.texts.corpus import load_corpus
+from lexshard.serve_app.demo.texts.prepare import prepare
 
 TARGET_FOLDER = "lexshard-demo"
 DRAFT_FOLDER = "lexshard-demo-draft"

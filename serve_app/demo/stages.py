@@ -9,12 +9,12 @@ import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
-from serve_app.demo.distill import distillation_loss, projected_embedding
-from serve_app.demo.evaluate import read_evaluation
-from serve_app.demo.network import EMBEDDING, NetworkWeights
-from serve_app.demo.recipe import DemoRecipe
-from serve_app.demo.texts.prepare import Prepared
-from serve_app.demo.train import Trainer
+from lexshard.serve_app.demo.distill import distillation_loss, projected_embedding
+from lexshard.serve_app.demo.evaluate import read_evaluation
+from lexshard.serve_app.demo.network import EMBEDDING, NetworkWeights
+from lexshard.serve_app.demo.recipe import DemoRecipe
+from lexshard.serve_app.demo.texts.prepare import Prepared
+from lexshard.serve_app.demo.train import Trainer
 
 
 @dataclass(frozen=True)

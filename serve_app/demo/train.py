@@ -14,18 +14,18 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from serve_app.demo.candidates import CandidateSampler, SoftmaxCandidates
-from serve_app.demo.loss import fused_cross_entropy
-from serve_app.demo.network import (
+from lexshard.serve_app.demo.candidates import CandidateSampler, SoftmaxCandidates
+from lexshard.serve_app.demo.loss import fused_cross_entropy
+from lexshard.serve_app.demo.network import (
     EMBEDDING,
     NetworkWeights,
     hidden_states,
     initial_weights,
     rotary_table,
 )
-from serve_app.demo.optimiser import Optimiser
-from serve_app.demo.recipe import NetworkShape, Schedule
-from serve_app.demo.texts.windows import BatchOrder, TokenSource
+from lexshard.serve_app.demo.optimiser import Optimiser
+from lexshard.serve_app.demo.recipe import NetworkShape, Schedule
+from lexshard.serve_app.demo.texts.windows import BatchOrder, TokenSource
 
 LossFunction = Callable[[Tensor, Tensor, Tensor, Tensor, SoftmaxCandidates | None], Tensor]
 """``(hidden, head, inputs, targets, candidates)`` to the summed loss of a micro batch."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from serve_app.openai.protocol import MAX_BAD_WORD_CHARACTERS
+from lexshard.serve_app.openai.protocol import MAX_BAD_WORD_CHARACTERS
 
 IGNORED = "accepted, without effect"
 ABSENT = "not implemented: null or what asks for nothing"

@@ -8,10 +8,10 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from cluster.config import ServeConfig
-from serve_app.description import replies
-from serve_app.description.fields import MEANINGS
-from serve_app.openai import protocol
+from lexshard.cluster.config import ServeConfig
+from lexshard.serve_app.description import replies
+from lexshard.serve_app.description.fields import MEANINGS
+from lexshard.serve_app.openai import protocol
 
 REASONS = {
     400: "something in the request is wrong, or is not implemented: the message says what",

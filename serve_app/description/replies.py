@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from actors.messages import Certificate, TokenOrigin
+from lexshard.actors.messages import Certificate, TokenOrigin
 
 
 class Reply(BaseModel):

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.utils import floatToGoString
 
-from serve_app.api_processes.counters import Cells
+from lexshard.serve_app.api_processes.counters import Cells
 
 
 def buckets(bounds: Sequence[float], counts: Sequence[float]) -> list[tuple[str, float]]:

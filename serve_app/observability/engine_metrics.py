@@ -13,13 +13,13 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from actors.messages import EngineStatistics
-from actors.statistic import Statistic, statistics_of
-from serve_app.admission import Admission
-from serve_app.api_processes.counters import SharedCounters
-from serve_app.engine_client import EngineClient
-from serve_app.observability.cell_histogram import buckets
-from serve_app.observability.http_metrics import RESTARTS
+from lexshard.actors.messages import EngineStatistics
+from lexshard.actors.statistic import Statistic, statistics_of
+from lexshard.serve_app.admission import Admission
+from lexshard.serve_app.api_processes.counters import SharedCounters
+from lexshard.serve_app.engine_client import EngineClient
+from lexshard.serve_app.observability.cell_histogram import buckets
+from lexshard.serve_app.observability.http_metrics import RESTARTS
 
 
 class EngineCollector(Collector):

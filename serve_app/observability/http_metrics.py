@@ -8,10 +8,10 @@ import numpy as np
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from serve_app.api_processes.counters import Cells, SharedCounters
-from serve_app.api_processes.seats import Seats
-from serve_app.observability.cell_histogram import CellHistogram
-from serve_app.request_record import RequestRecord
+from lexshard.serve_app.api_processes.counters import Cells, SharedCounters
+from lexshard.serve_app.api_processes.seats import Seats
+from lexshard.serve_app.observability.cell_histogram import CellHistogram
+from lexshard.serve_app.request_record import RequestRecord
 
 SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0)
 SECONDS_PER_TOKEN = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)

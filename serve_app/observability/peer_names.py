@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from serve_app.engine_client import EngineClient
-from serve_app.observability.http_metrics import HttpCollector
+from lexshard.serve_app.engine_client import EngineClient
+from lexshard.serve_app.observability.http_metrics import HttpCollector
 
 # Histograms of the HTTP edge by the peer's name.
 HISTOGRAMS: Mapping[str, str] = {

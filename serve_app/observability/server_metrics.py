@@ -13,13 +13,13 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from serve_app.admission import Admission
-from serve_app.api_processes.seats import Seats
-from serve_app.engine_client import EngineClient
-from serve_app.observability.engine_metrics import EngineCollector
-from serve_app.observability.http_metrics import HttpCollector
-from serve_app.observability.peer_names import PeerNames
-from serve_app.request_record import RequestRecord
+from lexshard.serve_app.admission import Admission
+from lexshard.serve_app.api_processes.seats import Seats
+from lexshard.serve_app.engine_client import EngineClient
+from lexshard.serve_app.observability.engine_metrics import EngineCollector
+from lexshard.serve_app.observability.http_metrics import HttpCollector
+from lexshard.serve_app.observability.peer_names import PeerNames
+from lexshard.serve_app.request_record import RequestRecord
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

@@ -24,7 +24,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import NonRecordingSpan, SpanContext, SpanKind, TraceFlags, TraceState
 from opentelemetry.trace.status import Status, StatusCode
 
-from serve_app.observability.trace_context import (
+from lexshard.serve_app.observability.trace_context import (
     TRACEPARENT,
     TRACESTATE,
     RemoteParent,
@@ -33,7 +33,7 @@ from serve_app.observability.trace_context import (
     new_trace_id,
     read_parent,
 )
-from serve_app.request_record import RequestRecord
+from lexshard.serve_app.request_record import RequestRecord
 
 EXPORT_SECONDS = 5.0
 FAREWELL_SECONDS = 1.0

@@ -8,16 +8,16 @@ from typing import Any
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from serve_app.openai.choice import Delta
-from serve_app.openai.output_budget import OutputBudget
-from serve_app.openai.parameters import check_chat, encode_bad_words, sampling_parameters
-from serve_app.openai.preparation import admit, output_options, prepare
-from serve_app.openai.prompts import encode_conversation, read_messages
-from serve_app.openai.protocol import ChatCompletionRequest, parse
-from serve_app.openai.response_writer import ResponseWriter, encoded
-from serve_app.openai.streaming import respond
-from serve_app.request_record import RequestRecord
-from serve_app.server_state import ServerState
+from lexshard.serve_app.openai.choice import Delta
+from lexshard.serve_app.openai.output_budget import OutputBudget
+from lexshard.serve_app.openai.parameters import check_chat, encode_bad_words, sampling_parameters
+from lexshard.serve_app.openai.preparation import admit, output_options, prepare
+from lexshard.serve_app.openai.prompts import encode_conversation, read_messages
+from lexshard.serve_app.openai.protocol import ChatCompletionRequest, parse
+from lexshard.serve_app.openai.response_writer import ResponseWriter, encoded
+from lexshard.serve_app.openai.streaming import respond
+from lexshard.serve_app.request_record import RequestRecord
+from lexshard.serve_app.server_state import ServerState
 
 
 async def create_chat_completion(

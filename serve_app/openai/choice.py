@@ -8,7 +8,7 @@ from itertools import chain
 
 import msgspec
 
-from actors.messages import (
+from lexshard.actors.messages import (
     Certificate,
     FinishReason,
     Request,
@@ -16,8 +16,8 @@ from actors.messages import (
     TokenLogprobs,
     TokenOrigin,
 )
-from actors.text.detokenizer import Detokenizer
-from actors.text.token_bytes import TokenBytes
+from lexshard.actors.text.detokenizer import Detokenizer
+from lexshard.actors.text.token_bytes import TokenBytes
 
 
 @dataclass(frozen=True, slots=True)

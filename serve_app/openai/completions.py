@@ -8,21 +8,21 @@ from typing import Any
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from actors.messages import TokenLogprobs
-from serve_app.openai.choice import Delta
-from serve_app.openai.output_budget import OutputBudget
-from serve_app.openai.parameters import (
+from lexshard.actors.messages import TokenLogprobs
+from lexshard.serve_app.openai.choice import Delta
+from lexshard.serve_app.openai.output_budget import OutputBudget
+from lexshard.serve_app.openai.parameters import (
     check_completion,
     encode_bad_words,
     sampling_parameters,
 )
-from serve_app.openai.preparation import admit, output_options, prepare
-from serve_app.openai.prompts import encode_prompts, read_prompts
-from serve_app.openai.protocol import CompletionRequest, parse
-from serve_app.openai.response_writer import ResponseWriter, encoded
-from serve_app.openai.streaming import respond
-from serve_app.request_record import RequestRecord
-from serve_app.server_state import ServerState
+from lexshard.serve_app.openai.preparation import admit, output_options, prepare
+from lexshard.serve_app.openai.prompts import encode_prompts, read_prompts
+from lexshard.serve_app.openai.protocol import CompletionRequest, parse
+from lexshard.serve_app.openai.response_writer import ResponseWriter, encoded
+from lexshard.serve_app.openai.streaming import respond
+from lexshard.serve_app.request_record import RequestRecord
+from lexshard.serve_app.server_state import ServerState
 
 DEFAULT_MAX_TOKENS = 16
 

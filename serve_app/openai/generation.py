@@ -7,13 +7,13 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from actors.messages import SequenceEvent
-from actors.text.token_bytes import TokenBytes
-from serve_app.admission import Ticket, waiting_cost
-from serve_app.engine_client import EngineClient, EventStream
-from serve_app.openai.choice import Choice, Delta
-from serve_app.openai.errors import ApiError, bad_request, internal_error, overloaded
-from serve_app.request_record import RequestRecord
+from lexshard.actors.messages import SequenceEvent
+from lexshard.actors.text.token_bytes import TokenBytes
+from lexshard.serve_app.admission import Ticket, waiting_cost
+from lexshard.serve_app.engine_client import EngineClient, EventStream
+from lexshard.serve_app.openai.choice import Choice, Delta
+from lexshard.serve_app.openai.errors import ApiError, bad_request, internal_error, overloaded
+from lexshard.serve_app.request_record import RequestRecord
 
 logger = logging.getLogger("lexshard.http")
 

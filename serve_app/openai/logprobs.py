@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from actors.messages import TokenLogprobs
-from actors.text.token_bytes import TokenBytes, token_text
+from lexshard.actors.messages import TokenLogprobs
+from lexshard.actors.text.token_bytes import TokenBytes, token_text
 
 LOWEST_LOGPROB = -9999.0
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from actors.configuration import EngineInformation
-from serve_app.openai.errors import context_length_exceeded
+from lexshard.actors.configuration import EngineInformation
+from lexshard.serve_app.openai.errors import context_length_exceeded
 
 
 @dataclass(frozen=True, slots=True)

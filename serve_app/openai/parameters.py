@@ -8,19 +8,19 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from actors.configuration import EngineInformation
-from actors.messages import SamplingParameters
-from serve_app.openai.errors import bad_request, not_implemented
-from serve_app.openai.protocol import (
+from lexshard.actors.configuration import EngineInformation
+from lexshard.actors.messages import SamplingParameters
+from lexshard.serve_app.openai.errors import bad_request, not_implemented
+from lexshard.serve_app.openai.protocol import (
     MAX_BAD_WORD_CHARACTERS,
     MAX_LOGPROBS,
     ChatCompletionRequest,
     CompletionRequest,
     NotImplementedField,
 )
-from serve_app.openai.tokenization import ModelTokenizer, text_bytes
-from serve_app.openai.workers import Receive
-from serve_app.request_record import RequestRecord
+from lexshard.serve_app.openai.tokenization import ModelTokenizer, text_bytes
+from lexshard.serve_app.openai.workers import Receive
+from lexshard.serve_app.request_record import RequestRecord
 
 # What tokenising a word costs beside its text, in bytes of a long text.
 BYTES_PER_WORD = 64

@@ -7,21 +7,26 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import replace
 
-from actors.configuration import EngineInformation
-from actors.messages import Request, SamplingParameters
-from actors.text.token_bytes import TokenBytes
-from serve_app.admission import Ticket, waiting_cost
-from serve_app.openai.choice import Choice, OutputOptions
-from serve_app.openai.errors import bad_request
-from serve_app.openai.generation import Generation
-from serve_app.openai.logprobs import LogprobsFormatter
-from serve_app.openai.output_budget import OutputBudget
-from serve_app.openai.parameters import GenerationRequest, random_seed, stop_strings
-from serve_app.openai.prompts import Prompt, RawPrompt, check_and_truncate, estimated_tokens
-from serve_app.openai.protocol import MAX_PROMPT_LOGPROBS
-from serve_app.openai.response_writer import ResponseWriter
-from serve_app.request_record import RequestRecord
-from serve_app.server_state import ServerState
+from lexshard.actors.configuration import EngineInformation
+from lexshard.actors.messages import Request, SamplingParameters
+from lexshard.actors.text.token_bytes import TokenBytes
+from lexshard.serve_app.admission import Ticket, waiting_cost
+from lexshard.serve_app.openai.choice import Choice, OutputOptions
+from lexshard.serve_app.openai.errors import bad_request
+from lexshard.serve_app.openai.generation import Generation
+from lexshard.serve_app.openai.logprobs import LogprobsFormatter
+from lexshard.serve_app.openai.output_budget import OutputBudget
+from lexshard.serve_app.openai.parameters import GenerationRequest, random_seed, stop_strings
+from lexshard.serve_app.openai.prompts import (
+    Prompt,
+    RawPrompt,
+    check_and_truncate,
+    estimated_tokens,
+)
+from lexshard.serve_app.openai.protocol import MAX_PROMPT_LOGPROBS
+from lexshard.serve_app.openai.response_writer import ResponseWriter
+from lexshard.serve_app.request_record import RequestRecord
+from lexshard.serve_app.server_state import ServerState
 
 
 def output_options(

@@ -9,16 +9,16 @@ from typing import Any
 
 import orjson
 
-from actors.configuration import EngineInformation
-from serve_app.nearest import did_you_mean
-from serve_app.openai.errors import (
+from lexshard.actors.configuration import EngineInformation
+from lexshard.serve_app.nearest import did_you_mean
+from lexshard.serve_app.openai.errors import (
     bad_request,
     context_length_exceeded,
     not_implemented,
     shortened,
     unknown_parameter,
 )
-from serve_app.openai.protocol import (
+from lexshard.serve_app.openai.protocol import (
     EMPTY_MESSAGE_FIELDS,
     MAX_MESSAGES,
     MAX_PROMPTS,
@@ -27,13 +27,13 @@ from serve_app.openai.protocol import (
     TOOL_FIELDS,
     ChatFields,
 )
-from serve_app.openai.tokenization import (
+from lexshard.serve_app.openai.tokenization import (
     BYTES_PER_TOKEN,
     ModelTokenizer,
     most_text_bytes,
     text_bytes,
 )
-from serve_app.openai.workers import Receive
+from lexshard.serve_app.openai.workers import Receive
 
 # So many texts of the greatest length may be in one request, or more shorter ones.
 MAX_LONG_TEXTS = 4

@@ -25,8 +25,8 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from serve_app.nearest import did_you_mean
-from serve_app.openai.errors import bad_request, shortened, unknown_parameter
+from lexshard.serve_app.nearest import did_you_mean
+from lexshard.serve_app.openai.errors import bad_request, shortened, unknown_parameter
 
 MAX_CHOICES = 128
 MAX_PROMPTS = 1024

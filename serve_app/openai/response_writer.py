@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 import msgspec
 import orjson
 
-from serve_app.openai.choice import Choice, Delta, OutputOptions
-from serve_app.openai.logprobs import LogprobsFormatter
-from serve_app.openai.protocol import StreamOptions
+from lexshard.serve_app.openai.choice import Choice, Delta, OutputOptions
+from lexshard.serve_app.openai.logprobs import LogprobsFormatter
+from lexshard.serve_app.openai.protocol import StreamOptions
 
 DONE = b"data: [DONE]\n\n"
 _PLACE = uuid.uuid4().hex  # of the text, while what stands around it is encoded

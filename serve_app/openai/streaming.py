@@ -10,12 +10,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from serve_app.openai.choice import Delta, joined
-from serve_app.openai.errors import ApiError, internal_error
-from serve_app.openai.generation import Generation
-from serve_app.openai.response_writer import DONE, ResponseWriter, server_sent_event
-from serve_app.openai.workers import run_unless_disconnected
-from serve_app.request_record import RequestRecord
+from lexshard.serve_app.openai.choice import Delta, joined
+from lexshard.serve_app.openai.errors import ApiError, internal_error
+from lexshard.serve_app.openai.generation import Generation
+from lexshard.serve_app.openai.response_writer import DONE, ResponseWriter, server_sent_event
+from lexshard.serve_app.openai.workers import run_unless_disconnected
+from lexshard.serve_app.request_record import RequestRecord
 
 logger = logging.getLogger("lexshard.http")
 

@@ -14,10 +14,10 @@ from jinja2 import Environment, TemplateError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 
-from actors.text.token_bytes import TokenBytes
-from serve_app.nearest import did_you_mean
-from serve_app.openai.errors import bad_request, shortened
-from serve_app.openai.workers import TextWorkers
+from lexshard.actors.text.token_bytes import TokenBytes
+from lexshard.serve_app.nearest import did_you_mean
+from lexshard.serve_app.openai.errors import bad_request, shortened
+from lexshard.serve_app.openai.workers import TextWorkers
 
 MAX_TEMPLATE_MESSAGE = 500
 # The longest text: four contexts' worth of four bytes a token, and for a short context as much as

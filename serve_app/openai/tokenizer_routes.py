@@ -6,17 +6,22 @@ from typing import Any
 
 from starlette.requests import Request
 
-from serve_app.openai.errors import bad_request
-from serve_app.openai.prompts import Prompt, encode_conversation, encode_prompts, read_messages
-from serve_app.openai.protocol import (
+from lexshard.serve_app.openai.errors import bad_request
+from lexshard.serve_app.openai.prompts import (
+    Prompt,
+    encode_conversation,
+    encode_prompts,
+    read_messages,
+)
+from lexshard.serve_app.openai.protocol import (
     DetokenizeRequest,
     TokenizeChatRequest,
     TokenizeTextRequest,
     parse,
 )
-from serve_app.openai.tokenization import BYTES_PER_TOKEN, most_text_bytes
-from serve_app.request_record import RequestRecord
-from serve_app.server_state import ServerState
+from lexshard.serve_app.openai.tokenization import BYTES_PER_TOKEN, most_text_bytes
+from lexshard.serve_app.request_record import RequestRecord
+from lexshard.serve_app.server_state import ServerState
 
 
 async def tokenize(

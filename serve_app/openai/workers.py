@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from serve_app.openai.errors import ClientDisconnectedError, overloaded
+from lexshard.serve_app.openai.errors import ClientDisconnectedError, overloaded
 
 # Up to here a thread costs more than it spares the open streams.
 SHORT_TEXT = 4096

@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from actors.hub_cache import in_hub_cache
-from cluster.config import ServeConfig
-from serve_app.start.settings import labelled
-from serve_app.start.timings import told_screens, told_threads
+from lexshard.actors.hub_cache import in_hub_cache
+from lexshard.cluster.config import ServeConfig
+from lexshard.serve_app.start.settings import labelled
+from lexshard.serve_app.start.timings import told_screens, told_threads
 
 
 def base_url(config: ServeConfig) -> str:

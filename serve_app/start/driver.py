@@ -13,14 +13,14 @@ import threading
 import time
 from functools import partial
 
-from cluster.config import ServeConfig
-from cluster.joining import JoinError, own_raylet
-from cluster.leaving import abandon_ray
-from cluster.process_tree import die_with_parent, leave
-from serve_app.engine_client import EngineConnector
-from serve_app.start.banner import banner
-from serve_app.start.launch import running_server
-from serve_app.start.readiness import StartupError, wait_until_ready
+from lexshard.cluster.config import ServeConfig
+from lexshard.cluster.joining import JoinError, own_raylet
+from lexshard.cluster.leaving import abandon_ray
+from lexshard.cluster.process_tree import die_with_parent, leave
+from lexshard.serve_app.engine_client import EngineConnector
+from lexshard.serve_app.start.banner import banner
+from lexshard.serve_app.start.launch import running_server
+from lexshard.serve_app.start.readiness import StartupError, wait_until_ready
 
 # For those who are told that their streams stop, after their grace.
 FAREWELL_SECONDS = 10.0
@@ -48,7 +48,9 @@ class Driver:
         config = self._config
         threading.Thread(target=self._wait_for_the_end, daemon=True).start()
         with running_server(config, self._connect, self._tell) as handle:
-            from serve_app.deployment import ask_all  # with it comes Ray, which is ready only now
+            from lexshard.serve_app.deployment import (
+                ask_all,
+            )  # with it comes Ray, which is ready only now
 
             self._tell("the application runs; waiting for the engine")
             wait_until_ready(config, self._tell, partial(ask_all, handle))

@@ -23,18 +23,18 @@ from typing import IO
 
 import msgspec
 
-from cluster.config import ServeConfig
-from cluster.engine.own_process import EngineOrder
-from cluster.ingress import haproxy_binary
-from cluster.kept_processes import KeptProcesses, ProcessRole
-from cluster.own_ingress import write_configuration
-from cluster.private_folder import PrivateFolder, remove_abandoned_folders
-from cluster.process_tree import adopt_orphans, end_descendants, reap_orphans
-from serve_app.api_processes.messages import ApiOrder, Said
-from serve_app.observability.logs import print_lines
-from serve_app.start.banner import banner
-from serve_app.start.listening import certificate_with_key
-from serve_app.start.stopping import StopRequest
+from lexshard.cluster.config import ServeConfig
+from lexshard.cluster.engine.own_process import EngineOrder
+from lexshard.cluster.ingress import haproxy_binary
+from lexshard.cluster.kept_processes import KeptProcesses, ProcessRole
+from lexshard.cluster.own_ingress import write_configuration
+from lexshard.cluster.private_folder import PrivateFolder, remove_abandoned_folders
+from lexshard.cluster.process_tree import adopt_orphans, end_descendants, reap_orphans
+from lexshard.serve_app.api_processes.messages import ApiOrder, Said
+from lexshard.serve_app.observability.logs import print_lines
+from lexshard.serve_app.start.banner import banner
+from lexshard.serve_app.start.listening import certificate_with_key
+from lexshard.serve_app.start.stopping import StopRequest
 
 ENGINE, INGRESS, API = "engine", "ingress", "api"
 BACKLOG = 2048
@@ -47,8 +47,8 @@ ENGINE_SECONDS = 3.0  # for the engine to end, after all others
 class ServerModules:
     """What is run in the processes; without an engine's the API processes have their own."""
 
-    api: str = "serve_app.api_processes.api_process"
-    engine: str | None = "cluster.engine.main"
+    api: str = "lexshard.serve_app.api_processes.api_process"
+    engine: str | None = "lexshard.cluster.engine.main"
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +226,7 @@ class EmbeddedServer:
         if binary is not None:
             certificate = certificate_with_key(config)
             written = write_configuration(folder, config.host, config.port, paths, certificate)
-            command = (sys.executable, "-m", "cluster.own_ingress", binary, str(written))
+            command = (sys.executable, "-m", "lexshard.cluster.own_ingress", binary, str(written))
             roles.append(ProcessRole(INGRESS, command))
         return roles
 

@@ -10,21 +10,21 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from cluster.config import ServeConfig
-from cluster.ingress import DRAINING_SECONDS, haproxy_binary, ingress_environment
-from cluster.joining import join_ray
-from cluster.leaving import end_serve, leave_ray
-from cluster.lifecycle import LOOPBACK, start_local_ray
-from cluster.private_folder import PrivateFolder, remove_abandoned_folders
-from cluster.topology.apart import processes_apart
-from serve_app.api_processes.seats import ServerRun
-from serve_app.engine_client import EngineConnector
-from serve_app.start.listening import certificate_with_key
-from serve_app.start.readiness import StartupError
+from lexshard.cluster.config import ServeConfig
+from lexshard.cluster.ingress import DRAINING_SECONDS, haproxy_binary, ingress_environment
+from lexshard.cluster.joining import join_ray
+from lexshard.cluster.leaving import end_serve, leave_ray
+from lexshard.cluster.lifecycle import LOOPBACK, start_local_ray
+from lexshard.cluster.private_folder import PrivateFolder, remove_abandoned_folders
+from lexshard.cluster.topology.apart import processes_apart
+from lexshard.serve_app.api_processes.seats import ServerRun
+from lexshard.serve_app.engine_client import EngineConnector
+from lexshard.serve_app.start.listening import certificate_with_key
+from lexshard.serve_app.start.readiness import StartupError
 
 if TYPE_CHECKING:
-    from cluster.topology.processes import Processes
-    from cluster.topology.reservation import Reservation
+    from lexshard.cluster.topology.processes import Processes
+    from lexshard.cluster.topology.reservation import Reservation
 
 OPEN_CLUSTER = (
     "WARNING: the Ray cluster at {} asks for no token: whoever reaches its ports runs code on its "
@@ -37,8 +37,10 @@ SERVE_ENVIRONMENT = {
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
     # What the controller looks at seldom changes; less often still, it would notice a loss late.
     "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.2",
-    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "serve_app.middleware.ingress_middlewares",
-    "RAY_SERVE_CONTROLLER_CALLBACK_IMPORT_PATH": "cluster.serve_controller.prepare",
+    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": (
+        "lexshard.serve_app.middleware.ingress_middlewares"
+    ),
+    "RAY_SERVE_CONTROLLER_CALLBACK_IMPORT_PATH": "lexshard.cluster.serve_controller.prepare",
 }
 
 
@@ -57,7 +59,7 @@ def _tell_nobody(message: str) -> None:
 
 
 def _reserved(config: ServeConfig) -> Reservation:
-    from cluster.topology.reserving import reserve_for  # with Ray, which is ready only now
+    from lexshard.cluster.topology.reserving import reserve_for  # with Ray, which is ready only now
 
     try:
         return reserve_for(config)
@@ -70,7 +72,7 @@ def _started_engine(
 ) -> EngineConnector:
     """Starts the engine, which takes longer than Serve and the API processes that are to find it;
     how they do."""
-    from cluster.engine.ray_actor import RayEngines
+    from lexshard.cluster.engine.ray_actor import RayEngines
 
     reservation = None
     if config.reserve or config.address is not None:
@@ -79,7 +81,7 @@ def _started_engine(
         ends.callback(reservation.release)
     tell("starting the engine")
     RayEngines(reservation).start(config.engine_configuration).begin()
-    from serve_app.deployment import start_engine  # with Serve, which takes a second
+    from lexshard.serve_app.deployment import start_engine  # with Serve, which takes a second
 
     return partial(start_engine, reservation=reservation)
 
@@ -165,7 +167,7 @@ def running_server(
             connect = _started_engine(config, ends, tell)
         from ray import serve
 
-        from serve_app.deployment import APPLICATION_NAME, bind
+        from lexshard.serve_app.deployment import APPLICATION_NAME, bind
 
         quiet = {"log_level": "ERROR", "enable_access_log": False}
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
@@ -183,7 +185,7 @@ def running_server(
             if connect is None:
                 processes = processes_apart(config)
                 _check_room(config, processes, tell)
-            from serve_app.replica import bind_replicas
+            from lexshard.serve_app.replica import bind_replicas
 
             tell(f"starting {config.replicas} replicas, with an engine each")
             application = bind_replicas(config, connect, processes)

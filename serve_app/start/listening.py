@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
-from cluster.config import ServeConfig
+from lexshard.cluster.config import ServeConfig
 
 
 def check_port(host: str, port: int) -> None:

@@ -6,13 +6,13 @@ import resource
 from collections.abc import Callable
 from contextlib import suppress
 
-from cluster.ingress import (
+from lexshard.cluster.ingress import (
     FILES_OF_A_CONNECTION,
     MOST_CONNECTIONS,
     OTHER_FILES,
     connections_that_fit,
 )
-from serve_app.start.readiness import StartupError
+from lexshard.serve_app.start.readiness import StartupError
 
 # With fewer the processes themselves do not start: libraries, sockets, shared memory.
 LEAST_FILES, LEAST_FILES_ON_RAY = 256, 512

@@ -6,20 +6,20 @@ import importlib
 import ssl
 from pathlib import Path
 
-from actors.body.errors import WeightsError
-from actors.configuration import NGRAM, check_utilization
-from actors.drafter.checks import check_drafting
-from actors.head.sharded.checks import check_shards
-from actors.index.container import CLUSTERS, check_tiers
-from actors.index.errors import IndexFileError
-from actors.index.stored_weights import check_index_of
-from cluster.config import ServeConfig
-from cluster.models.files import is_whole
-from cluster.models.folders import with_model_folders
-from cluster.models.names import ModelNameError
-from cluster.models.progress import Announce
-from serve_app.start.listening import check_port
-from serve_app.start.readiness import StartupError
+from lexshard.actors.body.errors import WeightsError
+from lexshard.actors.configuration import NGRAM, check_utilization
+from lexshard.actors.drafter.checks import check_drafting
+from lexshard.actors.head.sharded.checks import check_shards
+from lexshard.actors.index.container import CLUSTERS, check_tiers
+from lexshard.actors.index.errors import IndexFileError
+from lexshard.actors.index.stored_weights import check_index_of
+from lexshard.cluster.config import ServeConfig
+from lexshard.cluster.models.files import is_whole
+from lexshard.cluster.models.folders import with_model_folders
+from lexshard.cluster.models.names import ModelNameError
+from lexshard.cluster.models.progress import Announce
+from lexshard.serve_app.start.listening import check_port
+from lexshard.serve_app.start.readiness import StartupError
 
 TOKENIZER = "tokenizer.json"
 
@@ -126,7 +126,7 @@ def check_replicas(config: ServeConfig) -> None:
     if config.address is not None:
         raise StartupError(
             "replicas in a cluster that is joined are Ray Serve's to start: use `serve deploy` "
-            "with serve_app.build:app"
+            "with lexshard.serve_app.build:app"
         )
 
 
@@ -198,8 +198,8 @@ def _check_draft(draft: Path, model: Path) -> None:
     if (draft / TOKENIZER).read_bytes() == (model / TOKENIZER).read_bytes():
         return
     # Seconds, which nearly no pair needs.
-    from actors.body.errors import ModelRefusedError
-    from actors.drafter.loading import check_same_tokens
+    from lexshard.actors.body.errors import ModelRefusedError
+    from lexshard.actors.drafter.loading import check_same_tokens
 
     try:
         check_same_tokens(draft, model)

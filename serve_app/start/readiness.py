@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from cluster.config import ServeConfig
+from lexshard.cluster.config import ServeConfig
 
 POLL_SECONDS = 0.5
 ANSWER_SECONDS = 10.0

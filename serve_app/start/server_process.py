@@ -16,10 +16,10 @@ from typing import IO
 
 import psutil
 
-from cluster.config import ServeConfig
-from cluster.process_tree import adopt_orphans, end_descendants
-from serve_app.observability.logs import print_lines
-from serve_app.start.stopping import StopRequest
+from lexshard.cluster.config import ServeConfig
+from lexshard.cluster.process_tree import adopt_orphans, end_descendants
+from lexshard.serve_app.observability.logs import print_lines
+from lexshard.serve_app.start.stopping import StopRequest
 
 LOOK_SECONDS = 0.25
 # What Ray and Serve may take to end after the open streams have had their time.
@@ -43,7 +43,7 @@ def serve_until_stopped(config: ServeConfig, stop: StopRequest) -> int:
     told = subprocess.PIPE if config.log_format == "json" else None
     # A session of its own: a terminal's Ctrl-C is heard here alone.
     driver = subprocess.Popen(
-        [sys.executable, "-m", "serve_app.start.driver"],
+        [sys.executable, "-m", "lexshard.serve_app.start.driver"],
         stdin=subprocess.PIPE,
         stdout=told,
         stderr=told and subprocess.STDOUT,

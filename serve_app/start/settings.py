@@ -5,8 +5,8 @@ from __future__ import annotations
 import textwrap
 from typing import Any
 
-from cluster.config import OPTIONS, ServeConfig
-from cluster.config_sources import ConfigSources
+from lexshard.cluster.config import OPTIONS, ServeConfig
+from lexshard.cluster.config_sources import ConfigSources
 
 PAGE_COLUMNS = 100
 LABEL_WIDTH = 12

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from types import FrameType
 
-from cluster.process_tree import end_descendants
+from lexshard.cluster.process_tree import end_descendants
 
 INTERRUPTED = 130
 

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from actors.kv_cache import BlockPool, OutOfBlocksError, block_hash
+from lexshard.actors.kv_cache import BlockPool, OutOfBlocksError, block_hash
 
 
 class PoolMachine(RuleBasedStateMachine):

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from cluster.ports import free_port
+from lexshard.cluster.ports import free_port
 from tests.support.paths import ROOT
 from tests.support.ray_head import ray_environment, ray_head
 
 JOIN = """
 import sys
-from cluster.joining import JoinError, join_ray
+from lexshard.cluster.joining import JoinError, join_ray
 try:
     print("guarded" if join_ray(sys.argv[1], {}) else "open to all")
 except JoinError as error:

@@ -10,11 +10,11 @@ import time
 import numpy as np
 import pytest
 
-from actors.candidates import Candidates
-from actors.collective import CollectiveError, CollectiveLostError
-from actors.head.owned_rows import OwnedRows
-from actors.head.sharded.collective_head import CollectiveHead
-from actors.states.need import Need
+from lexshard.actors.candidates import Candidates
+from lexshard.actors.collective import CollectiveError, CollectiveLostError
+from lexshard.actors.head.owned_rows import OwnedRows
+from lexshard.actors.head.sharded.collective_head import CollectiveHead
+from lexshard.actors.states.need import Need
 from tests.support.shard_process import ShardProcesses, shard_processes
 from tests.support.sharded_cases import HeadCase, drawn, hidden_states
 

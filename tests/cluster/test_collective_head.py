@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from actors.collective import (
+from lexshard.actors.collective import (
     CollectiveError,
     CollectiveLostError,
     CollectiveTimeoutError,
@@ -20,15 +20,15 @@ from actors.collective import (
     SingleProcess,
     Traffic,
 )
-from actors.head.output_rows import NonFiniteHiddenError
-from actors.head.owned_rows import OwnedRows
-from actors.head.sequence_head import SequenceHead
-from actors.head.shard_group import ShardGroup
-from actors.head.sharded.announcements import RowNames
-from actors.head.sharded.collective_head import CollectiveHead
-from actors.states.deltas import OpenSequence, Outbox
-from actors.states.need import Need
-from actors.states.sequence_state import SequenceStates
+from lexshard.actors.head.output_rows import NonFiniteHiddenError
+from lexshard.actors.head.owned_rows import OwnedRows
+from lexshard.actors.head.sequence_head import SequenceHead
+from lexshard.actors.head.shard_group import ShardGroup
+from lexshard.actors.head.sharded.announcements import RowNames
+from lexshard.actors.head.sharded.collective_head import CollectiveHead
+from lexshard.actors.states.deltas import OpenSequence, Outbox
+from lexshard.actors.states.need import Need
+from lexshard.actors.states.sequence_state import SequenceStates
 from tests.support.shard_process import EOS_IDS, ShardProcesses, shard_processes
 from tests.support.sharded_cases import (
     HeadCase,

@@ -10,8 +10,8 @@ import jsonschema
 import pytest
 import yaml
 
-from cluster.config import GROUPS, OPTIONS, ServeConfig, configuration_schema
-from cluster.config_sources import ConfigError, config_sources, load_config
+from lexshard.cluster.config import GROUPS, OPTIONS, ServeConfig, configuration_schema
+from lexshard.cluster.config_sources import ConfigError, config_sources, load_config
 from tests.support.paths import ROOT
 
 DOCS = ROOT / "docs"

@@ -10,11 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from actors.configuration import EngineConfiguration
-from actors.messages import Request, SamplingParameters, SequenceEvent
-from cluster.engine import supervisor
-from cluster.engine.journal import JournalStream
-from cluster.engine.supervisor import NOT_STARTED_AGAIN, STARTS_WAITED_FOR, EngineSupervisor
+from lexshard.actors.configuration import EngineConfiguration
+from lexshard.actors.messages import Request, SamplingParameters, SequenceEvent
+from lexshard.cluster.engine import supervisor
+from lexshard.cluster.engine.journal import JournalStream
+from lexshard.cluster.engine.supervisor import (
+    NOT_STARTED_AGAIN,
+    STARTS_WAITED_FOR,
+    EngineSupervisor,
+)
 from tests.support.engines_to_come import LOST, RAISED, EnginesToCome
 
 PARAMETERS = SamplingParameters(max_tokens=9)

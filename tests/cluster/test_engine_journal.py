@@ -10,12 +10,12 @@ import time
 
 import pytest
 
-from actors.configuration import EngineConfiguration
-from actors.messages import Request, SamplingParameters, SequenceEvent
-from cluster.engine.journal import DEATHS_PER_REQUEST, Journal, JournalStream
-from cluster.engine.own_process import OwnEngines
-from cluster.engine.pulse import QUIET_SECONDS, Pulse
-from cluster.engine.supervisor import SHUTTING_DOWN, EngineSupervisor
+from lexshard.actors.configuration import EngineConfiguration
+from lexshard.actors.messages import Request, SamplingParameters, SequenceEvent
+from lexshard.cluster.engine.journal import DEATHS_PER_REQUEST, Journal, JournalStream
+from lexshard.cluster.engine.own_process import OwnEngines
+from lexshard.cluster.engine.pulse import QUIET_SECONDS, Pulse
+from lexshard.cluster.engine.supervisor import SHUTTING_DOWN, EngineSupervisor
 
 REQUEST = Request("a", 0, (1, 2), SamplingParameters(max_tokens=9))
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from actors.configuration import EngineConfiguration
-from actors.messages import Commands, Request, SamplingParameters
+from lexshard.actors.configuration import EngineConfiguration
+from lexshard.actors.messages import Commands, Request, SamplingParameters
 from tests.support.paths import DEMO, DEMO_DRAFT
 
 CONFIGURATION = EngineConfiguration(str(DEMO), dtype="float32", device="cpu", threads=1)
@@ -26,7 +26,7 @@ SHORT = SamplingParameters(temperature=0.9, seed=4, max_tokens=30, ignore_eos=Tr
 
 @pytest.fixture(scope="module", autouse=True)
 def _ray() -> Iterator[None]:
-    from cluster.lifecycle import start_local_ray
+    from lexshard.cluster.lifecycle import start_local_ray
 
     start_local_ray()
     yield
@@ -36,8 +36,8 @@ def _ray() -> Iterator[None]:
 
 
 def supervisor(configuration: EngineConfiguration) -> Any:
-    from cluster.engine.ray_actor import RayEngines
-    from cluster.engine.supervisor import EngineSupervisor
+    from lexshard.cluster.engine.ray_actor import RayEngines
+    from lexshard.cluster.engine.supervisor import EngineSupervisor
 
     return EngineSupervisor(configuration, RayEngines())
 
@@ -73,7 +73,7 @@ async def _collect(stream: Any, sequences: int = 1) -> dict[int, list[int]]:
 
 def test_streams_and_cancels_across_processes() -> None:
     """With an engine that was begun before anybody wanted it, and is found."""
-    from cluster.engine.ray_actor import RayEngines
+    from lexshard.cluster.engine.ray_actor import RayEngines
 
     async def scenario() -> None:
         begun = RayEngines().start(CONFIGURATION)
@@ -131,7 +131,7 @@ def test_killing_the_engine_loses_no_stream_and_changes_no_token(
 @pytest.mark.parametrize("begun", [False, True])
 def test_a_model_that_cannot_be_served_says_why(begun: bool) -> None:
     """Also where the engine has failed before anybody asked."""
-    from cluster.engine.ray_actor import RayEngines
+    from lexshard.cluster.engine.ray_actor import RayEngines
 
     async def scenario() -> None:
         nowhere = EngineConfiguration("/nonexistent/model")
@@ -153,7 +153,7 @@ def test_clients_share_an_engine_and_one_that_is_lost_takes_its_own_sequences_al
     connection connects again."""
 
     async def scenario() -> None:
-        from cluster.engine.transport import ClientSide
+        from lexshard.cluster.engine.transport import ClientSide
 
         def text(client: Any, name: str) -> Any:
             return _collect(client.submit([Request(name, 0, (5, 6, 7), MEDIUM)]))
@@ -191,7 +191,7 @@ def test_an_engine_of_another_configuration_is_left_to_those_it_serves() -> None
     """Whoever wants another one waits, says so, and starts it when the first has ended."""
 
     async def scenario() -> None:
-        from cluster.engine.supervisor import OCCUPIED
+        from lexshard.cluster.engine.supervisor import OCCUPIED
 
         second = supervisor(replace(CONFIGURATION, max_model_len=256))
         try:

@@ -15,7 +15,7 @@ import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.messages import (
+from lexshard.actors.messages import (
     Commands,
     EngineStatistics,
     Request,
@@ -23,8 +23,8 @@ from actors.messages import (
     SequenceEvent,
     StepOutput,
 )
-from cluster.engine import submissions, transport
-from cluster.engine.transport import ClientSide, EngineSide, Frames
+from lexshard.cluster.engine import submissions, transport
+from lexshard.cluster.engine.transport import ClientSide, EngineSide, Frames
 
 Heard = list[StepOutput]
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from actors.index.automatic import default_index_path
-from actors.index.metadata import Weights
-from cluster.config_sources import environment_values
-from kernels.home import home_folder
+from lexshard.actors.index.automatic import default_index_path
+from lexshard.actors.index.metadata import Weights
+from lexshard.cluster.config_sources import environment_values
+from lexshard.kernels.home import home_folder
 from tests.support.paths import ROOT
 
 
@@ -40,8 +40,8 @@ def test_it_is_the_named_folder_else_one_in_the_users_cache(
 def test_kernels_are_compiled_into_it(
     given: dict[str, str], numba: str, triton: str, tmp_path: Path
 ) -> None:
-    told = "import os, kernels; e = os.environ.get; print(e('NUMBA_CACHE_DIR'))"
-    told += "; print(e('TRITON_CACHE_DIR', ''))"
+    told = "import os, lexshard.kernels.compile_cache as c; print(c.compiled_folder())"
+    told += "; print(os.environ.get('TRITON_CACHE_DIR', ''))"
     ours = ("LEXSHARD_", "NUMBA_", "TRITON_", "XDG_")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     environment |= {name: str(tmp_path / value) for name, value in given.items()}

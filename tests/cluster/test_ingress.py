@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.ingress import (
+from lexshard.cluster.ingress import (
     BODY_SECONDS,
     HEADER_SECONDS,
     LONGEST_STREAM_SECONDS,
@@ -24,7 +24,7 @@ from cluster.ingress import (
     ingress_environment,
     with_last_replicas,
 )
-from cluster.ports import free_port
+from lexshard.cluster.ports import free_port
 from tests.support.real_ingress import (
     OpenStream,
     ask,

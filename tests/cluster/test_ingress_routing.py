@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cluster.ingress import haproxy_binary
+from lexshard.cluster.ingress import haproxy_binary
 from tests.support.real_ingress import OpenStream, ask, post, replicas_to_kill, running_ingress
 
 pytestmark = pytest.mark.skipif(

@@ -10,10 +10,10 @@ import psutil
 import pytest
 import torch
 
-from actors.collective import ROOT, Collective, CollectiveTimeoutError, SingleProcess
-from cluster.collective.gloo_links import open_store
-from cluster.collective.join import GroupPlan, join
-from cluster.collective.star import FRAME_BYTES
+from lexshard.actors.collective import ROOT, Collective, CollectiveTimeoutError, SingleProcess
+from lexshard.cluster.collective.gloo_links import open_store
+from lexshard.cluster.collective.join import GroupPlan, join
+from lexshard.cluster.collective.star import FRAME_BYTES
 
 HOST = "127.0.0.1"
 

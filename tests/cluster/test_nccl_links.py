@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cluster.collective.gloo_links import open_store
-from cluster.collective.join import GroupPlan, join
-from cluster.collective.nccl_links import NcclLinks, torch_nccl
+from lexshard.cluster.collective.gloo_links import open_store
+from lexshard.cluster.collective.join import GroupPlan, join
+from lexshard.cluster.collective.nccl_links import NcclLinks, torch_nccl
 
 ON_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="NCCL needs a CUDA device")
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from actors.configuration import EngineConfiguration
-from cluster.engine.handle import EngineLostError, Suitability
-from cluster.engine.own_process import OwnEngine, answer_questions
+from lexshard.actors.configuration import EngineConfiguration
+from lexshard.cluster.engine.handle import EngineLostError, Suitability
+from lexshard.cluster.engine.own_process import OwnEngine, answer_questions
 
 CONFIGURATION = EngineConfiguration(model="none")
 

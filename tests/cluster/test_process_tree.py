@@ -14,13 +14,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cluster.private_folder import PrivateFolder, remove_abandoned_folders
+from lexshard.cluster.private_folder import PrivateFolder, remove_abandoned_folders
 from tests.support.paths import ROOT
 
 # Starts a child that starts a grandchild, and tells their process ids.
 FAMILY = """
 import subprocess, sys, time
-from cluster.process_tree import adopt_orphans, die_with_parent, end_descendants
+from lexshard.cluster.process_tree import adopt_orphans, die_with_parent, end_descendants
 {first}
 inner = "import time; {grandchild}; print('up', flush=True); time.sleep(600)"
 outer = (
@@ -78,7 +78,7 @@ def test_an_owner_ends_orphans_and_those_who_do_not_listen() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux's process control")
 def test_who_is_to_die_with_its_parent_does() -> None:
-    promise = "from cluster.process_tree import die_with_parent; die_with_parent()"
+    promise = "from lexshard.cluster.process_tree import die_with_parent; die_with_parent()"
     eldest, child, grandchild = family("", promise, "sys.stdin.read()")
     try:
         os.kill(child, signal.SIGKILL)
@@ -95,7 +95,7 @@ def test_folders_without_an_owner_are_removed_and_no_others(
     mine = PrivateFolder()
     (tmp_path / "lexshard-somebody-elses").mkdir()
     program = (
-        "import os, signal, tempfile; from cluster.private_folder import PrivateFolder;"
+        "import os, signal, tempfile; from lexshard.cluster.private_folder import PrivateFolder;"
         f"tempfile.tempdir = {str(tmp_path)!r}; folder = PrivateFolder();"
         "(folder.path / 'commands').touch(); os.kill(os.getpid(), signal.SIGKILL)"
     )

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cluster.collective.gloo_links import open_store
+from lexshard.cluster.collective.gloo_links import open_store
 from tests.support.ray_shard import RayShard
 from tests.support.shard_process import FORMING_SECONDS, HOST
 from tests.support.sharded_cases import HeadCase
@@ -22,7 +22,7 @@ SECONDS = 2.0
 
 @pytest.fixture(scope="module")
 def ray_is_running() -> Iterator[Any]:
-    from cluster.lifecycle import start_local_ray
+    from lexshard.cluster.lifecycle import start_local_ray
 
     start_local_ray()
     import ray

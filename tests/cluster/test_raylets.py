@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from actors.configuration import EngineConfiguration
-from actors.engine.completion import Completion
-from actors.engine.engine import Engine
-from actors.messages import Request
-from actors.role import RunningRole
+from lexshard.actors.configuration import EngineConfiguration
+from lexshard.actors.engine.completion import Completion
+from lexshard.actors.engine.engine import Engine
+from lexshard.actors.messages import Request
+from lexshard.actors.role import RunningRole
 from tests.support.nodes_apart import nodes_apart, why_not
 from tests.support.paths import DEMO, DEMO_DRAFT
 from tests.support.real_server import wait
@@ -30,7 +30,7 @@ RAY_NOTICES = {"period_ms": "1000", "timeout_ms": "1000", "failure_threshold": "
 @contextmanager
 def raylets(*cpus: int) -> Iterator[Any]:
     """A cluster of nodes with so many CPUs, this process a driver on the first."""
-    from cluster.lifecycle import prepare_environment
+    from lexshard.cluster.lifecycle import prepare_environment
 
     prepare_environment({})
     import ray
@@ -72,12 +72,12 @@ def configuration_of(**changes: Any) -> EngineConfiguration:
 @contextmanager
 def reserved_engine(**changes: Any) -> Iterator[Engine]:
     """An engine in this process, its shards and samplers where a reservation says."""
-    from cluster.place import own_node
-    from cluster.samplers.reserved import ReservedSamplers
-    from cluster.shards.gang import RayShards
-    from cluster.topology.configured import configured_processes
-    from cluster.topology.plan import RoleResources
-    from cluster.topology.reservation import cluster_nodes, reserve
+    from lexshard.cluster.place import own_node
+    from lexshard.cluster.samplers.reserved import ReservedSamplers
+    from lexshard.cluster.shards.gang import RayShards
+    from lexshard.cluster.topology.configured import configured_processes
+    from lexshard.cluster.topology.plan import RoleResources
+    from lexshard.cluster.topology.reservation import cluster_nodes, reserve
 
     configuration = configuration_of(**changes)
     home = own_node()
@@ -112,7 +112,7 @@ def test_shards_and_samplers_on_other_nodes_say_what_one_process_says(
     plain: list[Completion], requests: list[Request]
 ) -> None:
     with raylets(1, 2, 2):
-        from cluster.place import own_node
+        from lexshard.cluster.place import own_node
 
         with reserved_engine(shards=3, samplers=2, draft=str(DEMO_DRAFT)) as engine:
             shards, samplers = _nodes_of(engine, "shard"), _nodes_of(engine, "sampler")

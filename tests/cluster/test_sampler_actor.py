@@ -12,11 +12,11 @@ from threading import Event
 import numpy as np
 import pytest
 
-from actors.decision.local_samplers import InlineSampler
-from actors.decision.messages import DecisionWork
-from actors.decision.plane import SamplerLostError
-from actors.decision.sampler import Sampler
-from actors.states.deltas import Deltas
+from lexshard.actors.decision.local_samplers import InlineSampler
+from lexshard.actors.decision.messages import DecisionWork
+from lexshard.actors.decision.plane import SamplerLostError
+from lexshard.actors.decision.sampler import Sampler
+from lexshard.actors.states.deltas import Deltas
 from tests.support.processes import gone
 from tests.support.sampler_work import SETTINGS, candidate_rows, comparable, dense_rows, opened
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module", autouse=True)
 def _ray() -> Iterator[None]:
-    from cluster.lifecycle import start_local_ray
+    from lexshard.cluster.lifecycle import start_local_ray
 
     start_local_ray()
     yield
@@ -36,7 +36,7 @@ def _ray() -> Iterator[None]:
 
 def test_its_decisions_are_those_of_a_sampler_in_this_process() -> None:
     """Small rows that travel inside the message, and large ones through the object store."""
-    from cluster.samplers.actor import SamplerActor
+    from lexshard.cluster.samplers.actor import SamplerActor
 
     actor = SamplerActor(SETTINGS, Event())
     inline = InlineSampler(Sampler(SETTINGS))
@@ -62,7 +62,7 @@ def test_its_decisions_are_those_of_a_sampler_in_this_process() -> None:
 
 
 def test_kill_9_of_the_actor_ends_every_wait() -> None:
-    from cluster.samplers.actor import SamplerActor
+    from lexshard.cluster.samplers.actor import SamplerActor
 
     actor = SamplerActor(SETTINGS, Event())
     rows = dense_rows(np.random.default_rng(0), (0,))
@@ -81,7 +81,7 @@ def test_kill_9_of_the_actor_ends_every_wait() -> None:
 
 
 def test_a_stopped_actor_is_killed_where_it_is_waited_for_or_closed() -> None:
-    from cluster.samplers.actor import SamplerActor
+    from lexshard.cluster.samplers.actor import SamplerActor
 
     waited, closed = SamplerActor(SETTINGS, Event()), SamplerActor(SETTINGS, Event())
     for actor in (waited, closed):
@@ -97,7 +97,7 @@ def test_a_stopped_actor_is_killed_where_it_is_waited_for_or_closed() -> None:
 
 def test_one_that_finds_no_room_is_given_up_when_nobody_wants_it_any_more() -> None:
     """A thread that still waited for it while Ray is left could end the process."""
-    from cluster.samplers.actor import SamplerActor
+    from lexshard.cluster.samplers.actor import SamplerActor
 
     closing = Event()
     with ThreadPoolExecutor(1) as thread:

@@ -15,16 +15,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from actors.decision.local_samplers import InlineSampler
-from actors.decision.messages import (
+from lexshard.actors.decision.local_samplers import InlineSampler
+from lexshard.actors.decision.messages import (
     DecisionWork,
     DenseRows,
     SamplerSettings,
 )
-from actors.decision.plane import DecisionPlane, SamplerHandle, SamplerLostError
-from actors.decision.sampler import Sampler
-from actors.states.deltas import Deltas
-from cluster.samplers.process import SamplerProcess
+from lexshard.actors.decision.plane import DecisionPlane, SamplerHandle, SamplerLostError
+from lexshard.actors.decision.sampler import Sampler
+from lexshard.actors.states.deltas import Deltas
+from lexshard.cluster.samplers.process import SamplerProcess
 from tests.support.paths import ROOT
 from tests.support.processes import gone, holders
 from tests.support.sampler_processes import STAND_IN, play, running
@@ -249,8 +249,8 @@ def test_closing_loses_what_is_pending() -> None:
 def test_kill_9_of_the_owner_ends_the_sampler_and_leaves_nothing() -> None:
     script = (
         "import os, sys, time, numpy as np\n"
-        "from actors.decision.messages import *\n"
-        "from cluster.samplers.process import SamplerProcess\n"
+        "from lexshard.actors.decision.messages import *\n"
+        "from lexshard.cluster.samplers.process import SamplerProcess\n"
         f"process = SamplerProcess(SamplerSettings({SIZE}, ()), slots=2, columns=1,\n"
         f"    entry=({STAND_IN!r}, 'slow'))\n"
         f"dense = DenseRows((0,), np.zeros(({SIZE}, 1), np.float32))\n"
@@ -279,7 +279,7 @@ def test_an_interrupt_is_the_owners_to_handle(process: SamplerProcess) -> None:
 
 def test_the_child_loads_neither_torch_nor_ray_nor_http() -> None:
     script = (
-        "import sys, cluster.samplers.main\n"
+        "import sys, lexshard.cluster.samplers.main\n"
         "print({'torch', 'ray', 'fastapi', 'pydantic', 'transformers'} & set(sys.modules))"
     )
     printed = subprocess.check_output((sys.executable, "-c", script), cwd=ROOT, text=True)

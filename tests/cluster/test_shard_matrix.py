@@ -10,13 +10,13 @@ from typing import Any, get_args
 
 import pytest
 
-from actors.body.loading import load
-from actors.configuration import EngineConfiguration, ShardAssignmentMethod
-from actors.engine.completion import Completion
-from actors.engine.engine import Engine
-from actors.index.automatic import open_or_build
-from actors.messages import Request
-from cluster.samplers.start import start_sampler
+from lexshard.actors.body.loading import load
+from lexshard.actors.configuration import EngineConfiguration, ShardAssignmentMethod
+from lexshard.actors.engine.completion import Completion
+from lexshard.actors.engine.engine import Engine
+from lexshard.actors.index.automatic import open_or_build
+from lexshard.actors.messages import Request
+from lexshard.cluster.samplers.start import start_sampler
 from tests.support.paths import DEMO, DEMO_DRAFT, ROOT
 from tests.support.speculation_cases import drafting_engine, requests_of, run_and_close
 from tests.support.thread_shards import ThreadShards

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from actors.body.loading import load
-from actors.configuration import EngineConfiguration
-from actors.engine.completion import Completion
-from actors.engine.engine import Engine
-from actors.index.automatic import open_or_build
-from actors.messages import Request
-from cluster.samplers.start import start_sampler
+from lexshard.actors.body.loading import load
+from lexshard.actors.configuration import EngineConfiguration
+from lexshard.actors.engine.completion import Completion
+from lexshard.actors.engine.engine import Engine
+from lexshard.actors.index.automatic import open_or_build
+from lexshard.actors.messages import Request
+from lexshard.cluster.samplers.start import start_sampler
 from tests.support.paths import DEMO, DEMO_DRAFT, ROOT
 from tests.support.speculation_cases import drafting_engine, requests_of, run_and_close
 
@@ -28,7 +28,7 @@ DRAFT: dict[str, Any] = {"draft": str(DEMO_DRAFT)}
 
 @pytest.fixture(scope="module", autouse=True)
 def _ray() -> Iterator[None]:
-    from cluster.lifecycle import start_local_ray
+    from lexshard.cluster.lifecycle import start_local_ray
 
     start_local_ray()
     yield
@@ -48,7 +48,7 @@ def plain(requests: list[Request]) -> list[Completion]:
 
 
 def sharded_engine(**changes: Any) -> Engine:
-    from cluster.shards.gang import RayShards
+    from lexshard.cluster.shards.gang import RayShards
 
     settings = {"max_model_len": 128, "draft_length": "fixed", "shard_seconds": 60, **changes}
     configuration = EngineConfiguration(

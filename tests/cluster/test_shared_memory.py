@@ -19,10 +19,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba import njit
 
-from cluster.shared_memory import atomic
-from cluster.shared_memory.doorbell import PeerLostError
-from cluster.shared_memory.ring import RingConsumer, RingProducer, create_ring, open_ring
-from cluster.shared_memory.segment import Segment
+from lexshard.cluster.shared_memory import atomic
+from lexshard.cluster.shared_memory.doorbell import PeerLostError
+from lexshard.cluster.shared_memory.ring import RingConsumer, RingProducer, create_ring, open_ring
+from lexshard.cluster.shared_memory.segment import Segment
 from tests.support.paths import ROOT, SUPPORT
 from tests.support.processes import holders
 from tests.support.ring_peer import WORDS, fill

@@ -13,13 +13,13 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from actors.decision.local_samplers import InlineSampler
-from actors.decision.messages import DecisionWork
-from actors.decision.plane import DecisionPlane, SamplerHandle, SamplerLostError
-from actors.decision.sampler import Sampler
-from actors.states.deltas import Deltas
-from cluster.samplers.process import SamplerProcess
-from cluster.samplers.stopped import LOOKS, StoppedProcess
+from lexshard.actors.decision.local_samplers import InlineSampler
+from lexshard.actors.decision.messages import DecisionWork
+from lexshard.actors.decision.plane import DecisionPlane, SamplerHandle, SamplerLostError
+from lexshard.actors.decision.sampler import Sampler
+from lexshard.actors.states.deltas import Deltas
+from lexshard.cluster.samplers.process import SamplerProcess
+from lexshard.cluster.samplers.stopped import LOOKS, StoppedProcess
 from tests.support.processes import gone
 from tests.support.sampler_processes import STAND_IN, play, running
 from tests.support.sampler_stand_in import THOUGHTFUL_SECONDS

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from cluster.collective.watchdog import EXIT_STATUS, Watchdog
+from lexshard.cluster.collective.watchdog import EXIT_STATUS, Watchdog
 from tests.support.paths import ROOT
 
 
@@ -32,7 +32,7 @@ def test_what_is_done_in_time_is_let_be_and_what_is_not_is_bitten_once() -> None
 def test_a_process_that_hangs_in_foreign_code_ends() -> None:
     script = (
         "import threading\n"
-        "from cluster.collective.watchdog import Watchdog\n"
+        "from lexshard.cluster.collective.watchdog import Watchdog\n"
         "Watchdog(0.5).expect('broadcast', lambda: False)\n"
         "threading.Lock().__enter__(); lock = threading.Lock(); lock.acquire(); lock.acquire()\n"
     )

@@ -11,21 +11,23 @@ from pathlib import Path
 import pytest
 from numba import types
 
-from kernels.ahead import compile_ahead
-from kernels.ahead.calls import Call, missing_calls, read_calls, text_of_type, type_of_text
-from kernels.search.types import Needs
+from lexshard.kernels.ahead import compile_ahead
+from lexshard.kernels.ahead.calls import Call, missing_calls, read_calls, text_of_type, type_of_text
+from lexshard.kernels.search.types import Needs
 from tests.support.paths import ROOT
 
 MULTIPLY = Call(
-    "kernels.linear.cpu:multiply_panels",
+    "lexshard.kernels.linear.cpu:multiply_panels",
     ["float32[2C]", "uint16[3C]", "float32[2C]", "bool", "int64", "int64"],
 )
-CALLER = Call("kernels.linear.cpu:multiply", ["float32[2C]", "uint16[3C]", "float32[2C]", "bool"])
+CALLER = Call(
+    "lexshard.kernels.linear.cpu:multiply", ["float32[2C]", "uint16[3C]", "float32[2C]", "bool"]
+)
 
 AHEAD = """
 import json, sys
-from kernels.ahead import compile_ahead
-from kernels.ahead.calls import Call, missing_calls
+from lexshard.kernels.ahead import compile_ahead
+from lexshard.kernels.ahead.calls import Call, missing_calls
 
 def told(count):
     if count:
@@ -38,7 +40,7 @@ print("missing", sum(map(len, missing_calls(groups).values())))
 
 CALLED = """
 import numpy as np
-from kernels.linear.cpu import multiply, multiply_panels
+from lexshard.kernels.linear.cpu import multiply, multiply_panels
 
 rows = np.arange(40, dtype=np.float32).reshape(2, 20)
 panels = (np.arange(3 * 20 * 16) % 7 * 0x0080 + 0x3F80).astype(np.uint16).reshape(3, 20, 16)
@@ -102,7 +104,10 @@ def test_a_call_that_cannot_be_compiled_keeps_no_other_from_it(
 
 
 def test_functions_that_are_no_more_are_left_out() -> None:
-    gone = [Call("kernels.linear.cpu:gone", []), Call("kernels.gone:multiply", [])]
+    gone = [
+        Call("lexshard.kernels.linear.cpu:gone", []),
+        Call("lexshard.kernels.gone:multiply", []),
+    ]
     odd = Call(MULTIPLY.function, ["letters[2C]"])
     assert missing_calls({"all": [*gone, odd]}) == {}
 

@@ -13,8 +13,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels import pool
-from kernels.attention import BLOCK_SIZE, allocate_cache, paged_attention, write_cache
+from lexshard.kernels import pool
+from lexshard.kernels.attention import BLOCK_SIZE, allocate_cache, paged_attention, write_cache
 from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.vectors
@@ -226,7 +226,7 @@ SPLITS = (1024, 64)  # keys per split: one split, several
 def triton_difference(device: str, dtype: torch.dtype) -> float:
     """Largest difference of the Triton kernel to the float64 reference of the same inputs, with
     keys in either order."""
-    from kernels.attention import triton_kernel
+    from lexshard.kernels.attention import triton_kernel
 
     largest = 0.0
     for case, by_token in product(TRITON_CASES, (True, False)):

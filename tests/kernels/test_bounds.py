@@ -12,8 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.bounds import Clusters, cluster_bounds, recentre, remaining_bias, summarise
-from kernels.rows import canonical_logits, postprocess
+from lexshard.kernels.bounds import Clusters, cluster_bounds, recentre, remaining_bias, summarise
+from lexshard.kernels.rows import canonical_logits, postprocess
 from tests.support.cluster_cases import aimed, nearby, partition, weights
 from tests.support.paths import ROOT
 
@@ -236,8 +236,8 @@ def test_what_does_not_fit_is_refused() -> None:
 SCRIPT = """
 import numpy as np, torch
 from tests.support.cluster_cases import aimed, partition, weights
-from kernels.bounds import cluster_bounds, remaining_bias, summarise
-from kernels.bounds.triton_kernel import place
+from lexshard.kernels.bounds import cluster_bounds, remaining_bias, summarise
+from lexshard.kernels.bounds.triton_kernel import place
 for seed, flavour in enumerate(("zero", "huge", "clustered", "denormal")):
     random = np.random.default_rng(seed)
     weight = weights(seed, flavour, 300, 40)
@@ -266,7 +266,7 @@ def test_triton_equals_cpu_in_the_interpreter() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("flavour", FLAVOURS)
 def test_bounds_hold_on_the_gpu(flavour: str) -> None:
-    from kernels.bounds.triton_kernel import place
+    from lexshard.kernels.bounds.triton_kernel import place
 
     random = np.random.default_rng(8)
     weight = weights(8, flavour, 3000, 250)

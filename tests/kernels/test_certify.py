@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.certify import (
+from lexshard.kernels.certify import (
     epsilon_certificate,
     known_log_mass,
     nucleus_certificate,
 )
-from kernels.truncate import best_ids, truncate
+from lexshard.kernels.truncate import best_ids, truncate
 from tests.support.outside_masses import outside_log_mass
 
 settings.register_profile("certify", deadline=None, max_examples=200)

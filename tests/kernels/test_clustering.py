@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels import pool
-from kernels.clustering import FINE, Implementation, Kind, cluster
+from lexshard.kernels import pool
+from lexshard.kernels.clustering import FINE, Implementation, Kind, cluster
 
 KINDS: tuple[Kind, ...] = ("euclidean", "spherical")
 IMPLEMENTATIONS: tuple[Implementation, ...] = ("reference", "faiss")

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.columns import write_columns
+from lexshard.kernels.columns import write_columns
 
 pytestmark = pytest.mark.vectors
 

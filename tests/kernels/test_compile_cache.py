@@ -14,16 +14,17 @@ import pytest
 from numba.core.caching import IndexDataCacheFile
 from numba.core.dispatcher import Dispatcher
 
-import kernels
+from lexshard import kernels
 from tests.support.paths import ROOT
 
 PROCESSES, KEYS = 4, 40
 
 SAVE = f"""
 import sys, time
-import kernels
+import numba, lexshard.kernels
 from numba.core.caching import IndexDataCacheFile
 folder, process, start = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+numba.config.CACHE_DIR = folder
 cache = IndexDataCacheFile(folder, "kernel", "stamp")
 time.sleep(max(0.0, start - time.time()))
 for number in range({KEYS}):
@@ -49,7 +50,7 @@ def test_no_two_compiled_functions_share_a_name() -> None:
     """Symbols of the same name are linked as the same code, whichever process compiled it; the
     numbers that numba adds are of one process."""
     named: dict[tuple[str, str], FunctionType] = {}
-    for found in pkgutil.walk_packages(kernels.__path__, "kernels."):
+    for found in pkgutil.walk_packages(kernels.__path__, "lexshard.kernels."):
         if found.name.rpartition(".")[2] in ("triton_kernel", "gpu") or ".gpu." in found.name:
             continue
         for value in vars(importlib.import_module(found.name)).values():

@@ -12,11 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from kernels.decision import block_maxima, decide_candidates, decide_dense, decide_packed, pack
-from kernels.draw import Controls
-from kernels.penalties import Adjustments, select_rows
-from kernels.truncate import truncate
-from kernels.truncate.cpu import weigh
+from lexshard.kernels.decision import (
+    block_maxima,
+    decide_candidates,
+    decide_dense,
+    decide_packed,
+    pack,
+)
+from lexshard.kernels.draw import Controls
+from lexshard.kernels.penalties import Adjustments, select_rows
+from lexshard.kernels.truncate import truncate
+from lexshard.kernels.truncate.cpu import weigh
 from tests.support.decision_cases import (
     FLAVOURS,
     LAYOUTS,

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.dense import Draws, Implementation, dense_gumbel
-from kernels.dense.reference import scores
+from lexshard.kernels.dense import Draws, Implementation, dense_gumbel
+from lexshard.kernels.dense.reference import scores
 from tests.support.paths import ROOT
 
 # Far above fp32 rounding at these sizes, far below the distance of the two best scores.

@@ -15,24 +15,24 @@ import numpy as np
 import pytest
 import torch
 
-from actors.candidates import Candidates
-from actors.head.ladder import Ladder
-from actors.head.output_rows import NonFiniteHiddenError
-from actors.head.owned_rows import OwnedRows
-from actors.head.shard import Shard
-from actors.head.shard_group import ShardGroup
-from actors.messages import Certificate, Request, RowDecision, SamplingParameters
-from actors.states.flat_needs import flatten_adjustments, flatten_needs
-from actors.states.need import Need
-from actors.states.sequence_state import SequenceState
-from kernels.mass import outline, outside_mass
-from kernels.penalties import adjust
-from kernels.quantize import quantize
-from kernels.rows import canonical_logits, postprocess
-from kernels.screen import Screened
-from kernels.search import Estimates, block_slack
-from kernels.search.reference import compared_values, outward
-from kernels.truncate import truncate
+from lexshard.actors.candidates import Candidates
+from lexshard.actors.head.ladder import Ladder
+from lexshard.actors.head.output_rows import NonFiniteHiddenError
+from lexshard.actors.head.owned_rows import OwnedRows
+from lexshard.actors.head.shard import Shard
+from lexshard.actors.head.shard_group import ShardGroup
+from lexshard.actors.messages import Certificate, Request, RowDecision, SamplingParameters
+from lexshard.actors.states.flat_needs import flatten_adjustments, flatten_needs
+from lexshard.actors.states.need import Need
+from lexshard.actors.states.sequence_state import SequenceState
+from lexshard.kernels.mass import outline, outside_mass
+from lexshard.kernels.penalties import adjust
+from lexshard.kernels.quantize import quantize
+from lexshard.kernels.rows import canonical_logits, postprocess
+from lexshard.kernels.screen import Screened
+from lexshard.kernels.search import Estimates, block_slack
+from lexshard.kernels.search.reference import compared_values, outward
+from lexshard.kernels.truncate import truncate
 from tests.support.decisions import screen_and_decide
 from tests.support.paths import ROOT
 from tests.support.search_answers import answer
@@ -86,7 +86,7 @@ def _run(
     terms: int = 2,
 ) -> bool:
     """Checks one search against brute force and the reference; True if no answer was lost."""
-    from kernels.search.gpu import packing, search
+    from lexshard.kernels.search.gpu import packing, search
 
     rows = len(needs)
     hidden = random.standard_normal((rows, 16)).astype(np.float32) * 2
@@ -207,7 +207,7 @@ def check_too_many_candidates_are_counted(device: str) -> None:
 
 def check_the_threshold_is_the_answer_itself(device: str) -> None:
     """With estimates that are exact, leaders are the best tokens and tau their k-th value."""
-    from kernels.search.gpu import packing, search
+    from lexshard.kernels.search.gpu import packing, search
 
     random = np.random.default_rng(300)
     size, k = 2500, 50
@@ -274,7 +274,7 @@ def _tokens(decisions: list[RowDecision | None]) -> list[tuple[object, ...]]:
 
 
 def check_the_shard_draws_the_tokens_of_the_cpu(device: str) -> None:
-    from actors.head.gpu.device_shard import DeviceShard
+    from lexshard.actors.head.gpu.device_shard import DeviceShard
 
     generator = torch.Generator().manual_seed(1)
     size, columns, rows = 300, 48, len(PARAMETERS)
@@ -302,7 +302,7 @@ def check_the_shard_draws_the_tokens_of_the_cpu(device: str) -> None:
 
 
 def check_hidden_states_that_are_not_finite_are_named(device: str) -> None:
-    from actors.head.gpu.device_shard import DeviceShard
+    from lexshard.actors.head.gpu.device_shard import DeviceShard
 
     weight = torch.randn(70, 16, generator=torch.Generator().manual_seed(2))
     ladder = Ladder({"int8": quantize(weight, "int8")}, ((1, "int8"),))
@@ -318,7 +318,7 @@ def check_hidden_states_that_are_not_finite_are_named(device: str) -> None:
 
 def check_shards_of_any_tokens_draw_the_tokens_of_one(device: str) -> None:
     """Blocks in any order, or tokens at random: noise and processors go by the vocabulary's ids."""
-    from actors.head.gpu.device_shard import DeviceShard
+    from lexshard.actors.head.gpu.device_shard import DeviceShard
 
     generator = torch.Generator().manual_seed(4)
     size, rows = 300, len(PARAMETERS)
@@ -347,7 +347,7 @@ def check_shards_of_any_tokens_draw_the_tokens_of_one(device: str) -> None:
 def check_top_p_and_epsilon_are_certified(device: str) -> None:
     """Bounds on the whole softmax, of one shard and as shards exchange them: the set and the bits
     of truncation, with processors, bias and softcap, and fewer logits than there are."""
-    from actors.head.gpu.device_shard import DeviceShard
+    from lexshard.actors.head.gpu.device_shard import DeviceShard
 
     generator = torch.Generator().manual_seed(5)
     size, rows = 300, 12
@@ -418,7 +418,7 @@ def _check_masses(
 def check_masses_are_those_of_the_host(device: str) -> None:
     """Of several tiles: outlines bin by bin, the tokens that are chosen and their products, and
     bounds that hold what they bound and are no wider than the host's."""
-    from kernels.search.gpu import masses, packing, search
+    from lexshard.kernels.search.gpu import masses, packing, search
 
     random = np.random.default_rng(400)
     size, rows = 2600, 5
@@ -505,7 +505,7 @@ def check_masses_are_those_of_the_host(device: str) -> None:
 
 def check_thresholds_of_many_rows_are_those_of_each(device: str) -> None:
     """Two launches of one size share their buffers; what the first has found must not be lost."""
-    from actors.head.gpu.device_shard import DeviceShard
+    from lexshard.actors.head.gpu.device_shard import DeviceShard
 
     generator = torch.Generator().manual_seed(6)
     weight = torch.randn(90, 16, generator=generator)
@@ -521,7 +521,7 @@ def check_thresholds_of_many_rows_are_those_of_each(device: str) -> None:
 
 def check_masses_of_many_rows_are_those_of_each(device: str) -> None:
     """More rows than are outlined at once, among others."""
-    from actors.head.gpu.device_shard import DeviceShard
+    from lexshard.actors.head.gpu.device_shard import DeviceShard
 
     generator = torch.Generator().manual_seed(8)
     weight = 2.0 * torch.randn(90, 16, generator=generator)
@@ -579,14 +579,14 @@ def test_the_search_keeps_its_promises_on_the_gpu(check: object) -> None:
 COMPILE = """
 import numpy as np, torch
 from tests.support.compile_only import check, compiling
-from actors.head.gpu.device_shard import DeviceShard
-from actors.head.exchange import merge_candidates
-from actors.candidates import Candidates
-from actors.head.ladder import Ladder
-from actors.states.need import Need
-from kernels.dense import Draws, dense_gumbel
-from kernels.quantize import quantize
-from kernels.rows import canonical_logits
+from lexshard.actors.head.gpu.device_shard import DeviceShard
+from lexshard.actors.head.exchange import merge_candidates
+from lexshard.actors.candidates import Candidates
+from lexshard.actors.head.ladder import Ladder
+from lexshard.actors.states.need import Need
+from lexshard.kernels.dense import Draws, dense_gumbel
+from lexshard.kernels.quantize import quantize
+from lexshard.kernels.rows import canonical_logits
 weight = torch.randn(1300, 256).bfloat16()
 ladder = Ladder({kind: quantize(weight, kind) for kind in ("int8", "int4")}, ((1, "int8"),))
 with compiling() as compiled:
@@ -607,10 +607,10 @@ LAUNCHES = """
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from tests.support.compile_only import compiling
-from actors.head.gpu.device_shard import DeviceShard
-from actors.head.ladder import Ladder
-from actors.states.need import Need
-from kernels.quantize import quantize
+from lexshard.actors.head.gpu.device_shard import DeviceShard
+from lexshard.actors.head.ladder import Ladder
+from lexshard.actors.states.need import Need
+from lexshard.kernels.quantize import quantize
 weight = torch.randn(1300, 256).bfloat16()
 ladder = Ladder({"int8": quantize(weight, "int8")}, ((1, "int8"),))
 shard = DeviceShard(weight, None, None, 1.0, 1300, ladder, device="cpu")
@@ -651,7 +651,7 @@ def _run_compiling(program: str) -> None:
 @pytest.mark.parametrize("kind", ["int8", "int4", "int4-dither"])
 def test_replayed_graphs_draw_the_tokens_of_the_cpu(kind: str) -> None:
     """Many steps of changing sizes and needs, also larger than any graph, from either memory."""
-    from actors.head.gpu.device_shard import DeviceShard
+    from lexshard.actors.head.gpu.device_shard import DeviceShard
 
     generator = torch.Generator().manual_seed(3)
     size, columns = 5000, 256

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.draft import DraftHead, PendingTokens, check_head, draft
-from kernels.draft.draw import begin_row, drawn_rows, offer, settle
-from kernels.draw import Controls, draw
-from kernels.llama.reference import embed
-from kernels.truncate import truncate
+from lexshard.kernels.draft import DraftHead, PendingTokens, check_head, draft
+from lexshard.kernels.draft.draw import begin_row, drawn_rows, offer, settle
+from lexshard.kernels.draw import Controls, draw
+from lexshard.kernels.llama.reference import embed
+from lexshard.kernels.truncate import truncate
 from tests.support.decision_cases import FLAVOURS, random_logits
 from tests.support.draft_cases import (
     WIDTH,

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba import njit
 
-from kernels.exponential import bounded_sum
-from kernels.exponential.bounded_sum import (
+from lexshard.kernels.exponential import bounded_sum
+from lexshard.kernels.exponential.bounded_sum import (
     STEP,
     factor_of,
     relative_error,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from kernels.hot_vocab import (
+from lexshard.kernels.hot_vocab import (
     Cost,
     Curve,
     best_size,

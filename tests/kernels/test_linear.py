@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.linear import PackedWeight, fits_bfloat16, linear, pack, unpack
+from lexshard.kernels.linear import PackedWeight, fits_bfloat16, linear, pack, unpack
 
 pytestmark = pytest.mark.vectors
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.states.flat_needs import flatten_adjustments, flatten_needs
-from kernels.mass import Outline, outline, outside_mass, plan
-from kernels.penalties import adjust
+from lexshard.actors.states.flat_needs import flatten_adjustments, flatten_needs
+from lexshard.kernels.mass import Outline, outline, outside_mass, plan
+from lexshard.kernels.penalties import adjust
 from tests.support.search_cases import canonical_row, estimates_of, random_need
 
 settings.register_profile("mass", deadline=None)

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from kernels.noise import gumbel_noise, gumbel_row
-from kernels.noise.cpu import block_draw, block_minimum, noise_ceiling
-from kernels.noise.reference import block_minima, philox
+from lexshard.kernels.noise import gumbel_noise, gumbel_row
+from lexshard.kernels.noise.cpu import block_draw, block_minimum, noise_ceiling
+from lexshard.kernels.noise.reference import block_minima, philox
 from tests.support.paths import ROOT
 
 settings.register_profile("noise", deadline=None)
@@ -99,7 +99,7 @@ def test_triton_agrees_in_the_interpreter() -> None:
     pytest.importorskip("triton")
     script = (
         "import numpy as np, torch\n"
-        "from kernels.noise import gumbel_noise\n"
+        "from lexshard.kernels.noise import gumbel_noise\n"
         "ids = np.random.default_rng(0).integers(0, 2**31, 3000)\n"
         "for key, position in ((0, 0), (2**64 - 1, 2**32 - 1), (12345678901, 7)):\n"
         "    got = gumbel_noise(key, position, torch.from_numpy(ids), implementation='triton')\n"

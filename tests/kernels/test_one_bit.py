@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.quantize import OneBitTier, one_bit, quantize, rotation
-from kernels.quantize.layout import BLOCK
-from kernels.rows import canonical_logits
-from kernels.screen import Screened, screen
+from lexshard.kernels.quantize import OneBitTier, one_bit, quantize, rotation
+from lexshard.kernels.quantize.layout import BLOCK
+from lexshard.kernels.rows import canonical_logits
+from lexshard.kernels.screen import Screened, screen
 from tests.support.tier_cases import weights
 
 

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.states.flat_needs import flatten_adjustments
-from kernels import opening as openings
-from kernels.bounds import cluster_bounds, summarise
-from kernels.noise import gumbel_row
-from kernels.opening import CERTIFIED, EXAMINE, SPENT, Goal, Head, Opening
-from kernels.rows import canonical_logits, postprocess
+from lexshard.actors.states.flat_needs import flatten_adjustments
+from lexshard.kernels import opening as openings
+from lexshard.kernels.bounds import cluster_bounds, summarise
+from lexshard.kernels.noise import gumbel_row
+from lexshard.kernels.opening import CERTIFIED, EXAMINE, SPENT, Goal, Head, Opening
+from lexshard.kernels.rows import canonical_logits, postprocess
 from tests.support.cluster_cases import partition, weights
 from tests.support.penalty_cases import random_adjustment
 

@@ -6,10 +6,16 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.states.flat_needs import flatten_adjustments
-from actors.states.need import Adjustment
-from kernels.penalties import adjust, select_row
-from kernels.penalties.cpu import adjust_block, adjust_token, most_repeated, penalise, raised
+from lexshard.actors.states.flat_needs import flatten_adjustments
+from lexshard.actors.states.need import Adjustment
+from lexshard.kernels.penalties import adjust, select_row
+from lexshard.kernels.penalties.cpu import (
+    adjust_block,
+    adjust_token,
+    most_repeated,
+    penalise,
+    raised,
+)
 from tests.support.penalty_cases import random_adjustment
 
 settings.register_profile("penalties", deadline=None)

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels import pool
-from kernels.compile_cache import sources_digest
+from lexshard.kernels import pool
+from lexshard.kernels.compile_cache import sources_digest
 from tests.support.paths import ROOT
 
 
@@ -86,7 +86,7 @@ def test_compiled_kernels_lie_in_the_cache_folder(tmp_path: Path, chosen: str | 
     environment["XDG_CACHE_HOME"] = str(tmp_path)
     if chosen is not None:
         environment["NUMBA_CACHE_DIR"] = str(tmp_path / chosen)
-    code = "import numba, kernels; print(numba.config.CACHE_DIR)"
+    code = "from lexshard.kernels.linear.cpu import multiply as m; print(m._cache.cache_path)"
     result = subprocess.run(
         [sys.executable, "-c", code],
         cwd=ROOT,

@@ -13,8 +13,8 @@ import llvmlite.binding
 import numpy as np
 import pytest
 
-from cluster.config_sources import PROCESSORS, ConfigError, environment_values
-from kernels.processor import CHOICES, VARIABLE, choose_processor
+from lexshard.cluster.config_sources import PROCESSORS, ConfigError, environment_values
+from lexshard.kernels.processor import CHOICES, VARIABLE, choose_processor
 from tests.support.paths import ROOT
 from tests.support.processor_digest import ENGINES
 
@@ -39,11 +39,11 @@ def run(code: str, *arguments: str, **variables: str) -> str:
 
 
 TOLD = """
-import os, kernels
+import os, lexshard.kernels
 from numba.core.registry import cpu_target
-from kernels.linear import cpu
-from kernels.processor import has_feature
-from kernels.screen import bits, tile, vnni
+from lexshard.kernels.linear import cpu
+from lexshard.kernels.processor import has_feature
+from lexshard.kernels.screen import bits, tile, vnni
 name, features = cpu_target.target_context.codegen().magic_tuple()[1:]
 assert (name, features) == (os.environ["NUMBA_CPU_NAME"], os.environ["NUMBA_CPU_FEATURES"])
 print(name, has_feature("avx2"), has_feature("avx512f"))
@@ -64,7 +64,7 @@ def twice(number):
     return number + number
 """
 COMPILED = """
-import sys, kernels
+import sys, lexshard.kernels
 sys.path.insert(0, sys.argv[1])
 from kernel import twice
 assert twice(3.0) == 6.0

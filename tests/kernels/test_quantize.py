@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.quantize import (
+from lexshard.kernels.quantize import (
     CommonDirection,
     DitheredInt4Tier,
     Int4Tier,
@@ -16,7 +16,7 @@ from kernels.quantize import (
     Tier,
     quantize,
 )
-from kernels.quantize.layout import pack_nibbles, unpack_nibbles
+from lexshard.kernels.quantize.layout import pack_nibbles, unpack_nibbles
 from tests.support.tier_cases import KINDS, SHAPES, weights
 
 settings.register_profile("quantize", deadline=None, max_examples=40)
@@ -73,7 +73,7 @@ def test_the_low_plane_adds_four_bits() -> None:
 def test_blocks_of_rows_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = weights(1, "mixed", 50, 130)
     whole = [quantize(weight, kind) for kind in KINDS]  # type: ignore[call-overload]
-    monkeypatch.setattr("kernels.quantize.blocks.ROW_BLOCK", 7)
+    monkeypatch.setattr("lexshard.kernels.quantize.blocks.ROW_BLOCK", 7)
     for before, kind in zip(whole, KINDS, strict=True):
         after = quantize(weight, kind)  # type: ignore[call-overload]
         for name in before.__slots__:

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.rows import canonical_logits, postprocess
+from lexshard.kernels.rows import canonical_logits, postprocess
 from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.vectors
@@ -103,7 +103,7 @@ def test_postprocessing_is_bias_then_scale_then_softcap() -> None:
 
 SCRIPT = """
 import numpy as np, torch
-from kernels.rows import canonical_logits
+from lexshard.kernels.rows import canonical_logits
 random = np.random.default_rng(0)
 offsets = np.array([0, 3, 3, 40])
 for columns in (1, 16, 50):

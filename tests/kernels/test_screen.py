@@ -13,11 +13,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels import pool
-from kernels.quantize import Int4Tier, Int8Tier, Tier, quantize
-from kernels.rows import canonical_logits
-from kernels.screen import Screened, cpu, hidden_cpu, reference, refine, screen, vnni
-from kernels.screen.hidden import HiddenBits
+from lexshard.kernels import pool
+from lexshard.kernels.quantize import Int4Tier, Int8Tier, Tier, quantize
+from lexshard.kernels.rows import canonical_logits
+from lexshard.kernels.screen import Screened, cpu, hidden_cpu, reference, refine, screen, vnni
+from lexshard.kernels.screen.hidden import HiddenBits
 from tests.support.paths import ROOT
 from tests.support.tier_cases import KINDS, SHAPES, weights
 
@@ -316,9 +316,9 @@ def test_what_cannot_be_screened_is_refused() -> None:
 
 SCRIPT = """
 import torch, numpy as np
-from kernels.quantize import quantize
-from kernels.screen import screen
-from kernels.screen.gpu import triton_kernel
+from lexshard.kernels.quantize import quantize
+from lexshard.kernels.screen import screen
+from lexshard.kernels.screen.gpu import triton_kernel
 generator = torch.Generator().manual_seed(0)
 for size, columns, rows in ((70, 200, 5), (33, 64, 1)):
     weight = torch.randn(size, columns, generator=generator)
@@ -340,8 +340,8 @@ def test_triton_equals_cpu_in_the_interpreter() -> None:
 
 PORTABLE = """
 import torch
-from kernels.quantize import quantize
-from kernels.screen import bits, cpu, hidden_cpu, reference, tile, vnni
+from lexshard.kernels.quantize import quantize
+from lexshard.kernels.screen import bits, cpu, hidden_cpu, reference, tile, vnni
 assert tile.LANES == 16 and bits.WIDTH == 32 and not vnni.AVAILABLE
 generator = torch.Generator().manual_seed(0)
 for size, columns, rows in ((70, 200, 5), (35, 640, 6)):
@@ -373,7 +373,7 @@ def test_every_width_of_vectors_gives_the_same(name: str, features: str) -> None
 @pytest.mark.parametrize("rows", [1, 8])
 def test_bounds_hold_on_the_gpu(rows: int) -> None:
     """Of a 1-bit tier; `test_tensor_cores` has the others."""
-    from kernels.screen.gpu import triton_kernel
+    from lexshard.kernels.screen.gpu import triton_kernel
 
     weight, hidden = weights(15, "random", 3000, 640), _hidden(15, rows, 640, True)
     tier = quantize(weight, "1-bit", direction=hidden.mean(axis=0))

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.states.flat_needs import flatten_adjustments, flatten_needs
-from actors.states.need import Adjustment, Need
-from kernels.penalties import Adjustments, adjust
-from kernels.search import (
+from lexshard.actors.states.flat_needs import flatten_adjustments, flatten_needs
+from lexshard.actors.states.need import Adjustment, Need
+from lexshard.kernels.penalties import Adjustments, adjust
+from lexshard.kernels.search import (
     Estimates,
     Needs,
     block_slack,
@@ -23,9 +23,9 @@ from kernels.search import (
     find_thresholds,
     narrow,
 )
-from kernels.search.reference import adjusted_row, compared_values
-from kernels.search.selection import key_value, kth_largest_key, order_key
-from kernels.truncate.reference import best_ids
+from lexshard.kernels.search.reference import adjusted_row, compared_values
+from lexshard.kernels.search.selection import key_value, kth_largest_key, order_key
+from lexshard.kernels.truncate.reference import best_ids
 from tests.support.search_answers import answer
 from tests.support.search_cases import canonical_row, estimates_of, random_adjustment, random_need
 

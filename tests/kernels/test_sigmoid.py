@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from kernels.sigmoid import cpu, verify_by_sigmoid
-from kernels.sigmoid.reference import sigmoid_weights
-from kernels.verify import DenseProposals, DraftedRows, Verdict
+from lexshard.kernels.sigmoid import cpu, verify_by_sigmoid
+from lexshard.kernels.sigmoid.reference import sigmoid_weights
+from lexshard.kernels.verify import DenseProposals, DraftedRows, Verdict
 from tests.support.decision_cases import FLAVOURS, random_logits
 from tests.support.paths import ROOT
 from tests.support.verify_cases import (
@@ -159,7 +159,7 @@ def test_triton_gives_the_reference_tokens_in_the_interpreter() -> None:
     """With tiles of 64 tokens, so that several programs share a row."""
     pytest.importorskip("triton")
     program = (
-        "from kernels.sigmoid import triton_kernel\n"
+        "from lexshard.kernels.sigmoid import triton_kernel\n"
         "triton_kernel.TILE = 64\n"
         "from tests.kernels import test_sigmoid as tests\n"
         "tests.check_triton('cpu', tests.INTERPRETED)\n"
@@ -172,8 +172,8 @@ def test_triton_gives_the_reference_tokens_in_the_interpreter() -> None:
 COMPILE = """
 import numpy as np, torch
 from tests.support.compile_only import check, compiling
-from kernels.sigmoid import verify_by_sigmoid
-from kernels.verify import DenseProposals, DraftedRows
+from lexshard.kernels.sigmoid import verify_by_sigmoid
+from lexshard.kernels.verify import DenseProposals, DraftedRows
 none = np.zeros(1, np.uint64)
 rows = DraftedRows(np.array([0, 2]), np.array([1]), np.ones(1), none, none)
 logits = torch.zeros(2, 151_936)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.quantize import Kind, quantize
-from kernels.rows import canonical_logits
+from lexshard.kernels.quantize import Kind, quantize
+from lexshard.kernels.rows import canonical_logits
 from tests.support.paths import ROOT
 
 KINDS: tuple[Kind, ...] = ("int8", "int4", "int4-dither")
@@ -35,7 +35,7 @@ def _violations(
 
 
 def check_bounds(device: str, shapes: tuple[tuple[int, int, int], ...]) -> None:
-    from kernels.screen.gpu.tensor_cores import place, screen
+    from lexshard.kernels.screen.gpu.tensor_cores import place, screen
 
     for seed, (size, columns, rows) in enumerate(shapes):
         weight = torch.randn(size, columns, generator=torch.Generator().manual_seed(seed))
@@ -65,7 +65,7 @@ def check_bounds(device: str, shapes: tuple[tuple[int, int, int], ...]) -> None:
 
 def check_aimed_hidden_states_reach_the_bound(device: str) -> None:
     """Along the quantisation errors of rows; with every bound halved the check must fail."""
-    from kernels.screen.gpu.tensor_cores import place, screen
+    from lexshard.kernels.screen.gpu.tensor_cores import place, screen
 
     weight = torch.randn(64, 256, generator=torch.Generator().manual_seed(7))
     for kind in ("int8", "int4"):
@@ -82,7 +82,7 @@ def check_aimed_hidden_states_reach_the_bound(device: str) -> None:
 
 def check_the_largest_sums_are_right(device: str) -> None:
     """Constant rows have the largest integers, and a parallel hidden state the largest sums."""
-    from kernels.screen.gpu.tensor_cores import place, screen
+    from lexshard.kernels.screen.gpu.tensor_cores import place, screen
 
     weight = torch.full((3, 1024), 7.0)
     weight[2] *= -1
@@ -97,7 +97,7 @@ def check_the_largest_sums_are_right(device: str) -> None:
 
 def check_what_says_nothing_has_no_bound(device: str) -> None:
     """NaN, infinity, and what could overflow: finite estimates, an infinite slack."""
-    from kernels.screen.gpu.tensor_cores import place, screen
+    from lexshard.kernels.screen.gpu.tensor_cores import place, screen
 
     weight = 1e20 * torch.randn(5, 64, generator=torch.Generator().manual_seed(12))
     hidden = _hidden(12, 4, 64)
@@ -132,8 +132,8 @@ def test_the_screens_keep_their_bounds_in_the_interpreter() -> None:
 COMPILE = """
 import numpy as np, torch
 from tests.support.compile_only import check, compiling
-from kernels.quantize import quantize
-from kernels.screen.gpu.tensor_cores import place, screen
+from lexshard.kernels.quantize import quantize
+from lexshard.kernels.screen.gpu.tensor_cores import place, screen
 weight, direction = torch.randn(300, 256), np.ones(256, np.float32)
 with compiling() as compiled:
     for kind in ("int8", "int4", "int4-dither"):
@@ -154,7 +154,7 @@ def test_the_screens_compile_to_integer_products_of_the_tensor_cores() -> None:
 
 def test_a_tier_of_signs_is_refused() -> None:
     pytest.importorskip("triton")
-    from kernels.screen.gpu.tensor_cores import place
+    from lexshard.kernels.screen.gpu.tensor_cores import place
 
     tier = quantize(torch.randn(70, 128), "1-bit")
     with pytest.raises(ValueError, match="1-bit"):

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.exponential import log_normalizer
-from kernels.exponential.double_precision import exponential, exponential_array
-from kernels.truncate import best_ids, truncate
+from lexshard.kernels.exponential import log_normalizer
+from lexshard.kernels.exponential.double_precision import exponential, exponential_array
+from lexshard.kernels.truncate import best_ids, truncate
 
 settings.register_profile("truncate", deadline=None)
 settings.load_profile("truncate")

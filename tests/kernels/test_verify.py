@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from kernels import pool
-from kernels.draw import Controls, draw
-from kernels.exponential.bounded_sum import relative_error
-from kernels.noise import gumbel_row
-from kernels.truncate import truncate
-from kernels.verify import (
+from lexshard.kernels import pool
+from lexshard.kernels.draw import Controls, draw
+from lexshard.kernels.exponential.bounded_sum import relative_error
+from lexshard.kernels.noise import gumbel_row
+from lexshard.kernels.truncate import truncate
+from lexshard.kernels.verify import (
     DenseProposals,
     DraftedRows,
     SparseProposals,
@@ -25,7 +25,7 @@ from kernels.verify import (
     race,
     verify,
 )
-from kernels.verify.reference import acceptance
+from lexshard.kernels.verify.reference import acceptance
 from tests.support.decision_cases import FLAVOURS, random_logits
 from tests.support.verify_cases import (
     KINDS,

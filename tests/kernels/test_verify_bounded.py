@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.verify import DenseProposals, DraftedRows, verify
-from kernels.verify.reference import acceptance, log_softmax
-from kernels.verify_bounded import (
+from lexshard.kernels.verify import DenseProposals, DraftedRows, verify
+from lexshard.kernels.verify.reference import acceptance, log_softmax
+from lexshard.kernels.verify_bounded import (
     OPEN,
     REPLACED,
     STANDS,

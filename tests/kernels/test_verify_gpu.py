@@ -30,7 +30,7 @@ def test_triton_gives_the_reference_tokens_in_the_interpreter() -> None:
     """With tiles of two blocks, so that several programs share a row."""
     pytest.importorskip("triton")
     program = (
-        "from kernels.verify import triton_kernel\n"
+        "from lexshard.kernels.verify import triton_kernel\n"
         "triton_kernel.TILE_BLOCKS = 2\n"
         "from tests.kernels import test_verify_gpu as tests\n"
         "tests.check_triton('cpu', tests.INTERPRETED)\n"
@@ -45,7 +45,7 @@ COMPILE = """
 import sys
 import numpy as np, torch
 from tests.support.compile_only import check, compiling
-from kernels.verify import DenseProposals, DraftedRows, SparseProposals, verify
+from lexshard.kernels.verify import DenseProposals, DraftedRows, SparseProposals, verify
 size = int(sys.argv[1])
 none = np.zeros(1, np.uint64)
 rows = DraftedRows(np.array([0, 2]), np.array([1]), np.ones(1), none, none)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from kernels.noise import gumbel_row
-from kernels.verify import DenseProposals, DraftedRows, SparseProposals, cpu, verify
-from kernels.verify.reference import acceptance
+from lexshard.kernels.noise import gumbel_row
+from lexshard.kernels.verify import DenseProposals, DraftedRows, SparseProposals, cpu, verify
+from lexshard.kernels.verify.reference import acceptance
 from tests.support.verify_cases import Chains, softmax
 
 FALSE_ALARM = 1e-4  # of each statistical check; seeds are fixed

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.configuration import EngineConfiguration
-from actors.drafter.heads import frequency_head, full_head, routed_head
-from actors.messages import SamplingParameters
-from loadtest.bench.draft import command
-from loadtest.bench.draft.case import (
+from lexshard.actors.configuration import EngineConfiguration
+from lexshard.actors.drafter.heads import frequency_head, full_head, routed_head
+from lexshard.actors.messages import SamplingParameters
+from lexshard.loadtest.bench.draft import command
+from lexshard.loadtest.bench.draft.case import (
     AS_TRAINED,
     FIXED,
     FULL,
@@ -25,11 +25,17 @@ from loadtest.bench.draft.case import (
     DraftHeads,
     DraftLengths,
 )
-from loadtest.bench.draft.cost import record_costs
-from loadtest.bench.draft.options import add_arguments
-from loadtest.bench.draft.speed import PLAIN, SHORTLIST, SPEED, DraftingEngine, record_speed
-from loadtest.bench.draft.tasks import read_tasks, sample
-from loadtest.bench.record import Report
+from lexshard.loadtest.bench.draft.cost import record_costs
+from lexshard.loadtest.bench.draft.options import add_arguments
+from lexshard.loadtest.bench.draft.speed import (
+    PLAIN,
+    SHORTLIST,
+    SPEED,
+    DraftingEngine,
+    record_speed,
+)
+from lexshard.loadtest.bench.draft.tasks import read_tasks, sample
+from lexshard.loadtest.bench.record import Report
 from tests.support.router_cases import TinyPair, router_file, some_positions
 
 

@@ -18,15 +18,15 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from loadtest.bench.engine import command as engine
-from loadtest.bench.engine import options as engine_options
-from loadtest.bench.engine.agreement import Difference, compare
-from loadtest.bench.machine import pinned_to_cores
-from loadtest.bench.peers.transformers_generate import GenerateRunner, left_padded
-from loadtest.bench.process_pairs import Task, Worker, WorkerReport, alternate
-from loadtest.bench.record import Measure, Report, paired_ratio, percentile
-from loadtest.bench.runs import EngineRun, run_interleaved
-from loadtest.bench.workload import OUTPUT_TOKENS, PROMPT_TOKENS, Job, mixed_jobs
+from lexshard.loadtest.bench.engine import command as engine
+from lexshard.loadtest.bench.engine import options as engine_options
+from lexshard.loadtest.bench.engine.agreement import Difference, compare
+from lexshard.loadtest.bench.machine import pinned_to_cores
+from lexshard.loadtest.bench.peers.transformers_generate import GenerateRunner, left_padded
+from lexshard.loadtest.bench.process_pairs import Task, Worker, WorkerReport, alternate
+from lexshard.loadtest.bench.record import Measure, Report, paired_ratio, percentile
+from lexshard.loadtest.bench.runs import EngineRun, run_interleaved
+from lexshard.loadtest.bench.workload import OUTPUT_TOKENS, PROMPT_TOKENS, Job, mixed_jobs
 
 SECONDS = Measure("latency", "s", higher_is_better=False)
 positive = st.floats(min_value=1e-3, max_value=1e6)

@@ -15,20 +15,20 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from actors.body.loading import load
-from actors.messages import Certificate
-from kernels.rows import canonical_logits
-from loadtest.bench import bandwidth
-from loadtest.bench.engine import command as engine
-from loadtest.bench.engine import options as engine_options
-from loadtest.bench.engine.random_model import DEMO, ModelDimensions, write_random_model
-from loadtest.bench.engine.runner import EngineRunner
-from loadtest.bench.head import case as head_case
-from loadtest.bench.head import cluster_bounds
-from loadtest.bench.head import command as head
-from loadtest.bench.head import options as head_options
-from loadtest.bench.head.case import HeadCase
-from loadtest.bench.head.contenders import (
+from lexshard.actors.body.loading import load
+from lexshard.actors.messages import Certificate
+from lexshard.kernels.rows import canonical_logits
+from lexshard.loadtest.bench import bandwidth
+from lexshard.loadtest.bench.engine import command as engine
+from lexshard.loadtest.bench.engine import options as engine_options
+from lexshard.loadtest.bench.engine.random_model import DEMO, ModelDimensions, write_random_model
+from lexshard.loadtest.bench.engine.runner import EngineRunner
+from lexshard.loadtest.bench.head import case as head_case
+from lexshard.loadtest.bench.head import cluster_bounds
+from lexshard.loadtest.bench.head import command as head
+from lexshard.loadtest.bench.head import options as head_options
+from lexshard.loadtest.bench.head.case import HeadCase
+from lexshard.loadtest.bench.head.contenders import (
     OURS,
     TIERS,
     HeadOutput,
@@ -36,14 +36,14 @@ from loadtest.bench.head.contenders import (
     choose,
     cpu_contenders,
 )
-from loadtest.bench.head.synthetic_heads import (
+from lexshard.loadtest.bench.head.synthetic_heads import (
     NAMED,
     Geometry,
     measure_geometry,
     synthetic_head,
     synthetic_hidden,
 )
-from loadtest.bench.head.workload import (
+from lexshard.loadtest.bench.head.workload import (
     SAMPLING_METHODS,
     HeadWorkload,
     SamplingMethod,
@@ -51,7 +51,7 @@ from loadtest.bench.head.workload import (
     needs,
     synthetic_workload,
 )
-from loadtest.bench.workload import Job
+from lexshard.loadtest.bench.workload import Job
 
 # -- synthetic heads ------------------------------------------------------------------------------
 

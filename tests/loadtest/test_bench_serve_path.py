@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.text.codec import TextCodec
-from loadtest.bench.serve_path.client import follow
-from loadtest.bench.serve_path.engine_alone import Stream
-from loadtest.bench.serve_path.load import LONGEST_REST_SECONDS, Load, RequestTimes
+from lexshard.actors.text.codec import TextCodec
+from lexshard.loadtest.bench.serve_path.client import follow
+from lexshard.loadtest.bench.serve_path.engine_alone import Stream
+from lexshard.loadtest.bench.serve_path.load import LONGEST_REST_SECONDS, Load, RequestTimes
 from tests.support.mock_engine import MockEngine, Script
 from tests.support.mock_server import listening
 from tests.support.paths import ROOT

@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 import torch
 
-from actors.head.shard_group import ShardGroup
-from actors.head.sharded.part import build_ladder
-from loadtest.bench.head.workload import synthetic_workload
-from loadtest.bench.shards import command
-from loadtest.bench.shards.case import ShardCase
-from loadtest.bench.shards.fitted_link import fit_link
-from loadtest.bench.shards.model import HOPS, HeadSize, StepModel
-from loadtest.bench.shards.options import add_arguments
-from loadtest.bench.shards.published import LINKS, MEMORY_BANDWIDTH, Link
-from loadtest.bench.shards.recorded_shard import RecordedShard
-from loadtest.bench.shards.timed_shard import TimedShard
-from loadtest.bench.shards.workload import NEEDS, ShardWorkload, drawn
+from lexshard.actors.head.shard_group import ShardGroup
+from lexshard.actors.head.sharded.part import build_ladder
+from lexshard.loadtest.bench.head.workload import synthetic_workload
+from lexshard.loadtest.bench.shards import command
+from lexshard.loadtest.bench.shards.case import ShardCase
+from lexshard.loadtest.bench.shards.fitted_link import fit_link
+from lexshard.loadtest.bench.shards.model import HOPS, HeadSize, StepModel
+from lexshard.loadtest.bench.shards.options import add_arguments
+from lexshard.loadtest.bench.shards.published import LINKS, MEMORY_BANDWIDTH, Link
+from lexshard.loadtest.bench.shards.recorded_shard import RecordedShard
+from lexshard.loadtest.bench.shards.timed_shard import TimedShard
+from lexshard.loadtest.bench.shards.workload import NEEDS, ShardWorkload, drawn
 
 NVLINK, _, _, SLOW_ETHERNET = LINKS
 HEAD = HeadSize(vocabulary=128_256, columns=8_192, batch=1, candidates=58, rescored=64)

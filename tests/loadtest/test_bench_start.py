@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from actors.index.automatic import FILE_NAME
-from loadtest.bench.record import Report
-from loadtest.bench.servers.server_command import ServerCommand
-from loadtest.bench.start import command, starts
-from loadtest.bench.start.after_kill import silence_after
-from loadtest.bench.start.command import record_starts
-from loadtest.bench.start.phases import BEFORE, LAST, phases
-from loadtest.bench.start.starts import StartRun, first_start, start_once, status_seconds
-from serve_app.cli import main
+from lexshard.actors.index.automatic import FILE_NAME
+from lexshard.loadtest.bench.record import Report
+from lexshard.loadtest.bench.servers.server_command import ServerCommand
+from lexshard.loadtest.bench.start import command, starts
+from lexshard.loadtest.bench.start.after_kill import silence_after
+from lexshard.loadtest.bench.start.command import record_starts
+from lexshard.loadtest.bench.start.phases import BEFORE, LAST, phases
+from lexshard.loadtest.bench.start.starts import StartRun, first_start, start_once, status_seconds
+from lexshard.serve_app.cli import main
 from tests.support.paths import ROOT
 from tests.support.scripted_endpoint import EndpointScript, scripted_endpoint
 

@@ -13,17 +13,17 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.verify import Verdict
-from kernels.verify.reference import log_softmax
-from loadtest.bench.verify import command
-from loadtest.bench.verify.approximation import (
+from lexshard.kernels.verify import Verdict
+from lexshard.kernels.verify.reference import log_softmax
+from lexshard.loadtest.bench.verify import command
+from lexshard.loadtest.bench.verify.approximation import (
     drafter_distances,
     emitted_law,
     sigmoid_errors,
     total_variation,
 )
-from loadtest.bench.verify.case import VerifyCase
-from loadtest.bench.verify.contenders import (
+from lexshard.loadtest.bench.verify.case import VerifyCase
+from lexshard.loadtest.bench.verify.contenders import (
     EXACT,
     READ,
     OwnContender,
@@ -33,9 +33,9 @@ from loadtest.bench.verify.contenders import (
     sum_words,
     verify_in_torch,
 )
-from loadtest.bench.verify.memory import peak_memory
-from loadtest.bench.verify.options import add_arguments
-from loadtest.bench.verify.workload import AGREEMENTS, SEQUENCES, VerifyStep, steps_of
+from lexshard.loadtest.bench.verify.memory import peak_memory
+from lexshard.loadtest.bench.verify.options import add_arguments
+from lexshard.loadtest.bench.verify.workload import AGREEMENTS, SEQUENCES, VerifyStep, steps_of
 from tests.support.paths import ROOT
 
 
@@ -139,13 +139,13 @@ def test_the_error_of_the_true_weights_is_nothing(steps: list[VerifyStep]) -> No
 
 
 ON_A_DEVICE = """
-from kernels.verify import triton_kernel
-from kernels.sigmoid import triton_kernel as sigmoid_kernel
+from lexshard.kernels.verify import triton_kernel
+from lexshard.kernels.sigmoid import triton_kernel as sigmoid_kernel
 triton_kernel.TILE_BLOCKS, sigmoid_kernel.TILE = 2, 64
-from loadtest.bench.verify import cuda_contenders as device
+from lexshard.loadtest.bench.verify import cuda_contenders as device
 device.DEVICE = "cpu"
-from loadtest.bench.verify.case import VerifyCase
-from loadtest.bench.verify.workload import steps_of
+from lexshard.loadtest.bench.verify.case import VerifyCase
+from lexshard.loadtest.bench.verify.workload import steps_of
 steps = steps_of(200, 2, 2, "close", 3)[:1]
 contenders = device.cuda_contenders([(-10.0, 10.0)])[:3]
 floor = device.DeviceReadContender()

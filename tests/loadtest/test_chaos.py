@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from loadtest.chaos import command
-from loadtest.chaos.client import (
+from lexshard.loadtest.chaos import command
+from lexshard.loadtest.chaos.client import (
     BROKEN,
     CUT,
     HUNG,
@@ -25,11 +25,17 @@ from loadtest.chaos.client import (
     fate,
     seeded_requests,
 )
-from loadtest.chaos.fuzz import KINDS, hostile_request
-from loadtest.chaos.growth import MEBIBYTE, ProcessGrowth, ProcessUse
-from loadtest.chaos.health import HealthWatch, Look
-from loadtest.chaos.hostile.bodies import END_OF_TEXT, FIELDS, GENERATING, MANY_TOKENS, ROUTES
-from loadtest.chaos.hostile.exchange import (
+from lexshard.loadtest.chaos.fuzz import KINDS, hostile_request
+from lexshard.loadtest.chaos.growth import MEBIBYTE, ProcessGrowth, ProcessUse
+from lexshard.loadtest.chaos.health import HealthWatch, Look
+from lexshard.loadtest.chaos.hostile.bodies import (
+    END_OF_TEXT,
+    FIELDS,
+    GENERATING,
+    MANY_TOKENS,
+    ROUTES,
+)
+from lexshard.loadtest.chaos.hostile.exchange import (
     END,
     LEAVES,
     HostileRequest,
@@ -37,11 +43,11 @@ from loadtest.chaos.hostile.exchange import (
     breach,
     exchange,
 )
-from loadtest.chaos.kills import FAULTS, LAST_FAULTS, QUICK, judge_streams
-from loadtest.chaos.newcomers import Newcomers
-from loadtest.chaos.report import ChaosReport, ChaosRow, counted
-from loadtest.chaos.server import ROLES, SERVING
-from serve_app.openai.errors import TYPES_AND_CODES
+from lexshard.loadtest.chaos.kills import FAULTS, LAST_FAULTS, QUICK, judge_streams
+from lexshard.loadtest.chaos.newcomers import Newcomers
+from lexshard.loadtest.chaos.report import ChaosReport, ChaosRow, counted
+from lexshard.loadtest.chaos.server import ROLES, SERVING
+from lexshard.serve_app.openai.errors import TYPES_AND_CODES
 
 BODY_KINDS = ("wrong types", "odd numbers", "nesting", "broken UTF-8", "unknown fields", "empty")
 

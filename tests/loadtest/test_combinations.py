@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from actors.engine.sequence import Sequence
-from loadtest.chaos import combinations
-from loadtest.chaos.combinations import run_combinations, shapes
-from loadtest.chaos.report import ChaosReport
+from lexshard.actors.engine.sequence import Sequence
+from lexshard.loadtest.chaos import combinations
+from lexshard.loadtest.chaos.combinations import run_combinations, shapes
+from lexshard.loadtest.chaos.report import ChaosReport
 from tests.support.paths import DEMO, DEMO_DRAFT
 
 

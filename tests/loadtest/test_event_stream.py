@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.event_stream import EventReader, StreamedAnswer, refusal
+from lexshard.loadtest.event_stream import EventReader, StreamedAnswer, refusal
 
 
 def event(fields: Any) -> bytes:

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadtest.bench.serve.figures import faults, figures, milliseconds
-from loadtest.bench.serve.load_report import LoadReport
-from loadtest.bench.serve.objectives import Objective, are_met, objective
-from loadtest.bench.serve.timeline import (
+from lexshard.loadtest.bench.serve.figures import faults, figures, milliseconds
+from lexshard.loadtest.bench.serve.load_report import LoadReport
+from lexshard.loadtest.bench.serve.objectives import Objective, are_met, objective
+from lexshard.loadtest.bench.serve.timeline import (
     LoadRun,
     RequestTimeline,
     counted_over,

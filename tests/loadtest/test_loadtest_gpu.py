@@ -14,15 +14,20 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.quantize import Kind, quantize
-from loadtest.bench.record import Measure, Report
-from loadtest.gpu import checks
-from loadtest.gpu.__main__ import NO_DEVICE, main
-from loadtest.gpu.budget import Budget
-from loadtest.gpu.checks import gpu_test_files, joined, read_outcome
-from loadtest.gpu.summary import summary_page
-from loadtest.gpu.synthetic import HeadDimensions, make_hidden, make_weight, quantize_in_parallel
-from loadtest.gpu.timing import Call, copy_bandwidth, in_turns
+from lexshard.kernels.quantize import Kind, quantize
+from lexshard.loadtest.bench.record import Measure, Report
+from lexshard.loadtest.gpu import checks
+from lexshard.loadtest.gpu.__main__ import NO_DEVICE, main
+from lexshard.loadtest.gpu.budget import Budget
+from lexshard.loadtest.gpu.checks import gpu_test_files, joined, read_outcome
+from lexshard.loadtest.gpu.summary import summary_page
+from lexshard.loadtest.gpu.synthetic import (
+    HeadDimensions,
+    make_hidden,
+    make_weight,
+    quantize_in_parallel,
+)
+from lexshard.loadtest.gpu.timing import Call, copy_bandwidth, in_turns
 from tests.support.paths import ROOT
 
 # What the product may need elsewhere and a bare CUDA machine lacks.
@@ -76,7 +81,7 @@ def test_nothing_is_imported_that_a_bare_cuda_machine_lacks() -> None:
     pytest.importorskip("triton")
     names = ["tests.conftest"]
     names += [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in gpu_test_files()]
-    names += [f"loadtest.gpu.{name}" for name in ("__main__", "engine", "head", "timing")]
+    names += [f"lexshard.loadtest.gpu.{name}" for name in ("__main__", "engine", "head", "timing")]
     script = f"ABSENT = set({ABSENT!r})\nNAMES = {names!r}\n{IMPORTS}"
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
@@ -181,10 +186,10 @@ BENCH = """
 import sys
 import torch
 from pathlib import Path
-from loadtest.bench.record import Report
-from loadtest.gpu.budget import Budget
-from loadtest.gpu.head import Bench, Settings
-from loadtest.gpu.synthetic import HeadDimensions
+from lexshard.loadtest.bench.record import Report
+from lexshard.loadtest.gpu.budget import Budget
+from lexshard.loadtest.gpu.head import Bench, Settings
+from lexshard.loadtest.gpu.synthetic import HeadDimensions
 from tests.loadtest.test_loadtest_gpu import HostTimer
 report = Report({}, {}, "test", 0)
 tiers = (("int8", ("sample", "top-50")), ("int4", ("greedy",)))
@@ -246,7 +251,7 @@ def test_the_page_shows_what_was_measured_and_nothing_else() -> None:
 
 
 def test_the_copy_is_counted_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loadtest.gpu.timing.COPIED_BYTES", 1000)
+    monkeypatch.setattr("lexshard.loadtest.gpu.timing.COPIED_BYTES", 1000)
 
     class Millisecond(HostTimer):
         def device_run(self, call: Call, repeats: int) -> float:

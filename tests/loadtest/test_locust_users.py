@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from loadtest.event_stream import StreamedAnswer
-from loadtest.raw_stream import opened_stream
+from lexshard.loadtest.event_stream import StreamedAnswer
+from lexshard.loadtest.raw_stream import opened_stream
 from tests.support.paths import ROOT
 from tests.support.real_server import running_server, wait
 from tests.support.scripted_endpoint import EndpointScript, scripted_endpoint

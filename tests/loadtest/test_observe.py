@@ -9,7 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.observe import grafana_provisioning, prometheus_command, prometheus_configuration
+from lexshard.loadtest.observe import (
+    grafana_provisioning,
+    prometheus_command,
+    prometheus_configuration,
+)
 
 
 def test_prometheus_looks_where_the_server_is() -> None:

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loadtest.bench.serve.load_report import LoadReport
-from loadtest.bench.serve.objectives import Objective
-from loadtest.bench.serve.timeline import LoadRun, RequestTimeline
-from serve_app.cli import main
+from lexshard.loadtest.bench.serve.load_report import LoadReport
+from lexshard.loadtest.bench.serve.objectives import Objective
+from lexshard.loadtest.bench.serve.timeline import LoadRun, RequestTimeline
+from lexshard.serve_app.cli import main
 from tests.support.paths import ROOT
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")

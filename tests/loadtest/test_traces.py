@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from loadtest.bench.serve.plan import Lengths
-from loadtest.prompts import PromptWriter
-from loadtest.traces import BLOCK_TOKENS, SAMPLE_FOLDER, SAMPLES, TraceError, load_trace
+from lexshard.loadtest.bench.serve.plan import Lengths
+from lexshard.loadtest.prompts import PromptWriter
+from lexshard.loadtest.traces import BLOCK_TOKENS, SAMPLE_FOLDER, SAMPLES, TraceError, load_trace
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 

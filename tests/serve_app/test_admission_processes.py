@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from serve_app.admission import Admission, LocalAccounts
-from serve_app.api_processes.accounts import CLIENTS_WITHOUT_SEQUENCES, SharedAccounts
-from serve_app.api_processes.seats import LOCK_SECONDS, SPARE_SEATS, Seats
-from serve_app.openai.errors import ApiError
+from lexshard.serve_app.admission import Admission, LocalAccounts
+from lexshard.serve_app.api_processes.accounts import CLIENTS_WITHOUT_SEQUENCES, SharedAccounts
+from lexshard.serve_app.api_processes.seats import LOCK_SECONDS, SPARE_SEATS, Seats
+from lexshard.serve_app.openai.errors import ApiError
 from tests.support.admitting import PER_CLIENT, PROCESSES, SEQUENCES, WAITING, admission
 from tests.support.paths import ROOT
 

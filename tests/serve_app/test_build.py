@@ -11,8 +11,8 @@ import yaml
 from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ServeDeploySchema
 
-from cluster.config import ServeConfig
-from serve_app.build import app, read_args
+from lexshard.cluster.config import ServeConfig
+from lexshard.serve_app.build import app, read_args
 from tests.support.mock_server import model_folder
 from tests.support.paths import DEMO, SERVE_EXAMPLE
 
@@ -97,7 +97,7 @@ def test_the_example_is_valid() -> None:
     data = yaml.safe_load(SERVE_EXAMPLE.read_text(encoding="utf-8"))
     config = ServeDeploySchema.model_validate(data)
     [application] = config.applications
-    assert application.import_path == "serve_app.build:app"
+    assert application.import_path == "lexshard.serve_app.build:app"
     assert read_args(application.args | {"model": str(DEMO)}, {}).model == str(DEMO)
     # Serve's own check passes over what it does not know.
     assert set(data) <= set(ServeDeploySchema.model_fields)

@@ -14,8 +14,8 @@ import openai
 import pytest
 import uvicorn
 
-from actors.configuration import EngineConfiguration
-from actors.messages import (
+from lexshard.actors.configuration import EngineConfiguration
+from lexshard.actors.messages import (
     Commands,
     EngineStatistics,
     Request,
@@ -23,12 +23,12 @@ from actors.messages import (
     SequenceEvent,
     StepOutput,
 )
-from cluster.config import ServeConfig
-from cluster.engine.own_process import OwnEngines
-from cluster.engine.supervisor import EngineSupervisor
-from cluster.engine.transport import ClientSide, EngineSide
-from cluster.ports import free_port
-from serve_app.app import create_app
+from lexshard.cluster.config import ServeConfig
+from lexshard.cluster.engine.own_process import OwnEngines
+from lexshard.cluster.engine.supervisor import EngineSupervisor
+from lexshard.cluster.engine.transport import ClientSide, EngineSide
+from lexshard.cluster.ports import free_port
+from lexshard.serve_app.app import create_app
 from tests.support.mock_engine import EOS, MockEngine, Script, certificate, ids, spell
 from tests.support.mock_server import (
     HELLO,

@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from loadtest.bench.head import options as head_options
-from loadtest.bench.head.synthetic_heads import NAMED
-from loadtest.bench.head.workload import SAMPLING_METHODS
-from loadtest.bench.shards import options as shard_options
-from loadtest.bench.shards.workload import NEEDS
-from serve_app.cli import COMMANDS, main
+from lexshard.loadtest.bench.head import options as head_options
+from lexshard.loadtest.bench.head.synthetic_heads import NAMED
+from lexshard.loadtest.bench.head.workload import SAMPLING_METHODS
+from lexshard.loadtest.bench.shards import options as shard_options
+from lexshard.loadtest.bench.shards.workload import NEEDS
+from lexshard.serve_app.cli import COMMANDS, main
 from tests.support.mock_server import model_folder
 from tests.support.paths import ROOT
 
@@ -43,7 +43,7 @@ def test_help_of_a_command_imports_nothing_that_computes() -> None:
     """All of them in one process: what one imports stays."""
     look = f"""
 import contextlib, io, sys
-from serve_app.cli import COMMANDS, main
+from lexshard.serve_app.cli import COMMANDS, main
 for words in COMMANDS:
     with contextlib.redirect_stdout(io.StringIO()) as page, contextlib.suppress(SystemExit):
         main([*words, "--help"])
@@ -135,7 +135,7 @@ def test_a_server_that_cannot_start_says_so_before_anything_that_takes_time(tmp_
             for backend in ("process", "ray"):
                 look = f"""
 import sys
-from serve_app.cli import main
+from lexshard.serve_app.cli import main
 try:
     code = main({[*arguments, "--backend", backend]!r})
 except SystemExit as end:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from serve_app.cli import main
+from lexshard.serve_app.cli import main
 
 
 @cache

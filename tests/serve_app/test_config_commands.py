@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 import torch
 
-from actors.index.container import write
-from actors.index.format import describe_weights
-from actors.index.metadata import Weights
-from actors.stored_tensors import stored_tensors
-from cluster.config import GROUPS, OPTIONS, configuration_schema
-from cluster.ports import free_port
-from serve_app.cli import main
+from lexshard.actors.index.container import write
+from lexshard.actors.index.format import describe_weights
+from lexshard.actors.index.metadata import Weights
+from lexshard.actors.stored_tensors import stored_tensors
+from lexshard.cluster.config import GROUPS, OPTIONS, configuration_schema
+from lexshard.cluster.ports import free_port
+from lexshard.serve_app.cli import main
 from tests.support.mock_server import model_folder
 from tests.support.paths import DEMO, DEMO_DRAFT
 
@@ -130,7 +130,8 @@ def test_a_flag_cut_short_and_a_key_on_the_command_line_are_refused(capsys: Capt
 
 
 def test_a_reader_that_has_read_enough_is_no_error() -> None:
-    command = f"{sys.executable} -m serve_app.cli config schema | head -1; exit ${{PIPESTATUS[0]}}"
+    schema = f"{sys.executable} -m lexshard.serve_app.cli config schema"
+    command = f"{schema} | head -1; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert done.returncode in (0, 141)
     assert done.stderr == ""

@@ -14,17 +14,17 @@ from jinja2.exceptions import TemplateError
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from serve_app.commands.demo_train import main
-from serve_app.demo import train_demo
-from serve_app.demo.evaluate import ended_count
-from serve_app.demo.loss import fused_cross_entropy, fused_distillation
-from serve_app.demo.network import hidden_states, initial_weights, rotary_table
-from serve_app.demo.pipeline import DRAFT_FOLDER, TARGET_FOLDER
-from serve_app.demo.recipe import DemoRecipe, Measurement, Mixture, NetworkShape, Schedule
-from serve_app.demo.stages import target_checkpoint, target_trainer, train_target
-from serve_app.demo.texts.corpus import clean_book, load_corpus
-from serve_app.demo.texts.prepare import prepare
-from serve_app.demo.texts.tokenizer import render_chat
+from lexshard.serve_app.commands.demo_train import main
+from lexshard.serve_app.demo import train_demo
+from lexshard.serve_app.demo.evaluate import ended_count
+from lexshard.serve_app.demo.loss import fused_cross_entropy, fused_distillation
+from lexshard.serve_app.demo.network import hidden_states, initial_weights, rotary_table
+from lexshard.serve_app.demo.pipeline import DRAFT_FOLDER, TARGET_FOLDER
+from lexshard.serve_app.demo.recipe import DemoRecipe, Measurement, Mixture, NetworkShape, Schedule
+from lexshard.serve_app.demo.stages import target_checkpoint, target_trainer, train_target
+from lexshard.serve_app.demo.texts.corpus import clean_book, load_corpus
+from lexshard.serve_app.demo.texts.prepare import prepare
+from lexshard.serve_app.demo.texts.tokenizer import render_chat
 from tests.support.paths import ROOT
 
 MODELS = ROOT / "models"

@@ -13,10 +13,10 @@ import httpx
 import pytest
 from starlette.routing import Route
 
-from cluster.config import ServeConfig
-from serve_app.app import create_app
-from serve_app.description.fields import MEANINGS
-from serve_app.description.openapi import OPERATIONS
+from lexshard.cluster.config import ServeConfig
+from lexshard.serve_app.app import create_app
+from lexshard.serve_app.description.fields import MEANINGS
+from lexshard.serve_app.description.openapi import OPERATIONS
 from tests.support.mock_engine import MockEngine
 from tests.support.mock_server import TOKENIZER, listening
 

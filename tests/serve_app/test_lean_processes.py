@@ -13,38 +13,44 @@ from tests.support.paths import ROOT
 
 COMPUTING = {"torch", "numba", "llvmlite", "scipy", "transformers", "triton", "faiss", "sympy"}
 SPEAKING_HTTP = {"fastapi", "starlette", "uvicorn"}
-PARENT = ("serve_app.cli", "serve_app.commands.serve")
+PARENT = ("lexshard.serve_app.cli", "lexshard.serve_app.commands.serve")
 # What a process of that name runs, and what it has no part of.
 PROCESSES = {
     "lexshard serve, embedded": (
-        (*PARENT, "serve_app.start.embedded"),
+        (*PARENT, "lexshard.serve_app.start.embedded"),
         {*COMPUTING, *SPEAKING_HTTP, "ray"},
     ),
     "lexshard serve, before Ray": (
-        (*PARENT, "serve_app.start.server_process"),
+        (*PARENT, "lexshard.serve_app.start.server_process"),
         {*COMPUTING, *SPEAKING_HTTP, "ray"},
     ),
     "API process": (
-        ("serve_app.api_processes.api_process",),
-        {*COMPUTING, "ray", "serve_app.description.openapi"},
+        ("lexshard.serve_app.api_processes.api_process",),
+        {*COMPUTING, "ray", "lexshard.serve_app.description.openapi"},
     ),
-    "driver, before it has Ray": (("serve_app.start.driver",), {*COMPUTING, "ray"}),
+    "driver, before it has Ray": (("lexshard.serve_app.start.driver",), {*COMPUTING, "ray"}),
     "driver": (
         (
-            "serve_app.start.driver",
-            "cluster.lean_node",
-            "cluster.engine.ray_actor",
-            "serve_app.deployment",
-            "serve_app.replica",
-            "cluster.topology.reserving",
+            "lexshard.serve_app.start.driver",
+            "lexshard.cluster.lean_node",
+            "lexshard.cluster.engine.ray_actor",
+            "lexshard.serve_app.deployment",
+            "lexshard.serve_app.replica",
+            "lexshard.cluster.topology.reserving",
         ),
         COMPUTING,
     ),
-    "replica": (("serve_app.deployment",), COMPUTING),
-    "replica with an engine": (("serve_app.replica", "cluster.engine.supervisor"), COMPUTING),
-    "engine's actor, before its model": (("cluster.engine.ray_actor",), COMPUTING | SPEAKING_HTTP),
+    "replica": (("lexshard.serve_app.deployment",), COMPUTING),
+    "replica with an engine": (
+        ("lexshard.serve_app.replica", "lexshard.cluster.engine.supervisor"),
+        COMPUTING,
+    ),
+    "engine's actor, before its model": (
+        ("lexshard.cluster.engine.ray_actor",),
+        COMPUTING | SPEAKING_HTTP,
+    ),
     "lexshard status": (
-        ("serve_app.cli", "serve_app.commands.status"),
+        ("lexshard.serve_app.cli", "lexshard.serve_app.commands.status"),
         {*COMPUTING, *SPEAKING_HTTP, "ray", "numpy", "pydantic"},
     ),
 }
@@ -64,7 +70,7 @@ def test_status_of_a_server_that_is_not_there_is_told_without_any_of_it() -> Non
     """The command itself, to its end: what is imported on the way counts, too."""
     _, absent = PROCESSES["lexshard status"]
     look = (
-        "import sys; from serve_app.cli import main; "
+        "import sys; from lexshard.serve_app.cli import main; "
         "assert main(['status', '--url', 'http://127.0.0.1:1']) == 1; "
         f"print(sorted({absent!r} & set(sys.modules)))"
     )
@@ -80,7 +86,7 @@ def test_a_tokenizer_is_read_without_torch_and_also_where_transformers_has_found
 ) -> None:
     folder = str(model_folder(tmp_path))
     look = (
-        "from serve_app.openai.tokenization import ModelTokenizer; "
+        "from lexshard.serve_app.openai.tokenization import ModelTokenizer; "
         f"print(ModelTokenizer.load({folder!r}).encode('ab', False), 'torch' in sys.modules)"
     )
     for before, has_torch in (

@@ -98,7 +98,7 @@ def test_one_engine_decides_alone_and_a_cluster_has_an_actor_for_each_part(
 def test_status_tells_of_either_in_a_page(one: Server, cluster: Server) -> None:
     for server, what in ((one, "body 0"), (cluster, "sampler 1")):
         page = subprocess.run(
-            [sys.executable, "-m", "serve_app.cli", "status", "--url", server.url],
+            [sys.executable, "-m", "lexshard.serve_app.cli", "status", "--url", server.url],
             cwd=ROOT,
             capture_output=True,
             text=True,

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from serve_app.api_processes.seats import Seats
+from lexshard.serve_app.api_processes.seats import Seats
 from tests.support.counting import PATH, metrics, record, values
 from tests.support.mock_engine import MockEngine
 from tests.support.paths import ROOT

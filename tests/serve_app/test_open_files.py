@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from cluster.ingress import MOST_CONNECTIONS, connections_that_fit
-from cluster.ports import free_port
-from serve_app.start.open_files import LEAST_FILES, LEAST_FILES_ON_RAY
+from lexshard.cluster.ingress import MOST_CONNECTIONS, connections_that_fit
+from lexshard.cluster.ports import free_port
+from lexshard.serve_app.start.open_files import LEAST_FILES, LEAST_FILES_ON_RAY
 from tests.support.backends import PROCESS_AND_SLOW_RAY, Backend
 from tests.support.mock_server import model_folder
 from tests.support.paths import ROOT
@@ -47,7 +47,7 @@ def test_with_a_hard_limit_of_1024_it_serves_as_many_as_fit(
 def test_what_does_not_fit_is_refused_in_one_sentence(
     tmp_path: Path, backend: Backend, least: int
 ) -> None:
-    command = [sys.executable, "-m", "serve_app.cli", "serve", str(model_folder(tmp_path))]
+    command = [sys.executable, "-m", "lexshard.serve_app.cli", "serve", str(model_folder(tmp_path))]
     refused = subprocess.run(
         [*command, "--port", str(free_port()), "--backend", backend],
         cwd=ROOT,
@@ -68,7 +68,7 @@ def test_a_low_soft_limit_is_raised_without_a_word(tmp_path: Path) -> None:
     """In this process's child, as a shell starts it: 1,024 of many."""
     look = """
 import resource
-from serve_app.start.open_files import make_room
+from lexshard.serve_app.start.open_files import make_room
 most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 resource.setrlimit(resource.RLIMIT_NOFILE, (1024, most))
 make_room(False, print)

@@ -10,11 +10,11 @@ from typing import Any
 import httpx
 import pytest
 
-from cluster.config import ServeConfig
-from cluster.config_sources import ConfigError, load_config
-from serve_app.app import create_app
-from serve_app.openai.errors import TYPES_AND_CODES
-from serve_app.request_record import RequestRecord
+from lexshard.cluster.config import ServeConfig
+from lexshard.cluster.config_sources import ConfigError, load_config
+from lexshard.serve_app.app import create_app
+from lexshard.serve_app.openai.errors import TYPES_AND_CODES
+from lexshard.serve_app.request_record import RequestRecord
 from tests.support.mock_engine import VOCABULARY, MockEngine, Script, byte_tokenizer, ids
 
 HELLO = [{"role": "user", "content": "Hi"}]
@@ -352,13 +352,13 @@ def test_unseeded_requests_get_seeds_of_their_own_and_given_ones_are_shared() ->
 def test_who_asks_decides_how_early_they_may_go(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = MockEngine()
     privileged = partial(RequestRecord, lowest_priority=-2, cache_salt="owner")
-    monkeypatch.setattr("serve_app.middleware.RequestRecord", privileged)
+    monkeypatch.setattr("lexshard.serve_app.middleware.RequestRecord", privileged)
     assert complete({"priority": -2}, engine).status_code == 200
     response = complete({"priority": -3})
     assert_refused(response, "priority")
     assert "-2" in response.text
     patient = partial(RequestRecord, lowest_priority=3)
-    monkeypatch.setattr("serve_app.middleware.RequestRecord", patient)
+    monkeypatch.setattr("lexshard.serve_app.middleware.RequestRecord", patient)
     assert complete({}, engine).status_code == 200
     assert_refused(complete({"priority": 2}), "priority")
     assert [request.priority for request in engine.requests] == [-2, 3]
@@ -367,7 +367,7 @@ def test_who_asks_decides_how_early_they_may_go(monkeypatch: pytest.MonkeyPatch)
 def test_the_engine_is_told_who_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = MockEngine()
     known = partial(RequestRecord, cache_salt="owner")
-    monkeypatch.setattr("serve_app.middleware.RequestRecord", known)
+    monkeypatch.setattr("lexshard.serve_app.middleware.RequestRecord", known)
     assert complete({"n": 2}, engine).status_code == 200
     assert {(request.client, request.cache_salt) for request in engine.requests} == {
         ("127.0.0.1", "owner")

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.chaos.random_faults import OPTIONS, run_faults
-from loadtest.chaos.report import ChaosReport
-from loadtest.chaos.server import started_server
+from lexshard.loadtest.chaos.random_faults import OPTIONS, run_faults
+from lexshard.loadtest.chaos.report import ChaosReport
+from lexshard.loadtest.chaos.server import started_server
 from tests.support.paths import DEMO
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from cluster.config import ServeConfig
-from serve_app.start import readiness
-from serve_app.start.readiness import StartupError, Waiting, wait_until_ready
+from lexshard.cluster.config import ServeConfig
+from lexshard.serve_app.start import readiness
+from lexshard.serve_app.start.readiness import StartupError, Waiting, wait_until_ready
 from tests.support.mock_engine import MockEngine
 from tests.support.mock_server import listening
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.messages import Request
+from lexshard.actors.messages import Request
 from tests.support import client_errors
 from tests.support.mock_engine import MockEngine, Script, spell
 from tests.support.mock_server import listening

@@ -20,8 +20,8 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from cluster.config import ServeConfig
-from cluster.ports import free_port
+from lexshard.cluster.config import ServeConfig
+from lexshard.cluster.ports import free_port
 from tests.support.mock_server import model_folder
 from tests.support.paths import ROOT
 from tests.support.real_server import Server, running_scripted_server, wait

@@ -21,10 +21,10 @@ import psutil
 import pytest
 from pydantic import ValidationError
 
-from serve_app import body_room, request_body
-from serve_app.json_body import MAX_JSON_NAMES, MAX_JSON_VALUES, decoded
-from serve_app.openai.errors import ApiError
-from serve_app.openai.protocol import CompletionRequest, parse
+from lexshard.serve_app import body_room, request_body
+from lexshard.serve_app.json_body import MAX_JSON_NAMES, MAX_JSON_VALUES, decoded
+from lexshard.serve_app.openai.errors import ApiError
+from lexshard.serve_app.openai.protocol import CompletionRequest, parse
 from tests.support.mock_engine import MockEngine
 from tests.support.mock_server import Wire, listening, post
 

@@ -12,9 +12,9 @@ import pytest
 from tokenizers import normalizers
 from transformers import PreTrainedTokenizerFast
 
-from serve_app.openai.errors import ApiError, ClientDisconnectedError
-from serve_app.openai.tokenization import ModelTokenizer, most_text_bytes
-from serve_app.openai.workers import SHORT_TEXT, TextWorkers
+from lexshard.serve_app.openai.errors import ApiError, ClientDisconnectedError
+from lexshard.serve_app.openai.tokenization import ModelTokenizer, most_text_bytes
+from lexshard.serve_app.openai.workers import SHORT_TEXT, TextWorkers
 from tests.support.mock_engine import VOCABULARY, MockEngine, Script, byte_tokenizer, ids
 from tests.support.mock_server import HELLO, TOKENIZER, Client, Wire, post, serve, until
 from tests.support.paths import DEMO

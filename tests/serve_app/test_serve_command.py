@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from actors.configuration import EngineConfiguration
-from cluster.config import ServeConfig
-from cluster.config_sources import ConfigError, environment_values, load_config
-from cluster.ports import free_port
-from serve_app.authentication import ApiKeys
-from serve_app.cli import main, parser_of
-from serve_app.commands.option_flags import given_options
-from serve_app.openai.errors import ApiError
+from lexshard.actors.configuration import EngineConfiguration
+from lexshard.cluster.config import ServeConfig
+from lexshard.cluster.config_sources import ConfigError, environment_values, load_config
+from lexshard.cluster.ports import free_port
+from lexshard.serve_app.authentication import ApiKeys
+from lexshard.serve_app.cli import main, parser_of
+from lexshard.serve_app.commands.option_flags import given_options
+from lexshard.serve_app.openai.errors import ApiError
 from tests.support.mock_server import model_folder
 from tests.support.paths import ROOT
 
@@ -99,9 +99,9 @@ def test_a_folder_needs_nothing_of_the_hub(tmp_path: Path) -> None:
     folder = str(model_folder(tmp_path))
     script = f"""
 import sys
-from cluster.config import ServeConfig
-from serve_app.commands import serve
-from serve_app.start.preflight import ready_to_start
+from lexshard.cluster.config import ServeConfig
+from lexshard.serve_app.commands import serve
+from lexshard.serve_app.start.preflight import ready_to_start
 ready_to_start(ServeConfig(model={folder!r}, port={free_port()}), print)
 print({{"huggingface_hub", "httpx2", "torch", "transformers"}} & sys.modules.keys())
 """

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from serve_app.admission import Admission
-from serve_app.openai.errors import ApiError
-from serve_app.openai.prompts import estimated_tokens
+from lexshard.serve_app.admission import Admission
+from lexshard.serve_app.openai.errors import ApiError
+from lexshard.serve_app.openai.prompts import estimated_tokens
 from tests.support.exposition import unlabelled
 from tests.support.mock_engine import VOCABULARY, MockEngine, ids, spell
 from tests.support.mock_server import Client, post, serve, until

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from actors.messages import Request
+from lexshard.actors.messages import Request
 from tests.support.mock_engine import BOS, EOS, MockEngine, Script, ids, spell
 from tests.support.mock_server import Client, chat, complete, says, serve
 

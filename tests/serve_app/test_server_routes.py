@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from actors.messages import EngineStatistics
-from actors.statistic import statistics_of
-from cluster.config import ServeConfig
-from serve_app.api_processes import direct_ingress
-from serve_app.api_processes.direct_ingress import DirectIngress
-from serve_app.app import create_app
-from serve_app.middleware import ProxyHeaders, ingress_middlewares
+from lexshard.actors.messages import EngineStatistics
+from lexshard.actors.statistic import statistics_of
+from lexshard.cluster.config import ServeConfig
+from lexshard.serve_app.api_processes import direct_ingress
+from lexshard.serve_app.api_processes.direct_ingress import DirectIngress
+from lexshard.serve_app.app import create_app
+from lexshard.serve_app.middleware import ProxyHeaders, ingress_middlewares
 from tests.support.exposition import unlabelled
 from tests.support.mock_engine import VOCABULARY, MockEngine, ids
 from tests.support.mock_server import HELLO, TOKENIZER, Client, post, serve
@@ -284,7 +284,7 @@ def test_in_a_replica_serve_keeps_its_own_paths_and_hands_on_the_rest() -> None:
 
 def test_the_application_is_called_in_its_own_loop_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(direct_ingress, "_local", None)
-    monkeypatch.setattr("serve_app.middleware.die_with_parent", lambda: None)
+    monkeypatch.setattr("lexshard.serve_app.middleware.die_with_parent", lambda: None)
 
     async def middlewares() -> list[Any]:
         return [middleware.cls for middleware in ingress_middlewares()]

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.messages import Request, SamplingParameters, SequenceEvent
-from serve_app.openai.chat import ChatWriter
-from serve_app.openai.choice import Choice, Delta, OutputOptions
-from serve_app.openai.completions import CompletionWriter
-from serve_app.openai.logprobs import LogprobsFormatter
-from serve_app.openai.protocol import StreamOptions
-from serve_app.openai.response_writer import ResponseWriter, server_sent_event
+from lexshard.actors.messages import Request, SamplingParameters, SequenceEvent
+from lexshard.serve_app.openai.chat import ChatWriter
+from lexshard.serve_app.openai.choice import Choice, Delta, OutputOptions
+from lexshard.serve_app.openai.completions import CompletionWriter
+from lexshard.serve_app.openai.logprobs import LogprobsFormatter
+from lexshard.serve_app.openai.protocol import StreamOptions
+from lexshard.serve_app.openai.response_writer import ResponseWriter, server_sent_event
 from tests.support.mock_engine import MockEngine, MockStream, Script, ids
 from tests.support.mock_server import (
     HELLO,

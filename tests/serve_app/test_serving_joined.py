@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from cluster.ports import free_port
+from lexshard.cluster.ports import free_port
 from tests.support.paths import DEMO, ROOT
 from tests.support.ray_head import ray_environment, ray_head
 from tests.support.real_server import Server, running_server, wait
@@ -25,7 +25,7 @@ FLAGS = ("--head", "dense", "--max-model-len", "128", "--shards", "2")
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
     """Two nodes that were there before."""
-    from cluster.lifecycle import prepare_environment
+    from lexshard.cluster.lifecycle import prepare_environment
 
     prepare_environment()
     import ray
@@ -73,7 +73,7 @@ def _tell(server: Server, seed: int) -> str:
 
 def _refused(*flags: str) -> str:
     """What a server that cannot start says last."""
-    command = [sys.executable, "-m", "serve_app.cli", "serve", "--model", str(DEMO)]
+    command = [sys.executable, "-m", "lexshard.serve_app.cli", "serve", "--model", str(DEMO)]
     command += ["--port", str(free_port()), "--device", "cpu", *FLAGS, *flags]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 1, ended.stdout + ended.stderr
@@ -111,7 +111,15 @@ def test_what_finds_no_room_is_told(cluster: Any) -> None:
 
 
 def test_a_stop_before_it_is_ready_leaves_nothing(cluster: Any, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "serve_app.cli", "serve", "--model", str(DEMO), *FLAGS]
+    command = [
+        sys.executable,
+        "-m",
+        "lexshard.serve_app.cli",
+        "serve",
+        "--model",
+        str(DEMO),
+        *FLAGS,
+    ]
     command += ["--port", str(free_port()), "--device", "cpu", "--address", cluster.address]
     log = tmp_path / "log"
     with log.open("wb") as output:
@@ -157,7 +165,7 @@ def test_what_others_serve_is_not_touched(cluster: Any) -> None:
         handle: Any = serve.run(Greeting.bind(), name="greeting", route_prefix="/greeting")
         told = _refused("--address", cluster.address)
         assert "Ray Serve runs in this cluster already (applications: greeting)" in told
-        assert "serve_app.build:app" in told
+        assert "lexshard.serve_app.build:app" in told
         assert handle.remote().result() == "hello"
     finally:
         serve.shutdown()
@@ -175,7 +183,14 @@ def test_a_cluster_that_asks_for_no_token_is_warned_of(tmp_path: Path) -> None:
     is_open |= {"RAY_AUTH_MODE": "disabled"}
     for environment, warned in ((is_open, True), (guarded, False)):
         with ray_head(tmp_path, environment) as address:
-            command = [sys.executable, "-m", "serve_app.cli", "serve", "--model", str(DEMO)]
+            command = [
+                sys.executable,
+                "-m",
+                "lexshard.serve_app.cli",
+                "serve",
+                "--model",
+                str(DEMO),
+            ]
             command += ["--port", str(free_port()), "--shards", "9", "--placement-seconds", "0"]
             ended = subprocess.run(
                 [*command, "--address", address],

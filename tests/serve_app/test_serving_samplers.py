@@ -46,7 +46,10 @@ def _tell(server: Server, seed: int, started: threading.Event | None = None) -> 
 def _samplers() -> list[int]:
     """The process ids of all sampler processes of this machine."""
     found = subprocess.run(
-        ["pgrep", "-f", "cluster.samplers.main"], capture_output=True, text=True, check=False
+        ["pgrep", "-f", "lexshard.cluster.samplers.main"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     return [int(line) for line in found.stdout.split()]
 

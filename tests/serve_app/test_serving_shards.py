@@ -74,7 +74,7 @@ def test_a_cluster_of_actors_says_what_one_process_says(tmp_path: Path) -> None:
         assert len(after) == 1
         assert after != before
         page = subprocess.run(
-            [sys.executable, "-m", "serve_app.cli", "status", "--url", server.url],
+            [sys.executable, "-m", "lexshard.serve_app.cli", "status", "--url", server.url],
             cwd=ROOT,
             capture_output=True,
             text=True,

@@ -14,7 +14,7 @@ import httpx
 import pytest
 import yaml
 
-from cluster.ports import free_port
+from lexshard.cluster.ports import free_port
 from tests.support.paths import DEMO, ROOT, SERVE_EXAMPLE
 from tests.support.ray_head import command, ray_environment, ray_head
 from tests.support.real_server import healthy, running_server, wait

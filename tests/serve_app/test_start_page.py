@@ -9,12 +9,12 @@ from typing import Any, get_args
 
 import pytest
 
-from cluster.config import GROUPS, OPTIONS, Option, ServeConfig
-from cluster.config_sources import config_sources
-from serve_app.cli import main
-from serve_app.commands.option_flags import FIRST
-from serve_app.start.banner import banner
-from serve_app.start.settings import set_options
+from lexshard.cluster.config import GROUPS, OPTIONS, Option, ServeConfig
+from lexshard.cluster.config_sources import config_sources
+from lexshard.serve_app.cli import main
+from lexshard.serve_app.commands.option_flags import FIRST
+from lexshard.serve_app.start.banner import banner
+from lexshard.serve_app.start.settings import set_options
 from tests.support.mock_engine import MockEngine
 
 LINES, COLUMNS = 30, 100

@@ -6,10 +6,16 @@ from typing import Any
 
 import pytest
 
-from cluster.config import ServeConfig
-from cluster.kept_processes import ProcessRole
-from serve_app.start import embedded
-from serve_app.start.embedded import ENGINE, PAUSE_SECONDS, Due, EmbeddedServer, ServerModules
+from lexshard.cluster.config import ServeConfig
+from lexshard.cluster.kept_processes import ProcessRole
+from lexshard.serve_app.start import embedded
+from lexshard.serve_app.start.embedded import (
+    ENGINE,
+    PAUSE_SECONDS,
+    Due,
+    EmbeddedServer,
+    ServerModules,
+)
 
 
 class Kept:

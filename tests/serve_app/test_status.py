@@ -6,8 +6,8 @@ import os
 from dataclasses import replace
 from typing import Any
 
-from actors.configuration import EngineInformation
-from serve_app.commands.status import describe, describe_timings
+from lexshard.actors.configuration import EngineInformation
+from lexshard.serve_app.commands.status import describe, describe_timings
 from tests.support.mock_engine import MockEngine
 from tests.support.mock_server import Client, serve
 

@@ -13,7 +13,7 @@ import httpx
 import pytest
 import uvicorn
 
-from serve_app.api_processes.api_process import TICK_SECONDS, HttpServer
+from lexshard.serve_app.api_processes.api_process import TICK_SECONDS, HttpServer
 from tests.support.backends import PROCESS_AND_SLOW_RAY, Backend
 from tests.support.real_server import running_server, wait
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from serve_app.cli import main
+from lexshard.serve_app.cli import main
 from tests.support.paths import DEMO, DEMO_DRAFT
 
 NODE = "cpus=8,memory=16GiB"

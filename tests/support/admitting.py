@@ -7,10 +7,10 @@ import sys
 import time
 from pathlib import Path
 
-from serve_app.admission import Admission, Ticket
-from serve_app.api_processes.accounts import SharedAccounts
-from serve_app.api_processes.seats import Seats
-from serve_app.openai.errors import ApiError
+from lexshard.serve_app.admission import Admission, Ticket
+from lexshard.serve_app.api_processes.accounts import SharedAccounts
+from lexshard.serve_app.api_processes.seats import Seats
+from lexshard.serve_app.openai.errors import ApiError
 
 PROCESSES = 3
 SEQUENCES, WAITING, PER_CLIENT = 12, 200, 5

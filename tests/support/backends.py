@@ -15,7 +15,7 @@ PROCESS_AND_SLOW_RAY = ("process", pytest.param("ray", marks=pytest.mark.slow))
 
 # A piece of the command line.
 COMMANDS: dict[tuple[Backend, Role], str] = {
-    ("process", "engine"): "cluster.engine.main",
+    ("process", "engine"): "lexshard.cluster.engine.main",
     ("process", "api"): "api_process",  # the real one, or that of scripted engines
     ("process", "ingress"): "bin/haproxy",
     ("ray", "engine"): "ray::EngineActor",

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from cluster.ports import free_port
+from lexshard.cluster.ports import free_port
 from tests.support.paths import ROOT
 
 PACKAGES = ("bash", "procps", "tini", "wget")  # as in k8s/images/Dockerfile.cpu

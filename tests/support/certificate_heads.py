@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from actors.head.ladder import Choices, Ladder
-from actors.head.screens import DENSE, Linear
-from actors.head.shard import Shard
-from kernels.quantize import Int4Tier, Kind, Tier, quantize
-from kernels.rows import canonical_logits, postprocess
+from lexshard.actors.head.ladder import Choices, Ladder
+from lexshard.actors.head.screens import DENSE, Linear
+from lexshard.actors.head.shard import Shard
+from lexshard.kernels.quantize import Int4Tier, Kind, Tier, quantize
+from lexshard.kernels.rows import canonical_logits, postprocess
 
 Array = np.ndarray[Any, Any]
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from actors.states.need import Adjustment, Need
-from kernels.draw import Controls
-from kernels.noise import gumbel_row
+from lexshard.actors.states.need import Adjustment, Need
+from lexshard.kernels.draw import Controls
+from lexshard.kernels.noise import gumbel_row
 from tests.support.certificate_heads import Array
 
 KINDS = ("greedy", "gumbel", "topk", "minp", "nucleus", "epsilon")

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from actors.candidates import Candidates
-from actors.head.build import OutputHead
-from actors.head.screens import DENSE
-from actors.states.need import Adjustment, Need
-from kernels.draw import draw
-from kernels.truncate.reference import truncate
+from lexshard.actors.candidates import Candidates
+from lexshard.actors.head.build import OutputHead
+from lexshard.actors.head.screens import DENSE
+from lexshard.actors.states.need import Adjustment, Need
+from lexshard.kernels.draw import draw
+from lexshard.kernels.truncate.reference import truncate
 from tests.support.certificate_heads import (
     CHOICES,
     PROBABILISTIC,

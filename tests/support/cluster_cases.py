@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from kernels.bounds import Clusters
+from lexshard.kernels.bounds import Clusters
 
 
 def weights(seed: int, flavour: str, size: int, columns: int) -> torch.Tensor:

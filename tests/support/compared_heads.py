@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from actors.candidates import Candidates
-from actors.decision.plane import PendingStep
-from actors.engine.engine import Engine
+from lexshard.actors.candidates import Candidates
+from lexshard.actors.decision.plane import PendingStep
+from lexshard.actors.engine.engine import Engine
 
 
 @dataclass(slots=True)

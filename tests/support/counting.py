@@ -7,10 +7,10 @@ import signal
 import sys
 from pathlib import Path
 
-from serve_app.admission import Admission
-from serve_app.api_processes.seats import Seats
-from serve_app.observability.server_metrics import ServerMetrics
-from serve_app.request_record import RequestRecord
+from lexshard.serve_app.admission import Admission
+from lexshard.serve_app.api_processes.seats import Seats
+from lexshard.serve_app.observability.server_metrics import ServerMetrics
+from lexshard.serve_app.request_record import RequestRecord
 from tests.support.mock_engine import MockEngine
 
 PATH = "/v1/completions"

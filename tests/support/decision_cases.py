@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 
-from kernels.draw import Controls
-from kernels.penalties import Adjustments
+from lexshard.kernels.draw import Controls
+from lexshard.kernels.penalties import Adjustments
 
 FLAVOURS = ["plain", "narrow", "coarse", "special", "equal", "mostly excluded", "huge", "peaked"]
 LAYOUTS = ["vocabulary-major", "row-major", "padded columns", "padded rows", "every second"]

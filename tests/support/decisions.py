@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from actors.candidates import Candidates
-from actors.decision.local_samplers import InlineSampler
-from actors.decision.messages import SamplerSettings
-from actors.decision.plane import DecisionPlane
-from actors.decision.sampler import Sampler
-from actors.messages import Certificate, Request, RowDecision
-from actors.states.sequence_state import SequenceState, SequenceStates
+from lexshard.actors.candidates import Candidates
+from lexshard.actors.decision.local_samplers import InlineSampler
+from lexshard.actors.decision.messages import SamplerSettings
+from lexshard.actors.decision.plane import DecisionPlane
+from lexshard.actors.decision.sampler import Sampler
+from lexshard.actors.messages import Certificate, Request, RowDecision
+from lexshard.actors.states.sequence_state import SequenceState, SequenceStates
 
 
 class LooseStates(SequenceStates):

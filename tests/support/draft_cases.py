@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from actors.body.fused import FusedBody
-from actors.body.loading import LoadedModel
-from actors.drafter.model import ModelDrafter
-from actors.drafter.protocol import Drafter
-from actors.drafter.task import DraftTask
-from kernels.attention import BLOCK_SIZE
-from kernels.draft import Drafted, DraftHead, PendingTokens, Router, draft
-from kernels.linear import pack
-from kernels.linear.tile import PANEL
-from kernels.llama import LlamaShape, LlamaStack, LlamaWeights
+from lexshard.actors.body.fused import FusedBody
+from lexshard.actors.body.loading import LoadedModel
+from lexshard.actors.drafter.model import ModelDrafter
+from lexshard.actors.drafter.protocol import Drafter
+from lexshard.actors.drafter.task import DraftTask
+from lexshard.kernels.attention import BLOCK_SIZE
+from lexshard.kernels.draft import Drafted, DraftHead, PendingTokens, Router, draft
+from lexshard.kernels.linear import pack
+from lexshard.kernels.linear.tile import PANEL
+from lexshard.kernels.llama import LlamaShape, LlamaStack, LlamaWeights
 
 WIDTH = 32
 VERY_MANY = 5000  # as top-k: more than there are

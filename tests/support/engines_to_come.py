@@ -8,12 +8,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from actors.configuration import EngineConfiguration
-from actors.faults import LoggedFault
-from actors.messages import Request, SequenceEvent, StepOutput
-from actors.role import RunningRole
-from cluster.engine.handle import EngineLocation, EngineLostError, EngineRaisedError, Suitability
-from cluster.engine.transport import EngineSide
+from lexshard.actors.configuration import EngineConfiguration
+from lexshard.actors.faults import LoggedFault
+from lexshard.actors.messages import Request, SequenceEvent, StepOutput
+from lexshard.actors.role import RunningRole
+from lexshard.cluster.engine.handle import (
+    EngineLocation,
+    EngineLostError,
+    EngineRaisedError,
+    Suitability,
+)
+from lexshard.cluster.engine.transport import EngineSide
 from tests.support.mock_engine import MockEngine
 
 

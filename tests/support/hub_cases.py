@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from cluster.models.fetch import Wish, fetched_folder
-from cluster.models.hub import Hub
-from cluster.models.names import ModelNameError, hub_name
-from cluster.models.refusal import LoadingOptions
+from lexshard.cluster.models.fetch import Wish, fetched_folder
+from lexshard.cluster.models.hub import Hub
+from lexshard.cluster.models.names import ModelNameError, hub_name
+from lexshard.cluster.models.refusal import LoadingOptions
 from tests.support.hub_server import HubServer
 
 NAME = "lexshard/demo"

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import torch
 
-from actors.body.loading import load
-from actors.index.build import TIER_KINDS, IndexSettings, build_index, own_rows
-from actors.index.format import Index, describe_weights, read_index
+from lexshard.actors.body.loading import load
+from lexshard.actors.index.build import TIER_KINDS, IndexSettings, build_index, own_rows
+from lexshard.actors.index.format import Index, describe_weights, read_index
 from tests.support.tiny_models import save_tiny
 
 SETTINGS = IndexSettings(clusters=9, iterations=4, seed=5)

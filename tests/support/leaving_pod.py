@@ -20,7 +20,7 @@ from typing import Any
 
 import httpx
 
-from cluster.ports import free_port
+from lexshard.cluster.ports import free_port
 from tests.support.mock_server import model_folder
 from tests.support.paths import ROOT
 

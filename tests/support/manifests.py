@@ -20,9 +20,9 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
-from cluster.config import OPTIONS
-from cluster.config_sources import load_config
-from cluster.strict_yaml import StrictLoader
+from lexshard.cluster.config import OPTIONS
+from lexshard.cluster.config_sources import load_config
+from lexshard.cluster.strict_yaml import StrictLoader
 from tests.support.paths import ROOT
 
 Manifest = dict[str, Any]
@@ -92,7 +92,7 @@ def _complaints_of_serving(text: str) -> Iterator[str]:
             scaling = deployment.get("autoscaling_config", {})
             for unknown in scaling.keys() - _scaling_options():
                 yield f"serveConfigV2: autoscaling_config: {unknown} is unknown"
-        if application.get("import_path") != "serve_app.build:app":
+        if application.get("import_path") != "lexshard.serve_app.build:app":
             yield "serveConfigV2: import_path is not lexshard's"
         try:
             load_config(None, application.get("args", {}))

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from actors.configuration import EngineInformation
-from actors.faults import LoggedFault
-from actors.messages import (
+from lexshard.actors.configuration import EngineInformation
+from lexshard.actors.faults import LoggedFault
+from lexshard.actors.messages import (
     Certificate,
     EngineStatistics,
     Request,
@@ -20,11 +20,11 @@ from actors.messages import (
     TokenLogprobs,
     TokenOrigin,
 )
-from actors.role import RunningRole, here
-from actors.text.token_bytes import byte_level_alphabet
-from cluster.config import ServeConfig
-from cluster.engine.journal import JournalStream
-from serve_app.openai.tokenization import ModelTokenizer
+from lexshard.actors.role import RunningRole, here
+from lexshard.actors.text.token_bytes import byte_level_alphabet
+from lexshard.cluster.config import ServeConfig
+from lexshard.cluster.engine.journal import JournalStream
+from lexshard.serve_app.openai.tokenization import ModelTokenizer
 
 EOS = 256
 BOS = 257

@@ -15,9 +15,9 @@ from typing import Any
 import httpx
 import uvicorn
 
-from cluster.config import ServeConfig
-from serve_app.app import create_app
-from serve_app.openai.tokenization import ModelTokenizer
+from lexshard.cluster.config import ServeConfig
+from lexshard.serve_app.app import create_app
+from lexshard.serve_app.openai.tokenization import ModelTokenizer
 from tests.support.mock_engine import MockEngine, byte_tokenizer, spell
 
 TOKENIZER = byte_tokenizer()

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from cluster.ports import free_port
+from lexshard.cluster.ports import free_port
 from tests.support.real_server import wait
 
 SUBNET = "10.213.77"  # of a bridge on this machine alone
@@ -56,7 +56,7 @@ class NodeApart:
 def nodes_apart(first_cpus: int, *cpus: int) -> Iterator[list[NodeApart]]:
     """Joins a cluster of this machine as its head, with ``first_cpus``, and a node apart for each
     of ``cpus``; yields these."""
-    from cluster.lifecycle import prepare_environment
+    from lexshard.cluster.lifecycle import prepare_environment
 
     prepare_environment()
     import ray

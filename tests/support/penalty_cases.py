@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from actors.states.need import Adjustment
+from lexshard.actors.states.need import Adjustment
 from tests.support.search_cases import random_tables
 
 

@@ -11,16 +11,16 @@ import numpy as np
 import torch
 from transformers import AutoTokenizer
 
-from actors.body.loading import LoadedModel, load
-from actors.body.self_test import pack_batch
-from actors.configuration import EngineConfiguration
-from actors.engine.completion import run_to_completion
-from actors.engine.engine import Engine
-from cluster.samplers.start import start_sampler
-from kernels.attention import BLOCK_SIZE
-from kernels.quantize import quantize
-from kernels.screen import screen
-from loadtest import token_digest
+from lexshard.actors.body.loading import LoadedModel, load
+from lexshard.actors.body.self_test import pack_batch
+from lexshard.actors.configuration import EngineConfiguration
+from lexshard.actors.engine.completion import run_to_completion
+from lexshard.actors.engine.engine import Engine
+from lexshard.cluster.samplers.start import start_sampler
+from lexshard.kernels.attention import BLOCK_SIZE
+from lexshard.kernels.quantize import quantize
+from lexshard.kernels.screen import screen
+from lexshard.loadtest import token_digest
 from tests.support.paths import DEMO, DEMO_DRAFT
 
 # Row counts that fill every register tile and leave every remainder, of both heights.

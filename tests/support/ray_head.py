@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from cluster.lifecycle import ENVIRONMENT
-from cluster.ports import free_port
+from lexshard.cluster.lifecycle import ENVIRONMENT
+from lexshard.cluster.ports import free_port
 from tests.support.real_server import wait
 
 CPUS = 4

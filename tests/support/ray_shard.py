@@ -7,14 +7,14 @@ import time
 
 import numpy as np
 
-from actors.collective import CollectiveError
-from actors.head.shard_group import ShardGroup
-from actors.head.sharded.collective_head import CollectiveHead
-from actors.head.sharded.shard_server import ShardServer
-from actors.states.need import Need
-from actors.states.sequence_state import SequenceStates
-from cluster.collective.gloo_links import open_store
-from cluster.collective.join import GroupPlan, join
+from lexshard.actors.collective import CollectiveError
+from lexshard.actors.head.shard_group import ShardGroup
+from lexshard.actors.head.sharded.collective_head import CollectiveHead
+from lexshard.actors.head.sharded.shard_server import ShardServer
+from lexshard.actors.states.need import Need
+from lexshard.actors.states.sequence_state import SequenceStates
+from lexshard.cluster.collective.gloo_links import open_store
+from lexshard.cluster.collective.join import GroupPlan, join
 from tests.support.shard_process import EOS_IDS, FORMING_SECONDS, HOST
 from tests.support.sharded_cases import HeadCase, hidden_states, same_candidates
 

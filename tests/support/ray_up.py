@@ -23,7 +23,7 @@ import httpx
 import psutil
 import yaml
 
-from cluster.config import OPTIONS
+from lexshard.cluster.config import OPTIONS
 from tests.support.paths import ROOT
 
 TOOLS = ("sshd", "ssh", "ssh-keygen", "rsync", "unshare", "ip")

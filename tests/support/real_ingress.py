@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
-from cluster.ingress import HEADER_SECONDS, haproxy_binary, ingress_environment
-from cluster.ports import free_port
+from lexshard.cluster.ingress import HEADER_SECONDS, haproxy_binary, ingress_environment
+from lexshard.cluster.ports import free_port
 from tests.support.paths import ROOT
 
 

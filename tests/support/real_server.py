@@ -19,10 +19,10 @@ import httpx
 import openai
 import psutil
 
-from cluster.config import ServeConfig
-from cluster.ports import free_port
-from kernels.compile_cache import choose_cache_folder
-from kernels.home import VARIABLE as HOME
+from lexshard.cluster.config import ServeConfig
+from lexshard.cluster.ports import free_port
+from lexshard.kernels.compile_cache import compiled_folder
+from lexshard.kernels.home import VARIABLE as HOME
 from tests.support.backends import Backend
 from tests.support.exposition import unlabelled
 from tests.support.mock_server import model_folder
@@ -78,7 +78,7 @@ def running_server(
     of what a process may have open."""
     port = free_port()
     log = folder / "log"
-    command = [sys.executable, "-m", "serve_app.cli", "serve", model]
+    command = [sys.executable, "-m", "lexshard.serve_app.cli", "serve", model]
     command += [
         "--port",
         str(port),
@@ -97,8 +97,7 @@ def running_server(
         name: value for name, value in os.environ.items() if not name.startswith("LEXSHARD_")
     }
     if home is not None:
-        choose_cache_folder()
-        environment |= {"NUMBA_CACHE_DIR": os.environ["NUMBA_CACHE_DIR"], HOME: str(home)}
+        environment |= {"NUMBA_CACHE_DIR": str(compiled_folder()), HOME: str(home)}
     with log.open("wb") as output:
         process = subprocess.Popen(
             command,

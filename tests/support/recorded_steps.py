@@ -15,7 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from kernels.attention import reference
+from lexshard.kernels.attention import reference
 
 # What would wait for a device, and what a capture therefore refuses.
 WAITING = ("_local_scalar_dense", "nonzero", "equal", "masked_select", "_unique2", "bincount")

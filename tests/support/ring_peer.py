@@ -10,8 +10,8 @@ import zlib
 
 import numpy as np
 
-from cluster.shared_memory.doorbell import PeerLostError
-from cluster.shared_memory.ring import RingConsumer, create_ring, open_ring
+from lexshard.cluster.shared_memory.doorbell import PeerLostError
+from lexshard.cluster.shared_memory.ring import RingConsumer, create_ring, open_ring
 
 WORDS = 32
 

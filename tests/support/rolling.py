@@ -8,14 +8,14 @@ import json
 import sys
 from typing import Any
 
-from cluster.config import ServeConfig
-from serve_app.start.launch import running_server
+from lexshard.cluster.config import ServeConfig
+from lexshard.serve_app.start.launch import running_server
 from tests.support.scripted import connect
 
 
 def app(args: dict[str, Any]) -> Any:
     """What ``import_path`` names."""
-    from serve_app.replica import bind_replicas
+    from lexshard.serve_app.replica import bind_replicas
 
     return bind_replicas(ServeConfig.model_validate(args), connect)
 
@@ -26,7 +26,7 @@ def main() -> None:
         from ray.serve.context import _get_global_client
         from ray.serve.schema import ServeDeploySchema
 
-        from serve_app.deployment import APPLICATION_NAME, DEPLOYMENT_NAME
+        from lexshard.serve_app.deployment import APPLICATION_NAME, DEPLOYMENT_NAME
 
         print("deployed", flush=True)
         for line in sys.stdin:

@@ -9,20 +9,20 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from actors.body.batch import whole_text
-from actors.body.loading import load
-from actors.drafter.router.build import RouterSettings, Target, draftable
-from actors.drafter.router.file import RouterFile, TrainingReport
-from actors.drafter.router.texts import (
+from lexshard.actors.body.batch import whole_text
+from lexshard.actors.body.loading import load
+from lexshard.actors.drafter.router.build import RouterSettings, Target, draftable
+from lexshard.actors.drafter.router.file import RouterFile, TrainingReport
+from lexshard.actors.drafter.router.texts import (
     DraftPositions,
     Tokens,
     WrittenText,
     draft_positions,
 )
-from actors.index.build import own_rows
-from actors.index.metadata import Spread
-from kernels.attention import BLOCK_SIZE
-from kernels.noise import gumbel_row
+from lexshard.actors.index.build import own_rows
+from lexshard.actors.index.metadata import Spread
+from lexshard.kernels.attention import BLOCK_SIZE
+from lexshard.kernels.noise import gumbel_row
 from tests.support.tiny_models import save_tiny
 
 WIDTH = 16

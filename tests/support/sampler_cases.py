@@ -7,13 +7,13 @@ import math
 import numpy as np
 import torch
 
-from actors.head.shard import Shard
-from actors.messages import Request, RowDecision, SamplingParameters
-from actors.states.flat_needs import flatten_adjustments
-from actors.states.sequence_state import SequenceState
-from kernels.draw import Controls, draw
-from kernels.penalties import adjust
-from kernels.rows import canonical_logits, postprocess
+from lexshard.actors.head.shard import Shard
+from lexshard.actors.messages import Request, RowDecision, SamplingParameters
+from lexshard.actors.states.flat_needs import flatten_adjustments
+from lexshard.actors.states.sequence_state import SequenceState
+from lexshard.kernels.draw import Controls, draw
+from lexshard.kernels.penalties import adjust
+from lexshard.kernels.rows import canonical_logits, postprocess
 from tests.support.decisions import screen_and_decide
 
 EOS = (0, 3)

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from actors.candidates import Candidates
-from actors.decision.plane import DecisionPlane
-from actors.messages import Certificate
-from cluster.samplers.process import SamplerProcess
+from lexshard.actors.candidates import Candidates
+from lexshard.actors.decision.plane import DecisionPlane
+from lexshard.actors.messages import Certificate
+from lexshard.cluster.samplers.process import SamplerProcess
 from tests.support.paths import SUPPORT
 from tests.support.sampler_work import SETTINGS, SIZE, opened
 

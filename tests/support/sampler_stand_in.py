@@ -12,9 +12,9 @@ import time
 
 import numpy as np
 
-from actors.decision.messages import DecisionResult, DecisionWork, SamplerSettings
-from actors.messages import RowDecision
-from cluster.samplers.main import main
+from lexshard.actors.decision.messages import DecisionResult, DecisionWork, SamplerSettings
+from lexshard.actors.messages import RowDecision
+from lexshard.cluster.samplers.main import main
 
 SLOW_SECONDS = 0.3
 THOUGHTFUL_SECONDS = 2.5

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from actors.decision.messages import (
+from lexshard.actors.decision.messages import (
     CandidateRows,
     DecisionResult,
     DenseRows,
     SamplerSettings,
 )
-from actors.messages import Request, SamplingParameters
-from actors.states.deltas import OpenSequence
-from kernels.decision import block_maxima
+from lexshard.actors.messages import Request, SamplingParameters
+from lexshard.actors.states.deltas import OpenSequence
+from lexshard.kernels.decision import block_maxima
 
 SIZE = 1_000
 

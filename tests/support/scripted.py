@@ -6,11 +6,11 @@ from __future__ import annotations
 import sys
 import threading
 
-from actors.messages import EngineStatistics, Request
-from cluster.config import ServeConfig
-from serve_app.start.driver import main
-from serve_app.start.embedded import ServerModules, serve_embedded
-from serve_app.start.stopping import StopRequest
+from lexshard.actors.messages import EngineStatistics, Request
+from lexshard.cluster.config import ServeConfig
+from lexshard.serve_app.start.driver import main
+from lexshard.serve_app.start.embedded import ServerModules, serve_embedded
+from lexshard.serve_app.start.stopping import StopRequest
 from tests.support.mock_engine import MockEngine, Script, ids
 
 SECONDS_PER_TOKEN = 0.005

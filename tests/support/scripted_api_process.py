@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from serve_app.api_processes.api_process import main
+from lexshard.serve_app.api_processes.api_process import main
 from tests.support.scripted import connect
 
 if __name__ == "__main__":

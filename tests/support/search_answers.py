@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from actors.states.need import Need
-from kernels.truncate.reference import best_ids
+from lexshard.actors.states.need import Need
+from lexshard.kernels.truncate.reference import best_ids
 
 
 def answer(need: Need, ids: np.ndarray, logits: np.ndarray) -> list[int]:
     """The tokens that a need is about, in order, by brute force over the given ones."""
-    from kernels.noise import gumbel_noise
+    from lexshard.kernels.noise import gumbel_noise
 
     ids, logits = ids[logits > -np.inf], logits[logits > -np.inf]
     if not len(ids):

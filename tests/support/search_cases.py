@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from actors.states.need import Adjustment, Need
-from kernels.search import Estimates, block_slack
+from lexshard.actors.states.need import Adjustment, Need
+from lexshard.kernels.search import Estimates, block_slack
 
 
 def canonical_row(random: np.random.Generator, size: int, flavour: str) -> np.ndarray:

@@ -16,9 +16,9 @@ from typing import Any
 import httpx
 import openai
 
-from actors.messages import Request
-from cluster.config import ServeConfig
-from serve_app.start.launch import running_server
+from lexshard.actors.messages import Request
+from lexshard.cluster.config import ServeConfig
+from lexshard.serve_app.start.launch import running_server
 from tests.support.exposition import unlabelled
 from tests.support.mock_engine import MockEngine, Script, ids, spell
 

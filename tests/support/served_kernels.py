@@ -19,15 +19,15 @@ import numpy as np
 import torch
 import triton
 
-from kernels.attention import BLOCK_SIZE, allocate_cache
-from kernels.attention import triton_kernel as attention
-from kernels.dense import triton_kernel as dense
-from kernels.quantize import quantize
-from kernels.rows import triton_kernel as rows_kernel
-from kernels.screen import Screened
-from kernels.screen.gpu import tensor_cores
-from kernels.search.gpu import masses
-from kernels.search.gpu import search as device_search
+from lexshard.kernels.attention import BLOCK_SIZE, allocate_cache
+from lexshard.kernels.attention import triton_kernel as attention
+from lexshard.kernels.dense import triton_kernel as dense
+from lexshard.kernels.quantize import quantize
+from lexshard.kernels.rows import triton_kernel as rows_kernel
+from lexshard.kernels.screen import Screened
+from lexshard.kernels.screen.gpu import tensor_cores
+from lexshard.kernels.search.gpu import masses
+from lexshard.kernels.search.gpu import search as device_search
 from tests.support.compile_only import LARGEST_SHARED_MEMORY, MachineCode, compiling, machine_code
 
 META = "meta"

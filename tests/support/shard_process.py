@@ -16,11 +16,11 @@ from dataclasses import asdict
 
 import torch
 
-from actors.head.sharded.collective_head import CollectiveHead
-from actors.head.sharded.shard_server import ShardServer
-from actors.states.sequence_state import SequenceStates
-from cluster.collective.gloo_links import GlooLinks, open_store
-from cluster.collective.star import StarCollective
+from lexshard.actors.head.sharded.collective_head import CollectiveHead
+from lexshard.actors.head.sharded.shard_server import ShardServer
+from lexshard.actors.states.sequence_state import SequenceStates
+from lexshard.cluster.collective.gloo_links import GlooLinks, open_store
+from lexshard.cluster.collective.star import StarCollective
 from tests.support.paths import ROOT
 from tests.support.sharded_cases import HeadCase
 

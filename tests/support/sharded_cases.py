@@ -8,15 +8,15 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from actors.candidates import Candidates
-from actors.head.ladder import Ladder
-from actors.head.owned_rows import OwnedRows
-from actors.head.shard import Shard
-from actors.messages import Request, SamplingParameters
-from actors.states.need import Need
-from kernels.blocks import blocks_of
-from kernels.draw import Controls, draw
-from kernels.quantize import quantize
+from lexshard.actors.candidates import Candidates
+from lexshard.actors.head.ladder import Ladder
+from lexshard.actors.head.owned_rows import OwnedRows
+from lexshard.actors.head.shard import Shard
+from lexshard.actors.messages import Request, SamplingParameters
+from lexshard.actors.states.need import Need
+from lexshard.kernels.blocks import blocks_of
+from lexshard.kernels.draw import Controls, draw
+from lexshard.kernels.quantize import quantize
 from tests.support.certificate_heads import Array
 from tests.support.penalty_cases import random_adjustment
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from actors.configuration import EngineConfiguration
-from actors.drafter.protocol import Drafter
-from actors.drafter.task import Draft, DraftTask
-from actors.engine.completion import Completion, run_to_completion
-from actors.engine.engine import Engine
-from actors.messages import Request, SamplingParameters
-from cluster.samplers.start import start_sampler
+from lexshard.actors.configuration import EngineConfiguration
+from lexshard.actors.drafter.protocol import Drafter
+from lexshard.actors.drafter.task import Draft, DraftTask
+from lexshard.actors.engine.completion import Completion, run_to_completion
+from lexshard.actors.engine.engine import Engine
+from lexshard.actors.messages import Request, SamplingParameters
+from lexshard.cluster.samplers.start import start_sampler
 from tests.support.paths import DEMO
 
 KINDS = (

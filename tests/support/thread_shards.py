@@ -9,15 +9,15 @@ from dataclasses import replace
 
 import torch
 
-from actors.collective import CollectiveError, CollectiveLostError, CollectiveTimeoutError
-from actors.configuration import EngineConfiguration
-from actors.head.owned_rows import OwnedRows
-from actors.head.sharded.part import ShardPart, build_shard
-from actors.head.sharded.shard_server import ShardServer
-from actors.role import RunningRole
-from actors.states.sequence_state import SequenceStates
-from cluster.collective.star import StarCollective
-from cluster.topology.configured import configured_assignment
+from lexshard.actors.collective import CollectiveError, CollectiveLostError, CollectiveTimeoutError
+from lexshard.actors.configuration import EngineConfiguration
+from lexshard.actors.head.owned_rows import OwnedRows
+from lexshard.actors.head.sharded.part import ShardPart, build_shard
+from lexshard.actors.head.sharded.shard_server import ShardServer
+from lexshard.actors.role import RunningRole
+from lexshard.actors.states.sequence_state import SequenceStates
+from lexshard.cluster.collective.star import StarCollective
+from lexshard.cluster.topology.configured import configured_assignment
 
 PATIENCE = 300.0  # kernels may have to be compiled first
 Letters = queue.SimpleQueue[torch.Tensor | None]  # None: who sends has left

@@ -7,9 +7,9 @@ from copy import copy
 import numpy as np
 import torch
 
-from kernels.noise import gumbel_row
-from kernels.verify import DenseProposals, DraftedRows, SparseProposals, Verdict, verify
-from kernels.verify.types import Proposals
+from lexshard.kernels.noise import gumbel_row
+from lexshard.kernels.verify import DenseProposals, DraftedRows, SparseProposals, Verdict, verify
+from lexshard.kernels.verify.types import Proposals
 from tests.support.decision_cases import random_logits
 
 KINDS = ("certain", "sparse", "dense", "close", "equal")

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from actors.body import paged_attention
-from actors.body.attention_step import AttentionSettings
-from actors.body.errors import UnsupportedModelError
+from lexshard.actors.body import paged_attention
+from lexshard.actors.body.attention_step import AttentionSettings
+from lexshard.actors.body.errors import UnsupportedModelError
 
 NAME = "lexshard_paged_compiled"
 # Layers of every kind and model of a process count together: of each a step of one row, of several,

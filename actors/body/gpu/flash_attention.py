@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from actors.body.attention_step import AttentionSettings
-from actors.body.batch import Batch
-from kernels.attention import BLOCK_SIZE, allocate_cache, paged_attention, write_cache
+from lexshard.actors.body.attention_step import AttentionSettings
+from lexshard.actors.body.batch import Batch
+from lexshard.kernels.attention import BLOCK_SIZE, allocate_cache, paged_attention, write_cache
 
 WORKSPACE_BYTES = 384 << 20  # partial sums of split contexts, one step at a time
 # Of a plan: what the library itself takes, and what plans of at most 512 rows leave room in.

@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from actors.body.batch import Batch
-from actors.body.general import GeneralBody
-from actors.body.gpu.capture import Capture, compute_each_time
-from actors.body.gpu.flash_attention import PlannedSteps
-from actors.body.gpu.step_inputs import StaticInputs
+from lexshard.actors.body.batch import Batch
+from lexshard.actors.body.general import GeneralBody
+from lexshard.actors.body.gpu.capture import Capture, compute_each_time
+from lexshard.actors.body.gpu.flash_attention import PlannedSteps
+from lexshard.actors.body.gpu.step_inputs import StaticInputs
 
 ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 FIXED_ROWS = 64  # of every step of a batch-invariant body

@@ -8,7 +8,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
-from actors.body.errors import BuildToolsError
+from lexshard.actors.body.errors import BuildToolsError
 
 
 def check_launchers() -> None:

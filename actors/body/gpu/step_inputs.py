@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from actors.body.batch import Batch
-from kernels.attention import BLOCK_SIZE
+from lexshard.actors.body.batch import Batch
+from lexshard.kernels.attention import BLOCK_SIZE
 
 
 @dataclass(frozen=True, slots=True, eq=False)

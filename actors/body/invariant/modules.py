@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from actors.body.experts import PackedExperts, is_experts
-from actors.body.invariant.functions import gelu, sigmoid, silu, tanh_gelu
-from kernels.linear import linear, pack
+from lexshard.actors.body.experts import PackedExperts, is_experts
+from lexshard.actors.body.invariant.functions import gelu, sigmoid, silu, tanh_gelu
+from lexshard.kernels.linear import linear, pack
 
 
 class PackedLinear(nn.Module):
@@ -52,7 +52,7 @@ class FusedRMSNorm(nn.Module):
         self._epsilon = epsilon
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        from kernels.llama.cpu import normalize  # numba compiles on first use
+        from lexshard.kernels.llama.cpu import normalize  # numba compiles on first use
 
         rows = x.reshape(-1, self._weight.shape[0]).numpy()
         out = np.empty_like(rows)

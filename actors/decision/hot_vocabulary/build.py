@@ -17,17 +17,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from actors.body.batch import Body, whole_text
-from actors.body.head_weights import HeadWeights
-from actors.body.loading import LoadedModel
-from actors.decision.hot_vocabulary.file import About, HotFile, tokenizer_hash
-from actors.decision.hot_vocabulary.measurement import measure
-from actors.decision.hot_vocabulary.traces import Traces
-from actors.index.build import own_rows
-from actors.index.steps import Progress
-from kernels.attention import BLOCK_SIZE
-from kernels.hot_vocab import fit_cost, target_distribution
-from kernels.rows import canonical_logits, postprocess
+from lexshard.actors.body.batch import Body, whole_text
+from lexshard.actors.body.head_weights import HeadWeights
+from lexshard.actors.body.loading import LoadedModel
+from lexshard.actors.decision.hot_vocabulary.file import About, HotFile, tokenizer_hash
+from lexshard.actors.decision.hot_vocabulary.measurement import measure
+from lexshard.actors.decision.hot_vocabulary.traces import Traces
+from lexshard.actors.index.build import own_rows
+from lexshard.actors.index.steps import Progress
+from lexshard.kernels.attention import BLOCK_SIZE
+from lexshard.kernels.hot_vocab import fit_cost, target_distribution
+from lexshard.kernels.rows import canonical_logits, postprocess
 
 Ids = tuple[int, ...]
 # Continues each prompt by up to so many tokens: the model as it is served.

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from kernels.hot_vocab import Cost, Curve, skip_rate
+from lexshard.kernels.hot_vocab import Cost, Curve, skip_rate
 
 Floats = npt.NDArray[np.float64]
 

@@ -10,15 +10,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from actors.decision.hot_vocabulary.file import MixPart
-from actors.decision.hot_vocabulary.vocabulary import Decide
-from actors.messages import Request, SamplingParameters
-from actors.states.flat_needs import flatten_adjustments
-from actors.states.sequence_state import SequenceStates
-from kernels.decision import block_maxima, decide_dense
-from kernels.draw import Controls
-from kernels.hot_vocab import target_distribution
-from kernels.penalties import Adjustments, adjust
+from lexshard.actors.decision.hot_vocabulary.file import MixPart
+from lexshard.actors.decision.hot_vocabulary.vocabulary import Decide
+from lexshard.actors.messages import Request, SamplingParameters
+from lexshard.actors.states.flat_needs import flatten_adjustments
+from lexshard.actors.states.sequence_state import SequenceStates
+from lexshard.kernels.decision import block_maxima, decide_dense
+from lexshard.kernels.draw import Controls
+from lexshard.kernels.hot_vocab import target_distribution
+from lexshard.kernels.penalties import Adjustments, adjust
 
 Floats = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.int32]

@@ -14,8 +14,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from actors.decision.hot_vocabulary.file import HotFile
-from kernels.hot_vocab import Cost, Curve, best_size, expected_cost, interpolate
+from lexshard.actors.decision.hot_vocabulary.file import HotFile
+from lexshard.kernels.hot_vocab import Cost, Curve, best_size, expected_cost, interpolate
 
 Floats = npt.NDArray[np.float64]
 

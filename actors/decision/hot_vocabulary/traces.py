@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from actors.index.hidden import calibration_prompts
+from lexshard.actors.index.hidden import calibration_prompts
 
 FIELDS = ("token_ids", "messages", "prompt", "text")
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from actors.decision.hot_vocabulary.file import HotFile, read_hot_file
-from kernels.hot_vocab import (
+from lexshard.actors.decision.hot_vocabulary.file import HotFile, read_hot_file
+from lexshard.kernels.hot_vocab import (
     Cost,
     Curve,
     best_size,

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from actors.drafter.acceptance import StandingGuesses
+from lexshard.actors.drafter.acceptance import StandingGuesses
 
 Budgets = tuple[int, ...]
 

@@ -20,13 +20,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from actors.body.fused import FusedBody
-from actors.body.loading import LoadedModel
-from actors.drafter.acceptance import accepted_lengths, blocks, standing_guesses
-from actors.drafter.heads import frequency_head, full_head, routed_head
-from actors.drafter.router.budgets import choose_budgets, fixed_budgets
-from actors.drafter.router.clusters import tokens_by_frequency, vocabulary_clusters
-from actors.drafter.router.file import (
+from lexshard.actors.body.fused import FusedBody
+from lexshard.actors.body.loading import LoadedModel
+from lexshard.actors.drafter.acceptance import accepted_lengths, blocks, standing_guesses
+from lexshard.actors.drafter.heads import frequency_head, full_head, routed_head
+from lexshard.actors.drafter.router.budgets import choose_budgets, fixed_budgets
+from lexshard.actors.drafter.router.clusters import tokens_by_frequency, vocabulary_clusters
+from lexshard.actors.drafter.router.file import (
     CLUSTERS,
     NETWORK,
     ROUTER,
@@ -35,9 +35,9 @@ from actors.drafter.router.file import (
     TrainingReport,
     training_report,
 )
-from actors.drafter.router.labels import cluster_shares
-from actors.drafter.router.network import fit_network
-from actors.drafter.router.texts import (
+from lexshard.actors.drafter.router.labels import cluster_shares
+from lexshard.actors.drafter.router.network import fit_network
+from lexshard.actors.drafter.router.texts import (
     DraftPositions,
     Tokens,
     Write,
@@ -46,11 +46,11 @@ from actors.drafter.router.texts import (
     flattened,
     unflattened,
 )
-from actors.index.build import own_rows
-from actors.index.container import Part
-from actors.index.format import describe_weights
-from actors.index.metadata import Spread
-from actors.index.steps import BuildSteps, Progress, ProgressBar, alone
+from lexshard.actors.index.build import own_rows
+from lexshard.actors.index.container import Part
+from lexshard.actors.index.format import describe_weights
+from lexshard.actors.index.metadata import Spread
+from lexshard.actors.index.steps import BuildSteps, Progress, ProgressBar, alone
 
 HELD_OUT = 8  # every eighth prompt measures
 PROMPTS_OF_A_PART = 128  # written in one go: what an interruption costs

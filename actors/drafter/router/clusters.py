@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kernels.clustering import cluster
+from lexshard.kernels.clustering import cluster
 
 ITERATIONS = 20  # of k-means
 

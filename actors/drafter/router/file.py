@@ -13,8 +13,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from actors.index.container import FileKind, Header, read_header, read_part
-from actors.index.metadata import Spread, Weights
+from lexshard.actors.index.container import FileKind, Header, read_header, read_part
+from lexshard.actors.index.metadata import Spread, Weights
 
 # Not *.safetensors, though it is one: servers that load every such file of a folder would try.
 FILE_NAME = "draft-router.tensors"

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from actors.body.head_weights import HeadWeights
+from lexshard.actors.body.head_weights import HeadWeights
 
 ROWS = 512  # positions at a time
 

@@ -11,8 +11,8 @@ import numpy.typing as npt
 import torch
 from torch.nn import functional
 
-from kernels.draft.types import Router
-from kernels.linear import PackedWeight, unpack
+from lexshard.kernels.draft.types import Router
+from lexshard.kernels.linear import PackedWeight, unpack
 
 BATCH = 1024  # positions
 RATE = 3e-3  # of Adam; falls to zero in a straight line

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from actors.drafter.router.file import RouterFile
+from lexshard.actors.drafter.router.file import RouterFile
 
 
 def describe(path: Path, router: RouterFile) -> str:

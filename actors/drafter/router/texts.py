@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from actors.body.batch import whole_text
-from actors.body.fused import FusedBody
-from kernels.attention import BLOCK_SIZE
+from lexshard.actors.body.batch import whole_text
+from lexshard.actors.body.fused import FusedBody
+from lexshard.kernels.attention import BLOCK_SIZE
 
 Tokens = tuple[int, ...]
 Floats = npt.NDArray[np.float32]

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from actors.body.errors import ModelRefusedError
-from actors.configuration import NGRAM, EngineConfiguration
-from actors.stored_tensors import stored_tensors
-from kernels.ahead import compile_ahead
-from kernels.ahead.calls import Call, Groups, missing_calls, read_calls
-from kernels.processor import has_feature
+from lexshard.actors.body.errors import ModelRefusedError
+from lexshard.actors.configuration import NGRAM, EngineConfiguration
+from lexshard.actors.stored_tensors import stored_tensors
+from lexshard.kernels.ahead import compile_ahead
+from lexshard.kernels.ahead.calls import Call, Groups, missing_calls, read_calls
+from lexshard.kernels.processor import has_feature
 
 TOLD_EVERY = 10.0  # seconds, where there is no terminal for a progress bar
 

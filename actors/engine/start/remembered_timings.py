@@ -10,13 +10,13 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from actors.body.batch import Body
-from actors.configuration import NGRAM, EngineConfiguration
-from actors.engine.speculation import CostTiming
-from actors.engine.threads.measurement import ThreadTiming, time_threads
-from actors.head.calibration import LadderHead, Timing, calibrate
-from actors.head.output_head import OutputHead
-from actors.remembered import (
+from lexshard.actors.body.batch import Body
+from lexshard.actors.configuration import NGRAM, EngineConfiguration
+from lexshard.actors.engine.speculation import CostTiming
+from lexshard.actors.engine.threads.measurement import ThreadTiming, time_threads
+from lexshard.actors.head.calibration import LadderHead, Timing, calibrate
+from lexshard.actors.head.output_head import OutputHead
+from lexshard.actors.remembered import (
     files_fingerprint,
     fingerprint,
     recall,

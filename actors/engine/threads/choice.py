@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from actors.body.batch import Body
-from actors.configuration import EngineConfiguration
-from actors.engine.threads.measurement import ThreadTiming, time_threads
-from actors.head.output_head import OutputHead
-from kernels import pool
+from lexshard.actors.body.batch import Body
+from lexshard.actors.configuration import EngineConfiguration
+from lexshard.actors.engine.threads.measurement import ThreadTiming, time_threads
+from lexshard.actors.head.output_head import OutputHead
+from lexshard.kernels import pool
 
 # A larger number of threads must take clearly less time than a smaller one to be chosen.
 CLEARLY = 0.97

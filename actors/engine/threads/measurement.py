@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from actors.body.batch import Batch, Body
-from actors.head.output_head import OutputHead
-from actors.states.need import Need
-from kernels import pool
-from kernels.attention import BLOCK_SIZE
+from lexshard.actors.body.batch import Batch, Body
+from lexshard.actors.head.output_head import OutputHead
+from lexshard.actors.states.need import Need
+from lexshard.kernels import pool
+from lexshard.kernels.attention import BLOCK_SIZE
 
 # Rows in a step: one each of so many sequences, at most `MOST_SEQUENCES`; beyond that, chunks.
 SIZES = (1, 4, 16, 64)

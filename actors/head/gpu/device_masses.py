@@ -14,14 +14,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from actors.head.gpu.device_step import PackedStep
-from actors.head.owned_rows import OwnedRows
-from actors.head.whole_softmax import PartialMass
-from kernels.mass import Outline
-from kernels.penalties import Adjustments, adjust
-from kernels.screen import Screened
-from kernels.search.gpu.masses import SoftmaxRows, bound_rows, outline_rows, softmax_rows
-from kernels.search.gpu.search import PostProcessing, Support
+from lexshard.actors.head.gpu.device_step import PackedStep
+from lexshard.actors.head.owned_rows import OwnedRows
+from lexshard.actors.head.whole_softmax import PartialMass
+from lexshard.kernels.mass import Outline
+from lexshard.kernels.penalties import Adjustments, adjust
+from lexshard.kernels.screen import Screened
+from lexshard.kernels.search.gpu.masses import SoftmaxRows, bound_rows, outline_rows, softmax_rows
+from lexshard.kernels.search.gpu.search import PostProcessing, Support
 
 Ids = npt.NDArray[np.int32]
 Float32s = npt.NDArray[np.float32]

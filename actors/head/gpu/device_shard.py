@@ -24,26 +24,32 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from actors.candidates import Candidates
-from actors.head.backoff import Backoff
-from actors.head.exchange import MASS_NEEDS, MassTries, decide_masses
-from actors.head.gpu.device_masses import NO_BIN, DeviceMasses, OutlinedRows
-from actors.head.gpu.device_step import DeviceScreen, DeviceStep, PackedStep, StepResults, pack_step
-from actors.head.ladder import STEP_KINDS, Choices, Ladder, StepKind, step_kind
-from actors.head.output_head import Hidden, Screening, Thresholds
-from actors.head.output_rows import log_normalizers, own_rows, refuse_unsound
-from actors.head.owned_rows import OwnedRows
-from actors.head.screens import DENSE, tier_bytes
-from actors.head.whole_softmax import Mass, PartialMass
-from actors.messages import Certificate
-from actors.states.flat_needs import flatten_adjustments, flatten_needs
-from actors.states.need import Adjustment, Need
-from kernels.mass import Outline
-from kernels.penalties import Adjustments
-from kernels.quantize import OneBitTier, Tier
-from kernels.rows import canonical_logits, postprocess
-from kernels.screen.gpu import tensor_cores, triton_kernel
-from kernels.search.gpu.search import Tokens, post_processing
+from lexshard.actors.candidates import Candidates
+from lexshard.actors.head.backoff import Backoff
+from lexshard.actors.head.exchange import MASS_NEEDS, MassTries, decide_masses
+from lexshard.actors.head.gpu.device_masses import NO_BIN, DeviceMasses, OutlinedRows
+from lexshard.actors.head.gpu.device_step import (
+    DeviceScreen,
+    DeviceStep,
+    PackedStep,
+    StepResults,
+    pack_step,
+)
+from lexshard.actors.head.ladder import STEP_KINDS, Choices, Ladder, StepKind, step_kind
+from lexshard.actors.head.output_head import Hidden, Screening, Thresholds
+from lexshard.actors.head.output_rows import log_normalizers, own_rows, refuse_unsound
+from lexshard.actors.head.owned_rows import OwnedRows
+from lexshard.actors.head.screens import DENSE, tier_bytes
+from lexshard.actors.head.whole_softmax import Mass, PartialMass
+from lexshard.actors.messages import Certificate
+from lexshard.actors.states.flat_needs import flatten_adjustments, flatten_needs
+from lexshard.actors.states.need import Adjustment, Need
+from lexshard.kernels.mass import Outline
+from lexshard.kernels.penalties import Adjustments
+from lexshard.kernels.quantize import OneBitTier, Tier
+from lexshard.kernels.rows import canonical_logits, postprocess
+from lexshard.kernels.screen.gpu import tensor_cores, triton_kernel
+from lexshard.kernels.search.gpu.search import Tokens, post_processing
 
 MASS = "mass"
 BUCKETS = (1, 2, 4, 8, 16, 32, 64)

@@ -15,11 +15,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kernels.penalties import Adjustments
-from kernels.screen import Screened
-from kernels.search import Needs
-from kernels.search.gpu.packing import PackedSupport, pack_questions, pack_support
-from kernels.search.gpu.search import (
+from lexshard.kernels.penalties import Adjustments
+from lexshard.kernels.screen import Screened
+from lexshard.kernels.search import Needs
+from lexshard.kernels.search.gpu.packing import PackedSupport, pack_questions, pack_support
+from lexshard.kernels.search.gpu.search import (
     PostProcessing,
     Questions,
     Support,
@@ -29,7 +29,7 @@ from kernels.search.gpu.search import (
     search,
     unpack_results,
 )
-from kernels.search.gpu.triton_bounds import IDLE
+from lexshard.kernels.search.gpu.triton_bounds import IDLE
 
 DeviceScreen = Callable[[torch.Tensor], Screened]
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from actors.head.output_head import Hidden
-from actors.head.paper.paper_head import PaperHead, PaperScreening
-from actors.states.need import Need
+from lexshard.actors.head.output_head import Hidden
+from lexshard.actors.head.paper.paper_head import PaperHead, PaperScreening
+from lexshard.actors.states.need import Need
 
 Ids = npt.NDArray[np.int32]
 Float32s = npt.NDArray[np.float32]

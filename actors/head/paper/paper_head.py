@@ -15,28 +15,28 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from actors.candidates import Candidates
-from actors.head.output_head import Hidden, Screening, Thresholds
-from actors.head.output_rows import log_normalizers, own_rows, refuse_unsound
-from actors.head.owned_rows import OwnedRows
-from actors.head.paper.settings import PaperSettings, next_budget
-from actors.messages import Certificate, Guarantee
-from actors.states.flat_needs import flatten_adjustments
-from actors.states.need import Adjustment, Need
-from kernels import opening as openings
-from kernels.bounds import Clusters, cluster_bounds, remaining_bias
-from kernels.certify import (
+from lexshard.actors.candidates import Candidates
+from lexshard.actors.head.output_head import Hidden, Screening, Thresholds
+from lexshard.actors.head.output_rows import log_normalizers, own_rows, refuse_unsound
+from lexshard.actors.head.owned_rows import OwnedRows
+from lexshard.actors.head.paper.settings import PaperSettings, next_budget
+from lexshard.actors.messages import Certificate, Guarantee
+from lexshard.actors.states.flat_needs import flatten_adjustments
+from lexshard.actors.states.need import Adjustment, Need
+from lexshard.kernels import opening as openings
+from lexshard.kernels.bounds import Clusters, cluster_bounds, remaining_bias
+from lexshard.kernels.certify import (
     coverage_log_odds,
     known_log_mass,
     log_odds,
     nucleus_certificate,
     within_odds,
 )
-from kernels.noise import gumbel_noise, gumbel_row
-from kernels.opening import CERTIFIED, EXAMINE, Goal, Head, Opening
-from kernels.penalties import Adjustments, adjust, select_row
-from kernels.rows import canonical_logits, postprocess
-from kernels.truncate import best_ids
+from lexshard.kernels.noise import gumbel_noise, gumbel_row
+from lexshard.kernels.opening import CERTIFIED, EXAMINE, Goal, Head, Opening
+from lexshard.kernels.penalties import Adjustments, adjust, select_row
+from lexshard.kernels.rows import canonical_logits, postprocess
+from lexshard.kernels.truncate import best_ids
 
 Ids = npt.NDArray[np.int32]
 Float32s = npt.NDArray[np.float32]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from kernels.bounds import Kind
+from lexshard.kernels.bounds import Kind
 
 Fallback = Literal["full", "partial", "relaxed"]
 

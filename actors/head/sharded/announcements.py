@@ -14,10 +14,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from actors.messages import NeedKind
-from actors.states.deltas import Deltas
-from actors.states.need import Need
-from actors.states.sequence_state import SequenceStates
+from lexshard.actors.messages import NeedKind
+from lexshard.actors.states.deltas import Deltas
+from lexshard.actors.states.need import Need
+from lexshard.actors.states.sequence_state import SequenceStates
 
 NO_NAME = -1
 

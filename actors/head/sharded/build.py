@@ -8,14 +8,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from actors.body.loading import LoadedModel
-from actors.configuration import EngineConfiguration, TierName
-from actors.head.owned_rows import OwnedRows
-from actors.head.sharded.part import ShardPart, cut_head
-from actors.head.sharded.recovering_head import RecoveringHead, ShardStarter
-from actors.index.automatic import index_clusters, open_or_build
-from actors.states.sequence_state import SequenceStates
-from kernels.bounds import Clusters
+from lexshard.actors.body.loading import LoadedModel
+from lexshard.actors.configuration import EngineConfiguration, TierName
+from lexshard.actors.head.owned_rows import OwnedRows
+from lexshard.actors.head.sharded.part import ShardPart, cut_head
+from lexshard.actors.head.sharded.recovering_head import RecoveringHead, ShardStarter
+from lexshard.actors.index.automatic import index_clusters, open_or_build
+from lexshard.actors.states.sequence_state import SequenceStates
+from lexshard.kernels.bounds import Clusters
 
 
 def build_sharded(

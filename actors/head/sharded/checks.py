@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from actors.configuration import EngineConfiguration
+from lexshard.actors.configuration import EngineConfiguration
 
 
 def check_shards(configuration: EngineConfiguration) -> None:

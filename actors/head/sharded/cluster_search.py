@@ -14,14 +14,14 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from actors.head.paper.cluster_shard import draws
-from actors.messages import Certificate
-from actors.states.need import Need
-from kernels.certify import epsilon_certificate, nucleus_certificate
-from kernels.mass.reference import MASS_MARGIN
-from kernels.noise import gumbel_noise
-from kernels.penalties import Adjustments, adjust
-from kernels.truncate import best_ids
+from lexshard.actors.head.paper.cluster_shard import draws
+from lexshard.actors.messages import Certificate
+from lexshard.actors.states.need import Need
+from lexshard.kernels.certify import epsilon_certificate, nucleus_certificate
+from lexshard.kernels.mass.reference import MASS_MARGIN
+from lexshard.kernels.noise import gumbel_noise
+from lexshard.kernels.penalties import Adjustments, adjust
+from lexshard.kernels.truncate import best_ids
 
 Ids = npt.NDArray[np.int32]
 Float32s = npt.NDArray[np.float32]

@@ -19,16 +19,16 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from actors.candidates import Candidates
-from actors.collective import ROOT, Collective
-from actors.head.output_head import Hidden, Screening, Thresholds
-from actors.head.paper.cluster_shard import ClusterShard, ClusterTokens, OpenedClusters
-from actors.head.paper.paper_head import PaperScreening, raised_ids
-from actors.head.paper.settings import next_budget
-from actors.head.sharded.cluster_search import ClusterSearch
-from actors.head.sharded.step import AgreedScreening
-from actors.states.need import Adjustment, Need
-from kernels.penalties import select_row
+from lexshard.actors.candidates import Candidates
+from lexshard.actors.collective import ROOT, Collective
+from lexshard.actors.head.output_head import Hidden, Screening, Thresholds
+from lexshard.actors.head.paper.cluster_shard import ClusterShard, ClusterTokens, OpenedClusters
+from lexshard.actors.head.paper.paper_head import PaperScreening, raised_ids
+from lexshard.actors.head.paper.settings import next_budget
+from lexshard.actors.head.sharded.cluster_search import ClusterSearch
+from lexshard.actors.head.sharded.step import AgreedScreening
+from lexshard.actors.states.need import Adjustment, Need
+from lexshard.kernels.penalties import select_row
 
 Float32s = npt.NDArray[np.float32]
 

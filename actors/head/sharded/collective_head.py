@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from actors.candidates import Candidates
-from actors.collective import ROOT, Collective, CollectiveError
-from actors.head.output_head import Hidden, Screening, Thresholds
-from actors.head.output_rows import log_normalizers, refuse_unsound
-from actors.head.sharded.announcements import (
+from lexshard.actors.candidates import Candidates
+from lexshard.actors.collective import ROOT, Collective, CollectiveError
+from lexshard.actors.head.output_head import Hidden, Screening, Thresholds
+from lexshard.actors.head.output_rows import log_normalizers, refuse_unsound
+from lexshard.actors.head.sharded.announcements import (
     Announcement,
     EndAnnouncement,
     Introduction,
@@ -25,10 +25,10 @@ from actors.head.sharded.announcements import (
     encode_introduction,
     row_needs,
 )
-from actors.head.sharded.rounds import AnyShard, introduce, rounds_of
-from actors.head.sharded.step import AgreedScreening
-from actors.states.deltas import NO_DELTAS, Deltas
-from actors.states.need import Need
+from lexshard.actors.head.sharded.rounds import AnyShard, introduce, rounds_of
+from lexshard.actors.head.sharded.step import AgreedScreening
+from lexshard.actors.states.deltas import NO_DELTAS, Deltas
+from lexshard.actors.states.need import Need
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -12,11 +12,11 @@ from typing import Any, get_args
 import numpy as np
 import numpy.typing as npt
 
-from actors.candidates import Candidates
-from actors.head.whole_softmax import Cut, PartialMass
-from actors.messages import Certificate, Guarantee
-from actors.states.need import Need
-from kernels.mass import Outline
+from lexshard.actors.candidates import Candidates
+from lexshard.actors.head.whole_softmax import Cut, PartialMass
+from lexshard.actors.messages import Certificate, Guarantee
+from lexshard.actors.states.need import Need
+from lexshard.kernels.mass import Outline
 
 UNKNOWN = -1  # instead of a number of bins: this shard knows too little of the row
 NO_PLAN = np.iinfo(np.int64).max

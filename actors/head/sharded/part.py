@@ -11,21 +11,21 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from actors.configuration import TierName
-from actors.head.calibration import calibrate, choose
-from actors.head.ladder import Ladder
-from actors.head.owned_rows import OwnedRows
-from actors.head.paper.cluster_shard import ClusterShard
-from actors.head.paper.paper_head import PaperHead
-from actors.head.screens import DENSE
-from actors.head.shard import Shard
-from actors.states.need import Need
-from kernels.bounds import summarise
-from kernels.linear import linear, pack
-from kernels.quantize import Tier, quantize
+from lexshard.actors.configuration import TierName
+from lexshard.actors.head.calibration import calibrate, choose
+from lexshard.actors.head.ladder import Ladder
+from lexshard.actors.head.owned_rows import OwnedRows
+from lexshard.actors.head.paper.cluster_shard import ClusterShard
+from lexshard.actors.head.paper.paper_head import PaperHead
+from lexshard.actors.head.screens import DENSE
+from lexshard.actors.head.shard import Shard
+from lexshard.actors.states.need import Need
+from lexshard.kernels.bounds import summarise
+from lexshard.kernels.linear import linear, pack
+from lexshard.kernels.quantize import Tier, quantize
 
 if TYPE_CHECKING:
-    from actors.head.gpu.device_shard import DeviceShard
+    from lexshard.actors.head.gpu.device_shard import DeviceShard
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -125,7 +125,7 @@ def _of_clusters(part: ShardPart, cluster_of: npt.NDArray[np.int32]) -> ClusterS
 
 
 def _on_device(part: ShardPart, tiers: dict[str, Tier]) -> DeviceShard:
-    from actors.head.gpu.device_shard import DeviceShard  # needs Triton
+    from lexshard.actors.head.gpu.device_shard import DeviceShard  # needs Triton
 
     if part.device.startswith("cuda") and not torch.cuda.is_available():
         raise ValueError("a shard of a head on GPUs has none: reserve one for it, or --device cpu")

@@ -10,20 +10,20 @@ from typing import Protocol
 
 import torch
 
-from actors.candidates import Candidates
-from actors.collective import Collective, CollectiveError
-from actors.head.output_head import OutputHead
-from actors.head.owned_rows import OwnedRows
-from actors.head.paper.cluster_shard import ClusterShard
-from actors.head.sequence_head import SequenceHead
-from actors.head.sharded.announcements import RowNames
-from actors.head.sharded.collective_head import CollectiveHead
-from actors.head.sharded.part import ShardPart, build_shard
-from actors.messages import Request
-from actors.role import RunningRole, here
-from actors.states.deltas import Deltas, OpenSequence, Outbox
-from actors.states.need import Need
-from actors.states.sequence_state import SequenceStates
+from lexshard.actors.candidates import Candidates
+from lexshard.actors.collective import Collective, CollectiveError
+from lexshard.actors.head.output_head import OutputHead
+from lexshard.actors.head.owned_rows import OwnedRows
+from lexshard.actors.head.paper.cluster_shard import ClusterShard
+from lexshard.actors.head.sequence_head import SequenceHead
+from lexshard.actors.head.sharded.announcements import RowNames
+from lexshard.actors.head.sharded.collective_head import CollectiveHead
+from lexshard.actors.head.sharded.part import ShardPart, build_shard
+from lexshard.actors.messages import Request
+from lexshard.actors.role import RunningRole, here
+from lexshard.actors.states.deltas import Deltas, OpenSequence, Outbox
+from lexshard.actors.states.need import Need
+from lexshard.actors.states.sequence_state import SequenceStates
 
 # Groups that are formed for one step before the head gives up.
 ATTEMPTS = 4

@@ -8,15 +8,15 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from actors.candidates import Candidates
-from actors.collective import Collective
-from actors.head.exchange import MassShard
-from actors.head.output_head import Hidden
-from actors.head.paper.cluster_shard import ClusterShard, ClusterTokens
-from actors.head.sharded.announcements import Introduction
-from actors.head.sharded.cluster_step import ClusterStep
-from actors.head.sharded.step import AgreedScreening, ShardStep
-from actors.states.need import Need
+from lexshard.actors.candidates import Candidates
+from lexshard.actors.collective import Collective
+from lexshard.actors.head.exchange import MassShard
+from lexshard.actors.head.output_head import Hidden
+from lexshard.actors.head.paper.cluster_shard import ClusterShard, ClusterTokens
+from lexshard.actors.head.sharded.announcements import Introduction
+from lexshard.actors.head.sharded.cluster_step import ClusterStep
+from lexshard.actors.head.sharded.step import AgreedScreening, ShardStep
+from lexshard.actors.states.need import Need
 
 AnyShard = MassShard | ClusterShard
 

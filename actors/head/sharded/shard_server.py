@@ -7,16 +7,16 @@ from typing import assert_never
 import numpy as np
 import numpy.typing as npt
 
-from actors.collective import ROOT, Collective
-from actors.head.sharded.announcements import (
+from lexshard.actors.collective import ROOT, Collective
+from lexshard.actors.head.sharded.announcements import (
     EndAnnouncement,
     StepAnnouncement,
     decode_announcement,
     encode_introduction,
     needs_of,
 )
-from actors.head.sharded.rounds import AnyShard, introduce, rounds_of
-from actors.states.sequence_state import SequenceStates
+from lexshard.actors.head.sharded.rounds import AnyShard, introduce, rounds_of
+from lexshard.actors.states.sequence_state import SequenceStates
 
 
 class ShardServer:

@@ -21,9 +21,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from actors.candidates import Candidates
-from actors.collective import ROOT, Collective
-from actors.head.exchange import (
+from lexshard.actors.candidates import Candidates
+from lexshard.actors.collective import ROOT, Collective
+from lexshard.actors.head.exchange import (
     MASS_NEEDS,
     MassBounds,
     MassShard,
@@ -33,8 +33,8 @@ from actors.head.exchange import (
     plan_masses,
     planned,
 )
-from actors.head.output_head import Hidden, Thresholds
-from actors.head.sharded.packing import (
+from lexshard.actors.head.output_head import Hidden, Thresholds
+from lexshard.actors.head.sharded.packing import (
     pack_bounds,
     pack_candidates,
     pack_cuts,
@@ -46,9 +46,9 @@ from actors.head.sharded.packing import (
     unpack_outlines,
     unpack_plans,
 )
-from actors.head.whole_softmax import Cut, Mass, PartialMass
-from actors.states.need import Need
-from kernels.mass import Outline
+from lexshard.actors.head.whole_softmax import Cut, Mass, PartialMass
+from lexshard.actors.states.need import Need
+from lexshard.kernels.mass import Outline
 
 NO_TRIES = MassTries(at_once=False, precisely=False)
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.quantize.tiers import COIN_UNIT
-from kernels.screen.hidden import (
+from lexshard.kernels.quantize.tiers import COIN_UNIT
+from lexshard.kernels.screen.hidden import (
     LARGEST_PRODUCT,
     NORM_MARGIN,
     ROUNDING,

@@ -15,11 +15,11 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.quantize.layout import unpack_nibbles
-from kernels.quantize.tiers import DitheredInt4Tier, Int4Tier, Int8Tier, Tier
-from kernels.screen.gpu.hidden_bytes import hidden_kernel
-from kernels.screen.hidden import padded_columns
-from kernels.screen.types import Screened
+from lexshard.kernels.quantize.layout import unpack_nibbles
+from lexshard.kernels.quantize.tiers import DitheredInt4Tier, Int4Tier, Int8Tier, Tier
+from lexshard.kernels.screen.gpu.hidden_bytes import hidden_kernel
+from lexshard.kernels.screen.hidden import padded_columns
+from lexshard.kernels.screen.types import Screened
 
 LARGEST_HIDDEN_ROWS = 64  # of a program
 ROW_BLOCK = 4096  # rows repacked at a time
@@ -50,7 +50,7 @@ def place(tier: Tier, device: torch.device | str) -> PlacedTier:
     Raises ValueError for a 1-bit tier, whose products are not of bytes.
     """
     if not isinstance(tier, Int8Tier | Int4Tier | DitheredInt4Tier):
-        raise ValueError("a 1-bit tier is screened by kernels.screen.gpu.triton_kernel")
+        raise ValueError("a 1-bit tier is screened by lexshard.kernels.screen.gpu.triton_kernel")
     columns = padded_columns(tier)
     scale = torch.from_numpy(tier.scale).to(device).double()
     multipliers = coins = None

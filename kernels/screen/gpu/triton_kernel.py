@@ -13,10 +13,15 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.quantize.layout import PANEL_ROWS
-from kernels.quantize.tiers import OneBitTier
-from kernels.screen.hidden import TierVectors, padded_columns, quantize_hidden, tier_vectors
-from kernels.screen.types import Screened
+from lexshard.kernels.quantize.layout import PANEL_ROWS
+from lexshard.kernels.quantize.tiers import OneBitTier
+from lexshard.kernels.screen.hidden import (
+    TierVectors,
+    padded_columns,
+    quantize_hidden,
+    tier_vectors,
+)
+from lexshard.kernels.screen.types import Screened
 
 LARGEST_QUERIES = 4
 

@@ -15,13 +15,18 @@ import numpy.typing as npt
 import torch
 import triton
 
-from kernels.mass import Outline
-from kernels.mass.reference import BIN_WIDTH, BINS, LARGEST_PLACE, MASS_MARGIN
-from kernels.rows.triton_kernel import gather_logits
-from kernels.screen import Screened
-from kernels.search.gpu import triton_masses
-from kernels.search.gpu.search import PostProcessing, Support, adjust_estimates, adjusted_factors
-from kernels.search.gpu.triton_adjust import TILE
+from lexshard.kernels.mass import Outline
+from lexshard.kernels.mass.reference import BIN_WIDTH, BINS, LARGEST_PLACE, MASS_MARGIN
+from lexshard.kernels.rows.triton_kernel import gather_logits
+from lexshard.kernels.screen import Screened
+from lexshard.kernels.search.gpu import triton_masses
+from lexshard.kernels.search.gpu.search import (
+    PostProcessing,
+    Support,
+    adjust_estimates,
+    adjusted_factors,
+)
+from lexshard.kernels.search.gpu.triton_adjust import TILE
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,11 +8,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from kernels.penalties import Adjustments
-from kernels.rounding import INFLATION
-from kernels.search import Needs
-from kernels.search.gpu.triton_adjust import ENTRY, REALS
-from kernels.search.gpu.triton_bounds import INTEGERS
+from lexshard.kernels.penalties import Adjustments
+from lexshard.kernels.rounding import INFLATION
+from lexshard.kernels.search import Needs
+from lexshard.kernels.search.gpu.triton_adjust import ENTRY, REALS
+from lexshard.kernels.search.gpu.triton_bounds import INTEGERS
 
 Ids = npt.NDArray[np.int32]
 

@@ -26,14 +26,14 @@ from typing import NamedTuple
 import torch
 import triton
 
-from kernels.blocks import blocks_of
-from kernels.rows.triton_kernel import GATHERED_TOKENS, gathering_programs, unroll
-from kernels.screen import Screened
-from kernels.search.gpu import triton_adjust as adjusting
-from kernels.search.gpu import triton_bounds as bounding
-from kernels.search.gpu import triton_candidates, triton_leaders
-from kernels.search.gpu.triton_adjust import TILE
-from kernels.search.gpu.triton_leaders import BLOCKS_AT_A_TIME
+from lexshard.kernels.blocks import blocks_of
+from lexshard.kernels.rows.triton_kernel import GATHERED_TOKENS, gathering_programs, unroll
+from lexshard.kernels.screen import Screened
+from lexshard.kernels.search.gpu import triton_adjust as adjusting
+from lexshard.kernels.search.gpu import triton_bounds as bounding
+from lexshard.kernels.search.gpu import triton_candidates, triton_leaders
+from lexshard.kernels.search.gpu.triton_adjust import TILE
+from lexshard.kernels.search.gpu.triton_leaders import BLOCKS_AT_A_TIME
 
 ADJUSTING_PROGRAMS = 64
 COLUMNS = 1024  # of a hidden state at a time

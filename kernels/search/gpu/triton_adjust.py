@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.rounding import INFLATION, SMALLEST_SLACK, SMALLEST_STEP, UNIT_ROUNDOFF
+from lexshard.kernels.rounding import INFLATION, SMALLEST_SLACK, SMALLEST_STEP, UNIT_ROUNDOFF
 
 TILE = 1024  # ids, or adjusted tokens, of a program
 # Of a row's questions: inverse temperature, ln min_p, slope and size of the adjustments.

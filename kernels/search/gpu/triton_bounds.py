@@ -18,11 +18,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.blocks import BLOCK
-from kernels.noise.triton_kernel import block_draw, gumbel_in_block, gumbel_of
-from kernels.rounding import NOISE_ROUNDING, ULP_SHARE
-from kernels.search import kinds
-from kernels.search.gpu.triton_adjust import ENTRY, REALS, TILE
+from lexshard.kernels.blocks import BLOCK
+from lexshard.kernels.noise.triton_kernel import block_draw, gumbel_in_block, gumbel_of
+from lexshard.kernels.rounding import NOISE_ROUNDING, ULP_SHARE
+from lexshard.kernels.search import kinds
+from lexshard.kernels.search.gpu.triton_adjust import ENTRY, REALS, TILE
 
 ALL_TOKENS, WHOLE_BLOCKS, ANY_TOKENS = 0, 1, 2  # what `OWNED` says
 IDLE = -1  # the kind of a row that asks for nothing

@@ -5,8 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.rows.triton_kernel import row_dots
-from kernels.search.gpu.triton_bounds import (
+from lexshard.kernels.rows.triton_kernel import row_dots
+from lexshard.kernels.search.gpu.triton_bounds import (
     C_GREEDY,
     C_GUMBEL,
     C_INTEGERS,

@@ -5,15 +5,15 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.rows.triton_kernel import row_dots
-from kernels.search.gpu.triton_adjust import (
+from lexshard.kernels.rows.triton_kernel import row_dots
+from lexshard.kernels.search.gpu.triton_adjust import (
     adjusted,
     factors_of,
     norm_of,
     softcapped,
     store_factors,
 )
-from kernels.search.gpu.triton_bounds import (
+from lexshard.kernels.search.gpu.triton_bounds import (
     C_BLOCK,
     C_ENTRY,
     C_EXACT_SOFTCAP_ERROR,

@@ -9,8 +9,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.mass.reference import BIN_WIDTH, BINS, LARGEST_PLACE
-from kernels.search.gpu.triton_bounds import C_REALS, C_TILE, slack_of, upper_bound
+from lexshard.kernels.mass.reference import BIN_WIDTH, BINS, LARGEST_PLACE
+from lexshard.kernels.search.gpu.triton_bounds import C_REALS, C_TILE, slack_of, upper_bound
 
 BINS_ROOM = triton.next_power_of_2(BINS + 1)
 # Errors are counted in units of 2**-16, and beyond 2**20 nothing is certified by them.

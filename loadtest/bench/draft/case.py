@@ -10,13 +10,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from actors.drafter.acceptance import StandingGuesses, accepted_lengths, standing_guesses
-from actors.drafter.heads import frequency_head, full_head, routed_head
-from actors.drafter.router.budgets import Budgets, fixed_budgets, paper_budgets_of
-from actors.drafter.router.file import RouterFile
-from actors.drafter.router.texts import DraftPositions
-from kernels.draft import DraftHead
-from loadtest.bench.record import CaseLabels, Measure, Report
+from lexshard.actors.drafter.acceptance import StandingGuesses, accepted_lengths, standing_guesses
+from lexshard.actors.drafter.heads import frequency_head, full_head, routed_head
+from lexshard.actors.drafter.router.budgets import Budgets, fixed_budgets, paper_budgets_of
+from lexshard.actors.drafter.router.file import RouterFile
+from lexshard.actors.drafter.router.texts import DraftPositions
+from lexshard.kernels.draft import DraftHead
+from lexshard.loadtest.bench.record import CaseLabels, Measure, Report
 
 FULL, STATIC = "full head", "static list"
 ROUTER, PAPER, FIXED = "router", "router, paper's budgets", "router, fixed budget"

@@ -21,20 +21,20 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from actors.body.loading import load
-from actors.configuration import EngineConfiguration
-from actors.drafter.router.build import draftable
-from actors.drafter.router.file import FILE_NAME, read_router_file
-from actors.drafter.router.texts import WrittenText, draft_positions
-from actors.engine.completion import complete_with_seeds
-from actors.engine.engine import Engine
-from actors.index.build import own_rows
-from actors.index.format import describe_weights
-from actors.index.hidden import load_tokenizer
-from actors.messages import SamplingParameters
-from actors.states.noise_key import noise_key
-from kernels import pool
-from loadtest.bench.draft.case import (
+from lexshard.actors.body.loading import load
+from lexshard.actors.configuration import EngineConfiguration
+from lexshard.actors.drafter.router.build import draftable
+from lexshard.actors.drafter.router.file import FILE_NAME, read_router_file
+from lexshard.actors.drafter.router.texts import WrittenText, draft_positions
+from lexshard.actors.engine.completion import complete_with_seeds
+from lexshard.actors.engine.engine import Engine
+from lexshard.actors.index.build import own_rows
+from lexshard.actors.index.format import describe_weights
+from lexshard.actors.index.hidden import load_tokenizer
+from lexshard.actors.messages import SamplingParameters
+from lexshard.actors.states.noise_key import noise_key
+from lexshard.kernels import pool
+from lexshard.loadtest.bench.draft.case import (
     AS_TRAINED,
     FULL,
     PAPER,
@@ -44,8 +44,8 @@ from loadtest.bench.draft.case import (
     DraftLengths,
     record_lengths,
 )
-from loadtest.bench.draft.cost import record_costs
-from loadtest.bench.draft.options import (
+from lexshard.loadtest.bench.draft.cost import record_costs
+from lexshard.loadtest.bench.draft.options import (
     PROMPTS,
     QUICK_PROMPTS,
     QUICK_RUNS,
@@ -53,10 +53,10 @@ from loadtest.bench.draft.options import (
     RUNS,
     SPEED_RUNS,
 )
-from loadtest.bench.draft.speed import PLAIN, DraftingEngine, record_speed
-from loadtest.bench.draft.tasks import read_tasks, sample
-from loadtest.bench.machine import describe_machine, installed_versions, pinned_to_cores
-from loadtest.bench.record import CaseLabels, Report
+from lexshard.loadtest.bench.draft.speed import PLAIN, DraftingEngine, record_speed
+from lexshard.loadtest.bench.draft.tasks import read_tasks, sample
+from lexshard.loadtest.bench.machine import describe_machine, installed_versions, pinned_to_cores
+from lexshard.loadtest.bench.record import CaseLabels, Report
 
 SPEED_PROMPTS, SPEED_PROMPT_TOKENS = 16, 64
 MOST_PROMPT_TOKENS = 1024

@@ -8,11 +8,11 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from kernels.draft.types import DraftHead, Router
-from kernels.linear import cpu
-from kernels.linear.tile import PANEL
-from loadtest.bench.draft.case import FULL, ROUTER, STATIC
-from loadtest.bench.record import Measure, Report
+from lexshard.kernels.draft.types import DraftHead, Router
+from lexshard.kernels.linear import cpu
+from lexshard.kernels.linear.tile import PANEL
+from lexshard.loadtest.bench.draft.case import FULL, ROUTER, STATIC
+from lexshard.loadtest.bench.record import Measure, Report
 
 REPEATS = 200  # products of a run
 

@@ -11,16 +11,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from actors.body.loading import load
-from actors.configuration import EngineConfiguration
-from actors.drafter.model import ModelDrafter
-from actors.drafter.router.build import draftable
-from actors.engine.completion import complete_with_seeds
-from actors.engine.engine import Engine
-from actors.kv_cache import BLOCK_TOKENS
-from actors.messages import SamplingParameters
-from kernels.draft import DraftHead
-from loadtest.bench.record import CaseLabels, Measure, Report
+from lexshard.actors.body.loading import load
+from lexshard.actors.configuration import EngineConfiguration
+from lexshard.actors.drafter.model import ModelDrafter
+from lexshard.actors.drafter.router.build import draftable
+from lexshard.actors.engine.completion import complete_with_seeds
+from lexshard.actors.engine.engine import Engine
+from lexshard.actors.kv_cache import BLOCK_TOKENS
+from lexshard.actors.messages import SamplingParameters
+from lexshard.kernels.draft import DraftHead
+from lexshard.loadtest.bench.record import CaseLabels, Measure, Report
 
 PLAIN = "no drafts"
 

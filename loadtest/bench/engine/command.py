@@ -27,9 +27,9 @@ from tempfile import TemporaryDirectory
 from transformers import AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
-from actors.configuration import NGRAM
-from loadtest.bench.bandwidth import read_bandwidth
-from loadtest.bench.engine.options import (
+from lexshard.actors.configuration import NGRAM
+from lexshard.loadtest.bench.bandwidth import read_bandwidth
+from lexshard.loadtest.bench.engine.options import (
     PAIRS,
     QUICK_PAIRS,
     QUICK_REPEATS,
@@ -39,21 +39,21 @@ from loadtest.bench.engine.options import (
     RUNS,
     SHAPE_REQUESTS,
 )
-from loadtest.bench.engine.random_model import write_random_model
-from loadtest.bench.engine.recording import add_agreement, add_measures
-from loadtest.bench.engine.runner import EngineRunner
-from loadtest.bench.machine import describe_machine, installed_versions, pinned_to_cores
-from loadtest.bench.peers.transformers_generate import GenerateRunner
-from loadtest.bench.process_pairs import (
+from lexshard.loadtest.bench.engine.random_model import write_random_model
+from lexshard.loadtest.bench.engine.recording import add_agreement, add_measures
+from lexshard.loadtest.bench.engine.runner import EngineRunner
+from lexshard.loadtest.bench.machine import describe_machine, installed_versions, pinned_to_cores
+from lexshard.loadtest.bench.peers.transformers_generate import GenerateRunner
+from lexshard.loadtest.bench.process_pairs import (
     Task,
     Worker,
     alternate,
     lexshard_worker,
     vllm_worker,
 )
-from loadtest.bench.record import CaseLabels, Report
-from loadtest.bench.runs import Runner, run_interleaved
-from loadtest.bench.workload import Job, mixed_jobs
+from lexshard.loadtest.bench.record import CaseLabels, Report
+from lexshard.loadtest.bench.runs import Runner, run_interleaved
+from lexshard.loadtest.bench.workload import Job, mixed_jobs
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -112,9 +112,9 @@ def checkpoint(arguments: argparse.Namespace) -> Iterator[str]:
     """
     if arguments.shape is None:
         # With what a machine for GPU benchmarks alone may lack.
-        from cluster.models.folders import model_folder
-        from cluster.models.progress import tell
-        from cluster.models.refusal import LoadingOptions
+        from lexshard.cluster.models.folders import model_folder
+        from lexshard.cluster.models.progress import tell
+        from lexshard.cluster.models.refusal import LoadingOptions
 
         arguments.requests = arguments.requests or REQUESTS
         arguments.dtype = arguments.dtype or "float32"

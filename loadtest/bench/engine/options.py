@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import get_args
 
-from actors.configuration import DEFAULT_TIERS, DraftHeadChoice, TierName
+from lexshard.actors.configuration import DEFAULT_TIERS, DraftHeadChoice, TierName
 
 REQUESTS, SHAPE_REQUESTS = (1, 4, 16), (1, 8)
 RUNS, QUICK_RUNS = 5, 2

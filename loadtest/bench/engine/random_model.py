@@ -7,7 +7,7 @@ to give logits with the spread of a trained model's.
 
     write_random_model(folder)
 
-``python -m loadtest.bench.engine.random_model FOLDER`` does the same from a shell.
+``python -m lexshard.loadtest.bench.engine.random_model FOLDER`` does the same from a shell.
 """
 
 from __future__ import annotations

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Protocol, runtime_checkable
 
-from loadtest.bench.engine.agreement import compare
-from loadtest.bench.record import CaseLabels, Measure, Report
-from loadtest.bench.runs import MEASURES, EngineRun, Runner
-from loadtest.bench.workload import Job
+from lexshard.loadtest.bench.engine.agreement import compare
+from lexshard.loadtest.bench.record import CaseLabels, Measure, Report
+from lexshard.loadtest.bench.runs import MEASURES, EngineRun, Runner
+from lexshard.loadtest.bench.workload import Job
 
 AGREEMENT = Measure("equal tokens", "%", higher_is_better=True)
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from actors.configuration import (
+from lexshard.actors.configuration import (
     DEFAULT_TIERS,
     BodyChoice,
     DataType,
@@ -15,11 +15,11 @@ from actors.configuration import (
     HeadChoice,
     TierName,
 )
-from actors.engine.engine import Engine
-from actors.messages import Request, SamplingParameters
-from cluster.samplers.start import start_sampler
-from loadtest.bench.runs import EngineRun
-from loadtest.bench.workload import Job
+from lexshard.actors.engine.engine import Engine
+from lexshard.actors.messages import Request, SamplingParameters
+from lexshard.cluster.samplers.start import start_sampler
+from lexshard.loadtest.bench.runs import EngineRun
+from lexshard.loadtest.bench.workload import Job
 
 
 class EngineRunner:

@@ -1,7 +1,7 @@
 """lexshard in a process of its own, to take turns with a peer that needs one.
 
-``python -m loadtest.bench.engine.worker FILE`` reads what ``process_pairs`` wrote and prints one
-JSON line, in the format of ``peers/vllm_worker.py``.
+It reads the file that ``process_pairs`` wrote and prints one JSON line, in the format of
+``peers/vllm_worker.py``.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import json
 import sys
 from pathlib import Path
 
-from loadtest.bench.engine.runner import EngineRunner
-from loadtest.bench.runs import run_interleaved
-from loadtest.bench.workload import Job
+from lexshard.loadtest.bench.engine.runner import EngineRunner
+from lexshard.loadtest.bench.runs import run_interleaved
+from lexshard.loadtest.bench.workload import Job
 
 
 def main(path: str) -> None:

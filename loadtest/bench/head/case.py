@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from actors.messages import Certificate
-from kernels.draw import draw
-from kernels.rows import canonical_logits, postprocess
-from loadtest.bench.head.contenders import OURS, HeadContender, HeadStep
-from loadtest.bench.head.workload import HeadWorkload, SamplingMethod, controls, needs
-from loadtest.bench.record import (
+from lexshard.actors.messages import Certificate
+from lexshard.kernels.draw import draw
+from lexshard.kernels.rows import canonical_logits, postprocess
+from lexshard.loadtest.bench.head.contenders import OURS, HeadContender, HeadStep
+from lexshard.loadtest.bench.head.workload import HeadWorkload, SamplingMethod, controls, needs
+from lexshard.loadtest.bench.record import (
     CaseLabels,
     Measure,
     Report,

@@ -19,25 +19,25 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from actors.head.ladder import Ladder
-from actors.head.paper.paper_head import PaperHead
-from actors.head.paper.settings import PaperSettings
-from actors.head.shard import Shard
-from actors.messages import Certificate
-from actors.states.need import Need
-from kernels.bounds import Clusters, Kind, summarise
-from kernels.clustering import Kind as Clustering
-from kernels.clustering import cluster
-from kernels.quantize import quantize
-from loadtest.bench.head.contenders import CandidateSearch
-from loadtest.bench.head.synthetic_heads import (
+from lexshard.actors.head.ladder import Ladder
+from lexshard.actors.head.paper.paper_head import PaperHead
+from lexshard.actors.head.paper.settings import PaperSettings
+from lexshard.actors.head.shard import Shard
+from lexshard.actors.messages import Certificate
+from lexshard.actors.states.need import Need
+from lexshard.kernels.bounds import Clusters, Kind, summarise
+from lexshard.kernels.clustering import Kind as Clustering
+from lexshard.kernels.clustering import cluster
+from lexshard.kernels.quantize import quantize
+from lexshard.loadtest.bench.head.contenders import CandidateSearch
+from lexshard.loadtest.bench.head.synthetic_heads import (
     Geometry,
     measure_geometry,
     synthetic_head,
     synthetic_hidden,
 )
-from loadtest.bench.head.workload import TOP_K, HeadWorkload, model_workload
-from loadtest.bench.record import CaseLabels, Measure, Report, format_table
+from lexshard.loadtest.bench.head.workload import TOP_K, HeadWorkload, model_workload
+from lexshard.loadtest.bench.record import CaseLabels, Measure, Report, format_table
 
 MODEL = Path("models/lexshard-demo")
 VOCABULARY, COLUMNS = 16_384, 256

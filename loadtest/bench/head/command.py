@@ -16,25 +16,25 @@ from collections.abc import Sequence
 
 import torch
 
-from loadtest.bench.bandwidth import read_bandwidth
-from loadtest.bench.head.case import TIME, HeadCase, table
-from loadtest.bench.head.contenders import DENSE_HEAD, ROW_KERNEL, cpu_contenders
-from loadtest.bench.head.options import (
+from lexshard.loadtest.bench.bandwidth import read_bandwidth
+from lexshard.loadtest.bench.head.case import TIME, HeadCase, table
+from lexshard.loadtest.bench.head.contenders import DENSE_HEAD, ROW_KERNEL, cpu_contenders
+from lexshard.loadtest.bench.head.options import (
     COLUMNS,
     QUICK_COMPARED,
     QUICK_RUNS,
     RUNS,
     VOCABULARY,
 )
-from loadtest.bench.head.synthetic_heads import measure_geometry
-from loadtest.bench.head.workload import (
+from lexshard.loadtest.bench.head.synthetic_heads import measure_geometry
+from lexshard.loadtest.bench.head.workload import (
     SAMPLING_METHODS,
     HeadWorkload,
     model_workload,
     synthetic_workload,
 )
-from loadtest.bench.measurement import run_measurement
-from loadtest.bench.record import CaseLabels, Report
+from lexshard.loadtest.bench.measurement import run_measurement
+from lexshard.loadtest.bench.record import CaseLabels, Report
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -46,7 +46,7 @@ def measure_into(report: Report, arguments: argparse.Namespace) -> int:
     """Measures what the options ask for; returns how many certified tokens were not canonical."""
     if not arguments.paper:
         return measure_heads(report, arguments)
-    from loadtest.bench.head import cluster_bounds
+    from lexshard.loadtest.bench.head import cluster_bounds
 
     cluster_bounds.measure(report, arguments)
     return 0
@@ -80,7 +80,9 @@ def measure_heads(report: Report, arguments: argparse.Namespace) -> int:
     workload = load_workload(arguments)
     build = cpu_contenders
     if arguments.device == "cuda":
-        from loadtest.bench.head.cuda_contenders import cuda_contenders  # needs Triton and a GPU
+        from lexshard.loadtest.bench.head.cuda_contenders import (
+            cuda_contenders,
+        )  # needs Triton and a GPU
 
         build = cuda_contenders
         report.machine["gpu"] = torch.cuda.get_device_name()

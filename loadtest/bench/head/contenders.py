@@ -16,20 +16,20 @@ import numpy.typing as npt
 import torch
 from torch.nn import functional
 
-from actors.candidates import Candidates
-from actors.configuration import DEFAULT_TIERS
-from actors.head.calibration import LadderHead, calibrate
-from actors.head.calibration import choose as choose_screens
-from actors.head.ladder import Choices, Ladder
-from actors.head.screens import DENSE, Linear
-from actors.head.shard import Shard
-from actors.messages import Certificate
-from actors.states.need import Need
-from kernels.draw import Controls, draw
-from kernels.linear import linear, pack
-from kernels.quantize import Tier, quantize
-from loadtest.bench.head.options import TIERS
-from loadtest.bench.head.workload import HeadWorkload, SamplingMethod
+from lexshard.actors.candidates import Candidates
+from lexshard.actors.configuration import DEFAULT_TIERS
+from lexshard.actors.head.calibration import LadderHead, calibrate
+from lexshard.actors.head.calibration import choose as choose_screens
+from lexshard.actors.head.ladder import Choices, Ladder
+from lexshard.actors.head.screens import DENSE, Linear
+from lexshard.actors.head.shard import Shard
+from lexshard.actors.messages import Certificate
+from lexshard.actors.states.need import Need
+from lexshard.kernels.draw import Controls, draw
+from lexshard.kernels.linear import linear, pack
+from lexshard.kernels.quantize import Tier, quantize
+from lexshard.loadtest.bench.head.options import TIERS
+from lexshard.loadtest.bench.head.workload import HeadWorkload, SamplingMethod
 
 _BUILDERS: dict[str, Callable[..., Tier]] = {kind: partial(quantize, kind=kind) for kind in TIERS}
 CALIBRATED = {"auto": DEFAULT_TIERS, "any": TIERS}

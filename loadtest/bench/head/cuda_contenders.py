@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from actors.configuration import DEFAULT_TIERS
-from actors.head.gpu.device_shard import DeviceShard
-from actors.head.ladder import Ladder
-from kernels.dense import Draws, dense_gumbel
-from kernels.draw import draw
-from loadtest.bench.head.contenders import (
+from lexshard.actors.configuration import DEFAULT_TIERS
+from lexshard.actors.head.gpu.device_shard import DeviceShard
+from lexshard.actors.head.ladder import Ladder
+from lexshard.kernels.dense import Draws, dense_gumbel
+from lexshard.kernels.draw import draw
+from lexshard.loadtest.bench.head.contenders import (
     OURS,
     HeadContender,
     HeadOutput,
@@ -24,7 +24,7 @@ from loadtest.bench.head.contenders import (
     calibrated,
     choose,
 )
-from loadtest.bench.head.workload import HeadWorkload
+from lexshard.loadtest.bench.head.workload import HeadWorkload
 
 DEVICE = torch.device("cuda")
 TIERS = ("int8", "int4", "int4-dither")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from loadtest.bench.measurement import add_common_arguments, names_of, numbers
+from lexshard.loadtest.bench.measurement import add_common_arguments, names_of, numbers
 
 # By name: the keys of `synthetic_heads.NAMED` and `workload.SAMPLING_METHODS`, which take seconds
 # to import.

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from actors.states.need import Need
-from kernels.draw import Controls
-from loadtest.bench.head.synthetic_heads import NAMED, synthetic_head, synthetic_hidden
+from lexshard.actors.states.need import Need
+from lexshard.kernels.draw import Controls
+from lexshard.loadtest.bench.head.synthetic_heads import NAMED, synthetic_head, synthetic_hidden
 
 TOP_K = 50
 MIN_P = 0.05
@@ -109,8 +109,8 @@ def model_workload(folder: Path, seed: int) -> HeadWorkload:
 
     Raises ModelRefusedError where the model cannot be loaded.
     """
-    from actors.body.loading import load  # transformers takes seconds
-    from actors.index.hidden import calibration_prompts, hidden_states, load_tokenizer
+    from lexshard.actors.body.loading import load  # transformers takes seconds
+    from lexshard.actors.index.hidden import calibration_prompts, hidden_states, load_tokenizer
 
     model = load(folder, device="cpu")
     prompts = calibration_prompts(

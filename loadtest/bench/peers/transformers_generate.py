@@ -10,8 +10,8 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.generation.streamers import BaseStreamer
 
-from loadtest.bench.runs import EngineRun
-from loadtest.bench.workload import Job
+from lexshard.loadtest.bench.runs import EngineRun
+from lexshard.loadtest.bench.workload import Job
 
 
 class GenerateRunner:

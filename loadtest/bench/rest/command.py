@@ -17,8 +17,8 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from loadtest.bench.measurement import add_common_arguments, run_measurement
-from loadtest.bench.record import (
+from lexshard.loadtest.bench.measurement import add_common_arguments, run_measurement
+from lexshard.loadtest.bench.record import (
     CaseLabels,
     Measure,
     Ratio,
@@ -28,10 +28,10 @@ from loadtest.bench.record import (
     paired_ratio,
     percentile,
 )
-from loadtest.bench.rest.usage import ProcessUsage, look_at, totals, used_between
-from loadtest.bench.servers.asking import Asker
-from loadtest.bench.servers.running import running
-from loadtest.bench.servers.server_command import (
+from lexshard.loadtest.bench.rest.usage import ProcessUsage, look_at, totals, used_between
+from lexshard.loadtest.bench.servers.asking import Asker
+from lexshard.loadtest.bench.servers.running import running
+from lexshard.loadtest.bench.servers.server_command import (
     OURS,
     ServerCommand,
     add_server_arguments,

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from loadtest.bench.servers.roles import role_of, told_apart
+from lexshard.loadtest.bench.servers.roles import role_of, told_apart
 
 ENDED = "ended meanwhile"
 _SWITCHES = ("voluntary_ctxt_switches", "nonvoluntary_ctxt_switches")

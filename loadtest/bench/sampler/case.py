@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from kernels.draw import Controls, draw
-from loadtest.bench.record import (
+from lexshard.kernels.draw import Controls, draw
+from lexshard.loadtest.bench.record import (
     CaseLabels,
     Measure,
     Ratio,
@@ -20,9 +20,14 @@ from loadtest.bench.record import (
     paired_ratio,
     percentile,
 )
-from loadtest.bench.sampler.contenders import OURS, SamplerContender, TorchContender, VllmContender
-from loadtest.bench.sampler.options import CANDIDATES, COLD, HOT, NAIVE, VLLM
-from loadtest.bench.sampler.workload import SamplerWorkload
+from lexshard.loadtest.bench.sampler.contenders import (
+    OURS,
+    SamplerContender,
+    TorchContender,
+    VllmContender,
+)
+from lexshard.loadtest.bench.sampler.options import CANDIDATES, COLD, HOT, NAIVE, VLLM
+from lexshard.loadtest.bench.sampler.workload import SamplerWorkload
 
 TIME = Measure("time per row", "ms", higher_is_better=False)
 THROUGHPUT = Measure("throughput of a sampler thread", "tokens/s", higher_is_better=True)

@@ -26,13 +26,18 @@ import numpy as np
 import numpy.typing as npt
 from tqdm import tqdm
 
-from loadtest.bench.measurement import (
+from lexshard.loadtest.bench.measurement import (
     on_pinned_cores,
     run_measurement,
 )
-from loadtest.bench.record import Report, percentile
-from loadtest.bench.sampler.case import SamplerCase, candidates_per_row, steps_per_run, table
-from loadtest.bench.sampler.contenders import (
+from lexshard.loadtest.bench.record import Report, percentile
+from lexshard.loadtest.bench.sampler.case import (
+    SamplerCase,
+    candidates_per_row,
+    steps_per_run,
+    table,
+)
+from lexshard.loadtest.bench.sampler.contenders import (
     CandidateContender,
     DenseContender,
     MixtureContender,
@@ -40,8 +45,8 @@ from loadtest.bench.sampler.contenders import (
     TorchContender,
     VllmContender,
 )
-from loadtest.bench.sampler.hot_vocabulary import fitted_hot_vocabulary, mixture_hot_ids
-from loadtest.bench.sampler.options import (
+from lexshard.loadtest.bench.sampler.hot_vocabulary import fitted_hot_vocabulary, mixture_hot_ids
+from lexshard.loadtest.bench.sampler.options import (
     CANDIDATES,
     COLD,
     HOT,
@@ -55,10 +60,16 @@ from loadtest.bench.sampler.options import (
     VARIANTS,
     WITH_MAXIMA,
 )
-from loadtest.bench.sampler.scaling import measure_scaling
-from loadtest.bench.sampler.settings import SETTINGS
-from loadtest.bench.sampler.vllm_process import VllmProcess, keep_freed_memory
-from loadtest.bench.sampler.workload import POOL, Pool, SamplerWorkload, model_pool, synthetic_pool
+from lexshard.loadtest.bench.sampler.scaling import measure_scaling
+from lexshard.loadtest.bench.sampler.settings import SETTINGS
+from lexshard.loadtest.bench.sampler.vllm_process import VllmProcess, keep_freed_memory
+from lexshard.loadtest.bench.sampler.workload import (
+    POOL,
+    Pool,
+    SamplerWorkload,
+    model_pool,
+    synthetic_pool,
+)
 
 COMPARED = 2  # steps whose tokens are compared with the plain draw
 

@@ -18,14 +18,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from actors.decision.hot_vocabulary import HotVocabulary
-from actors.decision.messages import DecisionWork, DenseRows, SamplerSettings
-from actors.decision.sampler import Sampler
-from actors.states.deltas import Deltas
-from kernels.decision import block_maxima
-from kernels.hot_vocab import mixture_draw
-from loadtest.bench.sampler.messages import appending, candidate_rows, opening
-from loadtest.bench.sampler.options import (
+from lexshard.actors.decision.hot_vocabulary import HotVocabulary
+from lexshard.actors.decision.messages import DecisionWork, DenseRows, SamplerSettings
+from lexshard.actors.decision.sampler import Sampler
+from lexshard.actors.states.deltas import Deltas
+from lexshard.kernels.decision import block_maxima
+from lexshard.kernels.hot_vocab import mixture_draw
+from lexshard.loadtest.bench.sampler.messages import appending, candidate_rows, opening
+from lexshard.loadtest.bench.sampler.options import (
     CANDIDATES,
     COLD,
     HOT,
@@ -36,9 +36,9 @@ from loadtest.bench.sampler.options import (
     VLLM,
     WITH_MAXIMA,
 )
-from loadtest.bench.sampler.torch_sampler import TorchSampler
-from loadtest.bench.sampler.vllm_process import VllmProcess
-from loadtest.bench.sampler.workload import SamplerWorkload
+from lexshard.loadtest.bench.sampler.torch_sampler import TorchSampler
+from lexshard.loadtest.bench.sampler.vllm_process import VllmProcess
+from lexshard.loadtest.bench.sampler.workload import SamplerWorkload
 
 OURS = (OFFLOADED, WITH_MAXIMA, HOT, CANDIDATES, COLD)
 

@@ -6,10 +6,10 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from actors.decision.hot_vocabulary import HotVocabulary
-from actors.decision.hot_vocabulary.measurement import Columns, columns_of
-from kernels.hot_vocab import Cost, Curve, best_size, skip_rate
-from loadtest.bench.sampler.workload import SamplerWorkload
+from lexshard.actors.decision.hot_vocabulary import HotVocabulary
+from lexshard.actors.decision.hot_vocabulary.measurement import Columns, columns_of
+from lexshard.kernels.hot_vocab import Cost, Curve, best_size, skip_rate
+from lexshard.loadtest.bench.sampler.workload import SamplerWorkload
 
 SMALLEST = 64  # sizes to choose from: this times powers of two, up to half of the vocabulary
 ROWS = 16  # to calibrate on

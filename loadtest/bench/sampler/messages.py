@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from actors.decision.messages import CandidateRows
-from actors.messages import Request
-from actors.states.deltas import Deltas, OpenSequence
-from loadtest.bench.sampler.workload import SamplerWorkload
+from lexshard.actors.decision.messages import CandidateRows
+from lexshard.actors.messages import Request
+from lexshard.actors.states.deltas import Deltas, OpenSequence
+from lexshard.loadtest.bench.sampler.workload import SamplerWorkload
 
 
 def requests(workload: SamplerWorkload) -> list[Request]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from loadtest.bench.measurement import add_common_arguments, names_of, numbers
-from loadtest.bench.sampler.settings import SETTINGS
+from lexshard.loadtest.bench.measurement import add_common_arguments, names_of, numbers
+from lexshard.loadtest.bench.sampler.settings import SETTINGS
 
 VLLM, NAIVE, PARALLEL = "vllm", "naive torch", "parallel torch"
 OFFLOADED, WITH_MAXIMA, HOT = "offloaded", "offloaded + maxima", "hot vocabulary"

@@ -19,19 +19,25 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from actors.decision.local_samplers import ThreadSampler
-from actors.decision.messages import DecisionWork, DenseRows, SamplerSettings
-from actors.decision.plane import SamplerHandle
-from actors.decision.sampler import Sampler
-from kernels.decision import block_maxima
-from loadtest.bench.machine import pinned_to_cores
-from loadtest.bench.record import CaseLabels, Report, format_number, format_table, percentile
-from loadtest.bench.sampler.case import LARGEST, THROUGHPUT, steps_per_run
-from loadtest.bench.sampler.messages import appending, candidate_rows, opening
-from loadtest.bench.sampler.options import CANDIDATES, OFFLOADED, PARALLEL
-from loadtest.bench.sampler.settings import Setting
-from loadtest.bench.sampler.torch_sampler import TorchSampler
-from loadtest.bench.sampler.workload import Pool, SamplerWorkload
+from lexshard.actors.decision.local_samplers import ThreadSampler
+from lexshard.actors.decision.messages import DecisionWork, DenseRows, SamplerSettings
+from lexshard.actors.decision.plane import SamplerHandle
+from lexshard.actors.decision.sampler import Sampler
+from lexshard.kernels.decision import block_maxima
+from lexshard.loadtest.bench.machine import pinned_to_cores
+from lexshard.loadtest.bench.record import (
+    CaseLabels,
+    Report,
+    format_number,
+    format_table,
+    percentile,
+)
+from lexshard.loadtest.bench.sampler.case import LARGEST, THROUGHPUT, steps_per_run
+from lexshard.loadtest.bench.sampler.messages import appending, candidate_rows, opening
+from lexshard.loadtest.bench.sampler.options import CANDIDATES, OFFLOADED, PARALLEL
+from lexshard.loadtest.bench.sampler.settings import Setting
+from lexshard.loadtest.bench.sampler.torch_sampler import TorchSampler
+from lexshard.loadtest.bench.sampler.workload import Pool, SamplerWorkload
 
 THREADS, PROCESSES = "threads", "processes"
 
@@ -221,6 +227,6 @@ def _thread(settings: SamplerSettings) -> SamplerHandle:
 
 
 def _process(settings: SamplerSettings) -> SamplerHandle:
-    from cluster.samplers.process import SamplerProcess
+    from lexshard.cluster.samplers.process import SamplerProcess
 
     return SamplerProcess(settings)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from actors.messages import SamplingParameters
+from lexshard.actors.messages import SamplingParameters
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from loadtest.bench.sampler.settings import Setting
+from lexshard.loadtest.bench.sampler.settings import Setting
 
 EXCLUDED = float("-inf")
 

@@ -17,8 +17,8 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from loadtest.bench.process_pairs import vllm_worker
-from loadtest.bench.sampler.workload import Pool, SamplerWorkload
+from lexshard.loadtest.bench.process_pairs import vllm_worker
+from lexshard.loadtest.bench.sampler.workload import Pool, SamplerWorkload
 
 _ERROR_LINES = 15
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4

@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from kernels.noise import gumbel_row
-from kernels.rows import canonical_logits, postprocess
-from kernels.truncate import best_ids, truncate
-from loadtest.bench.head.workload import model_workload
-from loadtest.bench.sampler.settings import Setting
+from lexshard.kernels.noise import gumbel_row
+from lexshard.kernels.rows import canonical_logits, postprocess
+from lexshard.kernels.truncate import best_ids, truncate
+from lexshard.loadtest.bench.head.workload import model_workload
+from lexshard.loadtest.bench.sampler.settings import Setting
 
 POOL, CALIBRATION = 96, 32  # rows; as many as the batch where that is more
 CANDIDATES = 90  # what a top-50 certificate leaves

@@ -1,6 +1,6 @@
 """The client of a run: sends every request at its moment and writes down when what came.
 
-    python -m loadtest.bench.serve.client TASK OUTCOME
+    python -m lexshard.loadtest.bench.serve.client TASK OUTCOME
 
 A process of its own, so that nothing else of the benchmark delays it. It prints how many answers
 have ended, and measures itself: how late it sent, and how late its own clock ticked.
@@ -18,10 +18,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from loadtest.bench.serve.connection import ConnectionPool
-from loadtest.bench.serve.plan import PlannedRequest
-from loadtest.bench.serve.timeline import RequestTimeline
-from loadtest.event_stream import StreamedAnswer
+from lexshard.loadtest.bench.serve.connection import ConnectionPool
+from lexshard.loadtest.bench.serve.plan import PlannedRequest
+from lexshard.loadtest.bench.serve.timeline import RequestTimeline
+from lexshard.loadtest.event_stream import StreamedAnswer
 
 TICK_SECONDS = 0.02
 SHOWN_SECONDS = 0.5

@@ -25,15 +25,21 @@ from typing import Any
 
 from tqdm import tqdm
 
-from loadtest.bench.machine import describe_machine, installed_versions
-from loadtest.bench.record import CaseLabels
-from loadtest.bench.serve.client import ClientTask, read_outcome, write_task
-from loadtest.bench.serve.endpoint import Endpoint, served_model, tokens_per_word
-from loadtest.bench.serve.load_report import LoadReport
-from loadtest.bench.serve.options import QUICK_SECONDS, REQUESTS, add_arguments
-from loadtest.bench.serve.plan import Arrivals, Lengths, PlannedRequest, Wording, plan_requests
-from loadtest.bench.serve.timeline import LoadRun, RequestTimeline
-from loadtest.traces import TracedRequest, load_trace
+from lexshard.loadtest.bench.machine import describe_machine, installed_versions
+from lexshard.loadtest.bench.record import CaseLabels
+from lexshard.loadtest.bench.serve.client import ClientTask, read_outcome, write_task
+from lexshard.loadtest.bench.serve.endpoint import Endpoint, served_model, tokens_per_word
+from lexshard.loadtest.bench.serve.load_report import LoadReport
+from lexshard.loadtest.bench.serve.options import QUICK_SECONDS, REQUESTS, add_arguments
+from lexshard.loadtest.bench.serve.plan import (
+    Arrivals,
+    Lengths,
+    PlannedRequest,
+    Wording,
+    plan_requests,
+)
+from lexshard.loadtest.bench.serve.timeline import LoadRun, RequestTimeline
+from lexshard.loadtest.traces import TracedRequest, load_trace
 
 __all__ = ["add_arguments", "run"]
 
@@ -91,7 +97,7 @@ def tell(report: LoadReport, json_file: Path | None, html_file: Path | None) -> 
         report.write(json_file)
         print(f"written: {json_file}")
     if html_file is not None:
-        from loadtest.report.page import write_page
+        from lexshard.loadtest.report.page import write_page
 
         write_page([report.as_json()], html_file)
         print(f"written: {html_file}")
@@ -223,7 +229,7 @@ def _ask(
     with tempfile.TemporaryDirectory() as folder:
         task_path, outcome, said = (Path(folder) / name for name in ("task", "outcome", "said"))
         write_task(task, task_path)
-        command = [sys.executable, "-m", "loadtest.bench.serve.client"]
+        command = [sys.executable, "-m", "lexshard.loadtest.bench.serve.client"]
         command += [str(task_path), str(outcome)]
         shown = 0
         with (

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from loadtest.event_stream import StreamedAnswer, refusal
+from lexshard.loadtest.event_stream import StreamedAnswer, refusal
 
 
 class EndpointConnection(asyncio.Protocol):

@@ -13,9 +13,9 @@ from urllib.parse import urlsplit
 from urllib.request import Request as HttpRequest
 from urllib.request import urlopen
 
-from loadtest.bench.serve.plan import Wording
-from loadtest.event_stream import refusal
-from loadtest.prompts import PromptWriter
+from lexshard.loadtest.bench.serve.plan import Wording
+from lexshard.loadtest.event_stream import refusal
+from lexshard.loadtest.prompts import PromptWriter
 
 _FEW_WORDS, _MANY_WORDS = 40, 140
 _SECONDS = 300.0

@@ -6,9 +6,9 @@ import statistics
 from collections import Counter
 from collections.abc import Sequence
 
-from loadtest.bench.record import Measure, percentile
-from loadtest.bench.serve.objectives import Objective, are_met
-from loadtest.bench.serve.timeline import LoadRun, most_in_flight
+from lexshard.loadtest.bench.record import Measure, percentile
+from lexshard.loadtest.bench.serve.objectives import Objective, are_met
+from lexshard.loadtest.bench.serve.timeline import LoadRun, most_in_flight
 
 PERCENTILES = (90, 95, 99)
 LATENCIES = ("TTFT", "TPOT", "ITL", "E2E")

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from loadtest.bench.record import CaseLabels, Measure, Report, format_number, format_table
-from loadtest.bench.serve.figures import COMPARED, LATENCIES, faults, figures
-from loadtest.bench.serve.objectives import Objective
-from loadtest.bench.serve.timeline import LoadRun
+from lexshard.loadtest.bench.record import CaseLabels, Measure, Report, format_number, format_table
+from lexshard.loadtest.bench.serve.figures import COMPARED, LATENCIES, faults, figures
+from lexshard.loadtest.bench.serve.objectives import Objective
+from lexshard.loadtest.bench.serve.timeline import LoadRun
 
 _COLUMNS = {  # measures of the table on the terminal; the JSON file has all of them
     "answered": "answered",

@@ -6,8 +6,8 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from loadtest.bench.record import percentile
-from loadtest.bench.serve.timeline import RequestTimeline
+from lexshard.loadtest.bench.record import percentile
+from lexshard.loadtest.bench.serve.timeline import RequestTimeline
 
 # As vLLM and AIPerf call them: AIPerf's inter-token latency is (E2E - TTFT) / (n - 1).
 _OTHER_NAMES = {

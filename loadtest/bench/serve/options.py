@@ -7,10 +7,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from loadtest.arrivals import ARRIVALS
-from loadtest.bench.serve.endpoint import endpoint
-from loadtest.bench.serve.objectives import objective
-from loadtest.traces import SAMPLES
+from lexshard.loadtest.arrivals import ARRIVALS
+from lexshard.loadtest.bench.serve.endpoint import endpoint
+from lexshard.loadtest.bench.serve.objectives import objective
+from lexshard.loadtest.traces import SAMPLES
 
 REQUESTS = 100
 QUICK_SECONDS = 10.0

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from itertools import cycle, islice
 from typing import Any, NamedTuple
 
-from loadtest.arrivals import arrival_seconds
-from loadtest.prompts import PromptWriter
-from loadtest.traces import BLOCK_TOKENS, Trace, TracedRequest
+from lexshard.loadtest.arrivals import arrival_seconds
+from lexshard.loadtest.prompts import PromptWriter
+from lexshard.loadtest.traces import BLOCK_TOKENS, Trace, TracedRequest
 
 
 class PlannedRequest(NamedTuple):

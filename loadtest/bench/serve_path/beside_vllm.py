@@ -1,6 +1,6 @@
 """Our server and vLLM's, asked by vLLM's own load client.
 
-    python -m loadtest.bench.serve_path.beside_vllm --vllm-python PATH [--rounds 3] [--json FILE]
+    python -m lexshard.loadtest.bench.serve_path.beside_vllm --vllm-python PATH [--rounds 3]
 
 The servers take turns, each for itself on all cores with the client: started, warmed by the client,
 measured at every number of streams, stopped. Random prompts, greedy, end of sequence ignored, no
@@ -25,9 +25,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from cluster.ports import free_port
-from loadtest.bench.machine import describe_machine, installed_versions
-from loadtest.bench.record import Measure, Report
+from lexshard.cluster.ports import free_port
+from lexshard.loadtest.bench.machine import describe_machine, installed_versions
+from lexshard.loadtest.bench.record import Measure, Report
 
 NAME = "measured-model"
 PROMPTS = {1: 24, 8: 96, 32: 256}  # by streams
@@ -52,7 +52,7 @@ class Contender:
 
 def contenders(arguments: argparse.Namespace) -> list[Contender]:
     model, programs = str(arguments.model), arguments.vllm_python.parent
-    ours = (sys.executable, "-m", "serve_app.cli", "serve", "--model", model)
+    ours = (sys.executable, "-m", "lexshard.serve_app.cli", "serve", "--model", model)
     theirs = (str(programs / "vllm"), "serve", model, "--max-model-len", "512")
     both = ("--served-model-name", NAME, "--dtype", "float32", "--port")
     settings = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "0"}
@@ -157,7 +157,9 @@ def main() -> int:
                     for streams in PROMPTS:
                         told = ask(arguments, url, streams, Path(folder))
                         results[streams][side.name].append(told)
-    command = shlex.join(["python", "-m", "loadtest.bench.serve_path.beside_vllm", *sys.argv[1:]])
+    command = shlex.join(
+        ["python", "-m", "lexshard.loadtest.bench.serve_path.beside_vllm", *sys.argv[1:]]
+    )
     report = Report(describe_machine(), installed_versions(), command, seed=3)
     for streams, by_side in results.items():
         for key, measure in MEASURES.items():

@@ -1,6 +1,6 @@
 """A client that costs little: streams of completions over kept connections, counted as they come.
 
-    python -m loadtest.bench.serve_path.client URL MODEL --streams 32 --rounds 4 --tokens 256
+    python -m lexshard.loadtest.bench.serve_path.client URL MODEL --streams 32 --rounds 4
 
 A process of its own, which prints one line of JSON.
 """
@@ -17,7 +17,7 @@ from dataclasses import asdict
 from typing import cast
 from urllib.parse import urlsplit
 
-from loadtest.bench.serve_path.load import (
+from lexshard.loadtest.bench.serve_path.load import (
     Load,
     LoadResult,
     RequestTimes,

@@ -25,20 +25,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cluster.config import OPTIONS, Option, ServeConfig
-from cluster.ports import free_port
-from loadtest.bench.machine import describe_machine, installed_versions
-from loadtest.bench.record import CaseLabels, Measure, Report, percentile
-from loadtest.bench.serve_path.load import Load, LoadResult, as_arguments
-from loadtest.bench.serve_path.processes import (
+from lexshard.cluster.config import OPTIONS, Option, ServeConfig
+from lexshard.cluster.ports import free_port
+from lexshard.loadtest.bench.machine import describe_machine, installed_versions
+from lexshard.loadtest.bench.record import CaseLabels, Measure, Report, percentile
+from lexshard.loadtest.bench.serve_path.load import Load, LoadResult, as_arguments
+from lexshard.loadtest.bench.serve_path.processes import (
     SERVING,
     cpu_seconds,
     family,
     give_engine_a_core,
     named,
 )
-from loadtest.bench.servers.running import running
-from loadtest.bench.servers.server_command import OURS, ServerCommand
+from lexshard.loadtest.bench.servers.running import running
+from lexshard.loadtest.bench.servers.server_command import OURS, ServerCommand
 
 STREAMS = (1, 32, 256)
 RUNS, QUICK_RUNS = 3, 1
@@ -187,12 +187,12 @@ def our_server(arguments: argparse.Namespace) -> Iterator[Server]:
 
 def _command(arguments: argparse.Namespace, config: ServeConfig) -> tuple[str, ...]:
     if arguments.engine == "scripted":
-        module = "loadtest.bench.serve_path.scripted_server"
+        module = "lexshard.loadtest.bench.serve_path.scripted_server"
         told = config.model_dump_json(by_alias=True)
         return (sys.executable, "-m", module, str(arguments.rate), told)
     set_options = config.model_dump(by_alias=True, exclude_unset=True)
     flags = [word for option in OPTIONS for word in _flag(option, set_options.get(option.key))]
-    return (sys.executable, "-m", "serve_app.cli", "serve", *flags)
+    return (sys.executable, "-m", "lexshard.serve_app.cli", "serve", *flags)
 
 
 def _flag(option: Option, value: Any) -> list[str]:
@@ -251,7 +251,7 @@ def ask(server: Server, load: Load) -> ServeRun:
     Raises RuntimeError with what it said if it fails.
     """
     program = "client" if server.url else "engine_alone"
-    command = [sys.executable, "-m", f"loadtest.bench.serve_path.{program}"]
+    command = [sys.executable, "-m", f"lexshard.loadtest.bench.serve_path.{program}"]
     if server.url:
         command += [server.url, server.model]
     else:  # on the core that our server's engine has, which rests meanwhile

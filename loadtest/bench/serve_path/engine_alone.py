@@ -1,7 +1,7 @@
 """The engine without HTTP, asked as the client asks: what the way to the wire is measured against.
 
-    python -m loadtest.bench.serve_path.engine_alone MODEL --core 0 --streams 8 --rounds 4 \\
-        --tokens 64
+    python -m lexshard.loadtest.bench.serve_path.engine_alone MODEL --core 0 --streams 8 \\
+        --rounds 4 --tokens 64
 
 A process of its own on one core, which prints what the client prints.
 
@@ -20,11 +20,11 @@ import time
 from dataclasses import asdict
 from heapq import heappop, heappush
 
-from actors.configuration import EngineConfiguration
-from actors.engine.engine import Engine
-from actors.messages import Request, SamplingParameters
-from actors.text.codec import TextCodec
-from loadtest.bench.serve_path.load import (
+from lexshard.actors.configuration import EngineConfiguration
+from lexshard.actors.engine.engine import Engine
+from lexshard.actors.messages import Request, SamplingParameters
+from lexshard.actors.text.codec import TextCodec
+from lexshard.loadtest.bench.serve_path.load import (
     Load,
     LoadResult,
     RequestTimes,

@@ -1,7 +1,7 @@
 """What metrics and traces cost: per token, per step and per request, beside an earlier checkout.
 
     git worktree add /tmp/before COMMIT
-    python -m loadtest.bench.serve_path.observation_cost --before /tmp/before
+    python -m lexshard.loadtest.bench.serve_path.observation_cost --before /tmp/before
 
 Modules of the earlier checkout are loaded beside today's into this process, and both take turns.
 """
@@ -20,15 +20,15 @@ from typing import Any
 
 import msgspec
 
-from actors import messages
-from actors.engine.statistics import Counters
-from actors.head.sequence_head import ShardCounters
-from actors.messages import Request, SamplingParameters, SequenceTiming
-from serve_app.admission import Admission
-from serve_app.observability import http_metrics
-from serve_app.openai import generation
-from serve_app.openai.choice import Choice, OutputOptions
-from serve_app.request_record import RequestRecord
+from lexshard.actors import messages
+from lexshard.actors.engine.statistics import Counters
+from lexshard.actors.head.sequence_head import ShardCounters
+from lexshard.actors.messages import Request, SamplingParameters, SequenceTiming
+from lexshard.serve_app.admission import Admission
+from lexshard.serve_app.observability import http_metrics
+from lexshard.serve_app.openai import generation
+from lexshard.serve_app.openai.choice import Choice, OutputOptions
+from lexshard.serve_app.request_record import RequestRecord
 
 EVENTS, TURNS = 2000, 15
 TOKEN_BYTES: Any = {byte: bytes([byte]) for byte in range(256)}
@@ -140,7 +140,7 @@ def per_trace() -> float:
     """Microseconds that the spans of a request take; sending them is another thread's work."""
     from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-    from serve_app.observability.tracing import Tracing
+    from lexshard.serve_app.observability.tracing import Tracing
 
     tracing = Tracing("http://none", {}, "1", ("/v1/completions",), InMemorySpanExporter())
 

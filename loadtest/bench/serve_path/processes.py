@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import psutil
 
-from loadtest.bench.servers.roles import role_of
+from lexshard.loadtest.bench.servers.roles import role_of
 
 SERVING = ("API process", "HAProxy")
 

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from actors.configuration import EngineConfiguration, EngineInformation
-from actors.messages import Commands, EngineStatistics, Request, SequenceEvent, StepOutput
-from cluster.config import ServeConfig
-from cluster.engine.process import EngineProcess
-from cluster.engine.transport import EngineSide
+from lexshard.actors.configuration import EngineConfiguration, EngineInformation
+from lexshard.actors.messages import Commands, EngineStatistics, Request, SequenceEvent, StepOutput
+from lexshard.cluster.config import ServeConfig
+from lexshard.cluster.engine.process import EngineProcess
+from lexshard.cluster.engine.transport import EngineSide
 
 if TYPE_CHECKING:
-    from cluster.engine.supervisor import EngineSupervisor
+    from lexshard.cluster.engine.supervisor import EngineSupervisor
 
 # No engine of a real model makes more, and a loop that only sends would show no server's limits.
 MOST_STEPS_PER_SECOND = 2000.0
@@ -120,8 +120,8 @@ def _step(running: dict[str, _Told], token_id: int) -> list[SequenceEvent]:
 
 def connect_scripted(config: ServeConfig, tokens_per_second: float) -> EngineSupervisor:
     """The connector of a server on Ray whose engine is scripted."""
-    from cluster.engine.ray_actor import RayEngines
-    from cluster.engine.supervisor import EngineSupervisor
+    from lexshard.cluster.engine.ray_actor import RayEngines
+    from lexshard.cluster.engine.supervisor import EngineSupervisor
 
     make = partial(ScriptedEngineProcess, tokens_per_second=tokens_per_second)
     supervisor = EngineSupervisor(config.engine_configuration, RayEngines(make=make))

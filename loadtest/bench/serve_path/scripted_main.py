@@ -7,8 +7,8 @@ import os
 import sys
 from functools import partial
 
-from cluster.engine.main import main
-from loadtest.bench.serve_path.scripted_engine import ScriptedEngineProcess
+from lexshard.cluster.engine.main import main
+from lexshard.loadtest.bench.serve_path.scripted_engine import ScriptedEngineProcess
 
 RATE = "LEXSHARD_SCRIPTED_TOKENS_PER_SECOND"
 

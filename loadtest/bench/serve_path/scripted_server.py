@@ -1,8 +1,7 @@
 """A server whose engine computes nothing, run as `lexshard serve` would run it: in plain processes,
 or on Ray where its options ask for that.
 
-``python -m loadtest.bench.serve_path.scripted_server RATE CONFIG``, a `ServeConfig` as JSON, serves
-until it is told to stop.
+Its arguments are a rate and a `ServeConfig` as JSON; it serves until it is told to stop.
 """
 
 from __future__ import annotations
@@ -12,12 +11,12 @@ import sys
 import threading
 from functools import partial
 
-from cluster.config import ServeConfig
-from loadtest.bench.serve_path.scripted_main import RATE
-from serve_app.start.embedded import ServerModules, serve_embedded
-from serve_app.start.stopping import StopRequest
+from lexshard.cluster.config import ServeConfig
+from lexshard.loadtest.bench.serve_path.scripted_main import RATE
+from lexshard.serve_app.start.embedded import ServerModules, serve_embedded
+from lexshard.serve_app.start.stopping import StopRequest
 
-ENGINE_MODULE = "loadtest.bench.serve_path.scripted_main"
+ENGINE_MODULE = "lexshard.loadtest.bench.serve_path.scripted_main"
 STOP_SECONDS = 10.0
 
 
@@ -34,15 +33,15 @@ def main() -> int:
 
 
 def _serve_on_ray(config: ServeConfig, stop: StopRequest, tokens_per_second: float) -> None:
-    from loadtest.bench.serve_path.scripted_engine import connect_scripted
-    from serve_app.start.launch import running_server
-    from serve_app.start.readiness import wait_until_ready
+    from lexshard.loadtest.bench.serve_path.scripted_engine import connect_scripted
+    from lexshard.serve_app.start.launch import running_server
+    from lexshard.serve_app.start.readiness import wait_until_ready
 
     connect = partial(connect_scripted, tokens_per_second=tokens_per_second)
     stopped = threading.Event()
     stop.then(stopped.set)
     with running_server(config, connect) as handle:
-        from serve_app.deployment import ask_all
+        from lexshard.serve_app.deployment import ask_all
 
         wait_until_ready(config, lambda _: None, partial(ask_all, handle))
         stopped.wait()

@@ -9,10 +9,10 @@ from typing import Any
 
 import orjson
 
-from loadtest.bench.serve.endpoint import Endpoint, served_model
-from loadtest.event_stream import DONE, EventReader, StreamedAnswer, refusal
-from loadtest.prompts import PromptWriter
-from loadtest.raw_stream import opened_stream
+from lexshard.loadtest.bench.serve.endpoint import Endpoint, served_model
+from lexshard.loadtest.event_stream import DONE, EventReader, StreamedAnswer, refusal
+from lexshard.loadtest.prompts import PromptWriter
+from lexshard.loadtest.raw_stream import opened_stream
 
 PATH = "/v1/completions"
 PROMPT_WORDS = 40

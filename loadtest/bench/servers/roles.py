@@ -9,15 +9,15 @@ import psutil
 
 # By a piece of the command line. A process that Ray runs calls itself by what it does.
 ROLES = (
-    ("serve_app.cli", "lexshard serve"),
+    ("lexshard.serve_app.cli", "lexshard serve"),
     ("serve_path.scripted_server", "lexshard serve"),
-    ("serve_app.start.driver", "driver"),
-    ("cluster.engine.main", "engine"),
+    ("lexshard.serve_app.start.driver", "driver"),
+    ("lexshard.cluster.engine.main", "engine"),
     ("ray::EngineActor", "engine"),
     ("serve_path.scripted_main", "engine"),
-    ("serve_app.api_processes.api_process", "API process"),
+    ("lexshard.serve_app.api_processes.api_process", "API process"),
     ("ray::ServeReplica", "API process"),
-    ("cluster.samplers.main", "sampler"),
+    ("lexshard.cluster.samplers.main", "sampler"),
     ("ray::RemoteSampler", "sampler"),
     ("ray::RemoteShard", "shard"),
     ("bin/haproxy", "HAProxy"),

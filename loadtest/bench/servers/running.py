@@ -15,9 +15,9 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from cluster.ports import free_port
-from loadtest.bench.servers.roles import role_of
-from loadtest.bench.servers.server_command import PORT, ServerCommand
+from lexshard.cluster.ports import free_port
+from lexshard.loadtest.bench.servers.roles import role_of
+from lexshard.loadtest.bench.servers.server_command import PORT, ServerCommand
 
 START_SECONDS = 900.0  # a first start compiles kernels
 STOP_SECONDS = 60.0

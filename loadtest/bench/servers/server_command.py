@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from loadtest.bench.serve.endpoint import endpoint
+from lexshard.loadtest.bench.serve.endpoint import endpoint
 
 OURS = "lexshard"
 HOME = "LEXSHARD_HOME"  # where it keeps files of its own
 MODEL, DRAFT = "models/lexshard-demo", "models/lexshard-demo-draft"
-# Set in this process by `kernels`; a server that inherited them would not look in its own home.
+# A server that inherited them would not look in its own home.
 CACHES = ("NUMBA_CACHE_DIR", "TRITON_CACHE_DIR")
 PORT = "{port}"  # in command lines: a free port is put there
 
@@ -60,7 +60,7 @@ def our_server(flags: Sequence[str], environment: Mapping[str, str] | None = Non
         given += ["--model", MODEL]
         if option_value(given, "--draft") is None:
             given += ["--draft", DRAFT]
-    command = (sys.executable, "-m", "serve_app.cli", "serve", *given, "--port", PORT)
+    command = (sys.executable, "-m", "lexshard.serve_app.cli", "serve", *given, "--port", PORT)
     return ServerCommand(OURS, command, environment=environment or {})
 
 

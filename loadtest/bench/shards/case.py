@@ -16,13 +16,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from actors.collective import Operation, Traffic
-from actors.head.shard_group import ShardGroup
-from actors.head.sharded.collective_head import CollectiveHead
-from loadtest.bench.record import CaseLabels, Measure, Report, percentile
-from loadtest.bench.shards.processes import Rhythm
-from loadtest.bench.shards.timed_shard import TimedShard
-from loadtest.bench.shards.workload import ShardWorkload, drawn
+from lexshard.actors.collective import Operation, Traffic
+from lexshard.actors.head.shard_group import ShardGroup
+from lexshard.actors.head.sharded.collective_head import CollectiveHead
+from lexshard.loadtest.bench.record import CaseLabels, Measure, Report, percentile
+from lexshard.loadtest.bench.shards.processes import Rhythm
+from lexshard.loadtest.bench.shards.timed_shard import TimedShard
+from lexshard.loadtest.bench.shards.workload import ShardWorkload, drawn
 
 WARM_UP = 2
 REPEATS = 2  # times that every computed step is repeated

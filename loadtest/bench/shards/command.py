@@ -16,27 +16,27 @@ from statistics import median
 
 import torch
 
-from actors.head.shard_group import ShardGroup
-from actors.head.sharded.part import build_ladder
-from loadtest.bench.head.workload import synthetic_workload
-from loadtest.bench.measurement import (
+from lexshard.actors.head.shard_group import ShardGroup
+from lexshard.actors.head.sharded.part import build_ladder
+from lexshard.loadtest.bench.head.workload import synthetic_workload
+from lexshard.loadtest.bench.measurement import (
     on_pinned_cores,
     run_measurement,
 )
-from loadtest.bench.record import CaseLabels, Measure, Report
-from loadtest.bench.shards.case import ShardCase, rhythm_of
-from loadtest.bench.shards.csv_decode import (
+from lexshard.loadtest.bench.record import CaseLabels, Measure, Report
+from lexshard.loadtest.bench.shards.case import ShardCase, rhythm_of
+from lexshard.loadtest.bench.shards.csv_decode import (
     CsvDecodeCase,
     cluster_parts,
     clustered_head,
     exchange_table,
 )
-from loadtest.bench.shards.fitted_link import fit_link
-from loadtest.bench.shards.model import HeadSize, models
-from loadtest.bench.shards.options import CANDIDATES, QUICK_RUNS, RESCORED, RUNS
-from loadtest.bench.shards.processes import shard_processes
-from loadtest.bench.shards.published import Link
-from loadtest.bench.shards.tables import (
+from lexshard.loadtest.bench.shards.fitted_link import fit_link
+from lexshard.loadtest.bench.shards.model import HeadSize, models
+from lexshard.loadtest.bench.shards.options import CANDIDATES, QUICK_RUNS, RESCORED, RUNS
+from lexshard.loadtest.bench.shards.processes import shard_processes
+from lexshard.loadtest.bench.shards.published import Link
+from lexshard.loadtest.bench.shards.tables import (
     MODELLED,
     describe_link,
     explanation,
@@ -44,8 +44,8 @@ from loadtest.bench.shards.tables import (
     operation_table,
     step_table,
 )
-from loadtest.bench.shards.timed_shard import TimedShard
-from loadtest.bench.shards.workload import ShardWorkload
+from lexshard.loadtest.bench.shards.timed_shard import TimedShard
+from lexshard.loadtest.bench.shards.workload import ShardWorkload
 
 MODEL_STEP = Measure("MODEL of a step, not measured", "us", higher_is_better=False)
 

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from actors.head.sharded.build import cluster_of_rows
-from actors.head.sharded.collective_head import CollectiveHead
-from actors.head.sharded.part import ShardPart, cut_head
-from cluster.topology.assignment import assign
-from kernels.bounds import Clusters, summarise
-from kernels.clustering import cluster
-from loadtest.bench.record import (
+from lexshard.actors.head.sharded.build import cluster_of_rows
+from lexshard.actors.head.sharded.collective_head import CollectiveHead
+from lexshard.actors.head.sharded.part import ShardPart, cut_head
+from lexshard.cluster.topology.assignment import assign
+from lexshard.kernels.bounds import Clusters, summarise
+from lexshard.kernels.clustering import cluster
+from lexshard.loadtest.bench.record import (
     CaseLabels,
     Measure,
     Report,
@@ -23,8 +23,16 @@ from loadtest.bench.record import (
     format_table,
     percentile,
 )
-from loadtest.bench.shards.case import BYTES, STEP, WARM_UP, WRONG, Counts, ShardCase, Tokens
-from loadtest.bench.shards.workload import ShardWorkload, drawn
+from lexshard.loadtest.bench.shards.case import (
+    BYTES,
+    STEP,
+    WARM_UP,
+    WRONG,
+    Counts,
+    ShardCase,
+    Tokens,
+)
+from lexshard.loadtest.bench.shards.workload import ShardWorkload, drawn
 
 ITERATIONS = 5  # of k-means
 OPENED = Measure("rows opened", "share", higher_is_better=False)

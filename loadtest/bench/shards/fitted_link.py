@@ -7,8 +7,8 @@ from statistics import median
 
 import numpy as np
 
-from loadtest.bench.shards.case import ShardCase
-from loadtest.bench.shards.published import Link
+from lexshard.loadtest.bench.shards.case import ShardCase
+from lexshard.loadtest.bench.shards.published import Link
 
 NAME = "gloo, fitted here"
 

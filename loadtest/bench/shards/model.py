@@ -15,8 +15,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from cluster.collective.star import FRAME_BYTES
-from loadtest.bench.shards.published import Link
+from lexshard.cluster.collective.star import FRAME_BYTES
+from lexshard.loadtest.bench.shards.published import Link
 
 LARGEST = 64
 HOPS = 5  # announcement, hidden states, thresholds there and back, candidates

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from loadtest.bench.head.options import GEOMETRIES
-from loadtest.bench.measurement import add_common_arguments, names_of, numbers
-from loadtest.bench.shards.published import LINKS, MEMORY_BANDWIDTH, Link
+from lexshard.loadtest.bench.head.options import GEOMETRIES
+from lexshard.loadtest.bench.measurement import add_common_arguments, names_of, numbers
+from lexshard.loadtest.bench.shards.published import LINKS, MEMORY_BANDWIDTH, Link
 
 # By name: the keys of `workload.NEEDS`, which takes seconds to import.
 NEEDS = ("greedy", "gumbel", "top50", "top-p")

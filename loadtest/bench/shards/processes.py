@@ -16,12 +16,12 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from actors.collective import Collective, SingleProcess
-from actors.head.sharded.collective_head import CollectiveHead
-from actors.head.sharded.part import ShardPart, build_shard
-from cluster.collective.gloo_links import open_store
-from cluster.collective.join import GroupPlan, join
-from loadtest.bench.shards.recorded_shard import recorded
+from lexshard.actors.collective import Collective, SingleProcess
+from lexshard.actors.head.sharded.collective_head import CollectiveHead
+from lexshard.actors.head.sharded.part import ShardPart, build_shard
+from lexshard.cluster.collective.gloo_links import open_store
+from lexshard.cluster.collective.join import GroupPlan, join
+from lexshard.loadtest.bench.shards.recorded_shard import recorded
 
 HOST = "127.0.0.1"
 PATIENCE = 300.0  # kernels may have to be compiled first
@@ -58,7 +58,7 @@ class ShardProcesses:
                 [
                     sys.executable,
                     "-m",
-                    "loadtest.bench.shards.server",
+                    "lexshard.loadtest.bench.shards.server",
                     str(self._store.port),
                     str(cores[rank % len(cores)]),
                 ],

@@ -1,5 +1,5 @@
-"""``python -m loadtest.bench.shards.server PORT CORE``: a process that serves one shard after the
-other, as lines of `loadtest.bench.shards.processes.ServerOrder` say; it ends with its input."""
+"""A process that serves one shard after the other on a port and a core, as lines of
+`loadtest.bench.shards.processes.ServerOrder` say; it ends with its input."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from pathlib import Path
 
 import torch
 
-from actors.head.sharded.part import ShardPart, build_shard
-from actors.head.sharded.shard_server import ShardServer
-from actors.states.sequence_state import SequenceStates
-from cluster.collective.gloo_links import open_store
-from cluster.collective.join import GroupPlan, join
-from cluster.process_tree import die_with_parent
-from kernels import pool
-from loadtest.bench.shards.processes import HOST, PATIENCE, Rhythm, ServerOrder
-from loadtest.bench.shards.recorded_shard import recorded
+from lexshard.actors.head.sharded.part import ShardPart, build_shard
+from lexshard.actors.head.sharded.shard_server import ShardServer
+from lexshard.actors.states.sequence_state import SequenceStates
+from lexshard.cluster.collective.gloo_links import open_store
+from lexshard.cluster.collective.join import GroupPlan, join
+from lexshard.cluster.process_tree import die_with_parent
+from lexshard.kernels import pool
+from lexshard.loadtest.bench.shards.processes import HOST, PATIENCE, Rhythm, ServerOrder
+from lexshard.loadtest.bench.shards.recorded_shard import recorded
 
 
 def main() -> None:

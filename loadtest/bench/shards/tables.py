@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from actors.collective import Operation
-from loadtest.bench.record import format_number, format_table, percentile
-from loadtest.bench.shards.case import ShardCase
-from loadtest.bench.shards.model import StepModel
-from loadtest.bench.shards.published import Link
+from lexshard.actors.collective import Operation
+from lexshard.loadtest.bench.record import format_number, format_table, percentile
+from lexshard.loadtest.bench.shards.case import ShardCase
+from lexshard.loadtest.bench.shards.model import StepModel
+from lexshard.loadtest.bench.shards.published import Link
 
 MODELLED = (1, 2, 4, 8, 16, 32, 64)
 _OPERATIONS: tuple[Operation, ...] = ("message", "hidden", "maximum", "gather")

@@ -9,12 +9,12 @@ from contextlib import contextmanager
 import numpy as np
 import numpy.typing as npt
 
-from actors.candidates import Candidates
-from actors.head.exchange import MassShard, MassTries
-from actors.head.output_head import Hidden, Thresholds
-from actors.head.whole_softmax import PartialMass
-from actors.states.need import Need
-from kernels.mass import Outline
+from lexshard.actors.candidates import Candidates
+from lexshard.actors.head.exchange import MassShard, MassTries
+from lexshard.actors.head.output_head import Hidden, Thresholds
+from lexshard.actors.head.whole_softmax import PartialMass
+from lexshard.actors.states.need import Need
+from lexshard.kernels.mass import Outline
 
 
 class TimedShard:

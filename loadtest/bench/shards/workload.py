@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from actors.candidates import Candidates
-from actors.configuration import TierName
-from actors.head.owned_rows import OwnedRows
-from actors.head.sharded.part import ShardPart, cut_head
-from actors.states.need import Need
-from cluster.topology.assignment import assign
-from kernels.draw import Controls, draw
-from loadtest.bench.head.workload import SAMPLING_METHODS, HeadWorkload
+from lexshard.actors.candidates import Candidates
+from lexshard.actors.configuration import TierName
+from lexshard.actors.head.owned_rows import OwnedRows
+from lexshard.actors.head.sharded.part import ShardPart, cut_head
+from lexshard.actors.states.need import Need
+from lexshard.cluster.topology.assignment import assign
+from lexshard.kernels.draw import Controls, draw
+from lexshard.loadtest.bench.head.workload import SAMPLING_METHODS, HeadWorkload
 
 TOP_P = 0.9
 TOP_P_TEMPERATURE = 0.3  # at 1 a synthetic head has no nucleus that bounds could decide

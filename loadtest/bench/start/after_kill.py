@@ -6,8 +6,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from loadtest.bench.servers.asking import Asker
-from loadtest.bench.servers.running import RunningServer
+from lexshard.loadtest.bench.servers.asking import Asker
+from lexshard.loadtest.bench.servers.running import RunningServer
 
 TOKENS = 400
 PIECES_BEFORE = 20

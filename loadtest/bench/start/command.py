@@ -19,19 +19,19 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from loadtest.bench.measurement import add_common_arguments, names_of, run_measurement
-from loadtest.bench.record import Measure, Report
-from loadtest.bench.servers.asking import Asker
-from loadtest.bench.servers.running import running
-from loadtest.bench.servers.server_command import (
+from lexshard.loadtest.bench.measurement import add_common_arguments, names_of, run_measurement
+from lexshard.loadtest.bench.record import Measure, Report
+from lexshard.loadtest.bench.servers.asking import Asker
+from lexshard.loadtest.bench.servers.running import running
+from lexshard.loadtest.bench.servers.server_command import (
     OURS,
     ServerCommand,
     add_server_arguments,
     asked_servers,
     option_value,
 )
-from loadtest.bench.start.after_kill import APART_SECONDS, KilledStream, kill_under_stream
-from loadtest.bench.start.starts import StartRun, first_start, start_once, status_seconds
+from lexshard.loadtest.bench.start.after_kill import APART_SECONDS, KilledStream, kill_under_stream
+from lexshard.loadtest.bench.start.starts import StartRun, first_start, start_once, status_seconds
 
 WARM, FIRST, AFTER_KILL, STATUS = CASES = ("warm", "first", "after-kill", "status")
 QUICK_CASES = (WARM, AFTER_KILL, STATUS)

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from loadtest.bench.servers.asking import Asker
-from loadtest.bench.servers.running import running
-from loadtest.bench.servers.server_command import (
+from lexshard.loadtest.bench.servers.asking import Asker
+from lexshard.loadtest.bench.servers.running import running
+from lexshard.loadtest.bench.servers.server_command import (
     DRAFT,
     HOME,
     MODEL,
@@ -21,7 +21,7 @@ from loadtest.bench.servers.server_command import (
     option_value,
     our_server,
 )
-from loadtest.bench.start.phases import phases
+from lexshard.loadtest.bench.start.phases import phases
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ def first_start(flags: Sequence[str], seed: int) -> StartRun:
 
 def copy_without_index(model: Path, place: Path) -> Path:
     """A copy of a model's folder, but for its vocabulary index, in the folder ``place``."""
-    from actors.index.automatic import FILE_NAME  # with torch, which options do without
+    from lexshard.actors.index.automatic import FILE_NAME  # with torch, which options do without
 
     ignored = shutil.ignore_patterns(f"{FILE_NAME}*")
     return Path(shutil.copytree(model, place / model.resolve().name, ignore=ignored))
@@ -74,7 +74,7 @@ def status_seconds(url: str) -> float:
     Raises:
         RuntimeError: it does not find a server that is ready.
     """
-    command = [sys.executable, "-m", "serve_app.cli", "status", "--url", url]
+    command = [sys.executable, "-m", "lexshard.serve_app.cli", "status", "--url", url]
     began = time.perf_counter()
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     seconds = time.perf_counter() - began

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from kernels.sigmoid.reference import sigmoid_weights
-from kernels.verify.reference import log_softmax
-from loadtest.bench.verify.workload import VerifyStep
+from lexshard.kernels.sigmoid.reference import sigmoid_weights
+from lexshard.kernels.verify.reference import log_softmax
+from lexshard.loadtest.bench.verify.workload import VerifyStep
 
 EVALUATED = 8  # first drafts whose law is computed
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from loadtest.bench.record import (
+from lexshard.loadtest.bench.record import (
     CaseLabels,
     Measure,
     Report,
@@ -18,8 +18,8 @@ from loadtest.bench.record import (
     paired_ratio,
     percentile,
 )
-from loadtest.bench.verify.approximation import drafter_distances, sigmoid_errors
-from loadtest.bench.verify.contenders import (
+from lexshard.loadtest.bench.verify.approximation import drafter_distances, sigmoid_errors
+from lexshard.loadtest.bench.verify.contenders import (
     COUPLED,
     EXACT,
     READ,
@@ -27,7 +27,7 @@ from loadtest.bench.verify.contenders import (
     OwnContender,
     VerifyContender,
 )
-from loadtest.bench.verify.workload import VerifyStep
+from lexshard.loadtest.bench.verify.workload import VerifyStep
 
 TIME = Measure("time", "ms", higher_is_better=False)
 BYTES = Measure("inputs read", "MB", higher_is_better=False)

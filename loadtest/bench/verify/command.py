@@ -17,19 +17,19 @@ from collections.abc import Callable, Sequence
 import torch
 from tqdm import tqdm
 
-from loadtest.bench.measurement import run_measurement
-from loadtest.bench.record import Report, paired_ratio
-from loadtest.bench.verify.case import VerifyCase, table
-from loadtest.bench.verify.contenders import (
+from lexshard.loadtest.bench.measurement import run_measurement
+from lexshard.loadtest.bench.record import Report, paired_ratio
+from lexshard.loadtest.bench.verify.case import VerifyCase, table
+from lexshard.loadtest.bench.verify.contenders import (
     EXACT,
     SIGMOID,
     TRANSFORMERS,
     OwnContender,
     cpu_contenders,
 )
-from loadtest.bench.verify.memory import peak_memory
-from loadtest.bench.verify.options import QUICK_RUNS, RUNS
-from loadtest.bench.verify.workload import steps_of
+from lexshard.loadtest.bench.verify.memory import peak_memory
+from lexshard.loadtest.bench.verify.options import QUICK_RUNS, RUNS
+from lexshard.loadtest.bench.verify.workload import steps_of
 
 COMPARED = 2  # sequences of a case that are also verified by the reference
 
@@ -46,7 +46,10 @@ def measure(report: Report, arguments: argparse.Namespace) -> int:
     if arguments.device == "cuda":
         if not torch.cuda.is_available():
             raise ValueError("there is no CUDA device here: use --device cpu")
-        from loadtest.bench.verify.cuda_contenders import cuda_contenders, peak_device_memory
+        from lexshard.loadtest.bench.verify.cuda_contenders import (
+            cuda_contenders,
+            peak_device_memory,
+        )
 
         contenders = cuda_contenders(arguments.limits)
         finish, memory = torch.cuda.synchronize, peak_device_memory

@@ -12,11 +12,11 @@ import numpy.typing as npt
 import torch
 from numba import njit
 
-from kernels.blocks import BLOCK
-from kernels.prefetch import LINE, prefetch
-from kernels.sigmoid import verify_by_sigmoid
-from kernels.verify import Verdict, verify
-from loadtest.bench.verify.workload import VerifyStep
+from lexshard.kernels.blocks import BLOCK
+from lexshard.kernels.prefetch import LINE, prefetch
+from lexshard.kernels.sigmoid import verify_by_sigmoid
+from lexshard.kernels.verify import Verdict, verify
+from lexshard.loadtest.bench.verify.workload import VerifyStep
 
 EXACT, COUPLED, SIGMOID = "exact", "coupled", "sigmoid"
 TRANSFORMERS, TORCH, READ = "transformers", "torch softmax", "read once"

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from kernels.sigmoid import verify_by_sigmoid
-from kernels.verify import DenseProposals, Verdict, verify
-from loadtest.bench.verify.contenders import (
+from lexshard.kernels.sigmoid import verify_by_sigmoid
+from lexshard.kernels.verify import DenseProposals, Verdict, verify
+from lexshard.loadtest.bench.verify.contenders import (
     COUPLED,
     EXACT,
     READ,
@@ -24,7 +24,7 @@ from loadtest.bench.verify.contenders import (
     VerifyContender,
     VerifyOutput,
 )
-from loadtest.bench.verify.workload import VerifyStep
+from lexshard.loadtest.bench.verify.workload import VerifyStep
 
 DEVICE = "cuda"
 

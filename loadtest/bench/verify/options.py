@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from loadtest.bench.measurement import add_common_arguments, names_of, numbers
+from lexshard.loadtest.bench.measurement import add_common_arguments, names_of, numbers
 
 # How far a drafter's logits are from the target's: the deviation of what is added to each.
 AGREEMENTS = {"same": 0.0, "close": 0.5, "far": 2.0}

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from kernels.noise import gumbel_row
-from kernels.verify import DenseProposals, DraftedRows
-from loadtest.bench.sampler.workload import synthetic_rows
-from loadtest.bench.verify.options import AGREEMENTS
+from lexshard.kernels.noise import gumbel_row
+from lexshard.kernels.verify import DenseProposals, DraftedRows
+from lexshard.loadtest.bench.sampler.workload import synthetic_rows
+from lexshard.loadtest.bench.verify.options import AGREEMENTS
 
 SEQUENCES = 16  # of a run, however many are verified at a time: steps of one, or one of sixteen
 

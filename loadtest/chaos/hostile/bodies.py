@@ -12,8 +12,8 @@ import string
 from collections.abc import Callable
 from typing import Any
 
-from loadtest.chaos.hostile.exchange import HostileRequest
-from serve_app.openai.protocol import (
+from lexshard.loadtest.chaos.hostile.exchange import HostileRequest
+from lexshard.serve_app.openai.protocol import (
     ChatCompletionRequest,
     CompletionRequest,
     DetokenizeRequest,

@@ -8,7 +8,7 @@ import json
 import time
 from dataclasses import dataclass, field
 
-from serve_app.openai.errors import TYPES_AND_CODES
+from lexshard.serve_app.openai.errors import TYPES_AND_CODES
 
 LONGEST_LINE = 1 << 20
 # What a client may expect: an answer; an answer or at least the end of the connection; nothing,

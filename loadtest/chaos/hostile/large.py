@@ -7,7 +7,7 @@ import random
 from dataclasses import replace
 from typing import Any
 
-from loadtest.chaos.hostile.bodies import (
+from lexshard.loadtest.chaos.hostile.bodies import (
     CHAT,
     COMPLETIONS,
     DETOKENIZE,
@@ -18,7 +18,7 @@ from loadtest.chaos.hostile.bodies import (
     post,
     valid_body,
 )
-from loadtest.chaos.hostile.exchange import HostileRequest
+from lexshard.loadtest.chaos.hostile.exchange import HostileRequest
 
 LETTERS = ("a", " ", "\n", "1", "ab ", "word ", "\u00e9", "\u4e16", "\U0001f4a5", "e\u0301", "\x00")
 

@@ -6,8 +6,8 @@ import json
 import random
 from dataclasses import replace
 
-from cluster.ingress import LARGEST_BODY
-from loadtest.chaos.hostile.bodies import (
+from lexshard.cluster.ingress import LARGEST_BODY
+from lexshard.loadtest.chaos.hostile.bodies import (
     COMPLETIONS,
     LARGE_SECONDS,
     ROUTES,
@@ -15,7 +15,7 @@ from loadtest.chaos.hostile.bodies import (
     post,
     valid_body,
 )
-from loadtest.chaos.hostile.exchange import END, LEAVES, HostileRequest
+from lexshard.loadtest.chaos.hostile.exchange import END, LEAVES, HostileRequest
 
 # The server's limits: for all of a request's headers, for a body, and how long it goes on reading
 # one that is too large.

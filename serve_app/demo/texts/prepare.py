@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from serve_app.demo.recipe import DemoRecipe
-from serve_app.demo.texts.corpus import load_corpus
-from serve_app.demo.texts.sources import (
+from lexshard.serve_app.demo.recipe import DemoRecipe
+from lexshard.serve_app.demo.texts.corpus import load_corpus
+from lexshard.serve_app.demo.texts.sources import (
     frequent_first,
     text_sources,
     token_sources,
     tokenizer_from,
 )
-from serve_app.demo.texts.windows import TokenSource
+from lexshard.serve_app.demo.texts.windows import TokenSource
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from actors.body.batch import Body
-from actors.body.loading import LoadedModel, load
-from actors.body.self_test import Piece, pack_batch
-from kernels import pool
+from lexshard.actors.body.batch import Body
+from lexshard.actors.body.loading import LoadedModel, load
+from lexshard.actors.body.self_test import Piece, pack_batch
+from lexshard.kernels import pool
 from tests.support.paths import DEMO
 from tests.support.tiny_models import SERVED, VOCABULARY, save_tiny
 

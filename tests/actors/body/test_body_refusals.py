@@ -11,9 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from actors.body import paged_attention
-from actors.body.attention_step import AttentionSettings, AttentionStep
-from actors.body.errors import (
+from lexshard.actors.body import paged_attention
+from lexshard.actors.body.attention_step import AttentionSettings, AttentionStep
+from lexshard.actors.body.errors import (
     InsufficientMemoryError,
     ModelCodeError,
     ModelPathError,
@@ -22,10 +22,10 @@ from actors.body.errors import (
     UnsupportedModelError,
     WeightsError,
 )
-from actors.body.head_weights import HeadWeights, check_head
-from actors.body.loading import load
-from actors.body.model_code import model_code
-from actors.body.self_test import check_body, check_windows, run_alone
+from lexshard.actors.body.head_weights import HeadWeights, check_head
+from lexshard.actors.body.loading import load
+from lexshard.actors.body.model_code import model_code
+from lexshard.actors.body.self_test import check_body, check_windows, run_alone
 from tests.support.tiny_models import REFUSED, save_tiny
 
 REASONS = {

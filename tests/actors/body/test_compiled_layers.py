@@ -16,12 +16,12 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 from transformers import AutoModelForCausalLM
 
-from actors.body.general import GeneralBody
-from actors.body.gpu.capture import compute_each_time
-from actors.body.gpu.compiled_layers import KEYS
-from actors.body.gpu.graphed_body import GraphedBody
-from actors.body.loading import compile_checked, load
-from actors.body.self_test import pack_batch, plain_forward, run_mixed
+from lexshard.actors.body.general import GeneralBody
+from lexshard.actors.body.gpu.capture import compute_each_time
+from lexshard.actors.body.gpu.compiled_layers import KEYS
+from lexshard.actors.body.gpu.graphed_body import GraphedBody
+from lexshard.actors.body.loading import compile_checked, load
+from lexshard.actors.body.self_test import pack_batch, plain_forward, run_mixed
 from tests.support.tiny_models import VOCABULARY, save_tiny
 
 TABLES = ((5, 2), (7, 0), (3, 6))

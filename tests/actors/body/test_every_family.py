@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import transformers
 
-from loadtest.model_families.probe import FamilyOutcome, probe
-from loadtest.model_families.report import BEGIN, END, section, write_section
-from loadtest.model_families.shrink import WINDOW, tiny_configuration
-from loadtest.model_families.sweep import families, sweep
+from lexshard.loadtest.model_families.probe import FamilyOutcome, probe
+from lexshard.loadtest.model_families.report import BEGIN, END, section, write_section
+from lexshard.loadtest.model_families.shrink import WINDOW, tiny_configuration
+from lexshard.loadtest.model_families.sweep import families, sweep
 from tests.support.paths import ROOT
 
 

@@ -17,13 +17,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
-from actors.body import loading, paged_attention
-from actors.body.batch import Batch
-from actors.body.general import GeneralBody
-from actors.body.gpu.capture import compute_each_time
-from actors.body.gpu.flash_attention import requests_of
-from actors.body.gpu.graphed_body import GraphedBody
-from actors.body.self_test import Expected, plain_forward, run_alone, run_mixed
+from lexshard.actors.body import loading, paged_attention
+from lexshard.actors.body.batch import Batch
+from lexshard.actors.body.general import GeneralBody
+from lexshard.actors.body.gpu.capture import compute_each_time
+from lexshard.actors.body.gpu.flash_attention import requests_of
+from lexshard.actors.body.gpu.graphed_body import GraphedBody
+from lexshard.actors.body.self_test import Expected, plain_forward, run_alone, run_mixed
 from tests.support import flash_infer, recorded_steps
 from tests.support.recorded_steps import RecordingCapture
 from tests.support.tiny_models import save_tiny

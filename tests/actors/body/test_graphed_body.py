@@ -13,11 +13,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from actors.body import paged_attention
-from actors.body.general import GeneralBody
-from actors.body.gpu.graphed_body import GraphedBody
-from actors.body.gpu.step_inputs import StaticInputs
-from actors.body.self_test import Piece, pack_batch, run_alone, run_mixed
+from lexshard.actors.body import paged_attention
+from lexshard.actors.body.general import GeneralBody
+from lexshard.actors.body.gpu.graphed_body import GraphedBody
+from lexshard.actors.body.gpu.step_inputs import StaticInputs
+from lexshard.actors.body.self_test import Piece, pack_batch, run_alone, run_mixed
 from tests.support import recorded_steps
 from tests.support.recorded_steps import RecordingCapture
 from tests.support.tiny_models import VOCABULARY, save_tiny
@@ -137,7 +137,7 @@ def test_a_body_that_fails_fails(
 
 
 def test_the_largest_steps_go_without(body: GeneralBody, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("actors.body.gpu.graphed_body.ROWS", (1, 2, 4))
+    monkeypatch.setattr("lexshard.actors.body.gpu.graphed_body.ROWS", (1, 2, 4))
     capture = RecordingCapture()
     graphed = GraphedBody(body, lambda: capture)
     graphed.allocate_cache(8)
@@ -162,7 +162,7 @@ def test_inputs_of_a_step_are_one_piece_of_memory() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_replayed_steps_wait_for_nothing_on_a_gpu(tmp_path: Path) -> None:
-    from actors.body.loading import load
+    from lexshard.actors.body.loading import load
 
     save_tiny("llama", tmp_path)
     made = load(tmp_path, "bfloat16", device="cuda").body
@@ -183,7 +183,7 @@ def test_replayed_steps_wait_for_nothing_on_a_gpu(tmp_path: Path) -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_fixed_shape_makes_rows_their_own_on_a_gpu(tmp_path: Path) -> None:
-    from actors.body.loading import load
+    from lexshard.actors.body.loading import load
 
     save_tiny("llama", tmp_path)
     assert load(tmp_path, "bfloat16", device="cuda", batch_invariant=True).body.batch_invariant

@@ -10,9 +10,9 @@ from torch import nn
 from torch.nn import functional
 from transformers.activations import ACT2FN
 
-from actors.body.invariant import functions
-from actors.body.invariant.functions import finding_callers
-from actors.body.invariant.modules import make_invariant
+from lexshard.actors.body.invariant import functions
+from lexshard.actors.body.invariant.functions import finding_callers
+from lexshard.actors.body.invariant.modules import make_invariant
 
 NAMES = ("gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_fast", "relu", "relu2", "silu", "tanh")
 Function = Callable[[torch.Tensor], torch.Tensor]

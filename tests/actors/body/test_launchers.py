@@ -10,8 +10,8 @@ from types import ModuleType
 import pytest
 import torch
 
-from actors.body.errors import BuildToolsError
-from actors.body.loading import check_before_weights, load
+from lexshard.actors.body.errors import BuildToolsError
+from lexshard.actors.body.loading import check_before_weights, load
 from tests.support.paths import DEMO
 
 triton = pytest.importorskip("triton")

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from actors.body import loading
-from actors.body.loading import load
+from lexshard.actors.body import loading
+from lexshard.actors.body.loading import load
 from tests.support.tiny_models import save_tiny
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")

@@ -15,10 +15,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from actors.body import loading, proven
-from actors.body.errors import InsufficientMemoryError, SelfTestError
-from actors.body.fused import FusedBody
-from actors.body.loading import LoadedModel, load
+from lexshard.actors.body import loading, proven
+from lexshard.actors.body.errors import InsufficientMemoryError, SelfTestError
+from lexshard.actors.body.fused import FusedBody
+from lexshard.actors.body.loading import LoadedModel, load
+from lexshard.kernels.compile_cache import compiled_folder
 from tests.support.paths import DEMO_DRAFT
 from tests.support.tiny_models import save_tiny
 
@@ -28,7 +29,7 @@ Watch = Callable[[], int]
 
 @pytest.fixture(autouse=True)
 def _home_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("actors.remembered.home_folder", lambda: tmp_path / "home")
+    monkeypatch.setattr("lexshard.actors.remembered.home_folder", lambda: tmp_path / "home")
 
 
 @pytest.fixture
@@ -95,13 +96,13 @@ def test_whatever_type_is_stored(stored: torch.dtype, tmp_path: Path, checks: Wa
 def test_a_second_load_needs_no_transformers(tmp_path: Path) -> None:
     program = (
         "import sys\n"
-        "from actors.body.loading import load\n"
+        "from lexshard.actors.body.loading import load\n"
         f"load({str(DEMO_DRAFT)!r}, device='cpu')\n"
         "print('transformers' in sys.modules)"
     )
     environment = os.environ | {"LEXSHARD_HOME": str(tmp_path)}
     # Kernels that are compiled already are where they are.
-    environment["NUMBA_CACHE_DIR"] = str(os.environ["NUMBA_CACHE_DIR"])
+    environment["NUMBA_CACHE_DIR"] = str(compiled_folder())
     said = [
         subprocess.check_output([sys.executable, "-c", program], env=environment, text=True).strip()
         for _ in range(2)

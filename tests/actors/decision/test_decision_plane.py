@@ -14,22 +14,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.candidates import Candidates
-from actors.decision.local_samplers import InlineSampler, ThreadSampler
-from actors.decision.messages import DecisionResult, DecisionWork, SamplerSettings
-from actors.decision.plane import (
+from lexshard.actors.candidates import Candidates
+from lexshard.actors.decision.local_samplers import InlineSampler, ThreadSampler
+from lexshard.actors.decision.messages import DecisionResult, DecisionWork, SamplerSettings
+from lexshard.actors.decision.plane import (
     DecisionPlane,
     PendingDecision,
     SamplerHandle,
     SamplerLostError,
 )
-from actors.decision.sampler import Sampler
-from actors.messages import Certificate, Request, SamplingParameters
-from actors.role import Place, here
-from actors.states.flat_needs import flatten_adjustments
-from actors.states.sequence_state import SequenceState
-from kernels.draw import Controls, draw
-from kernels.penalties import adjust
+from lexshard.actors.decision.sampler import Sampler
+from lexshard.actors.messages import Certificate, Request, SamplingParameters
+from lexshard.actors.role import Place, here
+from lexshard.actors.states.flat_needs import flatten_adjustments
+from lexshard.actors.states.sequence_state import SequenceState
+from lexshard.kernels.draw import Controls, draw
+from lexshard.kernels.penalties import adjust
 
 settings.register_profile("plane", deadline=None, max_examples=60)
 settings.load_profile("plane")
@@ -399,9 +399,9 @@ def test_a_sampler_that_cannot_be_replaced_at_once_is_tried_again() -> None:
 
 
 def test_shutting_down_does_not_wait_for_the_next_try(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("actors.decision.plane.SHORTEST_BACKOFF", 100.0)
-    monkeypatch.setattr("actors.decision.plane.LONGEST_BACKOFF", 200.0)
-    monkeypatch.setattr("actors.decision.plane.COMING_SECONDS", 100.0)
+    monkeypatch.setattr("lexshard.actors.decision.plane.SHORTEST_BACKOFF", 100.0)
+    monkeypatch.setattr("lexshard.actors.decision.plane.LONGEST_BACKOFF", 200.0)
+    monkeypatch.setattr("lexshard.actors.decision.plane.COMING_SECONDS", 100.0)
     starts = Starts({1})
     plane, candidates = _plane_of_six(starts, 1)
     starts.made[0].close()
@@ -415,7 +415,7 @@ def test_shutting_down_does_not_wait_for_the_next_try(monkeypatch: pytest.Monkey
 def test_a_sampler_that_finds_no_room_does_not_hold_up_the_end_and_ends_when_it_comes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("actors.decision.plane.COMING_SECONDS", 0.1)
+    monkeypatch.setattr("lexshard.actors.decision.plane.COMING_SECONDS", 0.1)
     room = threading.Event()
 
     class WaitingForRoom(Starts):
@@ -442,7 +442,7 @@ def test_a_sampler_that_finds_no_room_does_not_hold_up_the_end_and_ends_when_it_
 def test_a_sampler_that_can_be_given_up_does_not_hold_up_the_end_at_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("actors.decision.plane.COMING_SECONDS", 100.0)
+    monkeypatch.setattr("lexshard.actors.decision.plane.COMING_SECONDS", 100.0)
     closing = threading.Event()
     first = MortalSampler(np.random.default_rng(0), 0.0)
     gave_up = threading.Event()

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pytest
 from hypothesis import settings
 
-from actors.decision.hot_vocabulary import (
+from lexshard.actors.decision.hot_vocabulary import (
     HotFile,
     HotVocabulary,
     read_hot_file,
@@ -21,10 +21,10 @@ from actors.decision.hot_vocabulary import (
     vocabulary,
     write_hot_file,
 )
-from actors.decision.hot_vocabulary.file import About, MixPart
-from actors.decision.hot_vocabulary.report import write_report
-from actors.decision.hot_vocabulary.traces import read_traces
-from kernels.hot_vocab import (
+from lexshard.actors.decision.hot_vocabulary.file import About, MixPart
+from lexshard.actors.decision.hot_vocabulary.report import write_report
+from lexshard.actors.decision.hot_vocabulary.traces import read_traces
+from lexshard.kernels.hot_vocab import (
     Cost,
     Curve,
     best_size,
@@ -322,7 +322,7 @@ def test_traces_are_read_in_every_form(tmp_path: Path, demo_tokenizer: object) -
 def test_the_command_builds_shows_and_reports(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], prompts: list[str]
 ) -> None:
-    from serve_app.cli import main
+    from lexshard.serve_app.cli import main
 
     talk = tmp_path / "talk.jsonl"
     talk.write_text("\n".join(json.dumps({"prompt": prompt}) for prompt in prompts[:12]))

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from actors.head.output_rows import NonFiniteHiddenError
-from actors.head.shard import Shard
-from actors.messages import Request, RowDecision, SamplingParameters
-from actors.states.sequence_state import SequenceState
-from kernels.draw import Controls, draw
-from kernels.rows import canonical_logits
+from lexshard.actors.head.output_rows import NonFiniteHiddenError
+from lexshard.actors.head.shard import Shard
+from lexshard.actors.messages import Request, RowDecision, SamplingParameters
+from lexshard.actors.states.sequence_state import SequenceState
+from lexshard.kernels.draw import Controls, draw
+from lexshard.kernels.rows import canonical_logits
 from tests.support.sampler_cases import (
     EOS,
     DenseHead,

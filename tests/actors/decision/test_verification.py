@@ -7,18 +7,18 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from actors.decision.messages import DecisionWork, DenseRows, SamplerSettings
-from actors.decision.plane import SamplerHandle
-from actors.decision.sampler import Sampler
-from actors.messages import Request, SamplingParameters
-from actors.proposal import GuessTest, Proposal
-from actors.states.deltas import Deltas, OpenSequence
-from actors.states.flat_needs import flatten_adjustments
-from actors.states.sequence_state import SequenceState
-from cluster.samplers.process import SamplerProcess
-from kernels.penalties import adjust
-from kernels.truncate import truncate
-from kernels.verify import DenseProposals, DraftedRows, verify
+from lexshard.actors.decision.messages import DecisionWork, DenseRows, SamplerSettings
+from lexshard.actors.decision.plane import SamplerHandle
+from lexshard.actors.decision.sampler import Sampler
+from lexshard.actors.messages import Request, SamplingParameters
+from lexshard.actors.proposal import GuessTest, Proposal
+from lexshard.actors.states.deltas import Deltas, OpenSequence
+from lexshard.actors.states.flat_needs import flatten_adjustments
+from lexshard.actors.states.sequence_state import SequenceState
+from lexshard.cluster.samplers.process import SamplerProcess
+from lexshard.kernels.penalties import adjust
+from lexshard.kernels.truncate import truncate
+from lexshard.kernels.verify import DenseProposals, DraftedRows, verify
 
 SIZE = 500
 KINDS = (

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.drafter.draft_cache import MOST_PENDING, DraftCache, block_tables
-from actors.drafter.task import DraftTask
+from lexshard.actors.drafter.draft_cache import MOST_PENDING, DraftCache, block_tables
+from lexshard.actors.drafter.task import DraftTask
 
 
 def task(sequence: int, history: list[int], most: int = 4) -> DraftTask:

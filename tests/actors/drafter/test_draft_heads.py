@@ -11,10 +11,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.drafter.heads import FILLER, clusters_of, frequency_head, full_head, routed_head
-from kernels.draft.types import DraftHead
-from kernels.linear import PackedWeight, unpack
-from kernels.linear.tile import PANEL
+from lexshard.actors.drafter.heads import (
+    FILLER,
+    clusters_of,
+    frequency_head,
+    full_head,
+    routed_head,
+)
+from lexshard.kernels.draft.types import DraftHead
+from lexshard.kernels.linear import PackedWeight, unpack
+from lexshard.kernels.linear.tile import PANEL
 from tests.support.router_cases import router_file
 
 DEPTH = 24

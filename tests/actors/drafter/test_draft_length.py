@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.drafter.acceptance_history import FIRST_ACCEPTANCE, AcceptanceHistory
-from actors.drafter.cost_curve import CostCurve
-from actors.drafter.length import (
+from lexshard.actors.drafter.acceptance_history import FIRST_ACCEPTANCE, AcceptanceHistory
+from lexshard.actors.drafter.cost_curve import CostCurve
+from lexshard.actors.drafter.length import (
     LEAST_GAIN,
     FixedLength,
     MeasuredLength,

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from actors.body.errors import ModelPathError
-from actors.drafter.loading import TokenizerMismatchError, check_same_tokens
+from lexshard.actors.body.errors import ModelPathError
+from lexshard.actors.drafter.loading import TokenizerMismatchError, check_same_tokens
 from tests.support.paths import DEMO, DEMO_DRAFT
 
 

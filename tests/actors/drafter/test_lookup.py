@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.drafter import lookup
-from actors.drafter.lookup import LookupDrafter
-from actors.drafter.task import DraftTask
+from lexshard.actors.drafter import lookup
+from lexshard.actors.drafter.lookup import LookupDrafter
+from lexshard.actors.drafter.task import DraftTask
 from tests.support.draft_cases import guessed
 
 

@@ -13,16 +13,16 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.body.loading import LoadedModel, load
-from actors.configuration import EngineConfiguration
-from actors.drafter.draft_cache import MOST_PENDING
-from actors.drafter.model import ModelDrafter
-from actors.drafter.protocol import Drafter
-from actors.drafter.step_heads import WholeHead, certified_head
-from actors.drafter.stepwise import StepwiseDrafter
-from actors.drafter.task import DraftTask
-from kernels.noise import gumbel_noise
-from kernels.truncate import truncate
+from lexshard.actors.body.loading import LoadedModel, load
+from lexshard.actors.configuration import EngineConfiguration
+from lexshard.actors.drafter.draft_cache import MOST_PENDING
+from lexshard.actors.drafter.model import ModelDrafter
+from lexshard.actors.drafter.protocol import Drafter
+from lexshard.actors.drafter.step_heads import WholeHead, certified_head
+from lexshard.actors.drafter.stepwise import StepwiseDrafter
+from lexshard.actors.drafter.task import DraftTask
+from lexshard.kernels.noise import gumbel_noise
+from lexshard.kernels.truncate import truncate
 from tests.support.draft_cases import full_head, guessed, model_drafter, routed_head
 from tests.support.paths import DEMO, DEMO_DRAFT
 

@@ -12,26 +12,26 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
-from actors.body.batch import whole_text
-from actors.drafter.acceptance import accepted_lengths, standing_guesses
-from actors.drafter.heads import frequency_head, full_head, routed_head
-from actors.drafter.router.budgets import (
+from lexshard.actors.body.batch import whole_text
+from lexshard.actors.drafter.acceptance import accepted_lengths, standing_guesses
+from lexshard.actors.drafter.heads import frequency_head, full_head, routed_head
+from lexshard.actors.drafter.router.budgets import (
     choose_budgets,
     fixed_budgets,
     paper_budgets,
     paper_budgets_of,
 )
-from actors.drafter.router.build import draftable, train_router
-from actors.drafter.router.clusters import tokens_by_frequency, vocabulary_clusters
-from actors.drafter.router.file import FILE_NAME, RouterFileError, read_router_file
-from actors.drafter.router.network import Network, fit_network, router_scores
-from actors.drafter.router.texts import DraftPositions, WrittenText, draft_positions
-from actors.index.build import own_rows
-from actors.index.format import describe_weights
-from kernels.draft.types import Router
-from kernels.draw import Controls, draw
-from kernels.linear import pack
-from serve_app.cli import main
+from lexshard.actors.drafter.router.build import draftable, train_router
+from lexshard.actors.drafter.router.clusters import tokens_by_frequency, vocabulary_clusters
+from lexshard.actors.drafter.router.file import FILE_NAME, RouterFileError, read_router_file
+from lexshard.actors.drafter.router.network import Network, fit_network, router_scores
+from lexshard.actors.drafter.router.texts import DraftPositions, WrittenText, draft_positions
+from lexshard.actors.index.build import own_rows
+from lexshard.actors.index.format import describe_weights
+from lexshard.kernels.draft.types import Router
+from lexshard.kernels.draw import Controls, draw
+from lexshard.kernels.linear import pack
+from lexshard.serve_app.cli import main
 from tests.support.index_cases import Interrupted, Silent
 from tests.support.paths import ROOT
 from tests.support.router_cases import (
@@ -267,7 +267,7 @@ def test_a_file_that_is_no_router_is_refused(trained: Path, pair: TinyPair, tmp_
 
 
 def test_a_draft_that_cannot_draft_is_refused(tmp_path: Path) -> None:
-    from actors.body.loading import load
+    from lexshard.actors.body.loading import load
     from tests.support.tiny_models import save_tiny
 
     with pytest.raises(ValueError, match="fused body"):
@@ -312,7 +312,7 @@ def test_the_command_says_what_is_missing(
 
 
 def test_the_router_that_ships_is_the_demo_drafts() -> None:
-    from actors.body.loading import load
+    from lexshard.actors.body.loading import load
 
     folder = ROOT / "models" / "lexshard-demo-draft"
     weight = own_rows(load(folder, device="cpu")).weight

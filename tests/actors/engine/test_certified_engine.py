@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from actors.configuration import EngineConfiguration, HeadChoice
-from actors.engine.completion import run_to_completion
-from actors.engine.engine import Engine
-from actors.head.ladder import STEP_KINDS
-from actors.head.screens import DENSE
-from actors.messages import EngineStatistics, Request, SamplingParameters
+from lexshard.actors.configuration import EngineConfiguration, HeadChoice
+from lexshard.actors.engine.completion import run_to_completion
+from lexshard.actors.engine.engine import Engine
+from lexshard.actors.head.ladder import STEP_KINDS
+from lexshard.actors.head.screens import DENSE
+from lexshard.actors.messages import EngineStatistics, Request, SamplingParameters
 from tests.support.paths import DEMO, ROOT
 
 Tokens = dict[str, list[tuple[int, ...]]]

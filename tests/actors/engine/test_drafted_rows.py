@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.engine.completion import Completion
-from actors.engine.scheduler import Scheduler
-from actors.engine.sequence import Sequence as EngineSequence
-from actors.kv_cache import BLOCK_TOKENS, BlockPool, block_hash
-from actors.messages import Request, SamplingParameters
+from lexshard.actors.engine.completion import Completion
+from lexshard.actors.engine.scheduler import Scheduler
+from lexshard.actors.engine.sequence import Sequence as EngineSequence
+from lexshard.actors.kv_cache import BLOCK_TOKENS, BlockPool, block_hash
+from lexshard.actors.messages import Request, SamplingParameters
 from tests.support.speculation_cases import (
     Guesses,
     drafting_engine,

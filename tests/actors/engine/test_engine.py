@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 import torch
 
-from actors.configuration import EngineConfiguration
-from actors.engine.async_engine import AsyncEngine
-from actors.engine.completion import Collector, Completion, run_to_completion
-from actors.engine.engine import Engine
-from actors.messages import Request, SamplingParameters, SequenceEvent
-from kernels import pool
+from lexshard.actors.configuration import EngineConfiguration
+from lexshard.actors.engine.async_engine import AsyncEngine
+from lexshard.actors.engine.completion import Collector, Completion, run_to_completion
+from lexshard.actors.engine.engine import Engine
+from lexshard.actors.messages import Request, SamplingParameters, SequenceEvent
+from lexshard.kernels import pool
 from tests.support.paths import DEMO
 
 PromptIds = list[tuple[int, ...]]

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import torch
 
-from actors.configuration import EngineConfiguration
-from actors.engine.completion import run_to_completion
-from actors.engine.engine import Engine
-from actors.messages import Request, SamplingParameters
-from loadtest.gpu.batch_dependence import batch_dependence
+from lexshard.actors.configuration import EngineConfiguration
+from lexshard.actors.engine.completion import run_to_completion
+from lexshard.actors.engine.engine import Engine
+from lexshard.actors.messages import Request, SamplingParameters
+from lexshard.loadtest.gpu.batch_dependence import batch_dependence
 from tests.support.compared_heads import compare_decisions
 from tests.support.paths import DEMO
 

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 import torch
 
-from actors.configuration import EngineConfiguration, SamplerPlacement
-from actors.decision.messages import SamplerSettings
-from actors.decision.plane import SamplerHandle
-from actors.engine.completion import run_to_completion
-from actors.engine.engine import Engine
-from actors.engine.loop import run_engine
-from actors.messages import Commands, Request, SamplingParameters
-from cluster.samplers.start import start_sampler
+from lexshard.actors.configuration import EngineConfiguration, SamplerPlacement
+from lexshard.actors.decision.messages import SamplerSettings
+from lexshard.actors.decision.plane import SamplerHandle
+from lexshard.actors.engine.completion import run_to_completion
+from lexshard.actors.engine.engine import Engine
+from lexshard.actors.engine.loop import run_engine
+from lexshard.actors.messages import Commands, Request, SamplingParameters
+from lexshard.cluster.samplers.start import start_sampler
 from tests.support.paths import DEMO
 
 PromptIds = list[tuple[int, ...]]

@@ -12,11 +12,11 @@ import torch
 from scipy import stats
 from transformers import AutoModelForCausalLM
 
-from actors.drafter.build import build_drafter
-from actors.drafter.task import DraftTask
-from actors.engine.completion import run_to_completion
-from actors.head.shard import Shard
-from actors.messages import Request, SamplingParameters
+from lexshard.actors.drafter.build import build_drafter
+from lexshard.actors.drafter.task import DraftTask
+from lexshard.actors.engine.completion import run_to_completion
+from lexshard.actors.head.shard import Shard
+from lexshard.actors.messages import Request, SamplingParameters
 from tests.support.paths import DEMO, DEMO_DRAFT
 from tests.support.speculation_cases import drafting_engine, requests_of, run_and_close
 

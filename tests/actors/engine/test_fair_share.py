@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.engine.fair_share import FairShare
-from actors.engine.prompt_scores import SCORED_ROW_TOKENS
-from actors.engine.scheduler import Scheduler, StepPlan
-from actors.engine.sequence import Sequence
-from actors.kv_cache import BlockPool
-from actors.messages import Request, SamplingParameters
+from lexshard.actors.engine.fair_share import FairShare
+from lexshard.actors.engine.prompt_scores import SCORED_ROW_TOKENS
+from lexshard.actors.engine.scheduler import Scheduler, StepPlan
+from lexshard.actors.engine.sequence import Sequence
+from lexshard.actors.kv_cache import BlockPool
+from lexshard.actors.messages import Request, SamplingParameters
 
 MANY_BLOCKS = 3_000
 

@@ -13,20 +13,20 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from actors.candidates import Candidates
-from actors.decision.local_samplers import InlineSampler, ThreadSampler
-from actors.decision.messages import DecisionResult, DecisionWork, SamplerSettings
-from actors.decision.plane import DecisionPlane, PlaneCounters, SamplerHandle
-from actors.decision.sampler import Sampler
-from actors.engine.scheduler import Scheduler
-from actors.engine.sequence import Sequence as EngineSequence
-from actors.engine.steps import Steps
-from actors.head.build import BuiltHead
-from actors.head.sequence_head import SequenceHead
-from actors.kv_cache import BlockPool
-from actors.messages import Certificate, Request, SamplingParameters
-from actors.states.need import Need
-from actors.states.sequence_state import SequenceStates
+from lexshard.actors.candidates import Candidates
+from lexshard.actors.decision.local_samplers import InlineSampler, ThreadSampler
+from lexshard.actors.decision.messages import DecisionResult, DecisionWork, SamplerSettings
+from lexshard.actors.decision.plane import DecisionPlane, PlaneCounters, SamplerHandle
+from lexshard.actors.decision.sampler import Sampler
+from lexshard.actors.engine.scheduler import Scheduler
+from lexshard.actors.engine.sequence import Sequence as EngineSequence
+from lexshard.actors.engine.steps import Steps
+from lexshard.actors.head.build import BuiltHead
+from lexshard.actors.head.sequence_head import SequenceHead
+from lexshard.actors.kv_cache import BlockPool
+from lexshard.actors.messages import Certificate, Request, SamplingParameters
+from lexshard.actors.states.need import Need
+from lexshard.actors.states.sequence_state import SequenceStates
 
 PromptIds = list[tuple[int, ...]]
 Floats = npt.NDArray[np.float64]
@@ -156,7 +156,7 @@ def test_inline_decisions_are_not_called_hidden() -> None:
 
 def test_a_process_with_every_control_on_every_logit_is_hidden() -> None:
     """Real rows of 151,936 logits through shared memory, all controls on."""
-    from cluster.samplers.process import SamplerProcess
+    from lexshard.cluster.samplers.process import SamplerProcess
 
     handle = SamplerProcess(SamplerSettings(SIZE, (), capacity=8))
     parameters = SamplingParameters(

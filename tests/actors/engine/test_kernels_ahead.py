@@ -9,18 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from actors.configuration import EngineConfiguration
-from actors.engine.start import kernels_ahead
-from actors.engine.start.kernels_ahead import TOLD_EVERY, calls_of, compile_kernels
-from kernels.ahead.calls import Call
+from lexshard.actors.configuration import EngineConfiguration
+from lexshard.actors.engine.start import kernels_ahead
+from lexshard.actors.engine.start.kernels_ahead import TOLD_EVERY, calls_of, compile_kernels
+from lexshard.kernels.ahead.calls import Call
 from tests.support.paths import DEMO, DEMO_DRAFT, ROOT
 
 START = f"""
 import sys
 from numba.core.dispatcher import Dispatcher
-from actors.configuration import EngineConfiguration
-from actors.engine.engine import Engine
-from actors.engine.start.kernels_ahead import compile_kernels
+from lexshard.actors.configuration import EngineConfiguration
+from lexshard.actors.engine.engine import Engine
+from lexshard.actors.engine.start.kernels_ahead import compile_kernels
 
 configuration = EngineConfiguration(model={str(DEMO)!r}, draft={str(DEMO_DRAFT)!r})
 compile_kernels(configuration, print)
@@ -28,7 +28,7 @@ assert compile_kernels(configuration, print) == 0
 Engine(configuration).warm_up()
 functions = {{
     value
-    for name, module in list(sys.modules.items()) if name.startswith("kernels.")
+    for name, module in list(sys.modules.items()) if name.startswith("lexshard.kernels.")
     for value in vars(module).values() if isinstance(value, Dispatcher)
 }}
 print("loaded", sum(len(each.stats.cache_hits) for each in functions))

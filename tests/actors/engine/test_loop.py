@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from actors.configuration import EngineConfiguration
-from actors.engine.engine import Engine
-from actors.engine.loop import COMMAND_SECONDS, run_engine
-from actors.engine.steps import Steps
-from actors.messages import (
+from lexshard.actors.configuration import EngineConfiguration
+from lexshard.actors.engine.engine import Engine
+from lexshard.actors.engine.loop import COMMAND_SECONDS, run_engine
+from lexshard.actors.engine.steps import Steps
+from lexshard.actors.messages import (
     Commands,
     Request,
     SamplingParameters,

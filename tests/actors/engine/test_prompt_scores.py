@@ -12,15 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import actors.engine.scoring
-from actors.configuration import EngineConfiguration
-from actors.decision.sampler import token_logprobs
-from actors.engine.completion import Collector, Completion, run_to_completion
-from actors.engine.engine import Engine
-from actors.engine.loop import Commands
-from actors.engine.prompt_scores import SCORED_ROW_TOKENS, PromptScores, SharedScores
-from actors.messages import Request, SamplingParameters
-from cluster.samplers.start import start_sampler
+from lexshard.actors.configuration import EngineConfiguration
+from lexshard.actors.decision.sampler import token_logprobs
+from lexshard.actors.engine import scoring
+from lexshard.actors.engine.completion import Collector, Completion, run_to_completion
+from lexshard.actors.engine.engine import Engine
+from lexshard.actors.engine.loop import Commands
+from lexshard.actors.engine.prompt_scores import SCORED_ROW_TOKENS, PromptScores, SharedScores
+from lexshard.actors.messages import Request, SamplingParameters
+from lexshard.cluster.samplers.start import start_sampler
 from tests.support.paths import DEMO
 
 PromptIds = list[tuple[int, ...]]
@@ -52,7 +52,7 @@ def scored_rows(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
         rows.update(token_ids.tolist())
         return token_logprobs(raw, token_ids, counts)
 
-    monkeypatch.setattr(actors.engine.scoring, "token_logprobs", counting)
+    monkeypatch.setattr(scoring, "token_logprobs", counting)
     return rows
 
 

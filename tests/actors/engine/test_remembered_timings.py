@@ -11,15 +11,15 @@ from typing import Any, cast
 
 import pytest
 
-from actors import remembered
-from actors.configuration import EngineConfiguration
-from actors.engine.engine import Engine
-from actors.engine.speculation import CostTiming, Speculation
-from actors.engine.start import remembered_timings
-from actors.engine.start.remembered_timings import RememberedTimings
-from actors.engine.threads.measurement import ThreadTiming
-from actors.head.calibration import Timing
-from kernels.home import VARIABLE
+from lexshard.actors import remembered
+from lexshard.actors.configuration import EngineConfiguration
+from lexshard.actors.engine.engine import Engine
+from lexshard.actors.engine.speculation import CostTiming, Speculation
+from lexshard.actors.engine.start import remembered_timings
+from lexshard.actors.engine.start.remembered_timings import RememberedTimings
+from lexshard.actors.engine.threads.measurement import ThreadTiming
+from lexshard.actors.head.calibration import Timing
+from lexshard.kernels.home import VARIABLE
 from tests.support.paths import DEMO, DEMO_DRAFT
 
 THREADS = [ThreadTiming(1, 1, 0.25), ThreadTiming(64, 2, 3.5)]

@@ -7,10 +7,10 @@ from typing import Any, cast
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.engine.scheduler import Scheduler, StepPlan
-from actors.engine.sequence import Sequence
-from actors.kv_cache import BlockPool
-from actors.messages import Request, SamplingParameters
+from lexshard.actors.engine.scheduler import Scheduler, StepPlan
+from lexshard.actors.engine.sequence import Sequence
+from lexshard.actors.kv_cache import BlockPool
+from lexshard.actors.messages import Request, SamplingParameters
 
 
 def _sequence(

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.drafter.task import Draft, DraftTask
-from actors.engine.completion import Collector, Completion, run_to_completion
-from actors.messages import Request, SamplingParameters, SequenceEvent
+from lexshard.actors.drafter.task import Draft, DraftTask
+from lexshard.actors.engine.completion import Collector, Completion, run_to_completion
+from lexshard.actors.messages import Request, SamplingParameters, SequenceEvent
 from tests.support.paths import DEMO_DRAFT
 from tests.support.speculation_cases import drafting_engine, requests_of, run_and_close
 

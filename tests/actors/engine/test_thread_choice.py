@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 import torch
 
-from actors.body.batch import Batch, Body
-from actors.configuration import EngineConfiguration
-from actors.engine.completion import run_to_completion
-from actors.engine.engine import Engine
-from actors.engine.threads import choice, measurement
-from actors.engine.threads.choice import EngineThreads, choose_threads, thread_candidates
-from actors.engine.threads.measurement import SIZES, ThreadTiming, time_threads
-from actors.head.calibration import calibrate
-from actors.head.output_head import OutputHead
-from actors.messages import Request, SamplingParameters
-from actors.states.need import Need
-from kernels import pool
+from lexshard.actors.body.batch import Batch, Body
+from lexshard.actors.configuration import EngineConfiguration
+from lexshard.actors.engine.completion import run_to_completion
+from lexshard.actors.engine.engine import Engine
+from lexshard.actors.engine.threads import choice, measurement
+from lexshard.actors.engine.threads.choice import EngineThreads, choose_threads, thread_candidates
+from lexshard.actors.engine.threads.measurement import SIZES, ThreadTiming, time_threads
+from lexshard.actors.head.calibration import calibrate
+from lexshard.actors.head.output_head import OutputHead
+from lexshard.actors.messages import Request, SamplingParameters
+from lexshard.actors.states.need import Need
+from lexshard.kernels import pool
 from tests.support.manual_clock import ManualClock
 from tests.support.paths import DEMO
 

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from actors.collective import Traffic
-from actors.configuration import EngineConfiguration
-from actors.engine.engine import Engine
-from actors.engine.statistics import Counters
-from actors.head.sequence_head import ShardCounters
-from actors.messages import STEP_SECONDS, Request, SamplingParameters, SequenceEvent
+from lexshard.actors.collective import Traffic
+from lexshard.actors.configuration import EngineConfiguration
+from lexshard.actors.engine.engine import Engine
+from lexshard.actors.engine.statistics import Counters
+from lexshard.actors.head.sequence_head import ShardCounters
+from lexshard.actors.messages import STEP_SECONDS, Request, SamplingParameters, SequenceEvent
 from tests.support.paths import DEMO
 
 

@@ -18,21 +18,20 @@ import numpy as np
 import pytest
 import torch
 
-import actors.head.screens
-import actors.head.whole_softmax
-from actors.candidates import Candidates
-from actors.head.ladder import Ladder
-from actors.head.screens import DENSE
-from actors.head.shard import Shard
-from actors.messages import NeedKind
-from actors.states.flat_needs import flatten_adjustments
-from actors.states.need import Need
-from kernels.mass import OutsideMass
-from kernels.penalties import adjust
-from kernels.quantize import Kind
-from kernels.rows import canonical_logits
-from kernels.screen import Screened, vnni
-from kernels.search import Estimates
+from lexshard.actors.candidates import Candidates
+from lexshard.actors.head import screens, whole_softmax
+from lexshard.actors.head.ladder import Ladder
+from lexshard.actors.head.screens import DENSE
+from lexshard.actors.head.shard import Shard
+from lexshard.actors.messages import NeedKind
+from lexshard.actors.states.flat_needs import flatten_adjustments
+from lexshard.actors.states.need import Need
+from lexshard.kernels.mass import OutsideMass
+from lexshard.kernels.penalties import adjust
+from lexshard.kernels.quantize import Kind
+from lexshard.kernels.rows import canonical_logits
+from lexshard.kernels.screen import Screened, vnni
+from lexshard.kernels.search import Estimates
 from tests.support.certificate_heads import (
     CHOICES,
     Array,
@@ -122,13 +121,13 @@ def _without_the_best(found: Candidates) -> Candidates:
 
 def _halved(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Screens (`screen`) or refinements (`refine`) now claim half the error they may make."""
-    honest: Callable[..., Screened] = getattr(actors.head.screens, name)
+    honest: Callable[..., Screened] = getattr(screens, name)
 
     def careless(*arguments: Any) -> Screened:
         screened = honest(*arguments)
         return screened._replace(hidden_slack=0.5 * screened.hidden_slack)
 
-    monkeypatch.setattr(actors.head.screens, name, careless)
+    monkeypatch.setattr(screens, name, careless)
 
 
 # Four ways to ask for the best token; noise is nothing beside such an inverse temperature.
@@ -181,7 +180,7 @@ def _within_the_bound(head: Head, kind: str, hidden: Array) -> Array:
     Hidden states are aimed at what a probabilistic tier lost of the weights, which it makes no
     promise about: only those count here for which its bound holds all the same.
     """
-    screened = actors.head.screens.screen(hidden, head.tiers[kind])
+    screened = screens.screen(hidden, head.tiers[kind])
     error = np.abs(screened.estimate - canonical_logits(hidden, head.weight).astype(np.float64))
     bound = screened.hidden_slack @ screened.row_slack.astype(np.float64)
     return hidden[(error < bound).all(axis=1)]
@@ -272,12 +271,12 @@ def test_half_the_bound_of_the_outside_mass_is_not_enough(
     tally = judge_all()
     assert tally.wrong == []
     assert tally.certified > 100
-    honest = actors.head.whole_softmax.outside_mass
+    honest = whole_softmax.outside_mass
 
     def careless(estimates: Estimates, *arguments: Any) -> OutsideMass:
         return honest(estimates._replace(hidden_slack=0.5 * estimates.hidden_slack), *arguments)
 
-    monkeypatch.setattr(actors.head.whole_softmax, "outside_mass", careless)
+    monkeypatch.setattr(whole_softmax, "outside_mass", careless)
     mutated = judge_all()
     print(f"{kind}: {len(mutated.wrong)} of {mutated.certified} are wrong with half the bound")
     assert len(mutated.wrong) >= 0.02 * mutated.certified

@@ -18,12 +18,12 @@ import numpy as np
 import pytest
 import torch
 
-from actors.head.output_rows import NonFiniteHiddenError
-from actors.head.paper.paper_head import PaperHead
-from actors.head.paper.settings import PaperSettings
-from actors.head.screens import DENSE
-from actors.states.need import Need
-from kernels.bounds import summarise
+from lexshard.actors.head.output_rows import NonFiniteHiddenError
+from lexshard.actors.head.paper.paper_head import PaperHead
+from lexshard.actors.head.paper.settings import PaperSettings
+from lexshard.actors.head.screens import DENSE
+from lexshard.actors.states.need import Need
+from lexshard.kernels.bounds import summarise
 from tests.support.certificate_heads import (
     FLAVOURS,
     HIDDEN_KINDS,

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from actors.head.ladder import Ladder
-from actors.head.screens import DENSE
-from actors.head.shard import Shard
-from kernels.linear import linear, pack
-from kernels.rows import canonical_logits
+from lexshard.actors.head.ladder import Ladder
+from lexshard.actors.head.screens import DENSE
+from lexshard.actors.head.shard import Shard
+from lexshard.kernels.linear import linear, pack
+from lexshard.kernels.rows import canonical_logits
 from tests.support.certificate_heads import CHOICES, Array, Head, hidden_states, with_tiers
 from tests.support.certificate_needs import random_needs
 from tests.support.certificate_oracle import Tally, judge

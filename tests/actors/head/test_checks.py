@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from actors.configuration import EngineConfiguration
-from actors.head.sharded.checks import check_shards
+from lexshard.actors.configuration import EngineConfiguration
+from lexshard.actors.head.sharded.checks import check_shards
 
 
 def test_spares_of_nothing_are_refused() -> None:

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from actors.head.owned_rows import OwnedRows
-from actors.head.sequence_head import SequenceHead
-from actors.head.sharded.announcements import RowNames
-from actors.head.sharded.collective_head import CollectiveHead
-from actors.head.sharded.part import ShardPart, build_shard, cut_head
-from actors.states.deltas import OpenSequence, Outbox
-from actors.states.need import Need
-from actors.states.sequence_state import SequenceStates
+from lexshard.actors.head.owned_rows import OwnedRows
+from lexshard.actors.head.sequence_head import SequenceHead
+from lexshard.actors.head.sharded.announcements import RowNames
+from lexshard.actors.head.sharded.collective_head import CollectiveHead
+from lexshard.actors.head.sharded.part import ShardPart, build_shard, cut_head
+from lexshard.actors.states.deltas import OpenSequence, Outbox
+from lexshard.actors.states.need import Need
+from lexshard.actors.states.sequence_state import SequenceStates
 from tests.support.sharded_cases import drawn, every_kind_of_request, hidden_states, shard_of
 from tests.support.thread_shards import ThreadGang
 

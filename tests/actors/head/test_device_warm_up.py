@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from actors.head.ladder import Ladder
-from kernels.quantize import quantize
+from lexshard.actors.head.ladder import Ladder
+from lexshard.kernels.quantize import quantize
 
 SIZE, COLUMNS = 130, 512
 
@@ -21,7 +21,7 @@ SIZE, COLUMNS = 130, 512
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The sizes of the steps that are launched, in order."""
     pytest.importorskip("triton")
-    from actors.head.gpu import device_masses, device_shard, device_step
+    from lexshard.actors.head.gpu import device_masses, device_shard, device_step
 
     sizes: list[int] = []
 
@@ -45,7 +45,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def make_shard(choices: tuple[tuple[int, str], ...]) -> Any:
-    from actors.head.gpu.device_shard import DeviceShard
+    from lexshard.actors.head.gpu.device_shard import DeviceShard
 
     weight = torch.randn(SIZE, COLUMNS, generator=torch.Generator().manual_seed(0))
     tiers = {kind: quantize(weight, kind) for kind in ("int8", "int4")}  # type: ignore[call-overload]

@@ -9,19 +9,19 @@ import numpy as np
 import pytest
 import torch
 
-from actors.head.guess_tests import decide_by_candidates
-from actors.head.ladder import Ladder
-from actors.head.owned_rows import OwnedRows
-from actors.head.screens import DENSE
-from actors.head.shard import Shard
-from actors.proposal import GuessTest, Proposal
-from actors.states.flat_needs import flatten_adjustments
-from actors.states.need import Need
-from actors.verification import emitted_tokens
-from kernels.draw import Controls
-from kernels.penalties import adjust
-from kernels.quantize import Kind, Tier, quantize
-from kernels.verify import DenseProposals, DraftedRows, verify
+from lexshard.actors.head.guess_tests import decide_by_candidates
+from lexshard.actors.head.ladder import Ladder
+from lexshard.actors.head.owned_rows import OwnedRows
+from lexshard.actors.head.screens import DENSE
+from lexshard.actors.head.shard import Shard
+from lexshard.actors.proposal import GuessTest, Proposal
+from lexshard.actors.states.flat_needs import flatten_adjustments
+from lexshard.actors.states.need import Need
+from lexshard.actors.verification import emitted_tokens
+from lexshard.kernels.draw import Controls
+from lexshard.kernels.penalties import adjust
+from lexshard.kernels.quantize import Kind, Tier, quantize
+from lexshard.kernels.verify import DenseProposals, DraftedRows, verify
 from tests.support.certificate_needs import random_adjustment
 
 SIZE, COLUMNS, ROWS = 900, 64, 24

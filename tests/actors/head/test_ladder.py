@@ -10,21 +10,21 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from actors.candidates import Candidates
-from actors.head import calibration
-from actors.head.backoff import (
+from lexshard.actors.candidates import Candidates
+from lexshard.actors.head import calibration
+from lexshard.actors.head.backoff import (
     LARGEST_AVERAGE,
     LONGEST_BACKOFF,
     SHORTEST_BACKOFF,
     Backoff,
     CandidateShare,
 )
-from actors.head.calibration import Timing, calibrate, choose
-from actors.head.ladder import Choices, Ladder
-from actors.head.screens import DENSE
-from actors.head.shard import Shard
-from actors.states.need import Need
-from kernels.quantize import Tier, quantize
+from lexshard.actors.head.calibration import Timing, calibrate, choose
+from lexshard.actors.head.ladder import Choices, Ladder
+from lexshard.actors.head.screens import DENSE
+from lexshard.actors.head.shard import Shard
+from lexshard.actors.states.need import Need
+from lexshard.kernels.quantize import Tier, quantize
 from tests.support.manual_clock import ManualClock
 
 

@@ -11,15 +11,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.head.certificates import merge_certificates
-from actors.head.exchange import merge_candidates
-from actors.head.owned_rows import OwnedRows
-from actors.head.paper.paper_head import PaperHead
-from actors.head.shard_group import ShardGroup
-from actors.messages import Certificate
-from actors.states.need import Need
-from kernels.blocks import blocks_of
-from kernels.bounds import summarise
+from lexshard.actors.head.certificates import merge_certificates
+from lexshard.actors.head.exchange import merge_candidates
+from lexshard.actors.head.owned_rows import OwnedRows
+from lexshard.actors.head.paper.paper_head import PaperHead
+from lexshard.actors.head.shard_group import ShardGroup
+from lexshard.actors.messages import Certificate
+from lexshard.actors.states.need import Need
+from lexshard.kernels.blocks import blocks_of
+from lexshard.kernels.bounds import summarise
 from tests.support.cluster_cases import nearby
 from tests.support.sharded_cases import drawn, random_needs, shard_of
 

@@ -11,16 +11,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.head.output_rows import NonFiniteHiddenError
-from actors.head.paper.paper_head import PaperHead, raised_ids
-from actors.head.paper.settings import PaperSettings, next_budget
-from actors.head.shard import Shard
-from actors.messages import SamplingParameters
-from actors.states.need import Need
-from kernels.bounds import Clusters, summarise
-from kernels.clustering import cluster
-from kernels.rows import canonical_logits
-from kernels.truncate import truncate
+from lexshard.actors.head.output_rows import NonFiniteHiddenError
+from lexshard.actors.head.paper.paper_head import PaperHead, raised_ids
+from lexshard.actors.head.paper.settings import PaperSettings, next_budget
+from lexshard.actors.head.shard import Shard
+from lexshard.actors.messages import SamplingParameters
+from lexshard.actors.states.need import Need
+from lexshard.kernels.bounds import Clusters, summarise
+from lexshard.kernels.clustering import cluster
+from lexshard.kernels.rows import canonical_logits
+from lexshard.kernels.truncate import truncate
 from tests.support.cluster_cases import partition, weights
 from tests.support.paths import DEMO
 from tests.support.penalty_cases import random_adjustment
@@ -254,8 +254,8 @@ def test_the_adaptive_budget_grows_with_failures_and_stays_when_fixed() -> None:
 
 @given(st.integers(0, 2**32), st.integers(1, 80))
 def test_ids_that_are_not_raised_are_never_above_their_raw_logit(seed: int, size: int) -> None:
-    from actors.states.flat_needs import flatten_adjustments
-    from kernels.penalties import adjust
+    from lexshard.actors.states.flat_needs import flatten_adjustments
+    from lexshard.kernels.penalties import adjust
 
     random = np.random.default_rng(seed)
     adjustment = random_adjustment(random, size)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.candidates import Candidates
-from actors.head.sharded.announcements import (
+from lexshard.actors.candidates import Candidates
+from lexshard.actors.head.sharded.announcements import (
     RowNames,
     StepAnnouncement,
     decode_announcement,
@@ -16,7 +16,7 @@ from actors.head.sharded.announcements import (
     needs_of,
     row_needs,
 )
-from actors.head.sharded.packing import (
+from lexshard.actors.head.sharded.packing import (
     pack_bounds,
     pack_candidates,
     pack_cuts,
@@ -28,14 +28,14 @@ from actors.head.sharded.packing import (
     unpack_outlines,
     unpack_plans,
 )
-from actors.head.whole_softmax import EVERYTHING, Cut, PartialMass, decide_mass
-from actors.messages import Certificate
-from actors.states.deltas import Deltas, OpenSequence
-from actors.states.flat_needs import flatten_adjustments
-from actors.states.need import Need
-from actors.states.sequence_state import SequenceStates
-from kernels.mass import Outline
-from kernels.truncate import truncate
+from lexshard.actors.head.whole_softmax import EVERYTHING, Cut, PartialMass, decide_mass
+from lexshard.actors.messages import Certificate
+from lexshard.actors.states.deltas import Deltas, OpenSequence
+from lexshard.actors.states.flat_needs import flatten_adjustments
+from lexshard.actors.states.need import Need
+from lexshard.actors.states.sequence_state import SequenceStates
+from lexshard.kernels.mass import Outline
+from lexshard.kernels.truncate import truncate
 from tests.support.sharded_cases import every_kind_of_request, same_candidates
 
 settings.register_profile("packing", deadline=None, max_examples=40)

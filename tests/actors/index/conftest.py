@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from actors.body.loading import LoadedModel, load
+from lexshard.actors.body.loading import LoadedModel, load
 from tests.support.index_cases import Tiny
 from tests.support.paths import DEMO
 

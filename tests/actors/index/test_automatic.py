@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from actors.body.loading import LoadedModel, load
-from actors.index.automatic import default_index_path, open_or_build
-from actors.index.build import IndexSettings, build_index, own_rows
-from actors.index.container import read_header
-from actors.index.errors import IndexFileError, IndexMismatchError
-from actors.index.format import Index, describe_weights
-from actors.index.steps import alone
+from lexshard.actors.body.loading import LoadedModel, load
+from lexshard.actors.index.automatic import default_index_path, open_or_build
+from lexshard.actors.index.build import IndexSettings, build_index, own_rows
+from lexshard.actors.index.container import read_header
+from lexshard.actors.index.errors import IndexFileError, IndexMismatchError
+from lexshard.actors.index.format import Index, describe_weights
+from lexshard.actors.index.steps import alone
 from tests.support.index_cases import SETTINGS, Silent, Tiny
 from tests.support.paths import DEMO
 from tests.support.tiny_models import save_tiny
@@ -76,7 +76,7 @@ def test_what_is_missing_is_added_to_what_is_there(own: Own) -> None:
 
 
 def test_clusters_come_where_asked_and_cheap(own: Own, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("actors.index.automatic.CHEAP_PRODUCTS", 10.0)
+    monkeypatch.setattr("lexshard.actors.index.automatic.CHEAP_PRODUCTS", 10.0)
     assert own.open(parts=("tiers", "clusters")).clusters is None
     assert "lexshard index build" in own.said[-1]
     monkeypatch.undo()

@@ -12,18 +12,18 @@ import numpy as np
 import pytest
 import torch
 
-from actors.body.head_weights import HeadWeights
-from actors.body.loading import LoadedModel
-from actors.index.build import TIER_KINDS, IndexSettings, build_index
-from actors.index.errors import IndexFileError, IndexMismatchError
-from actors.index.format import describe_weights
-from actors.index.hidden import RANDOM_TOKENS, hidden_states
-from actors.index.metadata import NEEDS
-from actors.index.tightness import TOP_K, measure_tiers, thresholds
-from kernels.bounds import summarise
-from kernels.quantize import quantize
-from kernels.screen import screen
-from serve_app.cli import main
+from lexshard.actors.body.head_weights import HeadWeights
+from lexshard.actors.body.loading import LoadedModel
+from lexshard.actors.index.build import TIER_KINDS, IndexSettings, build_index
+from lexshard.actors.index.errors import IndexFileError, IndexMismatchError
+from lexshard.actors.index.format import describe_weights
+from lexshard.actors.index.hidden import RANDOM_TOKENS, hidden_states
+from lexshard.actors.index.metadata import NEEDS
+from lexshard.actors.index.tightness import TOP_K, measure_tiers, thresholds
+from lexshard.kernels.bounds import summarise
+from lexshard.kernels.quantize import quantize
+from lexshard.kernels.screen import screen
+from lexshard.serve_app.cli import main
 from tests.support.index_cases import SETTINGS, STEPS, Interrupted, Silent, Tiny, load_index
 from tests.support.paths import DEMO, ROOT
 
@@ -59,7 +59,7 @@ def test_an_interrupted_build_goes_on_to_the_same_file(
         made.append(kind)
         return quantize(weight, kind, **options)
 
-    monkeypatch.setattr("actors.index.build.quantize", counted)
+    monkeypatch.setattr("lexshard.actors.index.build.quantize", counted)
     build_index(tiny.folder, tiny.model, out, SETTINGS, progress=Silent())
     assert out.read_bytes() == tiny.path.read_bytes()
     assert list(tmp_path.iterdir()) == [out]
@@ -127,7 +127,7 @@ def test_what_is_no_index_is_a_clear_error(tiny: Tiny, tmp_path: Path) -> None:
 
 def test_parts_made_by_other_code_are_refused(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     """Numbers of yesterday's quantiser could mean something else to today's screen."""
-    monkeypatch.setattr("actors.index.format.code_of", lambda part: "another")
+    monkeypatch.setattr("lexshard.actors.index.format.code_of", lambda part: "another")
     with pytest.raises(IndexFileError, match="another version"):
         tiny.load()
 
@@ -235,7 +235,7 @@ def test_the_form_that_reads_fewer_bytes_is_stored(tiny: Tiny) -> None:
 
 def test_show_reports_from_the_file_alone_without_torch(tiny: Tiny) -> None:
     code = (
-        "import sys; from serve_app.cli import main; "
+        "import sys; from lexshard.serve_app.cli import main; "
         f"assert main(['index', 'show', {str(tiny.path)!r}]) == 0; "
         "assert not {'torch', 'numba', 'faiss', 'transformers'} & set(sys.modules)"
     )

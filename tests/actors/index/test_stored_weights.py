@@ -8,12 +8,12 @@ import pytest
 import torch
 import transformers
 
-from actors.body.errors import WeightsError
-from actors.body.head_weights import read_head
-from actors.index.container import write
-from actors.index.errors import IndexFileError, IndexMismatchError
-from actors.index.format import describe_weights
-from actors.index.stored_weights import check_index_of
+from lexshard.actors.body.errors import WeightsError
+from lexshard.actors.body.head_weights import read_head
+from lexshard.actors.index.container import write
+from lexshard.actors.index.errors import IndexFileError, IndexMismatchError
+from lexshard.actors.index.format import describe_weights
+from lexshard.actors.index.stored_weights import check_index_of
 from tests.support.tiny_models import save_tiny
 
 

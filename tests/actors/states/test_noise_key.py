@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.messages import Request, SamplingParameters
-from actors.states.noise_key import noise_key
-from actors.states.sequence_state import SequenceState
+from lexshard.actors.messages import Request, SamplingParameters
+from lexshard.actors.states.noise_key import noise_key
+from lexshard.actors.states.sequence_state import SequenceState
 
 SEEDS = st.integers(-(2**63), 2**64 - 1)
 CHOICES = st.integers(1, 2**20)

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.states.penalty_tables import PenaltyTables
+from lexshard.actors.states.penalty_tables import PenaltyTables
 
 VOCABULARY = 97
 IDS = st.lists(st.integers(0, VOCABULARY - 1), max_size=30)

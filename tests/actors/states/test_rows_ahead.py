@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.messages import Request, SamplingParameters
-from actors.states.deltas import Deltas, OpenSequence, Outbox
-from actors.states.sequence_state import SequenceState, SequenceStates
+from lexshard.actors.messages import Request, SamplingParameters
+from lexshard.actors.states.deltas import Deltas, OpenSequence, Outbox
+from lexshard.actors.states.sequence_state import SequenceState, SequenceStates
 
 SIZE = 40
 EOS = (0, 3)

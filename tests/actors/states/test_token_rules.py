@@ -7,9 +7,9 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.messages import Request, SamplingParameters
-from actors.states.sequence_state import SequenceStates
-from actors.states.token_rules import TokenRules
+from lexshard.actors.messages import Request, SamplingParameters
+from lexshard.actors.states.sequence_state import SequenceStates
+from lexshard.actors.states.token_rules import TokenRules
 
 SIZE, EOS = 1000, (0,)
 TOKENS = st.lists(st.integers(0, 3), max_size=7).map(tuple)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from actors.text.detokenizer import Detokenizer, StopMatcher
-from actors.text.token_bytes import TokenBytes, byte_level_alphabet, token_text
+from lexshard.actors.text.detokenizer import Detokenizer, StopMatcher
+from lexshard.actors.text.token_bytes import TokenBytes, byte_level_alphabet, token_text
 from tests.support.mock_engine import BOS, EOS, byte_tokenizer, ids
 
 TOKENIZER = byte_tokenizer()

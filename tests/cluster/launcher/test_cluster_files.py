@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster.launcher.advice import advice
-from cluster.launcher.file import ClusterFileError, read_cluster_file, unknown_keys
-from cluster.launcher.nodes import NodeGroup, node_groups
-from cluster.launcher.schema import strict_schema
-from serve_app.cli import main
+from lexshard.cluster.launcher.advice import advice
+from lexshard.cluster.launcher.file import ClusterFileError, read_cluster_file, unknown_keys
+from lexshard.cluster.launcher.nodes import NodeGroup, node_groups
+from lexshard.cluster.launcher.schema import strict_schema
+from lexshard.serve_app.cli import main
 from tests.support.manifests import misspelt
 from tests.support.paths import DEMO, ROOT
 

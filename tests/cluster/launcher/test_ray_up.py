@@ -27,9 +27,9 @@ def test_ray_up_over_ssh_and_down_again(tmp_path: Path) -> None:
     assert told["dashboard"] == "127.0.0.1"
     assert told["left"] == {"processes": [], "ports": [], "files": []}
     if JOINS:
-        from actors.configuration import EngineConfiguration
-        from actors.engine.engine import Engine
-        from actors.messages import SamplingParameters
+        from lexshard.actors.configuration import EngineConfiguration
+        from lexshard.actors.engine.engine import Engine
+        from lexshard.actors.messages import SamplingParameters
 
         engine = Engine(EngineConfiguration(model=str(DEMO), head="dense", threads=1))
         parameters = SamplingParameters(**SAMPLING)

@@ -24,7 +24,7 @@ def server() -> Iterator[HubServer]:
 def fetching(server: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fetching:
     # As the library found them when it was imported.
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    monkeypatch.setattr("cluster.models.download.PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr("lexshard.cluster.models.download.PAUSE_SECONDS", 0.0)
     for variable in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "no token"))

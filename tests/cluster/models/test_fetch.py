@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from huggingface_hub import scan_cache_dir
 
-from cluster.models.download import Downloads, DownloadStoppedError
-from cluster.models.files import RemoteFile
-from cluster.models.names import HubName
-from cluster.models.progress import FetchProgress
+from lexshard.cluster.models.download import Downloads, DownloadStoppedError
+from lexshard.cluster.models.files import RemoteFile
+from lexshard.cluster.models.names import HubName
+from lexshard.cluster.models.progress import FetchProgress
 from tests.support.hub_cases import NAME, WEIGHTS, Fetching
 from tests.support.hub_server import COMMIT, hub_serving
 from tests.support.paths import DEMO, DEMO_DRAFT
@@ -203,7 +203,7 @@ def test_progress_away_from_a_terminal_is_a_line_now_and_then(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     said: list[str] = []
-    monkeypatch.setattr("cluster.models.progress.LINE_SECONDS", 0.0)
+    monkeypatch.setattr("lexshard.cluster.models.progress.LINE_SECONDS", 0.0)
     progress = FetchProgress("org/name", 4 << 30, 1 << 30, said.append, terminal=False)
     progress.add(512 << 20)
     progress.close()

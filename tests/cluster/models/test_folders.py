@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from cluster.config import ServeConfig
-from cluster.models.folders import with_model_folders
-from cluster.models.hub import Hub
-from serve_app.start.preflight import ready_to_start
-from serve_app.start.readiness import StartupError
+from lexshard.cluster.config import ServeConfig
+from lexshard.cluster.models.folders import with_model_folders
+from lexshard.cluster.models.hub import Hub
+from lexshard.serve_app.start.preflight import ready_to_start
+from lexshard.serve_app.start.readiness import StartupError
 from tests.support.hub_cases import NAME, Fetching
 from tests.support.hub_server import COMMIT
 from tests.support.paths import DEMO, DEMO_DRAFT
@@ -23,7 +23,7 @@ DRAFT = "lexshard/draft"
 def hub(fetching: Fetching, monkeypatch: pytest.MonkeyPatch) -> Hub:
     """The one that the environment names."""
     hub = fetching.hub()
-    monkeypatch.setattr("cluster.models.hub.Hub.of_environment", lambda: hub)
+    monkeypatch.setattr("lexshard.cluster.models.hub.Hub.of_environment", lambda: hub)
     return hub
 
 
@@ -70,9 +70,9 @@ def test_what_needs_no_model_is_looked_at_before_one_is_fetched(fetching: Fetchi
 def test_a_configuration_is_checked_without_weights(
     fetching: Fetching, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cluster.models.fetch.check_refusal", lambda *given: None)
+    monkeypatch.setattr("lexshard.cluster.models.fetch.check_refusal", lambda *given: None)
     config = ServeConfig(model=NAME, draft=DRAFT, port=0x7FFF)
-    monkeypatch.setattr("serve_app.start.preflight.check_listening", lambda config: None)
+    monkeypatch.setattr("lexshard.serve_app.start.preflight.check_listening", lambda config: None)
     found = ready_to_start(config, fetching.said.append, weights=False)
     assert (Path(found.model) / "tokenizer.json").is_file()
     assert not fetching.server.asked(".safetensors")

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from cluster.models.hub import explained
-from cluster.models.names import HubName
-from cluster.models.refusal import LoadingOptions, answer
+from lexshard.cluster.models.hub import explained
+from lexshard.cluster.models.names import HubName
+from lexshard.cluster.models.refusal import LoadingOptions, answer
 from tests.support.hub_cases import NAME, WEIGHTS, Fetching
 from tests.support.hub_server import Repository, hub_serving
 from tests.support.paths import DEMO
@@ -36,7 +36,7 @@ def no_weights_asked(fetching: Fetching) -> bool:
 @pytest.fixture
 def asked_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the seconds that a process of its own takes to import torch."""
-    monkeypatch.setattr("cluster.models.refusal.ask", answer)
+    monkeypatch.setattr("lexshard.cluster.models.refusal.ask", answer)
 
 
 # -- from the names of files and config.json ------------------------------------------------------

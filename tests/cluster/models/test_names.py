@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.models.names import HubName, ModelNameError, hub_name
+from lexshard.cluster.models.names import HubName, ModelNameError, hub_name
 
 
 @pytest.mark.parametrize(

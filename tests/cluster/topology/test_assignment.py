@@ -11,20 +11,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.candidates import Candidates
-from actors.configuration import ShardAssignmentMethod
-from actors.head.shard import Shard
-from actors.head.shard_group import ShardGroup
-from actors.states.need import Need
-from cluster.topology.assignment import (
+from lexshard.actors.candidates import Candidates
+from lexshard.actors.configuration import ShardAssignmentMethod
+from lexshard.actors.head.shard import Shard
+from lexshard.actors.head.shard_group import ShardGroup
+from lexshard.actors.states.need import Need
+from lexshard.cluster.topology.assignment import (
     CLUSTER_BALANCE,
     AssignmentError,
     ShardAssignment,
     assign,
 )
-from kernels.blocks import BLOCK, blocks_of
-from kernels.bounds import Clusters
-from kernels.noise import gumbel_row
+from lexshard.kernels.blocks import BLOCK, blocks_of
+from lexshard.kernels.bounds import Clusters
+from lexshard.kernels.noise import gumbel_row
 
 METHODS = get_args(ShardAssignmentMethod)
 BY_BLOCK = [method for method in METHODS if method.startswith("blocks")]

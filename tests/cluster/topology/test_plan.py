@@ -13,24 +13,24 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.body.errors import UnsupportedModelError
-from actors.body.general import GeneralBody
-from actors.configuration import EngineConfiguration, TierName
-from actors.head.owned_rows import OwnedRows
-from actors.head.shard import Shard
-from actors.head.whole_softmax import PartialMass
-from actors.index.metadata import Metadata, TierReport, Tightness, Weights
-from actors.index.tightness import arrays_of
-from actors.states.need import Need
-from cluster.topology import wire
-from cluster.topology.assignment import assign
-from cluster.topology.memory import body_memory, kv_blocks, tier_row_bytes
-from cluster.topology.model_sizes import ModelSizes, read_model_sizes
-from cluster.topology.nodes import USABLE_SHARE, NodeResources, NodesError, parse_nodes
-from cluster.topology.placement import PlacementError, Role, place
-from cluster.topology.plan import RoleResources, TopologyPlan, plan_topology
-from cluster.topology.report import describe
-from kernels.quantize import quantize
+from lexshard.actors.body.errors import UnsupportedModelError
+from lexshard.actors.body.general import GeneralBody
+from lexshard.actors.configuration import EngineConfiguration, TierName
+from lexshard.actors.head.owned_rows import OwnedRows
+from lexshard.actors.head.shard import Shard
+from lexshard.actors.head.whole_softmax import PartialMass
+from lexshard.actors.index.metadata import Metadata, TierReport, Tightness, Weights
+from lexshard.actors.index.tightness import arrays_of
+from lexshard.actors.states.need import Need
+from lexshard.cluster.topology import wire
+from lexshard.cluster.topology.assignment import assign
+from lexshard.cluster.topology.memory import body_memory, kv_blocks, tier_row_bytes
+from lexshard.cluster.topology.model_sizes import ModelSizes, read_model_sizes
+from lexshard.cluster.topology.nodes import USABLE_SHARE, NodeResources, NodesError, parse_nodes
+from lexshard.cluster.topology.placement import PlacementError, Role, place
+from lexshard.cluster.topology.plan import RoleResources, TopologyPlan, plan_topology
+from lexshard.cluster.topology.report import describe
+from lexshard.kernels.quantize import quantize
 from tests.support.paths import DEMO
 from tests.support.tiny_models import save_tiny
 

@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from actors.configuration import EngineConfiguration
-from cluster.config import ServeConfig
-from cluster.joining import Versions, mismatch
-from cluster.topology.apart import processes_apart
-from cluster.topology.assignment import AssignmentError
-from cluster.topology.configured import configured_processes, processes_on
-from cluster.topology.nodes import NodeResources
-from cluster.topology.placement import PlacementError, Role, place
-from cluster.topology.plan import RoleResources
-from cluster.topology.processes import Processes
-from cluster.topology.reservation import bundles_of
+from lexshard.actors.configuration import EngineConfiguration
+from lexshard.cluster.config import ServeConfig
+from lexshard.cluster.joining import Versions, mismatch
+from lexshard.cluster.topology.apart import processes_apart
+from lexshard.cluster.topology.assignment import AssignmentError
+from lexshard.cluster.topology.configured import configured_processes, processes_on
+from lexshard.cluster.topology.nodes import NodeResources
+from lexshard.cluster.topology.placement import PlacementError, Role, place
+from lexshard.cluster.topology.plan import RoleResources
+from lexshard.cluster.topology.processes import Processes
+from lexshard.cluster.topology.reservation import bundles_of
 from tests.support.paths import DEMO, DEMO_DRAFT
 
 GIB = 2**30

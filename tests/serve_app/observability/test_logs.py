@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from actors.faults import MOST_FAULTS, LastFaults
-from serve_app.commands.status import describe
-from serve_app.observability.logs import json_line, log_to
+from lexshard.actors.faults import MOST_FAULTS, LastFaults
+from lexshard.serve_app.commands.status import describe
+from lexshard.serve_app.observability.logs import json_line, log_to
 from tests.support.mock_engine import MockEngine, Script, ids
 from tests.support.mock_server import Client, serve
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from actors.messages import STEP_SECONDS, EngineStatistics, SequenceTiming
-from serve_app.api_processes.seats import Seats
+from lexshard.actors.messages import STEP_SECONDS, EngineStatistics, SequenceTiming
+from lexshard.serve_app.api_processes.seats import Seats
 from tests.support.counting import metrics, record, values
 from tests.support.exposition import exported_names, unlabelled
 from tests.support.mock_engine import MockEngine

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from actors.messages import SequenceTiming
-from cluster.ports import free_port
-from serve_app.observability.trace_context import RemoteParent, read_parent
-from serve_app.observability.tracing import Tracing, traces_url
-from serve_app.request_record import RequestRecord
+from lexshard.actors.messages import SequenceTiming
+from lexshard.cluster.ports import free_port
+from lexshard.serve_app.observability.trace_context import RemoteParent, read_parent
+from lexshard.serve_app.observability.tracing import Tracing, traces_url
+from lexshard.serve_app.request_record import RequestRecord
 from tests.support.collector import collector
 from tests.support.mock_engine import MockEngine, Script, ids
 from tests.support.mock_server import Client, serve

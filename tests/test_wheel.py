@@ -1,0 +1,38 @@
+"""The wheel: every module and every file that a module reads, under names that are ours alone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from zipfile import ZipFile
+
+from tests.support.checkout import copy_checkout, tracked_files
+
+FOLDERS = ("actors", "cluster", "kernels", "loadtest", "serve_app")
+PROGRAM = """
+import sys
+sys.path[:] = [sys.argv[1], *(path for path in sys.path if "finder" not in path)]
+sys.meta_path[:] = [each for each in sys.meta_path if "Editable" not in repr(each)]
+from lexshard.serve_app import cli
+from lexshard.kernels.ahead.calls import read_calls
+assert cli.__file__.startswith(sys.argv[1]), cli.__file__
+assert read_calls()
+sys.exit(cli.main(["config", "schema"]))
+"""
+
+
+def test_it_holds_every_module_and_its_files_and_needs_no_checkout(tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "uv", "build", "--wheel", "--quiet", "--out-dir", tmp_path]
+    subprocess.run([*build, copy_checkout(tmp_path / "source")], check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    with ZipFile(wheel) as archive:
+        names = {name for name in archive.namelist() if ".dist-info/" not in name}
+        archive.extractall(tmp_path / "installed")
+    assert {name.split("/")[0] for name in names} == {"lexshard"}
+    wanted = {f"lexshard/{each}" for each in tracked_files(*FOLDERS) if not each.endswith(".yaml")}
+    assert wanted - names == set()  # what `ray up` reads stays in the checkout
+    told = subprocess.check_output(
+        [sys.executable, "-P", "-c", PROGRAM, tmp_path / "installed"], cwd=tmp_path, text=True
+    )
+    assert told.startswith("{")
