@@ -18,7 +18,7 @@ from lexshard.actors.decision.warm_up import warm_up_work
 from lexshard.actors.states.sequence_state import SequenceStates
 
 if TYPE_CHECKING:
-    from lexshard.actors.decision.hot_vocabulary import HotVocabulary
+    import numpy.typing as npt
 
 # Starts a sampler outside of this process; the cluster layer knows how. Once the event is set
 # nobody waits for it any more.
@@ -31,7 +31,7 @@ def sampler_settings(
     """What each of an engine's samplers must know to start."""
     tokenizer = None
     if configuration.hot_vocabulary is not None:
-        from lexshard.actors.decision.hot_vocabulary import tokenizer_hash
+        from lexshard.actors.decision.hot_vocabulary.file import tokenizer_hash
 
         tokenizer = tokenizer_hash(configuration.model)
     return SamplerSettings(
@@ -58,7 +58,7 @@ def build_plane(
     starting them raises."""
     size = settings.vocabulary_size
     if configuration.samplers == 0:
-        inline = InlineSampler(Sampler(settings, states, load_hot_vocabulary(settings)))
+        inline = InlineSampler(Sampler(settings, states, hot_ids(settings)))
         return DecisionPlane(lambda: inline, 1, lambda: inline, size, informed=True)
     closing = Event()
     if configuration.sampler_placement == "threads":
@@ -78,23 +78,28 @@ def build_plane(
     return DecisionPlane(start, configuration.samplers, substitute, size, closing=closing)
 
 
-def load_hot_vocabulary(settings: SamplerSettings) -> HotVocabulary | None:
-    """The hot vocabulary, with what visiting a token costs here and now. Raises what
-    `HotVocabulary.load` raises."""
+def hot_ids(settings: SamplerSettings) -> npt.NDArray[np.int32] | None:
+    """The tokens [H] to visit first, sorted by id: as many as pay on this machine, None if none
+    do. Raises what `read_hot_file` raises."""
     if settings.hot_vocabulary is None:
         return None
     # Not needed, nor what they need installed, everywhere.
-    from lexshard.actors.decision.hot_vocabulary import HotVocabulary
-    from lexshard.actors.decision.hot_vocabulary.measurement import synthetic_decide
+    from lexshard.actors.decision.hot_vocabulary.file import read_hot_file
+    from lexshard.actors.decision.hot_vocabulary.sizes import (
+        calibrate,
+        size_that_pays,
+        synthetic_decider,
+    )
 
     size = settings.vocabulary_size
-    hot = HotVocabulary.load(settings.hot_vocabulary, size, settings.tokenizer)
-    hot.calibrate(synthetic_decide(size))
-    return hot
+    hot = read_hot_file(settings.hot_vocabulary, size, settings.tokenizer)
+    curve = hot.curve
+    pays = size_that_pays(curve, calibrate(synthetic_decider(size), hot.ids, curve.sizes), size)
+    return np.sort(hot.ids[:pays]) if pays else None
 
 
 def _thread(settings: SamplerSettings) -> SamplerHandle:
-    return ThreadSampler(Sampler(settings, hot=load_hot_vocabulary(settings)))
+    return ThreadSampler(Sampler(settings, hot_ids=hot_ids(settings)))
 
 
 def _substitute(settings: SamplerSettings) -> SamplerHandle:

@@ -10,12 +10,11 @@ beside it, not on how many samplers or threads there are.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -46,17 +45,10 @@ from lexshard.kernels.draw import Controls
 from lexshard.kernels.logprobs import score_rows
 from lexshard.kernels.penalties import Adjustments, select_rows
 
-if TYPE_CHECKING:
-    from lexshard.actors.decision.hot_vocabulary import HotVocabulary
-
-
 # Of so many sets of sequences decided together the controls are remembered.
 KNOWN_ROWS = 32
-SECONDS_BETWEEN_LOOKS = 1.0
 # Columns copied to rows together for their log-probabilities: neighbours share cache lines.
 SCORED_TOGETHER = 16
-
-logger = logging.getLogger("lexshard.sampler")
 
 
 class AllTokensExcludedError(ValueError):
@@ -86,23 +78,23 @@ class Sampler:
     """Decides the next tokens of its sequences.
 
     ``states`` are those of an engine in the same process, which keeps them itself; without them
-    the sampler has its own and learns from deltas. The same class runs in the engine's thread, in
-    a thread or process of its own, and as a Ray actor.
+    the sampler has its own and learns from deltas. ``hot_ids`` [H], sorted, are visited first.
+    The same class runs in the engine's thread, in a thread or process of its own, and as a Ray
+    actor.
     """
 
     def __init__(
         self,
         settings: SamplerSettings,
         states: SequenceStates | None = None,
-        hot: HotVocabulary | None = None,
+        hot_ids: npt.NDArray[np.int32] | None = None,
     ) -> None:
         if states is None:
             states = SequenceStates(settings.vocabulary_size, settings.eos_ids, settings.capacity)
         self._states = states
         self._threads = settings.threads
         self._sigmoid = settings.sigmoid
-        self._hot = hot
-        self._look_again = 0.0
+        self._hot_ids = hot_ids
         self._known_rows: dict[tuple[int, ...], _Rows] = {}
 
     def apply(self, deltas: Deltas) -> None:
@@ -229,9 +221,6 @@ class Sampler:
         logits = dense.logits[:size]
         count = len(rows.states)
         tokens = np.empty(count, np.int64)
-        visited = np.empty(count, np.int64)
-        hot = self._hot_ids()
-        started = time.perf_counter()
 
         def decide(first: int, last: int) -> None:
             own = logits[:, first:last]
@@ -242,29 +231,12 @@ class Sampler:
                 maxima,
                 rows.controls if whole else _some_controls(rows.controls, first, last),
                 rows.adjustments if whole else select_rows(rows.adjustments, first, last),
-                hot,
+                self._hot_ids,
             )
             tokens[first:last] = decided.tokens
-            visited[first:last] = decided.visited
 
         _run(decide, pool.even_shares([1] * count, min(self._threads, count)))
-        if self._hot is not None:
-            self._hot.observe(int(visited.sum()), count, time.perf_counter() - started)
         return _with_logprobs(logits, tokens, rows.states)
-
-    def _hot_ids(self) -> npt.NDArray[np.int32] | None:
-        """The tokens to look at first; now and then the file they came from is looked at again."""
-        if self._hot is None:
-            return None
-        now = time.monotonic()
-        if now >= self._look_again:
-            self._look_again = now + SECONDS_BETWEEN_LOOKS
-            try:
-                if self._hot.reload_if_changed():
-                    logger.info("the hot vocabulary has changed")
-            except ValueError as error:
-                logger.warning("the changed hot vocabulary is not used: %s", error)
-        return self._hot.hot_ids
 
 
 def _positions(states: Sequence[SequenceState], drafted: Sequence[tuple[int, ...]]) -> list[int]:

@@ -26,7 +26,7 @@ from lexshard.actors.index.hidden import (
     fine_grained_ids,
     hidden_states,
     load_tokenizer,
-    positions,
+    spread_positions,
 )
 from lexshard.actors.index.metadata import CalibrationReport, ClusterReport, Spread, TierReport
 from lexshard.actors.index.steps import BuildSteps, Progress, ProgressBar, alone
@@ -234,7 +234,7 @@ class _Builder:
 def _fitted(prompts: Prompts) -> int:
     """How many positions belong to the first half of the prompts."""
     half = prompts.token_ids[: len(prompts.token_ids) // 2]
-    return sum(len(positions(prompt)) for prompt in half)
+    return sum(len(spread_positions(prompt)) for prompt in half)
 
 
 def _measured(calibration: Part) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:

@@ -72,14 +72,14 @@ def hidden_states(body: Body, prompts: Sequence[Sequence[int]]) -> npt.NDArray[n
     body.allocate_cache(-(-longest // BLOCK_SIZE))
     with torch.inference_mode():
         states = [
-            body.forward(whole_text(prompt, positions(prompt))).float().cpu().numpy()
+            body.forward(whole_text(prompt, spread_positions(prompt))).float().cpu().numpy()
             for prompt in prompts
         ]
     return np.concatenate(states)
 
 
-def positions(prompt: Sequence[int]) -> npt.NDArray[np.int32]:
-    """The positions of a prompt whose hidden states are wanted, spread evenly."""
+def spread_positions(prompt: Sequence[int], count: int = POSITIONS) -> npt.NDArray[np.int32]:
+    """At most ``count`` positions of a prompt whose hidden states are wanted, spread evenly."""
     last = len(prompt) - 1
-    spread = np.linspace(min(FIRST_POSITION, last), last, POSITIONS).round()
+    spread = np.linspace(min(FIRST_POSITION, last), last, count).round()
     return np.unique(spread).astype(np.int32)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 
 import numpy as np
 
-from lexshard.actors.decision.build import load_hot_vocabulary
+from lexshard.actors.decision.build import hot_ids
 from lexshard.actors.decision.messages import DecisionWork, SamplerSettings
 from lexshard.actors.decision.sampler import Sampler
 from lexshard.actors.decision.warm_up import KINDS, warm_up_work
@@ -24,11 +23,10 @@ def warm_sampler(settings: SamplerSettings) -> Sampler:
     pool.set_threads(settings.threads)
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(settings.threads)
-    # Of its own, so that nothing of it counts for the hot vocabulary's statistics.
-    sampler = Sampler(replace(settings, hot_vocabulary=None))
+    sampler = Sampler(settings)  # its sequences are of no server
     for columns in sorted({1, len(KINDS) * settings.threads}):
         sampler.decide(_work(settings.vocabulary_size, columns))
-    return Sampler(settings, hot=load_hot_vocabulary(settings))
+    return Sampler(settings, hot_ids=hot_ids(settings))
 
 
 def _work(vocabulary_size: int, columns: int) -> DecisionWork:

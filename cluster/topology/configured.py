@@ -103,8 +103,8 @@ def _counts(configuration: EngineConfiguration, vocabulary_size: int) -> Counts 
     trace = Path(configuration.shard_trace)
     if not trace.is_file():
         raise ValueError(f"no trace at {trace}: give a file of JSON lines or text")
-    from lexshard.actors.decision.hot_vocabulary.traces import read_traces
     from lexshard.actors.index.hidden import load_tokenizer
+    from lexshard.actors.text.traces import read_traces
 
     folder = Path(configuration.model).expanduser()
     traces = read_traces([trace], load_tokenizer(folder), vocabulary_size)

@@ -33,7 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--positions",
         type=at_least(1),
         metavar="N",
-        help="to measure at (default: at most 256, as many as take about a minute)",
+        default=256,
+        help="to measure at, about (default: 256)",
     )
     parser.add_argument(
         "--generate",
@@ -41,12 +42,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=32,
         metavar="N",
         help="tokens by which the model continues a text (default: 32; 0: none)",
-    )
-    parser.add_argument(
-        "--report",
-        type=Path,
-        metavar="FILE",
-        help=".html or .json: measured against fitted throughput",
     )
     parser.add_argument("--seed", type=at_least(0), default=0, metavar="N")
     parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default="auto")
@@ -70,9 +65,6 @@ def _build(arguments: argparse.Namespace) -> None:
     missing = [str(path) for path in arguments.traces or () if not path.is_file()]
     if missing:
         raise ValueError(f"no traces at {', '.join(missing)}")
-    report = arguments.report
-    if report is not None and report.suffix not in (".html", ".json"):
-        raise ValueError(f"a report is .html or .json, not {report.name}")
     folder = Path(model_folder(arguments.model, tell, loading=LoadingOptions(arguments.dtype)))
     if not folder.is_dir():
         raise ValueError(f"no model folder at {folder}")
@@ -80,16 +72,13 @@ def _build(arguments: argparse.Namespace) -> None:
         raise ValueError(f"{arguments.model} is in the Hub's cache: say with --out where to write")
     # Seconds: a mistyped name should not wait for it.
     from lexshard.actors.configuration import EngineConfiguration
-    from lexshard.actors.decision.hot_vocabulary.build import HotVocabularySettings, build_hot_file
-    from lexshard.actors.decision.hot_vocabulary.file import FILE_NAME, write_hot_file
-    from lexshard.actors.decision.hot_vocabulary.report import describe, write_report
-    from lexshard.actors.decision.hot_vocabulary.traces import bundled_traces, read_traces
+    from lexshard.actors.decision.hot_vocabulary.build import build_hot_file
+    from lexshard.actors.decision.hot_vocabulary.file import FILE_NAME, describe, write_hot_file
     from lexshard.actors.engine.engine import Engine
-    from lexshard.actors.index.hidden import load_tokenizer
-    from lexshard.actors.index.steps import ProgressBar
+    from lexshard.actors.index.hidden import calibration_prompts, load_tokenizer
     from lexshard.actors.messages import SamplingParameters
+    from lexshard.actors.text.traces import Traces, read_traces
 
-    settings = HotVocabularySettings(arguments.positions, arguments.generate, arguments.seed)
     engine = Engine(
         EngineConfiguration(
             model=str(folder),
@@ -103,32 +92,31 @@ def _build(arguments: argparse.Namespace) -> None:
     if arguments.traces:
         traces = read_traces(arguments.traces, tokenizer, model.vocabulary_size)
     else:
-        traces = bundled_traces(
-            tokenizer, model.vocabulary_size, model.max_positions, settings.seed
+        found = calibration_prompts(
+            tokenizer, model.vocabulary_size, model.max_positions, arguments.seed
         )
-    out = arguments.out or folder / FILE_NAME
-    decisions = {
-        "model": folder,
-        "out": out,
-        "vocabulary": f"{model.vocabulary_size:,} tokens",
-        "traces": f"{', '.join(traces.sources)}: {len(traces.texts):,} texts",
-        "generated": f"{settings.generated} tokens a text" if settings.generated else "nothing",
-        "seed": settings.seed,
-    }
-    lines = "\n".join(f"  {name:<24} {value}" for name, value in decisions.items())
-    print(f"lexshard hotset build with:\n{lines}", flush=True)
+        traces = Traces((found.source,), tuple(map(tuple, found.token_ids)))
+    print(
+        f"lexshard hotset build: {folder}, {model.vocabulary_size:,} tokens; "
+        f"{len(traces.texts):,} texts of {', '.join(traces.sources)}; "
+        f"{arguments.generate} tokens generated a text; seed {arguments.seed}",
+        flush=True,
+    )
 
     def continue_texts(prompts: Sequence[tuple[int, ...]], count: int) -> list[tuple[int, ...]]:
-        parameters = SamplingParameters(temperature=1.0, max_tokens=count, seed=settings.seed)
+        parameters = SamplingParameters(temperature=1.0, max_tokens=count, seed=arguments.seed)
         return [done.token_ids for done in engine.generate(prompts, parameters)]
 
-    progress = ProgressBar(4)
-    try:
-        hot = build_hot_file(folder, model, traces, continue_texts, settings, progress)
-    finally:
-        progress.close()
+    hot = build_hot_file(
+        folder,
+        model,
+        traces.texts,
+        continue_texts,
+        sources=traces.sources,
+        positions=arguments.positions,
+        generated=arguments.generate,
+        seed=arguments.seed,
+    )
+    out = arguments.out or folder / FILE_NAME
     write_hot_file(out, hot)
     print(describe(out, hot))
-    if report is not None:
-        write_report(report, hot)
-        print(f"report: {report}")

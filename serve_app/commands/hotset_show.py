@@ -15,8 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the report; returns the exit status."""
     # With kernels, which a mistyped option should not wait for.
-    from lexshard.actors.decision.hot_vocabulary.file import read_hot_file
-    from lexshard.actors.decision.hot_vocabulary.report import describe
+    from lexshard.actors.decision.hot_vocabulary.file import describe, read_hot_file
 
     try:
         print(describe(arguments.file, read_hot_file(arguments.file)))

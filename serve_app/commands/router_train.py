@@ -84,7 +84,6 @@ def _train(arguments: argparse.Namespace) -> None:
 
     from lexshard.actors.body.loading import load
     from lexshard.actors.configuration import EngineConfiguration
-    from lexshard.actors.decision.hot_vocabulary.traces import read_traces
     from lexshard.actors.drafter.router.build import (
         BUNDLED_PROMPTS,
         RouterSettings,
@@ -101,6 +100,7 @@ def _train(arguments: argparse.Namespace) -> None:
     from lexshard.actors.index.hidden import load_tokenizer
     from lexshard.actors.messages import SamplingParameters
     from lexshard.actors.states.noise_key import noise_key
+    from lexshard.actors.text.traces import read_traces
     from lexshard.kernels import pool
 
     chosen = {

@@ -280,8 +280,8 @@ def test_a_run_writes_times_sets_and_ratios(
     written = json.loads(path.read_text())
     assert set(written) == {"machine", "versions", "command", "seed", "results", "ratios"}
     times = [each for each in written["results"] if each["case"]["measure"] == "time per row"]
-    # 8 variants of 3 settings; one row is not split, greedy rows have no mixture.
-    assert len(times) == EACH * 3 * 8 - 2 * 3 - EACH
+    # 7 variants of 3 settings; one row is not split.
+    assert len(times) == EACH * 3 * 7 - 2 * 3
     assert all(each["runs"] == 2 and each["median"] > 0 for each in times)
     equal = [each for each in written["results"] if "plain draw" in each["case"]["measure"]]
     assert [each["median"] for each in equal] == [100.0] * (EACH * 3)

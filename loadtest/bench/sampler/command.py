@@ -10,7 +10,6 @@ same logits and histories:
   first, as many as the fitted cost model chooses.
 - ``certified candidates``: our sampler on the tokens a certificate leaves; ``cold caches``: the
   same where other work has filled the processor's caches since its last step.
-- ``mixture``: the paper's draw, for information.
 
 ``--samplers`` measures several samplers at a time (see ``scaling``).
 """
@@ -40,17 +39,15 @@ from lexshard.loadtest.bench.sampler.case import (
 from lexshard.loadtest.bench.sampler.contenders import (
     CandidateContender,
     DenseContender,
-    MixtureContender,
     SamplerContender,
     TorchContender,
     VllmContender,
 )
-from lexshard.loadtest.bench.sampler.hot_vocabulary import fitted_hot_vocabulary, mixture_hot_ids
+from lexshard.loadtest.bench.sampler.hot_vocabulary import fitted_hot_ids
 from lexshard.loadtest.bench.sampler.options import (
     CANDIDATES,
     COLD,
     HOT,
-    MIXTURE,
     NAIVE,
     OFFLOADED,
     PARALLEL,
@@ -169,15 +166,13 @@ def measure_case(
         elif name == WITH_MAXIMA:
             contenders.append(DenseContender(WITH_MAXIMA, workload, maxima=False))
         elif name == HOT:
-            hot = fitted_hot_vocabulary(workload, by_frequency)
-            case.hot_size = hot.size
+            hot = fitted_hot_ids(workload, by_frequency)
+            case.hot_size = 0 if hot is None else len(hot)
             contenders.append(DenseContender(HOT, workload, hot=hot))
         elif name == CANDIDATES:
             contenders.append(CandidateContender(CANDIDATES, workload))
         elif name == COLD:
             contenders.append(CandidateContender(COLD, workload, cold=True))
-        elif name == MIXTURE and not setting.greedy:
-            contenders.append(MixtureContender(workload, mixture_hot_ids(workload, by_frequency)))
     if CANDIDATES in variants or COLD in variants:
         case.candidates = candidates_per_row(workload)
     case.take_turns(contenders, runs)

@@ -18,18 +18,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from lexshard.actors.decision.hot_vocabulary import HotVocabulary
 from lexshard.actors.decision.messages import DecisionWork, DenseRows, SamplerSettings
 from lexshard.actors.decision.sampler import Sampler
 from lexshard.actors.states.deltas import Deltas
 from lexshard.kernels.decision import block_maxima
-from lexshard.kernels.hot_vocab import mixture_draw
 from lexshard.loadtest.bench.sampler.messages import appending, candidate_rows, opening
 from lexshard.loadtest.bench.sampler.options import (
     CANDIDATES,
     COLD,
     HOT,
-    MIXTURE,
     NAIVE,
     OFFLOADED,
     PARALLEL,
@@ -124,14 +121,14 @@ class _OwnContender(ABC):
         name: str,
         workload: SamplerWorkload,
         *,
-        hot: HotVocabulary | None = None,
+        hot: npt.NDArray[np.int32] | None = None,
         cold: bool = False,
     ) -> None:
         self.name = name
         self._workload = workload
         self._rows = range(workload.batch)
         settings = SamplerSettings(workload.vocabulary_size, (), capacity=workload.batch)
-        self._sampler = Sampler(settings, hot=hot)
+        self._sampler = Sampler(settings, hot_ids=hot)
         self._sweep = np.ones(CACHES // 8 if cold else 0, np.int64)
 
     def take(self, steps: range) -> TimedSteps:
@@ -166,7 +163,7 @@ class DenseContender(_OwnContender):
         workload: SamplerWorkload,
         *,
         maxima: bool = True,
-        hot: HotVocabulary | None = None,
+        hot: npt.NDArray[np.int32] | None = None,
     ) -> None:
         super().__init__(name, workload, hot=hot)
         self._maxima = maxima
@@ -187,35 +184,3 @@ class CandidateContender(_OwnContender):
         return DecisionWork(
             step, deltas, candidates=candidate_rows(self._workload, step, self._rows)
         )
-
-
-class MixtureContender:
-    """The paper's draw from two urns, a call per row, on logits that are penalised already."""
-
-    name = MIXTURE
-
-    def __init__(self, workload: SamplerWorkload, hot_ids: npt.NDArray[np.int32]) -> None:
-        self._workload = workload
-        self._hot_ids = hot_ids
-        self._chance = np.random.Generator(np.random.SFC64(0))
-
-    def take(self, steps: range) -> TimedSteps:
-        made = [np.ascontiguousarray(self._workload.adjusted(step).T) for step in steps]
-        return [(self._step(logits), None) for logits in made]
-
-    def _step(self, logits: npt.NDArray[np.float32]) -> float:
-        setting = self._workload.setting
-        uniforms = self._chance.random((self._workload.batch, 1, 2))
-        scale = float(np.float32(1 / setting.temperature))
-        started = time.perf_counter()
-        for row in range(self._workload.batch):
-            mixture_draw(
-                logits[:, row],
-                self._hot_ids,
-                uniforms[row],
-                inverse_temperature=scale,
-                top_k=setting.top_k,
-                top_p=setting.top_p,
-                min_p=setting.min_p,
-            )
-        return time.perf_counter() - started

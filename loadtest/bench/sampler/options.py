@@ -11,12 +11,11 @@ from lexshard.loadtest.bench.sampler.settings import SETTINGS
 VLLM, NAIVE, PARALLEL = "vllm", "naive torch", "parallel torch"
 OFFLOADED, WITH_MAXIMA, HOT = "offloaded", "offloaded + maxima", "hot vocabulary"
 CANDIDATES, COLD = "certified candidates", "candidates, cold caches"
-MIXTURE = "mixture"
 RUNS, QUICK_RUNS = 9, 3
 SEED = 17
 VOCABULARY, BATCH, HISTORY = (151_936,), (1, 8, 32), (400,)
 CONTROLS = ("all", "none")
-VARIANTS = (NAIVE, PARALLEL, OFFLOADED, WITH_MAXIMA, HOT, CANDIDATES, COLD, MIXTURE)
+VARIANTS = (NAIVE, PARALLEL, OFFLOADED, WITH_MAXIMA, HOT, CANDIDATES, COLD)
 QUICK_VARIANTS = (NAIVE, OFFLOADED, WITH_MAXIMA, HOT, CANDIDATES, COLD)
 
 
@@ -41,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--variants",
         type=names_of(VARIANTS),
         metavar="A,B",
-        help=f"{', '.join(VARIANTS)} (default all; quick without {PARALLEL} and {MIXTURE})",
+        help=f"{', '.join(VARIANTS)} (default all; quick without {PARALLEL})",
     )
     parser.add_argument(
         "--vllm-python",

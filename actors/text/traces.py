@@ -1,4 +1,4 @@
-"""What a model is asked and answers: the token ids that its hot vocabulary is made from."""
+"""Traces: what a model is asked and answers, read from files as token ids."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from lexshard.actors.index.hidden import calibration_prompts
 
 FIELDS = ("token_ids", "messages", "prompt", "text")
 
@@ -19,14 +17,6 @@ class Traces:
 
     sources: tuple[str, ...]
     texts: tuple[tuple[int, ...], ...]
-
-
-def bundled_traces(
-    tokenizer: Any | None, vocabulary_size: int, max_positions: int, seed: int
-) -> Traces:
-    """The passages that come with lexshard; random token ids for a model without a tokenizer."""
-    prompts = calibration_prompts(tokenizer, vocabulary_size, max_positions, seed)
-    return Traces((prompts.source,), tuple(map(tuple, prompts.token_ids)))
 
 
 def read_traces(files: Sequence[Path], tokenizer: Any | None, vocabulary_size: int) -> Traces:
