@@ -1,4 +1,4 @@
-"""What a guess was drawn from, for verification by distributions (`kernels.verify`, ``exact``)."""
+"""What a guess was drawn from, for verification by distributions (`kernels.verify`)."""
 
 from __future__ import annotations
 

@@ -10,7 +10,6 @@ import numpy.typing as npt
 from lexshard.actors.proposal import GuessTest
 from lexshard.kernels.draw import Controls
 from lexshard.kernels.penalties import Adjustments, adjust, select_rows
-from lexshard.kernels.sigmoid import verify_by_sigmoid
 from lexshard.kernels.truncate import truncate
 from lexshard.kernels.verify import DenseProposals, DraftedRows, verify
 
@@ -27,7 +26,7 @@ def emitted_tokens(
     it tests, or what replaces it; -1 where every token is excluded.
 
     Raw logits are adjusted and truncated as `kernels.decision.decide_dense` does before it draws.
-    No temperature is 0. With ``sigmoid``, alpha and beta, as `kernels.sigmoid` tests, else exactly.
+    No temperature is 0. ``sigmoid`` are alpha and beta where sigmoids test, else None.
     """
     size, columns = logits.shape
     target = np.empty((columns, size), np.float32)
@@ -35,20 +34,15 @@ def emitted_tokens(
         adjusted = _adjusted(logits[:, column], column, adjustments)
         target[column] = _truncated(adjusted, column, controls, min_p[column])
     rows = DraftedRows(
-        offsets=np.arange(columns + 1, dtype=np.int64),
         drafts=np.array([test.token_id for test in tests], np.int64),
         inverse_temperature=controls.inverse_temperature,
         key=controls.key,
         position=controls.position,
-        bonus=False,
     )
     proposals = _dense_proposals(tests, size)
-    if sigmoid is None:
-        return np.asarray(verify(target, rows, mode="exact", proposals=proposals).tokens)
-    if proposals is None:
+    if sigmoid is not None and proposals is None:
         raise ValueError("sigmoids need what guesses were drawn from: this drafter is certain")
-    alpha, beta = sigmoid
-    return np.asarray(verify_by_sigmoid(target, rows, proposals, alpha=alpha, beta=beta).tokens)
+    return verify(target, rows, proposals=proposals, sigmoid=sigmoid).tokens
 
 
 def _adjusted(

@@ -1,6 +1,6 @@
 """Rows that test a guess by distributions, decided without all of their logits.
 
-Such a row emits its guess or one other token (`kernels.verify`, ``exact``). Where bounds on its
+Such a row emits its guess or one other token (`kernels.verify`). Where bounds on its
 logits tell which (`kernels.verify_bounded`), or the few tokens that truncation leaves, that token
 is the only one that can still win.
 """

@@ -1,65 +1,61 @@
-"""Which drafted tokens stand, and the token after them, straight from logits."""
+"""Which drafted tokens stand, and what replaces the others, straight from logits.
+
+A draft ``x`` stands if ``u < p(x) / q(x)``, else a draw from ``max(0, p - q)`` takes its place
+(Leviathan et al. 2023, algorithm 1; Chen et al. 2023, algorithm 2; equations 1 to 3 of "Optimized
+Speculative Sampling"): the token that is emitted has the target's distribution.
+
+With sigmoids in the place of softmaxes (section 3.2.2, equation 5) two logits decide, and it has
+not: the weights do not add up to 1, and the wider alpha and beta are apart, the more alike they
+are. With the paper's -10^4 and 10^4 every weight is 0.6225, nearly every draft stands, whatever the
+target thinks of it, and what replaces one is drawn from nearly all tokens alike. On a pair that is
+a total variation of 0.449 apart, what is emitted is 0.410 from the target with -1 and 1, 0.443 with
+-10 and 10, 0.449 with -1000 and 1000 (`tests/kernels/test_sigmoid.py`).
+"""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
 
 from lexshard.kernels.verify import cpu, reference
-from lexshard.kernels.verify.checks import check_proposals, check_rows
+from lexshard.kernels.verify.checks import check
 from lexshard.kernels.verify.types import (
     DenseProposals,
     DraftedRows,
+    Limits,
     Proposals,
     SparseProposals,
     Verdict,
 )
 
-Implementation = Literal["reference", "cpu", "triton"]
-Mode = Literal["exact", "coupled", "greedy"]
+Implementation = Literal["reference", "cpu"]
 
-__all__ = ["DenseProposals", "DraftedRows", "SparseProposals", "Verdict", "verify"]
+__all__ = ["DenseProposals", "DraftedRows", "Limits", "SparseProposals", "Verdict", "verify"]
 
 
 def verify(
-    logits: Any,
+    logits: npt.NDArray[np.float32],
     rows: DraftedRows,
     *,
-    mode: Mode,
     proposals: Proposals = None,
+    sigmoid: Limits | None = None,
     implementation: Implementation | None = None,
 ) -> Verdict:
-    """Verify the drafts of a batch.
+    """What each of ``rows`` emits, given the target's ``logits`` [R, V] (contiguous, no NaN).
 
-    ``logits`` [R, V] fp32 are the target's (contiguous: numpy, or a torch tensor on a CUDA device,
-    where the results stay and nothing is waited for). The caller has
-    applied everything that comes before temperature, per row and with the drafts before it taken
-    as written: `kernels.penalties.adjust` for penalties, bias and bans, then ``-inf`` for every
-    token that `kernels.truncate.truncate` leaves out. No logit is NaN. Temperature is applied here.
+    The caller has applied everything that comes before temperature, per row and with the drafts
+    before it taken as written: `kernels.penalties.adjust` for penalties, bias and bans, then
+    ``-inf`` for every token that `kernels.truncate.truncate` leaves out. ``proposals`` are what the
+    drafts were drawn from: dense, sparse, or None of a drafter that was certain. With ``sigmoid``,
+    alpha and beta, ``p`` and ``q`` are the weights ``sigmoid((l s - alpha) / (beta - alpha))``;
+    where no weight of the target is above the drafter's, ``p`` alone is drawn from.
 
-    - ``exact``: draft ``x`` stands if ``u < p(x) / q(x)``. The first that does not is replaced by a
-      draw from ``max(0, p - q)``; where all stand, one more token is drawn from the last row. Each
-      emitted token has the target's distribution (Leviathan et al. 2023, algorithm 1; Chen et
-      al. 2023, algorithm 2; equations 1 to 3 of "Optimized Speculative Sampling") if each draft
-      was drawn from its own proposal: dense, sparse, or (``proposals=None``) a drafter that was
-      certain of it. A proposal has no part in the rows of a sequence whose temperature is 0.
-    - ``coupled``: every row draws its token as `kernels.draw.draw` would; a draft stands if it is
-      that token. Emits what plain decoding would have, whatever the drafter.
-    - ``greedy``: as ``coupled``, at temperature 0.
-
-    Random numbers depend on (key, position) alone; `kernels.verify.reference` says how. Rows after
-    the first rejection change nothing. Raises ValueError where shapes, types or values are not as
-    said; what is on a device is not looked at, and a draft there beyond the vocabulary is rejected.
+    Random numbers depend on (key, position) alone; `kernels.verify.reference` says how. A row does
+    not depend on the others: of a sequence's, those behind the first that does not stand mean
+    nothing. Raises ValueError where shapes, types or values are not as said.
     """
-    chosen = implementation or ("triton" if getattr(logits, "is_cuda", False) else "cpu")
-    if mode not in ("exact", "coupled", "greedy"):
-        raise ValueError(f"mode {mode!r} is none of exact, coupled, greedy")
-    if mode != "exact" and proposals is not None:
-        raise ValueError(f"{mode} verification compares tokens; leave the proposals out")
-    check_rows(logits, rows)
-    check_proposals(logits, rows, proposals)
-    if chosen == "triton":
-        from lexshard.kernels.verify import triton_kernel
-
-        return triton_kernel.verify(logits, rows, mode, proposals)
-    module = reference if chosen == "reference" else cpu
-    return module.verify(logits, rows, mode, proposals)
+    check(logits, rows, proposals, sigmoid)
+    module = reference if implementation == "reference" else cpu
+    return module.verify(logits, rows, proposals, sigmoid)

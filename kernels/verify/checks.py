@@ -3,118 +3,85 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from lexshard.kernels.verify.types import DenseProposals, DraftedRows, Proposals, SparseProposals
+from lexshard.kernels.verify.types import (
+    DenseProposals,
+    DraftedRows,
+    Limits,
+    Proposals,
+    SparseProposals,
+)
 
 # How far the probabilities of a sparse proposal may be from adding up to 1.
 MASS_TOLERANCE = 1e-5
 
 
-def check_rows(logits: Any, rows: DraftedRows) -> None:
-    """Written for speed: a few arrays of one or two values, before kernels that take 100 us."""
+def check(
+    logits: npt.NDArray[np.float32], rows: DraftedRows, proposals: Proposals, sigmoid: Limits | None
+) -> None:
+    """Raises ValueError."""
     _check_logits("logits", logits)
-    offsets = rows.offsets
-    sequences = len(offsets) - 1
-    counts = offsets[1:] - offsets[:-1]
-    if sequences < 0 or offsets[0] != 0 or (sequences and counts.min() < 1):
-        raise ValueError("offsets begin with 0 and every sequence has at least one row")
-    if offsets[-1] != logits.shape[0]:
-        raise ValueError(f"offsets end at {offsets[-1]} but there are {logits.shape[0]} rows")
-    drafts = logits.shape[0] - sequences * rows.bonus
-    if tuple(rows.drafts.shape) != (drafts,):
-        raise ValueError(
-            f"{logits.shape[0]} rows of {sequences} sequences have "
-            f"{drafts} drafts, got {tuple(rows.drafts.shape)}"
-        )
-    for name in ("inverse_temperature", "key", "position"):
-        if getattr(rows, name).shape != (sequences,):
-            raise ValueError(f"{name} needs one value for each of the {sequences} sequences")
-    if not sequences:
+    count, size = logits.shape
+    if any(each.shape != (count,) for each in rows):
+        raise ValueError(f"{count} rows need one draft, temperature, key and position each")
+    if not count:
         return
-    scale = rows.inverse_temperature
-    if not (scale.min() >= 0 and scale.max() < math.inf):
-        raise ValueError("inverse temperatures are finite and not negative; 0 is greedy")
-    if (rows.position + counts.astype(np.uint64)).max() > 2**32:
+    _check_scales(rows.inverse_temperature)
+    if rows.position.max() >= 2**32:
         raise ValueError("a position does not fit 32 bits")
-    if drafts and isinstance(rows.drafts, np.ndarray):
-        lowest, highest = rows.drafts.min(), rows.drafts.max()
-        if lowest < 0 or highest >= logits.shape[1]:
-            raise ValueError(
-                f"drafts from {lowest} to {highest} do not fit a vocabulary of {logits.shape[1]}; "
-                "cut a sequence's drafts before the first such token"
-            )
+    if rows.drafts.min() < 0 or rows.drafts.max() >= size:
+        raise ValueError(f"drafts do not fit a vocabulary of {size}: leave those rows out")
+    if sigmoid is not None:
+        alpha, beta = sigmoid
+        if not (-math.inf < alpha < 0 < beta < math.inf):
+            raise ValueError(f"alpha {alpha} must be below 0 and beta {beta} above, both finite")
+        if not isinstance(proposals, DenseProposals):
+            raise ValueError("sigmoids need the drafter's logits: pass dense proposals")
+    if isinstance(proposals, DenseProposals):
+        _check_logits("logits of the proposals", proposals.logits)
+        if proposals.logits.shape != (count, size):
+            raise ValueError(f"a row of {size} proposed logits expected for each of {count} drafts")
+        if proposals.inverse_temperature.shape != (count,):
+            raise ValueError("proposals need one inverse temperature for each row")
+        _check_scales(proposals.inverse_temperature)
+    elif proposals is not None:
+        _check_sparse(size, rows.drafts, proposals)
 
 
-def refuse_no_bonus(rows: DraftedRows) -> None:
-    """For kernels that count on a row after each sequence's drafts."""
-    if not rows.bonus:
-        raise ValueError("on a device every sequence has a row after its drafts: give it, too")
-
-
-def _check_logits(name: str, logits: Any) -> None:
-    on_host = isinstance(logits, np.ndarray)
-    single = logits.dtype == np.float32 if on_host else str(logits.dtype) == "torch.float32"
-    if logits.ndim != 2 or not single:
+def _check_logits(name: str, logits: npt.NDArray[np.float32]) -> None:
+    if logits.ndim != 2 or logits.dtype != np.float32:
         raise ValueError(f"{name} [rows, V] in float32 expected; convert them first")
-    if not (logits.flags.c_contiguous if on_host else logits.is_contiguous()):
+    if not logits.flags.c_contiguous:
         raise ValueError(f"{name} are rows side by side in memory; make them contiguous")
 
 
-def check_proposals(logits: Any, rows: DraftedRows, proposals: Proposals) -> None:
-    if proposals is None:
-        return
-    drafts = rows.drafts.shape[0]
-    if isinstance(proposals, DenseProposals):
-        _check_logits("logits of the proposals", proposals.logits)
-        if tuple(proposals.logits.shape) != (drafts, logits.shape[1]):
-            raise ValueError(
-                f"proposals of shape {(drafts, logits.shape[1])} expected, "
-                f"got {tuple(proposals.logits.shape)}"
-            )
-        scale = proposals.inverse_temperature
-        if scale.shape != rows.inverse_temperature.shape:
-            raise ValueError("proposals need one inverse temperature for each sequence")
-        wrong = (scale <= 0) & (rows.inverse_temperature > 0)
-        if len(scale) and (wrong.any() or not abs(scale).max() < math.inf):
-            raise ValueError(
-                "dense proposals need a temperature above 0; a greedy drafter is certain of its "
-                "drafts: verify them without proposals, or with sparse ones of probability 1"
-            )
-        return
-    _check_sparse(logits.shape[1], rows, proposals)
+def _check_scales(scale: npt.NDArray[np.float64]) -> None:
+    if not (scale.min() > 0 and scale.max() < math.inf):
+        raise ValueError(
+            "inverse temperatures are finite and above 0; a greedy row stands where its best token "
+            "is the draft, and a greedy drafter is certain: leave its proposals out"
+        )
 
 
-def _check_sparse(size: int, rows: DraftedRows, proposals: SparseProposals) -> None:
+def _check_sparse(size: int, drafts: npt.NDArray[np.int64], proposals: SparseProposals) -> None:
     ids, probabilities, offsets = proposals.ids, proposals.probabilities, proposals.offsets
-    drafts = rows.drafts.shape[0]
-    if offsets.shape != (drafts + 1,) or offsets[0] != 0 or np.any(np.diff(offsets) < 1):
-        raise ValueError(f"{drafts} sparse proposals of at least one token expected")
+    count = len(drafts)
+    if offsets.shape != (count + 1,) or offsets[0] != 0 or np.any(np.diff(offsets) < 1):
+        raise ValueError(f"{count} sparse proposals of at least one token expected")
     if ids.shape != probabilities.shape or ids.shape != (int(offsets[-1]),):
         raise ValueError("ids and probabilities of sparse proposals end where the offsets do")
     if probabilities.dtype != np.float64 or ids.dtype != np.int32:
         raise ValueError("sparse proposals are int32 ids and float64 probabilities")
-    if not drafts:
-        return
-    owners = np.repeat(np.arange(drafts), np.diff(offsets))
-    places = owners.astype(np.int64) * size + ids
+    places = np.repeat(np.arange(count), np.diff(offsets)) * size + ids
     if ids.min() < 0 or ids.max() >= size or np.any(np.diff(places) <= 0):
         raise ValueError("ids of a sparse proposal are sorted, distinct and in the vocabulary")
     masses = np.add.reduceat(probabilities, offsets[:-1])
     if not np.all(probabilities >= 0) or np.any(np.abs(masses - 1) > MASS_TOLERANCE):
         raise ValueError("probabilities of a sparse proposal add up to 1; normalise them")
-    if isinstance(rows.drafts, np.ndarray):
-        _check_drafts_are_proposed(places, probabilities, np.arange(drafts) * size + rows.drafts)
-
-
-def _check_drafts_are_proposed(
-    places: npt.NDArray[np.int64],
-    probabilities: npt.NDArray[np.float64],
-    wanted: npt.NDArray[np.int64],
-) -> None:
+    wanted = np.arange(count) * size + drafts
     found = np.minimum(np.searchsorted(places, wanted), len(places) - 1)
     absent = (places[found] != wanted) | (probabilities[found] == 0)
     if absent.any():

@@ -1,4 +1,4 @@
-"""Verification in numba: rows in order up to the first rejection, sequences shared among threads.
+"""Verification in numba, rows shared among threads.
 
 Most drafts are decided by fast normalisers with a bound on their error, and the proposal's row is
 read only as far as it takes: ``log u < log p - log q`` is certain as soon as enough of the
@@ -21,7 +21,6 @@ from lexshard.kernels.blocks import blocks_of
 from lexshard.kernels.exponential.bounded_sum import factor_of, shift_of
 from lexshard.kernels.noise.cpu import TWELVE, TWENTY, ZERO, philox
 from lexshard.kernels.noise.reference import HALF
-from lexshard.kernels.penalties.cpu import MINUS_INFINITY
 from lexshard.kernels.verify.normalizer import (
     CHUNK,
     LN_2,
@@ -46,17 +45,17 @@ from lexshard.kernels.verify.race import (
     sparse_probability,
 )
 from lexshard.kernels.verify.reference import ACCEPTANCE_LANE
+from lexshard.kernels.verify.sigmoid import SigmoidRow, emitted_by_sigmoid
 from lexshard.kernels.verify.types import (
     DenseProposals,
     DraftedRows,
+    Limits,
     Proposals,
     SparseProposals,
     Verdict,
 )
 
 LANE = np.uint64(ACCEPTANCE_LANE)
-EXACT, COUPLED, GREEDY = 0, 1, 2
-MODES = {"exact": EXACT, "coupled": COUPLED, "greedy": GREEDY}
 NO_LOGITS = np.empty((0, 0), np.float32)
 NO_IDS, NO_PROBABILITIES = np.empty(0, np.int32), np.empty(0, np.float64)
 NO_OFFSETS, NO_SCALES = np.zeros(1, np.int64), np.empty(0, np.float64)
@@ -82,32 +81,6 @@ def acceptance(key, position):  # type: ignore[no-untyped-def]
     x0, x1, x2, x3 = philox(position, ZERO, LANE, key)
     mantissa = (x0 << TWENTY) | (x1 >> TWELVE)
     return (2.0 * np.float64(mantissa) + 1.0) * 2.0**-53, x2 | (x3 << HALF)
-
-
-@njit(nogil=True, cache=True)
-def greedy_token(row):  # type: ignore[no-untyped-def]
-    """The token of the largest logit, the lowest of equals; -1 where all are excluded."""
-    highest, where = MINUS_INFINITY, -1
-    for first in range(0, row.size, CHUNK):
-        maximum = largest(row[first : first + CHUNK])
-        if maximum > highest:
-            highest, where = maximum, first
-    if where >= 0:
-        while row[where] != highest:
-            where += 1
-    return where
-
-
-@njit(nogil=True, cache=True)
-def _draw(row, scale, proposed, scratch, key, position):  # type: ignore[no-untyped-def]
-    """As `kernels.draw` does, over every token; the proposal does not matter."""
-    if scale == 0.0:
-        return greedy_token(row)
-    block_maxima(row, scratch.maxima)
-    target = ScaledRow(row, scale, 0.0, 0.0)
-    maxima, plain = scratch.maxima, np.bool_(False)
-    token, _ = race(target, proposed, plain, maxima, scratch.bounds, NO_MARGINS, key, position)
-    return token
 
 
 @njit(nogil=True, cache=True)
@@ -172,7 +145,7 @@ def _exact(row, maximum, weights):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def _test(row, scale, proposed, key, position, scratch):  # type: ignore[no-untyped-def]
-    """Whether a draft stands, the token that its row emits, and how many logits were read."""
+    """The token that the row of a draft emits, and how many logits were read."""
     uniform, residual_key = acceptance(key, position)
     log_uniform = math.log(uniform)
     token, maxima, bounds = proposed.token, scratch.maxima, scratch.bounds
@@ -188,7 +161,7 @@ def _test(row, scale, proposed, key, position, scratch):  # type: ignore[no-unty
         stands, dense, some = _read_proposal(proposed.dense, token, limit)
         read += some
         if stands:
-            return True, token, read
+            return token, read
         proposed = _with_dense(proposed, dense)
         bounded = bounded and is_bounded(dense.top / LN_2, dense.scale)
         bounded = bounded and not math.isinf(dense.logits[token])
@@ -196,21 +169,18 @@ def _test(row, scale, proposed, key, position, scratch):  # type: ignore[no-unty
         margin += _margin(dense.top, _log_proposed(proposed))
     log_ratio = log_p - _log_proposed(proposed)
     if bounded and log_uniform < log_ratio - margin:
-        return True, token, read
+        return token, read
     maximum = block_maxima(row, maxima)
-    residual = np.bool_(True)
     if bounded and log_uniform > log_ratio + margin:
-        drawn, certain = race(
-            target, proposed, residual, maxima, bounds, margins, residual_key, position
-        )
+        drawn, certain = race(target, proposed, maxima, bounds, margins, residual_key, position)
         if certain:
-            return False, drawn, read
+            return drawn, read
     target = _exact(target, maximum, scratch.weights)
     if proposed.kind == DENSE:
         maximum = largest(proposed.dense.logits)
         proposed = _with_dense(proposed, _exact(proposed.dense, maximum, scratch.weights))
     if log_uniform < log_probability(target, token) - _log_proposed(proposed):
-        return True, token, read
+        return token, read
     drawn = np.int64(-1)
     for kind in (proposed.kind, NOWHERE):
         # Rounding can leave nothing of a residual; then the target alone is drawn from.
@@ -218,98 +188,91 @@ def _test(row, scale, proposed, key, position, scratch):  # type: ignore[no-unty
             proposed = ProposedRow(
                 kind, token, proposed.dense, proposed.ids, proposed.probabilities
             )
-            drawn, _ = race(
-                target, proposed, residual, maxima, bounds, NO_MARGINS, residual_key, position
-            )
-    return False, drawn, read
+            drawn, _ = race(target, proposed, maxima, bounds, NO_MARGINS, residual_key, position)
+    return drawn, read
 
 
 @njit(nogil=True, cache=True)
 def _verify(  # type: ignore[no-untyped-def]
     logits,
     rows,
-    mode,
     kind,
     dense_logits,
     dense_scales,
     ids,
     probabilities,
     offsets,
-    first,
-    last,
     verdict,
     scratch,
+    first,
+    last,
 ):
-    """Decides the sequences ``first:last``."""
-    accepted, tokens, logits_read = verdict
-    bonus = np.int64(rows.bonus)
-    for sequence in range(first, last):
-        start, stop = rows.offsets[sequence], rows.offsets[sequence + 1]
-        scale = 0.0 if mode == GREEDY else rows.inverse_temperature[sequence]
-        key, position = rows.key[sequence], rows.position[sequence]
-        count = 0
-        for row in range(start, stop):
-            place = position + np.uint64(row - start)
-            draft = row - sequence * bonus
-            tested = row < stop - bonus
-            token = rows.drafts[draft] if tested else -1
-            own = ScaledRow(logits[row], scale, 0.0, 0.0)
-            proposed = ProposedRow(CERTAIN, token, own, ids, probabilities)
-            stands = False
-            if mode == EXACT and scale > 0.0 and tested:
-                if kind == DENSE:
-                    own = ScaledRow(dense_logits[draft], dense_scales[sequence], 0.0, 0.0)
-                    proposed = ProposedRow(DENSE, token, own, ids, probabilities)
-                elif kind == SPARSE:
-                    part = slice(offsets[draft], offsets[draft + 1])
-                    proposed = ProposedRow(SPARSE, token, own, ids[part], probabilities[part])
-                stands, tokens[row], read = _test(logits[row], scale, proposed, key, place, scratch)
-            else:
-                tokens[row] = _draw(logits[row], scale, proposed, scratch, key, place)
-                stands = tested and tokens[row] == token
-                read = logits.shape[1]
-            logits_read[sequence] += read
-            if not stands:
-                break
-            count += 1
-        accepted[sequence] = count
+    """Decides the rows ``first:last``."""
+    for row in range(first, last):
+        token = rows.drafts[row]
+        own = ScaledRow(logits[row], rows.inverse_temperature[row], 0.0, 0.0)
+        proposed = ProposedRow(CERTAIN, token, own, ids, probabilities)
+        if kind == DENSE:
+            own = ScaledRow(dense_logits[row], dense_scales[row], 0.0, 0.0)
+            proposed = ProposedRow(DENSE, token, own, ids, probabilities)
+        elif kind == SPARSE:
+            part = slice(offsets[row], offsets[row + 1])
+            proposed = ProposedRow(SPARSE, token, own, ids[part], probabilities[part])
+        verdict.tokens[row], verdict.logits_read[row] = _test(
+            logits[row],
+            rows.inverse_temperature[row],
+            proposed,
+            rows.key[row],
+            rows.position[row],
+            scratch,
+        )
+
+
+@njit(nogil=True, cache=True)
+def _verify_by_sigmoid(  # type: ignore[no-untyped-def]
+    logits, rows, dense_logits, dense_scales, limits, verdict, bounds, first, last
+):
+    """Decides the rows ``first:last``."""
+    for row in range(first, last):
+        p = SigmoidRow(logits[row], rows.inverse_temperature[row])
+        q = SigmoidRow(dense_logits[row], dense_scales[row])
+        uniform, residual_key = acceptance(rows.key[row], rows.position[row])
+        verdict.tokens[row], verdict.logits_read[row] = emitted_by_sigmoid(
+            p,
+            q,
+            limits,
+            rows.drafts[row],
+            math.log(uniform),
+            residual_key,
+            rows.position[row],
+            bounds,
+        )
 
 
 def verify(
-    logits: npt.NDArray[np.float32], rows: DraftedRows, mode: str, proposals: Proposals
+    logits: npt.NDArray[np.float32],
+    rows: DraftedRows,
+    proposals: Proposals,
+    sigmoid: Limits | None,
 ) -> Verdict:
+    count, size = logits.shape
+    verdict = Verdict(np.empty(count, np.int64), np.empty(count, np.int64))
     kind = CERTAIN
-    dense_logits, dense_scales = NO_LOGITS, NO_SCALES
-    ids, probabilities, offsets = NO_IDS, NO_PROBABILITIES, NO_OFFSETS
+    dense = NO_LOGITS, NO_SCALES
+    sparse = NO_IDS, NO_PROBABILITIES, NO_OFFSETS
     if isinstance(proposals, DenseProposals):
-        kind = DENSE
-        dense_logits, dense_scales = proposals.logits, proposals.inverse_temperature
+        kind, dense = DENSE, (proposals.logits, proposals.inverse_temperature)
     elif isinstance(proposals, SparseProposals):
-        kind = SPARSE
-        ids, probabilities, offsets = proposals.ids, proposals.probabilities, proposals.offsets
-    sequences = len(rows.offsets) - 1
-    tokens = np.full(len(logits), -1, np.int64)
-    verdict = (np.zeros(sequences, np.int64), tokens, np.zeros(sequences, np.int64))
-    shares = pool.even_shares(np.diff(rows.offsets).tolist(), pool.threads())
-    pool.run(
-        [
-            partial(
-                _verify,
-                logits,
-                rows,
-                MODES[mode],
-                kind,
-                dense_logits,
-                dense_scales,
-                ids,
-                probabilities,
-                offsets,
-                first,
-                last,
-                verdict,
-                VerifyScratch.of(logits.shape[1]),
-            )
-            for first, last in shares
-        ]
-    )
-    return Verdict(*verdict)
+        kind, sparse = SPARSE, (proposals.ids, proposals.probabilities, proposals.offsets)
+
+    def decide(first: int, last: int) -> None:
+        scratch = VerifyScratch.of(size)
+        if sigmoid is None:
+            _verify(logits, rows, kind, *dense, *sparse, verdict, scratch, first, last)
+        else:
+            limits = (float(sigmoid[0]), float(sigmoid[1]))
+            _verify_by_sigmoid(logits, rows, *dense, limits, verdict, scratch.bounds, first, last)
+
+    shares = pool.even_shares([1] * count, pool.threads())
+    pool.run([partial(decide, first, last) for first, last in shares])
+    return verdict

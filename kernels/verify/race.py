@@ -71,7 +71,7 @@ def _block_bounds(row, maxima, key, position, bounds):  # type: ignore[no-untype
 
 
 @njit(nogil=True, cache=True)
-def _visit(row, proposed, residual, block, margins, key, position, leader):  # type: ignore[no-untyped-def]
+def _visit(row, proposed, block, margins, key, position, leader):  # type: ignore[no-untyped-def]
     """The leader after the tokens of a block: its token, bounds on its score, and a bound on the
     scores of all others."""
     token, least, most, rival = leader
@@ -88,14 +88,12 @@ def _visit(row, proposed, residual, block, margins, key, position, leader):  # t
         # No residual is above its target's probability.
         if score + largest_noise < least:
             continue
-        upper = lower = score
-        if residual:
-            p, q = exponential(score), _proposed_probability(proposed, candidate)
-            above, below = p * grown - q * shrunk_q, p * shrunk - q * grown_q
-            if above <= 0.0:
-                continue
-            upper = math.log(above)
-            lower = math.log(below) if below > 0.0 else -np.inf
+        p, q = exponential(score), _proposed_probability(proposed, candidate)
+        above, below = p * grown - q * shrunk_q, p * shrunk - q * grown_q
+        if above <= 0.0:
+            continue
+        upper = math.log(above)
+        lower = math.log(below) if below > 0.0 else -np.inf
         noise = np.float64(token_noise(key, position, candidate, smallest, winner))
         lower += noise
         upper += noise
@@ -108,19 +106,15 @@ def _visit(row, proposed, residual, block, margins, key, position, leader):  # t
 
 
 @njit(nogil=True, cache=True)
-def race(row, proposed, residual, maxima, bounds, margins, key, position):  # type: ignore[no-untyped-def]
-    """The token of the largest ``log p`` plus noise, given the largest of every 64 logits; or, of a
-    ``residual``, the one drawn from ``max(0, p - q)``; -1 where there is none. And whether it is
-    certain that normalisers without the error that they may have (``margins``: of the logs of the
-    target's and the proposal's) give the same. Scores that are equal go to the lower token.
-
-    With ``top`` and ``log_total`` 0 it is what `kernels.draw` draws from a whole row. ``bounds``
-    [ceil(V / 64)] float64 is scratch.
+def race(row, proposed, maxima, bounds, margins, key, position):  # type: ignore[no-untyped-def]
+    """The token of the largest ``log max(0, p - q)`` plus noise, given the largest of every 64
+    logits; -1 where there is none. And whether it is certain that normalisers without the error
+    that they may have (``margins``: of the logs of the target's and the proposal's) give the same.
+    Scores that are equal go to the lower token. ``bounds`` [ceil(V / 64)] float64 is scratch.
     """
     _block_bounds(row, maxima, key, position, bounds)
     likely = np.argmax(bounds)
-    # Not a plain -1: numba would compile what takes it once more, for that number alone. The same
-    # goes for the truth values that callers pass.
+    # Not a plain -1: numba would compile what takes it once more, for that number alone.
     leader = (np.int64(-1), -np.inf, -np.inf, -np.inf)
     for step in range(-1, maxima.size):
         # The likeliest block sets a high mark, below which most blocks need no visit.
@@ -128,5 +122,5 @@ def race(row, proposed, residual, maxima, bounds, margins, key, position):  # ty
         if bounds[block] + margins[0] < leader[1] or step == likely:
             continue
         if maxima[block] > MINUS_INFINITY:
-            leader = _visit(row, proposed, residual, block, margins, key, position, leader)
+            leader = _visit(row, proposed, block, margins, key, position, leader)
     return leader[0], leader[3] < leader[1]

@@ -1,57 +1,49 @@
-"""What verification takes and gives: rows of the target, drafts, where the drafts came from."""
+"""What verification takes and gives: rows that test a draft each, and where drafts came from."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 
 class DraftedRows(NamedTuple):
-    """N sequences with their drafts. Sequence ``n`` has ``gamma_n >= 0`` drafts and owns the rows
-    ``offsets[n]:offsets[n + 1]`` of the target's logits, one more than it has drafts. R rows and
-    D = R - N drafts in all. Where there is no ``bonus`` it owns one row for each of its drafts, at
-    least one, so that D = R, and they stand at ``offsets[n]``."""
+    """R rows of the target's logits, each with the draft that it tests."""
 
-    offsets: npt.NDArray[np.int64]  # [N + 1]
-    drafts: Any  # [D] int64; those of sequence n stand at offsets[n] - n; may be on the device
-    inverse_temperature: npt.NDArray[np.float64]  # [N] fp32 values; 0 is greedy
-    key: npt.NDArray[np.uint64]  # [N]
-    position: npt.NDArray[np.uint64]  # [N] of the token that the sequence's first row draws
-    bonus: bool = True  # whether each sequence has a row after its drafts, that draws a token
+    drafts: npt.NDArray[np.int64]  # [R]
+    inverse_temperature: npt.NDArray[np.float64]  # [R] fp32 values above 0
+    key: npt.NDArray[np.uint64]  # [R]
+    position: npt.NDArray[np.uint64]  # [R] of the draft
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DenseProposals:
     """Drafts drawn from ``softmax(f64(logits) * inverse_temperature)``."""
 
-    logits: Any  # [D, V] fp32, -inf where the drafter excluded a token
-    inverse_temperature: npt.NDArray[np.float64]  # [N] fp32 values above 0
+    logits: npt.NDArray[np.float32]  # [R, V], -inf where the drafter excluded a token
+    inverse_temperature: npt.NDArray[np.float64]  # [R] fp32 values above 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SparseProposals:
-    """Drafts drawn from a few tokens. Draft ``d`` owns ``offsets[d]:offsets[d + 1]``."""
+    """Drafts drawn from a few tokens. Row ``r`` owns ``offsets[r]:offsets[r + 1]``."""
 
-    ids: npt.NDArray[np.int32]  # [total] sorted and distinct within a draft
-    probabilities: npt.NDArray[np.float64]  # [total] their sum is 1 within a draft
-    offsets: npt.NDArray[np.int64]  # [D + 1]
+    ids: npt.NDArray[np.int32]  # [total] sorted and distinct within a row
+    probabilities: npt.NDArray[np.float64]  # [total] their sum is 1 within a row
+    offsets: npt.NDArray[np.int64]  # [R + 1]
 
 
 Proposals = DenseProposals | SparseProposals | None
+# Alpha and beta of the sigmoids in the place of softmaxes.
+Limits = tuple[float, float]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Verdict:
-    """What became of the drafts: sequence ``n`` emits ``accepted[n] + 1`` tokens, which stand at
-    ``tokens[offsets[n]]`` and after; the last one is not a draft (without a ``bonus`` there is none
-    where all stand). It is -1 where a row excludes every token, and so are the places behind it.
-    ``logits_read`` counts, once each, the logits of target and proposals that had to be read, where
-    the implementation says.
-    """
+class Verdict(NamedTuple):
+    """The token that each row emits: its draft where that stands, else what replaces it; -1 where
+    the row excludes every token. ``logits_read`` counts, once each, the logits of target and
+    proposal that had to be read."""
 
-    accepted: Any  # [N] int64
-    tokens: Any  # [R] int64
-    logits_read: Any = None  # [N] int64
+    tokens: npt.NDArray[np.int64]  # [R]
+    logits_read: npt.NDArray[np.int64]  # [R]

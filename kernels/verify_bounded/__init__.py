@@ -1,6 +1,6 @@
 """Whether a guess stands, and what replaces it, from bounds on the logits of its row.
 
-What `kernels.verify` decides in ``exact`` mode from every logit is decided here from few, and the
+What `kernels.verify` decides from every logit is decided here from few, and the
 same: with the same uniform ``u``, a guess ``x`` stands where ``u < p(x) / q(x)`` for every
 normaliser of ``p`` within the bounds, and not where for none. What takes its place is the argmax of
 ``log max(0, p - q)`` plus noise. With ``Z`` the row's mass that is the argmax of ``log(exp(s l) -

@@ -21,7 +21,7 @@ from lexshard.loadtest.gpu.budget import Budget
 ROOT = Path(__file__).resolve().parents[2]
 MARK = "@pytest.mark.gpu"
 # What takes longest begins first.
-FIRST = ("test_engine_on_gpu.py", "test_verify_gpu.py", "test_device_search.py")
+FIRST = ("test_engine_on_gpu.py", "test_device_search.py")
 MODULES_AT_ONCE = 6
 MODULE_SECONDS = 150.0
 

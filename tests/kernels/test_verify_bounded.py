@@ -78,18 +78,16 @@ class Case:
         """What every logit decides."""
         guess = self.guess
         rows = DraftedRows(
-            np.array([0, 1]),
             np.array([guess.token]),
             np.array([self.scale]),
             np.array([guess.key], np.uint64),
             np.array([guess.position], np.uint64),
-            bonus=False,
         )
         proposals = None
         if len(guess.logits):
             scales = np.array([guess.inverse_temperature])
             proposals = DenseProposals(guess.logits[None], scales)
-        verdict = verify(self.logits[None], rows, mode="exact", proposals=proposals)
+        verdict = verify(self.logits[None], rows, proposals=proposals)
         return int(verdict.tokens[0])
 
     def bounds(self, width: float, shift: float = 0.0) -> BoundedRow:

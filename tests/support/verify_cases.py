@@ -5,47 +5,35 @@ from __future__ import annotations
 from copy import copy
 
 import numpy as np
-import torch
 
 from lexshard.kernels.noise import gumbel_row
-from lexshard.kernels.verify import DenseProposals, DraftedRows, SparseProposals, Verdict, verify
+from lexshard.kernels.verify import DenseProposals, DraftedRows, SparseProposals
 from lexshard.kernels.verify.types import Proposals
 from tests.support.decision_cases import random_logits
 
 KINDS = ("certain", "sparse", "dense", "close", "equal")
 
 
-def random_rows(
-    random: np.random.Generator, sequences: int, longest: int, size: int
-) -> DraftedRows:
-    """Ragged sequences of up to ``longest`` drafts, any temperatures, keys and positions."""
-    offsets = np.cumsum([0, *random.integers(1, longest + 2, sequences)], dtype=np.int64)
+def random_rows(random: np.random.Generator, count: int, size: int) -> DraftedRows:
+    """Any drafts, temperatures, keys and positions."""
     return DraftedRows(
-        offsets,
-        random.integers(0, size, offsets[-1] - sequences),
-        random.choice([0.0, 1.0, float(np.float32(1 / 0.7)), 0.25], sequences),
-        random.integers(0, 2**64, sequences, dtype=np.uint64),
-        random.integers(0, 2**31, sequences, dtype=np.uint64),
+        random.integers(0, size, count),
+        random.choice([1.0, float(np.float32(1 / 0.7)), 0.25, 4.0], count),
+        random.integers(0, 2**64, count, dtype=np.uint64),
+        random.integers(0, 2**31, count, dtype=np.uint64),
     )
-
-
-def rows_with_drafts(rows: DraftedRows) -> np.ndarray:
-    """The rows of the target that test a draft, in the order of the drafts."""
-    return np.setdiff1d(np.arange(rows.offsets[-1]), rows.offsets[1:] - 1)
 
 
 def proposals_for(
     random: np.random.Generator, kind: str, logits: np.ndarray, rows: DraftedRows
 ) -> tuple[DraftedRows, Proposals]:
     """Proposals of a kind, and the rows with drafts that these could have made."""
-    own = logits[rows_with_drafts(rows)]
-    drafts = rows.drafts
-    if kind == "certain" or not len(drafts):
+    if kind == "certain":
         return rows, None
     if kind == "sparse":
         lists = [
-            np.union1d(random.integers(0, own.shape[1], random.integers(1, 6)), [draft])
-            for draft in drafts
+            np.union1d(random.integers(0, logits.shape[1], random.integers(1, 6)), [draft])
+            for draft in rows.drafts
         ]
         weights = [random.random(len(each)) ** 4 + 1e-30 for each in lists]
         return rows, SparseProposals(
@@ -54,40 +42,15 @@ def proposals_for(
             np.cumsum([0, *map(len, lists)], dtype=np.int64),
         )
     if kind == "equal":
-        proposed = own.copy()
+        proposed = logits.copy()
     elif kind == "close":
-        proposed = own + (0.2 * random.standard_normal(own.shape)).astype(np.float32)
+        proposed = logits + (0.2 * random.standard_normal(logits.shape)).astype(np.float32)
     else:
-        proposed = random_logits(random, random.choice(["plain", "peaked"]), *own.shape)
-    scores = proposed.astype(np.float64) + random.gumbel(size=own.shape)
-    scale = np.maximum(rows.inverse_temperature, 0.25)
+        proposed = random_logits(random, random.choice(["plain", "peaked"]), *logits.shape)
+    scores = proposed.astype(np.float64) + random.gumbel(size=logits.shape)
     # A row that excludes everything has no draft of its own: any token may stand there.
-    drafted = np.where(scores.max(axis=1) > -np.inf, scores.argmax(axis=1), drafts)
-    return rows._replace(drafts=drafted), DenseProposals(proposed, scale)
-
-
-def assert_same(found: Verdict, expected: Verdict) -> None:
-    assert np.asarray(found.accepted).tolist() == expected.accepted.tolist()
-    assert np.asarray(found.tokens).tolist() == expected.tokens.tolist()
-
-
-def check_triton(device: str, cases: tuple[tuple[str, str, str, int], ...]) -> None:
-    """The reference's verdict in every case: flavour of logits, mode, kind of proposals, size."""
-    for seed, (flavour, mode, kind, size) in enumerate(cases):
-        random = np.random.default_rng(seed)
-        rows = random_rows(random, 2, 2, size)
-        logits = random_logits(random, flavour, int(rows.offsets[-1]), size)
-        rows, proposals = proposals_for(random, kind, logits, rows)
-        if mode != "exact":
-            proposals = None
-        expected = verify(logits, rows, mode=mode, proposals=proposals, implementation="reference")
-        if isinstance(proposals, DenseProposals):
-            placed = torch.from_numpy(proposals.logits).to(device)
-            proposals = DenseProposals(placed, proposals.inverse_temperature)
-        placed = torch.from_numpy(logits).to(device)
-        found = verify(placed, rows, mode=mode, proposals=proposals, implementation="triton")
-        answer = Verdict(found.accepted.cpu().numpy(), found.tokens.cpu().numpy())
-        assert_same(answer, expected)
+    drafted = np.where(scores.max(axis=1) > -np.inf, scores.argmax(axis=1), rows.drafts)
+    return rows._replace(drafts=drafted), DenseProposals(proposed, rows.inverse_temperature)
 
 
 class Chains:

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from lexshard.kernels.sigmoid.reference import sigmoid_weights
-from lexshard.kernels.verify.reference import log_softmax
+from lexshard.kernels.verify.reference import log_softmax, sigmoid_weights
 from lexshard.loadtest.bench.verify.workload import VerifyStep
 
 EVALUATED = 8  # first drafts whose law is computed
@@ -34,7 +33,7 @@ def sigmoid_errors(steps: Sequence[VerifyStep], alpha: float, beta: float) -> li
     errors = []
     for p, q in first_rows(steps):
         target, drafter = (np.exp(log_softmax(each, 1.0)) for each in (p, q))
-        weights, proposed = (sigmoid_weights(each, 1.0, alpha, beta) for each in (p, q))
+        weights, proposed = (sigmoid_weights(each, 1.0, (alpha, beta)) for each in (p, q))
         errors.append(total_variation(emitted_law(weights, drafter, proposed), target))
     return errors
 

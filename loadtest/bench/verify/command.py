@@ -1,6 +1,6 @@
 """``lexshard bench verify``: from the logits of target and drafter to the tokens that are emitted.
 
-Exact, coupled and sigmoid verification (`kernels.verify`, `kernels.sigmoid`) beside
+Exact and sigmoid verification (`kernels.verify`), every draft of a batch in one call, beside
 ``_speculative_sampling`` of transformers, which takes one sequence and is called once for each,
 beside the same algorithm in plain torch for a whole batch, and beside the floor: the time to read
 all inputs once. All start from logits, take turns run by run on the same arrays, and a run is 16
@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import argparse
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-import torch
 from tqdm import tqdm
 
 from lexshard.loadtest.bench.measurement import run_measurement
@@ -27,7 +26,6 @@ from lexshard.loadtest.bench.verify.contenders import (
     OwnContender,
     cpu_contenders,
 )
-from lexshard.loadtest.bench.verify.memory import peak_memory
 from lexshard.loadtest.bench.verify.options import QUICK_RUNS, RUNS
 from lexshard.loadtest.bench.verify.workload import steps_of
 
@@ -41,21 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def measure(report: Report, arguments: argparse.Namespace) -> int:
     """Every case on every contender; returns how many sequences were not the reference's."""
-    finish: Callable[[], None] = _nothing
-    memory: Callable[[Callable[[], object]], float | None] = peak_memory
-    if arguments.device == "cuda":
-        if not torch.cuda.is_available():
-            raise ValueError("there is no CUDA device here: use --device cpu")
-        from lexshard.loadtest.bench.verify.cuda_contenders import (
-            cuda_contenders,
-            peak_device_memory,
-        )
-
-        contenders = cuda_contenders(arguments.limits)
-        finish, memory = torch.cuda.synchronize, peak_device_memory
-        report.machine["gpu"] = torch.cuda.get_device_name()
-    else:
-        contenders = cpu_contenders(arguments.limits, arguments.threads)
+    contenders = cpu_contenders(arguments.limits, arguments.threads)
     runs = arguments.runs or (QUICK_RUNS if arguments.quick else RUNS)
     grid = list(
         itertools.product(
@@ -71,11 +55,10 @@ def measure(report: Report, arguments: argparse.Namespace) -> int:
                 "gamma": gamma,
                 "batch": batch,
                 "drafter": agreement,
-                "device": arguments.device,
                 "threads": arguments.threads,
             },
         )
-        case.take_turns(contenders, runs, finish=finish, peak_memory=memory)
+        case.take_turns(contenders, runs)
         case.compare_with_reference(contenders, COMPARED)
         case.measure_errors(arguments.limits)
         case.record(report)
@@ -109,14 +92,10 @@ ms/step: median over runs, for the whole batch, from logits to tokens. of readin
 reading all inputs once, exact is: how many times faster than this line exact is; both are medians
 of the ratios of neighbouring runs. MB read: of the inputs, each byte once; ours stops reading where
 the outcome is known. peak MB: the most memory a step takes beyond the inputs. standing: drafts of a
-sequence that stand; the others draw with their own random numbers, and coupled counts the drafts
-that are the very token plain decoding draws. TV error: how far the law of an emitted token is from
-the target's, computed from the formula; that of exact and coupled is 0."""
+sequence that stand; the others draw with their own random numbers, and the token after them. TV
+error: how far the law of an emitted token is from the target's, computed from the formula; that of
+exact is 0."""
 
 
 def _ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
     return paired_ratio(ours, theirs, higher_is_better=False)
-
-
-def _nothing() -> None:
-    """What a processor has to be waited for."""

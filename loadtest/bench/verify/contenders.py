@@ -14,21 +14,19 @@ from numba import njit
 
 from lexshard.kernels.blocks import BLOCK
 from lexshard.kernels.prefetch import LINE, prefetch
-from lexshard.kernels.sigmoid import verify_by_sigmoid
 from lexshard.kernels.verify import Verdict, verify
 from lexshard.loadtest.bench.verify.workload import VerifyStep
 
-EXACT, COUPLED, SIGMOID = "exact", "coupled", "sigmoid"
+EXACT, SIGMOID = "exact", "sigmoid"
 TRANSFORMERS, TORCH, READ = "transformers", "torch softmax", "read once"
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyOutput:
-    """How many drafts of each sequence stand [N], the tokens where they are ours, bytes read."""
+    """How many drafts of each sequence stand [N], and bytes read."""
 
     accepted: npt.NDArray[np.int64] | None
     bytes_read: float | None
-    verdict: Verdict | None = None
 
 
 class VerifyContender(Protocol):
@@ -48,41 +46,36 @@ class VerifyContender(Protocol):
 
 
 class OwnContender:
-    """Ours: `kernels.verify` in a mode, or `kernels.sigmoid` with limits."""
+    """Ours: `kernels.verify`, exactly or by sigmoids with limits."""
 
     def __init__(self, name: str, limits: tuple[float, float] | None = None) -> None:
         self.name = name if limits is None else f"{name} {limits[0]:g}:{limits[1]:g}"
-        self._mode = name
         self._limits = limits
         self._steps: Sequence[VerifyStep] = ()
 
     def prepare(self, steps: Sequence[VerifyStep]) -> None:
         self._steps = steps
+        self._targets = [step.tested_logits for step in steps]
 
     def decide(self, number: int) -> Verdict:
-        return self.verify(self._steps[number], "cpu")
+        step = self._steps[number]
+        return verify(
+            self._targets[number], step.rows, proposals=step.proposals, sigmoid=self._limits
+        )
 
     def verify(self, step: VerifyStep, implementation: Any) -> Verdict:
-        if self._limits is not None:
-            alpha, beta = self._limits
-            return verify_by_sigmoid(
-                step.logits,
-                step.rows,
-                step.proposals,
-                alpha=alpha,
-                beta=beta,
-                implementation=implementation,
-            )
         return verify(
-            step.logits,
+            step.tested_logits,
             step.rows,
-            mode=self._mode,  # type: ignore[arg-type]
-            proposals=step.proposals if self._mode == EXACT else None,
+            proposals=step.proposals,
+            sigmoid=self._limits,
             implementation=implementation,
         )
 
     def output(self, answer: Verdict, step: VerifyStep) -> VerifyOutput:
-        return VerifyOutput(answer.accepted, 4.0 * float(answer.logits_read.sum()), answer)
+        stands = (answer.tokens == step.rows.drafts).reshape(step.batch, -1)
+        accepted = stands.cumprod(axis=1).sum(axis=1)
+        return VerifyOutput(accepted, 4.0 * float(answer.logits_read.sum()))
 
 
 class TorchSteps:
@@ -232,7 +225,6 @@ def cpu_contenders(limits: Sequence[tuple[float, float]], threads: int) -> list[
     """Ours (a sigmoid for each pair of limits), what they are compared with, and the floor."""
     return [
         OwnContender(EXACT),
-        OwnContender(COUPLED),
         *(OwnContender(SIGMOID, each) for each in limits),
         TransformersContender(),
         SoftmaxContender(),

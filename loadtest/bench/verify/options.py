@@ -36,7 +36,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="A:B,A:B",
         help="alpha:beta of the sigmoids (default -1:1,-10:10,-1e3:1e3,-1e4:1e4)",
     )
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument(
         "--threads", type=int, default=1, metavar="N", help="of every contender; pinned"
     )

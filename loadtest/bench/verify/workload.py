@@ -24,11 +24,8 @@ class VerifyStep:
 
     logits: Rows  # [N (gamma + 1), V]
     proposed: Rows  # [N gamma, V]
-    rows: DraftedRows
-
-    @property
-    def batch(self) -> int:
-        return len(self.rows.key)
+    rows: DraftedRows  # N gamma
+    batch: int
 
     @property
     def gamma(self) -> int:
@@ -36,7 +33,14 @@ class VerifyStep:
 
     @property
     def proposals(self) -> DenseProposals:
-        return DenseProposals(self.proposed, np.ones(self.batch))
+        return DenseProposals(self.proposed, np.ones(len(self.proposed)))
+
+    @property
+    def tested_logits(self) -> Rows:
+        """The target's rows that test a draft [N gamma, V]."""
+        size = self.logits.shape[1]
+        rows = self.logits.reshape(self.batch, -1, size)[:, :-1]
+        return np.ascontiguousarray(rows.reshape(-1, size))
 
     @property
     def input_bytes(self) -> int:
@@ -44,15 +48,11 @@ class VerifyStep:
 
     def first(self, count: int) -> VerifyStep:
         """Its first sequences alone."""
-        gamma, rows = self.gamma, self.rows
-        own = DraftedRows(
-            rows.offsets[: count + 1],
-            rows.drafts[: count * gamma],
-            rows.inverse_temperature[:count],
-            rows.key[:count],
-            rows.position[:count],
-        )
-        return VerifyStep(self.logits[: count * (gamma + 1)], self.proposed[: count * gamma], own)
+        gamma = self.gamma
+        drafts, scales, keys, positions = (each[: count * gamma] for each in self.rows)
+        own = DraftedRows(drafts, scales, keys, positions)  # type: ignore[arg-type]
+        logits, proposed = self.logits[: count * (gamma + 1)], self.proposed[: count * gamma]
+        return VerifyStep(logits, proposed, own, count)
 
 
 def steps_of(
@@ -79,12 +79,12 @@ def steps_of(
             logits[first * (gamma + 1) : (first + batch) * (gamma + 1)],
             proposed[first * gamma : (first + batch) * gamma],
             DraftedRows(
-                np.arange(batch + 1) * (gamma + 1),
                 drafts[first * gamma : (first + batch) * gamma],
-                np.ones(batch),
-                np.arange(first, first + batch, dtype=np.uint64),
-                np.zeros(batch, np.uint64),
+                np.ones(batch * gamma),
+                np.arange(first, first + batch, dtype=np.uint64).repeat(gamma),
+                np.tile(np.arange(gamma, dtype=np.uint64), batch),
             ),
+            batch,
         )
         for first in range(0, sequences, batch)
     ]

@@ -88,15 +88,13 @@ def expected_token(dense: DenseRows, column: int, state: SequenceState) -> int:
         proposed[0, test.proposal.ids] = test.proposal.logits
         proposals = DenseProposals(proposed, np.array([test.proposal.inverse_temperature]))
     rows = DraftedRows(
-        np.array([0, 1]),
         np.array([test.token_id]),
         np.array([state.inverse_temperature]),
         np.array([state.key], np.uint64),
         np.array([state.position + len(dense.drafted[column])], np.uint64),
-        bonus=False,
     )
     kept = np.where(stays, row, np.float32(-np.inf))[None]
-    verdict = verify(kept, rows, mode="exact", proposals=proposals, implementation="reference")
+    verdict = verify(kept, rows, proposals=proposals, implementation="reference")
     return int(verdict.tokens[0])
 
 

@@ -75,14 +75,12 @@ def emitted_by_all_logits(need: Need, raw: np.ndarray) -> int:
         proposed[0, proposal.ids] = proposal.logits
         proposals = DenseProposals(proposed, np.array([proposal.inverse_temperature]))
     rows = DraftedRows(
-        np.array([0, 1]),
         np.array([need.guess.token_id]),
         np.array([need.inverse_temperature]),
         np.array([need.key], np.uint64),
         np.array([need.position], np.uint64),
-        bonus=False,
     )
-    return int(verify(adjusted[None], rows, mode="exact", proposals=proposals).tokens[0])
+    return int(verify(adjusted[None], rows, proposals=proposals).tokens[0])
 
 
 @pytest.mark.parametrize("screen", [DENSE, "int8", "int4"])
