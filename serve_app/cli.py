@@ -64,12 +64,6 @@ COMMANDS = {
     ("hotset", "show"): Command(
         "lexshard.serve_app.commands.hotset_show", "report what a hot vocabulary holds"
     ),
-    ("router", "train"): Command(
-        "lexshard.serve_app.commands.router_train", "train which output rows a draft model looks at"
-    ),
-    ("demo", "train"): Command(
-        "lexshard.serve_app.commands.demo_train", "train the small demonstration models"
-    ),
     ("bench", "engine"): Command(
         "lexshard.loadtest.bench.engine.command",
         "measure the engine without HTTP",
@@ -121,6 +115,12 @@ COMMANDS = {
     ("chaos",): Command(
         "lexshard.loadtest.chaos.command", "attack a server of its own: does it keep its word?"
     ),
+}
+
+# What was a command once, and is a recipe beside the models of a checkout now.
+RECIPES = {
+    ("router", "train"): "python -m models.recipes.router.train",
+    ("demo", "train"): "python -m models.recipes.demo.train",
 }
 
 
@@ -210,6 +210,10 @@ def _run(command: Command, given: argparse.Namespace) -> int:
 def _no_command(arguments: Sequence[str]) -> int:
     """Half a command, or none."""
     first, *others = arguments
+    if tuple(arguments[:2]) in RECIPES:
+        recipe = RECIPES[first, others[0]]
+        print(f"lexshard: in a checkout, run `{recipe}` with the same options", file=sys.stderr)
+        return 2
     is_group = first in {words[0] for words in COMMANDS}
     if is_group and (not others or others[0] in HELP):
         print(usage(first))

@@ -1,4 +1,4 @@
-"""The house as documented: one direction of imports, no cycles, no name twice, the demo fenced."""
+"""The house as documented: one direction of imports, no cycles, no name twice, recipes apart."""
 
 from __future__ import annotations
 
@@ -141,14 +141,8 @@ def test_no_two_classes_share_a_name() -> None:
     assert {name: places for name, places in where.items() if len(places) > 1} == {}
 
 
-def test_the_demo_recipe_is_fenced_from_the_server() -> None:
-    users = {
-        name
-        for name, others in IMPORTS.items()
-        for other in others
-        if other.startswith("serve_app.demo") and not name.startswith("serve_app.demo")
-    }
-    assert users == {"serve_app.commands.demo_train"}
+def test_nothing_imports_the_recipes_of_models() -> None:
+    assert {name for name, others in IMPORTS.items() if "models" in map(top, others)} == set()
 
 
 def test_no_test_module_is_imported_by_another() -> None:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from lexshard.actors.body.batch import whole_text
 from lexshard.actors.body.loading import load
-from lexshard.actors.drafter.router.build import RouterSettings, Target, draftable
+from lexshard.actors.drafter.loading import draftable
 from lexshard.actors.drafter.router.file import RouterFile, TrainingReport
 from lexshard.actors.drafter.router.texts import (
     DraftPositions,
@@ -26,10 +26,6 @@ from lexshard.kernels.noise import gumbel_row
 from tests.support.tiny_models import save_tiny
 
 WIDTH = 16
-SETTINGS = RouterSettings(
-    hot=4, clusters=6, width=WIDTH, epochs=2, steps=3, share=0.6, tokens=12, temperatures=(0.0, 0.8)
-)
-STEPS = ["texts-0-0", "texts-1-0", "hidden states", "clusters", "network", "writing"]
 
 _REPORT = TrainingReport(
     target="by hand",
@@ -79,10 +75,9 @@ class TinyPair:
         self.size = len(self.weight)
         random = np.random.default_rng(5)
         self.prompts = [tuple(ids) for ids in random.integers(0, self.size, (16, 5)).tolist()]
-        self.target = Target("itself", "0" * 64, self._write)
         self.written = 0  # calls
 
-    def _write(
+    def write(
         self, prompts: Sequence[Tokens], temperature: float, seeds: Sequence[int], count: int
     ) -> list[WrittenText]:
         self.written += 1

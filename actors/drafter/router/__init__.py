@@ -1,1 +1,1 @@
-"""Which output rows a draft model looks at in which context (DynaSpec): file and training."""
+"""Which output rows a draft model looks at in which context (DynaSpec): the file and its use."""

@@ -28,7 +28,8 @@ class RouterFileError(ValueError):
     """The file is missing, damaged, of another format or of other weights: train again."""
 
 
-ROUTER = FileKind("lexshard-router", "router", "lexshard router train", RouterFileError)
+TRAINING = "python -m models.recipes.router.train"  # in a checkout
+ROUTER = FileKind("lexshard-router", "router", TRAINING, RouterFileError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,7 @@ def read_router_file(path: str | Path, weights: Weights) -> RouterFile:
             f"{path} was trained for the output weights {header.weights.hash} "
             f"({header.weights.rows:,} x {header.weights.columns:,}), but the draft model has "
             f"{weights.hash} ({weights.rows:,} x {weights.columns:,}): train it again with "
-            "`lexshard router train`"
+            f"`{TRAINING}`"
         )
     clusters = read_part(path, header, CLUSTERS, ROUTER).tensors
     network = read_part(path, header, NETWORK, ROUTER).tensors

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,11 +25,6 @@ class WrittenText:
     output_ids: Tokens
     temperature: float
     key: int
-
-
-# The target's continuations of prompts at a temperature, with a seed each, by so many tokens.
-# Texts of one seed share their noise: what is rare would be drawn in all of them at one place.
-Write = Callable[[Sequence[Tokens], float, Sequence[int], int], list[WrittenText]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,32 +97,3 @@ def _positions_of(body: FusedBody, text: WrittenText, number: int) -> DraftPosit
         inverse_temperature=np.full(count, inverse, np.float64),
         key=np.full(count, text.key, np.uint64),
     )
-
-
-def flattened(texts: Sequence[WrittenText]) -> dict[str, npt.NDArray[Any]]:
-    """The texts without their prompts as arrays that a file can hold."""
-    lengths = [len(text.output_ids) for text in texts]
-    return {
-        "output_ids": np.array([i for text in texts for i in text.output_ids], np.int32),
-        "offsets": np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
-        "temperature": np.array([text.temperature for text in texts]),
-        "key": np.array([text.key for text in texts], np.uint64),
-    }
-
-
-def unflattened(
-    arrays: dict[str, npt.NDArray[Any]], prompts: Sequence[Tokens]
-) -> list[WrittenText]:
-    """The texts behind these prompts again."""
-    offsets = arrays["offsets"].tolist()
-    return [
-        WrittenText(
-            tuple(prompt),
-            tuple(arrays["output_ids"][first:last].tolist()),
-            float(temperature),
-            int(key),
-        )
-        for prompt, first, last, temperature, key in zip(
-            prompts, offsets[:-1], offsets[1:], arrays["temperature"], arrays["key"], strict=True
-        )
-    ]

@@ -23,7 +23,7 @@ import torch
 
 from lexshard.actors.body.loading import load
 from lexshard.actors.configuration import EngineConfiguration
-from lexshard.actors.drafter.router.build import draftable
+from lexshard.actors.drafter.loading import draftable
 from lexshard.actors.drafter.router.file import FILE_NAME, read_router_file
 from lexshard.actors.drafter.router.texts import WrittenText, draft_positions
 from lexshard.actors.engine.completion import complete_with_seeds

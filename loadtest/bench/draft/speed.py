@@ -13,8 +13,8 @@ from pathlib import Path
 
 from lexshard.actors.body.loading import load
 from lexshard.actors.configuration import EngineConfiguration
+from lexshard.actors.drafter.loading import draftable
 from lexshard.actors.drafter.model import ModelDrafter
-from lexshard.actors.drafter.router.build import draftable
 from lexshard.actors.engine.completion import complete_with_seeds
 from lexshard.actors.engine.engine import Engine
 from lexshard.actors.kv_cache import BLOCK_TOKENS

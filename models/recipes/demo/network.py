@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from lexshard.serve_app.demo.recipe import NetworkShape
+from models.recipes.demo.recipe import NetworkShape
 
 NetworkWeights = dict[str, Tensor]
 

@@ -15,32 +15,34 @@ from safetensors.numpy import save_file
 from lexshard.actors.body.batch import whole_text
 from lexshard.actors.drafter.acceptance import accepted_lengths, standing_guesses
 from lexshard.actors.drafter.heads import frequency_head, full_head, routed_head
-from lexshard.actors.drafter.router.budgets import (
-    choose_budgets,
-    fixed_budgets,
-    paper_budgets,
-    paper_budgets_of,
-)
-from lexshard.actors.drafter.router.build import draftable, train_router
-from lexshard.actors.drafter.router.clusters import tokens_by_frequency, vocabulary_clusters
+from lexshard.actors.drafter.loading import draftable
+from lexshard.actors.drafter.router.budgets import fixed_budgets, paper_budgets, paper_budgets_of
 from lexshard.actors.drafter.router.file import FILE_NAME, RouterFileError, read_router_file
-from lexshard.actors.drafter.router.network import Network, fit_network, router_scores
+from lexshard.actors.drafter.router.network import router_scores
 from lexshard.actors.drafter.router.texts import DraftPositions, WrittenText, draft_positions
 from lexshard.actors.index.build import own_rows
 from lexshard.actors.index.format import describe_weights
 from lexshard.kernels.draft.types import Router
 from lexshard.kernels.draw import Controls, draw
 from lexshard.kernels.linear import pack
-from lexshard.serve_app.cli import main
+from models.recipes.router.budgets import choose_budgets
+from models.recipes.router.clusters import tokens_by_frequency, vocabulary_clusters
+from models.recipes.router.network import Network, fit_network
+from models.recipes.router.train import main
+from models.recipes.router.training import RouterSettings, Target, train_router
 from tests.support.index_cases import Interrupted, Silent
 from tests.support.paths import ROOT
 from tests.support.router_cases import (
-    SETTINGS,
-    STEPS,
+    WIDTH,
     TinyPair,
     router_file,
     some_positions,
 )
+
+SETTINGS = RouterSettings(
+    hot=4, clusters=6, width=WIDTH, epochs=2, steps=3, share=0.6, tokens=12, temperatures=(0.0, 0.8)
+)
+STEPS = ["texts-0-0", "texts-1-0", "hidden states", "clusters", "network", "writing"]
 
 # -- learning -------------------------------------------------------------------------------------
 
@@ -199,13 +201,17 @@ def guess(
     return int(draw(listed, logits.astype(np.float32), offsets, controls)[0])
 
 
+def target(pair: TinyPair) -> Target:
+    return Target("itself", "0" * 64, pair.write)
+
+
 # -- the file -------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def trained(pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("router") / FILE_NAME
-    train_router(pair.target, pair.draft, pair.prompts, out, SETTINGS, Silent())
+    train_router(target(pair), pair.draft, pair.prompts, out, SETTINGS, Silent())
     return out
 
 
@@ -235,10 +241,10 @@ def test_an_interrupted_training_goes_on_to_the_same_file(
 ) -> None:
     out = tmp_path / FILE_NAME
     with pytest.raises(KeyboardInterrupt):
-        train_router(pair.target, pair.draft, pair.prompts, out, SETTINGS, Interrupted(step))
+        train_router(target(pair), pair.draft, pair.prompts, out, SETTINGS, Interrupted(step))
     assert not out.exists()
     asked = pair.written
-    train_router(pair.target, pair.draft, pair.prompts, out, SETTINGS, Silent())
+    train_router(target(pair), pair.draft, pair.prompts, out, SETTINGS, Silent())
     assert out.read_bytes() == trained.read_bytes()
     assert list(tmp_path.iterdir()) == [out]
     kept = [name for name in STEPS[: STEPS.index(step)] if name.startswith("texts")]
@@ -247,7 +253,7 @@ def test_an_interrupted_training_goes_on_to_the_same_file(
 
 def test_a_router_of_other_weights_is_refused(trained: Path, pair: TinyPair) -> None:
     other = describe_weights(pair.weight + 1, None)
-    with pytest.raises(RouterFileError, match=r"train it again.*lexshard router train"):
+    with pytest.raises(RouterFileError, match=r"train it again.*models.recipes.router.train"):
         read_router_file(trained, other)
 
 
@@ -284,7 +290,7 @@ def test_the_command_trains_from_prompts_of_ones_own(
     lines = [json.dumps({"token_ids": list(ids)}) for ids in pair.prompts]
     prompts.write_text("\n".join(lines), encoding="utf-8")
     out = tmp_path / "own.safetensors"
-    command = ["router", "train", str(pair.folder), str(pair.folder), "--threads", "1"]
+    command = [str(pair.folder), str(pair.folder), "--threads", "1"]
     options = ["--tokens", "8", "--clusters", "6", "--hot", "4", "--width", "16", "--share", "0.6"]
     assert main([*command, *options, "--prompts", str(prompts), "--out", str(out)]) == 0
     printed = capsys.readouterr().out
@@ -307,7 +313,7 @@ def test_the_command_says_what_is_missing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(ROOT)
-    assert main(["router", "train", *arguments]) == 2
+    assert main(arguments) == 2
     assert message in capsys.readouterr().err
 
 

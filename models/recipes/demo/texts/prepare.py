@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from lexshard.serve_app.demo.recipe import DemoRecipe
-from lexshard.serve_app.demo.texts.corpus import load_corpus
-from lexshard.serve_app.demo.texts.sources import (
+from models.recipes.demo.recipe import DemoRecipe
+from models.recipes.demo.texts.corpus import load_corpus
+from models.recipes.demo.texts.sources import (
     frequent_first,
     text_sources,
     token_sources,
     tokenizer_from,
 )
-from lexshard.serve_app.demo.texts.windows import TokenSource
+from models.recipes.demo.texts.windows import TokenSource
 
 
 @dataclass(frozen=True)

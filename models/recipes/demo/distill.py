@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lexshard.serve_app.demo.candidates import SoftmaxCandidates
-from lexshard.serve_app.demo.export import TEMPERATURE
-from lexshard.serve_app.demo.loss import fused_distillation
-from lexshard.serve_app.demo.network import EMBEDDING, NetworkWeights, hidden_states, rotary_table
-from lexshard.serve_app.demo.recipe import NetworkShape
-from lexshard.serve_app.demo.train import LossFunction
+from models.recipes.demo.candidates import SoftmaxCandidates
+from models.recipes.demo.export import TEMPERATURE
+from models.recipes.demo.loss import fused_distillation
+from models.recipes.demo.network import EMBEDDING, NetworkWeights, hidden_states, rotary_table
+from models.recipes.demo.recipe import NetworkShape
+from models.recipes.demo.trainer import LossFunction
 
 
 def projected_embedding(embedding: Tensor, width: int, common: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lexshard.serve_app.demo.recipe import Schedule
+from models.recipes.demo.recipe import Schedule
 
 
 @dataclass(frozen=True)

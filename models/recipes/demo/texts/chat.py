@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 import re
 
-from lexshard.serve_app.demo.texts.corpus import Dialogue, split_sentences
-from lexshard.serve_app.demo.texts.tokenizer import render_chat
+from models.recipes.demo.texts.corpus import Dialogue, split_sentences
+from models.recipes.demo.texts.tokenizer import render_chat
 
 Message = dict[str, str]
 

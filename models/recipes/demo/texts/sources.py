@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 from tokenizers import Tokenizer
 
-from lexshard.serve_app.demo.recipe import DemoRecipe, Mixture
-from lexshard.serve_app.demo.texts.chat import dialogue_text, story_chats
-from lexshard.serve_app.demo.texts.corpus import Corpus
-from lexshard.serve_app.demo.texts.tokenizer import END_OF_TEXT, train_tokenizer
-from lexshard.serve_app.demo.texts.windows import TokenSource
+from models.recipes.demo.recipe import DemoRecipe, Mixture
+from models.recipes.demo.texts.chat import dialogue_text, story_chats
+from models.recipes.demo.texts.corpus import Corpus
+from models.recipes.demo.texts.tokenizer import END_OF_TEXT, train_tokenizer
+from models.recipes.demo.texts.windows import TokenSource
 
 _PASSAGE_CHARACTERS = 4_000
 

@@ -9,9 +9,9 @@ import torch
 from tokenizers import Tokenizer
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-from lexshard.serve_app.demo.network import NetworkWeights
-from lexshard.serve_app.demo.recipe import NetworkShape
-from lexshard.serve_app.demo.texts.tokenizer import END_OF_TEXT, END_OF_TURN, as_fast_tokenizer
+from models.recipes.demo.network import NetworkWeights
+from models.recipes.demo.recipe import NetworkShape
+from models.recipes.demo.texts.tokenizer import END_OF_TEXT, END_OF_TURN, as_fast_tokenizer
 
 TEMPERATURE = 0.8
 TOP_K = 50

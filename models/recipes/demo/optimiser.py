@@ -7,8 +7,8 @@ from concurrent.futures import Executor
 import torch
 from torch import Tensor
 
-from lexshard.serve_app.demo.network import EMBEDDING, NetworkWeights
-from lexshard.serve_app.demo.recipe import Schedule
+from models.recipes.demo.network import EMBEDDING, NetworkWeights
+from models.recipes.demo.recipe import Schedule
 
 _ITERATION = (3.4445, -4.7750, 2.0315)
 _ITERATIONS = 5

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lexshard.serve_app.demo.recipe import Mixture
+from models.recipes.demo.recipe import Mixture
 
 DOCUMENT_SEPARATOR = "<|endoftext|>"
 

@@ -14,18 +14,18 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from lexshard.serve_app.demo.candidates import CandidateSampler, SoftmaxCandidates
-from lexshard.serve_app.demo.loss import fused_cross_entropy
-from lexshard.serve_app.demo.network import (
+from models.recipes.demo.candidates import CandidateSampler, SoftmaxCandidates
+from models.recipes.demo.loss import fused_cross_entropy
+from models.recipes.demo.network import (
     EMBEDDING,
     NetworkWeights,
     hidden_states,
     initial_weights,
     rotary_table,
 )
-from lexshard.serve_app.demo.optimiser import Optimiser
-from lexshard.serve_app.demo.recipe import NetworkShape, Schedule
-from lexshard.serve_app.demo.texts.windows import BatchOrder, TokenSource
+from models.recipes.demo.optimiser import Optimiser
+from models.recipes.demo.recipe import NetworkShape, Schedule
+from models.recipes.demo.texts.windows import BatchOrder, TokenSource
 
 LossFunction = Callable[[Tensor, Tensor, Tensor, Tensor, SoftmaxCandidates | None], Tensor]
 """``(hidden, head, inputs, targets, candidates)`` to the summed loss of a micro batch."""

@@ -14,17 +14,15 @@ from jinja2.exceptions import TemplateError
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from lexshard.serve_app.commands.demo_train import main
-from lexshard.serve_app.demo import train_demo
-from lexshard.serve_app.demo.evaluate import ended_count
-from lexshard.serve_app.demo.loss import fused_cross_entropy, fused_distillation
-from lexshard.serve_app.demo.network import hidden_states, initial_weights, rotary_table
-from lexshard.serve_app.demo.pipeline import DRAFT_FOLDER, TARGET_FOLDER
-from lexshard.serve_app.demo.recipe import DemoRecipe, Measurement, Mixture, NetworkShape, Schedule
-from lexshard.serve_app.demo.stages import target_checkpoint, target_trainer, train_target
-from lexshard.serve_app.demo.texts.corpus import clean_book, load_corpus
-from lexshard.serve_app.demo.texts.prepare import prepare
-from lexshard.serve_app.demo.texts.tokenizer import render_chat
+from models.recipes.demo.evaluate import ended_count
+from models.recipes.demo.loss import fused_cross_entropy, fused_distillation
+from models.recipes.demo.network import hidden_states, initial_weights, rotary_table
+from models.recipes.demo.recipe import DemoRecipe, Measurement, Mixture, NetworkShape, Schedule
+from models.recipes.demo.stages import target_checkpoint, target_trainer, train_target
+from models.recipes.demo.texts.corpus import clean_book, load_corpus
+from models.recipes.demo.texts.prepare import prepare
+from models.recipes.demo.texts.tokenizer import render_chat
+from models.recipes.demo.train import DRAFT_FOLDER, TARGET_FOLDER, main, train_demo
 from tests.support.paths import ROOT
 
 MODELS = ROOT / "models"
@@ -290,7 +288,6 @@ def test_whole_recipe_makes_a_loadable_pair(
     for folder in (TARGET_FOLDER, DRAFT_FOLDER):
         model = AutoModelForCausalLM.from_pretrained(out / folder)
         assert model.config.vocab_size == len(AutoTokenizer.from_pretrained(out / folder))
-        assert (out / folder / "README.md").read_text(encoding="utf-8").startswith("---")
 
 
 def test_a_finished_target_is_kept_and_gets_a_new_draft(

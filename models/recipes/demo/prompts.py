@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from lexshard.serve_app.demo.texts.chat import Message, dialogue_messages
-from lexshard.serve_app.demo.texts.corpus import Dialogue
+from models.recipes.demo.texts.chat import Message, dialogue_messages
+from models.recipes.demo.texts.corpus import Dialogue
 
 
 def dialogue_prompts(dialogues: Sequence[Dialogue], count: int) -> list[list[Message]]:

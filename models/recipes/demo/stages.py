@@ -9,12 +9,12 @@ import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
-from lexshard.serve_app.demo.distill import distillation_loss, projected_embedding
-from lexshard.serve_app.demo.evaluate import read_evaluation
-from lexshard.serve_app.demo.network import EMBEDDING, NetworkWeights
-from lexshard.serve_app.demo.recipe import DemoRecipe
-from lexshard.serve_app.demo.texts.prepare import Prepared
-from lexshard.serve_app.demo.train import Trainer
+from models.recipes.demo.distill import distillation_loss, projected_embedding
+from models.recipes.demo.evaluate import read_evaluation
+from models.recipes.demo.network import EMBEDDING, NetworkWeights
+from models.recipes.demo.recipe import DemoRecipe
+from models.recipes.demo.texts.prepare import Prepared
+from models.recipes.demo.trainer import Trainer
 
 
 @dataclass(frozen=True)

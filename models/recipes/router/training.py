@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from lexshard.actors.body.fused import FusedBody
 from lexshard.actors.body.loading import LoadedModel
 from lexshard.actors.drafter.acceptance import accepted_lengths, blocks, standing_guesses
 from lexshard.actors.drafter.heads import frequency_head, full_head, routed_head
-from lexshard.actors.drafter.router.budgets import choose_budgets, fixed_budgets
-from lexshard.actors.drafter.router.clusters import tokens_by_frequency, vocabulary_clusters
+from lexshard.actors.drafter.loading import draftable
+from lexshard.actors.drafter.router.budgets import fixed_budgets
 from lexshard.actors.drafter.router.file import (
     CLUSTERS,
     NETWORK,
@@ -35,22 +35,21 @@ from lexshard.actors.drafter.router.file import (
     TrainingReport,
     training_report,
 )
-from lexshard.actors.drafter.router.labels import cluster_shares
-from lexshard.actors.drafter.router.network import fit_network
 from lexshard.actors.drafter.router.texts import (
     DraftPositions,
     Tokens,
-    Write,
     WrittenText,
     draft_positions,
-    flattened,
-    unflattened,
 )
 from lexshard.actors.index.build import own_rows
 from lexshard.actors.index.container import Part
 from lexshard.actors.index.format import describe_weights
 from lexshard.actors.index.metadata import Spread
 from lexshard.actors.index.steps import BuildSteps, Progress, ProgressBar, alone
+from models.recipes.router.budgets import choose_budgets
+from models.recipes.router.clusters import tokens_by_frequency, vocabulary_clusters
+from models.recipes.router.labels import cluster_shares
+from models.recipes.router.network import fit_network
 
 HELD_OUT = 8  # every eighth prompt measures
 PROMPTS_OF_A_PART = 128  # written in one go: what an interruption costs
@@ -60,6 +59,10 @@ LABEL_TEMPERATURE = 1.0
 NEVER = -1e30  # score of a cluster that is looked at without being picked
 
 BUNDLED_PROMPTS = Path(__file__).parent / "prompts" / "prompts.jsonl"
+
+# The target's continuations of prompts at a temperature, with a seed each, by so many tokens.
+# Texts of one seed share their noise: what is rare would be drawn in all of them at one place.
+Write = Callable[[Sequence[Tokens], float, Sequence[int], int], list[WrittenText]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,11 +325,30 @@ class _Training:
         )
 
 
-def draftable(draft: LoadedModel) -> FusedBody:
-    """The body of a model that can draft. Raises ValueError, which says why it cannot."""
-    if not isinstance(draft.body, FusedBody):
-        raise ValueError("this model does not run on the fused body: it cannot be a draft model")
-    head = draft.head
-    if head.bias is not None or head.softcap is not None or head.scale != 1.0:
-        raise ValueError("a draft model's head must have no bias, no soft-cap and no scale")
-    return draft.body
+def flattened(texts: Sequence[WrittenText]) -> dict[str, npt.NDArray[Any]]:
+    """The texts without their prompts as arrays that a file can hold."""
+    lengths = [len(text.output_ids) for text in texts]
+    return {
+        "output_ids": np.array([i for text in texts for i in text.output_ids], np.int32),
+        "offsets": np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+        "temperature": np.array([text.temperature for text in texts]),
+        "key": np.array([text.key for text in texts], np.uint64),
+    }
+
+
+def unflattened(
+    arrays: dict[str, npt.NDArray[Any]], prompts: Sequence[Tokens]
+) -> list[WrittenText]:
+    """The texts behind these prompts again."""
+    offsets = arrays["offsets"].tolist()
+    return [
+        WrittenText(
+            tuple(prompt),
+            tuple(arrays["output_ids"][first:last].tolist()),
+            float(temperature),
+            int(key),
+        )
+        for prompt, first, last, temperature, key in zip(
+            prompts, offsets[:-1], offsets[1:], arrays["temperature"], arrays["key"], strict=True
+        )
+    ]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lexshard.serve_app.demo.recipe import Schedule
+from models.recipes.demo.recipe import Schedule
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,13 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers import PreTrainedTokenizerBase as TokenizerBase
 
-from lexshard.serve_app.demo.export import TEMPERATURE
-from lexshard.serve_app.demo.prompts import chat_texts, dialogue_prompts, generate, prose_prompts
-from lexshard.serve_app.demo.recipe import Measurement
-from lexshard.serve_app.demo.texts.chat import Message, dialogue_messages
-from lexshard.serve_app.demo.texts.corpus import Corpus
-from lexshard.serve_app.demo.texts.tokenizer import END_OF_TEXT, render_chat
-from lexshard.serve_app.demo.texts.windows import TokenSource
+from models.recipes.demo.export import TEMPERATURE
+from models.recipes.demo.prompts import chat_texts, dialogue_prompts, generate, prose_prompts
+from models.recipes.demo.recipe import Measurement
+from models.recipes.demo.texts.chat import Message, dialogue_messages
+from models.recipes.demo.texts.corpus import Corpus
+from models.recipes.demo.texts.tokenizer import END_OF_TEXT, render_chat
+from models.recipes.demo.texts.windows import TokenSource
 
 EVALUATION_FILE = "evaluation.json"
 

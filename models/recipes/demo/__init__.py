@@ -1,0 +1,1 @@
+"""The demo pair: from texts to a target, its draft and what both are worth."""

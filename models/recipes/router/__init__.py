@@ -1,0 +1,1 @@
+"""Which output rows a draft model looks at in which context (DynaSpec): training the router."""
