@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import NamedTuple, NoReturn
 
-from lexshard.serve_app.nearest import did_you_mean
+from lexshard.cluster.nearest import did_you_mean
 
 
 class Command(NamedTuple):

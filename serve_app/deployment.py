@@ -22,8 +22,8 @@ from ray.util import get_node_ip_address
 from lexshard.actors.faults import listen_for_faults
 from lexshard.cluster.config import ServeConfig
 from lexshard.cluster.lifecycle import LOOPBACK
-from lexshard.cluster.place import own_node
 from lexshard.cluster.process_tree import die_with_parent
+from lexshard.cluster.topology.place import own_node
 from lexshard.cluster.topology.reservation import NODE_LABEL, Reservation
 from lexshard.serve_app.api_processes.direct_ingress import answer_here
 from lexshard.serve_app.api_processes.seats import Seats, ServerRun

@@ -19,7 +19,11 @@ from ray.util.placement_group import get_current_placement_group
 
 from lexshard.cluster.config import ServeConfig
 from lexshard.cluster.topology.processes import Processes
-from lexshard.cluster.topology.replica_bundles import STRATEGY, replica_bundles, reservation_in
+from lexshard.cluster.topology.reservation import (
+    REPLICA_STRATEGY,
+    replica_bundles,
+    reservation_in,
+)
 from lexshard.serve_app.app import Replica
 from lexshard.serve_app.deployment import (
     DEPLOYMENT_NAME,
@@ -115,7 +119,7 @@ def bind_replicas(
         processes = replica_processes(config) if processes is None else processes
         connect = partial(start_own_engine, processes=processes)
         options["placement_group_bundles"] = replica_bundles(processes)
-        options["placement_group_strategy"] = STRATEGY
+        options["placement_group_strategy"] = REPLICA_STRATEGY
     deployment: Any = serve.deployment(
         serve.ingress()(ReplicaDeployment),
         name=DEPLOYMENT_NAME,

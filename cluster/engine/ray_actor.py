@@ -22,7 +22,7 @@ from lexshard.cluster.engine.handle import (
     Suitability,
 )
 from lexshard.cluster.engine.process import EngineProcess, Tell
-from lexshard.cluster.place import own_node
+from lexshard.cluster.topology.place import own_node
 from lexshard.cluster.topology.reservation import Reservation
 
 ENGINE_NAME, NAMESPACE = "engine", "lexshard"

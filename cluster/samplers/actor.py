@@ -29,9 +29,9 @@ from lexshard.actors.decision.messages import (
 )
 from lexshard.actors.decision.plane import SamplerLostError
 from lexshard.actors.role import Place
-from lexshard.cluster.place import own_node, place_in_cluster
 from lexshard.cluster.samplers.dense_slots import dense_views, slot_bytes
 from lexshard.cluster.samplers.stopped import LOOK_SECONDS, StoppedProcess
+from lexshard.cluster.topology.place import own_node, place_in_cluster
 from lexshard.kernels.columns import write_columns
 
 # Of a node that cannot be reached Ray knows nothing for a minute, and a step would wait so long.

@@ -11,7 +11,7 @@ from lexshard.actors.collective import CollectiveError
 from lexshard.actors.head.sharded.part import ShardPart
 from lexshard.actors.role import Place
 from lexshard.cluster.collective.join import GroupPlan
-from lexshard.cluster.place import place_in_cluster
+from lexshard.cluster.topology.place import place_in_cluster
 
 # Calls that are answered while a group is served.
 BESIDE = "beside"

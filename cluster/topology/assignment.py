@@ -16,13 +16,12 @@ import numpy.typing as npt
 
 from lexshard.actors.configuration import ShardAssignmentMethod
 from lexshard.actors.head.owned_rows import OwnedRows
-from lexshard.cluster.topology.semantic_order import semantic_parts
-from lexshard.cluster.topology.spreading import spread
 from lexshard.kernels.blocks import BLOCK, blocks_of
 from lexshard.kernels.bounds import Clusters
 
 # How far the rows of a shard that owns clusters may exceed the mean.
 CLUSTER_BALANCE = 1.05
+_ITERATIONS = 64  # of a power iteration
 
 Ids = npt.NDArray[np.int32]
 Counts = npt.NDArray[np.int64]
@@ -179,3 +178,74 @@ def _by_clusters(
 def _tokens_of(clusters: Clusters, chosen: npt.NDArray[np.integer]) -> Ids:
     spans = [clusters.order[clusters.offsets[c] : clusters.offsets[c + 1]] for c in chosen.tolist()]
     return np.sort(np.concatenate(spans)).astype(np.int32)
+
+
+def spread(
+    work: npt.NDArray[np.int64], rows: npt.NDArray[np.int64], shards: int, *, most_rows: int
+) -> list[npt.NDArray[np.int32]]:
+    """The pieces of every shard, ascending: ``work`` [P] and ``rows`` [P] evened out.
+
+    Longest processing time first (Graham, 1969) with room for ``most_rows`` per shard: the piece
+    with most work goes to the shard with the least so far that has room for it. Pieces without work
+    go to the shard with the fewest rows, and so does a piece that finds no room. Every shard gets
+    one where there are as many as shards.
+    """
+    order = np.lexsort((np.arange(len(work)), -rows, -work))
+    owners = np.empty(len(work), np.int64)
+    own_work, own_rows = np.zeros(shards, np.int64), np.zeros(shards, np.int64)
+    for piece in order.tolist():
+        roomy = np.flatnonzero(own_rows + rows[piece] <= most_rows)
+        if work[piece] == 0 or not len(roomy):
+            shard = int(np.argmin(own_rows))
+        else:
+            shard = int(roomy[np.lexsort((own_rows[roomy], own_work[roomy]))[0]])
+        owners[piece] = shard
+        own_work[shard] += work[piece]
+        own_rows[shard] += rows[piece]
+    return [np.flatnonzero(owners == shard).astype(np.int32) for shard in range(shards)]
+
+
+def semantic_parts(
+    centroid: npt.NDArray[np.float32], rows: npt.NDArray[np.int64], shards: int
+) -> list[npt.NDArray[np.int64]]:
+    """The clusters of every shard, ascending, from ``centroid`` [C, d] and ``rows`` [C].
+
+    All clusters are cut in two along the direction in which their centroids differ most (the first
+    principal component, weighted by rows), each part with rows in proportion to the shards it is
+    for, and so on until every part is a shard's.
+    """
+    parts: list[npt.NDArray[np.int64]] = []
+    left = [(np.arange(len(rows)), shards)]
+    while left:
+        part, count = left.pop()
+        if count == 1:
+            parts.append(np.sort(part))
+            continue
+        order = part[np.argsort(_projections(centroid[part], rows[part]), kind="stable")]
+        first = count // 2
+        cut = _cut(rows[order], first, count)
+        left += [(order[cut:], count - first), (order[:cut], first)]
+    return parts
+
+
+def _cut(rows: npt.NDArray[np.int64], first: int, count: int) -> int:
+    """How many leave ``first / count`` of all rows before the cut, and a cluster per shard on
+    either side."""
+    before = np.cumsum(rows)
+    nearest = int(np.argmin(np.abs(before - before[-1] * first / count))) + 1
+    return min(max(nearest, first), len(rows) - (count - first))
+
+
+def _projections(
+    centroid: npt.NDArray[np.float32], rows: npt.NDArray[np.int64]
+) -> npt.NDArray[np.float64]:
+    """Where every centroid lies [C] along their first principal component, by power iteration."""
+    centred = centroid.astype(np.float64)
+    centred -= np.average(centred, axis=0, weights=rows)
+    direction = centred[np.argmax(np.square(centred).sum(axis=1))].copy()
+    for _ in range(_ITERATIONS):
+        length = np.linalg.norm(direction)
+        if length == 0:  # all centroids are the same
+            break
+        direction = centred.T @ (rows * (centred @ (direction / length)))
+    return centred @ direction

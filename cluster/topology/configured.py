@@ -1,8 +1,9 @@
-"""What a configuration asks for: which rows are whose, which processes there are."""
+"""What a configuration asks for: which rows are whose, which roles and processes there are."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +15,83 @@ from lexshard.actors.index.errors import IndexFileError
 from lexshard.actors.index.stored_weights import check_index_of
 from lexshard.cluster.config import ServeConfig
 from lexshard.cluster.topology.assignment import Counts, ShardAssignment, assign
-from lexshard.cluster.topology.model_sizes import read_model_sizes
 from lexshard.cluster.topology.nodes import NodeResources, this_machine
-from lexshard.cluster.topology.plan import RoleResources, roles_of
+from lexshard.cluster.topology.placement import Role
 from lexshard.cluster.topology.processes import Processes, processes_of
+from lexshard.cluster.topology.sizes import (
+    ModelSizes,
+    body_memory,
+    drafter_memory,
+    kv_blocks,
+    loading_bytes,
+    read_model_sizes,
+    sampler_memory,
+    shard_memory,
+)
 from lexshard.kernels.bounds import Clusters
+
+
+@dataclass(frozen=True, slots=True)
+class RoleResources:
+    """What each process of a kind asks of its node, by shares of a CPU or GPU; at most one GPU."""
+
+    body_cpus: float = 1.0
+    shard_cpus: float = 1.0
+    sampler_cpus: float = 1.0
+    drafter_cpus: float = 1.0
+    body_gpus: float = 0.0
+    shard_gpus: float = 0.0
+
+
+def role_resources(config: ServeConfig, *, on_gpus: bool) -> RoleResources:
+    """What the options of ``config`` ask for each role; ``on_gpus`` where nodes have any."""
+
+    def either(given: float | None, default: float) -> float:
+        return default if given is None else given
+
+    gpu = float(config.device != "cpu" and on_gpus)
+    return RoleResources(
+        body_cpus=either(config.cpus_per_body, float(config.threads or 1)),
+        shard_cpus=config.cpus_per_shard,
+        sampler_cpus=either(config.cpus_per_sampler, float(config.sampler_threads)),
+        drafter_cpus=config.cpus_per_drafter,
+        body_gpus=either(config.gpus_per_body, gpu),
+        shard_gpus=either(config.gpus_per_shard, gpu),
+    )
+
+
+def roles_of(
+    model: ModelSizes,
+    configuration: EngineConfiguration,
+    rows: Sequence[int],
+    nodes: Sequence[NodeResources],
+    resources: RoleResources,
+) -> list[Role]:
+    """The gang of ``configuration`` whose shards own so many ``rows``, in the order in which roles
+    are placed on ``nodes``."""
+    on_gpu = resources.body_gpus > 0
+    memory = body_node(nodes, resources).memory
+    body = body_memory(model, configuration, memory, on_gpu=on_gpu)
+    loading = loading_bytes(model, configuration, on_gpu=on_gpu)
+    roles = [Role("body", "the body", resources.body_cpus, resources.body_gpus, body, loading)]
+    if configuration.draft not in (None, NGRAM):
+        draft = read_model_sizes(configuration.draft, configuration.dtype)
+        blocks = kv_blocks(model, configuration, memory, on_gpu=on_gpu)
+        parts = drafter_memory(draft, blocks)
+        roles.append(Role("drafter", "the drafter", resources.drafter_cpus, 0.0, parts))
+    cpus, gpus = resources.shard_cpus, resources.shard_gpus
+    for number, own in enumerate(rows):
+        parts = shard_memory(model, own, configuration, on_gpu=gpus > 0)
+        roles.append(Role("shard", f"shard {number}", cpus, gpus, parts))
+    for number in range(configuration.samplers):
+        parts = sampler_memory(model, configuration)
+        roles.append(Role("sampler", f"sampler {number}", resources.sampler_cpus, 0.0, parts))
+    return roles
+
+
+def body_node(nodes: Sequence[NodeResources], resources: RoleResources) -> NodeResources:
+    """Whose memory decides how large an automatic KV cache is: the body goes first."""
+    return next((node for node in nodes if node.gpus or not resources.body_gpus), nodes[0])
 
 
 def configured_processes(
@@ -30,23 +103,17 @@ def configured_processes(
     """
     model = read_model_sizes(configuration.model, configuration.dtype)
     rows = configured_assignment(configuration, model.vocabulary_size).rows
-    draft = None
-    if configuration.draft not in (None, NGRAM):
-        draft = read_model_sizes(configuration.draft, configuration.dtype)
-    roles = roles_of(model, configuration, rows, nodes[:1], resources, draft)
+    roles = roles_of(model, configuration, rows, nodes[:1], resources)
     return processes_of(roles, configuration)
 
 
 def processes_on(config: ServeConfig, nodes: Sequence[NodeResources] = ()) -> Processes:
     """`configured_processes` with what ``config`` gives each role. Where ``nodes`` are none it is
     for machines like this one, with GPUs where ``config`` says so."""
-    on_gpus = nodes[0].gpus > 0 if nodes else config.device == "cuda"
-    if not nodes:
-        nodes = [this_machine()]
-        on_gpus = on_gpus or nodes[0].gpus > 0
-    return configured_processes(
-        config.engine_configuration, role_resources(config, on_gpus=on_gpus), nodes
-    )
+    found = nodes or [this_machine()]
+    on_gpus = found[0].gpus > 0 or (not nodes and config.device == "cuda")
+    resources = role_resources(config, on_gpus=on_gpus)
+    return configured_processes(config.engine_configuration, resources, found)
 
 
 def configured_assignment(
@@ -64,23 +131,6 @@ def configured_assignment(
         clusters = Clusters(**read_part(*found, CLUSTERS).tensors)
     counts = _counts(configuration, vocabulary_size)
     return assign(method, vocabulary_size, configuration.shards, clusters=clusters, counts=counts)
-
-
-def role_resources(config: ServeConfig, *, on_gpus: bool) -> RoleResources:
-    """What the options of ``config`` ask for each role; ``on_gpus`` where nodes have any."""
-    gpu = float(config.device != "cpu" and on_gpus)
-    return RoleResources(
-        body_cpus=_or(config.cpus_per_body, float(config.threads or 1)),
-        shard_cpus=config.cpus_per_shard,
-        sampler_cpus=_or(config.cpus_per_sampler, float(config.sampler_threads)),
-        drafter_cpus=config.cpus_per_drafter,
-        body_gpus=_or(config.gpus_per_body, gpu),
-        shard_gpus=_or(config.gpus_per_shard, gpu),
-    )
-
-
-def _or(given: float | None, default: float) -> float:
-    return default if given is None else given
 
 
 def index_of(configuration: EngineConfiguration) -> tuple[Path, Header] | None:

@@ -6,16 +6,15 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from lexshard.actors.machine import physical_memory
+from lexshard.cluster.nearest import did_you_mean
 
 # The rest is for interpreters, CUDA's context and the activations of a step.
 USABLE_SHARE = 0.9
 
-_SPECIFICATION = re.compile(r"(?:(\d+) *x *)?(.+)")
 _COUNTS, _SIZES = ("cpus", "gpus"), ("memory", "gpu_memory")
 EXAMPLE = "2x cpus=16,memory=64GiB,gpus=4,gpu_memory=80GiB"
 
@@ -51,26 +50,22 @@ def parse_nodes(specifications: Sequence[str]) -> tuple[NodeResources, ...]:
     """
     nodes: list[NodeResources] = []
     for text in specifications:
-        match = _SPECIFICATION.fullmatch(text.strip())
-        count, resources = match.groups() if match else (None, "")
-        values = dict(_value(part.strip(), text) for part in resources.split(","))
-        missing = [name for name in ("cpus", "memory") if name not in values]
-        missing += ["gpu_memory"] if values.get("gpus") and "gpu_memory" not in values else []
+        repeated = re.match(r"\s*(\d+) *x *", text)
+        resources = text[repeated.end() :] if repeated else text
+        values = dict(_value(part, text) for part in resources.split(","))
+        needed = ("cpus", "memory", "gpu_memory") if values.get("gpus") else ("cpus", "memory")
+        missing = [name for name in needed if name not in values]
         if missing:
             raise NodesError(f"node '{text}' says no {', '.join(missing)}: write it as '{EXAMPLE}'")
-        nodes += [
-            NodeResources(f"node {len(nodes) + each}", **values) for each in range(int(count or 1))
-        ]
-    if not nodes:
-        raise NodesError(f"there are no nodes: give --nodes '{EXAMPLE}'")
+        for _ in range(int(repeated.group(1)) if repeated else 1):
+            nodes.append(NodeResources(f"node {len(nodes)}", **values))
     return tuple(nodes)
 
 
 def _value(part: str, text: str) -> tuple[str, int]:
     name, _, value = (word.strip() for word in part.partition("="))
     if name not in (*_COUNTS, *_SIZES):
-        [nearest] = get_close_matches(name, (*_COUNTS, *_SIZES), n=1, cutoff=0.0)
-        raise NodesError(f"node '{text}' has no '{name}': did you mean {nearest}?")
+        raise NodesError(f"node '{text}' has no '{name}'{did_you_mean(name, _COUNTS + _SIZES)}")
     try:
         number = TypeAdapter(int if name in _COUNTS else ByteSize).validate_python(value)
     except ValidationError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from lexshard.cluster.topology.nodes import USABLE_SHARE, NodeResources
@@ -13,33 +13,27 @@ Strategy = Literal["STRICT_PACK", "SPREAD"]
 Parts = tuple[tuple[str, int], ...]  # name, bytes
 _SLACK = 1e-9  # of sums of fractions
 
-# What else could be done about a role, by what is missing for it.
-_REMEDIES: dict[RoleKind, dict[str, str]] = {
-    "body": {
-        "CPU": "lower --cpus-per-body",
-        "GPU": "give --gpus-per-body 0",
-        "GPU memory": "lower --kv-cache-memory",
-        "memory": "lower --kv-cache-memory",
-    },
-    "drafter": {"CPU": "lower --cpus-per-drafter", "memory": "draft with ngram"},
-    "shard": {
-        "CPU": "lower --cpus-per-shard or --shards",
-        "GPU": "lower --gpus-per-shard or --shards",
-        "GPU memory": "give more --shards or fewer tiers",
-        "memory": "give more --shards or fewer tiers",
-    },
-    "spare": {
-        "CPU": "lower --cpus-per-shard or --shard-spares",
-        "GPU": "lower --gpus-per-shard or --shard-spares",
-        "GPU memory": "lower --shard-spares",
-        "memory": "lower --shard-spares",
-    },
-    "sampler": {
-        "CPU": "lower --cpus-per-sampler or --samplers",
-        "memory": "lower --samplers or --max-batch-size",
-    },
+# What can be done about a role that lacks CPUs, a GPU, memory.
+_REMEDIES: dict[RoleKind, tuple[str, str, str]] = {
+    "body": ("lower --cpus-per-body", "give --gpus-per-body 0", "lower --kv-cache-memory"),
+    "drafter": ("lower --cpus-per-drafter", "", "draft with ngram"),
+    "shard": (
+        "lower --cpus-per-shard or --shards",
+        "lower --gpus-per-shard or --shards",
+        "give more --shards or fewer tiers",
+    ),
+    "spare": (
+        "lower --cpus-per-shard or --shard-spares",
+        "lower --gpus-per-shard or --shard-spares",
+        "lower --shard-spares",
+    ),
+    "sampler": (
+        "lower --cpus-per-sampler or --samplers",
+        "",
+        "lower --samplers or --max-batch-size",
+    ),
 }
-_ORDER = ("CPU", "GPU", "memory", "GPU memory")
+_WANTED = ("CPU", "GPU", "memory", "GPU memory")  # what nearly sufficed last
 
 
 class PlacementError(ValueError):
@@ -85,23 +79,14 @@ class Placement:
     bundles: tuple[dict[str, float], ...]
 
 
-@dataclass(slots=True)
 class _Free:
     """What is left of a node."""
 
-    cpus: float
-    memory: float
-    gpus: list[float]
-    gpu_memory: list[float] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, node: NodeResources) -> _Free:
-        return cls(
-            node.cpus,
-            USABLE_SHARE * node.memory,
-            [1.0] * node.gpus,
-            [USABLE_SHARE * node.gpu_memory] * node.gpus,
-        )
+    def __init__(self, node: NodeResources) -> None:
+        self.cpus = node.cpus
+        self.memory = USABLE_SHARE * node.memory
+        self.gpus = [1.0] * node.gpus
+        self.gpu_memory = [USABLE_SHARE * node.gpu_memory] * node.gpus
 
     def take(self, role: Role) -> tuple[str, float] | int | None:
         """The GPU that the role gets (None: it needs none), or what it lacks and the most there
@@ -132,7 +117,7 @@ def place(roles: Sequence[Role], nodes: Sequence[NodeResources]) -> Placement:
 
     Raises PlacementError naming the role that finds none, what it lacks and what to do.
     """
-    free = [_Free.of(node) for node in nodes]
+    free = [_Free(node) for node in nodes]
     placed: list[PlacedRole] = []
     for role in roles:
         lacking: list[tuple[str, float]] = []
@@ -158,21 +143,17 @@ def place(roles: Sequence[Role], nodes: Sequence[NodeResources]) -> Placement:
 
 
 def _told(role: Role, lacking: Sequence[tuple[str, float]]) -> str:
-    """``lacking`` is what is missing on each node, and how much is left: what nearly sufficed is
-    told, for that is least to change."""
-    what = max((name for name, _ in lacking), key=_ORDER.index)
+    """``lacking`` is what is missing on each node, and how much is left."""
+    what = max((name for name, _ in lacking), key=_WANTED.index)
     left = max(amount for name, amount in lacking if name == what)
     where = "GPU" if what.startswith("GPU") else "node"
-    if what in ("CPU", "GPU"):
-        wants = f"{role.cpus if what == 'CPU' else role.gpus:g} {what}"
-        most = f"{left:g}"
+    if what.endswith("memory"):
+        remedy = 2
+        wants, most = f"{role.bytes / 2**30:.2f} GiB of {what}", f"{left / 2**30:.2f} GiB"
     else:
-        wants, most = f"{_gibibytes(role.bytes)} of {what}", _gibibytes(left)
+        remedy = _WANTED.index(what)
+        wants, most = f"{(role.cpus, role.gpus)[remedy]:g} {what}", f"{left:g}"
     return (
         f"cannot place {role.name}: it needs {wants}, and no {where} has more than {most} left; "
-        f"{_REMEDIES[role.kind][what]}, or add nodes"
+        f"{_REMEDIES[role.kind][remedy]}, or add nodes"
     )
-
-
-def _gibibytes(count: float) -> str:
-    return f"{count / 2**30:.2f} GiB"

@@ -2,46 +2,33 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
-from lexshard.actors.configuration import EngineConfiguration
+from lexshard.actors.configuration import EngineConfiguration, ShardAssignmentMethod
 from lexshard.actors.index.metadata import Metadata
-from lexshard.cluster.topology.assignment import ShardAssignment, ShardAssignmentMethod
-from lexshard.cluster.topology.memory import (
-    body_memory,
-    cached_tokens,
-    drafter_memory,
-    kv_blocks,
-    loading_bytes,
-    sampler_memory,
-    shard_memory,
+from lexshard.actors.kv_cache import BLOCK_TOKENS
+from lexshard.cluster.config import ServeConfig
+from lexshard.cluster.topology.assignment import ShardAssignment
+from lexshard.cluster.topology.configured import (
+    RoleResources,
+    body_node,
+    configured_assignment,
+    index_of,
+    role_resources,
+    roles_of,
 )
-from lexshard.cluster.topology.model_sizes import ModelSizes
 from lexshard.cluster.topology.nodes import USABLE_SHARE, NodeResources
-from lexshard.cluster.topology.placement import PlacedRole, Placement, Role, place
-from lexshard.cluster.topology.wire import (
-    WireBytes,
-    candidates_left,
-    hidden_state_bytes,
-    wire_bytes,
-)
+from lexshard.cluster.topology.placement import Placement, place
+from lexshard.cluster.topology.sizes import FLOAT32, ModelSizes, kv_blocks, read_model_sizes
+from lexshard.cluster.topology.wire import WireBytes, candidates_left, wire_bytes
 
 # The largest share over the mean that is called even.
 EVEN = 1.05
-
-
-@dataclass(frozen=True, slots=True)
-class RoleResources:
-    """What each process of a kind asks of its node, by shares of a CPU or GPU; at most one GPU."""
-
-    body_cpus: float = 1.0
-    shard_cpus: float = 1.0
-    sampler_cpus: float = 1.0
-    drafter_cpus: float = 1.0
-    body_gpus: float = 0.0
-    shard_gpus: float = 0.0
+WIRE_COLUMNS = (
+    "need,thresholds,masses,candidates,certificate,per shard,all shards,full logits,fewer"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +44,7 @@ class PlannedAssignment:
 
 @dataclass(frozen=True, slots=True)
 class PlannedDevice:
-    """A node's memory or that of one of its GPUs, in bytes, and who takes what of it."""
+    """A node's memory or that of one of its GPUs, in bytes, and the roles that take it."""
 
     name: str
     total: int
@@ -81,29 +68,42 @@ class TopologyPlan:
     notes: tuple[str, ...]
 
 
+def configured_plan(
+    config: ServeConfig, nodes: Sequence[NodeResources], nucleus_tokens: int
+) -> TopologyPlan:
+    """`plan_topology` of the files that ``config`` names, whose weights are not read.
+
+    Raises ValueError (PlacementError where a role finds no room) and OSError.
+    """
+    engine = config.engine_configuration
+    model = read_model_sizes(config.model, engine.dtype)
+    found = index_of(engine)
+    index = None if found is None else found[1].metadata()
+    resources = role_resources(config, on_gpus=any(node.gpus for node in nodes))
+    assignment = configured_assignment(engine, model.vocabulary_size)
+    return plan_topology(model, engine, assignment, nodes, resources, index, nucleus_tokens)
+
+
 def plan_topology(
     model: ModelSizes,
     configuration: EngineConfiguration,
     assignment: ShardAssignment,
     nodes: Sequence[NodeResources],
     resources: RoleResources,
-    *,
-    draft: ModelSizes | None = None,
     index: Metadata | None = None,
     nucleus_tokens: int = 256,
 ) -> TopologyPlan:
     """Place the gang of ``configuration`` on ``nodes`` and add up what it takes.
 
-    ``draft`` are the sizes of its draft model, ``index`` what the model's index says of itself.
-    ``nucleus_tokens`` is how many tokens each shard is taken to tell of a top-p row.
-
-    Raises PlacementError where a role finds no room.
+    ``index`` is what the model's index says of itself, ``nucleus_tokens`` how many tokens each
+    shard is taken to tell of a top-p row. Raises PlacementError where a role finds no room.
     """
     rows = assignment.rows
-    host = _body_node(nodes, resources)
-    blocks = kv_blocks(model, configuration, host.memory, on_gpu=resources.body_gpus > 0)
-    placement = place(roles_of(model, configuration, rows, nodes, resources, draft), nodes)
+    memory = body_node(nodes, resources).memory
+    blocks = kv_blocks(model, configuration, memory, on_gpu=resources.body_gpus > 0)
+    placement = place(roles_of(model, configuration, rows, nodes, resources), nodes)
     left = candidates_left(index, configuration.tiers)
+    devices = _devices(placement, nodes)
     return TopologyPlan(
         model=model,
         assignment=PlannedAssignment(
@@ -115,119 +115,50 @@ def plan_topology(
         ),
         nodes=tuple(nodes),
         placement=placement,
-        devices=_devices(placement.placed, nodes),
-        kv_tokens=cached_tokens(blocks),
+        devices=devices,
+        kv_tokens=blocks * BLOCK_TOKENS,
         wire=wire_bytes(model.vocabulary_size, rows, left, nucleus_tokens),
-        hidden_state_bytes=hidden_state_bytes(model.hidden_size),
-        notes=(
-            *_notes_on_balance(assignment),
-            *_notes_on_devices(placement.placed, nodes),
-            *_notes_on_wire(index, nucleus_tokens),
-        ),
+        hidden_state_bytes=FLOAT32 * model.hidden_size,
+        notes=(*_notes(assignment, devices), _note_on_wire(index, nucleus_tokens)),
     )
 
 
-def _body_node(nodes: Sequence[NodeResources], resources: RoleResources) -> NodeResources:
-    """Whose memory decides how large an automatic KV cache is: the body goes first."""
-    return next((node for node in nodes if node.gpus or not resources.body_gpus), nodes[0])
-
-
-def roles_of(
-    model: ModelSizes,
-    configuration: EngineConfiguration,
-    rows: Sequence[int],
-    nodes: Sequence[NodeResources],
-    resources: RoleResources,
-    draft: ModelSizes | None = None,
-) -> list[Role]:
-    """The gang of ``configuration`` whose shards own so many ``rows``, in the order in which roles
-    are placed on ``nodes``."""
-    host = _body_node(nodes, resources)
-    blocks = kv_blocks(model, configuration, host.memory, on_gpu=resources.body_gpus > 0)
-    on_gpu, shards_on_gpu = resources.body_gpus > 0, resources.shard_gpus > 0
-    roles = [
-        Role(
-            "body",
-            "the body",
-            resources.body_cpus,
-            resources.body_gpus,
-            body_memory(model, configuration, host.memory, on_gpu=on_gpu),
-            loading_bytes(model, configuration, on_gpu=on_gpu),
-        )
-    ]
-    if draft is not None:
-        parts = drafter_memory(draft, blocks)
-        roles.append(Role("drafter", "the drafter", resources.drafter_cpus, 0.0, parts))
-    roles += [
-        Role(
-            "shard",
-            f"shard {number}",
-            resources.shard_cpus,
-            resources.shard_gpus,
-            shard_memory(model, own, configuration, on_gpu=shards_on_gpu),
-        )
-        for number, own in enumerate(rows)
-    ]
-    return roles + [
-        Role(
-            "sampler",
-            f"sampler {number}",
-            resources.sampler_cpus,
-            0.0,
-            sampler_memory(model, configuration),
-        )
-        for number in range(configuration.samplers)
-    ]
-
-
-def _devices(
-    placed: Sequence[PlacedRole], nodes: Sequence[NodeResources]
-) -> tuple[PlannedDevice, ...]:
+def _devices(placement: Placement, nodes: Sequence[NodeResources]) -> tuple[PlannedDevice, ...]:
     devices = []
     for number, node in enumerate(nodes):
         sizes = {None: node.memory} | dict.fromkeys(range(node.gpus), node.gpu_memory)
         for gpu, total in sizes.items():
-            here = [each.role for each in placed if (each.node, each.gpu) == (number, gpu)]
+            here = [p.role for p in placement.placed if (p.node, p.gpu) == (number, gpu)]
             name = node.name if gpu is None else f"{node.name}, GPU {gpu}"
             used = sum(role.bytes for role in here)
             devices.append(PlannedDevice(name, total, used, tuple(role.name for role in here)))
     return tuple(devices)
 
 
-def _notes_on_balance(assignment: ShardAssignment) -> list[str]:
+def _notes(assignment: ShardAssignment, devices: Sequence[PlannedDevice]) -> list[str]:
     notes = []
     if assignment.row_balance > EVEN:
         notes.append(
             f"the largest shard has {assignment.row_balance - 1:.0%} more rows than the mean, and "
             "every step waits for it: assign blocks, or fewer shards"
         )
-    if assignment.work is not None and assignment.work_balance is not None:
+    if assignment.work is not None and (assignment.work_balance or 0.0) > EVEN:
         share = max(assignment.work)
-        if assignment.work_balance > EVEN:
-            notes.append(
-                f"shard {assignment.work.index(share)} owns {share:.0%} of the trace's tokens: it "
-                "rescores more than the others, though all screen alike"
-            )
+        notes.append(
+            f"shard {assignment.work.index(share)} owns {share:.0%} of the trace's tokens: it "
+            "rescores more than the others, though all screen alike"
+        )
     if not assignment.by_block:
         notes.append(
             "tokens of clusters have their noise drawn one by one, at about a hundred times the "
             "price of a block's: assign blocks unless the paper's mode needs clusters"
         )
-    return notes
-
-
-def _notes_on_devices(placed: Sequence[PlacedRole], nodes: Sequence[NodeResources]) -> list[str]:
-    on_gpus = sorted(
-        (each for each in placed if each.gpu is not None and each.role.kind == "shard"),
-        key=lambda each: (each.node, each.gpu),
-    )
-    notes = []
-    for (node, gpu), group in groupby(on_gpus, key=lambda each: (each.node, each.gpu)):
-        names = [each.role.name for each in group]
-        if len(names) > 1:
+    for device in devices:
+        shards = [role for role in device.roles if role.startswith("shard")]
+        if ", GPU " in device.name and len(shards) > 1:
             notes.append(
-                f"{' and '.join(names)} share GPU {gpu} of {nodes[node].name}: NCCL refuses two "
-                "ranks on one device, so they exchange over GLOO"
+                f"{' and '.join(shards)} share {device.name}: NCCL refuses two ranks on one "
+                "device, so they exchange over GLOO"
             )
     notes.append(
         f"{1 - USABLE_SHARE:.0%} of every memory is left for interpreters, CUDA and activations"
@@ -235,14 +166,85 @@ def _notes_on_devices(placed: Sequence[PlacedRole], nodes: Sequence[NodeResource
     return notes
 
 
-def _notes_on_wire(index: Metadata | None, nucleus_tokens: int) -> list[str]:
+def _note_on_wire(index: Metadata | None, nucleus_tokens: int) -> str:
     told = (
         "candidates are those that the index's calibration left"
         if index is not None
         else "no index of these weights here: candidates are counted as if bounds left only those "
         "that are asked for"
     )
-    return [
+    return (
         f"{told}; for top-p each shard is taken to tell {nucleus_tokens} tokens, and what is not "
         "certified is dense"
+    )
+
+
+def describe(plan: TopologyPlan) -> str:
+    """What `lexshard topology plan` prints."""
+    model, assignment, work = plan.model, plan.assignment, plan.assignment.work
+    names = "shard,rows" if work is None else "shard,rows,of the trace"
+    shards = [
+        [str(number), f"{own:,}", *([] if work is None else [f"{work[number]:.1%}"])]
+        for number, own in enumerate(assignment.rows)
     ]
+    balances = (assignment.row_balance, assignment.work_balance)
+    even = [f"{balance:.3f}" for balance in balances if balance is not None]
+    roles = []
+    for each in plan.placement.placed:
+        role = each.role
+        where = plan.nodes[each.node].name + ("" if each.gpu is None else f", GPU {each.gpu}")
+        parts = ", ".join(f"{name} {_bytes(count)}" for name, count in role.parts)
+        shares = [f"{role.cpus:g}", f"{role.gpus:g}"]
+        roles.append([role.name, where, *shares, _bytes(role.bytes), parts])
+    devices = [
+        [each.name, _bytes(each.used), _bytes(each.total), ", ".join(each.roles) or "-"]
+        for each in plan.devices
+    ]
+    wire = [
+        [
+            each.need,
+            *(f"{count:,}" for count in (each.thresholds, each.masses, each.candidates)),
+            *(f"{count:,}" for count in (each.certificates, each.per_shard, each.all_shards)),
+            f"{each.full_logits:,}",
+            f"{each.saving:.1f}x",
+        ]
+        for each in plan.wire
+    ]
+    bundles = json.dumps(plan.placement.bundles, separators=(", ", ": "))
+    return "\n".join(
+        [
+            f"{model.name} ({model.family}): {model.vocabulary_size:,} tokens x "
+            f"{model.hidden_size:,}, {model.parameters:,} parameters of {model.weight_bytes} "
+            f"bytes, KV cache of {plan.kv_tokens:,} tokens",
+            f"\nassignment {assignment.method}",
+            *_table(names, *shards, ["largest / mean", *even]),
+            f"\nplacement {plan.placement.strategy}, bundles {bundles}",
+            *_table("role,on,CPUs,GPUs,memory,of which", *roles, left=(0, 1, 5)),
+            "\nmemory",
+            *_table("device,used,of,by", *devices, left=(0, 3)),
+            f"\nbytes per token on the wire (beside {plan.hidden_state_bytes:,} of the hidden "
+            "state, which goes to all shards at once)",
+            *_table(WIRE_COLUMNS, *wire),
+            "",
+            *(f"note: {note}" for note in plan.notes),
+        ]
+    )
+
+
+def _table(names: str, *rows: Sequence[str], left: Sequence[int] = (0,)) -> list[str]:
+    """Columns as wide as their widest cell; those in ``left`` begin flush left."""
+    lines = [names.split(","), *rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    aligned = [
+        [
+            cell.ljust(width) if place in left else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ]
+        for line in lines
+    ]
+    return [("  " + "  ".join(line)).rstrip() for line in aligned]
+
+
+def _bytes(count: float) -> str:
+    unit = next(i for i in range(4) if count < 1024 ** (i + 1) or i == 3)
+    return f"{count:.0f} B" if unit == 0 else f"{count / 1024**unit:.1f} {'KMG'[unit - 1]}iB"

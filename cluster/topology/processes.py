@@ -26,7 +26,7 @@ class Processes:
 
 
 def processes_of(roles: Sequence[Role], configuration: EngineConfiguration) -> Processes:
-    """``roles`` (see `cluster.topology.plan.roles_of`) by process.
+    """``roles`` (see `cluster.topology.configured.roles_of`) by process.
 
     Body, drafter and first shard compute in turn, so that the engine needs as many CPUs, and as
     much of one GPU, as the largest of them; its samplers need theirs besides.
@@ -36,14 +36,13 @@ def processes_of(roles: Sequence[Role], configuration: EngineConfiguration) -> P
     in_turn = [role for role in roles if role.kind in ("body", "drafter")] + shards[:1]
     beside = [] if configuration.sampler_placement == "ray" else samplers
     parts = tuple(part for role in (*in_turn, *beside) for part in role.parts)
-    loading = max(role.least_bytes for role in in_turn)
     engine = Role(
         "body",
         "the engine",
         max(role.cpus for role in in_turn) + sum(role.cpus for role in beside),
         max(role.gpus for role in in_turn),
         parts,
-        loading,
+        max(role.least_bytes for role in in_turn),
     )
     largest = max(shards, key=lambda role: role.bytes)
     spares = tuple(

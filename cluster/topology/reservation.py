@@ -12,12 +12,18 @@ from ray._private.state import available_resources_per_node
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from lexshard.cluster.config import ServeConfig
+from lexshard.cluster.topology.apart import processes_apart
 from lexshard.cluster.topology.nodes import NodeResources
+from lexshard.cluster.topology.place import own_node
 from lexshard.cluster.topology.placement import Placement, PlacementError, Role, place
 from lexshard.cluster.topology.processes import Processes
 
 NODE_LABEL = "ray.io/node-id"
 LOOK_SECONDS = 0.5
+# In a Ray of the server's own nothing is given back; its first counts come late.
+OWN_SECONDS = 5.0
+REPLICA_STRATEGY = "PACK"  # of Serve's groups: on few nodes, where it can be
 # Ray does not say how much memory its GPUs have: what is too large fails when it is loaded.
 _UNKNOWN_BYTES = 2**62
 
@@ -152,3 +158,37 @@ def _words(bundles: Sequence[dict[str, float]]) -> str:
     return " and ".join(
         " with ".join(f"{amount:g} {name}" for name, amount in bundle.items()) for bundle in bundles
     )
+
+
+def replica_bundles(processes: Processes) -> list[dict[str, float]]:
+    """One bundle for each process, the engine's first, where Serve puts the replica, too."""
+    return [
+        {name: amount for name, amount in (("CPU", role.cpus), ("GPU", role.gpus)) if amount > 0}
+        for role in processes.all
+    ]
+
+
+def reservation_in(group: PlacementGroup, processes: Processes) -> Reservation:
+    """The slots of ``processes`` in a ``group`` of their `replica_bundles`."""
+    slots = [Slot(bundle, role.cpus, role.gpus) for bundle, role in enumerate(processes.all)]
+    shards, spares = len(processes.shards), len(processes.spares)
+    return Reservation(
+        group,
+        slots[0],
+        tuple(slots[1 : 1 + shards]),
+        tuple(slots[1 + shards : 1 + shards + spares]),
+        tuple(slots[1 + shards + spares :]),
+    )
+
+
+def reserve_for(config: ServeConfig) -> Reservation:
+    """A reservation for the engine of ``config``, on this node and others.
+
+    Raises PlacementError where there is no room, and what
+    `cluster.topology.configured.configured_processes` raises.
+    """
+    home = own_node()
+    _, nodes = cluster_nodes(home)
+    processes = processes_apart(config, nodes)
+    seconds = OWN_SECONDS if config.address is None else float(config.placement_seconds)
+    return reserve(processes, home=home, seconds=seconds)

@@ -2,8 +2,8 @@
 
 A threshold goes to all shards; for top-p where a shard's tokens lie and what it knows of the whole
 softmax do, too; then candidates and a certificate go to a sampler, of dense rows logits alone, for
-the assignment says whose tokens they are. The hidden state that every shard gets is not counted
-here but apart (`hidden_state_bytes`).
+the assignment says whose tokens they are. The fp32 hidden state, which goes to all shards at once,
+is not counted.
 """
 
 from __future__ import annotations
@@ -30,35 +30,19 @@ TOP_1, TOP_50, TOP_P = "top-1", "top-50", "top-p certified"
 
 @dataclass(frozen=True, slots=True)
 class WireBytes:
-    """Bytes that the one of ``shards`` that sends most sends for one token that asks for ``need``;
-    all together send at most as many times that. ``full_logits`` is what all of them would send of
-    all logits."""
+    """Bytes that the shard that sends most sends for one token that asks for ``need``; all together
+    send at most ``all_shards``. ``full_logits`` is what all of them would send of all logits, and
+    ``saving`` how many times more that is."""
 
     need: str
-    shards: int
     thresholds: int
     masses: int
     candidates: int
     certificates: int
+    per_shard: int
+    all_shards: int
     full_logits: int
-
-    @property
-    def per_shard(self) -> int:
-        return self.thresholds + self.masses + self.candidates + self.certificates
-
-    @property
-    def all_shards(self) -> int:
-        return self.shards * self.per_shard
-
-    @property
-    def saving(self) -> float:
-        """Full logits over what is sent instead."""
-        return self.full_logits / self.all_shards
-
-
-def hidden_state_bytes(hidden_size: int) -> int:
-    """The fp32 hidden state of one token, sent to all shards at once."""
-    return FULL_LOGIT * hidden_size
+    saving: float
 
 
 def candidates_left(metadata: Metadata | None, tiers: tuple[str, ...]) -> dict[str, float]:
@@ -79,10 +63,7 @@ def candidates_left(metadata: Metadata | None, tiers: tuple[str, ...]) -> dict[s
 
 
 def wire_bytes(
-    vocabulary_size: int,
-    rows: tuple[int, ...],
-    left: Mapping[str, float],
-    nucleus_tokens: int,
+    vocabulary_size: int, rows: tuple[int, ...], left: Mapping[str, float], nucleus_tokens: int
 ) -> tuple[WireBytes, ...]:
     """Per need what shards with ``rows`` send. ``left`` is of `candidates_left`.
 
@@ -91,29 +72,18 @@ def wire_bytes(
     tells its ``nucleus_tokens`` best, and sends no more of them. dense (returned logprobs, and
     top-p that bounds do not certify): each sends all of its rows.
     """
-    shards = len(rows)
-    counts = {
-        TOP_1: left[TOP_1],
-        TOP_50: left[TOP_50],
-        TOP_P: nucleus_tokens,
-        "dense": max(rows),
-    }
-    return tuple(
-        WireBytes(
-            need=need,
-            shards=shards,
-            thresholds=THRESHOLD,
-            masses=_masses(nucleus_tokens) if need == TOP_P else 0,
-            candidates=CANDIDATE_COUNT
-            + (FULL_LOGIT if count >= max(rows) else CANDIDATE) * min(math.ceil(count), max(rows)),
-            certificates=CERTIFICATE,
-            full_logits=FULL_LOGIT * vocabulary_size,
+    most, full = max(rows), FULL_LOGIT * vocabulary_size
+    wanted = {TOP_1: left[TOP_1], TOP_50: left[TOP_50], TOP_P: nucleus_tokens, "dense": most}
+    masses = OUTLINE + OUTLINE_BIN * OUTLINE_BINS + PARTIAL_MASS + CANDIDATE * nucleus_tokens
+    told = []
+    for need, count in wanted.items():
+        each = FULL_LOGIT if count >= most else CANDIDATE
+        parts = (
+            THRESHOLD,
+            masses if need == TOP_P else 0,
+            CANDIDATE_COUNT + each * min(math.ceil(count), most),
+            CERTIFICATE,
         )
-        for need, count in counts.items()
-    )
-
-
-def _masses(nucleus_tokens: int) -> int:
-    """Of a row of top-p, with as many bins as an outline can have."""
-    outline = OUTLINE + OUTLINE_BIN * OUTLINE_BINS
-    return outline + PARTIAL_MASS + CANDIDATE * nucleus_tokens
+        all_shards = len(rows) * sum(parts)
+        told.append(WireBytes(need, *parts, sum(parts), all_shards, full, full / all_shards))
+    return tuple(told)

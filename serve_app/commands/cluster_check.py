@@ -10,7 +10,7 @@ from lexshard.serve_app.cli import parser_of
 from lexshard.serve_app.commands import topology_plan
 
 if TYPE_CHECKING:
-    from lexshard.cluster.launcher.nodes import NodeGroup
+    from lexshard.cluster.topology.ray_up import NodeGroup
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,9 +24,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Check the file, asking no cloud; returns the exit status."""
     # Seconds, with Ray: a mistyped option should not wait for it.
-    from lexshard.cluster.launcher.advice import advice
-    from lexshard.cluster.launcher.file import ClusterFileError, read_cluster_file
-    from lexshard.cluster.launcher.nodes import node_groups
+    from lexshard.cluster.topology.ray_up import (
+        ClusterFileError,
+        advice,
+        node_groups,
+        read_cluster_file,
+    )
 
     try:
         file = read_cluster_file(arguments.file)

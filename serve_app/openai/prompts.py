@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from lexshard.actors.configuration import EngineInformation
-from lexshard.serve_app.nearest import did_you_mean
+from lexshard.cluster.nearest import did_you_mean
 from lexshard.serve_app.openai.errors import (
     bad_request,
     context_length_exceeded,

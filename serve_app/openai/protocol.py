@@ -25,7 +25,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from lexshard.serve_app.nearest import did_you_mean
+from lexshard.cluster.nearest import did_you_mean
 from lexshard.serve_app.openai.errors import bad_request, shortened, unknown_parameter
 
 MAX_CHOICES = 128

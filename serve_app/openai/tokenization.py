@@ -15,7 +15,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 
 from lexshard.actors.text.token_bytes import TokenBytes
-from lexshard.serve_app.nearest import did_you_mean
+from lexshard.cluster.nearest import did_you_mean
 from lexshard.serve_app.openai.errors import bad_request, shortened
 from lexshard.serve_app.openai.workers import TextWorkers
 

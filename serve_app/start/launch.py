@@ -59,7 +59,9 @@ def _tell_nobody(message: str) -> None:
 
 
 def _reserved(config: ServeConfig) -> Reservation:
-    from lexshard.cluster.topology.reserving import reserve_for  # with Ray, which is ready only now
+    from lexshard.cluster.topology.reservation import (
+        reserve_for,  # with Ray, which is ready only now
+    )
 
     try:
         return reserve_for(config)

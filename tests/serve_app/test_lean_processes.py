@@ -36,7 +36,7 @@ PROCESSES = {
             "lexshard.cluster.engine.ray_actor",
             "lexshard.serve_app.deployment",
             "lexshard.serve_app.replica",
-            "lexshard.cluster.topology.reserving",
+            "lexshard.cluster.topology.reservation",
         ),
         COMPUTING,
     ),

@@ -11,10 +11,9 @@ from lexshard.cluster.config import ServeConfig
 from lexshard.cluster.joining import Versions, mismatch
 from lexshard.cluster.topology.apart import processes_apart
 from lexshard.cluster.topology.assignment import AssignmentError
-from lexshard.cluster.topology.configured import configured_processes, processes_on
+from lexshard.cluster.topology.configured import RoleResources, configured_processes, processes_on
 from lexshard.cluster.topology.nodes import NodeResources
 from lexshard.cluster.topology.placement import PlacementError, Role, place
-from lexshard.cluster.topology.plan import RoleResources
 from lexshard.cluster.topology.processes import Processes
 from lexshard.cluster.topology.reservation import bundles_of
 from tests.support.paths import DEMO, DEMO_DRAFT

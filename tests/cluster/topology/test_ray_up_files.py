@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 import yaml
 
-from lexshard.cluster.launcher.advice import advice
-from lexshard.cluster.launcher.file import ClusterFileError, read_cluster_file, unknown_keys
-from lexshard.cluster.launcher.nodes import NodeGroup, node_groups
-from lexshard.cluster.launcher.schema import strict_schema
+from lexshard.cluster.topology.ray_up import (
+    ClusterFileError,
+    NodeGroup,
+    advice,
+    node_groups,
+    read_cluster_file,
+)
 from lexshard.serve_app.cli import main
 from tests.support.manifests import misspelt
 from tests.support.paths import DEMO, ROOT
@@ -46,7 +49,7 @@ def test_ours_are_valid_and_need_no_advice(path: Path) -> None:
 def test_every_misspelt_key_is_named(path: Path, tmp_path: Path) -> None:
     missed = []
     for where, wrong in misspelt(_content(path)):
-        if where in NAMES:
+        if where in NAMES or ".node_config." in where:  # that the cloud's own API checks
             continue
         try:
             read_cluster_file(_written(tmp_path, wrong))
@@ -126,12 +129,6 @@ def test_advice_is_given(tmp_path: Path) -> None:
     told = " ".join(advice(file, node_groups(file)))
     for word in ("RAY_AUTH_MODE", "dashboard listens on 0.0.0.0", "head has 2 CPUs", "min_workers"):
         assert word in told
-
-
-def test_the_schema_is_closed_at_the_top() -> None:
-    schema = strict_schema("aws")
-    [(where, key, _)] = unknown_keys({"clustername": "x"}, schema, schema)
-    assert (where, key) == ((), "clustername")
 
 
 @pytest.mark.parametrize(("shards", "code"), [(2, 0), (8, 2)])

@@ -1,26 +1,94 @@
-"""What the roles of a gang keep in memory, in bytes, part by part.
+"""How large the parts of a model are, from its folder, and what the roles of a gang keep in memory.
 
-Weights, caches and tables: what an interpreter, CUDA's context and the activations of a step take
-comes on top, and is what `cluster.topology.nodes.USABLE_SHARE` leaves room for.
+No weight is read. What an interpreter, CUDA's context and the activations of a step take comes on
+top, and is what `cluster.topology.nodes.USABLE_SHARE` leaves room for.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from lexshard.actors.body.checkpoint import read_checkpoint
+from lexshard.actors.body.refusals import check_stored_types, model_class
 from lexshard.actors.configuration import EngineConfiguration
 from lexshard.actors.engine.memory import default_kv_bytes
 from lexshard.actors.kv_cache import BLOCK_TOKENS
 from lexshard.cluster.samplers.dense_slots import slot_bytes
 from lexshard.cluster.samplers.process import COLUMNS, SLOTS
-from lexshard.cluster.topology.model_sizes import FLOAT32, ModelSizes
 from lexshard.cluster.topology.placement import Parts
 from lexshard.kernels.quantize.layout import BLOCK, GROUP, padded
+
+FLOAT32, BFLOAT16 = 4, 2
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSizes:
+    """``parameters`` are all stored weights, ``output_parameters`` those of an output head that is
+    not the input embedding, too. ``weight_bytes`` is what one takes in memory."""
+
+    name: str
+    family: str
+    vocabulary_size: int  # the tokenizer's
+    hidden_size: int
+    layers: int
+    kv_heads: int
+    head_dim: int
+    max_positions: int
+    parameters: int
+    embedding_parameters: int
+    output_parameters: int
+    weight_bytes: int
+    fused: bool  # whether a CPU runs the fused body
+
+    def kv_block_bytes(self, number_bytes: int) -> int:
+        """Keys and values of a block of 16 tokens, ``number_bytes`` each."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * BLOCK_TOKENS * number_bytes
+
+    def runs_fused(self, configuration: EngineConfiguration) -> bool:
+        """Whether ``configuration`` runs it on the fused body, if it runs on a CPU."""
+        return self.fused and configuration.body != "general" and not configuration.fast_prefill
+
+
+def read_model_sizes(
+    folder: str | Path, dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+) -> ModelSizes:
+    """The sizes of the model in ``folder`` if it is loaded as ``dtype``.
+
+    Raises a ModelRefusedError where it could not be served.
+    """
+    from lexshard.actors.body.fused import supports
+
+    checkpoint = read_checkpoint(folder)
+    check_stored_types(checkpoint.stored_dtypes)
+    model_class(checkpoint.config)
+    config = checkpoint.config.get_text_config(decoder=True)
+    rows, columns = config.vocab_size, config.hidden_size
+    heads = config.num_attention_heads
+    half = dtype == "bfloat16" or (dtype == "auto" and "BF16" in checkpoint.stored_dtypes)
+    return ModelSizes(
+        name=Path(folder).resolve().name,
+        family=config.model_type,
+        vocabulary_size=min(rows, checkpoint.tokenizer_size or rows),
+        hidden_size=columns,
+        layers=config.num_hidden_layers,
+        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+        head_dim=getattr(config, "head_dim", None) or columns // heads,
+        max_positions=config.max_position_embeddings,
+        parameters=checkpoint.parameters,
+        embedding_parameters=rows * columns,
+        output_parameters=0 if config.tie_word_embeddings else rows * columns,
+        weight_bytes=BFLOAT16 if half else FLOAT32,
+        fused=supports(checkpoint.config),
+    )
 
 
 def kv_blocks(
     sizes: ModelSizes, configuration: EngineConfiguration, memory: int, *, on_gpu: bool
 ) -> int:
     """Blocks of the KV cache on a node with ``memory`` bytes: as the engine decides on a CPU. On a
-    GPU it takes what it measures to be left, which nobody knows before; this is what is planned."""
+    GPU it takes what it measures to be left, which nothing tells before; this is planned."""
     block = sizes.kv_block_bytes(sizes.weight_bytes if on_gpu else FLOAT32)
     length = min(configuration.max_model_len or sizes.max_positions, sizes.max_positions)
     wanted = configuration.kv_cache_bytes or default_kv_bytes(
@@ -33,8 +101,8 @@ def body_memory(
     sizes: ModelSizes, configuration: EngineConfiguration, memory: int, *, on_gpu: bool
 ) -> Parts:
     """The body with its KV cache, on a node with ``memory`` bytes."""
-    weights = sizes.body_parameters * sizes.weight_bytes
-    if not on_gpu and not _is_fused(sizes, configuration):
+    weights = (sizes.parameters - sizes.output_parameters) * sizes.weight_bytes
+    if not on_gpu and not sizes.runs_fused(configuration):
         # The general body looks embeddings up in fp32.
         weights += sizes.embedding_parameters * (FLOAT32 - sizes.weight_bytes)
     blocks = kv_blocks(sizes, configuration, memory, on_gpu=on_gpu)
@@ -46,12 +114,7 @@ def loading_bytes(sizes: ModelSizes, configuration: EngineConfiguration, *, on_g
     """What the body's process needs while it loads (`actors.body.loading`)."""
     if on_gpu:
         return sizes.parameters * sizes.weight_bytes
-    copies = 2 if _is_fused(sizes, configuration) else 1
-    return sizes.parameters * FLOAT32 * copies
-
-
-def _is_fused(sizes: ModelSizes, configuration: EngineConfiguration) -> bool:
-    return sizes.fused and configuration.body != "general" and not configuration.fast_prefill
+    return sizes.parameters * FLOAT32 * (2 if sizes.runs_fused(configuration) else 1)
 
 
 def shard_memory(
@@ -100,8 +163,3 @@ def drafter_memory(draft: ModelSizes, blocks: int) -> Parts:
         ("draft model", draft.parameters * draft.weight_bytes),
         ("draft KV cache", blocks * draft.kv_block_bytes(FLOAT32)),
     )
-
-
-def cached_tokens(blocks: int) -> int:
-    """Tokens that ``blocks`` of a KV cache hold."""
-    return blocks * BLOCK_TOKENS
