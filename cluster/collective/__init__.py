@@ -1,1 +1,1 @@
-"""Groups of processes that hold one output head: gloo, NCCL and Ray behind one protocol."""
+"""Groups of processes that hold one output head: gloo and NCCL behind one protocol."""

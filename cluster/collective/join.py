@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
 
 import torch
 from torch.distributed import Store
 
 from lexshard.actors.collective import ROOT, Collective, SingleProcess
 from lexshard.cluster.collective.gloo_links import GlooLinks, open_store, own_address
-from lexshard.cluster.collective.links import Links
-from lexshard.cluster.collective.nccl_links import NcclLinks, torch_nccl
+from lexshard.cluster.collective.nccl_links import NcclLinks, cupy_broadcast
 from lexshard.cluster.collective.star import StarCollective
-
-Library = Literal["torch", "ray"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +20,8 @@ class GroupPlan:
     other group there has had.
 
     ``seconds`` is how long one may keep another waiting in a step, ``forming_seconds`` how long all
-    may take to come. ``library`` carries the messages; hidden states go by its NCCL where every
-    process has a GPU of its own (``nccl``). With ``ray`` the processes are Ray actors, which have
-    one such group in their lives.
+    may take to come. Messages go over TCP by gloo; hidden states by NCCL where every process has a
+    GPU of its own (``nccl``).
     """
 
     name: str
@@ -34,7 +30,6 @@ class GroupPlan:
     port: int
     seconds: float
     forming_seconds: float = 60.0
-    library: Library = "torch"
     nccl: bool = False
 
 
@@ -58,39 +53,18 @@ def join(
         return SingleProcess()
     if store is None:
         store = open_store(plan.host, plan.port, plan.forming_seconds, root=rank == ROOT)
-    links: Links
-    if plan.library == "ray":
-        from lexshard.cluster.collective.ray_links import (
-            RayLinks,
-        )  # imports Ray, which others do not need
-
-        links = RayLinks(store, rank, plan.size, forming_seconds=plan.forming_seconds)
-    else:
-        links = GlooLinks(
-            store,
-            plan.name,
-            rank,
-            plan.size,
-            address=own_address(plan.host, plan.port),
-            forming_seconds=plan.forming_seconds,
-        )
-    carried = _device_links(plan, rank, store, device)
+    links = GlooLinks(
+        store,
+        plan.name,
+        rank,
+        plan.size,
+        address=own_address(plan.host, plan.port),
+        forming_seconds=plan.forming_seconds,
+    )
+    carried = None
+    if plan.nccl and device is not None:
+        connect = partial(cupy_broadcast, store, f"{plan.name}-nccl", rank, plan.size)
+        carried = NcclLinks(connect, device, plan.seconds, plan.forming_seconds)
     collective: Collective = StarCollective(links, plan.seconds, carried)
     collective.barrier()
     return collective
-
-
-def _device_links(
-    plan: GroupPlan, rank: int, store: Store, device: torch.device | None
-) -> NcclLinks | None:
-    if not plan.nccl:
-        return None
-    assert device is not None
-    name = f"{plan.name}-nccl"
-    if plan.library == "ray":
-        from lexshard.cluster.collective.ray_links import ray_nccl
-
-        broadcast = ray_nccl(name, rank, plan.size)
-    else:
-        broadcast = torch_nccl(store, name, rank, plan.size)
-    return NcclLinks(broadcast, device, plan.seconds, plan.forming_seconds)

@@ -1,4 +1,4 @@
-"""Hidden states from GPU to GPU by NCCL: torch's, or Ray's (`ray_links.ray_nccl`).
+"""Hidden states from GPU to GPU by NCCL, called through cupy.
 
 NCCL refuses two ranks on one device, has no time-out and cannot be interrupted: a `Watchdog` ends
 the process where a broadcast does not complete.
@@ -6,11 +6,11 @@ the process where a broadcast does not complete.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
-from typing import Any
 
 import torch
-from torch.distributed import BroadcastOptions, PrefixStore, Store
+from torch.distributed import Store
 
 from lexshard.actors.collective import ROOT
 from lexshard.cluster.collective.watchdog import Watchdog, end_process
@@ -20,25 +20,26 @@ Broadcast = Callable[[torch.Tensor], None]
 
 
 class NcclLinks:
-    """``broadcast`` of tensors on ``device``, watched: see `torch_nccl` and `ray_links.ray_nccl`.
-
-    The first broadcast makes the communicator; it is done here, so that no step waits for it.
+    """Broadcasts of tensors on ``device``, watched. ``connect`` gives the broadcast
+    (`cupy_broadcast`); it is called here, and once more for nothing, so that no step waits for
+    what a communicator does first.
     """
 
     def __init__(
         self,
-        broadcast: Broadcast,
+        connect: Callable[[], Broadcast],
         device: torch.device,
         seconds: float,
         forming_seconds: float = 60.0,
         bite: Callable[[str], None] = end_process,
     ) -> None:
         self.device = device
-        self._broadcast = broadcast
         forming = Watchdog(forming_seconds, bite)
         formed: list[bool] = []
         forming.expect("forming the NCCL group", lambda: bool(formed))
-        broadcast(torch.zeros(1, device=device))
+        with torch.cuda.device(device):
+            self._broadcast = connect()
+            self._broadcast(torch.zeros(1, device=device))
         torch.cuda.synchronize(device)
         formed.append(True)
         forming.close()
@@ -59,16 +60,17 @@ class NcclLinks:
         self._watchdog.close()
 
 
-def torch_nccl(store: Store, name: str, rank: int, size: int) -> Broadcast:
-    """torch's NCCL, of a group of its own that meets at ``store``."""
-    from torch.distributed import ProcessGroupNCCL  # only where torch was built with CUDA
+def cupy_broadcast(store: Store, name: str, rank: int, size: int) -> Broadcast:
+    """NCCL's broadcast through cupy, in a communicator of its own whose identity the root leaves in
+    ``store`` under ``name``. The tensors are fp32; the current stream's order is kept."""
+    from cupy.cuda import nccl  # finds the library that torch has loaded
 
-    meeting = PrefixStore(name, store)
-    group: Any = ProcessGroupNCCL(meeting, rank, size, ProcessGroupNCCL.Options())
-    options = BroadcastOptions()
-    options.rootRank = ROOT
+    if rank == ROOT:
+        store.set(name, json.dumps(nccl.get_unique_id()))
+    communicator = nccl.NcclCommunicator(size, tuple(json.loads(store.get(name))), rank)
 
     def broadcast(tensor: torch.Tensor) -> None:
-        group.broadcast([tensor], options).wait()  # of the stream, not for the result
+        stream = torch.cuda.current_stream(tensor.device).cuda_stream
+        communicator.bcast(tensor.data_ptr(), tensor.numel(), nccl.NCCL_FLOAT32, ROOT, stream)
 
     return broadcast

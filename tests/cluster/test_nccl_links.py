@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+from functools import partial
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 
 from lexshard.cluster.collective.gloo_links import open_store
 from lexshard.cluster.collective.join import GroupPlan, join
-from lexshard.cluster.collective.nccl_links import NcclLinks, torch_nccl
+from lexshard.cluster.collective.nccl_links import NcclLinks, cupy_broadcast
 
 ON_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="NCCL needs a CUDA device")
 
@@ -18,7 +24,8 @@ def test_a_group_of_one_broadcasts_on_its_device() -> None:
     store = open_store("127.0.0.1", 0, 60.0, root=True)
     device = torch.device("cuda", 0)
     bites: list[str] = []
-    links = NcclLinks(torch_nccl(store, "one", 0, 1), device, 10.0, bite=bites.append)
+    connect = partial(cupy_broadcast, store, "one", 0, 1)
+    links = NcclLinks(connect, device, 10.0, bite=bites.append)
     hidden = torch.randn(16, 4096, device=device)
     before = hidden.clone()
     for _ in range(20):
@@ -33,3 +40,47 @@ def test_a_plan_with_nccl_needs_a_gpu_of_every_process() -> None:
     plan = GroupPlan("no-gpu", 2, "127.0.0.1", 1, seconds=1.0, nccl=True)
     with pytest.raises(ValueError, match="CUDA device of every process"):
         join(plan, 0, device=torch.device("cpu"))
+
+
+class FakeNccl(ModuleType):
+    """What `cupy.cuda.nccl` has, in memory: what communicators were made of and asked for."""
+
+    NCCL_FLOAT32 = 7
+
+    def __init__(self) -> None:
+        super().__init__("cupy.cuda.nccl")
+        self.identity = tuple(range(-64, 64))
+        self.made: list[tuple[int, tuple[int, ...], int]] = []
+        self.asked: list[tuple[int, ...]] = []
+
+    def get_unique_id(self) -> tuple[int, ...]:
+        return self.identity
+
+    def NcclCommunicator(self, *made: Any) -> Any:  # noqa: N802
+        self.made.append(made)
+        return SimpleNamespace(bcast=lambda *asked: self.asked.append(asked))
+
+
+def test_all_ranks_make_a_communicator_of_the_roots_identity_and_broadcast_in_its_stream(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nccl, cuda = FakeNccl(), ModuleType("cupy.cuda")
+    cuda.nccl = nccl  # type: ignore[attr-defined]
+    for name, module in (("cupy", ModuleType("cupy")), ("cupy.cuda", cuda)):
+        monkeypatch.setitem(sys.modules, name, module)
+    stream = SimpleNamespace(cuda_stream=11)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    store = open_store("127.0.0.1", 0, 60.0, root=True)
+    others = {rank: open_store("127.0.0.1", store.port, 60.0, root=False) for rank in (1, 2)}
+    ranks = [
+        threading.Thread(target=cupy_broadcast, args=(own, "three", rank, 3))
+        for rank, own in others.items()
+    ]
+    for each in ranks:
+        each.start()
+    hidden = torch.zeros(2, 4)
+    cupy_broadcast(store, "three", 0, 3)(hidden)
+    for each in ranks:
+        each.join(60)
+    assert sorted(nccl.made, key=lambda made: made[2]) == [(3, nccl.identity, n) for n in range(3)]
+    assert nccl.asked == [(hidden.data_ptr(), 8, nccl.NCCL_FLOAT32, 0, 11)]
