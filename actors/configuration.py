@@ -16,8 +16,8 @@ TierName = Literal["int8", "int4", "int4-dither", "1-bit"]
 DEFAULT_TIERS: tuple[TierName, ...] = ("int8", "int4")
 HeadChoice = Literal["auto", "certified", "paper", "dense"]
 SamplerPlacement = Literal["threads", "processes", "ray"]
-VerifyMode = Literal["coupled", "greedy", "exact", "sigmoid"]
-BY_DISTRIBUTION: tuple[VerifyMode, ...] = ("exact", "sigmoid")
+VerifyMode = Literal["same-token", "greedy", "same-distribution", "sigmoid"]
+BY_DISTRIBUTION: tuple[VerifyMode, ...] = ("same-distribution", "sigmoid")
 DraftLength = Literal["auto", "measured", "stepping", "fixed"]
 ShardAssignmentMethod = Literal[
     "blocks-round-robin",
@@ -36,50 +36,7 @@ NGRAM = "ngram"  # in the place of a draft model's folder
 
 @dataclass(frozen=True, slots=True)
 class EngineConfiguration:
-    """Settings of one engine; those with a description are options of a server, too.
-
-    ``device`` is where the body computes; "auto" takes a GPU where there is one.
-    ``head`` says how tokens are found, which does not change them: "certified" screens with
-    low-precision copies of the output weights, "dense" with the weights, "auto" with what is
-    fastest here, "paper" with CSV-Decode's cluster bounds. ``tiers`` are the copies to choose from:
-    "int4-dither" and "1-bit" have certificates that hold with a stated probability. ``index`` is
-    the file of those copies and clusters (see ``lexshard index``); None looks beside the model, and
-    builds what is missing.
-    ``shards`` is how many processes share the output rows: the engine's own and as many Ray actors
-    as it takes. ``shard_assignment`` says which rows are whose: blocks of 64 tokens, or clusters of
-    the index, in turn, side by side, near ones together, or so that each has as much of the tokens
-    in the file ``shard_trace``. None of that changes a token; a shard that is lost, or keeps a step
-    waiting for ``shard_seconds``, is replaced in the midst of a step, by one of ``shard_spares``
-    where there are any.
-    ``kv_cache_bytes`` None takes what ``max_running`` sequences of full length need, at most a
-    tenth of the machine's memory; on a GPU at most what its weights, its head and the largest step
-    leave of ``gpu_memory_utilization`` of its memory, which is measured. ``threads`` None has steps
-    of one row and of several timed with every number of threads when the engine starts, and takes
-    what is fastest for each; one core is left to HTTP where there are more than two, and one to
-    samplers. ``step_tokens`` bounds the tokens computed in one step: a smaller value keeps
-    inter-token latency even while long prompts come in, a larger one computes prompts faster; None
-    takes what suits the device (`tokens_of_a_step`).
-    ``batch_invariant`` has a GPU compute every step in pieces of 64 rows, fewer padded to as many;
-    on a CPU a row never depends on those beside it. ``no_compile`` keeps a GPU from compiling the
-    model's layers (torch.compile), which takes a while at start. ``attention`` "triton" has a GPU
-    attend by our kernels even where FlashInfer is installed. ``samplers`` decide tokens beside the
-    next step's forward pass, with ``sampler_threads`` each; 0 decides in the engine's own thread,
-    between the steps. ``sampler_placement`` says where they run. ``hot_vocabulary`` is the
-    file of tokens to look at first (see ``lexshard hotset``). ``draft`` guesses tokens that one
-    step then verifies together: the folder of a draft model of the same tokenizer, or ``ngram`` for
-    what followed the last few tokens when they stood in the text before. ``verify`` "coupled" tests
-    whether a guess is what the target draws, so that guesses change when tokens come, never which;
-    "greedy" the same for requests at temperature 0 only. "exact" tests what guesses were drawn from
-    against the target's distribution: each token has that distribution, but which it is depends on
-    the guesses. "sigmoid" is the papers' approximation of it, by sigmoids of ``sigmoid_alpha`` and
-    ``sigmoid_beta``, and is not exact. ``draft_tokens`` is the longest draft; ``draft_length`` says
-    how long each is: "measured" goes by acceptance and costs and guesses nothing where that does
-    not pay, "stepping" by the papers' rule, "fixed" always guesses as many as it may, "auto" is
-    "measured" where lengths change no token, else "stepping", which does not go by the clock.
-    ``draft_head`` is what a draft model looks at: "full" all its vocabulary, "static" the tokens
-    drawn most often, "router" the clusters that its router chooses, "certified" what a certified
-    head cannot exclude, "auto" a static list where the folder has a router's file, else all.
-    """
+    """Settings of one engine; those with a description are options of a server, too."""
 
     model: str = field(
         metadata=setting(
@@ -99,6 +56,8 @@ class EngineConfiguration:
         default=None,
         metadata=setting("longest prompt plus output", group="model", metavar="TOKENS", least=1),
     )
+    # None: what ``max_running`` sequences of full length need, at most a tenth of the machine's
+    # memory, or of what ``gpu_memory_utilization`` leaves.
     kv_cache_bytes: int | None = field(
         default=None,
         metadata=setting(
@@ -110,6 +69,7 @@ class EngineConfiguration:
             in_bytes=True,
         ),
     )
+    # What weights, head and the largest step leave of it is measured.
     gpu_memory_utilization: float = field(
         default=0.9,
         metadata=setting(
@@ -118,6 +78,8 @@ class EngineConfiguration:
             metavar="SHARE",
         ),
     )
+    # None: steps of one row and of several are timed with every number of threads when the engine
+    # starts. One core is left to HTTP where there are more than two, and one to samplers.
     threads: int | None = field(
         default=None,
         metadata=setting(
@@ -130,12 +92,14 @@ class EngineConfiguration:
     fast_prefill: bool = field(
         default=False, metadata=setting("faster prompts, not batch-invariant", group="model")
     )
+    # In pieces of 64 rows, fewer padded to as many. On a CPU a row never depends on others.
     batch_invariant: bool = field(
         default=False,
         metadata=setting(
             "on a GPU, steps of one fixed shape: tokens do not depend on the batch", group="model"
         ),
     )
+    # Without torch.compile, which takes a while at start.
     no_compile: bool = field(
         default=False,
         metadata=setting(
@@ -148,12 +112,15 @@ class EngineConfiguration:
             "on a GPU, auto (FlashInfer where it is installed and right) or triton", group="model"
         ),
     )
+    # "certified" screens with low-precision copies of the output weights, "dense" with the weights,
+    # "auto" with what is fastest here, "paper" with CSV-Decode's cluster bounds. No token changes.
     head: HeadChoice = field(
         default="auto",
         metadata=setting(
             "auto, certified, paper or dense: how tokens are found, never which", group="head"
         ),
     )
+    # The copies; "int4-dither" and "1-bit" have certificates that hold with a stated probability.
     tiers: tuple[TierName, ...] = field(
         default=DEFAULT_TIERS,
         metadata=setting(
@@ -162,12 +129,14 @@ class EngineConfiguration:
             flag="--tier",
         ),
     )
+    # The file of copies and clusters (``lexshard index``); what is missing is built.
     index: str | None = field(
         default=None,
         metadata=setting(
             "vocabulary index (default: beside the model)", group="head", metavar="FILE"
         ),
     )
+    # The engine's own process and as many Ray actors as it takes. No token depends on shards.
     shards: int = field(
         default=1,
         metadata=setting(
@@ -177,6 +146,8 @@ class EngineConfiguration:
             least=1,
         ),
     )
+    # Blocks of 64 tokens, or clusters of the index: in turn, side by side, near ones together, or
+    # so that each shard has as much of the tokens in ``shard_trace``.
     shard_assignment: ShardAssignmentMethod = field(
         default="blocks-round-robin",
         metadata=setting(
@@ -223,6 +194,7 @@ class EngineConfiguration:
             least=1,
         ),
     )
+    # Fewer keep inter-token latency even while long prompts come in, more compute prompts faster.
     step_tokens: int | None = field(
         default=None,
         metadata=setting(
@@ -257,6 +229,7 @@ class EngineConfiguration:
             "tokens to look at first (lexshard hotset build)", group="sampling", metavar="FILE"
         ),
     )
+    # A folder of the same tokenizer, or "ngram": what followed the last few tokens earlier.
     draft: str | None = field(
         default=None,
         metadata=setting(
@@ -265,10 +238,14 @@ class EngineConfiguration:
             metavar="MODEL",
         ),
     )
+    # "same-token": a guess stands if the target draws it: when tokens come changes, never which.
+    # "greedy": the same, for requests at temperature 0 only. "same-distribution": what guesses were
+    # drawn from is tested against the target's distribution, which each token has; which token it
+    # is depends on the guesses. "sigmoid": the papers' approximation of that, which is not exact.
     verify: VerifyMode = field(
-        default="coupled",
+        default="same-token",
         metadata=setting(
-            "coupled (default), greedy, exact or sigmoid: how guesses are tested",
+            "same-token (default), greedy, same-distribution or sigmoid: how guesses are tested",
             group="speculation",
         ),
     )
@@ -284,12 +261,18 @@ class EngineConfiguration:
         default=5,
         metadata=setting("longest draft (default 5)", group="speculation", metavar="N", least=1),
     )
+    # "measured" goes by acceptance and costs, and guesses nothing where that does not pay;
+    # "stepping" by the papers' rule; "fixed" guesses as many as it may; "auto" is "measured" where
+    # lengths change no token, else "stepping", which does not go by the clock.
     draft_length: DraftLength = field(
         default="auto",
         metadata=setting(
             "auto, measured, stepping or fixed: how long each draft is", group="speculation"
         ),
     )
+    # "full": all its vocabulary. "static": the tokens drawn most often. "router": the clusters that
+    # its router chooses. "certified": what a certified head cannot exclude. "auto": a static list
+    # where the folder has a router's file, else all.
     draft_head: DraftHeadChoice = field(
         default="auto",
         metadata=setting(

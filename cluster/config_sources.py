@@ -6,6 +6,7 @@ be ignored. Every error is one line that names the option, what was given and wh
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -27,7 +28,12 @@ KEYS, KEY_FILE = "api_keys", "api_key_file"
 # Of the process, not of the server: where its caches are (`kernels.home`), what it compiles for
 # (`kernels.processor`), and with which key `lexshard status` asks.
 PROCESS_VARIABLES = frozenset({"LEXSHARD_HOME", "LEXSHARD_CPU", "LEXSHARD_API_KEY"})
+# Words that values of an option had once, and what they are called now.
+RENAMED = {"verify": {"coupled": "same-token", "exact": "same-distribution"}}
 PROCESSORS = ("", "avx2")  # those of `kernels.processor`, which an API process does without
+
+
+logger = logging.getLogger("lexshard.config")
 
 
 class ConfigError(ValueError):
@@ -104,9 +110,20 @@ def config_sources(
         ConfigError: the file cannot be read or a variable of ours is unusable.
     """
     file = {} if path is None else _read_file(Path(path))
+    told = {key: _word_of_today(key, value, f"file {path}") for key, value in file.items()}
+    typed = {key: _word_of_today(key, value, "flag") for key, value in flags.items()}
     return ConfigSources(
-        None if path is None else str(path), file, environment_values(environment), flags
+        None if path is None else str(path), told, environment_values(environment), typed
     )
+
+
+def _word_of_today(key: str, value: Any, where: str) -> Any:
+    """``value``, or what it is called now, which is told."""
+    new = RENAMED.get(key, {}).get(value) if isinstance(value, str) else None
+    if new is None:
+        return value
+    logger.warning("%s: %s %s is called %s now: write that", where, key, value, new)
+    return new
 
 
 # -- the file -------------------------------------------------------------------------------------
@@ -171,9 +188,9 @@ def environment_values(environment: Mapping[str, str]) -> dict[str, Any]:
         if variable not in options:
             nearest = _nearest(variable, options)
             raise ConfigError(f"unknown environment variable {variable}{nearest}")
-        values[options[variable].key] = value_of_text(
-            options[variable], text, where=f"environment variable {variable}"
-        )
+        option, where = options[variable], f"environment variable {variable}"
+        today = _word_of_today(option.key, text, where)
+        values[option.key] = value_of_text(option, today, where=where)
     return values
 
 

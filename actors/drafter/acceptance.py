@@ -1,6 +1,6 @@
 """How many guesses of a draft stand with a head, counted offline over texts the target wrote.
 
-With noise shared by draft and target (`coupled`), a guess stands if it is the token the target
+With noise shared by draft and target (`same-token`), a guess stands if it is the token the target
 drew. A guess depends on the clusters its step looks at through the best row of each alone, so one
 pass over the head answers every number of clusters at once.
 """

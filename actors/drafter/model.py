@@ -16,7 +16,7 @@ from lexshard.kernels.draft import DraftHead, PendingTokens, check_head, draft
 
 
 class ModelDrafter:
-    """Guesses with a draft model on the CPU, drawn with the target's own noise (``coupled``).
+    """Guesses with a draft model on the CPU, drawn with the target's own noise (``same-token``).
 
     Takes ``body`` over and gives it a KV cache of ``blocks`` blocks. ``head`` says which rows are
     looked at; ids from ``vocabulary_size`` on, the target's, are never guessed. What is guessed

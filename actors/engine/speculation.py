@@ -40,7 +40,7 @@ class Speculation:
         self,
         drafter: Drafter,
         make_rule: Callable[[], LengthRule],
-        verify: VerifyMode = "coupled",
+        verify: VerifyMode = "same-token",
     ) -> None:
         self.forced_length: int | None = None
         self._drafter = drafter
@@ -48,7 +48,7 @@ class Speculation:
         self._rule = make_rule()
         self._greedy = verify == "greedy"
         self._by_distribution = verify in BY_DISTRIBUTION
-        self._exactly = verify == "exact"
+        self._exactly = verify == "same-distribution"
         self._drafted: Collection[int] = ()  # in the step before
         # Of each sequence what its last guesses were drawn from.
         self._proposals: dict[int, Sequenced[Proposal]] = {}

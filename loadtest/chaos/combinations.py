@@ -59,7 +59,9 @@ def shapes(draft: str) -> dict[str, Shape]:
         "draft model": Shape(model),
         "n-grams": Shape({"draft": "ngram", "draft_length": "fixed"}),
         "right guesses": Shape({"draft_length": "fixed"}, guesses=0.8),
-        "exact": Shape({**model, "verify": "exact", "draft_length": "fixed"}, same=False),
+        "exact": Shape(
+            {**model, "verify": "same-distribution", "draft_length": "fixed"}, same=False
+        ),
         "sampler threads": Shape({**model, "samplers": 2, "sampler_placement": "threads"}),
         "sampler processes": Shape({"draft": "ngram", "samplers": 2}),
         "little room": Shape({"draft_length": "stepping"}, guesses=0.6, blocks=16),

@@ -86,6 +86,18 @@ def test_a_bad_file_is_told_in_one_line_with_key_value_and_remedy(
     assert "\n" not in message
 
 
+@pytest.mark.parametrize("given", ["file", "environment", "flag"])
+def test_an_earlier_word_is_taken_and_told_with_that_of_today(
+    given: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for earlier, today in (("coupled", "same-token"), ("exact", "same-distribution")):
+        path = written(tmp_path, f"verify: {earlier}\n") if given == "file" else None
+        environment = {"LEXSHARD_VERIFY": earlier} if given == "environment" else {}
+        flags = {"model": "a"} | ({"verify": earlier} if given == "flag" else {})
+        assert config_sources(path, environment, flags).config().verify == today
+        assert f"verify {earlier} is called {today} now" in caplog.text
+
+
 def test_a_file_that_others_can_read_holds_no_keys(tmp_path: Path) -> None:
     path = written(tmp_path, "model: a\napi_keys: [sk-1]\n")
     assert load_config(path, {}).api_keys == ["sk-1"]

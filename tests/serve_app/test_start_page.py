@@ -39,7 +39,7 @@ RICH = INFORMATION | {
     "head": "certified (int8, dense-fp32 from 16 rows on; for top-k int8, int4 from 2 rows on, "
     "dense-fp32 from 32 rows on), on the GPU",
     "decisions": "beside the forward pass by 4 samplers in Ray actors, 2 threads each",
-    "drafts": "Some-Small-Instruct-Model-1B (static), 0 to 5 tokens ahead, coupled verification",
+    "drafts": "Some-Small-Instruct-Model-1B (static), 0 to 5 tokens ahead, same-token verification",
     "head_timings": TIMINGS,
 }
 

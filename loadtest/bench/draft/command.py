@@ -1,6 +1,6 @@
 """``lexshard bench draft``: how long drafts stand with each draft head, and what looking costs.
 
-The target writes a text after every prompt once, with the noise that drafting in ``coupled`` mode
+The target writes a text after every prompt once, with the noise that drafting by ``same-token``
 shares. The draft computes its hidden states over those texts; a guess depends on the true text
 before it alone, since nothing behind a wrong guess counts, so every head is counted on the same
 positions without drafting again. Heads: all rows; the router with its position-aware budgets, with

@@ -22,12 +22,12 @@ from tests.support.speculation_cases import drafting_engine, requests_of, run_an
 
 FALSE_ALARM = 1e-4  # of each statistical check; seeds are fixed
 CHOICES = 4  # tokens that each place has
-EXACT: dict[str, Any] = {"verify": "exact", "draft": str(DEMO_DRAFT)}
+EXACT: dict[str, Any] = {"verify": "same-distribution", "draft": str(DEMO_DRAFT)}
 DRAFTERS: dict[str, dict[str, Any]] = {
     "static head": EXACT,
     "full head": {**EXACT, "draft_head": "full", "draft_tokens": 3},
     "stepping": {**EXACT, "draft_length": "stepping"},
-    "look-up": {"verify": "exact", "draft": "ngram"},
+    "look-up": {"verify": "same-distribution", "draft": "ngram"},
     "samplers": {**EXACT, "samplers": 2, "sampler_placement": "threads"},
 }
 PARAMETERS = SamplingParameters(temperature=1.1, top_k=CHOICES, max_tokens=5, ignore_eos=True)
@@ -143,7 +143,9 @@ def coupling_of(p: np.ndarray, q: np.ndarray) -> float:
     return float(sum(1.0 / np.maximum(p / p[i], q / q[i]).sum() for i in both))
 
 
-@pytest.mark.parametrize(("verify", "formula"), [("exact", overlap_of), ("coupled", coupling_of)])
+@pytest.mark.parametrize(
+    ("verify", "formula"), [("same-distribution", overlap_of), ("same-token", coupling_of)]
+)
 def test_guesses_stand_as_often_as_the_formula_says(
     laws: dict[tuple[int, ...], dict[int, float]],
     prompt: tuple[int, ...],
@@ -229,7 +231,7 @@ def test_bounds_decide_what_all_logits_decide(
     assert opened[0] < 0.3 * opened[1]
 
 
-@pytest.mark.parametrize("verify", ["exact", "sigmoid"])
+@pytest.mark.parametrize("verify", ["same-distribution", "sigmoid"])
 def test_sequences_that_give_up_their_blocks_go_on(
     prompt_ids: list[tuple[int, ...]], verify: str
 ) -> None:
