@@ -1,4 +1,4 @@
-"""What runs in the place of an agent that a Ray node insists on and nobody asks anything: it waits,
+"""What runs in the place of an agent that a Ray node insists on, but that is never asked: it waits,
 and ends with the node. Run by its path with next to nothing imported, in ten megabytes."""
 
 import ctypes

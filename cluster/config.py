@@ -40,7 +40,7 @@ Name = Annotated[str, Field(pattern=r"\S")]
 Origin = Annotated[str, Field(pattern=r"^(\*|https?://[^\s/]+)$")]
 RootPath = Annotated[str, Field(pattern=r"^(/[^/\s]+)+$")]
 Url = Annotated[str, Field(pattern=r"^https?://\S+$")]
-# An empty key would open the server to everyone who sends an empty one.
+# An empty key would open the server to every client that sends an empty one.
 Key = Annotated[str, Field(pattern=r"^\S+( +priority=-?\d{1,9})?$")]
 
 
@@ -58,7 +58,7 @@ def option(
 
     Its key is the ``alias`` among the ``rules`` (which are pydantic's), else its name; ``group`` is
     one of ``GROUPS``. ``flag`` and ``metavar`` are the command line's words where the key does not
-    give them. What is ``secret`` has no flag, for everybody can list the processes of a machine,
+    give them. What is ``secret`` has no flag, for every user can list the processes of a machine,
     and is never shown.
     """
     words: dict[str, Any] = {"metavar": metavar, "flag": flag, "secret": secret, "group": group}

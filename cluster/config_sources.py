@@ -164,7 +164,7 @@ def _read_keys(path: str) -> list[str]:
 
 def _refuse_readable(path: Path, why: str = "") -> None:
     if path.stat().st_mode & 0o007:
-        raise ConfigError(f"everybody on this machine can read {path}{why}: chmod 600 it")
+        raise ConfigError(f"every user of this machine can read {path}{why}: chmod 600 it")
 
 
 # -- the environment ------------------------------------------------------------------------------

@@ -217,7 +217,7 @@ def fit_for_clients(
         elif head.strip() == "frontend http_frontend":
             lines = [
                 f"    bind {listen}",
-                "    # Serve's own paths are nobody's business.",
+                "    # Serve's own paths are for no client.",
                 "    acl serves_own path,url_dec -m beg /-/",
                 "    http-request return status 404 default-errorfiles if serves_own",
                 "    http-request set-header x-forwarded-for %[src]",
@@ -253,9 +253,9 @@ def with_last_replicas(configuration: str, kept: Path) -> str:
 
 
 def _is_replaced(line: str) -> bool:
-    """Serve's errors in plain text; its number of connections; logs nobody reads; its own proxy in
-    reserve, where requests would wait for a replica instead of being told that there is none; and
-    splicing: after a spliced body HAProxy does not notice that the client has left."""
+    """Serve's errors in plain text; its number of connections; logs without a reader; its own proxy
+    in reserve, where requests would wait for a replica instead of being refused; and splicing:
+    after a spliced body HAProxy does not notice that the client has left."""
     line = line.strip()
     replaced = (
         "errorfile ",

@@ -1,7 +1,7 @@
-"""Processes that are kept: whoever ends is known at once, without looking, and can be started anew.
+"""Processes that are kept: the end of one is known at once, and it can be started anew.
 
 Each is told what to do by the first line of its standard input, which stays open: its end tells a
-process that nobody keeps it any more.
+process that its keeper has gone.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class KeptProcesses:
             stdout=self._output,
             stderr=self._output and subprocess.STDOUT,
             pass_fds=role.files,
-            start_new_session=True,  # a terminal's Ctrl-C is heard by who keeps them alone
+            start_new_session=True,  # a terminal's Ctrl-C is heard by their keeper alone
         )
         self._processes[role.name] = process
         assert process.stdin is not None

@@ -1,7 +1,7 @@
 """A Ray node with nothing beside it that a server of one machine does not need.
 
 Ray starts a dashboard's server, two agents and an autoscaler's monitor with every head node: 400 MB
-and seconds of two cores, for what nobody asks here. The server and the monitor are left out; the
+and seconds of two cores, for what is not used here. The server and the monitor are left out; the
 agents the node insists on, so others stand in for them. What they do is lost with them: the
 dashboard, Ray's own metrics, and runtime environments, of which there are none.
 """
@@ -28,7 +28,7 @@ from ray._raylet import (  # type: ignore[attr-defined]
 
 from lexshard.cluster import agent_stand_in
 
-# The node waits until its agents have said where they listen; -1: nowhere, so nobody tries.
+# The node waits until its agents have said where they listen; -1: nowhere, so no client tries.
 _PORTS = {
     METRICS_AGENT_PORT_NAME: -1,
     METRICS_EXPORT_PORT_NAME: -1,
@@ -40,7 +40,7 @@ _WORKERS = "--num_prestart_python_workers"
 
 
 class LeanNode(Node):
-    """A head node; ``workers`` processes are started before anybody asks for them."""
+    """A head node; ``workers`` processes are started before they are asked for."""
 
     def __init__(self, ray_params: RayParams, *, workers: int, **options: Any) -> None:
         self._workers = workers

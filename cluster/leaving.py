@@ -38,7 +38,7 @@ def end_serve(application: str) -> tuple[str, ...]:
 
 def _end_quietly() -> None:
     """Ray would tell, in red, of every call to an actor that is now ended on purpose, among them
-    the one that ends Serve, and of "infinite retries" that nobody will see."""
+    the one that ends Serve, and of "infinite retries" that never begin."""
     from ray._private import worker
 
     def tell_nobody(*_: Any, **__: Any) -> None:
@@ -66,7 +66,7 @@ def abandon_ray() -> None:
 
 def kill_own_actors(namespace: str | None = None) -> None:
     """Kills the named actors of this program, those that its actors have started among them, in one
-    ``namespace`` or in all. Actors without names end with who started them."""
+    ``namespace`` or in all. Actors without names end with their owner."""
     import ray
     from ray._private.state import actors
 

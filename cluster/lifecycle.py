@@ -15,7 +15,7 @@ ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS": "0",
     "RAY_worker_niceness": "0",  # Ray's own 15 lets any other work starve the engine
-    # Ten times a second a node says what it has, to nobody but itself.
+    # Ten times a second a node says what it has, to itself alone.
     "RAY_raylet_report_resources_period_milliseconds": "1000",
     "RAY_gcs_pull_resource_loads_period_milliseconds": "5000",
 }

@@ -1,4 +1,4 @@
-"""Ports for servers that are started when somebody needs one."""
+"""Ports for servers that are started on demand."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 def free_port() -> int:
-    """A port of the local machine that nobody listens to.
+    """A port of the local machine on which nothing listens.
 
     Not one that the kernel hands out: a server takes a while to start, and Ray's many processes
     are given such ports meanwhile.

@@ -1,7 +1,7 @@
 """Folders for socket files: only this user enters them, and those of dead owners are found.
 
 An owner holds a lock on a file in its folder. The system takes the lock from a process that ends,
-however it ends, so a folder whose lock can be had belongs to nobody.
+however it ends, so a folder whose lock can be had has no owner.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class PrivateFolder:
         unfinished = Path(tempfile.mkdtemp(prefix=_UNFINISHED_PREFIX))
         self._lock = os.open(unfinished / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
-        # Under its own name only now: nobody may find it before it is locked.
+        # Under its own name only now: no process may find it before it is locked.
         self.path = unfinished.with_name(PREFIX + unfinished.name.removeprefix(_UNFINISHED_PREFIX))
         unfinished.rename(self.path)
 
     def remove(self) -> None:
-        """Twice does no harm, nor that somebody else has cleared the temporary directory."""
+        """Twice does no harm, nor that another program has cleared the temporary directory."""
         shutil.rmtree(self.path, ignore_errors=True)
         if self._lock >= 0:
             os.close(self._lock)

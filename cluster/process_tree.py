@@ -1,4 +1,4 @@
-"""Who outlives whom: processes that end with their parent, and one that leaves no orphans.
+"""Processes that end with their parent, and one that leaves no orphans.
 
 On systems without Linux's process control the promises are Ray's own: its workers notice the death
 of their node within some ten seconds.
@@ -42,7 +42,7 @@ def reap_orphans(own: Collection[int]) -> None:
 
 def end_descendants(grace_seconds: float = 0.0) -> None:
     """Ends every process that this one or a descendant of it started: politely, and without
-    mercy whoever is still there after ``grace_seconds``."""
+    mercy the processes that are still there after ``grace_seconds``."""
     this = psutil.Process()
     deadline = time.monotonic() + grace_seconds
     if grace_seconds:

@@ -1,4 +1,4 @@
-"""What Serve's controller, which it lets nobody configure, is told where it starts."""
+"""What Serve's controller, which has no configuration, is told where it starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may come in: decided before a prompt is tokenised, counted until its last token."""
+"""Which requests may enter: decided before a prompt is tokenised, counted until its end."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Ticket:
 
     @contextmanager
     def released_on_error(self) -> Iterator[None]:
-        """For the time in which nobody else would release it."""
+        """For the time in which nothing else would release it."""
         try:
             yield
         except BaseException:
@@ -64,16 +64,16 @@ class Accounts(Protocol):
     def waiting_tokens(self) -> int: ...
 
     def alone(self) -> AbstractContextManager[None]:
-        """Inside the ``with`` nobody else enters. Raises `ApiError` where that cannot be had."""
+        """Inside the ``with`` no other enters. Raises `ApiError` where that cannot be had."""
 
     def forget_the_dead(self) -> bool:
-        """Takes back what nobody is left to take back; whether there was any. Call it `alone`."""
+        """Takes back what dead processes had taken; whether there was any. Call it `alone`."""
 
     def of(self, client: str) -> Account:
         """A picture of it. Call it `alone`."""
 
     def others_waiting(self, client: str, most: int) -> int:
-        """The waiting tokens of everybody else, at most so many of each. Call it `alone`."""
+        """The waiting tokens of all other clients, at most so many of each. Call it `alone`."""
 
     def enter(self, client: str, requests: int, sequences: int) -> None:
         """Call it `alone`. Raises `ApiError` where no more clients can be counted."""
@@ -84,7 +84,7 @@ class Accounts(Protocol):
 
 
 class LocalAccounts:
-    """Those of a server with one API process: nobody else counts, nobody else dies."""
+    """Those of a server with one API process: no other counts, no other dies."""
 
     def __init__(self) -> None:
         self.sequences = 0
@@ -194,7 +194,7 @@ class Admission:
         self._accounts.leave(ticket.client, max(1, ticket.sequences), ticket.sequences)
 
     def forget_the_dead(self) -> None:
-        """So that what is counted is what lives, for whoever wants to show it."""
+        """So that what is counted is what lives, for metrics."""
         with suppress(ApiError), self._accounts.alone():
             self._accounts.forget_the_dead()
 

@@ -12,7 +12,7 @@ from lexshard.serve_app.openai.errors import unauthorized
 
 @dataclass(frozen=True, slots=True)
 class KeyOwner:
-    """Who holds a key, named by a piece of its hash. ``lowest_priority`` is how far before the
+    """The owner of a key, named by a piece of its hash. ``lowest_priority`` is how far before the
     default of 0 its requests may ask to go."""
 
     name: str

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from lexshard.serve_app.openai.errors import ApiError, overloaded, rate_limited
 
 LEAST_TOTAL = 64 * 1024 * 1024
-# HAProxy hands over what is shorter in one piece, so nobody can keep it half sent: not counted.
+# HAProxy hands over what is shorter in one piece, so no client can keep it half sent: not counted.
 SHORT_BODY = 16 * 1024
 # That an announced body waits, unread, before it is refused: uploads on a good line take less.
 ROOM_SECONDS = 5.0
@@ -19,8 +19,8 @@ class BodyRoom:
     """What one API process holds of bodies that are arriving, or have not been parsed yet: room for
     four of the largest, at least `LEAST_TOTAL`, and half of that for one client.
 
-    Who announces a length gets all of it at once, or waits holding nothing; so no two bodies that
-    have half arrived wait for each other. Without one a body takes room as it comes.
+    A client that announces a length gets all of it at once, or waits holding nothing; so no
+    two bodies that have half arrived wait for each other. Without one it takes room as it comes.
     """
 
     def __init__(self, largest: int) -> None:

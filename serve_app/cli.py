@@ -103,7 +103,7 @@ COMMANDS = {
         "lexshard.loadtest.bench.serve.options",
     ),
     ("bench", "rest"): Command(
-        "lexshard.loadtest.bench.rest.command", "measure what a server costs while nobody asks it"
+        "lexshard.loadtest.bench.rest.command", "measure what a server costs at rest"
     ),
     ("bench", "start"): Command(
         "lexshard.loadtest.bench.start.command",
@@ -175,7 +175,7 @@ def parser_of(words: tuple[str, ...]) -> argparse.ArgumentParser:
 
 
 # As a shell tells of a program that SIGPIPE ended.
-NOBODY_READS = 141
+READER_GONE = 141
 HELP = ("-h", "--help")
 
 
@@ -201,9 +201,9 @@ def _run(command: Command, given: argparse.Namespace) -> int:
     try:
         code: int | None = importlib.import_module(command.module).run(given)
         sys.stdout.flush()
-    except BrokenPipeError:  # whoever reads, `head` say, has read enough
+    except BrokenPipeError:  # the reader, `head` say, has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return NOBODY_READS
+        return READER_GONE
     return code or 0
 
 

@@ -39,7 +39,7 @@ class EngineClient(Protocol):
         come to their end, and those that do not are told why they stop."""
 
     async def roles(self) -> Sequence[RunningRole]:
-        """Who does what in the engine, and where; none where it does not answer."""
+        """The roles of the engine and where they are; none where it does not answer."""
 
     async def faults(self) -> Sequence[LoggedFault]:
         """What has gone wrong in the engine last; nothing where it does not answer."""

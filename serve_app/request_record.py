@@ -13,7 +13,7 @@ from lexshard.serve_app.observability.trace_context import TraceContext
 class RequestRecord:
     """Times are ``time.monotonic`` seconds.
 
-    ``client`` is who asks. ``lowest_priority`` is the first they may go (a lower ``priority`` goes
+    ``client`` sent it. ``lowest_priority`` is the first it may go (a lower ``priority`` goes
     earlier), ``cache_salt`` names the prefix cache their prompts share; authentication says both.
 
     ``piece_times`` are when tokens came from the engine, once a step. ``began`` is what the engine

@@ -76,7 +76,7 @@ class ServerState:
         return (config.verify, config.draft, *map(str, (*rules, *limits)))
 
     async def report(self) -> dict[str, Any]:
-        """What ``GET /status`` tells: who does what, in which process, and how busy all are."""
+        """What ``GET /status`` tells: the roles, in which process, and how busy all are."""
         words = f"one of {self.config.api_processes}: the one that answers"
         api = RunningRole("api", 0, here(), "cpu", words)
         return {

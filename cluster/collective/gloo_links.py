@@ -21,7 +21,7 @@ from lexshard.actors.collective import (
 )
 
 _TAG = 0
-# Nothing waits for longer; who gave no time-out waits for this.
+# Nothing waits for longer; a wait without a time-out waits for this.
 _FOREVER = timedelta(days=3650)
 
 
@@ -30,7 +30,7 @@ def open_store(host: str, port: int, forming_seconds: float, *, root: bool) -> T
     ``port`` is 0 (see ``.port``), the others connect.
 
     It listens at ``host`` alone; torch by itself would at every address of the machine. Raises
-    OSError where the root cannot, and `CollectiveTimeoutError` where nobody answers there in time.
+    OSError where the root cannot, and `CollectiveTimeoutError` where there is no answer in time.
     """
     listener = socket.create_server((host, port)) if root else None
     try:
@@ -82,7 +82,7 @@ class GlooLinks:
         options = gloo._Options()
         options._timeout = timedelta(seconds=forming_seconds)
         options._devices = [gloo.create_device(hostname=address)]
-        self._store = store  # the root's serves those who come later
+        self._store = store  # the root's serves later members
         try:
             self._group: Any = gloo(PrefixStore(name, store), rank, size, options)
         except RuntimeError as error:

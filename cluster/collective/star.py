@@ -1,8 +1,8 @@
 """A `Collective` whose root speaks with every other process by itself.
 
-Messages are small and the root must hear from everyone in any case: in a star each takes one hop,
-and the root knows at once who is missing. Rings and trees would share out the root's traffic, which
-only hidden states have enough of; between GPUs they go another way (``device``).
+Messages are small and the root must hear from all in any case: in a star each takes one hop,
+and the root knows at once which is missing. Rings and trees would share out the root's traffic,
+which only hidden states have enough of; between GPUs they go another way (``device``).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 NCCL has no time-out: where a process has died, the others' kernels spin for good, and nothing that
 waits for them can be called back. What helps is the end of the process, which the others' watchdogs
-bring about as well; who started them forms the gang anew.
+bring about as well; their owner forms the gang anew.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class Suitability(Enum):
 
     SUITABLE = "it serves this configuration"
     OCCUPIED = "it serves others, with another configuration"
-    DESERTED = "it has another configuration, and serves nobody"
+    DESERTED = "it has another configuration, and serves no client"
 
 
 class EngineHandle(Protocol):
@@ -58,7 +58,7 @@ class EngineHandle(Protocol):
         """
 
     async def roles(self) -> Sequence[RunningRole]:
-        """Who does what, and where; empty before the engine is made."""
+        """The roles and where they are; empty before the engine is made."""
 
     async def faults(self) -> Sequence[LoggedFault]:
         """What has gone wrong last in the engine's process."""
@@ -71,7 +71,7 @@ class EngineHost(Protocol):
     """Where engines are found and started."""
 
     def find(self) -> EngineHandle | None:
-        """The engine there is, whoever started it."""
+        """The engine there is, started by any process."""
 
     def start(self, configuration: EngineConfiguration) -> EngineHandle:
         """The engine there is, else a new one."""

@@ -94,8 +94,9 @@ class Journal:
             self._entries[request.request_id][request.choice].handed_over = True
 
     def count_death(self) -> None:
-        """Count a death against every sequence that the engine had been asked for; who has seen two
-        is taken for the cause. An engine that dies before it is asked for anything has another."""
+        """Count a death against every sequence that the engine had been asked for; one that has
+        seen two is taken for the cause. An engine that dies before it is asked for anything has
+        another."""
         for request_id, choice, entry in self._everything():
             if not entry.handed_over:
                 continue

@@ -1,8 +1,8 @@
-"""An engine's process, as whoever keeps a server's processes starts it:
+"""An engine's process, as the keeper of a server's processes starts it:
 ``python -m lexshard.cluster.engine.main``.
 
-Standard input brings an `EngineOrder` as one line of JSON and stays open: its end is the end of who
-started it. Questions are answered on a socket file, in the words of `cluster.engine.own_process`.
+Standard input brings an `EngineOrder` as one line of JSON and stays open: its end is the end of its
+owner. Questions are answered on a socket file, in the words of `cluster.engine.own_process`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def main(make: Callable[[EngineConfiguration], EngineProcess] = EngineProcess) -
     except Exception as error:
         if process.ready:
             raise
-        # Who asks is told why there is no engine, which takes a process: it stays for that.
+        # Clients are told why there is no engine, which takes a process: it stays for that.
         print(f"lexshard: the engine could not start: {error}", file=sys.stderr, flush=True)
         threading.Event().wait()
     return 0

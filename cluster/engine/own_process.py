@@ -61,7 +61,7 @@ def answer_questions(process: EngineProcess, path: str) -> None:
             with suppress(ConnectionError):
                 self.wfile.write(msgspec.json.encode(_answer(process, question)) + b"\n")
                 if question == "presence":
-                    self.rfile.read()  # until who asked has gone
+                    self.rfile.read()  # until the client has gone
 
     Path(path).unlink(missing_ok=True)
     server = socketserver.ThreadingUnixStreamServer(path, Handler)
@@ -84,7 +84,7 @@ def _answer(process: EngineProcess, question: str) -> EngineAnswer:
 
 
 class OwnEngine:
-    """An `EngineHandle` on the process that answers, or is about to, at ``path``. Whoever keeps the
+    """An `EngineHandle` on the process that answers, or is about to, at ``path``. The keeper of the
     server's processes starts another one when it has ended."""
 
     def __init__(self, path: str) -> None:
@@ -93,9 +93,9 @@ class OwnEngine:
         self._process: psutil.Process | None = None
 
     async def suits(self, configuration: EngineConfiguration) -> Suitability:
-        """Always: it was started for nobody else. Waits until it answers at all. A process that is
+        """Always: it was started for this server. Waits until it answers at all. A process that is
         just dying may still take a connection, and never answers: that is not yet its successor,
-        and no death that anybody has seen."""
+        and no death that was seen."""
         while self._presence is None:
             try:
                 presence = await asyncio.open_unix_connection(self._path, limit=MOST_ANSWER_BYTES)
@@ -140,7 +140,7 @@ class OwnEngine:
 
     async def _answer(self, question: Question) -> EngineAnswer:
         """Raises:
-        EngineLostError: nobody answers.
+        EngineLostError: there is no answer.
         """
         try:
             reader, writer = await asyncio.open_unix_connection(self._path, limit=MOST_ANSWER_BYTES)
@@ -153,13 +153,13 @@ class OwnEngine:
 
 
 class OwnEngines:
-    """An `EngineHost`: the one engine that somebody else keeps running at ``path``."""
+    """An `EngineHost`: the one engine that another process keeps running at ``path``."""
 
     def __init__(self, path: str) -> None:
         self._path = path
 
     def find(self) -> None:
-        """Whoever is there is waited for like one that is about to be."""
+        """An engine that is there is waited for like one that is about to be."""
 
     def start(self, configuration: EngineConfiguration) -> OwnEngine:
         return OwnEngine(self._path)

@@ -1,4 +1,4 @@
-"""The engine in a process of its own, which it shares with nobody.
+"""The engine in a process of its own, which it shares with nothing else.
 
 Beside a busy Python thread a 3 ms step became 13 ms, so HTTP, tokenisation and detokenisation live
 in API processes. `cluster.engine.main` is that process, `cluster.engine.ray_actor` the same as a
@@ -52,7 +52,7 @@ class EngineProcess:
         returns True, when the engine has been told to stop.
 
         Raises:
-            Exception: what the loader raised, or the engine in its last moment, whoever asks.
+            Exception: what the loader raised, or the engine in its last moment, in any thread.
         """
         failure = self._failure or self._crash
         if failure is not None:
@@ -89,7 +89,7 @@ class EngineProcess:
 
     @property
     def deserted_seconds(self) -> float | None:
-        """How long nobody has been connected; None before anybody could."""
+        """How long no client has been connected; None before one could."""
         if self._side is not None:
             return self._side.deserted_seconds
         return None if self._failure is None else float("inf")
@@ -136,7 +136,7 @@ class EngineProcess:
         return self._location
 
     def roles(self) -> Sequence[RunningRole]:
-        """Who does what, and where; empty before there is an engine."""
+        """The roles and where they are; empty before there is an engine."""
         return [] if self._engine is None else list(self._engine.roles())
 
     def faults(self) -> list[LoggedFault]:

@@ -49,17 +49,17 @@ class EngineActor:
             ray.actor.exit_actor()
 
     def begin(self) -> None:
-        """Serves for those who will call `serve`, which tells them of what goes wrong."""
+        """Serves for callers of `serve`, which tells them of what goes wrong."""
         with suppress(Exception):
             self.serve()
 
     @ray.method(concurrency_group=_AT_ONCE)
     def suits(self, configuration: EngineConfiguration) -> Suitability:
-        """Whether this engine is for who asks."""
+        """Whether this engine is for the caller."""
         if configuration == self._configuration:
             return Suitability.SUITABLE
         deserted = self._process.deserted_seconds
-        if deserted is None:  # whoever has it loaded has not had time to connect
+        if deserted is None:  # its first client has not had time to connect
             return Suitability.OCCUPIED
         return Suitability.DESERTED if deserted > DESERTED_SECONDS else Suitability.OCCUPIED
 
@@ -111,7 +111,7 @@ class RayEngine:
         self._actor = actor
 
     def begin(self) -> None:
-        """Has it load its model before anybody connects."""
+        """Has it load its model before a client connects."""
         self._actor.begin.remote()
 
     async def suits(self, configuration: EngineConfiguration) -> Suitability:

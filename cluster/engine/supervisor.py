@@ -4,9 +4,9 @@ Every unfinished sequence stands in a journal with the tokens its client has alr
 When the engine dies, a new one is started and the journal is replayed: the same seed gives the
 same continuation, so open streams go on where they stopped. A request that two engines died with
 is taken to be the cause and ends with an error. A failed start counts against none; after
-`STARTS_WAITED_FOR` of them nobody waits any longer.
+`STARTS_WAITED_FOR` of them the wait is over.
 
-Several API processes share one engine: whoever comes first starts it, the others find it. When an
+Several API processes share one engine: the first starts it, the others find it. When an
 API process dies, the engine cancels what it had asked for, and goes on.
 """
 
@@ -110,7 +110,7 @@ class EngineSupervisor:
             await asyncio.gather(self._supervision, return_exceptions=True)
         self._journal.end_everything("abort", SHUTTING_DOWN)
         await until(lambda: not self._streams, FAREWELL_SECONDS)  # their last words are sent
-        if self._side is not None:  # the engine ends with the last who says so
+        if self._side is not None:  # the engine ends with the last client that says so
             self._side.send(Commands(stop=True))
             await asyncio.wait((self._side.lost,), timeout=FAREWELL_SECONDS)
             self._side.close()
@@ -119,7 +119,7 @@ class EngineSupervisor:
             self._engine.kill()
 
     async def roles(self) -> Sequence[RunningRole]:
-        """Who does what in the engine, and where; none where it does not answer."""
+        """The roles of the engine and where they are; none where it does not answer."""
         if self._engine is None:
             return []
         return await _answer_in_time(self._engine.roles())
@@ -250,7 +250,7 @@ class EngineSupervisor:
                     task.exception()  # has been told
 
     async def _suits(self, engine: EngineHandle) -> bool:
-        """False where what is there is not for this client, who may look again a moment later.
+        """False where what is there is not for this client, which may look again a moment later.
 
         Raises:
             EngineReplacedError: it was, and never will be again.

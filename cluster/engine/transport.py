@@ -2,7 +2,7 @@
 
 A stream socket whose file only this user can reach, and frames of msgpack of the dataclasses
 themselves, so nothing that arrives is ever executed. No thread stands between the two, so a message
-wakes nobody but its reader; and each learns at once that the other is gone, for the system closes
+wakes its reader alone; and each learns at once that the other is gone, for the system closes
 what a dead process leaves open.
 """
 
@@ -92,7 +92,7 @@ class _Connection:
             return
         try:
             sent = self.socket.send(frame)
-        except OSError:  # full, or gone: whoever reads will see
+        except OSError:  # full, or gone: the reader will see
             sent = 0
         if sent < len(frame):
             self._unsent += frame[sent:]
@@ -127,7 +127,7 @@ class EngineSide:
 
     @property
     def deserted_seconds(self) -> float:
-        """How long nobody has been connected. May be asked in any thread."""
+        """How long no client has been connected. May be asked in any thread."""
         return 0.0 if self._connections else time.monotonic() - self._last_left
 
     def receive(self, wait_seconds: float) -> Commands | None:
@@ -213,7 +213,7 @@ class EngineSide:
         self._received.append(commands)
 
     def _drop(self, connection: _Connection) -> None:
-        """Of what it has asked for nobody wants to hear any more."""
+        """What it has asked for is not wanted any more."""
         if self._connections.pop(connection.socket.fileno(), None) is None:
             return
         self._last_left = time.monotonic()
@@ -256,7 +256,7 @@ class ClientSide:
     @classmethod
     async def connect(cls, path: str, hear: Callable[[StepOutput], None]) -> ClientSide:
         """Raises:
-        OSError: nobody listens there.
+        OSError: nothing listens there.
         """
         connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connected.setblocking(False)
@@ -293,7 +293,7 @@ class ClientSide:
     def _send(self, content: bytes | bytearray) -> int:
         try:
             return self._socket.send(content)
-        except OSError:  # full, or gone: whoever reads will see
+        except OSError:  # full, or gone: the reader will see
             return 0
 
     def _flush(self) -> None:

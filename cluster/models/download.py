@@ -138,7 +138,7 @@ class Downloads:
         failures = 0
         while True:
             begun = partial.stat().st_size if partial.is_file() else 0
-            if size is None or begun > size:  # nobody can tell what is missing
+            if size is None or begun > size:  # what is missing cannot be told
                 partial.unlink(missing_ok=True)
                 begun = 0
             if begun == size:

@@ -1,6 +1,6 @@
 """Would the model be refused, whatever its weights are? Asked before they are fetched.
 
-Answered by a process of its own: it takes torch and transformers to tell, and who asks may be a
+Answered by a process of its own: it takes torch and transformers to tell, and the caller may be a
 server's owner, which is to stay small. It runs ``python -m lexshard.cluster.models.refusal`` with a
 `RefusalQuestion` as JSON on standard input, and prints the reason, if there is one, as JSON.
 """

@@ -5,7 +5,7 @@ store, from where the actor transposes them into memory of its own. On the engin
 `SamplerProcess` is the faster choice.
 
 An actor on this machine that has been stopped (SIGSTOP) is killed when it is waited for, like a
-`SamplerProcess`. Elsewhere nobody sees that it is stopped: who waits for it waits until it goes on.
+`SamplerProcess`. Elsewhere a stop is not seen: a wait for it lasts until it goes on.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from lexshard.kernels.columns import write_columns
 REMOTE_SECONDS = 10.0
 
 
-class RemoteSampler:
+class SamplerActor:
     """The actor. Arrays arrive read-only, for which the sampler's kernels are not compiled: small
     ones are copied, dense rows transposed into memory that grows with the largest step."""
 
@@ -75,8 +75,8 @@ class RemoteSampler:
         return replace(dense, logits=logits, maxima=maxima)
 
 
-class SamplerActor:
-    """A `RemoteSampler` of its own; Ray must be running. Returns when it is warm.
+class RemoteSampler:
+    """A `SamplerActor` of its own; Ray must be running. Returns when it is warm.
 
     ``options`` are Ray's for the actor: where it runs and what it reserves. Raises
     `SamplerLostError`, with the reason, where the actor dies before that, cannot be made, or is not
@@ -85,7 +85,7 @@ class SamplerActor:
 
     def __init__(self, settings: SamplerSettings, closing: Event, **options: Any) -> None:
         chosen = {"num_cpus": 0, "max_restarts": 0, "max_task_retries": 0, **options}
-        self._actor = ray.remote(RemoteSampler).options(**chosen).remote(settings)
+        self._actor = ray.remote(SamplerActor).options(**chosen).remote(settings)
         self.place = self._begun(closing)
         self.process_id = self.place.process_id
         self._local = self.place.node == own_node()
@@ -137,11 +137,11 @@ class SamplerActor:
 
 
 class ActorDecision:
-    """A decision on its way from a `SamplerActor`."""
+    """A decision on its way from a `RemoteSampler`."""
 
     __slots__ = ("_actor", "_reference")
 
-    def __init__(self, actor: SamplerActor, reference: Any) -> None:
+    def __init__(self, actor: RemoteSampler, reference: Any) -> None:
         self._actor = actor
         self._reference = reference
 

@@ -9,13 +9,13 @@ from typing import Any
 from lexshard.actors.configuration import SamplerPlacement
 from lexshard.actors.decision.messages import SamplerSettings
 from lexshard.actors.decision.plane import SamplerHandle
-from lexshard.cluster.samplers.actor import SamplerActor
+from lexshard.cluster.samplers.actor import RemoteSampler
 from lexshard.cluster.samplers.start import start_sampler
 from lexshard.cluster.topology.reservation import Reservation, Slot
 
 
-class ReservedSampler(SamplerActor):
-    """A `SamplerActor` in ``slot``, which goes back to ``free`` when it is closed."""
+class ReservedSampler(RemoteSampler):
+    """A `RemoteSampler` in ``slot``, which goes back to ``free`` when it is closed."""
 
     def __init__(
         self,

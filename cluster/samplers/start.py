@@ -12,12 +12,12 @@ from lexshard.actors.decision.plane import SamplerHandle
 def start_sampler(
     settings: SamplerSettings, placement: SamplerPlacement, closing: Event
 ) -> SamplerHandle:
-    """A sampler that is ready for work, in a child process or as a Ray actor; see `SamplerActor`
+    """A sampler that is ready for work, in a child process or as a Ray actor; see `RemoteSampler`
     for ``closing``."""
     if placement == "ray":
-        from lexshard.cluster.samplers.actor import SamplerActor
+        from lexshard.cluster.samplers.actor import RemoteSampler
 
-        return SamplerActor(settings, closing)
+        return RemoteSampler(settings, closing)
     from lexshard.cluster.samplers.process import SamplerProcess
 
     return SamplerProcess(settings)

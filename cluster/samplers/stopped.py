@@ -3,10 +3,10 @@
 That no answer comes proves nothing. A step may be large, a kernel may have to be compiled, and on
 an overloaded machine everything takes long. But the system knows which processes have been stopped
 ("T" in /proc), and a slow, starved or sleeping one is never among them. So this is looked at again
-and again while somebody waits, and a process counts as stopped for good once it was at every look
-for a second. Looks are counted and not seconds, because who looks may have been stopped meanwhile.
+and again while it is waited for, and a process counts as stopped for good once it was at every look
+for a second. Looks are counted and not seconds, because the looker may have been stopped meanwhile.
 
-Where there is no /proc nobody can tell. A process held by a debugger ("t") is its user's affair.
+Without /proc this cannot be told. A process held by a debugger ("t") is its user's affair.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LOOKS = 10
 
 
 class StoppedProcess:
-    """What has been seen of one process by those who wait for it."""
+    """What has been seen of one process while it is waited for."""
 
     def __init__(self, process_id: int) -> None:
         self._status = Path(f"/proc/{process_id}/stat")

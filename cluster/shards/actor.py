@@ -19,7 +19,7 @@ BESIDE = "beside"
 logger = logging.getLogger("lexshard.shards")
 
 
-class RemoteShard:
+class ShardActor:
     """The actor: a spare without a part, until it is given one. `serve` blocks for as long as a
     group lasts."""
 
@@ -38,7 +38,7 @@ class RemoteShard:
         self._shard = build_shard(part)
 
     def ready(self) -> Place:
-        """Where it is, once it has its part and serves nobody."""
+        """Where it is, once it has its part and serves no group."""
         return place_in_cluster()
 
     @ray.method(concurrency_group=BESIDE)
@@ -66,4 +66,4 @@ def start_shard_actor(part: Any = None, **options: Any) -> Any:
     ``options`` are Ray's: where it runs and what it reserves."""
     chosen = {"num_cpus": 0, "max_restarts": 0, "max_task_retries": 0, **options}
     remote = ray.remote(concurrency_groups={BESIDE: 1})
-    return remote(RemoteShard).options(**chosen).remote(part)
+    return remote(ShardActor).options(**chosen).remote(part)

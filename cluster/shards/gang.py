@@ -24,7 +24,7 @@ from lexshard.cluster.topology.reservation import Reservation
 
 # A shard that does not answer for so long is killed; one that starts has as long as a model takes.
 ANSWER_SECONDS, START_SECONDS = 1.0, 600.0
-# Until Ray has noticed that a node is lost, it may send there who is to replace what was lost.
+# Until Ray has noticed that a node is lost, it may send the replacement of what was lost there.
 NODE_LOSS_SECONDS, PAUSE_SECONDS = 30.0, 0.5
 
 logger = logging.getLogger("lexshard.shards")
@@ -50,7 +50,7 @@ class ShardGang:
         reservation: Reservation | None = None,
     ) -> None:
         self._options, self._spare_options = _ray_options(reservation, len(parts), spares)
-        self._parts = [ray.put(part) for part in parts]  # for those who come later, too
+        self._parts = [ray.put(part) for part in parts]  # for later ones, too
         self._tokens = [len(part.owned.ids) for part in parts]
         self._seconds = seconds
         self._host = host or ray.util.get_node_ip_address()

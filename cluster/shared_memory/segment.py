@@ -1,4 +1,4 @@
-"""Anonymous shared memory: it lives exactly as long as somebody holds it, kill -9 included.
+"""Anonymous shared memory: it lives exactly as long as a process holds it, kill -9 included.
 
 Named segments (``shm_open``, ``multiprocessing.shared_memory``) outlive a killed owner; these have
 no name in any file system. A descriptor is the only way in, and it travels from process to process
@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 
 class Segment:
-    """A mapping of shared memory; ``memory`` [size] uint8 is writable by everyone who maps it.
+    """A mapping of shared memory; ``memory`` [size] uint8 is writable wherever it is mapped.
 
     The memory is returned to the system when the last process has dropped the last array made of
     it and closed its descriptor.

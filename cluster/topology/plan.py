@@ -1,4 +1,4 @@
-"""A whole topology before anything starts: who owns what, who runs where, what it takes."""
+"""A whole topology before anything starts: which rows, which node, which memory and bytes."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Slot:
 @dataclass(frozen=True, slots=True)
 class Reservation:
     """A slot for each process of `Processes`. ``group`` is there for as long as the program that
-    reserved it is connected to Ray, and when it is removed whoever runs in it ends."""
+    reserved it is connected to Ray, and when it is removed what runs in it ends."""
 
     group: PlacementGroup
     engine: Slot
@@ -86,14 +86,14 @@ def cluster_nodes(first: str) -> tuple[list[str], list[NodeResources]]:
 def reserve(processes: Processes, *, home: str, seconds: float) -> Reservation:
     """Slots for ``processes``, the engine's on the node ``home``, as soon as they are free.
 
-    Raises PlacementError where they are not within ``seconds``: who finds no room, what nodes have
+    Raises PlacementError where they are not within ``seconds``: what finds no room, what nodes have
     left and what to do.
     """
     deadline = time.monotonic() + seconds
     while True:
         identities, nodes = cluster_nodes(home)
         try:
-            place([processes.engine], nodes[:1])  # beside those who speak to clients
+            place([processes.engine], nodes[:1])  # beside the API processes
             placement = place(processes.all, nodes)
             break
         except PlacementError as error:

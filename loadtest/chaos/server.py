@@ -23,8 +23,8 @@ STOP_SECONDS = 45.0
 # What a process is here, by a piece of its command line: in plain processes, and on Ray.
 ROLES = {
     "engine": ("lexshard.cluster.engine.main", "ray::EngineActor"),
-    "shard": ("ray::RemoteShard",),
-    "sampler": ("lexshard.cluster.samplers.main", "ray::RemoteSampler"),
+    "shard": ("ray::ShardActor",),
+    "sampler": ("lexshard.cluster.samplers.main", "ray::SamplerActor"),
     "API process": ("lexshard.serve_app.api_processes.api_process", "ray::ServeReplica"),
     "controller": ("ray::ServeController",),
     "ingress manager": ("ray::HAProxyManager",),

@@ -1,2 +1,2 @@
-"""What the API processes of one server share (who lives, what is open, what was counted), and how
+"""What the API processes of one server share (which live, what is open, what was counted), and how
 requests reach each of them."""

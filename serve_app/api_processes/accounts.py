@@ -22,9 +22,9 @@ class SharedAccounts:
     of its name.
 
     A process changes its own numbers only: those of requests where it is alone, after it has read
-    everybody's; what becomes less, at any time. An account is free where no process has a request
+    those of all; what becomes less, at any time. An account is free where no process has a request
     on it. There are ``max_sequences`` and `CLIENTS_WITHOUT_SEQUENCES`: with more clients than that
-    who have something open, those who come anew are told to try again.
+    that have something open, new ones are told to try again.
 
     What a process had open that is gone counts until `forget_the_dead`: too much for a moment,
     never too little.

@@ -68,7 +68,7 @@ async def serve(order: ApiOrder, config: ServeConfig, connect: EngineConnector) 
     tokenizer = ModelTokenizer.load(config.model)
     seats = Seats(Path(order.folder) / "api-processes", config.api_processes)
     app = create_app(config, client, tokenizer, seats, order.start_time)
-    # A successor finds an engine that runs: who has waited for it is not sent away for that.
+    # A successor finds an engine that runs: clients that waited for it are not sent away.
     await until(lambda: client.ready, FIND_SECONDS)
     settings = {} if order.behind_haproxy else _own_certificate(config)
     http = HttpServer(

@@ -74,7 +74,7 @@ class Seats:
             fcntl.flock(self._lock, fcntl.LOCK_UN)
 
     def vacant(self) -> list[int]:
-        """The seats nobody is in. Call it `alone`: nobody takes one meanwhile."""
+        """The free seats. Call it `alone`: no process takes one meanwhile."""
         found = []
         for index, seat in enumerate(self._seats):
             if index != self.own and _try_lock(seat):

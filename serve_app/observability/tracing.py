@@ -122,7 +122,7 @@ class Tracing:
             self._emit(part, context, inside[within], wall_clock, SpanKind.INTERNAL, Status(), told)
 
     def close(self) -> None:
-        """Sends what waits, for at most a second: a collector that is gone keeps nobody here."""
+        """Sends what waits, for at most a second: a collector that is gone keeps nothing here."""
         last = threading.Thread(target=self._processor.shutdown, daemon=True)
         last.start()
         last.join(FAREWELL_SECONDS)

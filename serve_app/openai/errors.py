@@ -63,7 +63,7 @@ class ApiError(Exception):
 
 
 class ClientDisconnectedError(Exception):
-    """The client is gone: there is nobody left to answer."""
+    """The client is gone: there is no one to answer."""
 
 
 def shortened(text: str) -> str:

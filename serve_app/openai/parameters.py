@@ -42,7 +42,7 @@ def stop_strings(request: GenerationRequest) -> tuple[str, ...]:
 
 
 def check_common(request: GenerationRequest, record: RequestRecord) -> None:
-    """The rules between fields that completions and chat share, and for who may ask what."""
+    """The rules between fields that completions and chat share, and which client may ask what."""
     if request.priority is not None and request.priority < record.lowest_priority:
         raise bad_request(
             f"'priority' is {request.priority}; the lowest you may ask for is "

@@ -205,4 +205,4 @@ def _variables(template: str) -> frozenset[str]:
     try:
         return frozenset(meta.find_undeclared_variables(environment.parse(template)))
     except TemplateError:
-        return frozenset()  # whoever uses the template is told what is wrong with it
+        return frozenset()  # users of the template are told what is wrong with it

@@ -74,7 +74,7 @@ async def run_unless_disconnected(
     try:
         return await work
     except asyncio.CancelledError:
-        if left and working.uncancel() <= cancelling:  # nobody else has cancelled it too
+        if left and working.uncancel() <= cancelling:  # it was cancelled by nothing else
             raise ClientDisconnectedError from None
         raise
     finally:

@@ -22,7 +22,7 @@ from lexshard.serve_app.start.banner import banner
 from lexshard.serve_app.start.launch import running_server
 from lexshard.serve_app.start.readiness import StartupError, wait_until_ready
 
-# For those who are told that their streams stop, after their grace.
+# For clients that are told that their streams stop, after their grace.
 FAREWELL_SECONDS = 10.0
 LAST_LINES_SECONDS = 0.5  # until what processes of Ray's have printed last is printed here, too
 
@@ -68,7 +68,7 @@ class Driver:
 
     def _wait_for_the_end(self) -> None:
         sys.stdin.read()
-        if not self._ready:  # nobody is being served: there is nobody to be told
+        if not self._ready:  # no client is served: there is none to be told
             if self._config.address is not None:
                 abandon_ray()
             os._exit(0)

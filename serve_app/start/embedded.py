@@ -129,8 +129,8 @@ class EmbeddedServer:
 
     def _stop(self, kept: KeptProcesses) -> int:
         """API processes end when every open stream has ended or was told; the engine with the last
-        of them, and HAProxy when there is nobody left to answer."""
-        if not self._announced:  # nobody is being served: there is nobody to be told
+        of them, and HAProxy when there is none left to answer."""
+        if not self._announced:  # no client is served: there is none to be told
             return 0
         for name in self._running - {ENGINE, INGRESS}:
             kept.let_go(name)
@@ -266,8 +266,8 @@ def _listening(host: str, port: int) -> socket.socket:
 
 
 def _listening_file(path: str) -> socket.socket:
-    """Open in this process, too: whoever comes while an API process is replaced waits for the next
-    one instead of being refused."""
+    """Open in this process, too: a client that comes while an API process is replaced waits for
+    the next one instead of being refused."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(path)
     listener.listen(BACKLOG)

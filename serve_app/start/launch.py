@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from lexshard.cluster.topology.reservation import Reservation
 
 OPEN_CLUSTER = (
-    "WARNING: the Ray cluster at {} asks for no token: whoever reaches its ports runs code on its "
-    "nodes; start it with RAY_AUTH_MODE=token"
+    "WARNING: the Ray cluster at {} asks for no token: any client of its ports can run code on "
+    "its nodes; start it with RAY_AUTH_MODE=token"
 )
 SERVES_PROCESSES = 2  # its controller, and what keeps HAProxy
 SERVE_ENVIRONMENT = {
@@ -54,7 +54,7 @@ def _own_certificate(config: ServeConfig, binary: str | None) -> dict[str, str]:
     }
 
 
-def _tell_nobody(message: str) -> None:
+def _tell_none(message: str) -> None:
     pass
 
 
@@ -121,7 +121,7 @@ def _end_serve(application: str, tell: Callable[[str], None]) -> None:
 def running_server(
     config: ServeConfig,
     connect: EngineConnector | None = None,
-    tell: Callable[[str], None] = _tell_nobody,
+    tell: Callable[[str], None] = _tell_none,
 ) -> Iterator[Any]:
     """Serves inside the ``with``; yields Serve's handle to the replicas. A cluster that was joined
     is left as it was; a Ray of its own, with all that is in it, ends with this process.

@@ -46,7 +46,7 @@ def ready_to_start(config: ServeConfig, announce: Announce, *, weights: bool = T
 
 
 def check_listening(config: ServeConfig) -> None:
-    """Raises StartupError where somebody else has the port."""
+    """Raises StartupError where another program has the port."""
     try:
         check_port(config.host, config.port)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Is the server on this machine ready? Asked over HTTP, as everybody else would, and then of each
+"""Is the server on this machine ready? Asked over HTTP, as clients do, and then of each
 of its API processes."""
 
 from __future__ import annotations

