@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from lexshard.actors.messages import RowDecision
-from lexshard.actors.proposal import GuessTest
 from lexshard.actors.states.deltas import NO_DELTAS, Deltas
+from lexshard.actors.states.row_table import RowNames
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,16 +23,14 @@ class CandidateRows:
     """Per row the tokens that can still win, with raw canonical logits (before any processor).
 
     Ragged: row ``r`` owns ``ids[offsets[r]:offsets[r + 1]]``, sorted by id. ``truncated`` says that
-    top-p has been applied already: the tokens are the nucleus itself. ``drafted`` are the guesses
-    that each row assumes to follow its sequence's tokens, empty where no row assumes any.
+    top-p has been applied already: the tokens are the nucleus itself.
     """
 
-    sequences: tuple[int, ...]  # [N]
+    rows: RowNames  # [N]
     ids: npt.NDArray[np.int32]  # [total]
     raw: npt.NDArray[np.float32]  # [total]
     offsets: npt.NDArray[np.int64]  # [N + 1]
     truncated: npt.NDArray[np.bool_]  # [N]
-    drafted: tuple[tuple[int, ...], ...] = ()  # [N] or none
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,27 +39,21 @@ class DenseRows:
 
     ``logits`` [V, B] fp32 is vocabulary-major with any strides, and ``maxima`` [ceil(V / 64), B]
     holds the largest of every 64 of them, where the producer has it at hand. Both are views of
-    memory that is the producer's: they hold until the decision is made. ``drafted`` as for
-    `CandidateRows`. ``tests`` are the guesses that columns test by distributions instead of
-    drawing, None where a column draws; empty where all do.
+    memory that is the producer's: they hold until the decision is made.
     """
 
-    sequences: tuple[int, ...]  # [B]
+    rows: RowNames  # [B]
     logits: npt.NDArray[np.float32]
     maxima: npt.NDArray[np.float32] | None = None
-    drafted: tuple[tuple[int, ...], ...] = ()  # [B] or none
-    tests: tuple[GuessTest | None, ...] = ()  # [B] or none
 
 
 def some_columns(dense: DenseRows, columns: Sequence[int]) -> DenseRows:
     """Some of the rows, in this order."""
     chosen = list(columns)
     return DenseRows(
-        tuple(dense.sequences[column] for column in chosen),
+        dense.rows.some(chosen),
         dense.logits[:, chosen],
         None if dense.maxima is None else dense.maxima[:, chosen],
-        tuple(dense.drafted[column] for column in chosen) if dense.drafted else (),
-        tuple(dense.tests[column] for column in chosen) if dense.tests else (),
     )
 
 
@@ -69,8 +61,8 @@ def some_columns(dense: DenseRows, columns: Sequence[int]) -> DenseRows:
 class DecisionWork:
     """One step's decisions for one sampler, and what it must know before.
 
-    Either part may be None. The decisions come back in the order of ``candidates.sequences``, then
-    of ``dense.sequences``.
+    Either part may be None. The decisions come back in the order of ``candidates.rows``, then
+    of ``dense.rows``.
     """
 
     step: int

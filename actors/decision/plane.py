@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Protocol
@@ -19,9 +19,9 @@ from lexshard.actors.candidates import Candidates
 from lexshard.actors.decision.messages import DecisionResult, DecisionWork
 from lexshard.actors.decision.rows import is_dense, sequences_of, work_of
 from lexshard.actors.messages import Request, RowDecision
-from lexshard.actors.proposal import NO_TESTS, GuessTest
 from lexshard.actors.role import Place, RunningRole
-from lexshard.actors.states.deltas import OpenSequence, Outbox
+from lexshard.actors.states.follower import FollowedSequence, Follower
+from lexshard.actors.states.row_table import RowNames
 
 # Stands in for lost samplers until new ones are ready.
 SUBSTITUTE = -1
@@ -74,15 +74,6 @@ class PlaneCounters:
     lost: int = 0
 
 
-@dataclass(slots=True)
-class _Member:
-    """A sequence: its request, its tokens (the engine's own list) and the sampler it is with."""
-
-    request: Request
-    history: list[int]
-    sampler: int
-
-
 class DecisionPlane:
     """``count`` samplers made by ``start``; ``substitute`` makes one in this process.
 
@@ -112,8 +103,8 @@ class DecisionPlane:
         self._steps_in_flight = 0
         self._handles: dict[int, SamplerHandle] = {}
         self._coming: dict[int, Future[SamplerHandle]] = {}
-        self._members: dict[int, _Member] = {}
-        self._outboxes: dict[int, Outbox] = {}
+        self._followers: dict[int, Follower] = {}  # by sampler
+        self._sampler_of: dict[int, int] = {}  # by sequence
         # The first alone: what it compiles, the others find.
         self._add(0, start())
         self._coming = {index: self._starter.submit(start) for index in range(1, count)}
@@ -130,55 +121,39 @@ class DecisionPlane:
 
     def open(self, sequence: int, request: Request, history: list[int]) -> None:
         """A new sequence; ``history`` is prompt and output, which the caller keeps up to date."""
-        self._members[sequence] = member = _Member(request, history, self._least_loaded())
-        if self._informed:
-            return
-        self._outboxes[member.sampler].open(_opening(sequence, member))
+        self._give(sequence, FollowedSequence(request, history), self._least_loaded())
 
     def append(self, sequence: int, *token_ids: int) -> None:
         """Tokens have been added to a sequence's history."""
-        if self._informed:
-            return
-        outbox = self._outboxes[self._members[sequence].sampler]
-        if sequence in outbox.opened:
-            outbox.open(_opening(sequence, self._members[sequence]))
-        else:
-            outbox.append(sequence, token_ids)
+        if not self._informed:
+            self._followers[self._sampler_of[sequence]].append(sequence, token_ids)
 
     def close(self, sequence: int) -> None:
         """A sequence has ended."""
-        member = self._members.pop(sequence)
-        if not self._informed:
-            self._outboxes[member.sampler].close(sequence)
+        self._followers[self._sampler_of.pop(sequence)].close(sequence)
 
     # -- decisions --------------------------------------------------------------------------------
 
     def submit(
         self,
         step: int,
-        sequences: Sequence[int],
+        names: RowNames,
         candidates: Candidates,
-        drafted: Sequence[tuple[int, ...]] = (),
-        tests: Mapping[int, GuessTest] = NO_TESTS,
     ) -> PendingStep:
-        """Asks for a decision per row of ``candidates``, which belongs to ``sequences[row]``.
-
-        ``drafted[row]`` are the guesses that a row assumes to follow its sequence's tokens; empty
-        where no row assumes any. ``tests`` are the guesses that rows, which have every logit, test
-        by distributions. The arrays of ``candidates`` must stay as they are until the decisions
-        are taken.
-        """
+        """Asks for a decision per row of ``candidates``, whose rows are those of ``names``. The
+        arrays of ``candidates`` must stay as they are until the decisions are taken."""
+        sequences = names.sequences
         self._take_in()
         dense = is_dense(candidates, self._vocabulary_size)
         groups: list[Sequence[int]] = [range(len(sequences))]
         if len(self._handles) > 1:
             rows_of: dict[int, list[int]] = {}
             for row, sequence in enumerate(sequences):
-                rows_of.setdefault(self._members[sequence].sampler, []).append(row)
+                rows_of.setdefault(self._sampler_of[sequence], []).append(row)
             groups = list(rows_of.values())
         parts = []
         for rows in groups:
-            order, work = work_of(step, rows, sequences, candidates, dense, drafted, tests)
+            order, work = work_of(step, rows, names, candidates, dense)
             parts.append(_Part(order, work, *self.hand_over(work)))
         self._steps_in_flight += 1
         return PendingStep(self, parts, len(sequences))
@@ -201,15 +176,15 @@ class DecisionPlane:
 
     def load(self) -> dict[int, int]:
         """How many sequences each sampler has."""
-        return _load(self._handles, self._members)
+        return {index: len(self._followers[index].sequences) for index in self._handles}
 
     def roles(self) -> list[RunningRole]:
         """The samplers at work. May be asked in any thread, while samplers and sequences come and
         go in another: it looks at copies, which are made in one piece."""
-        handles, members = self._handles.copy(), self._members.copy()
-        load = _load(handles, members)
+        handles, followers = self._handles.copy(), self._followers.copy()
+        load = {index: len(follower.sequences) for index, follower in followers.items()}
         return [
-            RunningRole("sampler", index, handle.place, "cpu", f"{load[index]} sequences")
+            RunningRole("sampler", index, handle.place, "cpu", f"{load.get(index, 0)} sequences")
             for index, handle in sorted(handles.items())
         ]
 
@@ -221,11 +196,11 @@ class DecisionPlane:
         """Hands ``work`` to the sampler of its sequences, wherever they must move for that, with
         what that sampler has not been told."""
         while True:
-            sampler = self._members[sequences_of(work)[0]].sampler
+            sampler = self._sampler_of[sequences_of(work)[0]]
             handle = self._handles[sampler]
             told = work
             if not self._informed:
-                deltas = self._outboxes[sampler].take()
+                deltas = self._followers[sampler].take()
                 told = DecisionWork(work.step, deltas, work.candidates, work.dense)
             try:
                 return sampler, handle, handle.submit(told)
@@ -240,16 +215,16 @@ class DecisionPlane:
             return
         logger.warning("a sampler is lost and will be replaced: %s", error)
         self.counters.lost += 1
-        del self._handles[sampler], self._outboxes[sampler]
+        del self._handles[sampler]
+        lost = self._followers.pop(sampler)
         handle.close()
         self._coming[sampler] = self._starter.submit(self._start)
         if not self._handles:
             self._add(SUBSTITUTE, self._substitute)
         # All to one: a step that is asked again needs its sequences together.
         target = self._least_loaded()
-        for sequence, member in self._members.items():
-            if member.sampler == sampler:
-                self._give(sequence, member, target)
+        for sequence, followed in lost.sequences.items():
+            self._give(sequence, followed, target)
 
     def _take_in(self) -> None:
         """Puts samplers that have become ready to work, and spreads the sequences over all."""
@@ -277,30 +252,23 @@ class DecisionPlane:
     def _spread(self) -> None:
         """Gives every sampler its share of the sequences, and the substitute none."""
         kept = [index for index in self._handles if index != SUBSTITUTE]
-        most = -(-len(self._members) // len(kept))
-        load = dict.fromkeys(kept, 0)
-        moving = []
-        for sequence, member in self._members.items():
-            if member.sampler in load and load[member.sampler] < most:
-                load[member.sampler] += 1
-            else:
-                moving.append((sequence, member))
-        for sequence, member in moving:
-            target = min(load, key=lambda index: load[index])
-            load[target] += 1
-            self._outboxes[member.sampler].close(sequence)
-            self._give(sequence, member, target)
+        most = -(-len(self._sampler_of) // len(kept))
+        for index, follower in self._followers.items():
+            too_many = list(follower.sequences)[most if index in kept else 0 :]
+            for sequence in too_many:
+                target = min(kept, key=lambda each: len(self._followers[each].sequences))
+                self._give(sequence, follower.close(sequence), target)
         if self._handles.pop(SUBSTITUTE, None) is not None:
             # It has nothing to decide, but must forget.
-            self._substitute.submit(DecisionWork(0, self._outboxes.pop(SUBSTITUTE).take()))
+            self._substitute.submit(DecisionWork(0, self._followers.pop(SUBSTITUTE).take()))
 
-    def _give(self, sequence: int, member: _Member, target: int) -> None:
-        member.sampler = target
-        self._outboxes[target].open(_opening(sequence, member))
+    def _give(self, sequence: int, followed: FollowedSequence, target: int) -> None:
+        self._sampler_of[sequence] = target
+        self._followers[target].open(sequence, followed)
 
     def _add(self, index: int, handle: SamplerHandle) -> None:
+        self._followers[index] = Follower()
         self._handles[index] = handle
-        self._outboxes[index] = Outbox()
 
     def _least_loaded(self) -> int:
         if len(self._handles) == 1:
@@ -355,19 +323,6 @@ class PendingStep:
                 part.sampler, part.handle, part.pending = self._plane.hand_over(part.work)
 
 
-def _load(handles: Iterable[int], members: Mapping[int, _Member]) -> dict[int, int]:
-    load = dict.fromkeys(handles, 0)
-    for member in members.values():
-        if member.sampler in load:  # not those of one that has just been lost
-            load[member.sampler] += 1
-    return load
-
-
 def _end(coming: Future[SamplerHandle]) -> None:
     if not coming.cancelled() and coming.exception() is None:
         coming.result().close()
-
-
-def _opening(sequence: int, member: _Member) -> OpenSequence:
-    output = tuple(member.history[len(member.request.prompt_ids) :])
-    return OpenSequence(sequence, member.request, output)

@@ -8,6 +8,7 @@ import numpy.typing as npt
 from lexshard.actors.decision.messages import CandidateRows, DecisionWork, DenseRows
 from lexshard.actors.messages import Request, SamplingParameters
 from lexshard.actors.states.deltas import Deltas, OpenSequence
+from lexshard.actors.states.row_table import RowNames
 
 EVERY_CONTROL = SamplingParameters(
     temperature=0.8,
@@ -30,6 +31,7 @@ def warm_up_work(
     for as many candidate rows, of sequences that are opened."""
     vocabulary_size, columns = logits.shape
     sequences = tuple(range(columns, 2 * columns))  # not those of other numbers of columns
+    names = RowNames(sequences)
     candidates = min(vocabulary_size, 90)
     return DecisionWork(
         step=0,
@@ -40,11 +42,11 @@ def warm_up_work(
             )
         ),
         candidates=CandidateRows(
-            sequences,
+            names,
             np.tile(np.arange(candidates, dtype=np.int32), columns),
             np.zeros(columns * candidates, np.float32),
             np.arange(columns + 1, dtype=np.int64) * candidates,
             np.zeros(columns, np.bool_),
         ),
-        dense=DenseRows(sequences, logits, maxima),
+        dense=DenseRows(names, logits, maxima),
     )

@@ -17,6 +17,7 @@ from lexshard.actors.drafter.task import DraftTask
 from lexshard.actors.head.build import build_head
 from lexshard.actors.head.output_head import OutputHead
 from lexshard.actors.states.need import Adjustment, Need, NeedKind
+from lexshard.actors.states.row_table import RowTable
 from lexshard.actors.states.sequence_state import SequenceStates
 
 
@@ -89,7 +90,7 @@ class CertifiedHead:
             )
             for task, position in zip(tasks, positions, strict=True)
         ]
-        found = self._head.rescore(self._head.screen(hidden, needs))
+        found = self._head.rescore(self._head.screen(hidden, RowTable.of(needs)))
         truncated = np.array([each.truncated for each in found.certificates], np.bool_)
         contest = Contest(found.ids, found.raw, found.offsets, truncated)
         return contest if self._beyond is None else _below(contest, self._vocabulary_size)

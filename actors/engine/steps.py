@@ -35,6 +35,7 @@ from lexshard.actors.messages import (
     TokenOrigin,
 )
 from lexshard.actors.proposal import GuessTest
+from lexshard.actors.states.row_table import RowNames
 from lexshard.actors.states.sequence_state import SequenceStates
 
 # Starts a forward pass, or gets ready to; what it returns brings the hidden states.
@@ -270,7 +271,8 @@ class Steps:
             names.extend([chunk.sequence.arrival] * chunk.draws)
         exchanged = self._head.counters.exchange_seconds
         try:
-            candidates = self._head.candidates(hidden, names, drafted, tests)
+            asked = RowNames(tuple(names), tuple(drafted), tests)
+            candidates = self._head.candidates(hidden, asked)
         except NonFiniteHiddenError as error:
             owners = [chunk.sequence for chunk in chunks for _ in range(chunk.draws)]
             broken.update((owners[row], error) for row in error.rows)
@@ -282,7 +284,7 @@ class Steps:
         self._count_head(decided - started, self._head.counters.exchange_seconds - exchanged)
         if drafted:
             self.counters.verify_seconds += decided - started
-        decisions = self._plane.submit(self.counters.steps, names, candidates, drafted, tests)
+        decisions = self._plane.submit(self.counters.steps, asked, candidates)
         self.counters.decide_seconds += time.perf_counter() - decided
         return PendingRows(decisions, candidates.certificates)
 

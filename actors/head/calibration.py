@@ -19,6 +19,7 @@ from lexshard.actors.head.ladder import STEP_KINDS, Choices, StepKind
 from lexshard.actors.head.output_head import OutputHead
 from lexshard.actors.head.screens import DENSE
 from lexshard.actors.states.need import Need
+from lexshard.actors.states.row_table import RowTable
 from lexshard.kernels import pool
 
 SIZES = (1, 2, 4, 8, 16, 32, 64)
@@ -34,7 +35,7 @@ TOP_K = 50
 # Timings this close are the same: machines are noisy.
 BARELY = 1.1
 
-SampleStep = tuple[npt.NDArray[np.float32], Sequence[Need]]  # hidden states [N, d], N needs
+SampleStep = tuple[npt.NDArray[np.float32], RowTable]  # hidden states [N, d], N rows
 
 
 class LadderHead(OutputHead, Protocol):
@@ -119,7 +120,10 @@ def _steps(kind: StepKind, rows: int, hidden: npt.NDArray[np.float32]) -> list[S
     places = np.arange(samples) * max(1, len(hidden) // samples) % len(hidden)
     needs = [_need(kind, sample) for sample in range(samples)]
     return [
-        (np.ascontiguousarray(hidden[places[first : first + rows]]), needs[first : first + rows])
+        (
+            np.ascontiguousarray(hidden[places[first : first + rows]]),
+            RowTable.of(needs[first : first + rows]),
+        )
         for first in range(0, samples, rows)
     ]
 
@@ -160,8 +164,8 @@ def _run(shard: LadderHead, screen: str, step: SampleStep) -> tuple[float, float
     """Seconds of a step that is screened with ``screen``, and the share of rows it rescored."""
     # This forgets what screens left, too: one that leaves much would give way after a few steps.
     shard.start_with(((1, screen),))
-    hidden, needs = step
+    hidden, rows = step
     started = time.perf_counter()
-    candidates = shard.rescore(shard.screen(hidden, needs))
+    candidates = shard.rescore(shard.screen(hidden, rows))
     seconds = time.perf_counter() - started
-    return seconds, float(candidates.offsets[-1]) / (len(needs) * shard.vocabulary_size)
+    return seconds, float(candidates.offsets[-1]) / (len(rows) * shard.vocabulary_size)

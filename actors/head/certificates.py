@@ -10,8 +10,7 @@ import numpy.typing as npt
 
 from lexshard.actors.head.screens import DENSE, ScreenedRows
 from lexshard.actors.head.whole_softmax import Mass
-from lexshard.actors.messages import Certificate, Guarantee
-from lexshard.actors.states.need import Need
+from lexshard.actors.messages import Certificate, Guarantee, NeedKind
 
 # What shards guarantee together is what the first of these that one of them says guarantees; all
 # logits of one shard ("dense") take nothing from what another one promises.
@@ -37,7 +36,7 @@ class Reading:
 
 
 def step_certificates(
-    needs: Sequence[Need],
+    kinds: Sequence[NeedKind],
     screened: ScreenedRows | None,
     candidates: tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]],
     dense: Sequence[int],
@@ -56,17 +55,15 @@ def step_certificates(
     if screened is not None:
         again = sum(mass.precise for mass in cost.masses.values())
     certificates = []
-    for row, need in enumerate(needs):
+    for row, kind in enumerate(kinds):
         count = int(offsets[row + 1] - offsets[row])
         read = 0
         if screened is not None and row in screened_rows:
             read = screened.screen.bytes_per_pass // len(screened_rows)
         if row in dense_rows or screened is None:
             read += reading.dense_pass // max(len(dense_rows), 1)
-            fallback = need.kind != "dense"
-            certificates.append(
-                Certificate(need.kind, "dense", DENSE, count, read, 1.0, fallback, 0.0)
-            )
+            fallback = kind != "dense"
+            certificates.append(Certificate(kind, "dense", DENSE, count, read, 1.0, fallback, 0.0))
             continue
         tier, failure = screened.screen.name, screened.screen.failure_probability
         mass = cost.masses.get(row)
@@ -81,7 +78,7 @@ def step_certificates(
         largest = float(cost.largest[row])
         certificates.append(
             Certificate(
-                need.kind,
+                kind,
                 "probabilistic" if failure else "deterministic",
                 tier,
                 count,

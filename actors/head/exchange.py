@@ -165,7 +165,7 @@ def decide_masses(
             left = sides[0].left
             if not worth or not left:
                 continue
-            needs = [thresholds[0].needs[row] for row in left]
+            needs = [thresholds[0].rows.need(row) for row in left]
             outlines = [side.outline(precisely=precisely) for side in sides]
             plans = plan_masses(needs, outlines, shards[0].vocabulary_size)
             bounds = [side.bound(plans) for side in sides]

@@ -20,10 +20,9 @@ from lexshard.actors.head.rescoring import Rescorer
 from lexshard.actors.head.screens import ScreenedRows
 from lexshard.actors.head.whole_softmax import Mass
 from lexshard.actors.proposal import GuessTest, Proposal
-from lexshard.actors.states.flat_needs import flatten_adjustments
 from lexshard.actors.states.need import Need
+from lexshard.actors.states.row_table import RowTable
 from lexshard.actors.verification import emitted_tokens
-from lexshard.kernels.draw import Controls
 from lexshard.kernels.mass import adjusted_bounds
 from lexshard.kernels.penalties import Adjustments
 from lexshard.kernels.verify_bounded import (
@@ -43,11 +42,11 @@ def decide_guesses(
     rows: Sequence[int],
     rescorer: Rescorer,
     hidden: npt.NDArray[np.float32],
-    needs: Sequence[Need],
+    asked: RowTable,
     *,
     precisely: bool = False,
 ) -> dict[int, Mass]:
-    """The one token that each of ``rows`` emits, whose ``needs`` have a guess to test, and what it
+    """The one token that each of ``rows`` emits, which are ``asked`` to test a guess, and what it
     took; those are missing of which the bounds of ``screened``, the dense screen's where
     ``precisely``, tell too little. The rows of ``rescorer`` are the whole vocabulary."""
     place = {row: index for index, row in enumerate(screened.rows.tolist())}
@@ -58,7 +57,7 @@ def decide_guesses(
         estimates, _, adjustments = screened.one_row(place[row])
         exact = partial(_canonical, rescorer, hidden[row : row + 1], adjustments)
         bounds = adjusted_bounds(estimates, rescorer.size, adjustments)
-        emitted, rescored = _emitted(bounds, exact, needs[row])
+        emitted, rescored = _emitted(bounds, exact, asked.need(row))
         if emitted is not None:
             found[row] = Mass(np.array([emitted], np.int32), rescored, precisely)
     return found
@@ -66,7 +65,7 @@ def decide_guesses(
 
 def decide_by_candidates(
     candidates: Candidates,
-    needs: Sequence[Need],
+    asked: RowTable,
     tests: Mapping[int, GuessTest],
     vocabulary_size: int,
 ) -> Candidates:
@@ -77,28 +76,23 @@ def decide_by_candidates(
     rows = [
         row
         for row in tests
-        if needs[row].kind != "dense"
+        if asked.kinds[row] != "dense"
         and (truncated[row] or offsets[row + 1] - offsets[row] < vocabulary_size)
     ]
     if not rows:
         return candidates
-    parts = [slice(*offsets[row : row + 2]) for row in range(len(needs))]
+    parts = [slice(*offsets[row : row + 2]) for row in range(len(asked))]
     logits = np.full((len(rows), vocabulary_size), -np.inf, np.float32)
     for index, row in enumerate(rows):
         logits[index, candidates.ids[parts[row]]] = candidates.raw[parts[row]]
-    chosen = [needs[row] for row in rows]
-    controls = Controls(
-        inverse_temperature=np.array([need.inverse_temperature for need in chosen], np.float64),
-        top_k=np.array([need.k for need in chosen], np.int64),
+    chosen = asked.some(rows)
+    controls = chosen.controls._replace(
         # Of a nucleus, all tokens stay.
-        top_p=np.array([1.0 if truncated[row] else needs[row].top_p for row in rows], np.float64),
+        top_p=np.where([truncated[row] for row in rows], 1.0, chosen.controls.top_p),
         log_min_p=np.full(len(rows), -np.inf),
-        key=np.array([need.key for need in chosen], np.uint64),
-        position=np.array([need.position for need in chosen], np.uint64),
     )
-    adjustments = flatten_adjustments([need.adjustment for need in chosen])
-    own_tests, min_p = [tests[row] for row in rows], [need.min_p for need in chosen]
-    tokens = emitted_tokens(logits.T, own_tests, controls, min_p, adjustments, None)
+    own_tests, min_p = [tests[row] for row in rows], chosen.min_p.tolist()
+    tokens = emitted_tokens(logits.T, own_tests, controls, min_p, chosen.flat, None)
     ids = [candidates.ids[part] for part in parts]
     raw = [candidates.raw[part] for part in parts]
     for index, row in enumerate(rows):

@@ -8,12 +8,12 @@ one. Where a step leaves more than a rung is worth, later steps start elsewhere 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from lexshard.actors.head.screens import DENSE
-from lexshard.actors.states.need import Need
+from lexshard.actors.messages import NeedKind
 from lexshard.kernels.quantize import Int4Tier, Tier
 
 Choices = tuple[tuple[int, str], ...]
@@ -22,9 +22,9 @@ StepKind = Literal["one", "several"]
 STEP_KINDS: tuple[StepKind, ...] = ("one", "several")
 
 
-def step_kind(needs: Sequence[Need]) -> StepKind:
-    """The kind of a step with ``needs``."""
-    return "several" if any(need.kind == "topk" for need in needs) else "one"
+def step_kind(kinds: Collection[NeedKind]) -> StepKind:
+    """The kind of a step whose rows ask for ``kinds``."""
+    return "several" if "topk" in kinds else "one"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -16,7 +16,7 @@ import torch
 
 from lexshard.actors.candidates import Candidates
 from lexshard.actors.head.whole_softmax import Mass
-from lexshard.actors.states.need import Need
+from lexshard.actors.states.row_table import RowTable
 
 Hidden = torch.Tensor | npt.NDArray[np.float32]  # [N, d] fp32
 
@@ -41,7 +41,7 @@ class Thresholds:
     """
 
     tau: npt.NDArray[np.float64] | torch.Tensor
-    needs: tuple[Need, ...]  # [N]
+    rows: RowTable  # [N]
     screening: Screening
     masses: Mapping[int, Mass] | None = None
 
@@ -55,8 +55,8 @@ class OutputHead(Protocol):
 
     vocabulary_size: int
 
-    def screen(self, hidden: Hidden, needs: Sequence[Need]) -> Thresholds:
-        """Thresholds of the rows of ``hidden`` [N, d], one `Need` per row."""
+    def screen(self, hidden: Hidden, rows: RowTable) -> Thresholds:
+        """Thresholds of the ``rows`` whose hidden states are ``hidden`` [N, d]."""
         ...
 
     def rescore(self, thresholds: Thresholds) -> Candidates:

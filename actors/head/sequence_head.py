@@ -7,7 +7,7 @@ deltas that samplers get, so that names of rows are all that travels with hidden
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -17,9 +17,9 @@ from lexshard.actors.collective import Operation, Traffic
 from lexshard.actors.head.guess_tests import decide_by_candidates
 from lexshard.actors.head.output_head import OutputHead
 from lexshard.actors.messages import Request
-from lexshard.actors.proposal import NO_TESTS, GuessTest
 from lexshard.actors.role import RunningRole, here
 from lexshard.actors.states.need import Need
+from lexshard.actors.states.row_table import RowNames, RowTable
 from lexshard.actors.states.sequence_state import SequenceStates
 
 
@@ -53,24 +53,22 @@ class SequenceHead:
     def candidates(
         self,
         hidden: torch.Tensor,
-        sequences: Sequence[int],
-        drafted: Sequence[tuple[int, ...]] = (),
-        tests: Mapping[int, GuessTest] = NO_TESTS,
+        names: RowNames,
     ) -> Candidates:
-        """The candidates of rows ``hidden`` [N, d]; row ``r`` draws for ``sequences[r]``.
+        """The candidates of rows ``hidden`` [N, d], which are those of ``names``.
 
-        ``drafted[r]`` are the guesses that row ``r`` assumes to follow its sequence's tokens;
-        empty where no row assumes any. Rows of ``tests`` test a guess by distributions: every
-        token is a candidate, or that alone which the row emits. Raises `NonFiniteHiddenError`
-        naming the rows that contain NaN or infinity.
+        Of rows that test a guess by distributions every token is a candidate, or that alone which
+        the row emits. Raises `NonFiniteHiddenError` naming the rows that contain NaN or infinity.
         """
-        needs = self._states.needs(sequences, drafted, tests)
-        found = self._decide(hidden, needs, sequences, drafted)
-        return decide_by_candidates(found, needs, tests, self.vocabulary_size) if tests else found
+        rows = self._states.table(names)
+        found = self._decide(hidden, rows, names)
+        if not names.tests:
+            return found
+        return decide_by_candidates(found, rows, names.tests, self.vocabulary_size)
 
     def whole_rows(self, hidden: torch.Tensor) -> Candidates:
         """Every logit of rows ``hidden`` [N, d] that draw for nobody. Raises as `candidates`."""
-        return self._decide(hidden, [Need("dense")] * len(hidden))
+        return self._decide(hidden, RowTable.of([Need("dense")] * len(hidden)))
 
     def open(self, sequence: int, request: Request, history: list[int]) -> None:
         """A new sequence, whose ``history`` the caller keeps up to date. For heads elsewhere, as
@@ -92,9 +90,8 @@ class SequenceHead:
     def _decide(
         self,
         hidden: torch.Tensor,
-        needs: Sequence[Need],
-        sequences: Sequence[int] = (),
-        drafted: Sequence[tuple[int, ...]] = (),
+        rows: RowTable,
+        names: RowNames | None = None,
     ) -> Candidates:
-        """For heads that must be told more than needs (`actors.head.sharded`)."""
-        return self.head.rescore(self.head.screen(hidden, needs))
+        """For heads that must be told more (`actors.head.sharded`)."""
+        return self.head.rescore(self.head.screen(hidden, rows))

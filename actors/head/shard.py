@@ -8,7 +8,7 @@ and what `Shard.bound_masses` tells of the whole softmax.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -43,8 +43,8 @@ from lexshard.actors.head.whole_softmax import (
     bound_mass,
     outline_mass,
 )
-from lexshard.actors.states.flat_needs import flatten_adjustments, flatten_needs
-from lexshard.actors.states.need import Need
+from lexshard.actors.messages import NeedKind
+from lexshard.actors.states.row_table import RowTable
 from lexshard.kernels.mass import Outline
 from lexshard.kernels.penalties import Adjustments
 from lexshard.kernels.search import (
@@ -62,9 +62,9 @@ WORTH_REFINING = 64
 MASS, TESTS = "mass", "tests"
 
 
-def _use(screen: Screen, needs: Sequence[Need]) -> str:
+def _use(screen: Screen, kinds: Collection[NeedKind]) -> str:
     """Under which name it is remembered whether ``screen`` leaves too much."""
-    return f"{screen.name} for {step_kind(needs)}"
+    return f"{screen.name} for {step_kind(kinds)}"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,8 +72,7 @@ class ShardScreening(Screening):
     """What a `Shard` keeps of a screen; rows of the vocabulary are numbered as its own."""
 
     hidden: npt.NDArray[np.float32]  # [N, d]
-    of_tokens: Adjustments  # N rows
-    adjustments: Adjustments  # the same of the shard's own rows
+    adjustments: Adjustments  # of the shard's own rows
     screened: ScreenedRows | None
     best: npt.NDArray[np.float64]  # [N] the best leader after adjustment, -inf where there is none
     outlined: dict[int, OutlinedRow] = field(default_factory=dict)  # by row, of the last try
@@ -86,7 +85,7 @@ class Shard:
     ``softcap`` (see `kernels.rows.postprocess`). Rows at or beyond ``vocabulary_size``, the
     tokenizer's, are padding and never candidates. ``owned`` says which tokens the rows are, where
     they are not all of the vocabulary: then there is one row for each of its ids, in their order.
-    Candidates, needs and adjustments speak of the vocabulary's token ids all the same. ``ladder``
+    Candidates, rows and adjustments speak of the vocabulary's token ids all the same. ``ladder``
     holds low-precision copies of the rows to screen with; without one every screen is dense.
     ``linear`` replaces the fp32 product ``hidden @ weight.T`` -> [N, V or vocabulary_size] of the
     dense screen; it must add up fp32 products in fp32, in any order, without bias. Without it,
@@ -138,77 +137,66 @@ class Shard:
 
     # -- screening --------------------------------------------------------------------------------
 
-    def screen(self, hidden: Hidden, needs: Sequence[Need]) -> Thresholds:
-        """Thresholds of the rows of ``hidden`` [N, d] fp32, one `Need` per row.
+    def screen(self, hidden: Hidden, rows: RowTable) -> Thresholds:
+        """Thresholds of the ``rows`` whose hidden states are ``hidden`` [N, d] fp32.
 
         Raises `NonFiniteHiddenError` naming the rows that contain NaN or infinity.
         """
         array = torch.as_tensor(hidden, dtype=torch.float32).detach().numpy()
-        if len(needs) != len(array):
-            raise ValueError(f"{len(array)} hidden states but {len(needs)} needs")
+        if len(rows) != len(array):
+            raise ValueError(f"{len(array)} hidden states of {len(rows)} rows")
         refuse_unsound(np.isfinite(hidden_norms(array)))
-        of_tokens = flatten_adjustments([need.adjustment for need in needs])
-        adjustments = self.owned.of_rows(of_tokens)
-        kinds = {need.kind for need in needs}
+        adjustments = self.owned.of_rows(rows.flat)
         # Rows whose mass cannot be certified lately go the dense way at once, and so do tests.
-        out = {"dense"} if self._worth_a_try(kinds) else {"dense", *MASS_NEEDS}
-        tested = self._worth_testing(needs)
-        rows = [
-            row
-            for row, need in enumerate(needs)
-            if need.kind not in out or (tested and need.guess is not None)
-        ]
-        tau, best = np.full(len(needs), np.nan), np.full(len(needs), -np.inf)
+        out = {"dense"} if self._worth_a_try(set(rows.kinds)) else {"dense", *MASS_NEEDS}
+        tested = rows.guesses if rows.guesses and self._worth_testing() else ()
+        searched = [row for row, kind in enumerate(rows.kinds) if kind not in out or row in tested]
+        tau, best = np.full(len(rows), np.nan), np.full(len(rows), -np.inf)
         screened = None
-        if rows:
-            screen = self._choose([needs[row] for row in rows])
-            screened = self._screened(screen, rows, array, needs, adjustments)
-            self._find_thresholds(screened, array, needs, tau, best)
-        step = ShardScreening(array, of_tokens, adjustments, screened, best)
-        return Thresholds(tau, tuple(needs), step)
+        if searched:
+            screen = self._choose([rows.kinds[row] for row in searched])
+            screened = self._screened(screen, searched, array, rows, adjustments)
+            self._find_thresholds(screened, array, rows, tau, best)
+        return Thresholds(tau, rows, ShardScreening(array, adjustments, screened, best))
 
     def _worth_a_try(self, kinds: Set[str]) -> bool:
         return kinds.isdisjoint(MASS_NEEDS) or self._backoff.allows(MASS)
 
-    def _worth_testing(self, needs: Sequence[Need]) -> bool:
+    def _worth_testing(self) -> bool:
         """A shard of some tokens alone knows nothing of the others that a guess is tested with."""
-        return (
-            self.owned.whole
-            and any(need.guess is not None for need in needs)
-            and self._backoff.allows(TESTS)
-        )
+        return self.owned.whole and self._backoff.allows(TESTS)
 
-    def _choose(self, needs: Sequence[Need]) -> Screen:
+    def _choose(self, kinds: Sequence[NeedKind]) -> Screen:
         """The ladder's choice, or the next more precise screen that is worth a try now."""
         if self._ladder is None:
             return self._dense
-        chosen = self._screens[self._ladder.choice(len(needs), step_kind(needs))]
+        chosen = self._screens[self._ladder.choice(len(kinds), step_kind(kinds))]
         order = [chosen, *self._by_bytes[self._by_bytes.index(chosen) + 1 :]]
-        allowed = (each for each in order if self._backoff.allows(_use(each, needs)))
+        allowed = (each for each in order if self._backoff.allows(_use(each, kinds)))
         return next(allowed, self._dense)
 
     def _screened(
         self,
         screen: Screen,
-        rows: Sequence[int],
+        searched: Sequence[int],
         hidden: npt.NDArray[np.float32],
-        needs: Sequence[Need],
+        rows: RowTable,
         adjustments: Adjustments,
     ) -> ScreenedRows:
-        every = len(rows) == len(needs)
-        estimates = self.owned.locate(self._postprocess(screen(hidden if every else hidden[rows])))
+        every = len(searched) == len(rows)
+        states = hidden if every else hidden[searched]
+        estimates = self.owned.locate(self._postprocess(screen(states)))
         known = np.logical_and.reduce(np.isfinite(estimates.hidden_slack), axis=1)
         if not known.all():
             slack = np.where(known[:, None], estimates.hidden_slack, 0.0)
             estimates = estimates._replace(hidden_slack=slack)
-        chosen = [needs[row] for row in rows]
-        search = flatten_needs(chosen)
         if not every:
-            flat = flatten_adjustments([need.adjustment for need in chosen])
-            adjustments = self.owned.of_rows(flat)
+            rows = rows.some(searched)
+            adjustments = self.owned.of_rows(rows.flat)
+        search = rows.search()
         leaders = find_leaders(estimates, self._size, search, adjustments)
         return ScreenedRows(
-            np.array(rows, np.int64), screen, estimates, search, adjustments, known, leaders
+            np.array(searched, np.int64), screen, estimates, search, adjustments, known, leaders
         )
 
     def _postprocess(
@@ -224,17 +212,17 @@ class Shard:
         self,
         screened: ScreenedRows,
         hidden: npt.NDArray[np.float32],
-        needs: Sequence[Need],
+        rows: RowTable,
         tau: npt.NDArray[np.float64],
         best: npt.NDArray[np.float64],
     ) -> None:
         """Fills ``tau`` of the rows that a threshold decides, and the best leader of each row."""
         ids, offsets = screened.leaders.ids, screened.leaders.offsets
-        own = hidden if len(screened.rows) == len(needs) else hidden[screened.rows]
+        own = hidden if len(screened.rows) == len(rows) else hidden[screened.rows]
         exact = self._rescorer.adjusted(own, ids, offsets, screened.adjustments)
         found = find_thresholds(self.owned.tokens(ids), exact, offsets, screened.search)
         out = (*MASS_NEEDS, "dense")
-        decided = screened.known & [needs[row].kind not in out for row in screened.rows]
+        decided = screened.known & [rows.kinds[row] not in out for row in screened.rows]
         tau[screened.rows[decided]] = found[decided]
         for place in np.flatnonzero(screened.adjustments.active).tolist():
             own_logits = exact[offsets[place] : offsets[place + 1]]
@@ -245,15 +233,15 @@ class Shard:
     def rescore(self, thresholds: Thresholds) -> Candidates:
         """Canonical logits of every token that may reach its row's threshold, and of all tokens
         of dense rows, with a certificate per row."""
-        step = _screening(thresholds)
+        step, asked = _screening(thresholds), thresholds.rows
         masses = thresholds.masses
         if masses is None:
             masses = {}
-            if any(need.kind in MASS_NEEDS for need in thresholds.needs):
+            if not set(asked.kinds).isdisjoint(MASS_NEEDS):
                 [masses] = decide_masses([self], [thresholds])
         emitted = self._test_guesses(thresholds)
         masses = {**masses, **emitted}
-        lists: list[npt.NDArray[np.int32] | None] = [None] * len(thresholds.needs)
+        lists: list[npt.NDArray[np.int32] | None] = [None] * len(asked)
         cost = SearchCost(np.zeros(len(lists), np.int64), np.zeros(len(lists)), masses)
         if step.screened is not None:
             self._decide_by_threshold(thresholds, step.screened, lists, cost)
@@ -272,7 +260,7 @@ class Shard:
             raw=raw,
             offsets=offsets,
             certificates=step_certificates(
-                thresholds.needs,
+                asked.kinds,
                 step.screened,
                 (step.best, offsets),
                 dense,
@@ -283,7 +271,7 @@ class Shard:
                     refined_row=0 if self._fine is None else self._fine.bytes_per_row,
                 ),
             ),
-            adjustments=step.of_tokens,
+            adjustments=asked.flat,
         )
 
     def _decide_by_threshold(
@@ -312,7 +300,7 @@ class Shard:
         )
         counts = np.diff(offsets)
         if screened.screen is not self._dense:
-            use = _use(screened.screen, [thresholds.needs[row] for row in screened.rows])
+            use = _use(screened.screen, [thresholds.rows.kinds[row] for row in screened.rows])
             excess = max(0, int(counts.sum()) - len(screened.leaders.ids))
             share = excess / (self._size * int(decided.sum()))
             self._backoff.record(use, failed=self._share.record(use, share))
@@ -332,23 +320,23 @@ class Shard:
     def _test_guesses(self, thresholds: Thresholds) -> dict[int, Mass]:
         """What rows that test a guess emit, where bounds tell: those that screened the step or,
         where they were too loose, the dense screen's."""
-        step, needs = _screening(thresholds), thresholds.needs
+        step, asked = _screening(thresholds), thresholds.rows
         screened = step.screened
         if screened is None:
             return {}
-        tested = [row for row in screened.rows.tolist() if needs[row].guess is not None]
+        tested = [row for row in screened.rows.tolist() if row in asked.guesses]
         if not tested:
             return {}
         found: dict[int, Mass] = {}
         use = _use_of(TESTS, screened.screen)
         if self._backoff.allows(use):
-            found = decide_guesses(screened, tested, self._rescorer, step.hidden, needs)
+            found = decide_guesses(screened, tested, self._rescorer, step.hidden, asked)
             self._backoff.record(use, failed=_hopeless(found, tested))
         left = [row for row in tested if row not in found]
         if left and screened.screen is not self._dense:
-            better = self._screened(self._dense, left, step.hidden, needs, step.adjustments)
+            better = self._screened(self._dense, left, step.hidden, asked, step.adjustments)
             found |= decide_guesses(
-                better, left, self._rescorer, step.hidden, needs, precisely=True
+                better, left, self._rescorer, step.hidden, asked, precisely=True
             )
         self._backoff.record(TESTS, failed=_hopeless(found, tested))
         return found
@@ -365,7 +353,7 @@ class Shard:
         screened = _screening(thresholds).screened
         if screened is None:
             return []
-        return [row for row in screened.rows.tolist() if thresholds.needs[row].kind in MASS_NEEDS]
+        return [row for row in screened.rows.tolist() if thresholds.rows.kinds[row] in MASS_NEEDS]
 
     def mass_tries(self, thresholds: Thresholds) -> MassTries:
         """Whether the bounds of the screen are worth a try now, and whether the dense one's are
@@ -385,7 +373,7 @@ class Shard:
         assert screened is not None
         if precisely and screened.screen is not self._dense:
             screened = self._screened(
-                self._dense, rows, step.hidden, thresholds.needs, step.adjustments
+                self._dense, rows, step.hidden, thresholds.rows, step.adjustments
             )
         place = {row: index for index, row in enumerate(screened.rows.tolist())}
         outlined = {

@@ -18,7 +18,7 @@ from lexshard.actors.head.exchange import (
 )
 from lexshard.actors.head.output_head import Hidden, Screening, Thresholds
 from lexshard.actors.head.output_rows import log_normalizers
-from lexshard.actors.states.need import Need
+from lexshard.actors.states.row_table import RowTable
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,14 +44,14 @@ class ShardGroup:
             raise ValueError("shards of a head own every token of the vocabulary once")
         self._shards = tuple(shards)
 
-    def screen(self, hidden: Hidden, needs: Sequence[Need]) -> Thresholds:
-        """Thresholds of the rows of ``hidden`` [N, d] that hold for all shards.
+    def screen(self, hidden: Hidden, rows: RowTable) -> Thresholds:
+        """Thresholds of ``rows`` with hidden states ``hidden`` [N, d] that hold for all shards.
 
         Raises `NonFiniteHiddenError` naming the rows that contain NaN or infinity.
         """
-        parts = tuple(shard.screen(hidden, needs) for shard in self._shards)
+        parts = tuple(shard.screen(hidden, rows) for shard in self._shards)
         tau = largest_thresholds([torch.as_tensor(part.tau).cpu().numpy() for part in parts])
-        return Thresholds(tau, tuple(needs), GroupScreening(parts))
+        return Thresholds(tau, rows, GroupScreening(parts))
 
     def rescore(self, thresholds: Thresholds) -> Candidates:
         """The candidates of all shards, with one certificate per row."""

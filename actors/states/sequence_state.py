@@ -8,19 +8,29 @@ the sequence itself does not change before tokens are its own.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
 from lexshard.actors.messages import NeedKind, Request, SamplingParameters
-from lexshard.actors.proposal import NO_TESTS, GuessTest
 from lexshard.actors.states.deltas import Deltas
-from lexshard.actors.states.need import Adjustment, Need
+from lexshard.actors.states.need import Adjustment
 from lexshard.actors.states.noise_key import noise_key
 from lexshard.actors.states.penalty_tables import PenaltyTables, TableAhead
+from lexshard.actors.states.row_table import (
+    RowNames,
+    RowTable,
+    flatten_adjustments,
+    search_kind,
+)
 from lexshard.actors.states.token_rules import TokenRules
+from lexshard.kernels.decision import pack
+from lexshard.kernels.draw import Controls
+
+KNOWN_TABLES = 32  # sets of sequences whose table is remembered
 
 
 class SequenceState:
@@ -49,7 +59,7 @@ class SequenceState:
         self.inverse_temperature = _inverse_temperature(parameters.temperature)
         self.top_k = parameters.top_k if 0 < parameters.top_k < vocabulary_size else 0
         self.log_min_p = math.log(parameters.min_p) if parameters.min_p > 0 else -math.inf
-        self._kind = self._need_kind()
+        self.kind = self._need_kind()
         self.penalised = (
             parameters.repetition_penalty != 1.0
             or parameters.frequency_penalty != 0.0
@@ -78,7 +88,7 @@ class SequenceState:
         return not self._rules.phrases and self.output_length >= self.parameters.min_tokens
 
     def append(self, *token_ids: int) -> None:
-        """Records output tokens. The last `Need` given must no longer be in use."""
+        """Records output tokens. No table of an earlier step may be in use."""
         self.history.extend(token_ids)
         if self._tables is not None and self._table >= 0:
             for token_id in token_ids:
@@ -92,28 +102,6 @@ class SequenceState:
             self._ahead.clear()
             self._tables.close(self._table, self.history)
             self._table = -1
-
-    def need(self, drafted: tuple[int, ...] = (), test: GuessTest | None = None) -> Need:
-        """What the head must know to give this sequence the token after its own and ``drafted``,
-        or to ``test`` a guess in its place.
-
-        Its arrays are this object's own: they hold until the next `append`, and until as many
-        other tokens are drafted.
-        """
-        # Bounds on a row can tell of a guess where nothing is truncated; else its candidates do.
-        by_bounds = test is not None and test.exactly and self._kind == "top1"
-        whole = test is not None and (by_bounds or not test.exactly)
-        return Need(
-            kind="dense" if whole else self._kind,
-            k=self.top_k,
-            min_p=self.parameters.min_p,
-            top_p=self.parameters.top_p,
-            key=self.key,
-            position=len(self.history) + len(drafted),
-            inverse_temperature=self.inverse_temperature,
-            adjustment=self.adjustment(drafted),
-            guess=test if by_bounds else None,
-        )
 
     def adjustment(self, drafted: tuple[int, ...] = ()) -> Adjustment | None:
         """The processors of the token after the sequence's own and ``drafted``; None where there
@@ -186,6 +174,20 @@ class SequenceState:
         return self._rules.banned(self.history, drafted, early=early)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _KnownTable:
+    """The table of sequences that often have rows together, but for the positions of these."""
+
+    states: tuple[SequenceState, ...]
+    table: RowTable
+    tables: npt.NDArray[np.int32]
+    penalised: bool
+
+    def holds(self, tables: npt.NDArray[np.int32], *, drafted: bool) -> bool:
+        """Whether it still does; penalties count drafted tokens in rows of their own."""
+        return self.tables is tables and not (drafted and self.penalised)
+
+
 class SequenceStates:
     """The states of many sequences by name, kept up to date by deltas or one call at a time."""
 
@@ -195,6 +197,8 @@ class SequenceStates:
         self._tables = PenaltyTables(vocabulary_size, capacity)
         self._states: dict[int, SequenceState] = {}
         self._rules: TokenRules | None = None  # of the last sequence: choices come side by side
+        self._known: dict[tuple[int, ...], _KnownTable] = {}
+        self._last: tuple[RowNames, RowTable] | None = None
 
     def __getitem__(self, sequence: int) -> SequenceState:
         return self._states[sequence]
@@ -218,23 +222,67 @@ class SequenceStates:
 
     def close(self, sequence: int) -> None:
         self._states.pop(sequence).close()
+        self._known.clear()
 
-    def needs(
-        self,
-        sequences: Sequence[int],
-        drafted: Sequence[tuple[int, ...]] = (),
-        tests: Mapping[int, GuessTest] = NO_TESTS,
-    ) -> list[Need]:
-        """What the rows ask of a head: row ``r`` draws for ``sequences[r]`` after its own tokens
-        and ``drafted[r]``. ``drafted`` is empty where no row assumes any guess. ``tests`` are the
-        guesses that rows test."""
-        if not drafted:
-            return [self._states[sequence].need() for sequence in sequences]
-        self.adjustments(sequences, drafted)
-        return [
-            self._states[sequence].need(guesses, tests.get(row))
-            for row, (sequence, guesses) in enumerate(zip(sequences, drafted, strict=True))
-        ]
+    def table(self, rows: RowNames) -> RowTable:
+        """What ``rows`` ask. Its arrays hold until the next step's table is asked for."""
+        last = self._last
+        if last is not None and last[0] is rows:
+            return last[1]
+        known = None if rows.tests else self._known.get(rows.sequences)
+        if known is not None and known.holds(self.tables, drafted=bool(rows.drafted)):
+            table = known.table
+            table.controls.position[:] = positions = _positions(known.states, rows.drafted)
+            if table.packed is not None:
+                table.packed.position[:] = positions
+        else:
+            table = self._make_table(rows)
+        self._last = rows, table
+        return table
+
+    def _make_table(self, rows: RowNames) -> RowTable:
+        states = tuple(self._states[sequence] for sequence in rows.sequences)
+        drafted = rows.drafted or ((),) * len(states)
+        adjustments = tuple(self.adjustments(rows.sequences, drafted))
+        kinds, guesses = [state.kind for state in states], {}
+        for row, test in rows.tests.items():
+            # Bounds tell of a guess where nothing is truncated; else its candidates do.
+            by_bounds = test.exactly and kinds[row] == "top1"
+            if by_bounds or not test.exactly:
+                kinds[row] = "dense"
+            if by_bounds:
+                guesses[row] = test
+        controls = Controls(
+            inverse_temperature=np.array([s.inverse_temperature for s in states], np.float64),
+            top_k=np.array([state.top_k for state in states], np.int64),
+            top_p=np.array([state.parameters.top_p for state in states], np.float64),
+            log_min_p=np.array([state.log_min_p for state in states], np.float64),
+            key=np.array([state.key for state in states], np.uint64),
+            position=np.array(_positions(states, drafted), np.uint64),
+        )
+        flat = flatten_adjustments(adjustments)
+        table = RowTable(
+            kinds=tuple(kinds),
+            searched=np.array(
+                [search_kind(k, s.inverse_temperature) for k, s in zip(kinds, states, strict=True)],
+                np.int64,
+            ),
+            controls=controls,
+            min_p=np.array([state.parameters.min_p for state in states], np.float64),
+            epsilon=np.zeros(len(states)),
+            adjustments=adjustments,
+            flat=flat,
+            guesses=guesses,
+            logprobs=tuple(state.parameters.logprobs for state in states),
+            packed=pack(controls, flat),
+        )
+        penalised = any(state.penalised for state in states)
+        steady = all(state.steady for state in states)
+        if steady and not rows.tests and not (rows.drafted and penalised):
+            if len(self._known) >= KNOWN_TABLES:
+                self._known.clear()
+            self._known[rows.sequences] = _KnownTable(states, table, self.tables, penalised)
+        return table
 
     def adjustments(
         self, sequences: Sequence[int], drafted: Sequence[tuple[int, ...]]
@@ -261,6 +309,15 @@ class SequenceStates:
             state.append(*opened.output_ids[len(opened.request.resumed_ids) :])
         for sequence, token_ids in deltas.appended:
             self._states[sequence].append(*token_ids)
+
+
+def _positions(states: Sequence[SequenceState], drafted: Sequence[tuple[int, ...]]) -> list[int]:
+    """Of the tokens to be drawn, each after its sequence's own and those drafted."""
+    if not drafted:
+        return [len(state.history) for state in states]
+    return [
+        len(state.history) + len(guesses) for state, guesses in zip(states, drafted, strict=True)
+    ]
 
 
 def _inverse_temperature(temperature: float) -> float:

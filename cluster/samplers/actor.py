@@ -29,6 +29,7 @@ from lexshard.actors.decision.messages import (
 )
 from lexshard.actors.decision.plane import SamplerLostError
 from lexshard.actors.role import Place
+from lexshard.actors.states.row_table import RowNames
 from lexshard.cluster.samplers.dense_slots import dense_views, slot_bytes
 from lexshard.cluster.samplers.stopped import LOOK_SECONDS, StoppedProcess
 from lexshard.cluster.topology.place import own_node, place_in_cluster
@@ -50,7 +51,7 @@ class SamplerActor:
         for columns in (1, 2):
             rows = np.zeros((columns, 64), np.float32)
             rows.flags.writeable = False
-            self._columns(DenseRows((), rows.T))
+            self._columns(DenseRows(RowNames(()), rows.T))
 
     def place(self) -> Place:
         """Where it is; answers once the sampler is warm."""

@@ -22,6 +22,7 @@ from lexshard.actors.decision.messages import (
 )
 from lexshard.actors.messages import RowDecision
 from lexshard.actors.states.deltas import Deltas
+from lexshard.actors.states.row_table import RowNames
 from lexshard.cluster.samplers.dense_slots import dense_views
 from lexshard.cluster.samplers.message_socket import MessageSocket
 from lexshard.cluster.samplers.messages import (
@@ -76,18 +77,17 @@ class SamplerServer:
     def _parts(self, assignment: Assignment) -> Iterator[DecisionWork]:
         """The candidates at once, then dense rows slot by slot while later ones are written."""
         step, deltas = assignment.step, assignment.deltas
-        if assignment.candidates is not None or not assignment.dense:
+        if assignment.candidates is not None or assignment.dense is None:
             yield DecisionWork(step, deltas, assignment.candidates)
             deltas = NO_DELTAS
-        for first in range(0, len(assignment.dense), self._columns):
-            own = slice(first, first + self._columns)
-            sequences, drafted = assignment.dense[own], assignment.dense_drafted[own]
-            tests = assignment.dense_tests[own]
+        names = assignment.dense or RowNames(())
+        rows = range(len(names.sequences))
+        for first in rows[:: self._columns]:
+            own = rows[first : first + self._columns]
             slot = self._ring.take()
             assert slot is not None  # it waits without limit
-            logits, maxima = dense_views(slot, self._vocabulary_size, len(sequences))
-            dense = DenseRows(sequences, logits, maxima, drafted, tests)
-            yield DecisionWork(step, deltas, dense=dense)
+            logits, maxima = dense_views(slot, self._vocabulary_size, len(own))
+            yield DecisionWork(step, deltas, dense=DenseRows(names.some(own), logits, maxima))
             self._ring.release()
             deltas = NO_DELTAS
 

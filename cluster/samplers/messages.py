@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from lexshard.actors.decision.messages import CandidateRows, DecisionResult, SamplerSettings
-from lexshard.actors.proposal import GuessTest
 from lexshard.actors.states.deltas import Deltas
+from lexshard.actors.states.row_table import RowNames
 
 
 class SamplerSetup(msgspec.Struct, frozen=True):
@@ -27,18 +27,15 @@ class SamplerSetup(msgspec.Struct, frozen=True):
 
 
 class Assignment(msgspec.Struct, frozen=True):
-    """A `DecisionWork` whose dense rows, those of the sequences ``dense``, come through the ring.
+    """A `DecisionWork` whose dense rows, those of the names ``dense``, come through the ring.
 
-    They fill one slot after the other, ``SamplerSetup.columns`` in each. ``dense_drafted`` is what
-    these rows assume, ``dense_tests`` what they test (`actors.decision.messages.DenseRows`).
+    They fill one slot after the other, ``SamplerSetup.columns`` in each.
     """
 
     step: int
     deltas: Deltas
     candidates: CandidateRows | None
-    dense: tuple[int, ...]
-    dense_drafted: tuple[tuple[int, ...], ...] = ()
-    dense_tests: tuple[GuessTest | None, ...] = ()
+    dense: RowNames | None = None
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):

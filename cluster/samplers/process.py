@@ -102,19 +102,8 @@ class SamplerProcess:
         """
         if self._lost is not None:
             raise SamplerLostError(self._lost)
-        if work.dense is None:
-            assignment = Assignment(work.step, work.deltas, work.candidates, ())
-        else:
-            dense = self._checked(work.dense)
-            assignment = Assignment(
-                work.step,
-                work.deltas,
-                work.candidates,
-                dense.sequences,
-                dense.drafted,
-                dense.tests,
-            )
-        message = encode(assignment)
+        dense = None if work.dense is None else self._checked(work.dense).rows
+        message = encode(Assignment(work.step, work.deltas, work.candidates, dense))
         pending = ProcessDecision(self)
         self._waiting.append(pending)
         try:
@@ -161,13 +150,13 @@ class SamplerProcess:
         raise _raised(reply)
 
     def _checked(self, dense: DenseRows) -> DenseRows:
-        expected = (self._vocabulary_size, len(dense.sequences))
+        expected = (self._vocabulary_size, len(dense.rows.sequences))
         if dense.logits.shape != expected:
             raise ValueError(f"dense logits {expected} expected, got {dense.logits.shape}")
         return dense
 
     def _write(self, dense: DenseRows) -> None:
-        for first in range(0, len(dense.sequences), self._columns):
+        for first in range(0, len(dense.rows.sequences), self._columns):
             part = dense.logits[:, first : first + self._columns]
             logits, maxima = dense_views(self._reserve(), *part.shape)
             if part.strides[1] == part.itemsize:  # vocabulary-major already

@@ -19,6 +19,7 @@ from lexshard.actors.head.gpu.device_shard import CAPACITY, DeviceShard
 from lexshard.actors.head.ladder import Ladder
 from lexshard.actors.head.screens import tier_bytes
 from lexshard.actors.states.need import Need
+from lexshard.actors.states.row_table import RowTable
 from lexshard.kernels.dense import Draws
 from lexshard.kernels.dense import triton_kernel as dense
 from lexshard.kernels.draw import Controls, draw
@@ -143,7 +144,7 @@ class Bench:
         needs = _needs(rows, wish)
         hidden = self.hidden[:rows].contiguous()
         labels = self._labels(kind, rows=rows, wish=wish)
-        certificates = shard.rescore(shard.screen(hidden, needs)).certificates
+        certificates = shard.rescore(shard.screen(hidden, RowTable.of(needs))).certificates
         rescored = [float(each.rescored_rows) for each in certificates]
         self.report.add(labels, RESCORED, {OURS: rescored})
         fallbacks = [float(each.fallback) for each in certificates]
@@ -163,7 +164,7 @@ class Bench:
         controls = _controls(needs)
 
         def step() -> object:
-            found = shard.rescore(shard.screen(hidden, needs))
+            found = shard.rescore(shard.screen(hidden, RowTable.of(needs)))
             return draw(found.ids, found.logits, found.offsets, controls)
 
         walls = {OURS: step, **{name: _to_host(call) for name, call in peers.items()}}
@@ -181,7 +182,7 @@ class Bench:
         wrong = 0
         for wish in wishes:
             needs = _needs(rows, wish)
-            found = shard.rescore(shard.screen(states, needs))
+            found = shard.rescore(shard.screen(states, RowTable.of(needs)))
             ours = draw(found.ids, found.logits, found.offsets, _controls(needs))
             expected = draw(ids, every, offsets, _controls(needs))
             differences = {OURS: [float(np.mean(ours != expected))]}

@@ -24,10 +24,10 @@ from lexshard.actors.head.output_rows import NonFiniteHiddenError
 from lexshard.actors.head.owned_rows import OwnedRows
 from lexshard.actors.head.sequence_head import SequenceHead
 from lexshard.actors.head.shard_group import ShardGroup
-from lexshard.actors.head.sharded.announcements import RowNames
 from lexshard.actors.head.sharded.collective_head import CollectiveHead
-from lexshard.actors.states.deltas import OpenSequence, Outbox
+from lexshard.actors.states.follower import FollowedSequence, Follower
 from lexshard.actors.states.need import Need
+from lexshard.actors.states.row_table import RowNames, RowTable
 from lexshard.actors.states.sequence_state import SequenceStates
 from tests.support.shard_process import EOS_IDS, ShardProcesses, shard_processes
 from tests.support.sharded_cases import (
@@ -65,33 +65,35 @@ def compare_steps(head: CollectiveHead, case: HeadCase, steps: int) -> set[str]:
     random = np.random.default_rng(case.seed + 1)
     engines = SequenceStates(case.size, EOS_IDS, 2)
     requests = every_kind_of_request(random, case.size)
-    outbox = Outbox()
+    follower = Follower()
     for name, request in enumerate(requests):
-        engines.open(name, request)
-        outbox.open(OpenSequence(name, request))
+        state = engines.open(name, request)
+        follower.open(name, FollowedSequence(request, state.history))
     near = SequenceHead(group_of(case), engines)
     whole = SequenceHead(case.shard(OwnedRows.every(case.size)), engines)
     certified = set()
     alive = list(range(len(requests)))
     for step in range(steps):
-        names = [name for name in alive for _ in range(3)]
+        names = tuple(name for name in alive for _ in range(3))
         guesses = tuple(random.integers(1, case.size, 2).tolist())
         drafted = [guesses[:count] for _ in alive for count in range(3)] if step % 2 else []
+        rows = RowNames(names, tuple(drafted))
         hidden = torch.from_numpy(hidden_states(random, len(names), case.columns))
-        head.tell(outbox.take())
-        needs = engines.needs(names, drafted)
-        found = head.rescore(head.screen(hidden, needs, RowNames(names, drafted)))
-        same_candidates(found, near.candidates(hidden, names, drafted))
-        assert drawn(found, needs) == drawn(whole.candidates(hidden, names, drafted), needs)
+        head.tell(follower.take())
+        table = engines.table(rows)
+        needs = [table.need(row) for row in range(len(table))]
+        found = head.rescore(head.screen(hidden, table, rows))
+        same_candidates(found, near.candidates(hidden, rows))
+        assert drawn(found, needs) == drawn(whole.candidates(hidden, rows), needs)
         certified |= {each.need for each in found.certificates if each.guarantee == "deterministic"}
         for name in alive:
             tokens = tuple(random.integers(1, case.size, random.integers(1, 4)).tolist())
             engines[name].append(*tokens)
-            outbox.append(name, tokens)
+            follower.append(name, tokens)
         if step == 2:
             gone = alive.pop(3)
             engines.close(gone)
-            outbox.close(gone)
+            follower.close(gone)
     return certified
 
 
@@ -103,12 +105,12 @@ def compare_needs(head: CollectiveHead, case: HeadCase) -> set[str]:
     for rows in (1, 24, 7):
         needs = [replace(each, adjustment=None) for each in random_needs(random, case.size, rows)]
         hidden = hidden_states(random, rows, case.columns)
-        found = head.rescore(head.screen(hidden, needs))
-        same_candidates(found, group.rescore(group.screen(hidden, needs)))
+        found = head.rescore(head.screen(hidden, RowTable.of(needs)))
+        same_candidates(found, group.rescore(group.screen(hidden, RowTable.of(needs))))
         certain = [need.kind != "epsilon" for need in needs]
         pairs = zip(
             drawn(found, needs),
-            drawn(whole.rescore(whole.screen(hidden, needs)), needs),
+            drawn(whole.rescore(whole.screen(hidden, RowTable.of(needs))), needs),
             certain,
             strict=True,
         )
@@ -165,25 +167,26 @@ def test_what_cannot_be_asked_is_refused_and_changes_nothing(processes: ShardPro
     states.open(0, every_kind_of_request(random, case.size)[-1])
     hidden = hidden_states(random, 2, case.columns)
     with pytest.raises(ValueError, match="SequenceHead"):
-        head.screen(hidden, states.needs([0, 0]))
+        head.screen(hidden, states.table(RowNames((0, 0))))
     broken = hidden.copy()
     broken[1, 3] = np.inf
     with pytest.raises(NonFiniteHiddenError) as refused:
-        head.screen(broken, [Need("top1")] * 2)
+        head.screen(broken, RowTable.of([Need("top1")] * 2))
     assert refused.value.rows == (1,)
-    with pytest.raises(ValueError, match="2 hidden states but 1 needs"):
-        head.screen(hidden, [Need("top1")])
-    screened = head.screen(hidden, [Need("top1")] * 2)
+    with pytest.raises(ValueError, match="2 hidden states of 1 rows"):
+        head.screen(hidden, RowTable.of([Need("top1")]))
+    screened = head.screen(hidden, RowTable.of([Need("top1")] * 2))
     with pytest.raises(ValueError, match="not rescored"):
-        head.screen(hidden, [Need("top1")] * 2)
+        head.screen(hidden, RowTable.of([Need("top1")] * 2))
     found = head.rescore(screened)
     same_candidates(
-        found, group_of(case).rescore(group_of(case).screen(hidden, [Need("top1")] * 2))
+        found,
+        group_of(case).rescore(group_of(case).screen(hidden, RowTable.of([Need("top1")] * 2))),
     )
     head.close()
     head.close()
     with pytest.raises(CollectiveError, match="closed"):
-        head.screen(hidden, [Need("top1")] * 2)
+        head.screen(hidden, RowTable.of([Need("top1")] * 2))
     assert ended(processes, case) == ["done"]
 
 
@@ -226,7 +229,7 @@ def test_top_50_of_128_256_tokens_takes_less_than_4_kilobytes_per_token_and_shar
                 for row in range(rows)
             ]
             hidden = hidden_states(random, rows, case.columns, 1.0)
-            found = head.rescore(head.screen(hidden, needs))
+            found = head.rescore(head.screen(hidden, RowTable.of(needs)))
             assert all(each.guarantee == "deterministic" for each in found.certificates)
         shared = 4 * rows * (shards - 1)
         assert head.traffic["hidden"].bytes_sent - before[1] == shared * case.columns * 4
@@ -242,7 +245,7 @@ def test_top_50_of_128_256_tokens_takes_less_than_4_kilobytes_per_token_and_shar
 
 def ask(head: CollectiveHead, case: HeadCase) -> None:
     hidden = hidden_states(np.random.default_rng(0), 2, case.columns)
-    head.rescore(head.screen(hidden, [Need("top1"), Need("topk", k=5)]))
+    head.rescore(head.screen(hidden, RowTable.of([Need("top1"), Need("topk", k=5)])))
 
 
 def test_a_root_that_stays_away_in_the_midst_of_a_step_is_not_waited_for(
@@ -251,7 +254,9 @@ def test_a_root_that_stays_away_in_the_midst_of_a_step_is_not_waited_for(
     case = HeadCase(2, seed=1)
     head = processes.head(case, seconds=1.0)
     started = time.monotonic()
-    head.screen(hidden_states(np.random.default_rng(0), 1, case.columns), [Need("top1")])
+    head.screen(
+        hidden_states(np.random.default_rng(0), 1, case.columns), RowTable.of([Need("top1")])
+    )
     assert processes.end_of_service(1).startswith("CollectiveTimeoutError 0")
     assert 1.0 <= time.monotonic() - started < 10.0
 
@@ -260,7 +265,7 @@ def test_an_error_in_the_midst_of_a_step_ends_the_group(processes: ShardProcesse
     case = HeadCase(2, seed=1)
     head = processes.head(case)
     with pytest.raises(Exception, match="shape"):
-        head.screen(np.ones((1, case.columns + 1), np.float32), [Need("top1")])
+        head.screen(np.ones((1, case.columns + 1), np.float32), RowTable.of([Need("top1")]))
     with pytest.raises(CollectiveError, match="failed"):
         ask(head, case)
     assert ended(processes, case) != ["done"]

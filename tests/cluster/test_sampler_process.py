@@ -24,6 +24,7 @@ from lexshard.actors.decision.messages import (
 from lexshard.actors.decision.plane import DecisionPlane, SamplerHandle, SamplerLostError
 from lexshard.actors.decision.sampler import Sampler
 from lexshard.actors.states.deltas import Deltas
+from lexshard.actors.states.row_table import RowNames
 from lexshard.cluster.samplers.process import SamplerProcess
 from tests.support.paths import ROOT
 from tests.support.processes import gone, holders
@@ -177,7 +178,7 @@ def test_what_the_sampler_raises_comes_back_and_the_next_step_is_decided() -> No
 
 
 def test_dense_rows_of_another_vocabulary_are_refused(process: SamplerProcess) -> None:
-    rows = DenseRows((0,), np.zeros((SIZE + 1, 1), np.float32))
+    rows = DenseRows(RowNames((0,)), np.zeros((SIZE + 1, 1), np.float32))
     with pytest.raises(ValueError, match=r"\(1000, 1\) expected"):
         process.submit(DecisionWork(0, Deltas(), None, rows))
     assert process.submit(DecisionWork(1, Deltas())).result().decisions == ()
@@ -253,7 +254,7 @@ def test_kill_9_of_the_owner_ends_the_sampler_and_leaves_nothing() -> None:
         "from lexshard.cluster.samplers.process import SamplerProcess\n"
         f"process = SamplerProcess(SamplerSettings({SIZE}, ()), slots=2, columns=1,\n"
         f"    entry=({STAND_IN!r}, 'slow'))\n"
-        f"dense = DenseRows((0,), np.zeros(({SIZE}, 1), np.float32))\n"
+        f"dense = DenseRows(RowNames((0,)), np.zeros(({SIZE}, 1), np.float32))\n"
         "inode = os.fstat(process._ring._segment.descriptor).st_ino\n"
         "print(process.process_id, inode, flush=True)\n"
         "for step in range(1000): process.submit(DecisionWork(step, Deltas(), None, dense))\n"

@@ -22,8 +22,8 @@ from lexshard.actors.head.owned_rows import OwnedRows
 from lexshard.actors.head.shard import Shard
 from lexshard.actors.head.shard_group import ShardGroup
 from lexshard.actors.messages import Certificate, Request, RowDecision, SamplingParameters
-from lexshard.actors.states.flat_needs import flatten_adjustments, flatten_needs
 from lexshard.actors.states.need import Need
+from lexshard.actors.states.row_table import RowTable, flatten_adjustments
 from lexshard.actors.states.sequence_state import SequenceState
 from lexshard.kernels.mass import outline, outside_mass
 from lexshard.kernels.penalties import adjust
@@ -108,7 +108,7 @@ def _run(
     hidden_slack[:, 1] += 2.0**-23 * length  # the rounding of the line above
 
     adjustments = flatten_adjustments([need.adjustment for need in needs])
-    flat = flatten_needs(needs)
+    flat = RowTable.of(needs).search()
     seen = [
         np.empty(0, np.int32)
         if need.adjustment is None
@@ -216,7 +216,7 @@ def check_the_threshold_is_the_answer_itself(device: str) -> None:
     weight[:, 0] = values[0]
     hidden = np.zeros((2, 16), np.float32)
     hidden[:, 0] = 1.0
-    needs = flatten_needs([Need("topk", k=k), Need("top1", key=9, inverse_temperature=1.0)])
+    needs = RowTable.of([Need("topk", k=k), Need("top1", key=9, inverse_temperature=1.0)]).search()
     integers, reals = packing.pack_questions(needs)
 
     def put(array: np.ndarray) -> torch.Tensor:
@@ -312,7 +312,7 @@ def check_hidden_states_that_are_not_finite_are_named(device: str) -> None:
     hidden[2, 5] = float("inf")
     for states in (hidden, hidden.to(device)):
         with pytest.raises(NonFiniteHiddenError) as caught:
-            shard.rescore(shard.screen(states, [Need("top1")] * 3))
+            shard.rescore(shard.screen(states, RowTable.of([Need("top1")] * 3)))
         assert caught.value.rows == (1, 2)
 
 
@@ -371,7 +371,9 @@ def check_top_p_and_epsilon_are_certified(device: str) -> None:
         need.adjustment is not None and need.adjustment.allowed is not None for need in needs
     ]
     whole = Shard(weight, bias, 30.0, 1.0, size)
-    every = whole.rescore(whole.screen(hidden, [replace(need, kind="dense") for need in needs]))
+    every = whole.rescore(
+        whole.screen(hidden, RowTable.of([replace(need, kind="dense") for need in needs]))
+    )
     halves = [OwnedRows.of_blocks(blocks, size) for blocks in ([4, 1], [0, 3, 2])]
     thirds = [OwnedRows.of_tokens(np.arange(part, size, 3), size) for part in range(3)]
     for split in ([OwnedRows.every(size)], halves, thirds):
@@ -387,7 +389,7 @@ def check_top_p_and_epsilon_are_certified(device: str) -> None:
         group = shards[0]
         if len(split) > 1:
             group = ShardGroup(shards, [owned.ids for owned in split])
-        found = group.rescore(group.screen(hidden.to(device), needs))
+        found = group.rescore(group.screen(hidden.to(device), RowTable.of(needs)))
         _check_masses(needs, restricted, found, every, size)
 
 
@@ -439,7 +441,7 @@ def check_masses_are_those_of_the_host(device: str) -> None:
     ]
     adjustments, flat = (
         flatten_adjustments([need.adjustment for need in needs]),
-        flatten_needs(needs),
+        RowTable.of(needs).search(),
     )
     seen = [
         np.empty(0, np.int32) if a is None else a.seen_ids() for a in (n.adjustment for n in needs)
@@ -513,7 +515,7 @@ def check_thresholds_of_many_rows_are_those_of_each(device: str) -> None:
     shard = DeviceShard(weight, None, None, 1.0, 90, ladder, device=device)
     hidden = torch.randn(128, 16, generator=generator)
     needs = [Need("top1")] * 127 + [Need("dense")]
-    tau = shard.screen(hidden, needs).tau.cpu().numpy()
+    tau = shard.screen(hidden, RowTable.of(needs)).tau.cpu().numpy()
     best = canonical_logits(hidden.numpy(), weight).max(axis=1)
     assert tau[:127].tolist() == best[:127].astype(np.float64).tolist()
     assert np.isnan(tau[127])
@@ -530,7 +532,7 @@ def check_masses_of_many_rows_are_those_of_each(device: str) -> None:
     hidden = torch.randn(70, 16, generator=generator)
     needs = [Need("nucleus", top_p=0.7, inverse_temperature=1.0)] * 70
     needs[3] = Need("top1")
-    found = shard.rescore(shard.screen(hidden.to(device), needs))
+    found = shard.rescore(shard.screen(hidden.to(device), RowTable.of(needs)))
     for row, logits in enumerate(canonical_logits(hidden.numpy(), weight)):
         own = slice(found.offsets[row], found.offsets[row + 1])
         assert found.logits[own].tobytes() == logits[found.ids[own]].tobytes()
@@ -591,10 +593,10 @@ weight = torch.randn(1300, 256).bfloat16()
 ladder = Ladder({kind: quantize(weight, kind) for kind in ("int8", "int4")}, ((1, "int8"),))
 with compiling() as compiled:
     plain = DeviceShard(weight, None, None, 1.0, 1300, ladder, device="cpu")
-    plain.screen(torch.zeros(1, 256), [Need("top1")])
+    plain.screen(torch.zeros(1, 256), RowTable.of([Need("top1")]))
     shard = DeviceShard(weight, torch.zeros(1300), 30.0, 0.5, 1300, ladder, device="cpu")
     shard.start_with(((1, "int4"),))
-    shard.screen(torch.zeros(64, 256), [Need("top1")] * 64)
+    shard.screen(torch.zeros(64, 256), RowTable.of([Need("top1")] * 64))
     canonical_logits(torch.zeros(2, 256), weight, implementation="triton")
     for scale in (0.0, 1.0):
         draws = Draws(np.zeros(1, np.uint64), np.zeros(1, np.uint64), np.full(1, scale))
@@ -620,7 +622,7 @@ class Recorded(TorchDispatchMode):
         operators.add(operator.overloadpacket.__name__)
         return operator(*arguments, **(options or {}))
 with compiling():
-    shard.screen(torch.zeros(1, 256), [Need("top1")])
+    shard.screen(torch.zeros(1, 256), RowTable.of([Need("top1")]))
 with compiling() as compiled, Recorded():
     shard.replay(1)()
 print(*(kernel.name for kernel in compiled))

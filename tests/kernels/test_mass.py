@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lexshard.actors.states.flat_needs import flatten_adjustments, flatten_needs
+from lexshard.actors.states.row_table import RowTable, flatten_adjustments
 from lexshard.kernels.mass import Outline, outline, outside_mass, plan
 from lexshard.kernels.penalties import adjust
 from tests.support.search_cases import canonical_row, estimates_of, random_need
@@ -28,7 +28,7 @@ def _outside_mass_holds(
     estimates = estimates_of(random, canonical, width, slack_factor)
     needs = [replace(random_need(random, size), inverse_temperature=0.5) for _ in range(rows)]
     flat = flatten_adjustments([need.adjustment for need in needs])
-    search = flatten_needs(needs)
+    search = RowTable.of(needs).search()
     listed = [np.flatnonzero(random.random(size) < 0.3).astype(np.int32) for _ in range(rows)]
     offsets = np.cumsum([0, *map(len, listed)])
     arguments = (estimates, size, search, flat, np.concatenate(listed), offsets)
@@ -90,7 +90,7 @@ def test_outlines_of_parts_add_up_and_plans_agree_with_the_reference(
                 values=estimates.values[:, row], row_slack=estimates.row_slack[:, row]
             )
             one = flatten_adjustments([None if each >= 0 else need.adjustment])
-            search = flatten_needs([need])
+            search = RowTable.of([need]).search()
             found += outline(part, len(row), search, one, implementation=implementation)
         return found
 
@@ -104,7 +104,7 @@ def test_outlines_of_parts_add_up_and_plans_agree_with_the_reference(
             assert own.top == other.top
             assert np.allclose(own.errors, other.errors, rtol=1e-5)
             assert math.isclose(own.widest, other.widest, rel_tol=1e-5)
-    whole = outline(estimates, size, flatten_needs([need]), flatten_adjustments([None]))
+    whole = outline(estimates, size, RowTable.of([need]).search(), flatten_adjustments([None]))
     parts = outlines([0, 1, 2], None)
     assert (whole[0] is None) == any(part is None for part in parts) == (flavour == "huge")
     if whole[0] is None:
@@ -126,9 +126,9 @@ def test_a_plan_holds_the_nucleus(top_p: float) -> None:
     random = np.random.default_rng(1)
     canonical = (3 * random.standard_normal((1, 20_000))).astype(np.float32)
     estimates = estimates_of(random, canonical, 1e-6, 1.0)
-    need = flatten_needs(
+    need = RowTable.of(
         [replace(random_need(random, 10), kind="nucleus", inverse_temperature=1.0)]
-    )
+    ).search()
     [found] = outline(estimates, 20_000, need, flatten_adjustments([None]))
     assert found is not None
     count = plan([found], top_p, 0.0)[1]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lexshard.actors.states.flat_needs import flatten_adjustments
+from lexshard.actors.states.row_table import flatten_adjustments
 from lexshard.kernels import opening as openings
 from lexshard.kernels.bounds import cluster_bounds, summarise
 from lexshard.kernels.noise import gumbel_row

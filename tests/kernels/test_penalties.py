@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lexshard.actors.states.flat_needs import flatten_adjustments
 from lexshard.actors.states.need import Adjustment
+from lexshard.actors.states.row_table import flatten_adjustments
 from lexshard.kernels.penalties import adjust, select_row
 from lexshard.kernels.penalties.cpu import (
     adjust_block,

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lexshard.actors.states.flat_needs import flatten_adjustments, flatten_needs
 from lexshard.actors.states.need import Adjustment, Need
+from lexshard.actors.states.row_table import RowTable, flatten_adjustments
 from lexshard.kernels.penalties import Adjustments, adjust
 from lexshard.kernels.search import (
     Estimates,
@@ -62,7 +62,7 @@ def _search(
     estimates = estimates_of(random, canonical, width, slack_factor)
     needs = [random_need(random, size, most, adjusted) for _ in range(rows)]
     flat = flatten_adjustments([need.adjustment for need in needs])
-    search = flatten_needs(needs)
+    search = RowTable.of(needs).search()
     best = find_leaders(estimates, size, search, flat)
     leaders, leader_offsets = best.ids, best.offsets
     every = np.arange(size, dtype=np.int32)
@@ -182,7 +182,7 @@ def test_a_long_history_costs_what_a_short_one_costs(kind: str) -> None:
             inverse_temperature=1.0,
             adjustment=adjustment,
         )
-        needs, flat = flatten_needs([need]), flatten_adjustments([adjustment])
+        needs, flat = RowTable.of([need]).search(), flatten_adjustments([adjustment])
         best = find_leaders(estimates, size, needs, flat)
         exact = adjust(best.ids, canonical[0, best.ids], best.offsets, flat)
         tau = find_thresholds(best.ids, exact, best.offsets, needs)
@@ -217,7 +217,7 @@ def test_few_tokens_remain() -> None:
     canonical = (3 * random.standard_normal((3, 50_000))).astype(np.float32)
     base = Need(kind="top1", key=3, position=9)
     needs = [base, replace(base, inverse_temperature=1.0), replace(base, kind="topk", k=50)]
-    search, none = flatten_needs(needs), flatten_adjustments([None] * 3)
+    search, none = RowTable.of(needs).search(), flatten_adjustments([None] * 3)
     zero = np.zeros((2, 50_000), np.float32)
     estimates = Estimates(canonical, zero, np.tile([0.0, 0.0, 1e-4], (3, 1)), block_slack(zero))
     best = find_leaders(estimates, 50_000, search, none)
@@ -231,7 +231,7 @@ def test_few_tokens_remain() -> None:
 def test_a_search_for_no_token_is_refused() -> None:
     zero = np.zeros((2, 100), np.float32)
     estimates = Estimates(zero[:1], zero, np.zeros((1, 3)), block_slack(zero))
-    search = flatten_needs([Need("topk", k=1)])._replace(k=np.zeros(1, np.int64))
+    search = RowTable.of([Need("topk", k=1)]).search()._replace(k=np.zeros(1, np.int64))
     with pytest.raises(ValueError, match="at least 1"):
         find_leaders(estimates, 100, search, flatten_adjustments([None]))
 
@@ -243,7 +243,7 @@ def test_shards_share_thresholds(seed: int, rows: int, size: int) -> None:
     canonical = (4 * random.standard_normal((rows, size))).astype(np.float32).round(1)
     estimate = canonical + random.uniform(-0.049, 0.049, canonical.shape).astype(np.float32)
     k = int(random.integers(1, size + 1))
-    needs = flatten_needs([Need(kind="topk", k=k)] * rows)
+    needs = RowTable.of([Need(kind="topk", k=k)] * rows).search()
     none = flatten_adjustments([None] * rows)
     cut = int(random.integers(1, size))
     taus, halves = [], []

@@ -13,6 +13,7 @@ import torch
 
 from lexshard.actors.head.shard_group import ShardGroup
 from lexshard.actors.head.sharded.part import build_ladder
+from lexshard.actors.states.row_table import RowTable
 from lexshard.loadtest.bench.head.workload import synthetic_workload
 from lexshard.loadtest.bench.shards import command
 from lexshard.loadtest.bench.shards.case import ShardCase
@@ -126,11 +127,11 @@ def test_what_is_repeated_is_what_was_said_and_costs_no_shard_anything(
     for number, (hidden, needs) in enumerate(steps):
         for shard in timed:
             shard.start()
-        said.append(drawn(group.rescore(group.screen(hidden, needs)), needs).tolist())
+        said.append(drawn(group.rescore(group.screen(hidden, RowTable.of(needs))), needs).tolist())
         assert all((shard.milliseconds > 0) == (number < 2) for shard in timed)
     assert said[:2] * 2 == said[2:]
     hidden, needs = steps[0]
-    group.screen(hidden, needs)  # the next case begins
+    group.screen(hidden, RowTable.of(needs))  # the next case begins
     assert all(shard.milliseconds > 0 for shard in timed)
 
 

@@ -16,6 +16,7 @@ from lexshard.actors.candidates import Candidates
 from lexshard.actors.head.build import OutputHead
 from lexshard.actors.head.screens import DENSE
 from lexshard.actors.states.need import Adjustment, Need
+from lexshard.actors.states.row_table import RowTable
 from lexshard.kernels.draw import draw
 from lexshard.kernels.truncate.reference import truncate
 from tests.support.certificate_heads import (
@@ -202,7 +203,7 @@ def judge(
     name: str = "",
 ) -> None:
     """Decides every row with ``shard`` and by brute force, and books the comparison."""
-    found = shard.rescore(shard.screen(hidden, batch.needs))
+    found = shard.rescore(shard.screen(hidden, RowTable.of(batch.needs)))
     wrong = violations(truth(head.canonical(hidden), batch), batch, found)
     for row in np.flatnonzero(wrong != "").tolist():
         certificate = found.certificates[row]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 from lexshard.actors.candidates import Candidates
 from lexshard.actors.decision.plane import PendingStep
 from lexshard.actors.engine.engine import Engine
+from lexshard.actors.states.row_table import RowNames, RowTable
 
 
 @dataclass(slots=True)
@@ -33,23 +33,20 @@ def compare_decisions(engine: Engine) -> Comparison:
     screened, submit = head._decide, plane.submit
     dense: list[Candidates] = []
 
-    def decide(hidden: torch.Tensor, needs: Sequence[Any], *about: Any, **more: Any) -> Candidates:
-        every = [replace(need, kind="dense") for need in needs]
-        dense.append(screened(hidden, every, *about, **more))
-        return screened(hidden, needs, *about, **more)
+    def decide(hidden: torch.Tensor, rows: RowTable, *about: Any) -> Candidates:
+        dense.append(screened(hidden, replace(rows, kinds=("dense",) * len(rows)), *about))
+        return screened(hidden, rows, *about)
 
-    def submit_both(
-        step: int, sequences: Sequence[int], candidates: Candidates, *more: Any
-    ) -> PendingStep:
-        expected = submit(step, sequences, dense.pop(), *more).result()
-        found = submit(step, sequences, candidates, *more).result()
+    def submit_both(step: int, names: RowNames, candidates: Candidates) -> PendingStep:
+        expected = submit(step, names, dense.pop()).result()
+        found = submit(step, names, candidates).result()
         for ours, theirs, certificate in zip(found, expected, candidates.certificates, strict=True):
             assert ours is not None
             assert theirs is not None
             comparison.rows += 1
             comparison.different += ours.token_id != theirs.token_id
             comparison.certified += certificate.guarantee != "dense"
-        return submit(step, sequences, candidates, *more)
+        return submit(step, names, candidates)
 
     head._decide = decide  # type: ignore[method-assign]
     plane.submit = submit_both  # type: ignore[method-assign,assignment]

@@ -14,6 +14,8 @@ from lexshard.actors.decision.messages import SamplerSettings
 from lexshard.actors.decision.plane import DecisionPlane
 from lexshard.actors.decision.sampler import Sampler
 from lexshard.actors.messages import Certificate, Request, RowDecision
+from lexshard.actors.states.need import Need
+from lexshard.actors.states.row_table import RowNames
 from lexshard.actors.states.sequence_state import SequenceState, SequenceStates
 
 
@@ -25,6 +27,11 @@ class LooseStates(SequenceStates):
         self._states = dict(enumerate(states))
 
 
+def need_of(state: SequenceState, drafted: tuple[int, ...] = ()) -> Need:
+    """What a row asks that follows the sequence's tokens and ``drafted``."""
+    return LooseStates(1, [state]).table(RowNames((0,), (drafted,))).need(0)
+
+
 def decide(
     candidates: Candidates, states: Sequence[SequenceState], vocabulary_size: int
 ) -> list[RowDecision | None]:
@@ -34,12 +41,17 @@ def decide(
     plane = DecisionPlane(lambda: sampler, 1, lambda: sampler, vocabulary_size, informed=True)
     for name, state in enumerate(states):
         plane.open(name, Request(str(name), 0, (1,), state.parameters), state.history)
-    return plane.submit(0, range(len(states)), candidates).result()
+    return plane.submit(0, RowNames(tuple(range(len(states)))), candidates).result()
 
 
 def screen_and_decide(
     head: Any, hidden: torch.Tensor | np.ndarray, states: Sequence[SequenceState]
 ) -> tuple[list[RowDecision | None], tuple[Certificate, ...]]:
     """Decisions of the rows of ``hidden`` [N, d], with the head's certificates."""
-    candidates = head.rescore(head.screen(hidden, [state.need() for state in states]))
+    candidates = head.rescore(
+        head.screen(
+            hidden,
+            LooseStates(head.vocabulary_size, states).table(RowNames(tuple(range(len(states))))),
+        )
+    )
     return decide(candidates, states, head.vocabulary_size), candidates.certificates

@@ -9,7 +9,7 @@ import torch
 
 from lexshard.actors.head.shard import Shard
 from lexshard.actors.messages import Request, RowDecision, SamplingParameters
-from lexshard.actors.states.flat_needs import flatten_adjustments
+from lexshard.actors.states.row_table import flatten_adjustments
 from lexshard.actors.states.sequence_state import SequenceState
 from lexshard.kernels.draw import Controls, draw
 from lexshard.kernels.penalties import adjust
@@ -77,7 +77,7 @@ class DenseHead:
     def token(self, hidden: torch.Tensor, state: SequenceState) -> int:
         raw, p = self.logits(hidden), state.parameters
         ids, offsets = np.arange(len(raw), dtype=np.int32), np.array([0, len(raw)])
-        adjustments = flatten_adjustments([state.need().adjustment])
+        adjustments = flatten_adjustments([state.adjustment()])
         logits = adjust(ids, raw, offsets, adjustments, implementation="reference")
         inverse = 0.0 if p.temperature == 0 else float(np.float32(1 / p.temperature))
         controls = Controls(

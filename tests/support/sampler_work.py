@@ -12,6 +12,7 @@ from lexshard.actors.decision.messages import (
 )
 from lexshard.actors.messages import Request, SamplingParameters
 from lexshard.actors.states.deltas import OpenSequence
+from lexshard.actors.states.row_table import RowNames
 from lexshard.kernels.decision import block_maxima
 
 SIZE = 1_000
@@ -59,7 +60,9 @@ def dense_rows(random: np.random.Generator, sequences: tuple[int, ...]) -> Dense
     """In either layout, with the producer's maxima or without."""
     rows = (3 * random.standard_normal((len(sequences), SIZE))).astype(np.float32)
     logits = rows.T if random.random() < 0.5 else np.ascontiguousarray(rows.T)
-    return DenseRows(sequences, logits, block_maxima(logits) if random.random() < 0.5 else None)
+    return DenseRows(
+        RowNames(sequences), logits, block_maxima(logits) if random.random() < 0.5 else None
+    )
 
 
 def candidate_rows(random: np.random.Generator, sequences: tuple[int, ...]) -> CandidateRows:
@@ -68,7 +71,7 @@ def candidate_rows(random: np.random.Generator, sequences: tuple[int, ...]) -> C
     raw = (3 * random.standard_normal(sum(map(len, ids)))).astype(np.float32)
     offsets = np.cumsum([0, *map(len, ids)], dtype=np.int64)
     truncated = random.random(len(sequences)) < 0.2
-    return CandidateRows(sequences, np.concatenate(ids), raw, offsets, truncated)
+    return CandidateRows(RowNames(sequences), np.concatenate(ids), raw, offsets, truncated)
 
 
 def comparable(result: DecisionResult) -> tuple[int, object]:

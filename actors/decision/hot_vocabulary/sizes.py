@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lexshard.actors.messages import Request, SamplingParameters
-from lexshard.actors.states.flat_needs import flatten_adjustments
+from lexshard.actors.states.row_table import flatten_adjustments
 from lexshard.actors.states.sequence_state import SequenceStates
 from lexshard.kernels.decision import block_maxima, decide_dense
 from lexshard.kernels.draw import Controls

@@ -13,6 +13,7 @@ import torch
 from lexshard.actors.body.batch import Batch, Body
 from lexshard.actors.head.output_head import OutputHead
 from lexshard.actors.states.need import Need
+from lexshard.actors.states.row_table import RowTable
 from lexshard.kernels import pool
 from lexshard.kernels.attention import BLOCK_SIZE
 
@@ -88,7 +89,7 @@ def _run(body: Body, head: OutputHead, batch: Batch, threads: int) -> float:
     torch.set_num_threads(threads)
     started = time.perf_counter()
     hidden = body.forward(batch)
-    head.rescore(head.screen(hidden, [Need("top1")] * len(hidden)))
+    head.rescore(head.screen(hidden, RowTable.of([Need("top1")] * len(hidden))))
     return time.perf_counter() - started
 
 

@@ -41,9 +41,9 @@ from lexshard.actors.head.output_rows import log_normalizers, own_rows, refuse_u
 from lexshard.actors.head.owned_rows import OwnedRows
 from lexshard.actors.head.screens import DENSE, tier_bytes
 from lexshard.actors.head.whole_softmax import Mass, PartialMass
-from lexshard.actors.messages import Certificate
-from lexshard.actors.states.flat_needs import flatten_adjustments, flatten_needs
+from lexshard.actors.messages import Certificate, NeedKind
 from lexshard.actors.states.need import Adjustment, Need
+from lexshard.actors.states.row_table import RowTable
 from lexshard.kernels.mass import Outline
 from lexshard.kernels.penalties import Adjustments
 from lexshard.kernels.quantize import OneBitTier, Tier
@@ -176,7 +176,7 @@ class DeviceShard:
             counts = range(fewest, bucket + 1)
             names = {self._ladder.choice(rows, kind) for rows in counts for kind in STEP_KINDS}
             for name in sorted(names | {self._best_tier}):
-                launch = self._launch(range(bucket), name, hidden, [need] * bucket)
+                launch = self._launch(range(bucket), name, hidden, RowTable.of([need] * bucket))
                 assert launch is not None, "a step without adjustments always has room"
                 launch.results.read()
         for rows in EVERY_ROWS:
@@ -185,7 +185,9 @@ class DeviceShard:
         whole = Need("nucleus", top_p=0.5, inverse_temperature=1.0)
         for rows in SOFTMAX_ROWS:
             hidden = torch.zeros(rows, self.weight.shape[1], device=self.weight.device)
-            outlined = self._masses.outline(hidden, range(rows), *self._packed([whole] * rows))
+            outlined = self._masses.outline(
+                hidden, range(rows), *self._packed(RowTable.of([whole] * rows))
+            )
             self._masses.bound(outlined, dict.fromkeys(range(rows), NO_BIN))
 
     def replay(self, rows: int) -> Callable[[], None]:
@@ -195,36 +197,37 @@ class DeviceShard:
 
     # -- screening --------------------------------------------------------------------------------
 
-    def screen(self, hidden: Hidden, needs: Sequence[Need]) -> Thresholds:
-        """Starts the search for the rows of ``hidden`` [N, d] fp32, one `Need` per row.
+    def screen(self, hidden: Hidden, rows: RowTable) -> Thresholds:
+        """Starts the search for ``rows``, whose hidden states are ``hidden`` [N, d] fp32.
 
         Hidden states on the device stay there. Raises `NonFiniteHiddenError` naming the rows that
         contain NaN or infinity; for hidden states on the device `rescore` does.
         """
         states = torch.as_tensor(hidden, dtype=torch.float32).detach()
-        if len(needs) != len(states):
-            raise ValueError(f"{len(states)} hidden states but {len(needs)} needs")
+        if len(rows) != len(states):
+            raise ValueError(f"{len(states)} hidden states of {len(rows)} rows")
         if not states.is_cuda:
             refuse_unsound(torch.isfinite(states).all(dim=1).numpy())
-        rows = [row for row, need in enumerate(needs) if self._searches(need)]
-        kind = step_kind([needs[row] for row in rows])
-        name = self._choose(len(rows), kind) if rows else ""
+        searched = [row for row in range(len(rows)) if self._searches(rows, row)]
+        kind = step_kind([rows.kinds[row] for row in searched])
+        name = self._choose(len(searched), kind) if searched else ""
         launches = []
-        tau = torch.full((len(needs),), math.nan, dtype=torch.float64, device=self.weight.device)
-        for start in range(0, len(rows), BUCKETS[-1]):
-            own = rows[start : start + BUCKETS[-1]]
-            launch = self._launch(own, name, states, needs)
+        tau = torch.full((len(rows),), math.nan, dtype=torch.float64, device=self.weight.device)
+        for start in range(0, len(searched), BUCKETS[-1]):
+            own = searched[start : start + BUCKETS[-1]]
+            launch = self._launch(own, name, states, rows)
             if launch is not None:
                 launches.append(launch)
                 # A copy at once: the next launch of this size writes to the same memory.
                 tau[torch.tensor(own, device=tau.device)] = launch.results.thresholds[: len(own)]
-        return Thresholds(tau, tuple(needs), DeviceScreening(states, tuple(launches)))
+        return Thresholds(tau, rows, DeviceScreening(states, tuple(launches)))
 
-    def _searches(self, need: Need) -> bool:
-        if need.adjustment is not None and need.adjustment.allowed is not None:
+    def _searches(self, rows: RowTable, row: int) -> bool:
+        if rows.flat.restricted[row]:
             return False
-        return need.kind in ("top1", "minp") or (
-            need.kind == "topk" and 0 < need.k <= self._largest_k
+        kind = rows.kinds[row]
+        return kind in ("top1", "minp") or (
+            kind == "topk" and 0 < rows.controls.top_k[row] <= self._largest_k
         )
 
     def _choose(self, rows: int, kind: StepKind) -> str:
@@ -233,25 +236,23 @@ class DeviceShard:
         return name if self._backoff.allows(name) else self._best_tier
 
     def _launch(
-        self, rows: Sequence[int], name: str, hidden: torch.Tensor, needs: Sequence[Need]
+        self, searched: Sequence[int], name: str, hidden: torch.Tensor, rows: RowTable
     ) -> Launch | None:
-        packed, _ = self._packed([needs[row] for row in rows])
+        packed, _ = self._packed(rows.some(searched))
         if len(packed.support.entries) > len(self._entries):
             return None
-        states = hidden if len(rows) == len(hidden) else hidden[list(rows)]
-        return Launch(tuple(rows), name, self._step(len(rows), name).launch(states, packed))
+        states = hidden if len(searched) == len(hidden) else hidden[list(searched)]
+        step = self._step(len(searched), name)
+        return Launch(tuple(searched), name, step.launch(states, packed))
 
-    def _packed(self, needs: Sequence[Need]) -> tuple[PackedStep, Adjustments]:
-        seen = [self._seen(need.adjustment) for need in needs]
-        adjustments = self._flattened(needs)
-        return pack_step(flatten_needs(needs), adjustments, seen, self._size), adjustments
+    def _packed(self, rows: RowTable) -> tuple[PackedStep, Adjustments]:
+        seen = list(map(self._seen, rows.adjustments))
+        adjustments = self.owned.of_rows(rows.flat)
+        return pack_step(rows.search(), adjustments, seen, self._size), adjustments
 
     def _seen(self, adjustment: Adjustment | None) -> Ids:
         """The rows of this shard that are tokens seen by what is penalised."""
         return NO_ROWS if adjustment is None else self.owned.among(adjustment.seen_ids())
-
-    def _flattened(self, needs: Sequence[Need]) -> Adjustments:
-        return self.owned.of_rows(flatten_adjustments([need.adjustment for need in needs]))
 
     def _step(self, rows: int, name: str) -> DeviceStep:
         bucket = next(bucket for bucket in BUCKETS if bucket >= rows)
@@ -280,13 +281,13 @@ class DeviceShard:
         """
         step = thresholds.screening
         assert isinstance(step, DeviceScreening)
-        needs = thresholds.needs
-        found: list[FoundRow | None] = [None] * len(needs)
-        read = [0] * len(needs)
-        sound = np.ones(len(needs), np.bool_)
+        rows = thresholds.rows
+        found: list[FoundRow | None] = [None] * len(rows)
+        read = [0] * len(rows)
+        sound = np.ones(len(rows), np.bool_)
         for launch in step.launches:
-            self._collect(launch, needs, found, read, sound)
-        dense = [row for row in range(len(needs)) if found[row] is None]
+            self._collect(launch, rows, found, read, sound)
+        dense = [row for row in range(len(rows)) if found[row] is None]
         if step.hidden.is_cuda and dense:
             finite = torch.isfinite(step.hidden[dense]).all(dim=1)
             sound[dense] &= finite.cpu().numpy()
@@ -295,17 +296,17 @@ class DeviceShard:
         if masses is None:
             [masses] = decide_masses([self], [thresholds])
         for row, mass in masses.items():
-            found[row] = self._of_mass(step, needs[row], row, mass)
+            found[row] = self._of_mass(step, rows.kinds[row], row, mass)
         for tried in step.outlined:
             for row in tried.rows:
                 read[row] += self._bytes[self._best_tier] // len(tried.rows)
-        self._complete(step, needs, found, read)
-        return self._candidates(needs, [row for row in found if row is not None])
+        self._complete(step, rows, found, read)
+        return self._candidates(rows.flat, [row for row in found if row is not None])
 
     def _collect(
         self,
         launch: Launch,
-        needs: Sequence[Need],
+        rows: RowTable,
         found: list[FoundRow | None],
         read: list[int],
         sound: npt.NDArray[np.bool_],
@@ -316,15 +317,15 @@ class DeviceShard:
         share = self._bytes[launch.tier] // len(launch.rows)
         overflows = 0
         for place_in_step, row in enumerate(launch.rows):
-            need, count = needs[row], int(counts[place_in_step])
-            leaders = need.k if need.kind == "topk" else 4
+            kind, count = rows.kinds[row], int(counts[place_in_step])
+            leaders = int(rows.controls.top_k[row]) if kind == "topk" else 4
             read[row] = share + leaders * self._row_bytes
             sound[row] = bool(finite[place_in_step])
             if count > self._capacity:
                 overflows += 1
                 continue
             certificate = Certificate(
-                need.kind,
+                kind,
                 "probabilistic" if failure else "deterministic",
                 launch.tier,
                 count,
@@ -343,17 +344,17 @@ class DeviceShard:
     def _complete(
         self,
         step: DeviceScreening,
-        needs: Sequence[Need],
+        rows: RowTable,
         found: list[FoundRow | None],
         read: Sequence[int],
     ) -> None:
         """Fills in the rows that no launch has decided."""
         dense = []
-        for row, need in enumerate(needs):
+        for row, (kind, adjustment) in enumerate(zip(rows.kinds, rows.adjustments, strict=True)):
             if found[row] is not None:
                 continue
-            allowed = None if need.adjustment is None else need.adjustment.allowed
-            if need.kind == "dense" or allowed is None:
+            allowed = None if adjustment is None else adjustment.allowed
+            if kind == "dense" or allowed is None:
                 dense.append(row)
                 continue
             ids = self.owned.rows(allowed[np.isin(allowed, self.owned.ids, assume_unique=True)])
@@ -361,16 +362,16 @@ class DeviceShard:
             products = self._products(hidden, ids)
             share = len(ids) / self._size
             cost = len(ids) * self._row_bytes
-            certificate = Certificate(need.kind, "dense", DENSE, len(ids), cost, share)
+            certificate = Certificate(kind, "dense", DENSE, len(ids), cost, share)
             found[row] = FoundRow(ids, products, replace(certificate, tightness=0.0))
         passes = self._size * self._row_bytes // max(len(dense), 1)
         for start in range(0, len(dense), DENSE_ROWS):
-            rows = dense[start : start + DENSE_ROWS]
-            hidden = step.hidden[rows].to(self.weight.device)
+            some = dense[start : start + DENSE_ROWS]
+            hidden = step.hidden[some].to(self.weight.device)
             every = self._products(hidden, None)
-            for products, row in zip(every, rows, strict=True):
+            for products, row in zip(every, some, strict=True):
                 certificate = Certificate(
-                    needs[row].kind,
+                    rows.kinds[row],
                     "dense",
                     DENSE,
                     self._size,
@@ -380,14 +381,14 @@ class DeviceShard:
                 )
                 found[row] = FoundRow(self._rows, products, certificate)
 
-    def _of_mass(self, step: DeviceScreening, need: Need, row: int, mass: Mass) -> FoundRow:
+    def _of_mass(self, step: DeviceScreening, kind: NeedKind, row: int, mass: Mass) -> FoundRow:
         """A row that bounds on the whole softmax have decided."""
         ids = self.owned.rows(mass.ids)
         hidden = step.hidden[row : row + 1].to(self.weight.device)
         products = self._products(hidden, ids) if len(ids) else np.empty(0, np.float32)
         failure = self._failure(self._best_tier)
         certificate = Certificate(
-            need.kind,
+            kind,
             "probabilistic" if failure else "deterministic",
             self._best_tier,
             mass.rescored,
@@ -423,12 +424,11 @@ class DeviceShard:
         result: Float32s = every.cpu().numpy()
         return result
 
-    def _candidates(self, needs: Sequence[Need], found: Sequence[FoundRow]) -> Candidates:
+    def _candidates(self, adjustments: Adjustments, found: Sequence[FoundRow]) -> Candidates:
         ids = np.concatenate([row.ids for row in found])
         offsets = np.cumsum([0, *(len(row.ids) for row in found)], dtype=np.int64)
         raw = np.concatenate([row.products for row in found])
         raw = self._finish(ids, raw)
-        adjustments = flatten_adjustments([need.adjustment for need in needs])
         certificates = []
         for row, each in enumerate(found):
             # Of adjusted rows the best logit is not known here: their tightness says nothing.
@@ -444,7 +444,13 @@ class DeviceShard:
 
     def mass_rows(self, thresholds: Thresholds) -> list[int]:
         """The rows that bounds on the whole softmax may decide."""
-        rows = [row for row, need in enumerate(thresholds.needs) if _asks_for_mass(need)]
+        asked = thresholds.rows
+        rows = [
+            row
+            for row, kind in enumerate(asked.kinds)
+            # Rows restricted to allowed ids have these for candidates.
+            if kind in MASS_NEEDS and not asked.flat.restricted[row]
+        ]
         return rows if rows and self._backoff.allows(MASS) else []
 
     def mass_tries(self, thresholds: Thresholds) -> MassTries:
@@ -461,7 +467,7 @@ class DeviceShard:
         for start in range(0, len(rows), BUCKETS[-1]):
             own = rows[start : start + BUCKETS[-1]]
             hidden = step.hidden[list(own)].to(self.weight.device)
-            asked = self._packed([thresholds.needs[row] for row in own])
+            asked = self._packed(thresholds.rows.some(own))
             step.outlined.append(self._masses.outline(hidden, own, *asked))
         return [each for outlined in step.outlined for each in outlined.outlines]
 
@@ -489,12 +495,6 @@ class DeviceShard:
     ) -> npt.NDArray[np.float64]:
         """See `actors.head.output_rows.log_normalizers`."""
         return log_normalizers(candidates, rows, self.vocabulary_size)
-
-
-def _asks_for_mass(need: Need) -> bool:
-    """Rows restricted to allowed ids have these for candidates."""
-    restricted = need.adjustment is not None and need.adjustment.allowed is not None
-    return need.kind in MASS_NEEDS and not restricted
 
 
 def _buckets(largest: int) -> list[tuple[int, int]]:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from lexshard.actors.head.output_head import Hidden
 from lexshard.actors.head.paper.paper_head import PaperHead, PaperScreening
 from lexshard.actors.states.need import Need
+from lexshard.actors.states.row_table import RowTable
 
 Ids = npt.NDArray[np.int32]
 Float32s = npt.NDArray[np.float32]
@@ -73,17 +74,18 @@ class ClusterShard:
         rows, offsets = head.cluster_rows
         self.tokens = ClusterTokens(head.owned.tokens(rows), offsets)
 
-    def bound(self, hidden: Hidden, needs: Sequence[Need]) -> tuple[PaperScreening, Float32s]:
+    def bound(self, hidden: Hidden, asked: RowTable) -> tuple[PaperScreening, Float32s]:
         """What is known before clusters are opened, and the scores [N, C] of the rows of ``hidden``
         [N, d]: the bound of each cluster's adjusted logits, and for draws from everything what its
         tempered logits with noise can be at most.
 
         Raises `NonFiniteHiddenError` naming the rows that contain NaN or infinity.
         """
-        screening = self.head.bounds(hidden, needs)
+        screening = self.head.bounds(hidden, asked)
         scores = screening.upper.copy()
         scores[:, self.tokens.sizes == 0] = -np.inf
-        for row, need in enumerate(needs):
+        for row in range(len(asked)):
+            need = asked.need(row)
             if draws(need):
                 largest = self._largest_noise(need)
                 with np.errstate(over="ignore"):

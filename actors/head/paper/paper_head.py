@@ -21,8 +21,8 @@ from lexshard.actors.head.output_rows import log_normalizers, own_rows, refuse_u
 from lexshard.actors.head.owned_rows import OwnedRows
 from lexshard.actors.head.paper.settings import PaperSettings, next_budget
 from lexshard.actors.messages import Certificate, Guarantee
-from lexshard.actors.states.flat_needs import flatten_adjustments
 from lexshard.actors.states.need import Adjustment, Need
+from lexshard.actors.states.row_table import RowTable
 from lexshard.kernels import opening as openings
 from lexshard.kernels.bounds import Clusters, cluster_bounds, remaining_bias
 from lexshard.kernels.certify import (
@@ -49,8 +49,7 @@ class PaperScreening(Screening):
     """The bounds of every cluster, and what they leave out."""
 
     hidden: Float32s  # [N, d]
-    of_tokens: Adjustments  # N rows
-    adjustments: Adjustments  # the same of the head's own rows
+    adjustments: Adjustments  # of the head's own rows
     upper: Float32s  # [N, C] of raw logits, after post-processing
     first_ids: tuple[Ids, ...]  # [N] tokens that the bounds leave out
 
@@ -119,28 +118,26 @@ class PaperHead:
 
     # -- screening --------------------------------------------------------------------------------
 
-    def screen(self, hidden: Hidden, needs: Sequence[Need]) -> Thresholds:
-        """Bounds of all clusters for the rows of ``hidden`` [N, d] fp32, one `Need` per row.
+    def screen(self, hidden: Hidden, rows: RowTable) -> Thresholds:
+        """Bounds of all clusters for ``rows``, whose hidden states are ``hidden`` [N, d] fp32.
 
         There are no thresholds: none is known before clusters are opened.
         Raises `NonFiniteHiddenError` naming the rows that contain NaN or infinity.
         """
-        wanted = tuple(self._wanted(need) for need in needs)
-        return Thresholds(np.full(len(needs), np.nan), wanted, self.bounds(hidden, wanted))
+        wanted = RowTable.of([self._wanted(rows.need(row)) for row in range(len(rows))])
+        return Thresholds(np.full(len(rows), np.nan), wanted, self.bounds(hidden, wanted))
 
-    def bounds(self, hidden: Hidden, needs: Sequence[Need]) -> PaperScreening:
-        """Bounds of all clusters for the rows of ``hidden`` [N, d] fp32; raises as `screen`."""
+    def bounds(self, hidden: Hidden, rows: RowTable) -> PaperScreening:
+        """Bounds of all clusters for ``rows``; raises as `screen`."""
         array = torch.as_tensor(hidden, dtype=torch.float32).detach().numpy()
-        if len(needs) != len(array):
-            raise ValueError(f"{len(array)} hidden states but {len(needs)} needs")
+        if len(rows) != len(array):
+            raise ValueError(f"{len(array)} hidden states of {len(rows)} rows")
         refuse_unsound(np.logical_and.reduce(np.isfinite(array), axis=1))
-        flat = flatten_adjustments([need.adjustment for need in needs])
-        first = tuple(self._first_ids(need.adjustment) for need in needs)
+        first = tuple(map(self._first_ids, rows.adjustments))
         return PaperScreening(
             hidden=array,
-            of_tokens=flat,
-            adjustments=self.owned.of_rows(flat),
-            upper=self._upper(array, needs, first),
+            adjustments=self.owned.of_rows(rows.flat),
+            upper=self._upper(array, rows, first),
             first_ids=first,
         )
 
@@ -161,9 +158,9 @@ class PaperHead:
         own = np.isin(ids, self.owned.ids, assume_unique=True)
         return self.owned.rows(ids[own])
 
-    def _upper(self, hidden: Float32s, needs: Sequence[Need], first: Sequence[Ids]) -> Float32s:
+    def _upper(self, hidden: Float32s, rows: RowTable, first: Sequence[Ids]) -> Float32s:
         shape = (len(hidden), len(self._clusters.radius))
-        if all(need.kind == "dense" for need in needs):
+        if set(rows.kinds) == {"dense"}:
             return np.full(shape, np.inf, np.float32)
         largest = None
         if self._bias is not None:
@@ -178,9 +175,7 @@ class PaperHead:
         if self._softcap is not None:
             # tanh of a library need not be monotone in its last bit.
             upper = np.nextafter(upper, np.float32(np.inf))
-        for row, need in enumerate(needs):
-            if need.adjustment is not None and need.adjustment.allowed is not None:
-                upper[row] = -np.inf
+        upper[rows.flat.restricted] = -np.inf
         return upper
 
     # -- rescoring --------------------------------------------------------------------------------
@@ -190,7 +185,7 @@ class PaperHead:
         logits and a certificate per row."""
         step = thresholds.screening
         assert isinstance(step, PaperScreening)
-        needs = thresholds.needs
+        needs = [thresholds.rows.need(row) for row in range(len(thresholds.rows))]
         outcomes = [self._open(step, need, row) for row, need in enumerate(needs)]
         self._adapt(outcomes)
         dense = [row for row, outcome in enumerate(outcomes) if outcome.ids is None]
@@ -211,7 +206,7 @@ class PaperHead:
             raw=raw,
             offsets=offsets,
             certificates=self._certificates(step, needs, outcomes, raw, offsets),
-            adjustments=step.of_tokens,
+            adjustments=thresholds.rows.flat,
         )
 
     def logits(self, hidden: Float32s, ids: Ids) -> Float32s:

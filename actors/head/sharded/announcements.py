@@ -1,6 +1,6 @@
 """What the root tells the other shards: which rows a step has, what happened to sequences, the end.
 
-Needs travel as the few numbers they are. What does not travel are processors: of a row that has
+Rows travel as the few numbers they are. What does not travel are processors: of a row that has
 some, the name of its sequence and its guesses do, and every shard makes them from states of its
 own, which it keeps from the same deltas that samplers get.
 """
@@ -8,7 +8,6 @@ own, which it keeps from the same deltas that samplers get.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -17,17 +16,10 @@ import numpy.typing as npt
 from lexshard.actors.messages import NeedKind
 from lexshard.actors.states.deltas import Deltas
 from lexshard.actors.states.need import Need
+from lexshard.actors.states.row_table import RowNames, RowTable
 from lexshard.actors.states.sequence_state import SequenceStates
 
 NO_NAME = -1
-
-
-class RowNames(NamedTuple):
-    """Whose rows they are: row ``r`` draws for ``sequences[r]`` after ``drafted[r]``; ``drafted``
-    is empty where no row assumes any guess."""
-
-    sequences: Sequence[int]
-    drafted: Sequence[tuple[int, ...]] = ()
 
 
 class RowNeed(msgspec.Struct, frozen=True, array_like=True):
@@ -63,13 +55,13 @@ encode_announcement = msgspec.msgpack.Encoder().encode
 decode_announcement = msgspec.msgpack.Decoder(Announcement).decode
 
 
-def row_needs(needs: Sequence[Need], names: RowNames | None) -> tuple[RowNeed, ...]:
-    """What travels of ``needs``. Raises ValueError for a row with processors but without a name."""
-    rows = []
-    for row, need in enumerate(needs):
+def announced_rows(rows: RowTable, names: RowNames | None) -> tuple[RowNeed, ...]:
+    """What travels of ``rows``. Raises ValueError for one with processors but without a name."""
+    announced = []
+    for row, adjustment in enumerate(rows.adjustments):
         sequence = NO_NAME
         drafted: tuple[int, ...] = ()
-        if need.adjustment is not None:
+        if adjustment is not None:
             if names is None:
                 raise ValueError(
                     f"row {row} has processors and no name: shards elsewhere make them from the "
@@ -77,7 +69,8 @@ def row_needs(needs: Sequence[Need], names: RowNames | None) -> tuple[RowNeed, .
                 )
             sequence = names.sequences[row]
             drafted = tuple(names.drafted[row]) if names.drafted else ()
-        rows.append(
+        need = rows.need(row)
+        announced.append(
             RowNeed(
                 need.kind,
                 need.k,
@@ -91,29 +84,31 @@ def row_needs(needs: Sequence[Need], names: RowNames | None) -> tuple[RowNeed, .
                 drafted,
             )
         )
-    return tuple(rows)
+    return tuple(announced)
 
 
-def needs_of(rows: Sequence[RowNeed], states: SequenceStates) -> list[Need]:
-    """The same needs with the processors of ``states``."""
-    named = [row for row in rows if row.sequence != NO_NAME]
+def table_of(announced: Sequence[RowNeed], states: SequenceStates) -> RowTable:
+    """The same rows with the processors of ``states``."""
+    named = [row for row in announced if row.sequence != NO_NAME]
     found = iter(
         states.adjustments([row.sequence for row in named], [row.drafted for row in named])
     )
-    return [
-        Need(
-            row.kind,
-            row.k,
-            row.min_p,
-            row.top_p,
-            row.epsilon,
-            row.key,
-            row.position,
-            row.inverse_temperature,
-            None if row.sequence == NO_NAME else next(found),
-        )
-        for row in rows
-    ]
+    return RowTable.of(
+        [
+            Need(
+                row.kind,
+                row.k,
+                row.min_p,
+                row.top_p,
+                row.epsilon,
+                row.key,
+                row.position,
+                row.inverse_temperature,
+                None if row.sequence == NO_NAME else next(found),
+            )
+            for row in announced
+        ]
+    )
 
 
 class Introduction(msgspec.Struct, frozen=True):

@@ -28,6 +28,7 @@ from lexshard.actors.head.paper.settings import next_budget
 from lexshard.actors.head.sharded.cluster_search import ClusterSearch
 from lexshard.actors.head.sharded.step import AgreedScreening
 from lexshard.actors.states.need import Adjustment, Need
+from lexshard.actors.states.row_table import RowTable
 from lexshard.kernels.penalties import select_row
 
 Float32s = npt.NDArray[np.float32]
@@ -60,13 +61,13 @@ class ClusterStep:
         self._owned = [np.sort(each.ids) for each in self._tokens]
         self._budget = shard.head.settings.budget_share * shard.vocabulary_size
 
-    def screen(self, hidden: Hidden, needs: Sequence[Need]) -> AgreedScreening:
+    def screen(self, hidden: Hidden, rows: RowTable) -> AgreedScreening:
         """Bounds of all clusters, at the root."""
-        own, scores = self._shard.bound(hidden, needs)
+        own, scores = self._shard.bound(hidden, rows)
         parts = self._collective.gather(b"" if self._collective.rank == ROOT else scores.tobytes())
-        others = [np.frombuffer(part, np.float32).reshape(len(needs), -1) for part in parts[1:]]
+        others = [np.frombuffer(part, np.float32).reshape(len(rows), -1) for part in parts[1:]]
         screening = ClusterScreening(own, scores, (scores, *others) if parts else ())
-        return AgreedScreening(Thresholds(np.full(len(needs), np.nan), tuple(needs), screening))
+        return AgreedScreening(Thresholds(np.full(len(rows), np.nan), rows, screening))
 
     def rescore(self, agreed: AgreedScreening) -> Candidates | None:
         """The candidates of all shards at the root, None elsewhere."""
@@ -75,9 +76,9 @@ class ClusterStep:
         if self._collective.rank != ROOT:
             self._serve(screening)
             return None
-        searches = self._search(screening, agreed.thresholds.needs)
+        searches = self._search(screening, agreed.thresholds.rows)
         self._adapt(searches)
-        return self._candidates(screening, searches)
+        return self._candidates(agreed.thresholds.rows, searches)
 
     # -- the side of every shard ------------------------------------------------------------------
 
@@ -103,20 +104,20 @@ class ClusterStep:
 
     # -- the side of the root ---------------------------------------------------------------------
 
-    def _search(self, screening: ClusterScreening, needs: Sequence[Need]) -> list[ClusterSearch]:
+    def _search(self, screening: ClusterScreening, rows: RowTable) -> list[ClusterSearch]:
         every = np.concatenate(screening.all_scores, axis=1)
         searches = [
             ClusterSearch(
                 need,
-                select_row(screening.own.of_tokens, row),
+                select_row(rows.flat, row),
                 every[row],
                 self._sizes,
                 self._budget_of(need),
             )
-            for row, need in enumerate(needs)
+            for row, need in enumerate(map(rows.need, range(len(rows))))
         ]
         opened = [
-            OpenedClusters(tokens, scores, [_first_of(need.adjustment, owned) for need in needs])
+            OpenedClusters(tokens, scores, [_first_of(each, owned) for each in rows.adjustments])
             for tokens, scores, owned in zip(
                 self._tokens, screening.all_scores, self._owned, strict=True
             )
@@ -167,9 +168,7 @@ class ClusterStep:
             failures = sum(search.spent for search in tried) / len(tried)
             self._budget = next_budget(self._budget, failures, self._shard.vocabulary_size)
 
-    def _candidates(
-        self, screening: ClusterScreening, searches: Sequence[ClusterSearch]
-    ) -> Candidates:
+    def _candidates(self, rows: RowTable, searches: Sequence[ClusterSearch]) -> Candidates:
         head, size = self._shard.head, self._shard.vocabulary_size
         answers = [search.answer() for search in searches]
         own = len(self._tokens[0].sizes)
@@ -182,7 +181,7 @@ class ClusterStep:
             certificates=tuple(
                 search.certificate(tier, size, head.row_bytes, read) for search in searches
             ),
-            adjustments=screening.own.of_tokens,
+            adjustments=rows.flat,
         )
 
 

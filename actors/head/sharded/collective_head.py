@@ -18,17 +18,16 @@ from lexshard.actors.head.sharded.announcements import (
     Announcement,
     EndAnnouncement,
     Introduction,
-    RowNames,
     StepAnnouncement,
+    announced_rows,
     decode_introduction,
     encode_announcement,
     encode_introduction,
-    row_needs,
 )
 from lexshard.actors.head.sharded.rounds import AnyShard, introduce, rounds_of
 from lexshard.actors.head.sharded.step import AgreedScreening
 from lexshard.actors.states.deltas import NO_DELTAS, Deltas
-from lexshard.actors.states.need import Need
+from lexshard.actors.states.row_table import RowNames, RowTable
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,10 +75,8 @@ class CollectiveHead:
         if deltas != NO_DELTAS:
             self._news.append(deltas)
 
-    def screen(
-        self, hidden: Hidden, needs: Sequence[Need], names: RowNames | None = None
-    ) -> Thresholds:
-        """Thresholds of the rows of ``hidden`` [N, d] that hold for all shards.
+    def screen(self, hidden: Hidden, rows: RowTable, names: RowNames | None = None) -> Thresholds:
+        """Thresholds of ``rows`` with hidden states ``hidden`` [N, d] that hold for all shards.
 
         Rows with processors need ``names``. Raises `NonFiniteHiddenError` naming the rows that
         contain NaN or infinity, and ValueError for what cannot be asked; both leave the group as it
@@ -88,18 +85,18 @@ class CollectiveHead:
         if self._screened:
             raise ValueError("a step was screened and not rescored: shards take one at a time")
         states = torch.as_tensor(hidden, dtype=torch.float32).detach().contiguous()
-        if len(needs) != len(states):
-            raise ValueError(f"{len(states)} hidden states but {len(needs)} needs")
+        if len(rows) != len(states):
+            raise ValueError(f"{len(states)} hidden states of {len(rows)} rows")
         refuse_unsound(torch.isfinite(states).all(dim=1).cpu().numpy())
-        rows, columns = states.shape
-        asked = row_needs(needs, names)
+        columns = states.shape[1]
+        asked = announced_rows(rows, names)
         with self._in_step():
             self._announce(StepAnnouncement(asked, columns, self._take_news()))
-            shared = self._collective.broadcast_hidden(states, rows, columns)
-            agreed = self._step.screen(shared, needs)
+            shared = self._collective.broadcast_hidden(states, len(rows), columns)
+            agreed = self._step.screen(shared, rows)
         self._screened = True
         own = agreed.thresholds
-        return Thresholds(own.tau, own.needs, CollectiveScreening(agreed))
+        return Thresholds(own.tau, own.rows, CollectiveScreening(agreed))
 
     def rescore(self, thresholds: Thresholds) -> Candidates:
         """The candidates of all shards, with one certificate per row."""

@@ -14,8 +14,7 @@ import numpy.typing as npt
 
 from lexshard.actors.candidates import Candidates
 from lexshard.actors.head.whole_softmax import Cut, PartialMass
-from lexshard.actors.messages import Certificate, Guarantee
-from lexshard.actors.states.need import Need
+from lexshard.actors.messages import Certificate, Guarantee, NeedKind
 from lexshard.kernels.mass import Outline
 
 UNKNOWN = -1  # instead of a number of bins: this shard knows too little of the row
@@ -99,10 +98,10 @@ def pack_candidates(found: Candidates, owned: int) -> bytes:
     return b"".join((rows.tobytes(), named.tobytes(), found.raw.tobytes()))
 
 
-def unpack_candidates(message: bytes, needs: Sequence[Need], owned: Ids) -> Candidates:
-    """What `pack_candidates` packed of rows with ``needs``; the shard owns the tokens ``owned``."""
+def unpack_candidates(message: bytes, kinds: Sequence[NeedKind], owned: Ids) -> Candidates:
+    """What `pack_candidates` packed of rows of ``kinds``, of a shard of the tokens ``owned``."""
     reader = _Reader(message)
-    rows = reader.take(_CANDIDATE_ROW, len(needs))
+    rows = reader.take(_CANDIDATE_ROW, len(kinds))
     counts = rows["tokens"].astype(np.int64)
     every = np.repeat(rows["every"], counts)
     named = reader.take(np.int32, int(counts[~rows["every"]].sum()))
@@ -116,7 +115,7 @@ def unpack_candidates(message: bytes, needs: Sequence[Need], owned: Ids) -> Cand
         offsets=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
         certificates=tuple(
             Certificate(
-                need=need.kind,
+                need=kind,
                 guarantee=_GUARANTEES[row["guarantee"]],
                 tier=row["tier"].decode(),
                 rescored_rows=int(row["rescored_rows"]),
@@ -126,7 +125,7 @@ def unpack_candidates(message: bytes, needs: Sequence[Need], owned: Ids) -> Cand
                 tightness=float(row["tightness"]),
                 failure_probability=float(row["failure_probability"]),
             )
-            for need, row in zip(needs, rows, strict=True)
+            for kind, row in zip(kinds, rows, strict=True)
         ),
     )
 

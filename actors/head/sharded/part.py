@@ -20,6 +20,7 @@ from lexshard.actors.head.paper.paper_head import PaperHead
 from lexshard.actors.head.screens import DENSE
 from lexshard.actors.head.shard import Shard
 from lexshard.actors.states.need import Need
+from lexshard.actors.states.row_table import RowTable
 from lexshard.kernels.bounds import summarise
 from lexshard.kernels.linear import linear, pack
 from lexshard.kernels.quantize import Tier, quantize
@@ -119,7 +120,7 @@ def _of_clusters(part: ShardPart, cluster_of: npt.NDArray[np.int32]) -> ClusterS
     )
     # A step has a time-out, which compiling must not use up.
     hidden = np.zeros((1, part.weight.shape[1]), np.float32)
-    screening, _ = shard.bound(hidden, [Need("top1", inverse_temperature=1.0)])
+    screening, _ = shard.bound(hidden, RowTable.of([Need("top1", inverse_temperature=1.0)]))
     shard.logits(screening, 0, part.owned.ids[:1])
     return shard
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -16,13 +15,12 @@ from lexshard.actors.head.output_head import OutputHead
 from lexshard.actors.head.owned_rows import OwnedRows
 from lexshard.actors.head.paper.cluster_shard import ClusterShard
 from lexshard.actors.head.sequence_head import SequenceHead
-from lexshard.actors.head.sharded.announcements import RowNames
 from lexshard.actors.head.sharded.collective_head import CollectiveHead
 from lexshard.actors.head.sharded.part import ShardPart, build_shard
 from lexshard.actors.messages import Request
 from lexshard.actors.role import RunningRole, here
-from lexshard.actors.states.deltas import Deltas, OpenSequence, Outbox
-from lexshard.actors.states.need import Need
+from lexshard.actors.states.follower import FollowedSequence, Follower
+from lexshard.actors.states.row_table import RowNames, RowTable
 from lexshard.actors.states.sequence_state import SequenceStates
 
 # Groups that are formed for one step before the head gives up.
@@ -60,18 +58,6 @@ class ShardStarter(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class _Member:
-    """A sequence: its request and its tokens (the engine's own list)."""
-
-    request: Request
-    history: list[int]
-
-    def opening(self, sequence: int) -> OpenSequence:
-        output = tuple(self.history[len(self.request.prompt_ids) :])
-        return OpenSequence(sequence, self.request, output)
-
-
 class RecoveringHead(SequenceHead):
     """The first of ``parts`` here, the others in the processes of a gang of ``starter``.
 
@@ -84,8 +70,7 @@ class RecoveringHead(SequenceHead):
     def __init__(
         self, parts: Sequence[ShardPart], starter: ShardStarter, states: SequenceStates
     ) -> None:
-        self._members: dict[int, _Member] = {}
-        self._outbox = Outbox()
+        self._follower = Follower()  # all other shards are told the same
         self.device = torch.device(parts[0].device)
         self._gang = starter.start(parts[1:])
         try:
@@ -103,18 +88,13 @@ class RecoveringHead(SequenceHead):
         return self._shard.head if isinstance(self._shard, ClusterShard) else self._shard
 
     def open(self, sequence: int, request: Request, history: list[int]) -> None:
-        self._members[sequence] = member = _Member(request, history)
-        self._outbox.open(member.opening(sequence))
+        self._follower.open(sequence, FollowedSequence(request, history))
 
     def append(self, sequence: int, *token_ids: int) -> None:
-        if sequence in self._outbox.opened:
-            self._outbox.open(self._members[sequence].opening(sequence))
-        else:
-            self._outbox.append(sequence, token_ids)
+        self._follower.append(sequence, token_ids)
 
     def close(self, sequence: int) -> None:
-        del self._members[sequence]
-        self._outbox.close(sequence)
+        self._follower.close(sequence)
 
     def roles(self) -> list[RunningRole]:
         own = RunningRole("shard", 0, here(), str(self.device), f"{len(self._ids)} tokens")
@@ -128,16 +108,14 @@ class RecoveringHead(SequenceHead):
     def _decide(
         self,
         hidden: torch.Tensor,
-        needs: Sequence[Need],
-        sequences: Sequence[int] = (),
-        drafted: Sequence[tuple[int, ...]] = (),
+        rows: RowTable,
+        names: RowNames | None = None,
     ) -> Candidates:
-        names = RowNames(sequences, drafted) if sequences else None
         for attempt in range(ATTEMPTS):
             try:
                 group = self._group or self._regrouped()
-                group.tell(self._outbox.take())
-                return group.rescore(group.screen(hidden, needs, names))
+                group.tell(self._follower.take())
+                return group.rescore(group.screen(hidden, rows, names))
             except CollectiveError as error:
                 logger.warning("a shard is lost and will be replaced: %s", error)
                 self._group = None
@@ -152,9 +130,7 @@ class RecoveringHead(SequenceHead):
         """A new group, which is told of all sequences there are."""
         started = time.perf_counter()
         group = self._formed()
-        self._outbox = Outbox()
-        everything = tuple(member.opening(name) for name, member in self._members.items())
-        group.tell(Deltas(opened=everything))
+        group.tell(self._follower.anew())
         for operation, before in self.counters.traffic.items():
             group.traffic[operation].go_on_from(before)
         self.counters.traffic = group.traffic

@@ -16,7 +16,7 @@ from lexshard.actors.head.paper.cluster_shard import ClusterShard, ClusterTokens
 from lexshard.actors.head.sharded.announcements import Introduction
 from lexshard.actors.head.sharded.cluster_step import ClusterStep
 from lexshard.actors.head.sharded.step import AgreedScreening, ShardStep
-from lexshard.actors.states.need import Need
+from lexshard.actors.states.row_table import RowTable
 
 AnyShard = MassShard | ClusterShard
 
@@ -24,7 +24,7 @@ AnyShard = MassShard | ClusterShard
 class Rounds(Protocol):
     """The steps of one shard in a group."""
 
-    def screen(self, hidden: Hidden, needs: Sequence[Need]) -> AgreedScreening:
+    def screen(self, hidden: Hidden, rows: RowTable) -> AgreedScreening:
         """The first half of a step, which every process of the group takes."""
         ...
 

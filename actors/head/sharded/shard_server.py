@@ -13,7 +13,7 @@ from lexshard.actors.head.sharded.announcements import (
     StepAnnouncement,
     decode_announcement,
     encode_introduction,
-    needs_of,
+    table_of,
 )
 from lexshard.actors.head.sharded.rounds import AnyShard, introduce, rounds_of
 from lexshard.actors.states.sequence_state import SequenceStates
@@ -68,6 +68,6 @@ class ShardServer:
     def _take(self, announcement: StepAnnouncement) -> None:
         for deltas in announcement.deltas:
             self._states.apply(deltas)
-        needs = needs_of(announcement.rows, self._states)
-        hidden = self._collective.broadcast_hidden(None, len(needs), announcement.columns)
-        self._step.rescore(self._step.screen(hidden, needs))
+        rows = table_of(announcement.rows, self._states)
+        hidden = self._collective.broadcast_hidden(None, len(rows), announcement.columns)
+        self._step.rescore(self._step.screen(hidden, rows))

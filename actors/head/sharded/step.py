@@ -48,6 +48,7 @@ from lexshard.actors.head.sharded.packing import (
 )
 from lexshard.actors.head.whole_softmax import Cut, Mass, PartialMass
 from lexshard.actors.states.need import Need
+from lexshard.actors.states.row_table import RowTable
 from lexshard.kernels.mass import Outline
 
 NO_TRIES = MassTries(at_once=False, precisely=False)
@@ -80,13 +81,13 @@ class ShardStep:
         self._owned_ids = tuple(owned_ids)
         self._collective = collective
 
-    def screen(self, hidden: Hidden, needs: Sequence[Need]) -> AgreedScreening:
+    def screen(self, hidden: Hidden, asked: RowTable) -> AgreedScreening:
         """Screens and agrees on thresholds."""
-        own = self._shard.screen(hidden, needs)
+        own = self._shard.screen(hidden, asked)
         tau = torch.as_tensor(own.tau).cpu().numpy()
         known = ~np.isnan(tau)
         columns = [np.where(known, tau, -np.inf), known.astype(np.float64)]
-        rows = [row for row, need in enumerate(needs) if need.kind in MASS_NEEDS]
+        rows = [row for row, kind in enumerate(asked.kinds) if kind in MASS_NEEDS]
         if rows:
             able = set(self._shard.mass_rows(own))
             tries = self._shard.mass_tries(own) if able else NO_TRIES
@@ -108,9 +109,9 @@ class ShardStep:
             self._collective.gather(pack_candidates(found, len(self._owned_ids[0])))
             return None
         answers = self._collective.gather(b"")  # its own part stays where it is
-        needs = screening.thresholds.needs
+        kinds = screening.thresholds.rows.kinds
         others = [
-            unpack_candidates(answer, needs, ids)
+            unpack_candidates(answer, kinds, ids)
             for answer, ids in zip(answers[1:], self._owned_ids[1:], strict=True)
         ]
         return merge_candidates([found, *others], self._shard.vocabulary_size)
@@ -121,7 +122,7 @@ class ShardStep:
         for precisely, worth in zip((False, True), screening.tries, strict=True):
             if not worth or not side.left:
                 continue
-            needs = [screening.thresholds.needs[row] for row in side.left]
+            needs = [screening.thresholds.rows.need(row) for row in side.left]
             plans = self._planned(needs, side.outline(precisely=precisely))
             bounds = side.bound(plans)
             side.settle(self._decided(planned(needs, plans), bounds) if bounds else [])

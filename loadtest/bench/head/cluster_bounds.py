@@ -25,6 +25,7 @@ from lexshard.actors.head.paper.settings import PaperSettings
 from lexshard.actors.head.shard import Shard
 from lexshard.actors.messages import Certificate
 from lexshard.actors.states.need import Need
+from lexshard.actors.states.row_table import RowTable
 from lexshard.kernels.bounds import Clusters, Kind, summarise
 from lexshard.kernels.clustering import Kind as Clustering
 from lexshard.kernels.clustering import cluster
@@ -178,7 +179,7 @@ def _paper_head(
         clusters,
         PaperSettings(bounds=setting.bounds, budget_share=1.0, adaptive=False),
     )
-    return lambda hidden, needs: head.rescore(head.screen(hidden, needs))
+    return lambda hidden, needs: head.rescore(head.screen(hidden, RowTable.of(needs)))
 
 
 def _int8_ladder(workload: HeadWorkload) -> CandidateSearch:
@@ -191,7 +192,7 @@ def _int8_ladder(workload: HeadWorkload) -> CandidateSearch:
         len(workload.weight),
         ladder=Ladder({"int8": tier}, ((1, "int8"),)),
     )
-    return lambda hidden, needs: shard.rescore(shard.screen(hidden, needs))
+    return lambda hidden, needs: shard.rescore(shard.screen(hidden, RowTable.of(needs)))
 
 
 def _certificates(

@@ -25,6 +25,7 @@ from lexshard.actors.head.screens import DENSE, Linear
 from lexshard.actors.head.shard import Shard
 from lexshard.actors.messages import Certificate
 from lexshard.actors.states.need import Need
+from lexshard.actors.states.row_table import RowTable
 from lexshard.kernels.draw import Controls, draw
 from lexshard.kernels.linear import linear, pack
 from lexshard.kernels.quantize import Tier, quantize
@@ -147,9 +148,12 @@ def cpu_contenders(workload: HeadWorkload, tier: str, largest: int) -> list[Head
     dense = _shard(workload, row_kernel, None)
     wide, half, count = weight.float(), weight.bfloat16(), weight.numel()
     return [
-        CertifiedContender(OURS, lambda hidden, needs: shard.rescore(shard.screen(hidden, needs))),
         CertifiedContender(
-            DENSE_HEAD, lambda hidden, needs: dense.rescore(dense.screen(hidden, needs))
+            OURS, lambda hidden, needs: shard.rescore(shard.screen(hidden, RowTable.of(needs)))
+        ),
+        CertifiedContender(
+            DENSE_HEAD,
+            lambda hidden, needs: dense.rescore(dense.screen(hidden, RowTable.of(needs))),
         ),
         LogitsContender(ROW_KERNEL, row_kernel, workload, count * weight.element_size()),
         LogitsContender("torch fp32", partial(functional.linear, weight=wide), workload, 4 * count),

@@ -13,6 +13,7 @@ from torch.nn import functional
 from lexshard.actors.configuration import DEFAULT_TIERS
 from lexshard.actors.head.gpu.device_shard import DeviceShard
 from lexshard.actors.head.ladder import Ladder
+from lexshard.actors.states.row_table import RowTable
 from lexshard.kernels.dense import Draws, dense_gumbel
 from lexshard.kernels.draw import draw
 from lexshard.loadtest.bench.head.contenders import (
@@ -40,7 +41,7 @@ class DeviceContender:
 
     def answer(self, step: HeadStep) -> HeadOutput:
         hidden = torch.from_numpy(step.hidden).to(DEVICE)
-        candidates = self._shard.rescore(self._shard.screen(hidden, step.needs))
+        candidates = self._shard.rescore(self._shard.screen(hidden, RowTable.of(step.needs)))
         tokens = draw(candidates.ids, candidates.logits, candidates.offsets, step.controls)
         read = sum(each.bytes_read for each in candidates.certificates)
         return HeadOutput(tokens, read, candidates.certificates)

@@ -21,6 +21,7 @@ import torch
 from lexshard.actors.decision.messages import DecisionWork, DenseRows, SamplerSettings
 from lexshard.actors.decision.sampler import Sampler
 from lexshard.actors.states.deltas import Deltas
+from lexshard.actors.states.row_table import RowNames
 from lexshard.kernels.decision import block_maxima
 from lexshard.loadtest.bench.sampler.messages import appending, candidate_rows, opening
 from lexshard.loadtest.bench.sampler.options import (
@@ -171,7 +172,9 @@ class DenseContender(_OwnContender):
     def _work(self, step: int, deltas: Deltas) -> DecisionWork:
         logits = np.ascontiguousarray(self._workload.logits(step).T)
         maxima = block_maxima(logits) if self._maxima else None
-        return DecisionWork(step, deltas, dense=DenseRows(tuple(self._rows), logits, maxima))
+        return DecisionWork(
+            step, deltas, dense=DenseRows(RowNames(tuple(self._rows)), logits, maxima)
+        )
 
 
 class CandidateContender(_OwnContender):

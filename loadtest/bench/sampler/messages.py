@@ -9,6 +9,7 @@ import numpy as np
 from lexshard.actors.decision.messages import CandidateRows
 from lexshard.actors.messages import Request
 from lexshard.actors.states.deltas import Deltas, OpenSequence
+from lexshard.actors.states.row_table import RowNames
 from lexshard.loadtest.bench.sampler.workload import SamplerWorkload
 
 
@@ -43,7 +44,7 @@ def candidate_rows(workload: SamplerWorkload, step: int, rows: Sequence[int]) ->
     ids = [found[row] for row in rows]
     nucleus = workload.setting.certificate == "nucleus"
     return CandidateRows(
-        tuple(rows),
+        RowNames(tuple(rows)),
         np.concatenate(ids),
         np.concatenate([raw[row, each] for row, each in zip(rows, ids, strict=True)]),
         np.cumsum([0, *map(len, ids)], dtype=np.int64),

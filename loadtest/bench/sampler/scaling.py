@@ -23,6 +23,7 @@ from lexshard.actors.decision.local_samplers import ThreadSampler
 from lexshard.actors.decision.messages import DecisionWork, DenseRows, SamplerSettings
 from lexshard.actors.decision.plane import SamplerHandle
 from lexshard.actors.decision.sampler import Sampler
+from lexshard.actors.states.row_table import RowNames
 from lexshard.kernels.decision import block_maxima
 from lexshard.loadtest.bench.machine import pinned_to_cores
 from lexshard.loadtest.bench.record import (
@@ -111,7 +112,7 @@ class OwnSamplers:
         for rows, deltas in zip(self._parts, self._deltas, strict=True):
             if self._dense:
                 own = slice(rows.start, rows.stop)
-                dense = DenseRows(tuple(rows), self._slot[:, own], maxima[:, own])
+                dense = DenseRows(RowNames(tuple(rows)), self._slot[:, own], maxima[:, own])
                 works.append(DecisionWork(step, deltas, dense=dense))
             else:
                 candidates = candidate_rows(workload, step, rows)

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from lexshard.actors.collective import Operation, Traffic
 from lexshard.actors.head.shard_group import ShardGroup
 from lexshard.actors.head.sharded.collective_head import CollectiveHead
+from lexshard.actors.states.row_table import RowTable
 from lexshard.loadtest.bench.record import CaseLabels, Measure, Report, percentile
 from lexshard.loadtest.bench.shards.processes import Rhythm
 from lexshard.loadtest.bench.shards.timed_shard import TimedShard
@@ -158,13 +159,13 @@ class ShardCase:
         hidden, needs = workload.step(self.need, self.batch, number)
         before = Counts.of(head.traffic)
         started = time.perf_counter()
-        found = head.rescore(head.screen(hidden, needs))
+        found = head.rescore(head.screen(hidden, RowTable.of(needs)))
         elapsed = time.perf_counter() - started
         counts = Counts.of(head.traffic).since(before)
         self.tokens.append(drawn(found, needs))
         for shard in alone:
             shard.start()
-        group.rescore(group.screen(hidden, needs))
+        group.rescore(group.screen(hidden, RowTable.of(needs)))
         if number < WARM_UP:
             return
         self.step.append(1e3 * elapsed)
@@ -180,7 +181,7 @@ class ShardCase:
         hidden, needs = workload.step(self.need, self.batch, number)
         before = Counts.of(head.traffic)
         started, worked = time.perf_counter(), time.process_time()
-        head.rescore(head.screen(hidden, needs))
+        head.rescore(head.screen(hidden, RowTable.of(needs)))
         busy = 1e3 * (time.process_time() - worked)
         elapsed = 1e3 * (time.perf_counter() - started)
         if number < WARM_UP:

@@ -12,6 +12,7 @@ import numpy as np
 from lexshard.actors.head.sharded.build import cluster_of_rows
 from lexshard.actors.head.sharded.collective_head import CollectiveHead
 from lexshard.actors.head.sharded.part import ShardPart, cut_head
+from lexshard.actors.states.row_table import RowTable
 from lexshard.cluster.topology.assignment import assign
 from lexshard.kernels.bounds import Clusters, summarise
 from lexshard.kernels.clustering import cluster
@@ -64,7 +65,7 @@ class CsvDecodeCase:
             hidden, needs = workload.step(self.need, self.batch, number)
             before = Counts.of(head.traffic)
             started = time.perf_counter()
-            found = head.rescore(head.screen(hidden, needs))
+            found = head.rescore(head.screen(hidden, RowTable.of(needs)))
             elapsed = 1e3 * (time.perf_counter() - started)
             counts = Counts.of(head.traffic).since(before)
             self.tokens.append(drawn(found, needs))

@@ -18,7 +18,7 @@ from lexshard.actors.head.output_head import Hidden, Thresholds
 from lexshard.actors.head.paper.cluster_shard import ClusterShard
 from lexshard.actors.head.sharded.rounds import AnyShard
 from lexshard.actors.head.whole_softmax import PartialMass
-from lexshard.actors.states.need import Need
+from lexshard.actors.states.row_table import RowTable
 from lexshard.kernels.mass import Outline
 
 
@@ -62,12 +62,12 @@ class RecordedShard:
     def _step(self) -> RecordedStep:
         return self._steps[self._number % self._computed]
 
-    def screen(self, hidden: Hidden, needs: Sequence[Need]) -> Thresholds:
+    def screen(self, hidden: Hidden, rows: RowTable) -> Thresholds:
         self._number = (self._number + 1) % self._period
         if self._number == 0:
             self._steps = []
         if not self._repeats:
-            self._steps.append(RecordedStep(self._shard.screen(hidden, needs)))
+            self._steps.append(RecordedStep(self._shard.screen(hidden, rows)))
         return self._step.thresholds
 
     def mass_rows(self, thresholds: Thresholds) -> list[int]:

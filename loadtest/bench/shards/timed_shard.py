@@ -13,7 +13,7 @@ from lexshard.actors.candidates import Candidates
 from lexshard.actors.head.exchange import MassShard, MassTries
 from lexshard.actors.head.output_head import Hidden, Thresholds
 from lexshard.actors.head.whole_softmax import PartialMass
-from lexshard.actors.states.need import Need
+from lexshard.actors.states.row_table import RowTable
 from lexshard.kernels.mass import Outline
 
 
@@ -30,9 +30,9 @@ class TimedShard:
     def start(self) -> None:
         self.milliseconds = 0.0
 
-    def screen(self, hidden: Hidden, needs: Sequence[Need]) -> Thresholds:
+    def screen(self, hidden: Hidden, rows: RowTable) -> Thresholds:
         with self._computing():
-            return self._shard.screen(hidden, needs)
+            return self._shard.screen(hidden, rows)
 
     def mass_rows(self, thresholds: Thresholds) -> list[int]:
         with self._computing():

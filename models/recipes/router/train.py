@@ -15,7 +15,6 @@ import torch
 
 from lexshard.actors.body.loading import load
 from lexshard.actors.configuration import EngineConfiguration
-from lexshard.actors.text.traces import read_traces
 from lexshard.actors.drafter.router.file import FILE_NAME, read_router_file
 from lexshard.actors.drafter.router.texts import Tokens, WrittenText
 from lexshard.actors.engine.completion import complete_with_seeds
@@ -25,6 +24,7 @@ from lexshard.actors.index.format import describe_weights
 from lexshard.actors.index.hidden import load_tokenizer
 from lexshard.actors.messages import SamplingParameters
 from lexshard.actors.states.noise_key import noise_key
+from lexshard.actors.text.traces import read_traces
 from lexshard.cluster.models.folders import model_folder
 from lexshard.cluster.models.progress import tell
 from lexshard.cluster.models.refusal import LoadingOptions

@@ -26,10 +26,15 @@ from lexshard.actors.decision.plane import (
 from lexshard.actors.decision.sampler import Sampler
 from lexshard.actors.messages import Certificate, Request, SamplingParameters
 from lexshard.actors.role import Place, here
-from lexshard.actors.states.flat_needs import flatten_adjustments
+from lexshard.actors.states.row_table import RowNames, flatten_adjustments
 from lexshard.actors.states.sequence_state import SequenceState
 from lexshard.kernels.draw import Controls, draw
 from lexshard.kernels.penalties import adjust
+
+
+def first_rows(count: int) -> RowNames:
+    return RowNames(tuple(range(count)))
+
 
 settings.register_profile("plane", deadline=None, max_examples=60)
 settings.load_profile("plane")
@@ -184,7 +189,7 @@ def run(seed: int, start: Callable[[], SamplerHandle], count: int, steps: int = 
         if not asked:
             continue
         rows = [random_row(random, states[name]) for name in asked]
-        decisions = plane.submit(step, asked, candidates_of(rows)).result()
+        decisions = plane.submit(step, RowNames(tuple(asked)), candidates_of(rows)).result()
         for name, row, decision in zip(asked, rows, decisions, strict=True):
             expected = reference_token(states[name], row.ids, row.raw, truncated=row.truncated)
             assert (-1 if decision is None else decision.token_id) == expected
@@ -235,7 +240,7 @@ def test_what_is_remembered_of_a_batch_follows_tables_that_grow() -> None:
     raw = (3 * random.standard_normal(SIZE)).astype(np.float32)
     row = Row(np.arange(SIZE, dtype=np.int32), raw, False)
     for step in range(20):
-        decisions = plane.submit(step, range(5), candidates_of([row] * 5)).result()
+        decisions = plane.submit(step, first_rows(5), candidates_of([row] * 5)).result()
         for name, decision in enumerate(decisions):
             assert decision is not None
             expected = reference_token(states[name], row.ids, row.raw, truncated=False)
@@ -259,7 +264,7 @@ def test_sequences_are_spread_over_the_samplers_and_stay() -> None:
 
         def submit(self, work: DecisionWork):  # type: ignore[no-untyped-def]
             assert work.candidates is not None
-            self.log.append(work.candidates.sequences)
+            self.log.append(work.candidates.rows.sequences)
             return self._own.submit(work)
 
         def close(self) -> None:
@@ -271,7 +276,7 @@ def test_sequences_are_spread_over_the_samplers_and_stay() -> None:
         plane.open(name, Request(str(name), 0, (1,), parameters), [1])
     row = Row(np.array([4, 9], np.int32), np.array([1.0, 2.0], np.float32), False)
     for step in range(3):
-        plane.submit(step, range(7), candidates_of([row] * 7)).result()
+        plane.submit(step, first_rows(7), candidates_of([row] * 7)).result()
     assert sorted(len(log[0]) for log in seen) == [2, 2, 3]
     assert all(log == [log[0]] * 3 for log in seen)
 
@@ -285,14 +290,14 @@ def test_a_failing_sampler_is_not_taken_for_a_dead_one() -> None:
     plane.open(1, Request("1", 0, (1,), SamplingParameters()), [1])
     row = Row(np.array([4], np.int32), np.array([1.0], np.float32), False)
     with pytest.raises(RuntimeError, match="a bug"):
-        plane.submit(0, [1], candidates_of([row]))
+        plane.submit(0, RowNames((1,)), candidates_of([row]))
 
 
 def test_hidden_time_is_what_nobody_waited_for() -> None:
     plane = DecisionPlane(lambda: InlineSampler(Sampler(SETTINGS)), 1, lambda: None, SIZE)  # type: ignore[arg-type,return-value]
     plane.open(1, Request("1", 0, (1,), SamplingParameters()), [1])
     row = Row(np.array([4], np.int32), np.array([1.0], np.float32), False)
-    plane.submit(0, [1], candidates_of([row])).result()
+    plane.submit(0, RowNames((1,)), candidates_of([row])).result()
     counters = plane.counters
     assert 0 < counters.busy <= counters.wait
     assert counters.hidden == 0
@@ -327,22 +332,22 @@ def _until(plane: DecisionPlane, candidates: Candidates, done: Callable[[], bool
     deadline = time.monotonic() + 20.0
     while not done():
         assert time.monotonic() < deadline
-        plane.submit(0, range(6), candidates).result()
+        plane.submit(0, first_rows(6), candidates).result()
         time.sleep(0.01)
 
 
 def test_replacements_take_their_share_of_the_sequences() -> None:
     starts = Starts(set())
     plane, candidates = _plane_of_six(starts, 3)
-    before = [each.token_id for each in plane.submit(0, range(6), candidates).result() if each]
+    before = [each.token_id for each in plane.submit(0, first_rows(6), candidates).result() if each]
     for sampler in starts.made[:3]:
         sampler.close()
-    after = [each.token_id for each in plane.submit(1, range(6), candidates).result() if each]
+    after = [each.token_id for each in plane.submit(1, first_rows(6), candidates).result() if each]
     assert after == before
     assert plane.counters.lost == 3
     _until(plane, candidates, lambda: plane.samplers == 3)
     assert sorted(plane.load().values()) == [2, 2, 2]
-    assert [e.token_id for e in plane.submit(2, range(6), candidates).result() if e] == before
+    assert [e.token_id for e in plane.submit(2, first_rows(6), candidates).result() if e] == before
     plane.shut_down()
 
 
@@ -374,7 +379,7 @@ def test_roles_are_told_while_samplers_and_sequences_come_and_go() -> None:
                 plane.open(name, Request(str(name), 0, (1,), SamplingParameters(seed=name)), [1])
             if step % 10 == 5:
                 starts.made[-1].close()
-            plane.submit(step, range(6), candidates).result()
+            plane.submit(step, first_rows(6), candidates).result()
             for name in range(6, 400):
                 plane.close(name)
             if failed:
@@ -392,7 +397,7 @@ def test_a_sampler_that_cannot_be_replaced_at_once_is_tried_again() -> None:
     starts = Starts({1})
     plane, candidates = _plane_of_six(starts, 1)
     starts.made[0].close()
-    plane.submit(0, range(6), candidates).result()  # the substitute decides
+    plane.submit(0, first_rows(6), candidates).result()  # the substitute decides
     _until(plane, candidates, lambda: len(starts.made) == 2)
     assert starts.count == 3
     plane.shut_down()
@@ -427,7 +432,7 @@ def test_a_sampler_that_finds_no_room_does_not_hold_up_the_end_and_ends_when_it_
     starts = WaitingForRoom(set())
     plane, candidates = _plane_of_six(starts, 1)
     starts.made[0].close()
-    plane.submit(0, range(6), candidates).result()
+    plane.submit(0, first_rows(6), candidates).result()
     started = time.monotonic()
     plane.shut_down()
     assert time.monotonic() - started < 5.0
@@ -458,7 +463,7 @@ def test_a_sampler_that_can_be_given_up_does_not_hold_up_the_end_at_all(
     plane.open(0, Request("0", 0, (1,), SamplingParameters(seed=0)), [1])
     row = Row(np.array([4, 9], np.int32), np.array([1.0, 2.0], np.float32), False)
     first.close()
-    plane.submit(0, range(1), candidates_of([row])).result()
+    plane.submit(0, first_rows(1), candidates_of([row])).result()
     started = time.monotonic()
     plane.shut_down()
     assert time.monotonic() - started < 50.0

@@ -15,9 +15,11 @@ from scipy import stats
 from lexshard.actors.head.output_rows import NonFiniteHiddenError
 from lexshard.actors.head.shard import Shard
 from lexshard.actors.messages import Request, RowDecision, SamplingParameters
+from lexshard.actors.states.row_table import RowTable
 from lexshard.actors.states.sequence_state import SequenceState
 from lexshard.kernels.draw import Controls, draw
 from lexshard.kernels.rows import canonical_logits
+from tests.support.decisions import need_of
 from tests.support.sampler_cases import (
     EOS,
     DenseHead,
@@ -144,21 +146,21 @@ def test_a_replayed_sequence_continues_alike() -> None:
     ],
 )
 def test_parameters_name_their_need(parameters: SamplingParameters, kind: str) -> None:
-    assert state_of(parameters, 300).need().kind == kind
+    assert state_of(parameters, 300).kind == kind
 
 
 def test_history_is_counted_token_by_token() -> None:
     state = state_of(SamplingParameters(presence_penalty=0.5), 300, (7, 5, 7))
     for token_id in (9, 5, 9, 1):
         state.append(token_id)
-    adjustment = state.need().adjustment
+    adjustment = state.adjustment()
     assert adjustment is not None
     assert adjustment.tables is not None
     table = adjustment.tables[adjustment.table]
     assert {int(i): int(table[i]) for i in np.flatnonzero(table)} == {1: 2, 5: 2, 7: 1, 9: 3}
     state.append(5)
     assert table[5] == 3
-    assert state.need().position == 8
+    assert need_of(state).position == 8
 
 
 def test_bad_words_minimum_length_and_eos() -> None:
@@ -168,7 +170,7 @@ def test_bad_words_minimum_length_and_eos() -> None:
     )
 
     def banned() -> list[int]:
-        adjustment = state.need().adjustment
+        adjustment = state.adjustment()
         assert adjustment is not None
         return adjustment.banned.tolist()
 
@@ -208,7 +210,7 @@ def test_non_finite_hidden_states_never_become_a_token(value: float) -> None:
     hidden = hidden[:3].clone()
     hidden[1, 2] = value
     with pytest.raises(NonFiniteHiddenError, match=r"rows \[1\]") as caught:
-        shard.screen(hidden, [state_of(SamplingParameters(), 300).need()] * 3)
+        shard.screen(hidden, RowTable.of([need_of(state_of(SamplingParameters(), 300))] * 3))
     assert caught.value.rows == (1,)
 
 
@@ -224,7 +226,7 @@ def test_certificates_say_what_was_done() -> None:
     shard, hidden = _head()
     states = [state_of(SamplingParameters(temperature=0.0, logprobs=n), 300) for n in (None, 1)]
     certified, dense = shard.rescore(
-        shard.screen(hidden[:2], [state.need() for state in states])
+        shard.screen(hidden[:2], RowTable.of(list(map(need_of, states))))
     ).certificates
     assert certified.guarantee == "deterministic"
     assert certified.rescored_rows < 5

@@ -13,7 +13,7 @@ from lexshard.actors.decision.sampler import Sampler
 from lexshard.actors.messages import Request, SamplingParameters
 from lexshard.actors.proposal import GuessTest, Proposal
 from lexshard.actors.states.deltas import Deltas, OpenSequence
-from lexshard.actors.states.flat_needs import flatten_adjustments
+from lexshard.actors.states.row_table import RowNames, flatten_adjustments
 from lexshard.actors.states.sequence_state import SequenceState
 from lexshard.cluster.samplers.process import SamplerProcess
 from lexshard.kernels.penalties import adjust
@@ -43,7 +43,7 @@ def step_of(seed: int, certain: bool) -> tuple[DecisionWork, list[SequenceState]
     """Four rows of every sequence: three test a guess, the last one draws."""
     random = np.random.default_rng(seed)
     opened, states, names, drafted = [], [], [], []
-    tests: list[GuessTest | None] = []
+    tests: dict[int, GuessTest] = {}  # by row
     logits = (3.0 * random.standard_normal((4 * len(KINDS), SIZE))).astype(np.float32)
     for name, kind in enumerate(KINDS):
         prompt = tuple(random.integers(0, SIZE, 6).tolist())
@@ -55,22 +55,20 @@ def step_of(seed: int, certain: bool) -> tuple[DecisionWork, list[SequenceState]
             names.append(100 * seed + name)
             drafted.append(guesses[:row])
             if row == 3:
-                tests.append(None)
                 continue
             ids = np.union1d(random.choice(SIZE, 80), [guesses[row]]).astype(np.int32)
             likely = logits[4 * name + row][ids] + random.standard_normal(len(ids))
             proposal = Proposal(ids, likely.astype(np.float32), 1.1)
-            tests.append(GuessTest(guesses[row], None if certain else proposal))
-    dense = DenseRows(tuple(names), logits.T, drafted=tuple(drafted), tests=tuple(tests))
+            tests[len(names) - 1] = GuessTest(guesses[row], None if certain else proposal)
+    dense = DenseRows(RowNames(tuple(names), tuple(drafted), tests), logits.T)
     return DecisionWork(seed, Deltas(opened=tuple(opened)), dense=dense), states
 
 
 def expected_token(dense: DenseRows, column: int, state: SequenceState) -> int:
     """By the plain functions, each of which has its reference."""
-    test = dense.tests[column]
-    assert test is not None
+    test = dense.rows.tests[column]
     ids, ends = np.arange(SIZE, dtype=np.int32), np.array([0, SIZE])
-    adjustments = flatten_adjustments([state.adjustment(dense.drafted[column])])
+    adjustments = flatten_adjustments([state.adjustment(dense.rows.drafted[column])])
     raw = np.ascontiguousarray(dense.logits[:, column])
     row = adjust(ids, raw, ends, adjustments, implementation="reference")
     parameters = state.parameters
@@ -91,7 +89,7 @@ def expected_token(dense: DenseRows, column: int, state: SequenceState) -> int:
         np.array([test.token_id]),
         np.array([state.inverse_temperature]),
         np.array([state.key], np.uint64),
-        np.array([state.position + len(dense.drafted[column])], np.uint64),
+        np.array([state.position + len(dense.rows.drafted[column])], np.uint64),
     )
     kept = np.where(stays, row, np.float32(-np.inf))[None]
     verdict = verify(kept, rows, proposals=proposals, implementation="reference")
@@ -108,11 +106,11 @@ def test_a_tested_row_emits_what_the_plain_functions_say(
     assert work.dense is not None
     here = Sampler(SETTINGS).decide(work).decisions
     assert process.submit(work).result().decisions == here
-    plain = DenseRows(work.dense.sequences, work.dense.logits, drafted=work.dense.drafted)
+    plain = DenseRows(work.dense.rows._replace(tests={}), work.dense.logits)
     drawn = Sampler(SETTINGS).decide(DecisionWork(seed, work.deltas, dense=plain)).decisions
     for column, decision in enumerate(here):
         state = states[column // 4]
-        if work.dense.tests[column] is None:
+        if column not in work.dense.rows.tests:
             assert decision == drawn[column]
             continue
         token = expected_token(work.dense, column, state)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +24,7 @@ from lexshard.actors.head.build import BuiltHead
 from lexshard.actors.head.sequence_head import SequenceHead
 from lexshard.actors.kv_cache import BlockPool
 from lexshard.actors.messages import Certificate, Request, SamplingParameters
-from lexshard.actors.states.need import Need
+from lexshard.actors.states.row_table import RowTable
 from lexshard.actors.states.sequence_state import SequenceStates
 
 PromptIds = list[tuple[int, ...]]
@@ -46,8 +45,8 @@ class _Head:
         self._size = size
         self.vocabulary_size = size
 
-    def screen(self, hidden: torch.Tensor, needs: Sequence[Need]) -> int:
-        return len(needs)
+    def screen(self, hidden: torch.Tensor, rows: RowTable) -> int:
+        return len(rows)
 
     def rescore(self, rows: int) -> Candidates:
         certificate = Certificate("dense", "dense", "dense", self._size, 0)

@@ -19,7 +19,7 @@ from lexshard.actors.engine.threads.measurement import SIZES, ThreadTiming, time
 from lexshard.actors.head.calibration import calibrate
 from lexshard.actors.head.output_head import OutputHead
 from lexshard.actors.messages import Request, SamplingParameters
-from lexshard.actors.states.need import Need
+from lexshard.actors.states.row_table import RowTable
 from lexshard.kernels import pool
 from tests.support.manual_clock import ManualClock
 from tests.support.paths import DEMO
@@ -63,8 +63,8 @@ class SleepingBody:
         self._clock.sleep(self._milliseconds(rows, threads) / 1000)
         return torch.zeros(len(batch.output_rows), 4)
 
-    def screen(self, hidden: torch.Tensor, needs: Sequence[Need]) -> None:
-        assert len(hidden) == len(needs) > 0
+    def screen(self, hidden: torch.Tensor, rows: RowTable) -> None:
+        assert len(hidden) == len(rows) > 0
 
     def rescore(self, thresholds: None) -> None:
         pass
@@ -179,8 +179,8 @@ def test_tiers_are_timed_with_the_threads_that_were_chosen() -> None:
         def start_with(self, choices: object) -> None:
             pass
 
-        def screen(self, hidden: Any, needs: Sequence[Need]) -> None:
-            used.setdefault(len(needs), set()).add(pool.threads())
+        def screen(self, hidden: Any, rows: RowTable) -> None:
+            used.setdefault(len(rows), set()).add(pool.threads())
 
         def rescore(self, thresholds: None) -> Any:
             class Found:

@@ -24,8 +24,8 @@ from lexshard.actors.head.ladder import Ladder
 from lexshard.actors.head.screens import DENSE
 from lexshard.actors.head.shard import Shard
 from lexshard.actors.messages import NeedKind
-from lexshard.actors.states.flat_needs import flatten_adjustments
 from lexshard.actors.states.need import Need
+from lexshard.actors.states.row_table import RowTable, flatten_adjustments
 from lexshard.kernels.mass import OutsideMass
 from lexshard.kernels.penalties import adjust
 from lexshard.kernels.quantize import Kind
@@ -83,7 +83,7 @@ def test_the_oracle_notices_a_token_less_and_a_bit_more() -> None:
         random, 300, 60, kinds=("topk", "minp", "nucleus", "epsilon"), shares=(0.25,) * 4
     )
     shard = head.shard(DENSE)
-    found = shard.rescore(shard.screen(hidden, batch.needs))
+    found = shard.rescore(shard.screen(hidden, RowTable.of(batch.needs)))
     right = truth(head.canonical(hidden), batch)
     assert (violations(right, batch, found) == "").all()
     first = found.offsets[:-1]

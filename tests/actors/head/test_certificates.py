@@ -23,6 +23,7 @@ from lexshard.actors.head.paper.paper_head import PaperHead
 from lexshard.actors.head.paper.settings import PaperSettings
 from lexshard.actors.head.screens import DENSE
 from lexshard.actors.states.need import Need
+from lexshard.actors.states.row_table import RowTable
 from lexshard.kernels.bounds import summarise
 from tests.support.certificate_heads import (
     FLAVOURS,
@@ -132,7 +133,7 @@ def test_the_larger_threshold_of_two_shards_holds_for_both() -> None:
             random, size, 256, kinds=("greedy", "topk", "minp"), shares=(0.4, 0.3, 0.3), adjusted=0
         )
         hidden, _ = hidden_states(random, head, "int4", 256)
-        found = [shard.screen(hidden, batch.needs) for shard in shards]
+        found = [shard.screen(hidden, RowTable.of(batch.needs)) for shard in shards]
         shared = np.fmax(found[0].tau, found[1].tau)
         known = ~np.isnan(found[0].tau) & ~np.isnan(found[1].tau)
         right = truth(head.canonical(hidden), batch)
@@ -201,5 +202,5 @@ def test_no_token_comes_from_nan_or_infinity(screen: str, bad: float) -> None:
         hidden = random.standard_normal((25, head.wide.shape[1])).astype(np.float32)
         hidden[rows, random.integers(0, hidden.shape[1], len(rows))] = bad
         with pytest.raises(NonFiniteHiddenError) as raised:
-            shard.screen(hidden, needs)
+            shard.screen(hidden, RowTable.of(needs))
         assert raised.value.rows == tuple(rows)

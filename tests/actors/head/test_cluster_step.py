@@ -11,11 +11,11 @@ import torch
 
 from lexshard.actors.head.owned_rows import OwnedRows
 from lexshard.actors.head.sequence_head import SequenceHead
-from lexshard.actors.head.sharded.announcements import RowNames
 from lexshard.actors.head.sharded.collective_head import CollectiveHead
 from lexshard.actors.head.sharded.part import ShardPart, build_shard, cut_head
-from lexshard.actors.states.deltas import OpenSequence, Outbox
+from lexshard.actors.states.follower import FollowedSequence, Follower
 from lexshard.actors.states.need import Need
+from lexshard.actors.states.row_table import RowNames, RowTable
 from lexshard.actors.states.sequence_state import SequenceStates
 from tests.support.sharded_cases import drawn, every_kind_of_request, hidden_states, shard_of
 from tests.support.thread_shards import ThreadGang
@@ -77,23 +77,25 @@ def test_tokens_are_those_of_the_dense_head(shards: int, whole_clusters: bool) -
     random = np.random.default_rng(shards)
     engines = SequenceStates(SIZE, part.eos_ids, 2)
     requests = every_kind_of_request(random, SIZE)
-    outbox = Outbox()
+    follower = Follower()
     for name, request in enumerate(requests):
-        engines.open(name, request)
-        outbox.open(OpenSequence(name, request))
+        state = engines.open(name, request)
+        follower.open(name, FollowedSequence(request, state.history))
     near = SequenceHead(whole, engines)
     with sharded(part, owners(part, shards, whole_clusters=whole_clusters)) as head:
         for _ in range(3):
-            names = [name for name in range(len(requests)) for _ in range(2)]
+            names = tuple(name for name in range(len(requests)) for _ in range(2))
             guesses = tuple(random.integers(1, SIZE, 1).tolist())
-            drafted = [guesses[:count] for _ in requests for count in range(2)]
+            drafted = tuple(guesses[:count] for _ in requests for count in range(2))
+            rows = RowNames(names, drafted)
             hidden = torch.from_numpy(hidden_states(random, len(names), COLUMNS, 1.0))
-            head.tell(outbox.take())
-            needs = engines.needs(names, drafted)
-            found = head.rescore(head.screen(hidden, needs, RowNames(names, drafted)))
-            expected = near.candidates(hidden, names, drafted)
+            head.tell(follower.take())
+            table = engines.table(rows)
+            needs = [table.need(row) for row in range(len(table))]
+            found = head.rescore(head.screen(hidden, table, rows))
+            expected = near.candidates(hidden, rows)
             assert drawn(found, needs) == drawn(expected, needs)
-            every = whole.rescore(whole.screen(hidden, [Need("dense")] * len(names)))
+            every = whole.rescore(whole.screen(hidden, RowTable.of([Need("dense")] * len(names))))
             for row in range(len(names)):
                 own = slice(found.offsets[row], found.offsets[row + 1])
                 ids = found.ids[own]
@@ -102,7 +104,7 @@ def test_tokens_are_those_of_the_dense_head(shards: int, whole_clusters: bool) -
             for name in range(len(requests)):
                 tokens = tuple(random.integers(1, SIZE, 2).tolist())
                 engines[name].append(*tokens)
-                outbox.append(name, tokens)
+                follower.append(name, tokens)
 
 
 @pytest.mark.parametrize("name", NEEDS)
@@ -113,7 +115,7 @@ def test_tight_clusters_are_certified_from_a_part_of_the_rows(name: str) -> None
     found = []
     for shards in (1, 3):
         with sharded(part, owners(part, shards, whole_clusters=True)) as head:
-            found.append(head.rescore(head.screen(hidden, [need] * 16)))
+            found.append(head.rescore(head.screen(hidden, RowTable.of([need] * 16))))
     one, three = found
     assert one.certificates == three.certificates
     assert one.ids.tolist() == three.ids.tolist()
@@ -128,7 +130,7 @@ def test_bounds_and_chosen_logits_are_all_that_travels() -> None:
     hidden = hidden_states(np.random.default_rng(1), 16, COLUMNS, 2.0)
     with sharded(part, owners(part, 2, whole_clusters=True)) as head:
         before = head.traffic["gather"].bytes_received
-        found = head.rescore(head.screen(hidden, [NEEDS["top-k"]] * 16))
+        found = head.rescore(head.screen(hidden, RowTable.of([NEEDS["top-k"]] * 16)))
         received = head.traffic["gather"].bytes_received - before
     logits = sum(each.rescored_rows for each in found.certificates)
     assert all(each.guarantee == "deterministic" for each in found.certificates)

@@ -15,8 +15,8 @@ from lexshard.actors.head.owned_rows import OwnedRows
 from lexshard.actors.head.screens import DENSE
 from lexshard.actors.head.shard import Shard
 from lexshard.actors.proposal import GuessTest, Proposal
-from lexshard.actors.states.flat_needs import flatten_adjustments
 from lexshard.actors.states.need import Need
+from lexshard.actors.states.row_table import RowTable, flatten_adjustments
 from lexshard.actors.verification import emitted_tokens
 from lexshard.kernels.draw import Controls
 from lexshard.kernels.penalties import adjust
@@ -91,10 +91,10 @@ def test_bounds_emit_what_all_logits_emit(screen: str) -> None:
     decided = tested = stood = 0
     for _ in range(8):
         hidden = random.standard_normal((ROWS, COLUMNS)).astype(np.float32)
-        dense = shard.rescore(shard.screen(hidden, [Need("dense")] * ROWS))
+        dense = shard.rescore(shard.screen(hidden, RowTable.of([Need("dense")] * ROWS)))
         logits = dense.raw.reshape(ROWS, SIZE)
         needs = needs_of(random, logits)
-        found = shard.rescore(shard.screen(hidden, needs))
+        found = shard.rescore(shard.screen(hidden, RowTable.of(needs)))
         for row, need in enumerate(needs):
             ids = found.ids[found.offsets[row] : found.offsets[row + 1]]
             if need.guess is None:
@@ -127,7 +127,7 @@ def test_candidates_emit_what_all_logits_emit() -> None:
     decided = 0
     for _ in range(4):
         hidden = random.standard_normal((ROWS, COLUMNS)).astype(np.float32)
-        logits = shard.rescore(shard.screen(hidden, [Need("dense")] * ROWS)).raw
+        logits = shard.rescore(shard.screen(hidden, RowTable.of([Need("dense")] * ROWS))).raw
         logits = logits.reshape(ROWS, SIZE)
         tested = needs_of(random, logits)
         guesses = {row: each.guess for row, each in enumerate(tested) if each.guess is not None}
@@ -141,11 +141,11 @@ def test_candidates_emit_what_all_logits_emit() -> None:
             )
             for row, each in enumerate(tested)
         ]
-        found = shard.rescore(shard.screen(hidden, needs))
+        found = shard.rescore(shard.screen(hidden, RowTable.of(needs)))
         # The guesses of one call are all of a drafter that is certain, or none is.
         for certain in (True, False):
             tests = {row: g for row, g in guesses.items() if (g.proposal is None) == certain}
-            emitted = decide_by_candidates(found, needs, tests, SIZE)
+            emitted = decide_by_candidates(found, RowTable.of(needs), tests, SIZE)
             for row in range(ROWS):
                 ids = emitted.ids[emitted.offsets[row] : emitted.offsets[row + 1]]
                 before = found.ids[found.offsets[row] : found.offsets[row + 1]]
@@ -180,4 +180,4 @@ def test_a_shard_of_some_tokens_gives_all_of_them() -> None:
     shard = Shard(weight, None, None, 1.0, SIZE, owned=owned)
     need = Need("dense", inverse_temperature=1.0, guess=GuessTest(4))
     hidden = np.ones((1, COLUMNS), np.float32)
-    assert len(shard.rescore(shard.screen(hidden, [need])).ids) == SIZE // 2
+    assert len(shard.rescore(shard.screen(hidden, RowTable.of([need]))).ids) == SIZE // 2

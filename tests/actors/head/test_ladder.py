@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from types import SimpleNamespace
 
 import numpy as np
@@ -24,6 +23,7 @@ from lexshard.actors.head.ladder import Choices, Ladder
 from lexshard.actors.head.screens import DENSE
 from lexshard.actors.head.shard import Shard
 from lexshard.actors.states.need import Need
+from lexshard.actors.states.row_table import RowTable
 from lexshard.kernels.quantize import Tier, quantize
 from tests.support.manual_clock import ManualClock
 
@@ -55,7 +55,10 @@ def test_one_top_k_row_makes_a_step_one_of_several() -> None:
 
     def used(*needs: Need) -> set[str]:
         states = hidden[: len(needs)]
-        return {each.tier for each in shard.rescore(shard.screen(states, needs)).certificates}
+        return {
+            each.tier
+            for each in shard.rescore(shard.screen(states, RowTable.of(needs))).certificates
+        }
 
     greedy, top_k = Need("top1"), Need("topk", k=5)
     assert used(greedy, greedy) == {"int4"}
@@ -137,11 +140,14 @@ def test_a_crowded_screen_gives_way_to_the_next_finer_one() -> None:
     hidden = torch.randn(1, 256, generator=torch.Generator().manual_seed(1))
     # The 600th best of 3,000 Gaussian logits has many neighbours within int4's bounds.
     needs = [Need("topk", k=600)]
-    used = [shard.rescore(shard.screen(hidden, needs)).certificates[0].tier for _ in range(12)]
+    used = [
+        shard.rescore(shard.screen(hidden, RowTable.of(needs))).certificates[0].tier
+        for _ in range(12)
+    ]
     assert used[0] == "int4"
     assert used[-1] == "int8"
     # What the best 600 crowd is still the best to find one token with.
-    one = shard.rescore(shard.screen(hidden, [Need("top1")])).certificates[0]
+    one = shard.rescore(shard.screen(hidden, RowTable.of([Need("top1")]))).certificates[0]
     assert one.tier == "int4"
 
 
@@ -157,12 +163,12 @@ class _Head:
     def start_with(self, choices: Choices, for_several: Choices | None = None) -> None:
         self._screen = choices[0][1]
 
-    def screen(self, hidden: npt.NDArray[np.float32], needs: Sequence[Need]) -> Sequence[Need]:
-        return needs
+    def screen(self, hidden: npt.NDArray[np.float32], rows: RowTable) -> RowTable:
+        return rows
 
-    def rescore(self, needs: Sequence[Need]) -> Candidates:
-        self._clock.sleep(sum(self._seconds[self._screen, need.kind] for need in needs))
-        return SimpleNamespace(offsets=np.array([0, 10 * len(needs)]))  # type: ignore[return-value]
+    def rescore(self, rows: RowTable) -> Candidates:
+        self._clock.sleep(sum(self._seconds[self._screen, kind] for kind in rows.kinds))
+        return SimpleNamespace(offsets=np.array([0, 10 * len(rows)]))  # type: ignore[return-value]
 
 
 def test_each_kind_of_step_is_timed_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from lexshard.actors.head.paper.paper_head import PaperHead
 from lexshard.actors.head.shard_group import ShardGroup
 from lexshard.actors.messages import Certificate
 from lexshard.actors.states.need import Need
+from lexshard.actors.states.row_table import RowTable
 from lexshard.kernels.blocks import blocks_of
 from lexshard.kernels.bounds import summarise
 from tests.support.cluster_cases import nearby
@@ -63,9 +64,11 @@ def check(random: np.random.Generator, split: Split, screens: Sequence[str]) -> 
         [shard_of(weight, bias, owned, screens, softcap) for owned in parts],
         [owned.ids for owned in parts],
     )
-    every = whole.rescore(whole.screen(hidden, [replace(need, kind="dense") for need in needs]))
-    one = whole.rescore(whole.screen(hidden, needs))
-    found = group.rescore(group.screen(hidden, needs))
+    every = whole.rescore(
+        whole.screen(hidden, RowTable.of([replace(need, kind="dense") for need in needs]))
+    )
+    one = whole.rescore(whole.screen(hidden, RowTable.of(needs)))
+    found = group.rescore(group.screen(hidden, RowTable.of(needs)))
     for row in range(24):
         own = slice(found.offsets[row], found.offsets[row + 1])
         ids = found.ids[own]
@@ -118,7 +121,9 @@ def test_top_p_is_certified_wherever_one_shard_certifies_it(shards: int) -> None
         [shard_of(weight, None, owned, ("int8",), None) for owned in parts],
         [owned.ids for owned in parts],
     )
-    one, several = (head.rescore(head.screen(hidden, needs)) for head in (whole, group))
+    one, several = (
+        head.rescore(head.screen(hidden, RowTable.of(needs))) for head in (whole, group)
+    )
     assert several.ids.tolist() == one.ids.tolist()
     certified = [each.guarantee == "deterministic" for each in one.certificates]
     assert [each.guarantee == "deterministic" for each in several.certificates] == certified
@@ -139,14 +144,14 @@ def test_shards_of_whole_clusters_in_the_papers_mode_draw_the_same_tokens() -> N
     needs = [each for each in random_needs(random, size, 60) if each.kind != "epsilon"]
     hidden = random.standard_normal((len(needs), COLUMNS)).astype(np.float32)
     whole = shard_of(weight, None, OwnedRows.every(size), (), None)
-    expected = drawn(whole.rescore(whole.screen(hidden, needs)), needs)
+    expected = drawn(whole.rescore(whole.screen(hidden, RowTable.of(needs))), needs)
     found = []
     for part in range(3):
         owned = OwnedRows.of_tokens(np.flatnonzero(owner == part), size)
         own = weight[torch.from_numpy(owned.ids).long()]
         clusters = summarise(own, None, *nearby(own, 4))
         head = PaperHead(own, None, None, 1.0, size, clusters, owned=owned)
-        found.append(head.rescore(head.screen(hidden, needs)))
+        found.append(head.rescore(head.screen(hidden, RowTable.of(needs))))
     assert drawn(merge_candidates(found, size), needs) == expected
 
 
@@ -158,7 +163,7 @@ def test_a_threshold_of_another_shard_cannot_certify_what_is_not_known() -> None
     shards = [shard_of(weight, None, each, (), None) for each in owned]
     hidden = np.full((1, 4), 5.0, np.float32)
     needs = [Need("top1")]
-    parts = [shard.screen(hidden, needs) for shard in shards]
+    parts = [shard.screen(hidden, RowTable.of(needs)) for shard in shards]
     assert np.isnan(parts[0].tau).all()
     assert not np.isnan(parts[1].tau).any()
     answer = shards[0].rescore(replace(parts[0], tau=np.asarray(parts[1].tau)))

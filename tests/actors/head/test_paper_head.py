@@ -17,6 +17,7 @@ from lexshard.actors.head.paper.settings import PaperSettings, next_budget
 from lexshard.actors.head.shard import Shard
 from lexshard.actors.messages import SamplingParameters
 from lexshard.actors.states.need import Need
+from lexshard.actors.states.row_table import RowTable
 from lexshard.kernels.bounds import Clusters, summarise
 from lexshard.kernels.clustering import cluster
 from lexshard.kernels.rows import canonical_logits
@@ -136,7 +137,7 @@ NEEDS = {
 @pytest.mark.parametrize("name", NEEDS)
 def test_tight_clusters_are_certified_from_a_part_of_the_rows(name: str) -> None:
     head, _, weight, hidden = _tight_head(PaperSettings(budget_share=0.6, adaptive=False))
-    candidates = head.rescore(head.screen(hidden, [NEEDS[name]] * 64))
+    candidates = head.rescore(head.screen(hidden, RowTable.of([NEEDS[name]] * 64)))
     certified = 0
     for row, certificate in enumerate(candidates.certificates):
         own = slice(candidates.offsets[row], candidates.offsets[row + 1])
@@ -167,7 +168,8 @@ def test_tight_clusters_are_certified_from_a_part_of_the_rows(name: str) -> None
 def test_the_budget_is_respected(name: str, share: float) -> None:
     chosen = PaperSettings(budget_share=share, adaptive=False, short_context=0)
     head, _, _, hidden = _tight_head(chosen)
-    for certificate in head.rescore(head.screen(hidden, [NEEDS[name]] * 64)).certificates:
+    found = head.rescore(head.screen(hidden, RowTable.of([NEEDS[name]] * 64)))
+    for certificate in found.certificates:
         assert certificate.opened_share <= share or certificate.guarantee == "dense"
 
 
@@ -175,8 +177,12 @@ def test_short_contexts_may_open_twice_the_budget() -> None:
     chosen = PaperSettings(budget_share=0.04, adaptive=False, short_context=8)
     head, _, _, hidden = _tight_head(chosen)
     need = NEEDS["topk"]
-    long = head.rescore(head.screen(hidden, [replace(need, position=8)] * 64)).certificates
-    short = head.rescore(head.screen(hidden, [replace(need, position=7)] * 64)).certificates
+    long = head.rescore(
+        head.screen(hidden, RowTable.of([replace(need, position=8)] * 64))
+    ).certificates
+    short = head.rescore(
+        head.screen(hidden, RowTable.of([replace(need, position=7)] * 64))
+    ).certificates
     assert sum(c.fallback for c in short) < sum(c.fallback for c in long)
     assert 0.04 < max(c.opened_share for c in short if not c.fallback) <= 0.08
 
@@ -186,7 +192,7 @@ def test_only_relaxed_answers_say_relaxed_and_they_hold_twice_the_epsilon() -> N
     head, _, weight, hidden = _tight_head(chosen)
     guarantees = set()
     for name, need in NEEDS.items():
-        candidates = head.rescore(head.screen(hidden, [need] * 64))
+        candidates = head.rescore(head.screen(hidden, RowTable.of([need] * 64)))
         for row, certificate in enumerate(candidates.certificates):
             guarantees.add(certificate.guarantee)
             if certificate.guarantee != "relaxed":
@@ -206,7 +212,7 @@ def test_partial_opens_a_tenth_more_before_it_is_full() -> None:
     for fallback in ("full", "partial"):
         head, _, _, hidden = _tight_head(replace(common, fallback=fallback))  # type: ignore[arg-type]
         certificates[fallback] = head.rescore(
-            head.screen(hidden, [NEEDS["topk"]] * 64)
+            head.screen(hidden, RowTable.of([NEEDS["topk"]] * 64))
         ).certificates
     saved = 0
     for full, partial in zip(certificates["full"], certificates["partial"], strict=True):
@@ -221,7 +227,7 @@ def test_epsilon_draws_are_named_and_replace_only_draws_from_everything() -> Non
     chosen = PaperSettings(epsilon=0.1, budget_share=1.0)
     head, _, _, hidden = _tight_head(chosen)
     needs = [NEEDS["gumbel"], NEEDS["greedy"], NEEDS["topk"], NEEDS["nucleus"]]
-    certificates = head.rescore(head.screen(hidden[:4], needs)).certificates
+    certificates = head.rescore(head.screen(hidden[:4], RowTable.of(needs))).certificates
     assert [c.need for c in certificates] == ["epsilon", "top1", "topk", "nucleus"]
 
 
@@ -247,14 +253,14 @@ def test_the_adaptive_budget_grows_with_failures_and_stays_when_fixed() -> None:
     for adaptive in (True, False):
         head, _, _, hidden = _tight_head(PaperSettings(budget_share=0.05, adaptive=adaptive))
         for _ in range(20):
-            head.rescore(head.screen(hidden, [NEEDS["topk"]] * 64))
+            head.rescore(head.screen(hidden, RowTable.of([NEEDS["topk"]] * 64)))
         assert (head.budget > 20) is adaptive
         assert head.budget <= 400
 
 
 @given(st.integers(0, 2**32), st.integers(1, 80))
 def test_ids_that_are_not_raised_are_never_above_their_raw_logit(seed: int, size: int) -> None:
-    from lexshard.actors.states.flat_needs import flatten_adjustments
+    from lexshard.actors.states.row_table import flatten_adjustments
     from lexshard.kernels.penalties import adjust
 
     random = np.random.default_rng(seed)
@@ -270,9 +276,9 @@ def test_ids_that_are_not_raised_are_never_above_their_raw_logit(seed: int, size
 def test_a_row_does_not_depend_on_its_batch() -> None:
     head, _, _, hidden = _tight_head(PaperSettings(adaptive=False, budget_share=0.5))
     needs = list(NEEDS.values())
-    together = head.rescore(head.screen(hidden[:6], needs))
+    together = head.rescore(head.screen(hidden[:6], RowTable.of(needs)))
     for row, need in enumerate(needs):
-        alone = head.rescore(head.screen(hidden[row : row + 1], [need]))
+        alone = head.rescore(head.screen(hidden[row : row + 1], RowTable.of([need])))
         own = slice(together.offsets[row], together.offsets[row + 1])
         assert np.array_equal(alone.ids, together.ids[own])
         assert np.array_equal(alone.logits, together.logits[own])
@@ -286,10 +292,11 @@ def test_what_the_mode_cannot_do_is_refused() -> None:
         PaperHead(weight, None, None, 1.0, 399, clusters)
     with pytest.raises(ValueError, match="does not fit 400"):
         PaperHead(weight, None, None, 1.0, 401, clusters)
+    broken = torch.stack([hidden[0], hidden[1] * math.nan])
     with pytest.raises(NonFiniteHiddenError, match=r"rows \[1\]"):
-        head.screen(torch.stack([hidden[0], hidden[1] * math.nan]), [NEEDS["greedy"]] * 2)
-    with pytest.raises(ValueError, match="needs"):
-        head.screen(hidden[:2], [NEEDS["greedy"]])
+        head.screen(broken, RowTable.of([NEEDS["greedy"]] * 2))
+    with pytest.raises(ValueError, match="of 1 rows"):
+        head.screen(hidden[:2], RowTable.of([NEEDS["greedy"]]))
     for bad in ({"bounds": "cube"}, {"fallback": "none"}, {"budget_share": 0}, {"epsilon": 1.0}):
         with pytest.raises(ValueError):
             PaperSettings(**bad)

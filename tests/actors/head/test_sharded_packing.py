@@ -9,12 +9,11 @@ from hypothesis import strategies as st
 
 from lexshard.actors.candidates import Candidates
 from lexshard.actors.head.sharded.announcements import (
-    RowNames,
     StepAnnouncement,
+    announced_rows,
     decode_announcement,
     encode_announcement,
-    needs_of,
-    row_needs,
+    table_of,
 )
 from lexshard.actors.head.sharded.packing import (
     pack_bounds,
@@ -31,8 +30,8 @@ from lexshard.actors.head.sharded.packing import (
 from lexshard.actors.head.whole_softmax import EVERYTHING, Cut, PartialMass, decide_mass
 from lexshard.actors.messages import Certificate
 from lexshard.actors.states.deltas import Deltas, OpenSequence
-from lexshard.actors.states.flat_needs import flatten_adjustments
 from lexshard.actors.states.need import Need
+from lexshard.actors.states.row_table import RowNames, flatten_adjustments
 from lexshard.actors.states.sequence_state import SequenceStates
 from lexshard.kernels.mass import Outline
 from lexshard.kernels.truncate import truncate
@@ -150,17 +149,21 @@ def test_names_and_deltas_make_the_same_needs_elsewhere() -> None:
     for name, request in enumerate(requests):
         here.open(name, request)
     opened = tuple(OpenSequence(name, request) for name, request in enumerate(requests))
-    names = [name for name in range(len(requests)) for _ in range(3)]
-    drafted = [(5, 6)[:count] for _ in requests for count in range(3)]
-    needs = here.needs(names, drafted)
-    step = StepAnnouncement(row_needs(needs, RowNames(names, drafted)), 8, (Deltas(opened=opened),))
+    names = RowNames(
+        tuple(name for name in range(len(requests)) for _ in range(3)),
+        tuple((5, 6)[:count] for _ in requests for count in range(3)),
+    )
+    table = here.table(names)
+    step = StepAnnouncement(announced_rows(table, names), 8, (Deltas(opened=opened),))
     arrived = decode_announcement(encode_announcement(step))
     assert arrived == step
     assert isinstance(arrived, StepAnnouncement)
     for deltas in arrived.deltas:
         there.apply(deltas)
     ids = np.arange(200, dtype=np.int32)
-    for ours, theirs in zip(needs, needs_of(arrived.rows, there), strict=True):
+    found = table_of(arrived.rows, there)
+    assert len(found) == len(table)
+    for ours, theirs in ((each.need(row) for each in (table, found)) for row in range(len(table))):
         assert (ours.kind, ours.key, ours.position) == (theirs.kind, theirs.key, theirs.position)
         logits = [
             Candidates(ids, np.ones(200, np.float32), np.array([0, 200]), (), flat).logits

@@ -7,8 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lexshard.actors.messages import Request, SamplingParameters
-from lexshard.actors.states.deltas import Deltas, OpenSequence, Outbox
+from lexshard.actors.states.deltas import Deltas
+from lexshard.actors.states.follower import FollowedSequence, Follower
+from lexshard.actors.states.row_table import RowNames
 from lexshard.actors.states.sequence_state import SequenceState, SequenceStates
+from tests.support.decisions import need_of
 
 SIZE = 40
 EOS = (0, 3)
@@ -26,7 +29,7 @@ PARAMETERS = st.builds(
 
 def same(state: SequenceState, drafted: tuple[int, ...], plain: SequenceState) -> None:
     """What ``state`` asks after ``drafted`` is what ``plain``, whose own they are, asks."""
-    ahead, own = state.need(drafted), plain.need()
+    ahead, own = need_of(state, drafted), need_of(plain)
     assert ahead.position == own.position
     a, b = ahead.adjustment, own.adjustment
     assert (a is None) == (b is None)
@@ -52,7 +55,7 @@ def test_guesses_count_like_tokens_and_are_forgotten(
     output: tuple[int, ...] = ()
     for drafted, tokens in rounds:
         prefixes = [drafted[:count] for count in range(len(drafted) + 1)]
-        states.needs([1] * len(prefixes), prefixes)  # all in one step
+        states.table(RowNames((1,) * len(prefixes), tuple(prefixes)))  # all in one step
         for prefix in prefixes:
             plain = SequenceState(
                 Request("a", 0, prompt, parameters, 0, output + prefix), SIZE, EOS
@@ -70,24 +73,23 @@ def test_rows_of_a_step_share_one_array_when_tables_grow() -> None:
     states = SequenceStates(SIZE, EOS, 1)
     for name in range(3):
         states.open(name, Request("a", 0, (name,), parameters))
-    drafted = [(), (4,), (4, 5), (), (6,), ()]
-    needs = states.needs([0, 0, 0, 1, 1, 2], drafted)
-    tables = {id(need.adjustment.tables) for need in needs if need.adjustment is not None}
-    assert tables == {id(states.tables)}
-    rows = [need.adjustment.table for need in needs if need.adjustment is not None]
+    drafted = ((), (4,), (4, 5), (), (6,), ())
+    table = states.table(RowNames((0, 0, 0, 1, 1, 2), drafted))
+    assert {id(each.tables) for each in table.adjustments if each} == {id(states.tables)}
+    rows = [each.table for each in table.adjustments if each is not None]
     assert len(set(rows)) == 6
     assert states.tables[rows[2], [0, 4, 5]].tolist() == [1, 2, 2]
 
 
 def test_several_tokens_travel_as_one_delta() -> None:
-    outbox = Outbox()
+    follower = Follower()
     request = Request("a", 0, (1, 2), SamplingParameters(presence_penalty=1.0))
-    outbox.open(OpenSequence(5, request))
+    follower.open(5, FollowedSequence(request, [1, 2]))
     there = SequenceStates(SIZE, EOS, 1)
-    there.apply(outbox.take())
-    outbox.append(5, (7, 8, 9))
-    outbox.append(5, (3,))
-    deltas = outbox.take()
+    there.apply(follower.take())
+    follower.append(5, (7, 8, 9))
+    follower.append(5, (3,))
+    deltas = follower.take()
     assert deltas == Deltas(appended=((5, (7, 8, 9)), (5, (3,))))
     there.apply(deltas)
     assert there[5].history == [1, 2, 7, 8, 9, 3]

@@ -16,6 +16,7 @@ from lexshard.actors.configuration import ShardAssignmentMethod
 from lexshard.actors.head.shard import Shard
 from lexshard.actors.head.shard_group import ShardGroup
 from lexshard.actors.states.need import Need
+from lexshard.actors.states.row_table import RowTable
 from lexshard.cluster.topology.assignment import (
     CLUSTER_BALANCE,
     AssignmentError,
@@ -155,7 +156,9 @@ def test_no_token_depends_on_the_assignment(method: ShardAssignmentMethod, shard
         [own.ids for own in parts],
     )
     one = Shard(weight, None, None, 1.0, size)
-    expected, found = (head.rescore(head.screen(hidden, needs)) for head in (one, group))
+    expected, found = (
+        head.rescore(head.screen(hidden, RowTable.of(needs))) for head in (one, group)
+    )
     for row, need in enumerate(needs):
         theirs, ours = (best_of(each, row, need) for each in (expected, found))
         assert theirs == ours

@@ -22,6 +22,7 @@ from lexshard.actors.head.whole_softmax import PartialMass
 from lexshard.actors.index.metadata import Metadata, TierReport, Tightness, Weights
 from lexshard.actors.index.tightness import arrays_of
 from lexshard.actors.states.need import Need
+from lexshard.actors.states.row_table import RowTable
 from lexshard.cluster.topology import wire
 from lexshard.cluster.topology.assignment import assign
 from lexshard.cluster.topology.configured import RoleResources
@@ -247,7 +248,7 @@ def test_bytes_are_those_of_what_shards_exchange() -> None:
     weight = torch.from_numpy(generator.standard_normal((128, 16)).astype(np.float32))
     shard = Shard(weight[:64], None, None, 1.0, 128, owned=OwnedRows.of_blocks([0], 128))
     hidden = generator.standard_normal((3, 16)).astype(np.float32)
-    thresholds = shard.screen(hidden, [Need(kind="topk", k=5)] * 3)
+    thresholds = shard.screen(hidden, RowTable.of([Need(kind="topk", k=5)] * 3))
     assert np.asarray(thresholds.tau).nbytes == 3 * wire.THRESHOLD
     found = shard.rescore(thresholds)
     assert found.ids.nbytes + found.raw.nbytes == wire.CANDIDATE * int(found.offsets[-1])
