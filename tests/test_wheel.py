@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 from zipfile import ZipFile
 
 from tests.support.checkout import copy_checkout, tracked_files
+from tests.support.paths import ROOT
 
 FOLDERS = ("actors", "cluster", "kernels", "loadtest", "serve_app")
-PROGRAM = """
+UNINSTALLED = """
 import sys
-sys.path[:] = [sys.argv[1], *(path for path in sys.path if "finder" not in path)]
+sys.path[:] = [path for path in sys.path if "finder" not in path]
 sys.meta_path[:] = [each for each in sys.meta_path if "Editable" not in repr(each)]
+"""
+PROGRAM = f"""{UNINSTALLED}
+sys.path.insert(0, sys.argv[1])
 from lexshard.serve_app import cli
 from lexshard.kernels.ahead.calls import read_calls
 assert cli.__file__.startswith(sys.argv[1]), cli.__file__
@@ -36,3 +41,18 @@ def test_it_holds_every_module_and_its_files_and_needs_no_checkout(tmp_path: Pat
         [sys.executable, "-P", "-c", PROGRAM, tmp_path / "installed"], cwd=tmp_path, text=True
     )
     assert told.startswith("{")
+
+
+def test_gpus_are_measured_from_a_checkout_that_is_not_installed(tmp_path: Path) -> None:
+    program = f"""{UNINSTALLED}
+import importlib.util, runpy
+assert importlib.util.find_spec("lexshard") is None
+runpy.run_module("loadtest.gpu", run_name="__main__", alter_sys=True)
+"""
+    command = [sys.executable, "-c", program, "--out", tmp_path, "--seconds", "0"]
+    without_gpu = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        command, cwd=ROOT, env=without_gpu, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "no CUDA device" in done.stderr
