@@ -25,7 +25,7 @@ OPERATIONS: tuple[Operation, ...] = ("message", "hidden", "maximum", "gather", "
 class CollectiveError(RuntimeError):
     """The group is out of step and of no more use: close it and form another one.
 
-    ``rank`` is the process that is missing, None where nobody knows which it is.
+    ``rank`` is the process that is missing, None where it is not known which.
     """
 
     def __init__(self, message: str, rank: int | None = None) -> None:

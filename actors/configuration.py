@@ -29,7 +29,7 @@ ShardAssignmentMethod = Literal[
 ]
 DraftHeadChoice = Literal["auto", "full", "static", "router", "certified"]
 SIGMOID_LIMITS = (-10.0, 10.0)  # alpha and beta of the papers
-# Tokens of a step where nobody says: what a device computes within some tens of milliseconds.
+# Tokens of a step by default: what a device computes within some tens of milliseconds.
 STEP_TOKENS = {"cpu": 512, "cuda": 4096}
 NGRAM = "ngram"  # in the place of a draft model's folder
 

@@ -2,7 +2,7 @@
 
 Only bookkeeping lives here; keys and values themselves belong to the body. A block holds 16
 tokens. A full block is immutable and named by a hash of every token up to its end, so sequences
-with a common prefix share it without a copy. Blocks nobody uses stay findable, least recently
+with a common prefix share it without a copy. Blocks not in use stay findable, least recently
 used first out, until their memory is wanted.
 """
 

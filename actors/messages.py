@@ -245,7 +245,7 @@ class EngineStatistics:
     sampler_hidden_seconds: float = field(
         default=0.0,
         kw_only=True,
-        metadata=counter("Seconds of the busiest sampler of each step nobody waited for"),
+        metadata=counter("Seconds of the busiest sampler of each step that were not waited for"),
     )
     shards_lost: int = field(
         default=0,

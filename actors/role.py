@@ -26,7 +26,7 @@ def here() -> Place:
 
 @dataclass(frozen=True, slots=True)
 class RunningRole:
-    """One part that somebody plays; ``detail`` is its share of the work, in words."""
+    """A role of a running server, and where it runs; ``detail`` is its share of the work."""
 
     name: RoleName
     index: int

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 # Starts a sampler outside of this process; the cluster layer knows how. Once the event is set
-# nobody waits for it any more.
+# it is not waited for any more.
 StartSampler = Callable[[SamplerSettings, SamplerPlacement, Event], SamplerHandle]
 
 
@@ -54,7 +54,7 @@ def build_plane(
     start_sampler: StartSampler | None,
 ) -> DecisionPlane:
     """Without samplers of their own, sequences are decided in the engine's thread, from the
-    engine's own ``states``. Raises ValueError for samplers that nobody can start, and what
+    engine's own ``states``. Raises ValueError for samplers that cannot be started, and what
     starting them raises."""
     size = settings.vocabulary_size
     if configuration.samplers == 0:

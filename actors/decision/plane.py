@@ -65,7 +65,7 @@ class PlaneCounters:
     """Totals since the start; times in seconds.
 
     ``busy`` is the time all samplers computed, ``wait`` how long their decisions were waited for,
-    and ``hidden`` how much of the busiest sampler's time of each step nobody waited for.
+    and ``hidden`` how much of the busiest sampler's time of each step was not waited for.
     """
 
     busy: float = 0.0

@@ -218,11 +218,11 @@ class Engine:
             self._learn_costs(self._speculation)
         self._scheduler.pool.drop_cache()
         if self._body.device.type == "cpu":  # on a GPU what was recorded knows where the cache is
-            self._body.allocate_cache(self._scheduler.pool.count)  # of pages nobody has written to
+            self._body.allocate_cache(self._scheduler.pool.count)  # of pages not written to yet
         self.steps.counters = Counters()
 
     def _learn_costs(self, speculation: Speculation) -> None:
-        """What steps and guesses cost: without that nobody knows whether guessing pays."""
+        """What steps and guesses cost, which tells whether guessing pays."""
 
         def measure() -> list[CostTiming]:
             speculation.restart()

@@ -2,10 +2,10 @@
 
 The virtual token counters of "Fairness in Serving Large Language Models" (Sheng et al., 2024): what
 a client's sequences are given is added to its counter, and the client with the smallest counter
-goes first. Whoever begins to wait starts with no less than the smallest counter of those that wait
-already: nobody saves up while idle, and nobody pays for what nobody else wanted. Where places are
-short, the counters of clients that wait all the time stay as close as what the sequences that run
-at once may take.
+goes first. A client that begins to wait starts with no less than the smallest counter of those
+that wait already: none saves up while idle, and none pays for what no other wanted. Where places
+are short, the counters of clients that wait all the time stay as close as what the sequences that
+run at once may take.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class FairShare:
 
     def _least_to_start_with(self) -> int:
         competing = [self._served[client] for client in self._waiting]
-        # Where nobody waits, everybody has had what they wanted.
+        # Where no client waits, all have had what they wanted.
         return min(competing) if competing else max(self._served.values(), default=0)
 
     def admit(self, sequence: Sequence) -> None:

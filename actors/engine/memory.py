@@ -1,4 +1,4 @@
-"""How much memory there is, and how much of it the KV cache takes when nobody says."""
+"""How much memory there is, and how much of it the KV cache takes by default."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SHARE_OF_MEMORY = 0.1
 
 
 class DeviceMemory(NamedTuple):
-    """Bytes of a GPU: those that nobody has, and all."""
+    """Bytes of a GPU: those that are free, and all."""
 
     free: int
     total: int

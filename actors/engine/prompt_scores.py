@@ -11,7 +11,7 @@ from lexshard.actors.messages import Request, TokenLogprobs
 # on the demo; where the body is larger beside the vocabulary, steps that score end sooner.
 SCORED_ROW_TOKENS = 6
 # So many log-probabilities are packed, sent and unpacked in the time of one token: a step that told
-# those of every choice of a long prompt would hold up whoever reads it.
+# those of every choice of a long prompt would hold up their reader.
 TOLD_PER_TOKEN = 150
 
 
@@ -21,7 +21,7 @@ class PromptScores:
 
     Row ``r`` of the hidden states predicts token ``r + 1``; nothing predicts the first token, whose
     entry is None. Rows are scored in order, by whichever sequence computes them first; none is
-    scored twice, whoever is preempted or leaves.
+    scored twice, whichever is preempted or leaves.
     """
 
     length: int

@@ -3,7 +3,7 @@
 First come, first served within a priority, as long as there is one client; several share
 (`actors.engine.fair_share`). A step has a budget of tokens; a sequence that is one token behind
 decodes, one that is a thousand behind takes a chunk of the budget: nothing else tells prompt and
-output apart. A lower priority value goes first. Within a priority whoever decodes goes first, then
+output apart. A lower priority value goes first. Within a priority decoding goes first, then
 prompts: of the budget that is left every client gets an equal part, and what one does not use goes
 to the others.
 
@@ -217,8 +217,8 @@ class Scheduler:
         return StepPlan(tuple(step.chunks.values()))
 
     def _everything_fits(self) -> bool:
-        """Whether nobody waits and the step has room for all that is to be computed: then there is
-        nothing to share, and nobody pays."""
+        """Whether none waits and the step has room for all that is to be computed: then there is
+        nothing to share, and no client pays."""
         if any(share.waiting_clients for share in self._shares.values()):
             return False
         return sum(each.cost(0, each.uncomputed) for each in self._running) <= self._step_tokens
@@ -269,9 +269,9 @@ class Scheduler:
         if count == planned or (chunk.draws and not step.draws):
             return 0
         while not self._reserve(sequence, chunk.start + count):
-            if planned:  # what has its part of this step takes nobody's blocks for more
+            if planned:  # what has its part of this step takes no other's blocks for more
                 return 0
-            if sequence.drafted:  # nor does anybody for guesses
+            if sequence.drafted:  # nor does any sequence for guesses
                 sequence.drafted.clear()
                 count = sequence.affordable(0, limit)
                 chunk = _chunk(sequence, count)
@@ -311,7 +311,7 @@ class Scheduler:
             if not self._reserve(sequence, chunk.start + chunk.count):
                 sequence.give_up_blocks(self.pool)
                 self._make_room(step, share, sequence)
-                step.admits = False  # nobody overtakes the one who waits for blocks
+                step.admits = False  # none overtakes the one that waits for blocks
                 return
             share.admit(sequence)
             sequence.start()
@@ -334,7 +334,7 @@ class Scheduler:
 
     def _prompt_is_coming(self, sequence: Sequence) -> bool:
         """Whether another choice of the same client is computing the very prompt this one could
-        share. Nobody waits for other clients or for who is less urgent."""
+        share. No sequence waits for other clients or for less urgent ones."""
         if sequence.prompt_length <= BLOCK_TOKENS or not self.pool.shares_prefixes:
             return False
         shareable = (sequence.prompt_length - 1) // BLOCK_TOKENS * BLOCK_TOKENS

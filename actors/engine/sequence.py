@@ -17,12 +17,12 @@ class Sequence:
 
     ``token_ids`` are prompt and output; the keys and values of the first ``computed`` of them are
     in ``blocks``. There is no prefill or decode phase: a step computes some of the tokens that
-    are not computed yet, and whoever has caught up draws the next token. While that decision, or
-    its end, is on its way it is ``awaiting``; ``cancelled`` says that nobody wants it any more.
+    are not computed yet, and one that has caught up draws the next token. While that decision, or
+    its end, is on its way it is ``awaiting``; ``cancelled`` says that its client has left.
 
     ``drafted`` are guesses at what follows. They are computed after the sequence's own tokens and
-    are none of them: `roll_back` takes them back, nobody is told of them, and no block that holds
-    one has a name.
+    are none of them: `roll_back` takes them back, no client hears of them, and no block that
+    holds one has a name.
 
     ``scores`` are the log-probabilities of the prompt, where they are wanted; other sequences that
     want the same may share them.

@@ -133,7 +133,7 @@ class Speculation:
         names = {task.sequence for task in tasks}
         if names.isdisjoint(self._drafted):
             self._took(CostTiming("beginning", len(tasks), seconds))
-        elif depth and names.issubset(self._drafted):  # nobody's prompt had to be read first
+        elif depth and names.issubset(self._drafted):  # no prompt had to be read first
             self._took(CostTiming("drafting", len(tasks), seconds, depth))
         self._drafted = names
 

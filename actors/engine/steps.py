@@ -1,7 +1,7 @@
 """The steps of an engine: plan, forward, decide, commit, and what each does to its sequences.
 
 Two ways to put steps one after the other stand side by side: `Steps.in_turn` and
-`Steps.overlapped`. Whoever drives them (`Steps.step`, `actors.engine.loop`) says where the body
+`Steps.overlapped`. The driver (`Steps.step`, `actors.engine.loop`) says where the body
 computes, and tells what happened.
 """
 
@@ -112,7 +112,7 @@ class Steps:
 
     @property
     def launches(self) -> bool:
-        """Whether `forward` only launches: a GPU computes, and nobody waits before the head."""
+        """Whether `forward` only launches: a GPU computes, and the head waits for it."""
         return self._head_device.type != "cpu"
 
     # -- one step after the other -----------------------------------------------------------------

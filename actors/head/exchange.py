@@ -81,8 +81,8 @@ def agreed_tries(tries: Sequence[MassTries]) -> MassTries:
 class MassBounds:
     """One shard's side of agreeing on the whole softmax of ``rows`` of a step.
 
-    A try of the rows that are ``left`` takes three calls, and somebody who hears all shards in
-    between: `outline`, from which that one plans (`plan_masses`); `bound`, from which it decides
+    A try of the rows that are ``left`` takes three calls, and a root that hears all shards in
+    between: `outline`, from which it plans (`plan_masses`); `bound`, from which it decides
     (`decide_cuts`); and `settle`. First the low-precision bounds are tried, and where these were
     too loose the dense screen's. A row is decided by all shards or by none.
     """

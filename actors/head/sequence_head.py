@@ -67,12 +67,12 @@ class SequenceHead:
         return decide_by_candidates(found, rows, names.tests, self.vocabulary_size)
 
     def whole_rows(self, hidden: torch.Tensor) -> Candidates:
-        """Every logit of rows ``hidden`` [N, d] that draw for nobody. Raises as `candidates`."""
+        """Every logit of rows ``hidden`` [N, d] of no sequence. Raises as `candidates`."""
         return self._decide(hidden, RowTable.of([Need("dense")] * len(hidden)))
 
     def open(self, sequence: int, request: Request, history: list[int]) -> None:
         """A new sequence, whose ``history`` the caller keeps up to date. For heads elsewhere, as
-        the next two: where states are shared, nobody need be told."""
+        the next two: where states are shared, there is nothing to tell."""
 
     def append(self, sequence: int, *token_ids: int) -> None:
         """Tokens have been added to a sequence's history."""

@@ -27,7 +27,7 @@ class Adjustment:
 
     What was seen stands in row ``table`` of ``tables`` (`actors.states.penalty_tables`): 0 for a
     token never seen, otherwise 1 + how often it stands in the output (1: prompt only). ``table`` is
-    -1 where nothing is penalised. ``seen`` gives the ids of that row where somebody keeps them. All
+    -1 where nothing is penalised. ``seen`` gives the ids of that row where they are kept. All
     id arrays are sorted and distinct.
     """
 

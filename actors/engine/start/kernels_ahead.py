@@ -61,7 +61,7 @@ def _stored_as_bfloat16(configuration: EngineConfiguration) -> bool:
     try:
         stored = {tensor.dtype for tensor in stored_tensors(Path(configuration.model).expanduser())}
     except ModelRefusedError:
-        return False  # whoever loads the model says why
+        return False  # loading the model says why
     return stored == {"BF16"}
 
 

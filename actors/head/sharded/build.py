@@ -29,7 +29,7 @@ def build_sharded(
 ) -> RecoveringHead:
     """The head of output rows ``weight`` [V, d] in the shards of ``starter``.
 
-    Raises ValueError where nobody can start them and where clusters are missing, and what assigning
+    Raises ValueError where they cannot start and where clusters are missing, and what assigning
     and starting them raises.
     """
     size = model.vocabulary_size
