@@ -6,7 +6,7 @@ they have found (`actors.head.exchange`): thresholds, and what they know of the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -62,10 +62,4 @@ class OutputHead(Protocol):
     def rescore(self, thresholds: Thresholds) -> Candidates:
         """Canonical logits of every token that may reach its row's threshold, and of all tokens
         of dense rows, with a certificate per row."""
-        ...
-
-    def log_normalizers(
-        self, candidates: Candidates, rows: Sequence[int]
-    ) -> npt.NDArray[np.float64]:
-        """Log-sum-exp of all raw logits [N], NaN for rows not in ``rows``, which are dense."""
         ...

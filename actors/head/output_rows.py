@@ -8,9 +8,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from lexshard.actors.candidates import Candidates
-from lexshard.kernels.exponential import log_normalizer
-
 # The integer masses of top-p (`kernels.truncate`) add up to less than 2**63 below this size.
 LARGEST_VOCABULARY = 1 << 20
 ROWS_AT_ONCE = 8192
@@ -55,17 +52,3 @@ def own_rows(
     if not finite:
         raise ValueError("the output weights or biases contain NaN or infinity")
     return rows, biases
-
-
-def log_normalizers(
-    candidates: Candidates, rows: Sequence[int], vocabulary_size: int
-) -> npt.NDArray[np.float64]:
-    """Per row the log-sum-exp of the raw canonical logits of all tokens [N], NaN for rows not
-    in ``rows``. Those in ``rows`` must be dense: ValueError."""
-    result = np.full(len(candidates.certificates), np.nan)
-    for row in rows:
-        start, stop = candidates.offsets[row], candidates.offsets[row + 1]
-        if stop - start != vocabulary_size:
-            raise ValueError(f"row {row} is not dense: its normalizer is not known")
-        result[row] = log_normalizer(candidates.raw[start:stop])
-    return result

@@ -22,7 +22,7 @@ from lexshard.actors.head.exchange import HOPELESS_SHARE, MASS_NEEDS, MassTries,
 from lexshard.actors.head.guess_tests import decide_guesses
 from lexshard.actors.head.ladder import Choices, Ladder, step_kind
 from lexshard.actors.head.output_head import Hidden, Screening, Thresholds
-from lexshard.actors.head.output_rows import log_normalizers, own_rows, refuse_unsound
+from lexshard.actors.head.output_rows import own_rows, refuse_unsound
 from lexshard.actors.head.owned_rows import OwnedRows
 from lexshard.actors.head.rescoring import Rescorer
 from lexshard.actors.head.screens import (
@@ -411,12 +411,6 @@ class Shard:
     def record_masses(self, *, failed: bool) -> None:
         """Whether no bounds were tight enough for most rows of a step."""
         self._backoff.record(MASS, failed=failed)
-
-    def log_normalizers(
-        self, candidates: Candidates, rows: Sequence[int]
-    ) -> npt.NDArray[np.float64]:
-        """See `actors.head.output_rows.log_normalizers`."""
-        return log_normalizers(candidates, rows, self.vocabulary_size)
 
 
 def _screening(thresholds: Thresholds) -> ShardScreening:

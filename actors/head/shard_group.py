@@ -17,7 +17,6 @@ from lexshard.actors.head.exchange import (
     merge_candidates,
 )
 from lexshard.actors.head.output_head import Hidden, Screening, Thresholds
-from lexshard.actors.head.output_rows import log_normalizers
 from lexshard.actors.states.row_table import RowTable
 
 
@@ -63,9 +62,3 @@ class ShardGroup:
             for shard, part, own in zip(self._shards, parts, masses, strict=True)
         ]
         return merge_candidates(answers, self.vocabulary_size)
-
-    def log_normalizers(
-        self, candidates: Candidates, rows: Sequence[int]
-    ) -> npt.NDArray[np.float64]:
-        """See `actors.head.output_rows.log_normalizers`."""
-        return log_normalizers(candidates, rows, self.vocabulary_size)

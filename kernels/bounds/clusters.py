@@ -108,21 +108,6 @@ def summarise(
     )
 
 
-def recentre(clusters: Clusters, centroid: npt.NDArray[np.float32]) -> Clusters:
-    """The same clusters around other centres [C, d]: ``R' = R + ||centroid' - centroid||``.
-
-    CSV-Decode's sliding-average centroids (section III-A5) keep their certificate only with this
-    larger radius. By Cauchy-Schwarz it never tightens a bound: for that, `summarise` again. Cones
-    are left as they are.
-    """
-    moved = np.ascontiguousarray(centroid, np.float32)
-    if moved.shape != clusters.centroid.shape or not np.isfinite(moved).all():
-        raise ValueError(f"finite centres of shape {clusters.centroid.shape} expected")
-    shift = norms(moved.astype(np.float64) - clusters.centroid.astype(np.float64))
-    radius = round_up((clusters.radius.astype(np.float64) + shift) * (1.0 + 2.0**-50))
-    return clusters._replace(centroid=moved, radius=radius)
-
-
 def remaining_bias(clusters: Clusters, ids: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
     """The largest bias [C] among the rows that are not in ``ids`` (those already opened).
 

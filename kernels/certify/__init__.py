@@ -22,7 +22,6 @@ Implementation = Literal["reference", "cpu"]
 Float32s = npt.NDArray[np.float32]
 
 __all__ = [
-    "coverage_log_odds",
     "epsilon_certificate",
     "known_log_mass",
     "log_odds",
@@ -98,11 +97,6 @@ def nucleus_certificate(
 def log_odds(epsilon: float) -> float:
     """``ln(epsilon / (1 - epsilon))``"""
     return (math.log(epsilon) if epsilon > 0 else -math.inf) - math.log1p(-epsilon)
-
-
-def coverage_log_odds(top_p: float) -> float:
-    """``ln((1 - p) / p)``, also where ``1 - p`` would be rounded."""
-    return (math.log1p(-top_p) if top_p < 1 else -math.inf) - math.log(top_p)
 
 
 def within_odds(inside: float, outside: float, odds: float) -> bool:

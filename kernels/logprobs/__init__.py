@@ -25,9 +25,9 @@ def score_rows(
     """Scores of token ``token_ids`` [N] and of the ``count`` best tokens of every row of
     ``logits`` [N, V] fp32 without NaN.
 
-    A log-probability is ``f64(l) - log_normalizer`` with the normaliser of `kernels.exponential`;
-    the best are those of `kernels.truncate.best_ids`, at most V. Raises `ValueError` on shapes or
-    types that do not fit.
+    A log-probability is ``f64(l) - log_normalizer`` (see `kernels.logprobs.reference`); the best
+    are those of `kernels.truncate.best_ids`, at most V. Raises `ValueError` on shapes or types that
+    do not fit.
     """
     if logits.ndim != 2 or logits.shape[1] < 1 or len(token_ids) != len(logits) or count < 0:
         raise ValueError(

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import numpy.typing as npt
 
-from lexshard.kernels.exponential import log_normalizer
+from lexshard.kernels.exponential.double_precision import exponential_array
 from lexshard.kernels.logprobs.types import RowScores
 from lexshard.kernels.truncate import best_ids
+
+
+def log_normalizer(logits: npt.NDArray[np.float32]) -> float:
+    """``log(sum(exp(logits)))`` of fp32 logits [n], exponentials added one after the other."""
+    largest = float(logits.max())
+    if math.isinf(largest):
+        return largest
+    weights = exponential_array(logits.astype(np.float64) - largest)
+    return largest + math.log(float(np.add.accumulate(weights)[-1]))
 
 
 def score_rows(
@@ -23,7 +34,7 @@ def score_rows(
     for row, token_id in enumerate(token_ids):
         own = logits[row]
         best = best_ids(own, count, implementation="reference")
-        normalizer = log_normalizer(own, implementation="reference")
+        normalizer = log_normalizer(own)
         with np.errstate(invalid="ignore"):  # inf - inf, which is not a number
             scores.logprob[row] = own[token_id].astype(np.float64) - normalizer
             scores.best_logprobs[row] = own[best].astype(np.float64) - normalizer

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lexshard.kernels.exponential import log_normalizer
 from lexshard.kernels.logprobs import RowScores, score_rows
+from lexshard.kernels.logprobs.reference import log_normalizer
 from lexshard.kernels.truncate import best_ids
 
 SPECIAL = np.array([-np.inf, np.inf, -0.0, 0.0, 3e38, -3e38, 1e-40], np.float32)

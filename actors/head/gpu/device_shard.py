@@ -37,7 +37,7 @@ from lexshard.actors.head.gpu.device_step import (
 )
 from lexshard.actors.head.ladder import STEP_KINDS, Choices, Ladder, StepKind, step_kind
 from lexshard.actors.head.output_head import Hidden, Screening, Thresholds
-from lexshard.actors.head.output_rows import log_normalizers, own_rows, refuse_unsound
+from lexshard.actors.head.output_rows import own_rows, refuse_unsound
 from lexshard.actors.head.owned_rows import OwnedRows
 from lexshard.actors.head.screens import DENSE, tier_bytes
 from lexshard.actors.head.whole_softmax import Mass, PartialMass
@@ -489,12 +489,6 @@ class DeviceShard:
     def record_masses(self, *, failed: bool) -> None:
         """Whether the bounds were too loose for most rows of a step."""
         self._backoff.record(MASS, failed=failed)
-
-    def log_normalizers(
-        self, candidates: Candidates, rows: Sequence[int]
-    ) -> npt.NDArray[np.float64]:
-        """See `actors.head.output_rows.log_normalizers`."""
-        return log_normalizers(candidates, rows, self.vocabulary_size)
 
 
 def _buckets(largest: int) -> list[tuple[int, int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -50,6 +51,25 @@ class PaperSettings:
 
 BUDGET_RATE = 0.01
 WANTED_FAILURES = 0.02
+
+
+class RowBudget:
+    """``K_max`` over ``size`` rows: what a row may open, and how that follows its use."""
+
+    def __init__(self, settings: PaperSettings, size: int) -> None:
+        self._settings = settings
+        self._size = size
+        self.rows = settings.budget_share * size
+
+    def of(self, position: int) -> int:
+        """The rows that one at this position may know."""
+        short = position < self._settings.short_context
+        return min(int(2 * self.rows if short else self.rows), self._size)
+
+    def adapt(self, spent: Sequence[bool]) -> None:
+        """After a step in which some of its rows, those that are True, had spent theirs."""
+        if self._settings.adaptive and spent:
+            self.rows = next_budget(self.rows, sum(spent) / len(spent), self._size)
 
 
 def next_budget(budget: float, failures: float, vocabulary_size: int) -> float:

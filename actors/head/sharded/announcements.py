@@ -113,7 +113,7 @@ def table_of(announced: Sequence[RowNeed], states: SequenceStates) -> RowTable:
 
 class Introduction(msgspec.Struct, frozen=True):
     """What a shard says of itself before the first step: the tokens it owns, int32, and of clusters
-    where each begins among them, int64 (`actors.head.paper.cluster_shard.ClusterTokens`)."""
+    where each begins among them, int64 (`actors.head.paper.clusters.ClusterTokens`)."""
 
     vocabulary_size: int
     owned: bytes

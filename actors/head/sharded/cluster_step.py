@@ -22,12 +22,11 @@ import numpy.typing as npt
 from lexshard.actors.candidates import Candidates
 from lexshard.actors.collective import ROOT, Collective
 from lexshard.actors.head.output_head import Hidden, Screening, Thresholds
-from lexshard.actors.head.paper.cluster_shard import ClusterShard, ClusterTokens, OpenedClusters
-from lexshard.actors.head.paper.paper_head import PaperScreening, raised_ids
-from lexshard.actors.head.paper.settings import next_budget
-from lexshard.actors.head.sharded.cluster_search import ClusterSearch
+from lexshard.actors.head.paper.cluster_search import ClusterSearch
+from lexshard.actors.head.paper.clusters import ClusterTokens, OpenedClusters
+from lexshard.actors.head.paper.paper_head import PaperHead, PaperScreening, first_ids
+from lexshard.actors.head.paper.settings import RowBudget
 from lexshard.actors.head.sharded.step import AgreedScreening
-from lexshard.actors.states.need import Adjustment, Need
 from lexshard.actors.states.row_table import RowTable
 from lexshard.kernels.penalties import select_row
 
@@ -39,7 +38,6 @@ class ClusterScreening(Screening):
     """What this shard has bounded; ``all_scores`` are those of every shard, at the root alone."""
 
     own: PaperScreening
-    scores: Float32s  # [N, C]
     all_scores: tuple[Float32s, ...] = ()
 
 
@@ -47,26 +45,26 @@ class ClusterStep:
     """The steps of ``shard``, which is one of those that ``collective`` joins.
 
     ``tokens`` are the clusters of every shard in order of rank, at the root; elsewhere its own.
-    Rows whose certificate does not hold within the budget get every logit, whatever the fallback of
-    the head's settings.
+    Rows whose certificate does not hold within the budget take the fallback of the head's settings.
     """
 
     def __init__(
-        self, shard: ClusterShard, tokens: Sequence[ClusterTokens], collective: Collective
+        self, shard: PaperHead, tokens: Sequence[ClusterTokens], collective: Collective
     ) -> None:
         self._shard = shard
         self._tokens = tuple(tokens)
         self._collective = collective
         self._sizes = np.concatenate([each.sizes for each in self._tokens])
         self._owned = [np.sort(each.ids) for each in self._tokens]
-        self._budget = shard.head.settings.budget_share * shard.vocabulary_size
+        self._budget = RowBudget(shard.settings, shard.vocabulary_size)
 
     def screen(self, hidden: Hidden, rows: RowTable) -> AgreedScreening:
         """Bounds of all clusters, at the root."""
-        own, scores = self._shard.bound(hidden, rows)
+        own = self._shard.bound(hidden, rows)
+        scores = own.scores
         parts = self._collective.gather(b"" if self._collective.rank == ROOT else scores.tobytes())
         others = [np.frombuffer(part, np.float32).reshape(len(rows), -1) for part in parts[1:]]
-        screening = ClusterScreening(own, scores, (scores, *others) if parts else ())
+        screening = ClusterScreening(own, (scores, *others) if parts else ())
         return AgreedScreening(Thresholds(np.full(len(rows), np.nan), rows, screening))
 
     def rescore(self, agreed: AgreedScreening) -> Candidates | None:
@@ -76,14 +74,15 @@ class ClusterStep:
         if self._collective.rank != ROOT:
             self._serve(screening)
             return None
-        searches = self._search(screening, agreed.thresholds.rows)
-        self._adapt(searches)
-        return self._candidates(agreed.thresholds.rows, searches)
+        rows = agreed.thresholds.rows
+        searches = self._search(screening, rows)
+        self._budget.adapt([each.spent for each in searches if each.need.kind != "dense"])
+        return self._candidates(rows, searches)
 
     # -- the side of every shard ------------------------------------------------------------------
 
     def _serve(self, screening: ClusterScreening) -> None:
-        opened = OpenedClusters(self._tokens[0], screening.scores, self._first(screening))
+        opened = OpenedClusters(self._tokens[0], screening.own.scores, self._first(screening))
         while cuts := self._collective.broadcast():
             logits = self._logits(screening, opened, np.frombuffer(cuts, np.float32))
             self._collective.gather(np.concatenate(logits).tobytes())
@@ -92,14 +91,12 @@ class ClusterStep:
         self, screening: ClusterScreening, opened: OpenedClusters, cuts: Float32s
     ) -> list[Float32s]:
         """What every row newly knows of this shard."""
-        return [
-            self._shard.logits(screening.own, row, opened.open(row, cut))
-            for row, cut in enumerate(cuts.tolist())
-            if not math.isnan(cut)
-        ] or [np.empty(0, np.float32)]
+        rows = [row for row, cut in enumerate(cuts.tolist()) if not math.isnan(cut)]
+        ids = [opened.open(row, float(cuts[row])) for row in rows]
+        return self._shard.logits(screening.own, rows, ids)
 
     def _first(self, screening: ClusterScreening) -> list[npt.NDArray[np.int32]]:
-        owned = self._shard.head.owned
+        owned = self._shard.owned
         return [owned.tokens(rows) for rows in screening.own.first_ids]
 
     # -- the side of the root ---------------------------------------------------------------------
@@ -112,12 +109,13 @@ class ClusterStep:
                 select_row(rows.flat, row),
                 every[row],
                 self._sizes,
-                self._budget_of(need),
+                self._budget.of(need.position),
+                self._shard.settings,
             )
             for row, need in enumerate(map(rows.need, range(len(rows))))
         ]
         opened = [
-            OpenedClusters(tokens, scores, [_first_of(each, owned) for each in rows.adjustments])
+            OpenedClusters(tokens, scores, [first_ids(each, owned) for each in rows.adjustments])
             for tokens, scores, owned in zip(
                 self._tokens, screening.all_scores, self._owned, strict=True
             )
@@ -139,10 +137,7 @@ class ClusterStep:
     ) -> None:
         rows = [row for row, cut in enumerate(cuts.tolist()) if not math.isnan(cut)]
         ids = [[each.open(row, float(cuts[row])) for row in rows] for each in opened]
-        own = [
-            self._shard.logits(screening.own, row, tokens)
-            for row, tokens in zip(rows, ids[0], strict=True)
-        ]
+        own = self._shard.logits(screening.own, rows, ids[0])
         answers = [
             np.split(
                 np.frombuffer(part, np.float32), np.cumsum([len(each) for each in theirs])[:-1]
@@ -157,19 +152,8 @@ class ClusterStep:
                 np.concatenate([theirs[place] for theirs in found]),
             )
 
-    def _budget_of(self, need: Need) -> int:
-        settings, size = self._shard.head.settings, self._shard.vocabulary_size
-        short = need.position < settings.short_context
-        return min(int(2 * self._budget if short else self._budget), size)
-
-    def _adapt(self, searches: Sequence[ClusterSearch]) -> None:
-        tried = [search for search in searches if search.need.kind != "dense"]
-        if self._shard.head.settings.adaptive and tried:
-            failures = sum(search.spent for search in tried) / len(tried)
-            self._budget = next_budget(self._budget, failures, self._shard.vocabulary_size)
-
     def _candidates(self, rows: RowTable, searches: Sequence[ClusterSearch]) -> Candidates:
-        head, size = self._shard.head, self._shard.vocabulary_size
+        head, size = self._shard, self._shard.vocabulary_size
         answers = [search.answer() for search in searches]
         own = len(self._tokens[0].sizes)
         read = len(self._sizes) * head.bound_bytes // (own * len(searches))
@@ -183,12 +167,3 @@ class ClusterStep:
             ),
             adjustments=rows.flat,
         )
-
-
-def _first_of(adjustment: Adjustment | None, owned: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-    """Tokens of a shard that are known first: those that an adjustment may raise, or all that are
-    allowed."""
-    if adjustment is None:
-        return np.empty(0, np.int32)
-    ids = raised_ids(adjustment) if adjustment.allowed is None else adjustment.allowed
-    return ids[np.isin(ids, owned, assume_unique=True)]

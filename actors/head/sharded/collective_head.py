@@ -13,7 +13,7 @@ import torch
 from lexshard.actors.candidates import Candidates
 from lexshard.actors.collective import ROOT, Collective, CollectiveError
 from lexshard.actors.head.output_head import Hidden, Screening, Thresholds
-from lexshard.actors.head.output_rows import log_normalizers, refuse_unsound
+from lexshard.actors.head.output_rows import refuse_unsound
 from lexshard.actors.head.sharded.announcements import (
     Announcement,
     EndAnnouncement,
@@ -106,12 +106,6 @@ class CollectiveHead:
             found = self._step.rescore(thresholds.screening.agreed)
         assert found is not None
         return found
-
-    def log_normalizers(
-        self, candidates: Candidates, rows: Sequence[int]
-    ) -> npt.NDArray[np.float64]:
-        """See `actors.head.output_rows.log_normalizers`."""
-        return log_normalizers(candidates, rows, self.vocabulary_size)
 
     def close(self) -> None:
         """Sends the servers home and leaves the group. Closing twice is harmless."""

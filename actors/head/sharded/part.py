@@ -15,7 +15,6 @@ from lexshard.actors.configuration import TierName
 from lexshard.actors.head.calibration import calibrate, choose
 from lexshard.actors.head.ladder import Ladder
 from lexshard.actors.head.owned_rows import OwnedRows
-from lexshard.actors.head.paper.cluster_shard import ClusterShard
 from lexshard.actors.head.paper.paper_head import PaperHead
 from lexshard.actors.head.screens import DENSE
 from lexshard.actors.head.shard import Shard
@@ -72,7 +71,7 @@ def cut_head(whole: ShardPart, parts: Sequence[OwnedRows]) -> list[ShardPart]:
     ]
 
 
-def build_shard(part: ShardPart) -> Shard | DeviceShard | ClusterShard:
+def build_shard(part: ShardPart) -> Shard | DeviceShard | PaperHead:
     """The shard, with its screens timed here.
 
     Raises ValueError where it is to be on a GPU and this process has none.
@@ -106,22 +105,20 @@ def build_ladder(part: ShardPart) -> Shard | DeviceShard:
     return shard
 
 
-def _of_clusters(part: ShardPart, cluster_of: npt.NDArray[np.int32]) -> ClusterShard:
+def _of_clusters(part: ShardPart, cluster_of: npt.NDArray[np.int32]) -> PaperHead:
     """Clusters of which this shard has a part are bounded by the rows it has."""
     sizes = np.unique(cluster_of, return_counts=True)[1]
     order = np.argsort(cluster_of, kind="stable").astype(np.int32)
     offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
     clusters = summarise(part.weight, part.bias, order, offsets)
     size = part.owned.vocabulary_size
-    shard = ClusterShard(
-        PaperHead(
-            part.weight, part.bias, part.softcap, part.scale, size, clusters, owned=part.owned
-        )
+    shard = PaperHead(
+        part.weight, part.bias, part.softcap, part.scale, size, clusters, owned=part.owned
     )
     # A step has a time-out, which compiling must not use up.
     hidden = np.zeros((1, part.weight.shape[1]), np.float32)
-    screening, _ = shard.bound(hidden, RowTable.of([Need("top1", inverse_temperature=1.0)]))
-    shard.logits(screening, 0, part.owned.ids[:1])
+    screening = shard.bound(hidden, RowTable.of([Need("top1", inverse_temperature=1.0)]))
+    shard.logits(screening, [0], [part.owned.ids[:1]])
     return shard
 
 

@@ -13,7 +13,6 @@ from lexshard.actors.candidates import Candidates
 from lexshard.actors.collective import Collective, CollectiveError
 from lexshard.actors.head.output_head import OutputHead
 from lexshard.actors.head.owned_rows import OwnedRows
-from lexshard.actors.head.paper.cluster_shard import ClusterShard
 from lexshard.actors.head.sequence_head import SequenceHead
 from lexshard.actors.head.sharded.collective_head import CollectiveHead
 from lexshard.actors.head.sharded.part import ShardPart, build_shard
@@ -85,7 +84,7 @@ class RecoveringHead(SequenceHead):
     @property
     def own(self) -> OutputHead:
         """The shard that is here, as a head of its rows alone."""
-        return self._shard.head if isinstance(self._shard, ClusterShard) else self._shard
+        return self._shard
 
     def open(self, sequence: int, request: Request, history: list[int]) -> None:
         self._follower.open(sequence, FollowedSequence(request, history))

@@ -12,13 +12,14 @@ from lexshard.actors.candidates import Candidates
 from lexshard.actors.collective import Collective
 from lexshard.actors.head.exchange import MassShard
 from lexshard.actors.head.output_head import Hidden
-from lexshard.actors.head.paper.cluster_shard import ClusterShard, ClusterTokens
+from lexshard.actors.head.paper.clusters import ClusterTokens
+from lexshard.actors.head.paper.paper_head import PaperHead
 from lexshard.actors.head.sharded.announcements import Introduction
 from lexshard.actors.head.sharded.cluster_step import ClusterStep
 from lexshard.actors.head.sharded.step import AgreedScreening, ShardStep
 from lexshard.actors.states.row_table import RowTable
 
-AnyShard = MassShard | ClusterShard
+AnyShard = MassShard | PaperHead
 
 
 class Rounds(Protocol):
@@ -35,7 +36,7 @@ class Rounds(Protocol):
 
 def introduce(shard: AnyShard, owned_ids: npt.NDArray[np.int32]) -> Introduction:
     """What ``shard``, which owns ``owned_ids``, says of itself."""
-    if isinstance(shard, ClusterShard):
+    if isinstance(shard, PaperHead):
         ids, offsets = shard.tokens.ids, shard.tokens.offsets
         return Introduction(shard.vocabulary_size, ids.tobytes(), offsets.tobytes())
     return Introduction(shard.vocabulary_size, owned_ids.astype(np.int32).tobytes())
@@ -50,7 +51,7 @@ def rounds_of(
     """
     if len({bool(each.clusters) for each in introductions}) > 1:
         raise ValueError("shards of one head have clusters all or none: give all the same --head")
-    if isinstance(shard, ClusterShard):
+    if isinstance(shard, PaperHead):
         tokens = [
             ClusterTokens(each.ids, np.frombuffer(each.clusters, np.int64))
             for each in introductions

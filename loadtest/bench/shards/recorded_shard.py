@@ -9,13 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-import numpy.typing as npt
-
 from lexshard.actors.candidates import Candidates
 from lexshard.actors.head.exchange import MassShard, MassTries
 from lexshard.actors.head.output_head import Hidden, Thresholds
-from lexshard.actors.head.paper.cluster_shard import ClusterShard
+from lexshard.actors.head.paper.paper_head import PaperHead
 from lexshard.actors.head.sharded.rounds import AnyShard
 from lexshard.actors.head.whole_softmax import PartialMass
 from lexshard.actors.states.row_table import RowTable
@@ -36,7 +33,7 @@ class RecordedStep:
 
 def recorded(shard: AnyShard, computed: int, repeated: int) -> AnyShard:
     """``shard`` as a `RecordedShard`; one of clusters as it is, for it repeats nothing."""
-    if isinstance(shard, ClusterShard):
+    if isinstance(shard, PaperHead):
         return shard
     return RecordedShard(shard, computed, repeated)
 
@@ -108,8 +105,3 @@ class RecordedShard:
             self._step.candidates = self._shard.rescore(thresholds)
         assert self._step.candidates is not None
         return self._step.candidates
-
-    def log_normalizers(
-        self, candidates: Candidates, rows: Sequence[int]
-    ) -> npt.NDArray[np.float64]:
-        return self._shard.log_normalizers(candidates, rows)

@@ -6,9 +6,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-import numpy as np
-import numpy.typing as npt
-
 from lexshard.actors.candidates import Candidates
 from lexshard.actors.head.exchange import MassShard, MassTries
 from lexshard.actors.head.output_head import Hidden, Thresholds
@@ -62,11 +59,6 @@ class TimedShard:
             found = self._shard.rescore(thresholds)
         self.rescored = sum(each.rescored_rows for each in found.certificates)
         return found
-
-    def log_normalizers(
-        self, candidates: Candidates, rows: Sequence[int]
-    ) -> npt.NDArray[np.float64]:
-        return self._shard.log_normalizers(candidates, rows)
 
     @contextmanager
     def _computing(self) -> Iterator[None]:

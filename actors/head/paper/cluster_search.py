@@ -1,9 +1,9 @@
-"""The search of one row at the root of CSV-Decode's exchange: which clusters are opened next.
+"""CSV-Decode's algorithm 1 for one row: which clusters are opened next, best bound first.
 
-The root knows every cluster's score and the logits of what is open. For answers that a threshold
+Every cluster's score and the logits of what is open are known. For answers that a threshold
 decides, what is known after a first round says which clusters can still matter: those, and no
-others, are opened in the second. The whole softmax takes as many rounds as the budget has
-doublings.
+others, are opened in the second. For the whole softmax what is known grows by half in every round.
+A round opens all clusters down to a score, so that shards that are told it open the same.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from lexshard.actors.head.paper.cluster_shard import draws
-from lexshard.actors.messages import Certificate
+from lexshard.actors.head.paper.clusters import draws
+from lexshard.actors.head.paper.settings import PaperSettings
+from lexshard.actors.messages import Certificate, Guarantee
 from lexshard.actors.states.need import Need
 from lexshard.kernels.certify import epsilon_certificate, nucleus_certificate
 from lexshard.kernels.mass.reference import MASS_MARGIN
@@ -29,12 +30,13 @@ Float32s = npt.NDArray[np.float32]
 DECIDED = math.nan  # instead of a cut
 EVERYTHING = -math.inf
 FIRST_SHARE = 1.0 / 8.0  # of the budget, opened before anything is known
+GROWTH = 0.5  # of what is known, per round, where the whole softmax is asked for
 
 
 class ClusterSearch:
     """One row with ``need`` and its ``adjustments`` over clusters with ``scores`` [C] (see
-    `ClusterShard.bound`) and ``sizes`` [C]; ``budget`` is how many tokens it may know before it
-    gets every logit.
+    `PaperHead.bound`) and ``sizes`` [C]; ``budget`` is how many tokens it may know before the
+    fallback of ``settings``.
 
     `cut` says from which score on clusters are to be open, `DECIDED` where nothing more is needed;
     `learn` takes in what that has given.
@@ -47,22 +49,25 @@ class ClusterSearch:
         scores: Float32s,
         sizes: npt.NDArray[np.int64],
         budget: int,
+        settings: PaperSettings,
     ) -> None:
         self.need = need
         self._adjustments = adjustments
         self._scores = scores
         self._sizes = sizes
         self._budget = budget
+        self._settings = settings
         self._open = np.zeros(len(scores), np.bool_)
         self._begun = False
         self._noise = np.empty(0, np.float32)
+        self._guarantee: Guarantee = "dense" if need.kind == "dense" else "deterministic"
         self.spent = False
         self.ids, self.raw = np.empty(0, np.int32), np.empty(0, np.float32)
 
     @property
     def certified(self) -> bool:
         """Whether the answer was found without every logit."""
-        return self.need.kind != "dense" and not self.spent
+        return self._guarantee != "dense"
 
     def learn(self, cut: float, ids: Ids, raw: Float32s) -> None:
         """The logits of what became known with ``cut``, which is every cluster from there on."""
@@ -75,31 +80,47 @@ class ClusterSearch:
 
     def cut(self) -> float:
         """From which score on clusters are to be open next."""
-        if self.need.kind == "dense":
-            return DECIDED if self._begun else EVERYTHING
-        left = ~self._open & (self._scores > -np.inf)
-        if not self._begun:
-            least = max(int(FIRST_SHARE * self._budget), self.need.k, 1)
-            return self._best_of(left, min(least, self._budget), at_least=True)
-        if self.spent or not left.any():
+        if self._begun and not self.certified:
             return DECIDED
-        known = self._known()
-        if self._is_mass():
-            if self._mass_is_certain(known, left):
+        if self.need.kind == "dense":
+            return EVERYTHING
+        left = ~self._open & (self._scores > -np.inf)
+        if not left.any():
+            return DECIDED if self._begun else math.inf  # what is known first is all
+        needed, wanted = left, math.ceil(GROWTH * len(self.ids))
+        if not self._begun:
+            wanted = max(int(FIRST_SHARE * self._budget), self.need.k, 1)
+        elif self._is_mass():
+            if self._mass_is_certain(left, self.need.epsilon):
                 return DECIDED
-            cut = self._best_of(left, len(self.ids), at_least=True)
-            if self._sizes[left & (self._scores >= cut)].sum() > self._budget - len(self.ids):
-                cut = self._best_of(left, self._budget - len(self.ids), at_least=False)
         else:
-            needed = left & self._may_matter(known)
+            needed = left & self._may_matter(self._known())
             if not needed.any():
                 return DECIDED
-            more = self._budget - len(self.ids)
-            if self._sizes[needed].sum() <= more:
-                return float(self._scores[needed].min())
+            wanted = int(self._sizes[needed].sum())
+        more = self._budget - len(self.ids)
+        cut = self._best_of(needed, wanted, at_least=True)
+        if self._sizes[left & (self._scores >= cut)].sum() > more:
             cut = self._best_of(needed, more, at_least=False)
-        self.spent = cut == EVERYTHING
-        return cut
+        return cut if cut > EVERYTHING else self._fall_back(left)
+
+    def _fall_back(self, left: npt.NDArray[np.bool_]) -> float:
+        """What is opened next where nothing more fits into the budget."""
+        settings = self._settings
+        if settings.fallback == "partial" and not self.spent:
+            self.spent = True
+            more = math.ceil(settings.partial_share * len(self._scores))
+            best = np.sort(self._scores[left])[-more:]
+            self._budget = len(self.ids) + int(self._sizes[left & (self._scores >= best[0])].sum())
+            return float(best[0])
+        self.spent = True
+        epsilon = 2 * self.need.epsilon
+        relaxed = settings.fallback == "relaxed" and self.need.kind == "epsilon" and epsilon < 1
+        if relaxed and self._begun and self._mass_is_certain(left, epsilon):
+            self._guarantee = "relaxed"
+            return DECIDED
+        self._guarantee = "dense"
+        return EVERYTHING
 
     def answer(self) -> tuple[Ids, Float32s]:
         """The candidates, in order of id, once the row is decided."""
@@ -116,24 +137,31 @@ class ClusterSearch:
         return ids[kept], raw[kept]
 
     def certificate(
-        self, tier: str, vocabulary_size: int, row_bytes: int, read: int
+        self,
+        tier: str,
+        vocabulary_size: int,
+        row_bytes: int,
+        read: int,
+        largest_bound: float | None = None,
     ) -> Certificate:
-        """What is promised, and what it took; ``read`` are the bytes of the row's bounds."""
+        """What is promised, and what it took; ``read`` are the bytes of the row's bounds, the
+        largest of which is ``largest_bound`` where scores do not say."""
         known = len(self.ids)
         certificate = Certificate(
             need=self.need.kind,
-            guarantee="deterministic" if self.certified else "dense",
+            guarantee=self._guarantee,
             tier=tier,
             rescored_rows=known,
             bytes_read=read + known * row_bytes,
             opened_share=known / vocabulary_size,
             fallback=self.spent,
         )
-        if draws(self.need) or self.need.kind == "dense":
-            return replace(certificate, tightness=0.0)  # scores are not bounds of logits
+        if largest_bound is None:  # scores of draws are not bounds of logits
+            largest_bound = math.inf if draws(self.need) else float(self._scores.max())
         best = float(self.raw.max(initial=-np.inf))
-        largest = max(best, float(self._scores.max(initial=-np.inf)))
-        return replace(certificate, tightness=best / largest if 0 < best < math.inf else 0.0)
+        if self.need.kind == "dense" or not 0 < best < math.inf:
+            return replace(certificate, tightness=0.0)
+        return replace(certificate, tightness=best / max(best, largest_bound))
 
     # -- what is known ----------------------------------------------------------------------------
 
@@ -166,11 +194,11 @@ class ClusterSearch:
             wide = wide * need.inverse_temperature + self._noise
         return np.asarray(scores >= wide.max(initial=-np.inf))
 
-    def _mass_is_certain(self, known: Float32s, left: npt.NDArray[np.bool_]) -> bool:
+    def _mass_is_certain(self, left: npt.NDArray[np.bool_], epsilon: float) -> bool:
+        known, scale = self._known(), self.need.inverse_temperature
         if self.need.kind == "nucleus":
             return self._nucleus(known, left) > 0
-        scale = self.need.inverse_temperature
-        return epsilon_certificate(known, scale, self.need.epsilon, self._outside_mass(left))
+        return epsilon_certificate(known, scale, epsilon, self._outside_mass(left))
 
     def _nucleus(self, known: Float32s, left: npt.NDArray[np.bool_]) -> int:
         """The size of the top-p set, where what is known decides which it is."""
