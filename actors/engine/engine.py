@@ -278,11 +278,6 @@ class Engine:
         """End every sequence of a request now; its blocks are free for the next step."""
         self.steps.cancel(request_id)
 
-    def cancel_everything(self) -> None:
-        """End every sequence there is."""
-        for request_id in self._scheduler.request_ids:
-            self.steps.cancel(request_id)
-
     def generate(
         self,
         prompts: Sequenced[str | Sequenced[int]],

@@ -24,8 +24,8 @@ def draft(
     """Put pending tokens into the draft model's cache and guess what follows them.
 
     Draft step ``t`` of a sequence puts its last pending token in (``t = 0``) or its guess before,
-    and draws from the logits of the head's rows exactly as the target would in ``coupled`` mode
-    (`kernels.verify`): the largest ``f64(l) * f64(inverse_temperature) + f64(g)`` with the noise
+    and draws from the logits of the head's rows exactly as the target draws
+    (`kernels.draw`): the largest ``f64(l) * f64(inverse_temperature) + f64(g)`` with the noise
     ``g`` of `kernels.noise` for (key, position of the token drawn, token id), among the tokens that
     the sequence's top-k, top-p and min-p leave of those rows (`kernels.draw`); at temperature 0 the
     largest logit; the lowest id of equals. So a guess stands where the draft model's logits put

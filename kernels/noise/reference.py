@@ -56,10 +56,6 @@ def _blocks(key: int, position: int, blocks: Words) -> tuple[npt.NDArray[np.floa
     return -np.log(1.0 - uniform) / BLOCK, x2 & OFFSET_MASK
 
 
-def block_minima(key: int, position: int, block_count: int) -> npt.NDArray[np.float64]:
-    return _blocks(key, position, np.arange(block_count, dtype=np.uint64))[0]
-
-
 def gumbel_noise(key: int, position: int, ids: npt.NDArray[np.integer]) -> npt.NDArray[np.float32]:
     tokens = ids.astype(np.uint64)
     blocks, offsets = tokens // np.uint64(BLOCK), tokens & OFFSET_MASK

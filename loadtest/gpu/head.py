@@ -1,4 +1,4 @@
-"""The head of the blueprint's three models: certified against cuBLAS and a fused dense kernel.
+"""The head of the blueprint's three models: certified against cuBLAS.
 
 Two measures per case. ``device``: CUDA graphs alone, without the host. ``step``: by the host's
 clock, from hidden states on the device to token ids on the host.
@@ -19,9 +19,6 @@ from lexshard.actors.head.gpu.device_shard import CAPACITY, DeviceShard
 from lexshard.actors.head.ladder import Ladder
 from lexshard.actors.head.screens import tier_bytes
 from lexshard.actors.states.need import Need
-from lexshard.actors.states.row_table import RowTable
-from lexshard.kernels.dense import Draws
-from lexshard.kernels.dense import triton_kernel as dense
 from lexshard.kernels.draw import Controls, draw
 from lexshard.kernels.quantize import Kind, Tier
 from lexshard.kernels.rows import canonical_logits
@@ -144,7 +141,7 @@ class Bench:
         needs = _needs(rows, wish)
         hidden = self.hidden[:rows].contiguous()
         labels = self._labels(kind, rows=rows, wish=wish)
-        certificates = shard.rescore(shard.screen(hidden, RowTable.of(needs))).certificates
+        certificates = shard.rescore(shard.screen(hidden, needs)).certificates
         rescored = [float(each.rescored_rows) for each in certificates]
         self.report.add(labels, RESCORED, {OURS: rescored})
         fallbacks = [float(each.fallback) for each in certificates]
@@ -164,7 +161,7 @@ class Bench:
         controls = _controls(needs)
 
         def step() -> object:
-            found = shard.rescore(shard.screen(hidden, RowTable.of(needs)))
+            found = shard.rescore(shard.screen(hidden, needs))
             return draw(found.ids, found.logits, found.offsets, controls)
 
         walls = {OURS: step, **{name: _to_host(call) for name, call in peers.items()}}
@@ -182,7 +179,7 @@ class Bench:
         wrong = 0
         for wish in wishes:
             needs = _needs(rows, wish)
-            found = shard.rescore(shard.screen(states, RowTable.of(needs)))
+            found = shard.rescore(shard.screen(states, needs))
             ours = draw(found.ids, found.logits, found.offsets, _controls(needs))
             expected = draw(ids, every, offsets, _controls(needs))
             differences = {OURS: [float(np.mean(ours != expected))]}
@@ -243,20 +240,8 @@ def _peers(
         best = torch.topk((rounded @ transposed).float(), TOP_K, dim=1)
         return best.indices.gather(1, drawn(best.values)[:, None])
 
-    keys = np.array([need.key for need in needs], np.uint64)
-    positions = np.array([need.position for need in needs], np.uint64)
-
-    def fused(scale: float) -> Callable[[], torch.Tensor]:
-        draws = dense.place(Draws(keys, positions, np.full(len(needs), scale)), weight.device)
-        return lambda: dense.dense_gumbel(rounded, weight, draws)
-
     if wish == "greedy":
-        return {"cuBLAS + argmax": cublas_greedy, "fused dense": fused(0.0)}
+        return {"cuBLAS + argmax": cublas_greedy}
     if wish == "sample":
-        return {
-            "cuBLAS + softmax + draw": cublas_sample,
-            "fused dense + Gumbel": fused(1.0),
-            # A bound for every fused dense kernel: it draws nothing.
-            "fused dense, greedy": fused(0.0),
-        }
+        return {"cuBLAS + softmax + draw": cublas_sample}
     return {"cuBLAS + top-k + draw": cublas_top_k}

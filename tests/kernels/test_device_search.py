@@ -586,7 +586,6 @@ from lexshard.actors.head.exchange import merge_candidates
 from lexshard.actors.candidates import Candidates
 from lexshard.actors.head.ladder import Ladder
 from lexshard.actors.states.need import Need
-from lexshard.kernels.dense import Draws, dense_gumbel
 from lexshard.kernels.quantize import quantize
 from lexshard.kernels.rows import canonical_logits
 weight = torch.randn(1300, 256).bfloat16()
@@ -598,11 +597,8 @@ with compiling() as compiled:
     shard.start_with(((1, "int4"),))
     shard.screen(torch.zeros(64, 256), RowTable.of([Need("top1")] * 64))
     canonical_logits(torch.zeros(2, 256), weight, implementation="triton")
-    for scale in (0.0, 1.0):
-        draws = Draws(np.zeros(1, np.uint64), np.zeros(1, np.uint64), np.full(1, scale))
-        dense_gumbel(torch.zeros(1, 256), weight, draws, implementation="triton")
 check(compiled)
-assert len({kernel.name for kernel in compiled}) >= 13
+assert len({kernel.name for kernel in compiled}) >= 11
 """
 
 LAUNCHES = """

@@ -15,7 +15,7 @@ from scipy import stats
 
 from lexshard.kernels.noise import gumbel_noise, gumbel_row
 from lexshard.kernels.noise.cpu import block_draw, block_minimum, noise_ceiling
-from lexshard.kernels.noise.reference import block_minima, philox
+from lexshard.kernels.noise.reference import philox
 from tests.support.paths import ROOT
 
 settings.register_profile("noise", deadline=None)
@@ -61,9 +61,6 @@ def test_a_row_is_its_tokens(key: int, position: int, size: int) -> None:
 def test_the_block_minimum_is_the_largest_noise_of_its_block(key: int, position: int) -> None:
     draws = [block_draw(np.uint64(key), np.uint64(position), np.uint64(b)) for b in range(20)]
     minima = np.array([block_minimum(uniform) for uniform, _ in draws])
-    # Logarithms of different libraries differ in their last bit; rounded to fp32 they agree.
-    reference = block_minima(key, position, 20)
-    assert np.allclose(minima, reference, rtol=2.0**-51, atol=0.0)
     highest = gumbel_row(key, position, 20 * 64).reshape(20, 64).max(axis=1)
     assert np.array_equal(highest, (-np.log(minima)).astype(np.float32))
     for block in range(20):

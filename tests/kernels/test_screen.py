@@ -314,30 +314,6 @@ def test_what_cannot_be_screened_is_refused() -> None:
         )
 
 
-SCRIPT = """
-import torch, numpy as np
-from lexshard.kernels.quantize import quantize
-from lexshard.kernels.screen import screen
-from lexshard.kernels.screen.gpu import triton_kernel
-generator = torch.Generator().manual_seed(0)
-for size, columns, rows in ((70, 200, 5), (33, 64, 1)):
-    weight = torch.randn(size, columns, generator=generator)
-    hidden = torch.randn(rows, columns, generator=generator)
-    for direction in (None, hidden[0].numpy()):
-        tier = quantize(weight, "1-bit", direction=direction)
-        want = screen(hidden, tier, implementation="reference")
-        got = triton_kernel.screen(hidden, triton_kernel.place(tier, "cpu"))
-        assert np.array_equal(got.estimate.numpy(), want.estimate)
-        assert np.array_equal(got.hidden_slack.numpy(), want.hidden_slack)
-"""
-
-
-def test_triton_equals_cpu_in_the_interpreter() -> None:
-    pytest.importorskip("triton")
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    subprocess.run([sys.executable, "-c", SCRIPT], check=True, env=environment, cwd=ROOT)
-
-
 PORTABLE = """
 import torch
 from lexshard.kernels.quantize import quantize
@@ -366,24 +342,6 @@ def test_every_width_of_vectors_gives_the_same(name: str, features: str) -> None
     subprocess.run(
         [sys.executable, "-c", PORTABLE], check=True, env={**os.environ, **chosen}, cwd=ROOT
     )
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("rows", [1, 8])
-def test_bounds_hold_on_the_gpu(rows: int) -> None:
-    """Of a 1-bit tier; `test_tensor_cores` has the others."""
-    from lexshard.kernels.screen.gpu import triton_kernel
-
-    weight, hidden = weights(15, "random", 3000, 640), _hidden(15, rows, 640, True)
-    tier = quantize(weight, "1-bit", direction=hidden.mean(axis=0))
-    placed = triton_kernel.place(tier, "cuda")
-    found = triton_kernel.screen(torch.from_numpy(hidden).cuda(), placed)
-    on_host = Screened(*(part.cpu().numpy() for part in found))
-    assert _violations(on_host, hidden, weight) == 0
-    # The step of a hidden state may differ in its last float64 bit, and an estimate with it.
-    here = screen(hidden, tier, hidden_bits=16)
-    assert np.allclose(on_host.estimate, here.estimate, rtol=1e-4, atol=1e-2)
 
 
 @pytest.mark.slow

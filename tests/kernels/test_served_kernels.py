@@ -24,7 +24,6 @@ GROUPS = (
     "search",
     "masses",
     "rows",
-    "dense-baseline",  # which is not served, and would be a straw man if it spilled
 )
 # Instructions in the loop of one row's screen, which reads 128 rows of 128 or 32 bytes a time. More
 # would bind the screen by arithmetic, not by memory.

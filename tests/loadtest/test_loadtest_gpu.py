@@ -91,7 +91,7 @@ def test_nothing_is_imported_that_a_bare_cuda_machine_lacks() -> None:
 
 def test_every_module_with_a_gpu_test_is_run() -> None:
     names = {path.name for path in gpu_test_files()}
-    assert {"test_device_search.py", "test_dense.py", "test_rows.py", "test_screen.py"} <= names
+    assert {"test_device_search.py", "test_rows.py"} <= names
     assert "test_kv_cache.py" not in names
 
 
@@ -221,7 +221,7 @@ def test_the_head_benchmark_runs_in_the_interpreter(tmp_path: Path) -> None:
     assert {("int8", 2, "top-50", measure) for measure in measures} <= cases
     assert ("int8", 2, "sample", "device") in cases
     against = {each["against"] for each in found["ratios"]}
-    assert {"cuBLAS + argmax", "fused dense", "fused dense + Gumbel"} <= against
+    assert "cuBLAS + argmax" in against
 
 
 def test_the_page_shows_what_was_measured_and_nothing_else() -> None:

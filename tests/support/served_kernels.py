@@ -21,7 +21,6 @@ import triton
 
 from lexshard.kernels.attention import BLOCK_SIZE, allocate_cache
 from lexshard.kernels.attention import triton_kernel as attention
-from lexshard.kernels.dense import triton_kernel as dense
 from lexshard.kernels.quantize import quantize
 from lexshard.kernels.rows import triton_kernel as rows_kernel
 from lexshard.kernels.screen import Screened
@@ -163,15 +162,6 @@ def launch_dense_rows(shape: HeadShape, rows: int) -> None:
     rows_kernel.canonical_logits(empty(rows, shape.columns), weight, None, None)
 
 
-def launch_baseline(shape: HeadShape, rows: int) -> None:
-    draws = dense.DeviceDraws(empty(rows, 3, dtype=torch.int64), empty(rows), False)
-    dense.dense_gumbel(
-        empty(rows, shape.columns, dtype=torch.bfloat16),
-        empty(shape.vocabulary, shape.columns, dtype=torch.bfloat16),
-        draws,
-    )
-
-
 def attention_cases(dtype: torch.dtype) -> dict[str, Callable[[], None]]:
     return {
         f"{model}, {rows} rows": lambda shape=shape, rows=rows: launch_attention(shape, dtype, rows)
@@ -204,7 +194,6 @@ GROUPS: dict[str, dict[str, Callable[[], None]]] = {
     "search": head_cases(launch_search),
     "masses": head_cases(launch_masses),
     "rows": head_cases(launch_dense_rows, (1, 4, 32)),
-    "dense-baseline": head_cases(launch_baseline),
 }
 
 

@@ -46,9 +46,9 @@ from lexshard.actors.states.need import Adjustment, Need
 from lexshard.actors.states.row_table import RowTable
 from lexshard.kernels.mass import Outline
 from lexshard.kernels.penalties import Adjustments
-from lexshard.kernels.quantize import OneBitTier, Tier
+from lexshard.kernels.quantize import Tier
 from lexshard.kernels.rows import canonical_logits, postprocess
-from lexshard.kernels.screen.gpu import tensor_cores, triton_kernel
+from lexshard.kernels.screen.gpu import tensor_cores
 from lexshard.kernels.search.gpu.search import Tokens, post_processing
 
 MASS = "mass"
@@ -500,8 +500,5 @@ def _buckets(largest: int) -> list[tuple[int, int]]:
 def _screen(tier: Tier, device: torch.device | str) -> DeviceScreen:
     """The screen of a tier, placed on a device: on its tensor cores wherever products are of
     bytes."""
-    if isinstance(tier, OneBitTier):
-        signs = triton_kernel.place(tier, device)
-        return lambda hidden: triton_kernel.screen(hidden, signs)
     placed = tensor_cores.place(tier, device)
     return lambda hidden: tensor_cores.screen(hidden, placed)

@@ -50,7 +50,7 @@ def place(tier: Tier, device: torch.device | str) -> PlacedTier:
     Raises ValueError for a 1-bit tier, whose products are not of bytes.
     """
     if not isinstance(tier, Int8Tier | Int4Tier | DitheredInt4Tier):
-        raise ValueError("a 1-bit tier is screened by lexshard.kernels.screen.gpu.triton_kernel")
+        raise ValueError("1-bit tiers are screened on the CPU alone: --tier int8 or int4 on a GPU")
     columns = padded_columns(tier)
     scale = torch.from_numpy(tier.scale).to(device).double()
     multipliers = coins = None

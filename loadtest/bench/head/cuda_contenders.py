@@ -6,15 +6,12 @@ Hidden states start on the device, where the body leaves them; a step ends with 
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch.nn import functional
 
 from lexshard.actors.configuration import DEFAULT_TIERS
 from lexshard.actors.head.gpu.device_shard import DeviceShard
 from lexshard.actors.head.ladder import Ladder
-from lexshard.actors.states.row_table import RowTable
-from lexshard.kernels.dense import Draws, dense_gumbel
 from lexshard.kernels.draw import draw
 from lexshard.loadtest.bench.head.contenders import (
     OURS,
@@ -41,7 +38,7 @@ class DeviceContender:
 
     def answer(self, step: HeadStep) -> HeadOutput:
         hidden = torch.from_numpy(step.hidden).to(DEVICE)
-        candidates = self._shard.rescore(self._shard.screen(hidden, RowTable.of(step.needs)))
+        candidates = self._shard.rescore(self._shard.screen(hidden, step.needs))
         tokens = draw(candidates.ids, candidates.logits, candidates.offsets, step.controls)
         read = sum(each.bytes_read for each in candidates.certificates)
         return HeadOutput(tokens, read, candidates.certificates)
@@ -72,24 +69,6 @@ class LibraryContender:
         return HeadOutput(tokens.numpy(), 2 * self._weight.numel())
 
 
-class FusedContender:
-    """All logits, noise and argmax in one pass; it has no top-k or min-p and draws without them."""
-
-    name = "fused dense Gumbel"
-
-    def __init__(self, weight: torch.Tensor) -> None:
-        self._weight = weight
-
-    def answer(self, step: HeadStep) -> HeadOutput:
-        controls = step.controls
-        draws = Draws(controls.key, controls.position, controls.inverse_temperature)
-        hidden = torch.from_numpy(step.hidden).to(DEVICE)
-        tokens = dense_gumbel(hidden, self._weight, draws).cpu().numpy()
-        return HeadOutput(
-            tokens.astype(np.int64), self._weight.numel() * self._weight.element_size()
-        )
-
-
 def cuda_contenders(workload: HeadWorkload, tier: str, largest: int) -> list[HeadContender]:
     """As `contenders.cpu_contenders`. Raises ValueError for "dense", which no device has."""
     if tier == "dense":
@@ -109,10 +88,4 @@ def cuda_contenders(workload: HeadWorkload, tier: str, largest: int) -> list[Hea
     if tier in ("auto", "any"):
         shard.start_with(*calibrated(shard, names, workload, largest))
         shard.warm_up(largest)  # of sizes that were not timed
-    contenders: list[HeadContender] = [
-        DeviceContender(shard),
-        LibraryContender(workload, shard.weight),
-    ]
-    if workload.bias is None and workload.scale == 1.0 and workload.softcap is None:
-        contenders.append(FusedContender(shard.weight))
-    return contenders
+    return [DeviceContender(shard), LibraryContender(workload, shard.weight)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 import resource
 from collections import Counter
@@ -15,7 +14,6 @@ import pytest
 import torch
 
 from lexshard.actors.configuration import EngineConfiguration
-from lexshard.actors.engine.async_engine import AsyncEngine
 from lexshard.actors.engine.completion import Collector, Completion, run_to_completion
 from lexshard.actors.engine.engine import Engine
 from lexshard.actors.messages import Request, SamplingParameters, SequenceEvent
@@ -299,28 +297,6 @@ def test_text_in_text_out_and_stop_strings(engine: Engine, demo_tokenizer: Any) 
     stopped = engine.generate([text], SAMPLED, stop=[word])[0]
     assert (stopped.finish_reason, stopped.stop_reason) == ("stop", word)
     assert stopped.text == done[0].text[: done[0].text.index(word)]
-    engine.check_idle()
-
-
-def test_async_stream_says_the_same_and_can_be_left(engine: Engine, prompt_ids: PromptIds) -> None:
-    expected = engine.generate([prompt_ids[5]], SAMPLED)[0].token_ids
-    streaming = AsyncEngine(engine)
-
-    async def scenario() -> None:
-        tokens: list[int] = []
-        async for event in streaming.stream(Request("s", 0, prompt_ids[5], SAMPLED)):
-            tokens.extend(event.token_ids)
-        assert tuple(tokens) == expected
-        long = replace(SAMPLED, max_tokens=1500)
-        async for _ in streaming.stream(Request("left", 0, prompt_ids[5], long)):
-            break
-
-    try:
-        asyncio.run(scenario())
-    finally:
-        streaming.close()
-    while engine.step():
-        pass
     engine.check_idle()
 
 
