@@ -10,7 +10,6 @@ import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from lexshard.cluster.config import OPTIONS, VARIABLE_PREFIX, Option, ServeConfig
+from lexshard.cluster.nearest import did_you_mean
 from lexshard.cluster.strict_yaml import StrictLoader
 
 # What Kubernetes puts there for a service whose name begins with lexshard is none of ours.
@@ -186,8 +186,8 @@ def environment_values(environment: Mapping[str, str]) -> dict[str, Any]:
             _check_processor(variable, text)
             continue
         if variable not in options:
-            nearest = _nearest(variable, options)
-            raise ConfigError(f"unknown environment variable {variable}{nearest}")
+            meant = did_you_mean(variable, options)
+            raise ConfigError(f"unknown environment variable {variable}{meant}")
         option, where = options[variable], f"environment variable {variable}"
         today = _word_of_today(option.key, text, where)
         values[option.key] = value_of_text(option, today, where=where)
@@ -226,14 +226,9 @@ def _complaint(problem: Any) -> str:
     """One of pydantic's problems with a configuration as a sentence."""
     key = str(problem["loc"][0])
     if key not in BY_KEY:
-        return f"unknown option '{key}'{_nearest(key, BY_KEY)}"
+        return f"unknown option '{key}'{did_you_mean(key, BY_KEY)}"
     name = ".".join(str(part) for part in problem["loc"])
     return f"option '{name}': {_reason(problem, BY_KEY[key])}"
-
-
-def _nearest(name: str, known: Mapping[str, Option]) -> str:
-    [nearest] = get_close_matches(name, known, n=1, cutoff=0.0)
-    return f": did you mean {nearest}?"
 
 
 def _reason(problem: Any, option: Option) -> str:
@@ -241,9 +236,9 @@ def _reason(problem: Any, option: Option) -> str:
     if option.secret:
         return f"{problem['msg']} (a key has no blanks; 'KEY priority=-5' is all that may follow)"
     given, choices = problem["input"], re.findall(r"'([^']+)'", problem["msg"])
-    near = get_close_matches(str(given), choices, n=1)
-    if near:
-        remedy = f": did you mean {near[0]}?"
+    meant = did_you_mean(str(given), choices)
+    if meant:
+        remedy = meant
     elif isinstance(given, str) and given.isdecimal() and option.number is int:
         remedy = f": write {given} without quotes"
     elif option.required or choices:

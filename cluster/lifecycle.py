@@ -45,7 +45,7 @@ def start_local_ray(
     `prepare_environment`.
 
     ``workers`` processes are started before they are asked for. Only with a ``dashboard``, whose
-    address is returned, there are Ray's agents, too (`cluster.lean_node`).
+    address is returned, there are Ray's agents, too (`cluster.lean.node`).
     """
     prepare_environment(environment if dashboard else LEAN_ENVIRONMENT | (environment or {}))
     import ray
@@ -65,7 +65,7 @@ def _without_agents(workers: int) -> AbstractContextManager[None]:
     """What has `ray.init` start no agents, where this release of Ray is made as that needs; another
     one starts all it has."""
     try:
-        from lexshard.cluster.lean_node import lean_nodes
+        from lexshard.cluster.lean.node import lean_nodes
     except ImportError:
         return nullcontext()
     return lean_nodes(workers)

@@ -94,13 +94,12 @@ class ClusteredEngine(EngineProcess):
 
     def make(self, configuration: EngineConfiguration, tell: Tell) -> Any:
         from lexshard.actors.engine.engine import Engine
-        from lexshard.cluster.samplers.reserved import ReservedSamplers
-        from lexshard.cluster.samplers.start import start_sampler
+        from lexshard.cluster.samplers.start import SamplerStarter
         from lexshard.cluster.shards.gang import RayShards
 
         reservation = self._reservation
         shards = RayShards(configuration, reservation)
-        samplers = start_sampler if reservation is None else ReservedSamplers(reservation)
+        samplers = SamplerStarter(reservation)
         return Engine(configuration, samplers, shard_starter=shards, tell=tell)
 
 

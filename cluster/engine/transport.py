@@ -20,40 +20,15 @@ import msgspec
 
 from lexshard.actors.messages import Commands, SequenceEvent, StepOutput
 from lexshard.cluster.engine import submissions
+from lexshard.cluster.frames import Frames, framed
 
 _output_encoder = msgspec.msgpack.Encoder()
 _output_decoder = msgspec.msgpack.Decoder(StepOutput)
 
-_LENGTH_BYTES = 4
 _READ_BYTES = 256 * 1024
 _READS = 16  # of one connection, one after the other: steps go on between what is longer
 # What an API process that does not read may cost the engine before it is given up.
 MAX_UNREAD_BYTES = 256 * 1024 * 1024
-
-
-def _framed(content: bytes) -> bytes:
-    return len(content).to_bytes(_LENGTH_BYTES, "little") + content
-
-
-class Frames:
-    """Messages out of a stream of bytes, which comes in pieces of any size."""
-
-    def __init__(self) -> None:
-        self._buffer = bytearray()
-
-    def cut(self, piece: bytes) -> Iterator[bytes]:
-        """The frames that end in ``piece``."""
-        buffer = self._buffer
-        buffer += piece
-        start = 0
-        while len(buffer) - start >= _LENGTH_BYTES:
-            begin = start + _LENGTH_BYTES
-            stop = begin + int.from_bytes(buffer[start:begin], "little")
-            if stop > len(buffer):
-                break
-            yield bytes(buffer[begin:stop])
-            start = stop
-        del buffer[:start]
 
 
 class _Connection:
@@ -155,7 +130,7 @@ class EngineSide:
         for connection, events in told.items():
             if events or output.statistics is not None or not output.events:
                 own = StepOutput(tuple(events), output.statistics)
-                connection.send(_framed(_output_encoder.encode(own)))
+                connection.send(framed(_output_encoder.encode(own)))
                 self._watch(connection)
 
     def close(self) -> None:
@@ -271,7 +246,7 @@ class ClientSide:
         """False, and nothing happens, when the engine is gone, which ``lost`` tells."""
         if self.lost.done():
             return False
-        frame = _framed(submissions.encode(commands))
+        frame = framed(submissions.encode(commands))
         if self._unsent:
             self._unsent += frame
             return True

@@ -1,20 +1,17 @@
 """Would the model be refused, whatever its weights are? Asked before they are fetched.
 
-Answered by a process of its own: it takes torch and transformers to tell, and the caller may be a
-server's owner, which is to stay small. It runs ``python -m lexshard.cluster.models.refusal`` with a
-`RefusalQuestion` as JSON on standard input, and prints the reason, if there is one, as JSON.
+It takes torch and transformers to tell, so a process of its own does (`cluster.apart`).
 """
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
 from lexshard.actors.configuration import BodyChoice, DataType, Device
+from lexshard.cluster.apart import answer_apart
 from lexshard.cluster.models.names import HubName, ModelNameError
 
 
@@ -27,21 +24,6 @@ class LoadingOptions(msgspec.Struct, frozen=True):
     device: Device = "auto"
 
 
-class RefusalQuestion(msgspec.Struct, frozen=True):
-    """See `actors.body.loading.check_before_weights`."""
-
-    folder: str
-    stored_bytes: int
-    parameters: Mapping[str, int]
-    options: LoadingOptions
-
-
-class RefusalAnswer(msgspec.Struct, frozen=True):
-    """``reason`` is None where nothing is known against the model."""
-
-    reason: str | None
-
-
 def check_refusal(
     name: HubName,
     folder: Path,
@@ -51,45 +33,27 @@ def check_refusal(
 ) -> None:
     """Raises ModelNameError where the model, whose ``config.json`` is in ``folder``, would be
     refused."""
-    question = RefusalQuestion(str(folder), stored_bytes, dict(parameters), options)
-    reason = ask(question).reason
+    try:
+        asked = (str(folder), stored_bytes, dict(parameters), options)
+        reason: str | None = answer_apart(__name__, "reason_against", *asked)
+    except RuntimeError as error:
+        raise ModelNameError(f"the model in {folder} could not be looked at: {error}") from error
     if reason is not None:
         told = reason.replace(str(folder), str(name))
         raise ModelNameError(f"{name} cannot be served, and is not fetched: {told}")
 
 
-def ask(question: RefusalQuestion) -> RefusalAnswer:
-    """Has a process answer it. Raises ModelNameError where that ends with something else."""
-    asked = subprocess.run(
-        [sys.executable, "-m", "lexshard.cluster.models.refusal"],
-        input=msgspec.json.encode(question),
-        capture_output=True,
-        check=False,
-    )
-    if asked.returncode:
-        said = asked.stderr.decode(errors="replace").strip().splitlines()
-        why = said[-1] if said else f"exit code {asked.returncode}"
-        raise ModelNameError(f"the model in {question.folder} could not be looked at: {why}")
-    return msgspec.json.decode(asked.stdout.splitlines()[-1], type=RefusalAnswer)
-
-
-def answer(question: RefusalQuestion) -> RefusalAnswer:
-    """In this process."""
+def reason_against(
+    folder: str, stored_bytes: int, parameters: Mapping[str, int], options: LoadingOptions
+) -> str | None:
+    """In this process; None where nothing is known against the model. See
+    `actors.body.loading.check_before_weights`."""
     from lexshard.actors.body.errors import ModelRefusedError
     from lexshard.actors.body.loading import check_before_weights
 
+    told = msgspec.structs.asdict(options)
     try:
-        check_before_weights(
-            question.folder,
-            question.stored_bytes,
-            question.parameters,
-            **msgspec.structs.asdict(question.options),
-        )
+        check_before_weights(folder, stored_bytes, parameters, **told)
     except ModelRefusedError as error:
-        return RefusalAnswer(str(error))
-    return RefusalAnswer(None)
-
-
-if __name__ == "__main__":
-    found = answer(msgspec.json.decode(sys.stdin.buffer.read(), type=RefusalQuestion))
-    print(msgspec.json.encode(found).decode(), flush=True)
+        return str(error)
+    return None

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from threading import Event
@@ -79,12 +80,20 @@ class SamplerActor:
 class RemoteSampler:
     """A `SamplerActor` of its own; Ray must be running. Returns when it is warm.
 
-    ``options`` are Ray's for the actor: where it runs and what it reserves. Raises
+    ``options`` are Ray's for the actor: where it runs and what it reserves; ``closed`` is called
+    once when it is closed. Raises
     `SamplerLostError`, with the reason, where the actor dies before that, cannot be made, or is not
     warm when ``closing`` is set: a thread that waits while its process leaves Ray may crash it.
     """
 
-    def __init__(self, settings: SamplerSettings, closing: Event, **options: Any) -> None:
+    def __init__(
+        self,
+        settings: SamplerSettings,
+        closing: Event,
+        closed: Callable[[], None] | None = None,
+        **options: Any,
+    ) -> None:
+        self._closed = closed
         chosen = {"num_cpus": 0, "max_restarts": 0, "max_task_retries": 0, **options}
         self._actor = ray.remote(SamplerActor).options(**chosen).remote(settings)
         self.place = self._begun(closing)
@@ -109,6 +118,9 @@ class RemoteSampler:
         if self._local and StoppedProcess(self.process_id).now():
             self._kill()
         ray.kill(self._actor)
+        closed, self._closed = self._closed, None
+        if closed is not None:
+            closed()
 
     def wait(self, reference: Any) -> Any:
         """What ``reference`` stands for. Raises `SamplerLostError` where the actor died, or cannot

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import select
 import socket
-import struct
 from collections import deque
 
+from lexshard.cluster.frames import Frames, framed
 from lexshard.cluster.samplers.stopped import LOOK_SECONDS, StoppedProcess
 from lexshard.cluster.shared_memory.doorbell import PeerLostError
 
-_LENGTH = struct.Struct("<Q")
 _BYTES_AT_ONCE = 1 << 18
 
 
@@ -25,7 +24,7 @@ class MessageSocket:
     def __init__(self, end: socket.socket, peer: StoppedProcess | None = None) -> None:
         self._socket = end
         self._peer = peer
-        self._unread = bytearray()
+        self._frames = Frames()
         self._inbox: deque[bytes] = deque()
         self._ended = False
         self._readable = select.poll()
@@ -38,7 +37,7 @@ class MessageSocket:
 
     def send(self, message: bytes) -> None:
         """Waits until all of it is on its way. Raises `PeerLostError` where the peer is gone."""
-        unsent = memoryview(_LENGTH.pack(len(message)) + message)
+        unsent = memoryview(framed(message))
         while unsent:
             try:
                 unsent = unsent[self._socket.send(unsent, socket.MSG_DONTWAIT) :]
@@ -86,11 +85,4 @@ class MessageSocket:
             arrived = b""
         if not arrived:
             self._ended = True
-        self._unread += arrived
-        while len(self._unread) >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(self._unread)
-            end = _LENGTH.size + length
-            if len(self._unread) < end:
-                return
-            self._inbox.append(bytes(self._unread[_LENGTH.size : end]))
-            del self._unread[:end]
+        self._inbox.extend(self._frames.cut(arrived))

@@ -12,8 +12,8 @@ from ray._private.state import available_resources_per_node
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from lexshard.cluster.apart import answer_apart
 from lexshard.cluster.config import ServeConfig
-from lexshard.cluster.topology.apart import processes_apart
 from lexshard.cluster.topology.nodes import NodeResources
 from lexshard.cluster.topology.place import own_node
 from lexshard.cluster.topology.placement import Placement, PlacementError, Role, place
@@ -21,6 +21,7 @@ from lexshard.cluster.topology.processes import Processes
 
 NODE_LABEL = "ray.io/node-id"
 LOOK_SECONDS = 0.5
+CONFIGURED = "lexshard.cluster.topology.configured"  # hundreds of megabytes with all it imports
 # In a Ray of the server's own nothing is given back; its first counts come late.
 OWN_SECONDS = 5.0
 REPLICA_STRATEGY = "PACK"  # of Serve's groups: on few nodes, where it can be
@@ -189,6 +190,6 @@ def reserve_for(config: ServeConfig) -> Reservation:
     """
     home = own_node()
     _, nodes = cluster_nodes(home)
-    processes = processes_apart(config, nodes)
+    processes = answer_apart(CONFIGURED, "processes_on", config, tuple(nodes))
     seconds = OWN_SECONDS if config.address is None else float(config.placement_seconds)
     return reserve(processes, home=home, seconds=seconds)

@@ -10,13 +10,13 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from lexshard.cluster.apart import answer_apart
 from lexshard.cluster.config import ServeConfig
 from lexshard.cluster.ingress import DRAINING_SECONDS, haproxy_binary, ingress_environment
 from lexshard.cluster.joining import join_ray
 from lexshard.cluster.leaving import end_serve, leave_ray
 from lexshard.cluster.lifecycle import LOOPBACK, start_local_ray
 from lexshard.cluster.private_folder import PrivateFolder, remove_abandoned_folders
-from lexshard.cluster.topology.apart import processes_apart
 from lexshard.serve_app.api_processes.seats import ServerRun
 from lexshard.serve_app.engine_client import EngineConnector
 from lexshard.serve_app.start.listening import certificate_with_key
@@ -40,7 +40,7 @@ SERVE_ENVIRONMENT = {
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": (
         "lexshard.serve_app.middleware.ingress_middlewares"
     ),
-    "RAY_SERVE_CONTROLLER_CALLBACK_IMPORT_PATH": "lexshard.cluster.serve_controller.prepare",
+    "RAY_SERVE_CONTROLLER_CALLBACK_IMPORT_PATH": "lexshard.cluster.lean.serve_controller.prepare",
 }
 
 
@@ -185,7 +185,9 @@ def running_server(
         if config.has_replicas:
             processes = None
             if connect is None:
-                processes = processes_apart(config)
+                processes = answer_apart(
+                    "lexshard.cluster.topology.configured", "processes_on", config
+                )
                 _check_room(config, processes, tell)
             from lexshard.serve_app.replica import bind_replicas
 

@@ -24,7 +24,8 @@ from lexshard.actors.messages import (
     StepOutput,
 )
 from lexshard.cluster.engine import submissions, transport
-from lexshard.cluster.engine.transport import ClientSide, EngineSide, Frames
+from lexshard.cluster.engine.transport import ClientSide, EngineSide
+from lexshard.cluster.frames import Frames
 
 Heard = list[StepOutput]
 

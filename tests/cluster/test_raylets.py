@@ -72,7 +72,7 @@ def configuration_of(**changes: Any) -> EngineConfiguration:
 @contextmanager
 def reserved_engine(**changes: Any) -> Iterator[Engine]:
     """An engine in this process, its shards and samplers where a reservation says."""
-    from lexshard.cluster.samplers.reserved import ReservedSamplers
+    from lexshard.cluster.samplers.start import SamplerStarter
     from lexshard.cluster.shards.gang import RayShards
     from lexshard.cluster.topology.configured import RoleResources, configured_processes
     from lexshard.cluster.topology.place import own_node
@@ -85,7 +85,7 @@ def reserved_engine(**changes: Any) -> Iterator[Engine]:
     try:
         engine = Engine(
             configuration,
-            ReservedSamplers(reservation),
+            SamplerStarter(reservation),
             shard_starter=RayShards(configuration, reservation),
         )
         try:

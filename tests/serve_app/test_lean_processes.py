@@ -32,7 +32,7 @@ PROCESSES = {
     "driver": (
         (
             "lexshard.serve_app.start.driver",
-            "lexshard.cluster.lean_node",
+            "lexshard.cluster.lean.node",
             "lexshard.cluster.engine.ray_actor",
             "lexshard.serve_app.deployment",
             "lexshard.serve_app.replica",

@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import json
 import shutil
+from importlib import import_module
 from io import BufferedWriter
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 
 from lexshard.cluster.models.hub import explained
 from lexshard.cluster.models.names import HubName
-from lexshard.cluster.models.refusal import LoadingOptions, answer
+from lexshard.cluster.models.refusal import LoadingOptions
 from tests.support.hub_cases import NAME, WEIGHTS, Fetching
 from tests.support.hub_server import Repository, hub_serving
 from tests.support.paths import DEMO
@@ -36,7 +37,10 @@ def no_weights_asked(fetching: Fetching) -> bool:
 @pytest.fixture
 def asked_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the seconds that a process of its own takes to import torch."""
-    monkeypatch.setattr("lexshard.cluster.models.refusal.ask", answer)
+    monkeypatch.setattr(
+        "lexshard.cluster.models.refusal.answer_apart",
+        lambda module, function, *given: getattr(import_module(module), function)(*given),
+    )
 
 
 # -- from the names of files and config.json ------------------------------------------------------

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from lexshard.actors.configuration import EngineConfiguration
+from lexshard.cluster.apart import answer_apart
 from lexshard.cluster.config import ServeConfig
 from lexshard.cluster.joining import Versions, mismatch
-from lexshard.cluster.topology.apart import processes_apart
 from lexshard.cluster.topology.assignment import AssignmentError
 from lexshard.cluster.topology.configured import RoleResources, configured_processes, processes_on
 from lexshard.cluster.topology.nodes import NodeResources
@@ -96,6 +96,8 @@ def test_a_node_of_other_versions_is_named_with_both() -> None:
 
 def test_a_process_that_ends_with_its_answer_answers_the_same_and_says_what_is_wrong() -> None:
     config = ServeConfig(model=str(DEMO), shards=2, samplers=1)
-    assert processes_apart(config, [NODE]) == processes_on(config, [NODE])
+    module = "lexshard.cluster.topology.configured"
+    assert answer_apart(module, "processes_on", config, [NODE]) == processes_on(config, [NODE])
+    too_many = config.model_copy(update={"shards": 9999})
     with pytest.raises(AssignmentError, match="give --shards"):
-        processes_apart(config.model_copy(update={"shards": 9999}), [NODE])
+        answer_apart(module, "processes_on", too_many, [NODE])

@@ -26,7 +26,7 @@ from ray._raylet import (  # type: ignore[attr-defined]
     persist_port,
 )
 
-from lexshard.cluster import agent_stand_in
+from lexshard.cluster.lean import agent_stand_in
 
 # The node waits until its agents have said where they listen; -1: nowhere, so no client tries.
 _PORTS = {
