@@ -189,8 +189,7 @@ def environment_values(environment: Mapping[str, str]) -> dict[str, Any]:
             meant = did_you_mean(variable, options)
             raise ConfigError(f"unknown environment variable {variable}{meant}")
         option, where = options[variable], f"environment variable {variable}"
-        today = _word_of_today(option.key, text, where)
-        values[option.key] = value_of_text(option, today, where=where)
+        values[option.key] = value_of_text(option, text, where=where)
     return values
 
 
@@ -206,7 +205,7 @@ def value_of_text(option: Option, text: str, *, where: str) -> Any:
     Raises:
         ConfigError: it is of the wrong type; ``where`` it stands is told.
     """
-    given = text.split(",") if option.repeatable else text
+    given = text.split(",") if option.repeatable else _word_of_today(option.key, text, where)
     try:
         return TypeAdapter(option.kind).validate_python(given)
     except ValidationError as error:

@@ -189,9 +189,8 @@ def _open_routes(state: ServerState, replica: Replica | None) -> list[Route]:
 
     @cache
     def description() -> dict[str, Any]:
-        from lexshard.serve_app.description.openapi import (
-            describe,
-        )  # takes a while, and is seldom asked for
+        # Takes a while, and is seldom asked for.
+        from lexshard.serve_app.description.openapi import describe
 
         return describe(state.config, VERSION)
 

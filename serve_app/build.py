@@ -1,4 +1,5 @@
-"""The application as Ray Serve's configurations name it: ``import_path: serve_app.build:app``."""
+"""The application as Ray Serve's configurations name it (``import_path``):
+``lexshard.serve_app.build:app``."""
 
 from __future__ import annotations
 
@@ -34,15 +35,15 @@ def app(args: dict[str, Any]) -> Application:
     engine each (`serve_app.replica`).
 
     ``args`` are the options of `lexshard serve` by their keys, as in a file of ``--config``; text
-    may stand for any value, for ``serve run serve_app.build:app KEY=VALUE`` knows nothing else.
-    Variables such as ``LEXSHARD_API_KEYS`` of the process that builds are heard, and ``args`` win.
+    may stand for any value, for ``serve run lexshard.serve_app.build:app KEY=VALUE`` knows nothing
+    else. Variables such as ``LEXSHARD_API_KEYS`` of the process that builds are heard; ``args``
+    win.
 
     Raises:
         RayServeException: with one sentence, which `serve status` shows.
     """
-    from lexshard.serve_app.replica import (
-        bind_replicas,
-    )  # seconds: a mistyped option should not wait
+    # Seconds: a mistyped option should not wait.
+    from lexshard.serve_app.replica import bind_replicas
 
     try:
         config = read_args(args, os.environ)

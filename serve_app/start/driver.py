@@ -48,9 +48,8 @@ class Driver:
         config = self._config
         threading.Thread(target=self._wait_for_the_end, daemon=True).start()
         with running_server(config, self._connect, self._tell) as handle:
-            from lexshard.serve_app.deployment import (
-                ask_all,
-            )  # with it comes Ray, which is ready only now
+            # With it comes Ray, which is ready only now.
+            from lexshard.serve_app.deployment import ask_all
 
             self._tell("the application runs; waiting for the engine")
             wait_until_ready(config, self._tell, partial(ask_all, handle))

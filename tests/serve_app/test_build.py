@@ -43,6 +43,10 @@ def test_text_stands_for_values_as_in_the_environment() -> None:
     assert said == read_args({"model": str(DEMO), "shards": 2, "tiers": ["int8", "int4"]}, {})
 
 
+def test_earlier_words_are_taken() -> None:
+    assert read_args({"model": str(DEMO), "verify": "exact"}, {}).verify == "same-distribution"
+
+
 def test_variables_are_heard_and_args_win() -> None:
     environment = {"LEXSHARD_SHARDS": "3", "LEXSHARD_API_KEYS": "secret"}
     config = read_args({"model": str(DEMO), "shards": 2}, environment)
