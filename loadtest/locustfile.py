@@ -10,9 +10,7 @@ with a finish_reason and [DONE] is a failure that says why. docs/load-tests.md t
 
 from __future__ import annotations
 
-import http.client
 import itertools
-import json
 import os
 import random
 import sys
@@ -20,17 +18,15 @@ import time
 from argparse import ArgumentParser
 from collections.abc import Iterator
 from typing import Any
-from urllib.request import Request as HttpRequest
-from urllib.request import urlopen
 
+import requests
 from locust import LoadTestShape, User, events, task
 from locust.env import Environment
 
-from lexshard.loadtest.bench.serve.plan import Lengths, Wording
-from lexshard.loadtest.event_stream import StreamedAnswer, refusal
-from lexshard.loadtest.load_shapes import SHAPES, users_at
+from lexshard.loadtest.arrivals import SHAPES, users_at
+from lexshard.loadtest.bench.load.plan import Lengths, Wording
+from lexshard.loadtest.client import StreamedAnswer, refusal
 from lexshard.loadtest.prompts import PromptWriter
-from lexshard.loadtest.raw_stream import opened_stream
 from lexshard.loadtest.traces import SAMPLES, load_trace
 
 TOKENS_PER_WORD = 1.5  # of English text, about: what it is with a tokenizer is in its answers
@@ -116,9 +112,8 @@ class Workload:
         return self.chance.expovariate(1 / mean) if mean > 0 else 0.0
 
     def _first_model(self) -> str:
-        asked = HttpRequest(f"{self.host}/v1/models", headers=self.headers)
-        with urlopen(asked, timeout=30) as answer:
-            return str(json.load(answer)["data"][0]["id"])
+        answer = requests.get(f"{self.host}/v1/models", headers=self.headers, timeout=30)
+        return str(answer.json()["data"][0]["id"])
 
 
 _workloads: dict[str, Workload] = {}
@@ -158,22 +153,25 @@ class StreamingUser(User):
         started = time.perf_counter()
         cancelled, fault = False, ""
         try:
-            with opened_stream(
+            with requests.post(
                 self.workload.address,
-                json.dumps(body).encode(),
-                self.workload.headers,
-                self.environment.parsed_options.silence_seconds,
-            ) as (status, pieces):
-                for data in pieces if status == 200 else ():
+                json=body,
+                headers={**self.workload.headers, "Connection": "close"},
+                timeout=self.environment.parsed_options.silence_seconds,
+                stream=True,
+            ) as response:
+                for data in response.iter_content(None) if response.ok else ():
                     heard += len(data)
                     answer.feed(data, time.perf_counter())
                     if leave_after is not None and len(answer.pieces) >= leave_after:
                         cancelled = True
                         break
-                fault = answer.fault if status == 200 else refusal(status, b"".join(pieces))
-        except TimeoutError:
+                fault = (
+                    answer.fault if response.ok else refusal(response.status_code, response.content)
+                )
+        except requests.Timeout:
             fault = "nothing came for --silence-seconds"
-        except (OSError, http.client.HTTPException) as error:
+        except requests.RequestException as error:
             fault = f"connection: {type(error).__name__}"
         ended = time.perf_counter()
         self._tell(answer, started, ended, heard, cancelled and not answer.done, fault)

@@ -6,7 +6,7 @@ import random
 from functools import cached_property
 from pathlib import Path
 
-_STORY = Path(__file__).parent / "data" / "a_kidnapped_santa_claus.txt"
+STORY = Path(__file__).parent / "data" / "a_kidnapped_santa_claus.txt"
 _OPENING_WORDS = 4  # drawn one by one: no two texts share a beginning by accident
 _EXCERPT_WORDS = 12
 
@@ -41,7 +41,7 @@ class PromptWriter:
 
     @cached_property
     def _story(self) -> list[str]:
-        return _STORY.read_text(encoding="utf-8").split()
+        return STORY.read_text(encoding="utf-8").split()
 
     def _text(self, key: str, count: int) -> list[str]:
         chance = random.Random(f"{self._seed} {key}")

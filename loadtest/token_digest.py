@@ -26,7 +26,7 @@ from lexshard.actors.engine.completion import Completion, run_to_completion
 from lexshard.actors.engine.engine import Engine
 from lexshard.actors.messages import Request, SamplingParameters
 from lexshard.cluster.samplers.start import start_sampler
-from lexshard.loadtest.bench.workload import Tokenizer, story_tokens
+from lexshard.loadtest.bench.synthetic.jobs import Tokenizer, story_tokens
 
 REQUESTS = 500
 AT_ONCE = 100  # requests that are submitted together

@@ -65,48 +65,45 @@ COMMANDS = {
         "lexshard.serve_app.commands.hotset_show", "report what a hot vocabulary holds"
     ),
     ("bench", "engine"): Command(
-        "lexshard.loadtest.bench.engine.command",
+        "lexshard.loadtest.bench.engine",
         "measure the engine without HTTP",
-        "lexshard.loadtest.bench.engine.options",
+        "lexshard.loadtest.bench.options.engine",
     ),
     ("bench", "head"): Command(
-        "lexshard.loadtest.bench.head.command",
+        "lexshard.loadtest.bench.head",
         "measure the output head beside dense ones",
-        "lexshard.loadtest.bench.head.options",
+        "lexshard.loadtest.bench.options.head",
     ),
     ("bench", "draft"): Command(
-        "lexshard.loadtest.bench.draft.command",
+        "lexshard.loadtest.bench.draft",
         "count the guesses that stand, by head",
-        "lexshard.loadtest.bench.draft.options",
+        "lexshard.loadtest.bench.options.draft",
     ),
     ("bench", "sampler"): Command(
-        "lexshard.loadtest.bench.sampler.command",
+        "lexshard.loadtest.bench.sampler",
         "measure the sampler beside vLLM's",
-        "lexshard.loadtest.bench.sampler.options",
+        "lexshard.loadtest.bench.options.sampler",
     ),
     ("bench", "verify"): Command(
-        "lexshard.loadtest.bench.verify.command",
+        "lexshard.loadtest.bench.verify",
         "measure the verification of drafts",
-        "lexshard.loadtest.bench.verify.options",
+        "lexshard.loadtest.bench.options.verify",
     ),
     ("bench", "shards"): Command(
-        "lexshard.loadtest.bench.shards.command",
-        "measure a head in several processes; model more",
-        "lexshard.loadtest.bench.shards.options",
-    ),
-    ("bench", "serve-path"): Command(
-        "lexshard.loadtest.bench.serve_path.command", "measure the way from the engine to the wire"
+        "lexshard.loadtest.bench.shards",
+        "measure a head in several processes",
+        "lexshard.loadtest.bench.options.shards",
     ),
     ("bench", "serve"): Command(
-        "lexshard.loadtest.bench.serve.command",
+        "lexshard.loadtest.bench.serve",
         "put any OpenAI endpoints under the same load, by turns",
-        "lexshard.loadtest.bench.serve.options",
+        "lexshard.loadtest.bench.options.serve",
     ),
     ("bench", "rest"): Command(
-        "lexshard.loadtest.bench.rest.command", "measure what a server costs at rest"
+        "lexshard.loadtest.bench.rest", "measure what a server costs at rest"
     ),
     ("bench", "start"): Command(
-        "lexshard.loadtest.bench.start.command",
+        "lexshard.loadtest.bench.start",
         "measure a start to the first token, also after a kill",
     ),
     ("report",): Command(

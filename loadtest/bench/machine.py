@@ -1,16 +1,24 @@
-"""The machine and the versions a figure was measured on, and pinning to cores."""
+"""The machine and the versions a figure was measured on, pinning to cores, and how fast the machine
+reads memory, which bounds every other figure."""
 
 from __future__ import annotations
 
 import os
 import platform
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from lexshard.actors.machine import physical_memory, processor_model
 
+ARRAY_BYTES = 1 << 29  # far beyond any cache
+REPEATS = 7
 _PACKAGES = ("lexshard", "torch", "transformers", "numba", "numpy")
 
 
@@ -52,3 +60,23 @@ def pinned_to_cores(count: int) -> Iterator[tuple[int, ...]]:
         yield cores
     finally:
         os.sched_setaffinity(0, allowed)
+
+
+def read_bandwidth(threads: int = 1) -> float:
+    """Bytes per second that ``threads`` threads read together, the best of a few sums of integers.
+
+    A sum takes one addition per eight bytes, fewer than anything that multiplies weights.
+    """
+    values = np.ones(ARRAY_BYTES // 8, np.int64)
+    return max(values.nbytes / _seconds(np.array_split(values, threads)) for _ in range(REPEATS))
+
+
+def _seconds(parts: list[npt.NDArray[np.int64]]) -> float:
+    others = [threading.Thread(target=part.sum) for part in parts[1:]]
+    started = time.perf_counter()
+    for other in others:
+        other.start()
+    parts[0].sum()
+    for other in others:
+        other.join()
+    return time.perf_counter() - started

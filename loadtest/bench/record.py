@@ -12,6 +12,7 @@ above 1 says that we are that many times better, whichever direction is better f
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -87,6 +88,7 @@ class Report:
     seed: int
     results: list[BenchmarkResult] = field(default_factory=list)
     ratios: list[Ratio] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # lines below the table, in no file
 
     def add(
         self,
@@ -133,34 +135,30 @@ class Report:
         path.write_text("{\n" + ",\n".join(parts) + "\n}\n", encoding="utf-8")
 
     def table(self) -> str:
-        """One line per result; case entries that never vary stand above the table."""
-        constant = {
-            key: value
-            for key, value in (self.results[0].case if self.results else {}).items()
-            if all(each.case.get(key) == value for each in self.results)
-        }
-        columns = list(
-            dict.fromkeys(key for each in self.results for key in each.case if key not in constant)
-        )
-        rows = [
-            [
-                *(str(each.case.get(key, "")) for key in columns),
-                each.name,
-                *(format_number(value) for value in (each.median, each.p10, each.p90)),
-                each.unit,
-                str(len(each.raw)),
-                self._ratio_to(each),
-            ]
-            for each in self.results
+        """A line per case and name with the median of every measure, beside it how many times
+        better ours is; case entries that never vary stand above the table."""
+        cases = [
+            {key: each.case[key] for key in each.case if key != "measure"} for each in self.results
         ]
-        headers = [*columns, "of", "median", "p10", "p90", "unit", "runs", "we are"]
-        heading = ", ".join(f"{key} {value}" for key, value in constant.items())
-        return "\n".join([*([heading] if heading else []), format_table(headers, rows)])
+        keys = list(dict.fromkeys(key for case in cases for key in case))
+        varying = [key for key in keys if len({case.get(key) for case in cases}) > 1]
+        heading = [f"{key} {cases[0][key]}" for key in keys if key not in varying]
+        lines: dict[tuple[str, ...], dict[str, str]] = {}
+        for case, each in zip(cases, self.results, strict=True):
+            place = (*(str(case.get(key, "")) for key in varying), each.name)
+            name = f"{each.case['measure']}, {each.unit}"
+            lines.setdefault(place, {})[name] = format_number(each.median) + self._ratio_to(each)
+        measures = list(dict.fromkeys(name for line in lines.values() for name in line))
+        rows = [
+            [*place, *(line.get(name, "") for name in measures)] for place, line in lines.items()
+        ]
+        table = format_table([*varying, "of", *measures], rows)
+        return "\n".join([*([", ".join(heading)] if heading else []), table])
 
     def _ratio_to(self, result: BenchmarkResult) -> str:
         for each in self.ratios:
             if each.against == result.name and each.case == result.case:
-                return f"{each.ratio:.2f}x"
+                return f" ({each.ratio:.2f}x)"
         return ""
 
 
@@ -183,10 +181,12 @@ def paired_ratio(
 
 
 def format_number(value: float) -> str:
-    """Three or four significant digits, without an exponent."""
-    if abs(value) >= 100:
+    """At least three significant digits, without an exponent."""
+    size = abs(value)
+    if size >= 100 or size == 0:
         return f"{value:,.0f}"
-    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+    digits = 1 if size >= 10 else 2 if size >= 0.1 else min(6, 2 - math.floor(math.log10(size)))
+    return f"{value:.{digits}f}"
 
 
 def format_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -209,4 +209,4 @@ def format_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _is_number(text: str) -> bool:
-    return not text.strip("0123456789.,-+x")
+    return not text.strip("0123456789.,-+x ()")

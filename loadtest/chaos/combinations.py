@@ -10,7 +10,7 @@ not in the plan of a step that has room waits for a place, for blocks, or for a 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -263,11 +263,11 @@ class Watch:
 
 
 def run_combinations(
-    report: ChaosReport, model: str, draft: str, *, quick: bool, only: str | None
+    report: ChaosReport, model: str, chosen: Mapping[str, Shape], *, quick: bool, only: str | None
 ) -> None:
-    """All shapes, or ``only`` one of them."""
+    """All ``chosen`` shapes, or ``only`` one of them."""
     count = EACH_QUICK if quick else EACH
-    for number, (name, shape) in enumerate(shapes(draft).items()):
+    for number, (name, shape) in enumerate(chosen.items()):
         if only in (None, name):
             report.tell("combinations", f"{name}: {count:,} sequences")
             report.add(_run_shape(name, shape, model, count, report.seed + number))
@@ -295,26 +295,17 @@ def _run_shape(name: str, shape: Shape, model: str, count: int, seed: int) -> Ch
         statistics = engine.statistics()
     finally:
         engine.close()
-    row = ChaosRow("combinations", name, requests=len(requests), kept=len(watch.ends))
-    row.cut = len(requests) - len(watch.ends)  # by their clients
     wrong = list(watch.wrong)
     for key, own in watch.said.items():
-        request = expected[key]
-        end = watch.ends.get(key)
-        same = shape.same or _greedy(combinations, key)
-        if same and tuple(own) != request.token_ids[: None if end else len(own)]:
+        known, end = expected[key], watch.ends.get(key)
+        if not shape.same and combinations[int(key[0])].requests[0].parameters.temperature > 0:
+            continue  # its draws depend on the guesses
+        if tuple(own) != known.token_ids[: None if end else len(own)]:
             wrong.append(f"other tokens than a plain engine's | {key}")
-        elif (
-            same
-            and end is not None
-            and (end.finish_reason, end.error)
-            != (
-                request.finish_reason,
-                request.error,
-            )
-        ):
+        elif end and (end.finish_reason, end.error) != (known.finish_reason, known.error):
             wrong.append(f"another end than a plain engine's | {key}")
-    row.wrong = len(wrong)
+    row = ChaosRow("combinations", name, len(requests), len(watch.ends), wrong=len(wrong))
+    row.cut = len(requests) - len(watch.ends)  # by their clients
     row.broken = counted(wrong)
     row.note = (
         f"{watch.step:,} steps, {statistics.preemptions:,} preemptions, "
@@ -322,10 +313,6 @@ def _run_shape(name: str, shape: Shape, model: str, count: int, seed: int) -> Ch
         f"{sum(end.error is not None for end in watch.ends.values()):,} had nothing left to say"
     )
     return row
-
-
-def _greedy(combinations: Sequence[Combination], name: Name) -> bool:
-    return combinations[int(name[0])].requests[0].parameters.temperature == 0
 
 
 def _engine(model: str, settings: dict[str, Any], drafter: Drafter | None = None) -> Engine:

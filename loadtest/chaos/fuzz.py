@@ -1,37 +1,38 @@
 """Thousands of malformed and hostile requests on every route, with good ones and questions about
-the server's health between them."""
+the server's health between them; and whether an answer is one that was promised."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lexshard.loadtest.chaos.afterwards import expect_unharmed
-from lexshard.loadtest.chaos.client import (
+from lexshard.loadtest.bench.servers.running import RunningServer
+from lexshard.loadtest.chaos import hostile
+from lexshard.loadtest.chaos.hostile import END, LEAVES, HostileRequest
+from lexshard.loadtest.chaos.report import ChaosReport, ChaosRow, counted
+from lexshard.loadtest.chaos.requests import (
+    CUT,
     KEPT,
     REFUSED,
-    WRONG,
     Heard,
-    SeededRequest,
     difference,
     fate,
+    is_error,
     listen,
     new_client,
     seeded_requests,
     undisturbed,
 )
-from lexshard.loadtest.chaos.health import HealthWatch, latencies
-from lexshard.loadtest.chaos.hostile import bodies, large, wire
-from lexshard.loadtest.chaos.hostile.exchange import HostileRequest, WireAnswer, breach, exchange
-from lexshard.loadtest.chaos.report import ChaosReport, ChaosRow, counted
-from lexshard.loadtest.chaos.server import ServerUnderTest
+from lexshard.loadtest.chaos.watch import HEALTH_SECONDS, HealthWatch, expect_unharmed
+from lexshard.loadtest.client import CLOSED, WHOLE, HttpAnswer
+from lexshard.serve_app.openai.errors import TYPES_AND_CODES
 
 PART = "fuzz"
-HEALTH_SECONDS = 1.0
 GOOD_SECONDS = 5.0
 GOOD_PAUSE = 0.3
 CATCH_BREATH = 1.0
@@ -50,25 +51,25 @@ class FuzzKind:
 
 
 KINDS = {
-    "wrong types": FuzzKind(bodies.wrong_types, 900, 80),
-    "odd numbers": FuzzKind(bodies.odd_numbers, 500, 50),
-    "nesting": FuzzKind(bodies.nesting, 300, 25),
-    "broken JSON": FuzzKind(bodies.broken_json, 500, 50),
-    "broken UTF-8": FuzzKind(bodies.broken_utf8, 400, 40),
-    "unknown fields": FuzzKind(bodies.unknown_fields, 300, 25),
-    "empty": FuzzKind(bodies.empty, 150, 40),
-    "control characters": FuzzKind(bodies.control_characters, 300, 40),
-    "odd sampling": FuzzKind(large.odd_sampling, 400, 40),
-    "odd conversations": FuzzKind(large.odd_conversations, 300, 25),
-    "methods and paths": FuzzKind(wire.methods_and_paths, 300, 60),
-    "odd headers": FuzzKind(wire.odd_headers, 250, 50),
-    "broken HTTP": FuzzKind(wire.broken_http, 300, 40),
-    "half-sent": FuzzKind(wire.halves, 100, 30, at_once=50),
-    "bodies that stop": FuzzKind(wire.stopping_bodies, 20, 0, at_once=20),
-    "clients that leave": FuzzKind(wire.leaving, 150, 30),
-    "many keys": FuzzKind(large.many_keys, 30, 8, at_once=1),
-    "giant prompts": FuzzKind(large.giant_prompts, 40, 8, at_once=1),
-    "large bodies": FuzzKind(wire.large_bodies, 15, 5, at_once=1),
+    "wrong types": FuzzKind(hostile.wrong_types, 900, 80),
+    "odd numbers": FuzzKind(hostile.odd_numbers, 500, 50),
+    "nesting": FuzzKind(hostile.nesting, 300, 25),
+    "broken JSON": FuzzKind(hostile.broken_json, 500, 50),
+    "broken UTF-8": FuzzKind(hostile.broken_utf8, 400, 40),
+    "unknown fields": FuzzKind(hostile.unknown_fields, 300, 25),
+    "empty": FuzzKind(hostile.empty, 150, 40),
+    "control characters": FuzzKind(hostile.control_characters, 300, 40),
+    "odd sampling": FuzzKind(hostile.odd_sampling, 400, 40),
+    "odd conversations": FuzzKind(hostile.odd_conversations, 300, 25),
+    "methods and paths": FuzzKind(hostile.methods_and_paths, 300, 60),
+    "odd headers": FuzzKind(hostile.odd_headers, 250, 50),
+    "broken HTTP": FuzzKind(hostile.broken_http, 300, 40),
+    "half-sent": FuzzKind(hostile.halves, 100, 30, at_once=50),
+    "bodies that stop": FuzzKind(hostile.stopping_bodies, 20, 0, at_once=20),
+    "clients that leave": FuzzKind(hostile.leaving, 150, 30),
+    "many keys": FuzzKind(hostile.many_keys, 30, 8, at_once=1),
+    "giant prompts": FuzzKind(hostile.giant_prompts, 40, 8, at_once=1),
+    "large bodies": FuzzKind(hostile.large_bodies, 15, 5, at_once=1),
 }
 
 
@@ -77,64 +78,67 @@ def hostile_request(kind: str, seed: int, number: int) -> HostileRequest:
     return KINDS[kind].make(random.Random(f"{kind} {number} of {seed}"))
 
 
+async def exchange(url: str, request: HostileRequest) -> HttpAnswer:
+    """What came back to it, on a connection of its own."""
+    client = new_client(url, request.patience)
+    return await client.send(request.pieces, method=request.method, gap=request.gap)
+
+
 async def run_fuzz(
-    server: ServerUnderTest, report: ChaosReport, *, quick: bool, only: str | None
+    server: RunningServer, report: ChaosReport, *, quick: bool, only: str | None
 ) -> None:
     """Every kind in turn, a row each; or ``only`` one of them, ``KIND`` or ``KIND/NUMBER``."""
-    requests = seeded_requests(report.seed, 12, 12)
-    before = server.known()
-    async with new_client(server.url, GOOD_SECONDS) as client, HealthWatch(server.port) as watch:
-        expected = await undisturbed(client, requests)
-        between = GoodRequests(server.url, requests, expected)
-        asking = asyncio.ensure_future(between.ask_on())
+    before = server.roles()
+    between = ChaosRow(PART, "good ones between", slowest=0.0)
+    async with HealthWatch(server.url) as watch:
+        asking = asyncio.ensure_future(_ask_on(server.url, report.seed, between))
         wanted, _, number = (only or "").partition("/")
         for name, kind in KINDS.items():
             numbers = [int(number)] if number else range(kind.quick if quick else kind.count)
             if wanted in ("", name) and numbers:
-                report.add(await attack(server, name, numbers, report.seed, watch))
+                report.add(await attack(server.url, name, numbers, report.seed, watch))
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
-        report.add(between.row())
+        between.broken = counted(between.broken)
+        between.expect(between.requests > 0, "not one good request was answered")
+        report.add(between)
         row = ChaosRow(PART, "afterwards")
         await expect_unharmed(server, before, row)
-        row.note += f"; /health {latencies(watch.looks)}"
+        row.note += f"; /health {watch.latencies()}"
         report.add(row)
 
 
 async def attack(
-    server: ServerUnderTest, name: str, numbers: Sequence[int], seed: int, watch: HealthWatch
+    url: str, name: str, numbers: Sequence[int], seed: int, watch: HealthWatch
 ) -> ChaosRow:
     """Those requests of a kind."""
-    row = ChaosRow(PART, name, requests=len(numbers))
+    row = ChaosRow(PART, name, requests=len(numbers), slowest=0.0)
     reasons: list[str] = []
     examples: list[dict[str, Any]] = []
     left = iter(numbers)
-    slowest = 0.0
     alone = KINDS[name].at_once == 1
 
     async def worker() -> None:
-        nonlocal slowest
         for number in left:
             # In a thread: to make a large one takes seconds.
             request = await asyncio.to_thread(hostile_request, name, seed, number)
             sent = time.monotonic()
-            answer = await exchange(server.port, request)
-            reason = breach(request, answer)
-            _count(row, answer)
-            slowest = max(slowest, answer.seconds)
-            if reason is not None:
+            answer = await exchange(url, request)
+            row.count(answer.status)
+            row.slowest = max(row.slowest or 0.0, answer.seconds)
+            place = f"number {number}: {request.begins()}"
+            if reason := breach(request, answer):
                 row.wrong += 1
-                reasons.append(f"{reason} | number {number}: {request.begins()}")
+                reasons.append(f"{reason} | {place}")
                 examples.append(_example(number, reason, request, answer))
             if alone and (seconds := watch.slowest_since(sent)) > HEALTH_SECONDS:
-                told = f"{seconds:.1f} s, number {number}: {request.begins()}"
-                reasons.append(f"/health took over {HEALTH_SECONDS:.0f} s | {told}")
+                told = f"/health took over {HEALTH_SECONDS:.0f} s"
+                reasons.append(f"{told} | {seconds:.1f} s, {place}")
 
     began = time.monotonic()
     await asyncio.gather(*(worker() for _ in range(KINDS[name].at_once)))
     await asyncio.sleep(CATCH_BREATH)  # what has been set off may show only now
     health = watch.slowest_since(began)
-    row.slowest = slowest
     row.note = f"slowest /health {health:.2f} s"
     row.broken = counted(reasons)
     row.expect(alone or health < HEALTH_SECONDS, f"/health took {health:.1f} s")
@@ -144,17 +148,8 @@ async def attack(
     return row
 
 
-def _count(row: ChaosRow, answer: WireAnswer) -> None:
-    if not answer.status:
-        row.cut += 1
-    elif answer.status < 300:
-        row.kept += 1
-    elif answer.status < 500 or answer.status == 503:
-        row.refused += 1
-
-
 def _example(
-    number: int, reason: str, request: HostileRequest, answer: WireAnswer
+    number: int, reason: str, request: HostileRequest, answer: HttpAnswer
 ) -> dict[str, Any]:
     sent = b"".join(request.pieces)
     return {
@@ -168,42 +163,84 @@ def _example(
     }
 
 
-class GoodRequests:
-    """Good requests one after the other, whatever else the server is asked."""
+async def _ask_on(url: str, seed: int, row: ChaosRow) -> None:
+    """Good requests one after the other, whatever else the server is asked, until cancelled."""
+    requests = seeded_requests(seed, 12, 12)
+    client = new_client(url, 2 * GOOD_SECONDS)
+    expected = await undisturbed(client, requests)
+    while True:
+        for request, known in zip(requests, expected, strict=True):
+            judge_good(row, await listen(client, request), known)
+            await asyncio.sleep(GOOD_PAUSE)
 
-    def __init__(
-        self, url: str, requests: Sequence[SeededRequest], expected: Sequence[Heard]
-    ) -> None:
-        self._client = new_client(url, 2 * GOOD_SECONDS)
-        self._pairs = list(zip(requests, expected, strict=True))
-        self._row = ChaosRow(PART, "good ones between")
-        self._reasons: list[str] = []
-        self._slowest = 0.0
 
-    async def ask_on(self) -> None:
-        """Until it is cancelled."""
-        async with self._client:
-            while True:
-                for request, expected in self._pairs:
-                    self._judge(await listen(self._client, request, Heard()), expected)
-                    await asyncio.sleep(GOOD_PAUSE)
+def judge_good(row: ChaosRow, heard: Heard, expected: Heard) -> None:
+    """Counts what became of a good request beside others."""
+    result = fate(heard, expected)
+    row.requests += 1
+    row.kept += result == KEPT
+    row.refused += result == REFUSED
+    row.slowest = max(row.slowest or 0.0, heard.seconds)
+    if result not in (KEPT, REFUSED):
+        row.cut += result == CUT
+        row.wrong += result != CUT
+        cut = f"a good request was cut | {heard.message}"
+        row.broken.append(cut if result == CUT else difference(heard, expected))
+    if heard.seconds > GOOD_SECONDS:
+        row.broken.append(f"a good request took over 5 s | {heard.seconds:.1f} s")
 
-    def _judge(self, heard: Heard, expected: Heard) -> None:
-        row, result = self._row, fate(heard, expected)
-        row.requests += 1
-        row.kept += result == KEPT
-        row.refused += result == REFUSED
-        self._slowest = max(self._slowest, heard.seconds)
-        if result == WRONG:
-            row.wrong += 1
-            self._reasons.append(difference(heard, expected))
-        elif result not in (KEPT, REFUSED):
-            row.cut += 1
-            self._reasons.append(f"a good request was cut | {heard.message}")
-        if heard.seconds > GOOD_SECONDS:
-            self._reasons.append(f"a good request took over 5 s | {heard.seconds:.1f} s")
 
-    def row(self) -> ChaosRow:
-        self._row.slowest = self._slowest
-        self._row.broken = counted(self._reasons)
-        return self._row
+# -- what is promised of an answer ----------------------------------------------------------------
+
+
+def breach(request: HostileRequest, answer: HttpAnswer) -> str | None:
+    """How an answer breaks what is promised: 2xx, 4xx, or 503 with ``Retry-After``, errors in
+    OpenAI's shape, in time; but for what is no HTTP request. None where it does not."""
+    status, kind = answer.status, answer.headers.get("content-type", "")
+    if not status:
+        if request.expects == LEAVES or (request.expects == END and answer.ended == CLOSED):
+            return None
+        if answer.ended == CLOSED:
+            return "closed without an answer"
+        return f"no answer within {request.patience:.0f} s"
+    if answer.ended != WHOLE:
+        return None if request.expects == LEAVES else f"status {status} that broke off"
+    if status < 300:
+        return _wrong_content(answer)
+    if status == 503:
+        if "retry-after" not in answer.headers:
+            return "503 without Retry-After"
+    elif not 400 <= status < 500:
+        return f"status {status}"
+    elif status in (400, 408, 422) and kind.startswith("text/"):
+        return None  # HAProxy and uvicorn have their own words for what is no HTTP request
+    if request.method != "HEAD" and not is_error(answer.body, status):
+        return f"status {status} without OpenAI's error shape"
+    return None
+
+
+def _wrong_content(answer: HttpAnswer) -> str | None:
+    kind = answer.headers.get("content-type", "")
+    try:
+        if kind.startswith("text/event-stream"):
+            return _wrong_events(answer.body)
+        if kind.startswith("application/json") and answer.body:
+            json.loads(answer.body, parse_constant=_not_a_number)
+    except ValueError as error:
+        return f"status {answer.status} with a body that is no JSON: {error}"
+    return None
+
+
+def _wrong_events(body: bytes) -> str | None:
+    events = [line.removeprefix(b"data: ") for line in body.splitlines() if line]
+    if not events or events[-1] != b"[DONE]":
+        return "a stream that ended silently"
+    for event in events[:-1]:
+        error = json.loads(event, parse_constant=_not_a_number).get("error")
+        if error is not None and error["type"] == TYPES_AND_CODES[500][0]:
+            return f"a stream with {error['type']}: {error['message']}"
+    return None
+
+
+def _not_a_number(name: str) -> float:
+    raise ValueError(f"{name} is no JSON")

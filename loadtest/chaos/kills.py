@@ -3,46 +3,46 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from statistics import median
 
-import httpx
+import psutil
 
-from lexshard.loadtest.chaos.afterwards import expect_idle
-from lexshard.loadtest.chaos.client import (
-    CUT,
-    KEPT,
-    WRONG,
+from lexshard.loadtest.bench.servers.running import RunningServer, alive
+from lexshard.loadtest.chaos.report import ChaosReport, ChaosRow, counted
+from lexshard.loadtest.chaos.requests import (
     Heard,
     SeededRequest,
-    difference,
-    fate,
+    judge_streams,
     listen,
     new_client,
     seeded_requests,
     undisturbed,
 )
-from lexshard.loadtest.chaos.health import HealthWatch
-from lexshard.loadtest.chaos.newcomers import Newcomers
-from lexshard.loadtest.chaos.report import ChaosReport, ChaosRow, counted
-from lexshard.loadtest.chaos.server import ServerError, ServerUnderTest, alive
+from lexshard.loadtest.chaos.watch import SERVING, HealthWatch, Look, expect_idle
+from lexshard.loadtest.client import LATE, WHOLE, Client
 
-PART = "kills"
-STREAMS = 40
-TOKENS, QUICK_TOKENS = 400, 250
-BEGIN_SECONDS = 30.0
-SILENCE_SECONDS = 150.0  # the longest that a surviving stream may pause
-BACK_SECONDS = 30.0  # until every process is there again
+STREAMS, TOKENS, QUICK_TOKENS = 40, 400, 250
+LAST_STREAMS, LAST_TOKENS = 10, 1000
+BEGIN_SECONDS, END_SECONDS, BACK_SECONDS = 30.0, 300.0, 60.0
 STOPPED_SECONDS = 8.0
+# Newcomers: one every so often, and how soon each is to be answered; `QUIET_SECONDS` without any
+# trouble, a fault is taken to be none for them.
+PAUSE_SECONDS, ANSWER_SECONDS, QUIET_SECONDS, LONGEST_SECONDS = 0.2, 5.0, 5.0, 150.0
+SERVED_AGAIN = 5  # newcomers in a row
+NEWCOMER = SeededRequest("/v1/completions", {"prompt": "Hello", "max_tokens": 2, "seed": 1})
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
     """What happens to the process of a role. ``cuts``: streams cannot survive it. ``no_ingress``:
-    for a while there is nobody to answer. ``goes_on``: stopped for so long instead of killed."""
+    for a while there is nothing to answer. ``goes_on``: stopped for so long instead of killed."""
 
     role: str
     number: signal.Signals = signal.SIGKILL
@@ -63,55 +63,49 @@ FAULTS = (
     Fault("sampler", signal.SIGSTOP),
     Fault("shard"),
     Fault("shard", signal.SIGSTOP),
-    Fault("controller"),
+    Fault("Serve's controller"),
     Fault("API process", cuts=True),
-    Fault("ingress manager", cuts=True, no_ingress=True),
-    Fault("haproxy", cuts=True, no_ingress=True),
+    Fault("HAProxy's manager", cuts=True, no_ingress=True),
+    Fault("HAProxy", cuts=True, no_ingress=True),
 )
-LAST_FAULTS = ("raylet", "gcs")
-QUICK = ("engine SIGKILL", "sampler SIGKILL", "API process SIGKILL", "haproxy SIGKILL")
-
-
-def last_fault_name(role: str) -> str:
-    return f"{role} SIGKILL"
+QUICK = ("engine SIGKILL", "sampler SIGKILL", "API process SIGKILL", "HAProxy SIGKILL")
+LAST_FAULTS = {f"{role} SIGKILL": role for role in ("raylet", "Ray's GCS")}
 
 
 async def run_kills(
-    server: ServerUnderTest, report: ChaosReport, *, quick: bool, only: str | None
+    server: RunningServer, report: ChaosReport, *, quick: bool, only: str | None
 ) -> None:
     """Every fault in turn on one server, or ``only`` one; a row each."""
     requests = seeded_requests(report.seed + 2, STREAMS, QUICK_TOKENS if quick else TOKENS)
-    async with new_client(server.url, SILENCE_SECONDS) as client:
-        expected = await undisturbed(client, requests, at_once=STREAMS)
-        for fault in FAULTS:
-            if not server.serving()[fault.role]:  # the server has been given other options
-                continue
-            if only == fault.name or (only is None and (not quick or fault.name in QUICK)):
-                try:
-                    report.add(await _strike(server, client, fault, requests, expected))
-                except ServerError as error:  # what an earlier one has left
-                    report.add(ChaosRow(PART, fault.name, broken=[str(error)]))
-    row = ChaosRow(PART, "afterwards", note=f"{server.errors_logged()} tracebacks in the log")
+    client = new_client(server.url, END_SECONDS)
+    expected = await undisturbed(client, requests, at_once=STREAMS)
+    for fault in FAULTS:
+        if not server.count(SERVING)[fault.role]:  # the server has been given other options
+            continue
+        if only == fault.name or (only is None and (not quick or fault.name in QUICK)):
+            row = ChaosRow("kills", fault.name, requests=len(requests))
+            try:
+                await _strike(server, client, fault, requests, expected, row)
+            except RuntimeError as error:  # what an earlier one has left
+                row.broken.append(str(error))
+            report.add(row)
+    row = ChaosRow("kills", "afterwards")
     await expect_idle(server, row)
     report.add(row)
 
 
 async def _strike(
-    server: ServerUnderTest,
-    client: httpx.AsyncClient,
+    server: RunningServer,
+    client: Client,
     fault: Fault,
     requests: Sequence[SeededRequest],
     expected: Sequence[Heard],
-) -> ChaosRow:
-    row = ChaosRow(PART, fault.name, requests=len(requests))
-    before = server.serving()
-    async with HealthWatch(server.port) as watch, Newcomers(server.url) as newcomers:
-        heard = [Heard() for _ in requests]
-        listening = [
-            asyncio.ensure_future(listen(client, request, each))
-            for request, each in zip(requests, heard, strict=True)
-        ]
-        await _until(lambda: all(each.has_begun for each in heard), BEGIN_SECONDS)
+    row: ChaosRow,
+) -> None:
+    before = server.count(SERVING)
+    newcomers = Newcomers(server.url)
+    async with HealthWatch(server.url) as watch, newcomers:
+        heard, listening = await _begun(client, requests)
         victim = server.find(fault.role)
         struck = time.monotonic()
         victim.send_signal(fault.number)
@@ -120,72 +114,263 @@ async def _strike(
             victim.send_signal(signal.SIGCONT)
         mended = time.monotonic() if fault.goes_on is not None else struck
         await newcomers.until_served(watch, mended)
-        await asyncio.wait(listening)
-        back = await _until(lambda: server.serving() == before, BACK_SECONDS)
+        await listening
+        back = await until(lambda: server.count(SERVING) == before, BACK_SECONDS)
         await newcomers.finish()
-        newcomers.judge(row, watch, struck, mended, no_ingress=fault.no_ingress)
+    judge_newcomers(row, newcomers.heard, watch.looks, struck, mended, fault.no_ingress)
     judge_streams(row, heard, expected, may_cut=fault.cuts)
     alone = before[fault.role] == 1
     row.expect(alone or row.kept > 0, f"a {fault.role} took the streams of the others along")
-    row.expect(back, f"processes are {dict(server.serving())}, were {dict(before)}")
-    return row
+    row.expect(back, f"processes are {dict(server.count(SERVING))}, were {dict(before)}")
 
 
-def judge_streams(
-    row: ChaosRow, heard: Sequence[Heard], expected: Sequence[Heard], *, may_cut: bool
-) -> None:
-    """Counts what became of the streams; none may be wrong, and none cut that could survive."""
-    fates = [fate(each, known) for each, known in zip(heard, expected, strict=True)]
-    counts = Counter(fates)
-    row.kept, row.cut, row.wrong = counts[KEPT], counts[CUT], counts[WRONG]
-    reasons = [
-        difference(each, known)
-        for each, known, result in zip(heard, expected, fates, strict=True)
-        if result not in (KEPT, CUT)
-    ]
-    row.broken.extend(counted(reasons))
-    row.wrong = len(reasons)
-    if row.cut and not may_cut:
-        messages = Counter(
-            each.message for each, result in zip(heard, fates, strict=True) if result == CUT
-        )
-        row.broken.append(f"{row.cut} streams were cut: {messages.most_common(1)[0][0]}")
-
-
-async def run_last_kill(server: ServerUnderTest, report: ChaosReport, role: str) -> None:
-    """Without Ray's ``role`` the whole server is to end, with a code that says so."""
-    row = ChaosRow(PART, last_fault_name(role), requests=10)
-    requests = seeded_requests(report.seed + 3, row.requests, 1000)
-    heard = [Heard() for _ in requests]
-    async with new_client(server.url, SILENCE_SECONDS) as client:
-        listening = [
-            asyncio.ensure_future(listen(client, request, each))
-            for request, each in zip(requests, heard, strict=True)
-        ]
-        await _until(lambda: all(each.has_begun for each in heard), BEGIN_SECONDS)
-        processes = server.tree()
-        struck = time.monotonic()
-        server.find(role).kill()
-        ended = await _until(lambda: server.process.poll() is not None, BEGIN_SECONDS)
-        row.noticed = time.monotonic() - struck
-        row.expect(ended, f"the server has not ended after {BEGIN_SECONDS:.0f} s")
-        row.expect(server.process.poll() != 0, "the server ended with code 0")
-        left = [process for process in alive(processes) if process.pid != server.process.pid]
-        row.expect(not left, f"left behind: {left}")
-        _, hanging = await asyncio.wait(listening, timeout=5.0)
-        row.expect(not hanging, f"{len(hanging)} streams hang although the server has ended")
-        for each in hanging:
-            each.cancel()
-    silent = [each for each in heard if each.ended not in ("told", "broken")]
+async def run_last_kill(server: RunningServer, report: ChaosReport, name: str) -> None:
+    """Without that role of Ray's the whole server is to end, with a code that says so."""
+    row = ChaosRow("kills", name, requests=LAST_STREAMS)
+    requests = seeded_requests(report.seed + 3, LAST_STREAMS, LAST_TOKENS)
+    heard, listening = await _begun(new_client(server.url, END_SECONDS), requests)
+    processes = server.tree()
+    struck = time.monotonic()
+    server.find(LAST_FAULTS[name]).kill()
+    ended = await until(lambda: server.process.poll() is not None, BEGIN_SECONDS)
+    row.noticed = time.monotonic() - struck
+    row.expect(ended, f"the server has not ended after {BEGIN_SECONDS:.0f} s")
+    row.expect(server.process.poll() != 0, "the server ended with code 0")
+    left = [process for process in alive(processes) if process.pid != server.process.pid]
+    row.expect(not left, f"left behind: {left}")
+    with suppress(TimeoutError):
+        await asyncio.wait_for(listening, 5.0)
+    silent = [each for each in heard if not each.answered or not each.visibly_cut]
     row.cut, row.wrong = len(heard) - len(silent), len(silent)
-    row.expect(not silent, f"{len(silent)} streams ended as if nothing had happened")
+    row.expect(not silent, f"{len(silent)} streams hang, or ended as if nothing had happened")
     row.note = f"the server ended with code {server.process.poll()}"
     report.add(row)
 
 
-async def _until(condition: Callable[[], bool], seconds: float) -> bool:
+async def _begun(
+    client: Client, requests: Sequence[SeededRequest]
+) -> tuple[list[Heard], asyncio.Future[list[Heard]]]:
+    """Streams, all of which have begun, and what waits for their end."""
+    heard = [Heard() for _ in requests]
+    pairs = zip(requests, heard, strict=True)
+    listening = asyncio.gather(*(listen(client, request, each) for request, each in pairs))
+    await until(lambda: all(each.has_begun for each in heard), BEGIN_SECONDS)
+    return heard, listening
+
+
+async def until(condition: Callable[[], bool], seconds: float) -> bool:
     """Whether a condition came true in time."""
     deadline = time.monotonic() + seconds
     while not (fulfilled := condition()) and time.monotonic() < deadline:
         await asyncio.sleep(0.05)
     return fulfilled
+
+
+# -- new requests while something is broken -------------------------------------------------------
+
+
+class Newcomers:
+    """``async with``: a request every fifth of a second, whatever becomes of those before it."""
+
+    def __init__(self, url: str) -> None:
+        self._client = new_client(url, LONGEST_SECONDS)
+        self.heard: list[Heard] = []
+        self._open: list[asyncio.Task[Heard]] = []
+
+    async def __aenter__(self) -> Newcomers:
+        self._coming = asyncio.ensure_future(self._come())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.finish()
+
+    async def _come(self) -> None:
+        while True:
+            self.heard.append(Heard())
+            self._open.append(asyncio.create_task(listen(self._client, NEWCOMER, self.heard[-1])))
+            await asyncio.sleep(PAUSE_SECONDS)
+
+    async def finish(self) -> None:
+        """No more of them come; those that are here are heard out."""
+        self._coming.cancel()
+        await asyncio.gather(self._coming, *self._open, return_exceptions=True)
+
+    async def until_served(self, watch: HealthWatch, mended: float) -> None:
+        """Returns when the last few were served, or after very long."""
+        while time.monotonic() < mended + LONGEST_SECONDS:
+            ended = [each for each in self.heard if each.answered and each.sent > mended]
+            calm = time.monotonic() - mended > QUIET_SECONDS
+            healthy = bool(watch.looks) and watch.looks[-1].status == 200
+            served = all(each.answer.status == 200 for each in ended[-SERVED_AGAIN:])
+            if calm and healthy and served and len(ended) >= SERVED_AGAIN:
+                return
+            await asyncio.sleep(0.1)
+
+
+def judge_newcomers(
+    row: ChaosRow,
+    newcomers: Sequence[Heard],
+    looks: Sequence[Look],
+    struck: float,
+    mended: float,
+    no_ingress: bool,
+) -> None:
+    """Fills in when it was noticed, when requests were served again and the slowest answer.
+
+    Who was taken in before it was noticed waits like a stream; everybody later is answered, with
+    200 or 503, within seconds.
+    """
+    here = [each for each in newcomers if each.answered >= struck]
+    failed = [each for each in here if each.answer.status != 200]
+    told = [each.answered for each in failed]
+    told += [each.answered for each in looks if each.answered >= struck and each.status != 200]
+    row.noticed = max(0.0, min(told) - struck) if told else None
+    last = max((each.sent for each in failed), default=mended)
+    served = [e.answered for e in here if e.answer.status == 200 and e.sent > last]
+    row.recovered = max(0.0, min(served) - mended) if served else None
+    late = [each for each in here if each.sent >= struck + (row.noticed or 0.0)]
+    row.slowest = max((each.seconds for each in late), default=0.0)
+    counts = Counter(str(each.answer.status or each.answer.ended) for each in here)
+    row.note = ", ".join(f"{count} x {status}" for status, count in sorted(counts.items()))
+    reasons = [trouble for each in late if (trouble := _trouble(each, no_ingress))]
+    reasons += [trouble for each in here if (trouble := _wrong_status(each))]
+    row.broken.extend(counted(reasons))
+    row.expect(row.recovered is not None, "requests were never served again")
+    texts = {text for e in newcomers if e.whole for text in e.stream.texts.values()}
+    row.expect(len(texts) <= 1, f"new requests of one seed say different things: {texts}")
+
+
+def _trouble(heard: Heard, no_ingress: bool) -> str | None:
+    if heard.answer.ended == LATE or heard.seconds > ANSWER_SECONDS:
+        return f"a new request waited for over {ANSWER_SECONDS:.0f} s | {heard.seconds:.1f} s"
+    if heard.answer.ended != WHOLE and not no_ingress:
+        return f"a new request was not answered | {heard.message}"
+    return None
+
+
+def _wrong_status(heard: Heard) -> str | None:
+    status = heard.answer.status
+    if status == 503 and not heard.refused:
+        return f"503 without Retry-After or OpenAI's shape | {heard.message}"
+    if status not in (0, 200, 503) or (status == 200 and not heard.whole):
+        return f"status {status}, {heard.answer.ended} | {heard.message}"
+    return None
+
+
+# -- faults at random moments ---------------------------------------------------------------------
+
+# Three shards, of which the engine is one, and all that replaces them.
+OPTIONS = ("--shards", "3", "--shard-spares", "1", "--shard-seconds", "2", "--samplers", "2")
+RANDOM_STREAMS, QUICK_STREAMS, AT_ONCE, RANDOM_TOKENS = 200, 24, 16, 120
+LONGEST_PEACE = 3.0  # between one fault and the next
+LOOK_SECONDS, SETTLED_SECONDS = 0.02, 1.0  # of text that comes again
+MEDIAN_SECONDS = 5.0  # that shards and samplers may take to be replaced
+RANDOM_FAULTS = tuple(
+    (role, number) for role in ("shard", "sampler") for number in (signal.SIGKILL, signal.SIGSTOP)
+)
+
+
+async def run_faults(server: RunningServer, report: ChaosReport, *, quick: bool) -> None:
+    """Shards and samplers are killed and stopped at random moments of many streams, one after the
+    other: every stream keeps its text, and how long they paused is told."""
+    requests = seeded_requests(
+        report.seed + 4, QUICK_STREAMS if quick else RANDOM_STREAMS, RANDOM_TOKENS
+    )
+    row = ChaosRow("faults", f"{len(requests)} streams", requests=len(requests))
+    before = server.count(SERVING)
+    client = new_client(server.url, END_SECONDS)
+    expected = await undisturbed(client, requests, at_once=AT_ONCE)
+    heard = [Heard() for _ in requests]
+    turns = asyncio.Semaphore(AT_ONCE)
+
+    async def one(request: SeededRequest, own: Heard) -> None:
+        async with turns:
+            await listen(client, request, own)
+
+    listening = asyncio.gather(*map(one, requests, heard))
+    recovered = await _strike_at_random(
+        server, heard, random.Random(report.seed), listening.done, row
+    )
+    await listening
+    judge_streams(row, heard, expected, may_cut=False)
+    seconds = [each for several in recovered.values() for each in several]
+    row.expect(bool(seconds), "the streams ended before anything was done to them")
+    if seconds:
+        row.recovered = median(seconds)
+        row.expect(row.recovered < MEDIAN_SECONDS, f"the median pause was {row.recovered:.1f} s")
+    row.note = "; ".join(
+        f"{name} {len(each)} times, median {median(each):.1f} s, at most {max(each):.1f}"
+        for name, each in sorted(recovered.items())
+    )
+    row.details["recovered"] = recovered
+    back = await until(lambda: server.count(SERVING) == before, BACK_SECONDS)
+    row.expect(back, f"processes are {dict(server.count(SERVING))}, were {dict(before)}")
+    stopped = [each.pid for each in alive(server.tree()) if each.status() == "stopped"]
+    row.expect(not stopped, f"stopped processes were left behind: {stopped}")
+    await expect_idle(server, row)
+    report.add(row)
+
+
+async def _strike_at_random(
+    server: RunningServer,
+    heard: Sequence[Heard],
+    chance: random.Random,
+    over: Callable[[], bool],
+    row: ChaosRow,
+) -> dict[str, list[float]]:
+    """Faults of every kind in random order and at random moments until the streams are ``over``: by
+    fault, the seconds until streams went on."""
+    recovered: dict[str, list[float]] = {}
+    left: list[tuple[str, signal.Signals]] = []
+    before = server.count(SERVING)
+    while True:
+        await asyncio.sleep(chance.uniform(0.0, LONGEST_PEACE))
+        if over():
+            return recovered
+        left = left or chance.sample(RANDOM_FAULTS, len(RANDOM_FAULTS))
+        role, number = left.pop()
+        victims = await _in_service(server, role)
+        if not victims:
+            row.broken.append(f"no {role} was left")
+            return recovered
+        victim = psutil.Process(chance.choice(victims))
+        struck = time.monotonic()
+        victim.send_signal(number)
+        pause = await _pause(heard, struck, over)
+        recovered.setdefault(f"{role} {number.name}", []).append(pause)
+
+        def replaced(lost: psutil.Process = victim) -> bool:
+            return not alive([lost]) and server.count(SERVING) == before
+
+        if not await until(replaced, BACK_SECONDS) and not over():
+            row.broken.append(f"no {role} came for one that had {number.name}")
+            with suppress(psutil.NoSuchProcess):
+                victim.send_signal(signal.SIGCONT)
+
+
+async def _pause(heard: Sequence[Heard], struck: float, over: Callable[[], bool]) -> float:
+    """How long after a fault the last longer pause of all streams together ended."""
+    said, since, ended = _said(heard), struck, struck
+    while not over() and time.monotonic() - struck < LONGEST_SECONDS:
+        await asyncio.sleep(LOOK_SECONDS)
+        now, words = time.monotonic(), _said(heard)
+        if words != said:
+            if now - since > SETTLED_SECONDS / 4:
+                ended = now
+            said, since = words, now
+            # One that was stopped is noticed after seconds in which others may speak.
+            if now - max(ended, struck) > SETTLED_SECONDS:
+                break
+    return ended - struck
+
+
+def _said(heard: Sequence[Heard]) -> int:
+    return sum(len(text) for each in heard for text in each.stream.texts.values())
+
+
+async def _in_service(server: RunningServer, role: str) -> list[int]:
+    """The processes of a role that steps wait for: no spares, and not the engine's own shard."""
+    answer = await new_client(server.url, END_SECONDS).get("/status")
+    roles = answer.json()["roles"]
+    body = {each["process_id"] for each in roles if each["role"] == "body"}
+    return sorted({each["process_id"] for each in roles if each["role"] == role} - body)

@@ -8,26 +8,19 @@ controls as it allows. Most of what is refused is in ``fuzz``.
 from __future__ import annotations
 
 import asyncio
-import http.client
 import json
 import multiprocessing
 import random
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
-import psutil
-
-from lexshard.loadtest.chaos.afterwards import expect_idle
-from lexshard.loadtest.chaos.growth import MEBIBYTE
+from lexshard.loadtest.bench.servers.running import RunningServer
 from lexshard.loadtest.chaos.report import ChaosReport, ChaosRow
-from lexshard.loadtest.chaos.server import ServerUnderTest
-from lexshard.loadtest.event_stream import EventReader
-from lexshard.loadtest.raw_stream import opened_stream
+from lexshard.loadtest.chaos.watch import MEBIBYTE, expect_idle, memory
+from lexshard.loadtest.client import Client, EventReader
 
 PART = "neighbours"
 LONGEST_GAP_SECONDS = 0.25
@@ -139,12 +132,11 @@ def neighbours(chance: random.Random) -> dict[str, Neighbour]:
     }
 
 
-async def run_neighbours(server: ServerUnderTest, report: ChaosReport, *, quick: bool) -> None:
+async def run_neighbours(server: RunningServer, report: ChaosReport, *, quick: bool) -> None:
     """Every kind beside a stream of its own; the five worst at the end."""
-    kinds = neighbours(random.Random(report.seed))
     rows = []
-    for name, neighbour in kinds.items():
-        row = await asyncio.to_thread(_beside, server, name, neighbour, quick)
+    for name, neighbour in neighbours(random.Random(report.seed)).items():
+        row = await _beside(server, name, neighbour, QUICK_REPEATS if quick else REPEATS)
         await expect_idle(server, row)
         report.add(row)
         rows.append(row)
@@ -153,29 +145,30 @@ async def run_neighbours(server: ServerUnderTest, report: ChaosReport, *, quick:
     report.add(ChaosRow(PART, "the five worst", note=told))
 
 
-def _beside(server: ServerUnderTest, name: str, neighbour: Neighbour, quick: bool) -> ChaosRow:
-    repeats = QUICK_REPEATS if quick else REPEATS
+async def _beside(server: RunningServer, name: str, neighbour: Neighbour, repeats: int) -> ChaosRow:
     row = ChaosRow(PART, name, requests=neighbour.times * repeats)
     body = json.dumps(neighbour.body).encode()
     alone: list[float] = []
     beside: list[float] = []
     growth = 0
     for _ in range(repeats):
-        with _Stream(server.url) as stream:
-            stream.listen(until=lambda: False, seconds=ALONE_SECONDS)
-            alone += stream.gaps()
-            stream.forget()
-            held = _memory(server)
-            senders = _Senders(server.url, neighbour, body)
-            watch = _MemoryWatch(server)
-            stream.listen(until=senders.done, seconds=BESIDE_SECONDS)
-            growth = max(growth, watch.most() - held)
-            beside += stream.gaps()
-            senders.join()
-        for status in senders.statuses:
-            row.kept += status == 200
-            row.refused += 400 <= status < 500 or status == 503
-            row.cut += status == 0
+        clock = TokenClock()
+        listening = asyncio.create_task(clock.listen(server.url))
+        await asyncio.sleep(ALONE_SECONDS)
+        alone += clock.gaps()
+        held = most = memory(server)
+        clock.moments = clock.moments[-1:]
+        senders = Senders(server.url, neighbour, body)
+        deadline = time.monotonic() + BESIDE_SECONDS
+        while not senders.done() and time.monotonic() < deadline:
+            await asyncio.sleep(0.1)
+            most = max(most, await asyncio.to_thread(memory, server))
+        beside += clock.gaps()
+        growth = max(growth, most - held)
+        listening.cancel()
+        await asyncio.gather(listening, return_exceptions=True)
+        for status in await asyncio.to_thread(senders.leave):
+            row.count(status)
             row.wrong += status == 500
     row.slowest = max(beside, default=float("inf"))
     row.note = (
@@ -189,85 +182,58 @@ def _beside(server: ServerUnderTest, name: str, neighbour: Neighbour, quick: boo
     return row
 
 
-class _Stream:
-    """A stream of tokens, and when they come; another one follows where it ends."""
+class TokenClock:
+    """When the tokens of a stream come; another one follows where it ends."""
 
-    def __init__(self, url: str) -> None:
-        self._url = url + COMPLETIONS
-        self._times: list[float] = []
-        self._open = ExitStack()
-        self._pieces: Iterator[bytes] = iter(())
-
-    def __enter__(self) -> _Stream:
-        self._begin()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._open.close()
-
-    def _begin(self) -> None:
-        body = json.dumps(STREAM).encode()
-        _, self._pieces = self._open.enter_context(opened_stream(self._url, body, {}, 60.0))
+    def __init__(self) -> None:
+        self.moments: list[float] = []
         self._events = EventReader()
 
-    def listen(self, until: Callable[[], bool], seconds: float) -> None:
-        """Until it is so, but no longer than so many seconds."""
-        deadline = time.monotonic() + seconds
-        while not until() and time.monotonic() < deadline:
-            piece = next(self._pieces, b"")
-            if not piece:  # a gap that is nobody's fault
-                self._open.close()
-                self._begin()
-                self._times.append(float("nan"))
-                continue
-            if self._events.feed(piece):
-                self._times.append(time.monotonic())
+    async def listen(self, url: str) -> None:
+        """Until it is cancelled."""
+        client = Client(url, keep=False)
+        while True:
+            self._events = EventReader()
+            await client.post(COMPLETIONS, STREAM, self)
+            self.moments.append(float("nan"))  # a gap that is nobody's fault
+
+    def feed(self, data: bytes, now: float) -> None:
+        if self._events.feed(data):
+            self.moments.append(now)
 
     def gaps(self) -> list[float]:
-        """Seconds between tokens."""
-        pairs = zip(self._times, self._times[1:], strict=False)
-        return [later - earlier for earlier, later in pairs if later > earlier]
-
-    def forget(self) -> None:
-        self._times = self._times[-1:]
+        """Seconds between tokens, the one that is waited for included."""
+        moments = [*self.moments, time.perf_counter()]
+        return [later - earlier for earlier, later in pairwise(moments) if later > earlier]
 
 
-class _Senders:
-    """A process whose threads send one request each, and hear its answer out or leave: in this one
-    they would hold up whoever looks at the clock."""
+class Senders:
+    """A process that sends a neighbour's requests: in this one they would hold up what looks at the
+    clock."""
 
     def __init__(self, url: str, neighbour: Neighbour, body: bytes) -> None:
-        self.statuses: list[int] = []
         context = multiprocessing.get_context("fork")
-        self._left = context.Event()
         self._told = context.SimpleQueue()
         self._ended = 0.0
-        self._process = context.Process(target=self._send_all, args=(url, neighbour, body))
+        arguments = (url, neighbour, body)
+        self._process = context.Process(target=self._send_all, args=arguments, daemon=True)
         self._process.start()
 
     def _send_all(self, url: str, neighbour: Neighbour, body: bytes) -> None:
-        arguments = (url + neighbour.path, neighbour, body)
-        threads = [
-            threading.Thread(target=self._send, args=arguments) for _ in range(neighbour.times)
-        ]
-        for thread in threads:
-            thread.start()
-            if neighbour.leaves:  # whose places the next one then takes
-                thread.join()
-        for thread in threads:
-            thread.join()
+        asyncio.run(self._send(url, neighbour, body))
 
-    def _send(self, url: str, neighbour: Neighbour, body: bytes) -> None:
+    async def _send(self, url: str, neighbour: Neighbour, body: bytes) -> None:
         seconds = LEAVING_SECONDS if neighbour.leaves else 2 * BESIDE_SECONDS
-        status = 0
-        try:
-            with opened_stream(url, body, {}, seconds) as (status, pieces):
-                for _ in pieces:
-                    if self._left.is_set():
-                        break
-        except (OSError, http.client.HTTPException):
-            status = 0
-        self._told.put(status)
+        client = Client(url, seconds=seconds, keep=False)
+
+        async def one() -> None:
+            self._told.put((await client.post(neighbour.path, body)).status)
+
+        if neighbour.leaves:  # one after the other: the next takes the places of the one before
+            for _ in range(neighbour.times):
+                await one()
+        else:
+            await asyncio.gather(*(one() for _ in range(neighbour.times)))
 
     def done(self) -> bool:
         """Whether all have been answered, for a moment."""
@@ -276,40 +242,11 @@ class _Senders:
         self._ended = self._ended or time.monotonic()
         return time.monotonic() - self._ended > ALONE_SECONDS
 
-    def join(self) -> None:
-        """Those that are still heard are left."""
-        self._left.set()
+    def leave(self) -> list[int]:
+        """The statuses of those that were answered; the others are left."""
+        self._process.kill()
         self._process.join()
+        statuses = []
         while not self._told.empty():
-            self.statuses.append(self._told.get())
-
-
-class _MemoryWatch:
-    """The most that the processes of a server have held together, looked at now and then."""
-
-    def __init__(self, server: ServerUnderTest) -> None:
-        self._server = server
-        self._most = 0
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._look, daemon=True)
-        self._thread.start()
-
-    def _look(self) -> None:
-        while not self._over.wait(0.1):
-            self._most = max(self._most, _memory(self._server))
-
-    def most(self) -> int:
-        self._over.set()
-        self._thread.join()
-        return self._most
-
-
-def _memory(server: ServerUnderTest) -> int:
-    """Resident bytes of all processes."""
-    held = 0
-    for process in server.tree():
-        try:
-            held += process.memory_info().rss
-        except psutil.Error:
-            continue
-    return held
+            statuses.append(self._told.get())
+        return statuses

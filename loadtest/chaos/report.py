@@ -11,20 +11,8 @@ from typing import Any
 
 from lexshard.loadtest.bench.record import format_table
 
-_HEADERS = (
-    "part",
-    "case",
-    "requests",
-    "kept",
-    "refused",
-    "cut",
-    "wrong",
-    "noticed s",
-    "recovered s",
-    "slowest s",
-    "promises",
-    "note",
-)
+_COUNTS = ("requests", "kept", "refused", "cut", "wrong")
+_SECONDS = ("noticed", "recovered", "slowest")
 
 
 @dataclass(slots=True)
@@ -51,9 +39,16 @@ class ChaosRow:
         if not fulfilled:
             self.broken.append(otherwise)
 
+    def count(self, status: int) -> None:
+        """An answer by its status, 0 where there was none; one that fits nowhere is counted by what
+        judges it."""
+        self.cut += not status
+        self.kept += 200 <= status < 300
+        self.refused += 400 <= status < 500 or status == 503
+
     def cells(self) -> list[str]:
-        counts = (self.requests, self.kept, self.refused, self.cut, self.wrong)
-        seconds = (self.noticed, self.recovered, self.slowest)
+        counts = [getattr(self, name) for name in _COUNTS]
+        seconds = [getattr(self, name) for name in _SECONDS]
         return [
             self.part,
             self.case,
@@ -90,21 +85,25 @@ class ChaosReport:
 
     def table(self) -> str:
         """All rows, and below them every promise that was broken."""
-        lines = [format_table(_HEADERS, [row.cells() for row in self.rows]), ""]
+        headers = [
+            "part",
+            "case",
+            *_COUNTS,
+            *(f"{name} s" for name in _SECONDS),
+            "promises",
+            "note",
+        ]
+        lines = [format_table(headers, [row.cells() for row in self.rows]), ""]
         if not self.broken:
             return "\n".join([*lines, "Every promise was kept."])
         return "\n".join([*lines, "Broken:", *(f"  {each}" for each in self.broken)])
 
     def write(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        whole = {
-            "machine": self.machine,
-            "versions": self.versions,
-            "command": self.command,
-            "seed": self.seed,
+        whole = asdict(self) | {
+            "started": None,
             "seconds": time.monotonic() - self.started,
             "broken": self.broken,
-            "rows": [asdict(row) for row in self.rows],
         }
         path.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
 

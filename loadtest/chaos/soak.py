@@ -1,93 +1,115 @@
-"""Minutes of mixed load: good requests whose text is known, bad ones, clients that leave."""
+"""Hundreds of seeded streams at once, each of which says what it says alone; and minutes of mixed
+load: good requests whose text is known, bad ones, clients that leave."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
-import httpx
-
 from lexshard.loadtest.bench.record import percentile
-from lexshard.loadtest.chaos.afterwards import expect_unharmed
-from lexshard.loadtest.chaos.client import (
+from lexshard.loadtest.bench.servers.running import RunningServer
+from lexshard.loadtest.chaos.fuzz import breach, exchange, hostile_request
+from lexshard.loadtest.chaos.report import ChaosReport, ChaosRow, counted
+from lexshard.loadtest.chaos.requests import (
     KEPT,
     REFUSED,
     Heard,
     SeededRequest,
     difference,
     fate,
+    judge_streams,
     listen,
     new_client,
     seeded_requests,
     undisturbed,
 )
-from lexshard.loadtest.chaos.fuzz import HEALTH_SECONDS, hostile_request
-from lexshard.loadtest.chaos.growth import GrowthWatch
-from lexshard.loadtest.chaos.health import HealthWatch, latencies
-from lexshard.loadtest.chaos.hostile.exchange import breach, exchange
-from lexshard.loadtest.chaos.report import ChaosReport, ChaosRow, counted
-from lexshard.loadtest.chaos.server import ServerUnderTest
+from lexshard.loadtest.chaos.watch import (
+    HEALTH_SECONDS,
+    GrowthWatch,
+    HealthWatch,
+    expect_idle,
+    expect_unharmed,
+)
+from lexshard.loadtest.client import Client, HttpAnswer
 
-PART = "soak"
 SECONDS, QUICK_SECONDS = 240.0, 25.0
 CLIENTS = 8
 GROWTH_LOOKS = 60
-ANSWER_SECONDS = 30.0
+ANSWER_SECONDS = 60.0
+STREAMS, TOKENS, QUICK_TOKENS, TRIES = 300, 24, 8, 200
 BAD_KINDS = ("wrong types", "odd numbers", "broken JSON", "empty", "odd conversations", "nesting")
 GOOD, BAD, LEAVING, TOKENIZED, METRICS = "good", "bad", "leaving", "/tokenize", "/metrics"
 WEIGHTS = {GOOD: 50, BAD: 20, LEAVING: 15, TOKENIZED: 10, METRICS: 5}
 
 
-async def run_soak(server: ServerUnderTest, report: ChaosReport, *, quick: bool) -> None:
-    """A row per kind of request, one for ``/health``, one per process."""
-    before = server.known()
-    growth = GrowthWatch(server)
-    seconds = QUICK_SECONDS if quick else SECONDS
-    async with new_client(server.url, ANSWER_SECONDS) as client:
-        load = MixedLoad(server, client, report.seed)
-        await load.prepare()
-        async with HealthWatch(server.port) as watch:
-            looking = asyncio.ensure_future(growth.look_on(seconds / GROWTH_LOOKS))
-            deadline = time.monotonic() + seconds
-            await asyncio.gather(*(load.ask_until(deadline, index) for index in range(CLIENTS)))
-            looking.cancel()
-            await asyncio.gather(looking, return_exceptions=True)
-    for row in load.rows():
-        report.add(row)
-    report.add(_health_row(watch))
-    for row in growth.rows(PART):
-        report.add(row)
-    row = ChaosRow(PART, "afterwards")
-    await expect_unharmed(server, before, row)
+async def run_streams(server: RunningServer, report: ChaosReport, *, quick: bool) -> None:
+    """One after the other first, then all at once."""
+    requests = seeded_requests(report.seed + 1, STREAMS, QUICK_TOKENS if quick else TOKENS)
+    row = ChaosRow("streams", f"{STREAMS} at once", requests=STREAMS)
+    chance, client = random.Random(report.seed), new_client(server.url, 4 * ANSWER_SECONDS)
+    refused = 0
+
+    async def until_taken(request: SeededRequest) -> Heard:
+        """As the ``openai`` client does: a 503 is tried again when the server says."""
+        nonlocal refused
+        for _ in range(TRIES):
+            heard = await listen(client, request)
+            if not heard.refused:
+                break
+            refused += 1
+            pause = float(heard.answer.headers.get("retry-after", 1))
+            await asyncio.sleep(pause * (0.5 + chance.random()))
+        return heard
+
+    expected = await undisturbed(client, requests)
+    async with HealthWatch(server.url) as watch:
+        answers = await asyncio.gather(*map(until_taken, requests))
+        row.note = f"/health {watch.latencies()}"
+    judge_streams(row, answers, expected, may_cut=False)
+    row.refused = refused
+    row.slowest = max(heard.seconds for heard in answers)
+    await expect_idle(server, row)
     report.add(row)
 
 
-def _health_row(watch: HealthWatch) -> ChaosRow:
-    row = ChaosRow(PART, "/health", requests=len(watch.looks), note=latencies(watch.looks))
-    row.kept = sum(look.status == 200 for look in watch.looks)
-    row.slowest = max(look.seconds for look in watch.looks)
-    row.expect(row.kept == row.requests, f"{row.requests - row.kept} times it was not 200")
-    row.expect(row.slowest < HEALTH_SECONDS, f"it took {row.slowest:.1f} s")
-    return row
+async def run_soak(server: RunningServer, report: ChaosReport, *, quick: bool) -> None:
+    """A row per kind of request, one for ``/health``, one per process."""
+    before, growth = server.roles(), GrowthWatch(server)
+    seconds = QUICK_SECONDS if quick else SECONDS
+    load = MixedLoad(server.url, new_client(server.url, ANSWER_SECONDS), report.seed)
+    await load.prepare()
+    async with HealthWatch(server.url) as watch:
+        looking = asyncio.ensure_future(growth.look_on(seconds / GROWTH_LOOKS))
+        deadline = time.monotonic() + seconds
+        await asyncio.gather(*(load.ask_until(deadline, index) for index in range(CLIENTS)))
+        looking.cancel()
+        await asyncio.gather(looking, return_exceptions=True)
+    health = ChaosRow("soak", "/health", requests=len(watch.looks), note=watch.latencies())
+    health.kept = sum(look.status == 200 for look in watch.looks)
+    health.slowest = watch.slowest_since(0.0)
+    health.expect(health.kept == health.requests, "sometimes it was not 200")
+    health.expect(health.slowest < HEALTH_SECONDS, f"it took {health.slowest:.1f} s")
+    afterwards = ChaosRow("soak", "afterwards")
+    await expect_unharmed(server, before, afterwards)
+    for row in (*load.rows(), health, *growth.rows("soak"), afterwards):
+        report.add(row)
 
 
 class MixedLoad:
     """Clients that ask one thing after the other, drawn from a seed, and judge every answer."""
 
-    def __init__(self, server: ServerUnderTest, client: httpx.AsyncClient, seed: int) -> None:
-        self._server = server
+    def __init__(self, url: str, client: Client, seed: int) -> None:
+        self._url = url
         self._client = client
         self._seed = seed
         self._pairs: list[tuple[SeededRequest, Heard]] = []
         self._long: list[tuple[SeededRequest, Heard]] = []
-        self._ids: bytes = b""
-        self._rows = {kind: ChaosRow(PART, kind) for kind in WEIGHTS}
-        self._reasons: dict[str, list[str]] = defaultdict(list)
+        self._ids = b""
+        self._rows = {kind: ChaosRow("soak", kind) for kind in WEIGHTS}
         self._seconds: dict[str, list[float]] = defaultdict(list)
         self._ask: dict[str, Callable[[random.Random], Awaitable[None]]] = {
             GOOD: self._good,
@@ -105,7 +127,7 @@ class MixedLoad:
         self._pairs = list(zip(requests, await undisturbed(self._client, requests), strict=True))
         long = seeded_requests(self._seed + 6, 4, 300)
         self._long = list(zip(long, await undisturbed(self._client, long), strict=True))
-        self._ids = (await self._tokenize()).content
+        self._ids = (await self._tokenize()).body
 
     async def ask_until(self, deadline: float, number: int) -> None:
         """One client's life."""
@@ -115,15 +137,12 @@ class MixedLoad:
             [kind] = chance.choices(kinds, weights)
             asked = time.monotonic()
             self._rows[kind].requests += 1
-            try:
-                await self._ask[kind](chance)
-            except httpx.HTTPError as error:
-                self._wrong(kind, f"no answer | {error!r}")
+            await self._ask[kind](chance)
             self._seconds[kind].append(time.monotonic() - asked)
 
     def rows(self) -> list[ChaosRow]:
         for kind, row in self._rows.items():
-            row.broken = counted(self._reasons[kind])
+            row.broken = counted(row.broken)
             if seconds := self._seconds[kind]:
                 row.slowest = max(seconds)
                 middle, high = percentile(seconds, 50), percentile(seconds, 99)
@@ -132,11 +151,11 @@ class MixedLoad:
 
     def _wrong(self, kind: str, reason: str) -> None:
         self._rows[kind].wrong += 1
-        self._reasons[kind].append(reason)
+        self._rows[kind].broken.append(reason)
 
     async def _good(self, chance: random.Random) -> None:
         request, expected = chance.choice(self._pairs)
-        heard = await listen(self._client, request, Heard())
+        heard = await listen(self._client, request)
         result = fate(heard, expected)
         self._rows[GOOD].kept += result == KEPT
         self._rows[GOOD].refused += result == REFUSED
@@ -149,31 +168,30 @@ class MixedLoad:
         with suppress(TimeoutError):
             async with asyncio.timeout(chance.random()):
                 await listen(self._client, request, heard)
-        self._rows[LEAVING].cut += not heard.ended
-        for index, text in heard.texts.items():
-            if not expected.texts[index].startswith(text):
+        self._rows[LEAVING].cut += not heard.answered
+        for index, text in heard.stream.texts.items():
+            if not expected.stream.texts[index].startswith(text):
                 self._wrong(LEAVING, f"wrong tokens | {text}")
 
     async def _bad(self, chance: random.Random) -> None:
         request = hostile_request(chance.choice(BAD_KINDS), self._seed, chance.randrange(2**31))
-        answer = await exchange(self._server.port, request)
-        self._rows[BAD].kept += 200 <= answer.status < 300
-        self._rows[BAD].refused += 400 <= answer.status < 500 or answer.status == 503
+        answer = await exchange(self._url, request)
+        self._rows[BAD].count(answer.status)
         if reason := breach(request, answer):
             self._wrong(BAD, f"{reason} | {request.begins()}")
 
     async def _tokenized(self, _: random.Random) -> None:
-        response = await self._tokenize()
-        self._rows[TOKENIZED].kept += response.content == self._ids
-        if response.content != self._ids:
-            self._wrong(TOKENIZED, f"status {response.status_code} | {response.text[:200]}")
+        self._expect(TOKENIZED, answer := await self._tokenize(), answer.body == self._ids)
 
     async def _metrics(self, _: random.Random) -> None:
-        response = await self._client.get("/metrics")
-        self._rows[METRICS].kept += response.status_code == 200
-        if response.status_code != 200:
-            self._wrong(METRICS, f"status {response.status_code} | {response.text[:200]}")
+        self._expect(METRICS, await self._client.get("/metrics"), True)
 
-    async def _tokenize(self) -> httpx.Response:
-        content = json.dumps({"prompt": "Once upon a time there was a child. " * 20})
-        return await self._client.post("/tokenize", content=content)
+    def _expect(self, kind: str, answer: HttpAnswer, right: bool) -> None:
+        kept = answer.status == 200 and right
+        self._rows[kind].kept += kept
+        if not kept:
+            self._wrong(kind, f"status {answer.status} | {answer.fault or answer.body[:200]!r}")
+
+    async def _tokenize(self) -> HttpAnswer:
+        body = {"prompt": "Once upon a time there was a child. " * 20}
+        return await self._client.post("/tokenize", body)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from lexshard.loadtest.gpu.budget import Budget
+from lexshard.loadtest.gpu.timing import Budget
 
 ROOT = Path(__file__).resolve().parents[2]
 MARK = "@pytest.mark.gpu"

@@ -19,7 +19,7 @@ from lexshard.actors.engine.completion import run_to_completion
 from lexshard.actors.engine.engine import Engine
 from lexshard.loadtest.bench.record import CaseLabels, Measure, Report
 from lexshard.loadtest.gpu.batch_dependence import batch_dependence, requests
-from lexshard.loadtest.gpu.budget import Budget
+from lexshard.loadtest.gpu.timing import Budget
 
 MODEL = Path(__file__).resolve().parents[2] / "models/lexshard-demo"
 STEP = Measure("step", "ms", higher_is_better=False)

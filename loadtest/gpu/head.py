@@ -1,4 +1,4 @@
-"""The head of the blueprint's three models: certified against cuBLAS.
+"""The head of the blueprint's three models: certified against cuBLAS and a fused dense kernel.
 
 Two measures per case. ``device``: CUDA graphs alone, without the host. ``step``: by the host's
 clock, from hidden states on the device to token ids on the host.
@@ -7,7 +7,7 @@ clock, from hidden states on the device to token ids on the host.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
@@ -18,20 +18,22 @@ import torch
 from lexshard.actors.head.gpu.device_shard import CAPACITY, DeviceShard
 from lexshard.actors.head.ladder import Ladder
 from lexshard.actors.head.screens import tier_bytes
-from lexshard.actors.states.need import Need
-from lexshard.kernels.draw import Controls, draw
+from lexshard.kernels.dense import Draws
+from lexshard.kernels.dense import triton_kernel as dense
+from lexshard.kernels.draw import draw
 from lexshard.kernels.quantize import Kind, Tier
 from lexshard.kernels.rows import canonical_logits
 from lexshard.kernels.screen.gpu.tensor_cores import place, screen
+from lexshard.loadtest.bench.contenders.head import choose
 from lexshard.loadtest.bench.record import CaseLabels, Measure, Report
-from lexshard.loadtest.gpu.budget import Budget
+from lexshard.loadtest.bench.synthetic.head_workload import SAMPLING_METHODS, controls, needs
 from lexshard.loadtest.gpu.synthetic import (
     HeadDimensions,
     make_hidden,
     make_weight,
     quantize_in_parallel,
 )
-from lexshard.loadtest.gpu.timing import Call, Timer, in_turns
+from lexshard.loadtest.gpu.timing import Budget, Call, Timer, in_turns
 
 DEVICE = Measure("device", "ms", higher_is_better=False)
 STEP = Measure("step", "ms", higher_is_better=False)
@@ -40,7 +42,7 @@ RESCORED = Measure("rescored", "tokens per row", higher_is_better=False)
 FALLBACKS = Measure("fallbacks", "share of rows", higher_is_better=False)
 DIFFERENCES = Measure("token differences", "of rows", higher_is_better=False)
 
-TOP_K = 50
+POSITION = 7
 OURS = "certified"
 # What each tier is good for: int4's certain bounds leave too much of a top-50.
 TIERS: tuple[tuple[Kind, tuple[str, ...]], ...] = (
@@ -48,6 +50,10 @@ TIERS: tuple[tuple[Kind, tuple[str, ...]], ...] = (
     ("int4-dither", ("greedy", "sample", "top-50")),
     ("int4", ("greedy", "sample")),
 )
+METHODS = {
+    wish: SAMPLING_METHODS[name]
+    for wish, name in (("greedy", "greedy"), ("sample", "gumbel"), ("top-50", "top50"))
+}
 BATCHES = (1, 8, 64)
 
 
@@ -138,15 +144,15 @@ class Bench:
             self.report.add(labels, BANDWIDTH, {"screen": rates})
 
     def _measure_case(self, shard: DeviceShard, kind: Kind, rows: int, wish: str) -> None:
-        needs = _needs(rows, wish)
+        asked = needs(METHODS[wish], rows, POSITION)
         hidden = self.hidden[:rows].contiguous()
         labels = self._labels(kind, rows=rows, wish=wish)
-        certificates = shard.rescore(shard.screen(hidden, needs)).certificates
+        certificates = shard.rescore(shard.screen(hidden, asked)).certificates
         rescored = [float(each.rescored_rows) for each in certificates]
         self.report.add(labels, RESCORED, {OURS: rescored})
         fallbacks = [float(each.fallback) for each in certificates]
         self.report.add(labels, FALLBACKS, {OURS: fallbacks})
-        peers = _peers(self.weight, hidden, wish, needs)
+        peers = _peers(self.weight, hidden, wish)
         if not any(fallbacks):  # a step that falls back does not end with its graph
             graphs = {name: self.timer.captured(call) for name, call in peers.items()}
             device = self._device({OURS: shard.replay(rows), **graphs})
@@ -158,11 +164,11 @@ class Bench:
                 for name, times in device.items()
             }
             self.report.add(labels, BANDWIDTH, rates)
-        controls = _controls(needs)
+        drawn = controls(METHODS[wish], rows, POSITION)
 
         def step() -> object:
-            found = shard.rescore(shard.screen(hidden, needs))
-            return draw(found.ids, found.logits, found.offsets, controls)
+            found = shard.rescore(shard.screen(hidden, asked))
+            return draw(found.ids, found.logits, found.offsets, drawn)
 
         walls = {OURS: step, **{name: _to_host(call) for name, call in peers.items()}}
         times = in_turns(self.timer.wall_run, walls, self.settings.runs, self.budget)
@@ -178,10 +184,11 @@ class Bench:
         offsets = np.arange(rows + 1, dtype=np.int64) * size
         wrong = 0
         for wish in wishes:
-            needs = _needs(rows, wish)
-            found = shard.rescore(shard.screen(states, needs))
-            ours = draw(found.ids, found.logits, found.offsets, _controls(needs))
-            expected = draw(ids, every, offsets, _controls(needs))
+            asked = needs(METHODS[wish], rows, POSITION)
+            found = shard.rescore(shard.screen(states, asked))
+            drawn = controls(METHODS[wish], rows, POSITION)
+            ours = draw(found.ids, found.logits, found.offsets, drawn)
+            expected = draw(ids, every, offsets, drawn)
             differences = {OURS: [float(np.mean(ours != expected))]}
             if wish == "greedy":
                 theirs = (states.to(self.weight.dtype) @ self.weight.T).argmax(dim=1)
@@ -192,56 +199,31 @@ class Bench:
         return wrong
 
 
-def _needs(rows: int, wish: str) -> list[Need]:
-    if wish == "greedy":
-        return [Need("top1")] * rows
-    if wish == "sample":
-        return [Need("top1", key=row, position=7, inverse_temperature=1.0) for row in range(rows)]
-    return [
-        Need("topk", k=TOP_K, key=row, position=7, inverse_temperature=1.0) for row in range(rows)
-    ]
-
-
-def _controls(needs: Sequence[Need]) -> Controls:
-    return Controls(
-        inverse_temperature=np.array([need.inverse_temperature for need in needs]),
-        top_k=np.array([need.k for need in needs], np.int64),
-        top_p=np.ones(len(needs)),
-        log_min_p=np.full(len(needs), -np.inf),
-        key=np.array([need.key for need in needs], np.uint64),
-        position=np.array([need.position for need in needs], np.uint64),
-    )
-
-
 def _to_host(call: Callable[[], torch.Tensor]) -> Call:
     return lambda: call().cpu()
 
 
 def _peers(
-    weight: torch.Tensor, hidden: torch.Tensor, wish: str, needs: Sequence[Need]
+    weight: torch.Tensor, hidden: torch.Tensor, wish: str
 ) -> dict[str, Callable[[], torch.Tensor]]:
     """The dense ways to the same kind of token, each ending with token ids on the device."""
-    rounded = hidden.to(weight.dtype)
-    transposed = weight.T
+    rounded, transposed, rows = hidden.to(weight.dtype), weight.T, len(hidden)
 
-    def cublas_greedy() -> torch.Tensor:
-        return (rounded @ transposed).argmax(dim=1)
+    def cublas() -> torch.Tensor:
+        return choose((rounded @ transposed), METHODS[wish], None)
 
-    def drawn(logits: torch.Tensor) -> torch.Tensor:
-        """`torch.multinomial` without its checks, which wait for the device."""
-        probabilities = torch.softmax(logits, dim=1)
-        exponentials = torch.empty_like(probabilities).exponential_()
-        return (probabilities / exponentials).argmax(dim=1)
-
-    def cublas_sample() -> torch.Tensor:
-        return drawn((rounded @ transposed).float())
-
-    def cublas_top_k() -> torch.Tensor:
-        best = torch.topk((rounded @ transposed).float(), TOP_K, dim=1)
-        return best.indices.gather(1, drawn(best.values)[:, None])
+    def fused(scale: float) -> Callable[[], torch.Tensor]:
+        keys, positions = np.arange(rows, dtype=np.uint64), np.full(rows, POSITION, np.uint64)
+        draws = dense.place(Draws(keys, positions, np.full(rows, scale)), weight.device)
+        return lambda: dense.dense_gumbel(rounded, weight, draws)
 
     if wish == "greedy":
-        return {"cuBLAS + argmax": cublas_greedy}
+        return {"cuBLAS + argmax": cublas, "fused dense": fused(0.0)}
     if wish == "sample":
-        return {"cuBLAS + softmax + draw": cublas_sample}
-    return {"cuBLAS + top-k + draw": cublas_top_k}
+        return {
+            "cuBLAS + softmax + draw": cublas,
+            "fused dense + Gumbel": fused(1.0),
+            # A bound for every fused dense kernel: it draws nothing.
+            "fused dense, greedy": fused(0.0),
+        }
+    return {"cuBLAS + top-k + draw": cublas}

@@ -11,9 +11,9 @@ from typing import Any
 
 from lexshard.loadtest.bench.machine import describe_machine, installed_versions
 from lexshard.loadtest.bench.record import Report
-from lexshard.loadtest.gpu.budget import Budget
 from lexshard.loadtest.gpu.checks import TestOutcome, run_tests
 from lexshard.loadtest.gpu.summary import summary_page
+from lexshard.loadtest.gpu.timing import Budget
 
 PACKAGES = ("torch", "triton", "transformers", "numba", "numpy")
 WHOLE_SECONDS = 520.0

@@ -1,4 +1,5 @@
-"""Times on a CUDA device: graphs replayed in turns, so that no clock favours one of them."""
+"""Times on a CUDA device: graphs replayed in turns, so that no clock favours one of them; and time
+for a whole run and for each of its parts, so that a run ends when it promised to."""
 
 from __future__ import annotations
 
@@ -8,13 +9,32 @@ from typing import Protocol
 
 import torch
 
-from lexshard.loadtest.gpu.budget import Budget
-
 Call = Callable[[], object]
 WARM_UPS = 3
 RUN_SECONDS = 0.02  # a run repeats a call for about so long
 MOST_REPEATS = 200
 COPIED_BYTES = 1 << 30
+
+
+class Budget:
+    """``seconds`` from now on; parts of it end no later than the whole."""
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._end = clock() + seconds
+
+    @property
+    def left(self) -> float:
+        """Seconds until the end, 0 when it has passed."""
+        return max(0.0, self._end - self._clock())
+
+    @property
+    def spent(self) -> bool:
+        return self.left == 0.0
+
+    def part(self, seconds: float) -> Budget:
+        """A budget of at most ``seconds`` inside this one."""
+        return Budget(min(seconds, self.left), self._clock)
 
 
 class Timer(Protocol):

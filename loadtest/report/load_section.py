@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from lexshard.loadtest.bench.load.figures import milliseconds
+from lexshard.loadtest.bench.load.timeline import LoadRun, over_time
 from lexshard.loadtest.bench.record import format_number
-from lexshard.loadtest.bench.serve.figures import milliseconds
-from lexshard.loadtest.bench.serve.timeline import LoadRun, over_time
 from lexshard.loadtest.report.plots import Lines, by_rate, distribution
 from lexshard.loadtest.report.plots import over_time as plot_over_time
 

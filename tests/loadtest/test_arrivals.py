@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from lexshard.loadtest.arrivals import ARRIVALS, arrival_seconds
-from lexshard.loadtest.load_shapes import SHAPES, users_at
+from lexshard.loadtest.arrivals import ARRIVALS, SHAPES, arrival_seconds, users_at
 
 COUNT = 20_000
 # The seeds are fixed: a test that passes goes on passing. With another seed it would fail by

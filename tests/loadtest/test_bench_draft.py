@@ -12,30 +12,27 @@ import numpy as np
 import pytest
 
 from lexshard.actors.configuration import EngineConfiguration
-from lexshard.actors.drafter.heads import frequency_head, full_head, routed_head
+from lexshard.actors.drafter.heads import frequency_head, full_head
 from lexshard.actors.messages import SamplingParameters
-from lexshard.loadtest.bench.draft import command
-from lexshard.loadtest.bench.draft.case import (
+from lexshard.loadtest.bench import draft
+from lexshard.loadtest.bench.draft import (
     AS_TRAINED,
     FIXED,
     FULL,
     PAPER,
-    ROUTER,
-    STATIC,
-    DraftHeads,
-    DraftLengths,
-)
-from lexshard.loadtest.bench.draft.cost import record_costs
-from lexshard.loadtest.bench.draft.options import add_arguments
-from lexshard.loadtest.bench.draft.speed import (
     PLAIN,
+    ROUTER,
     SHORTLIST,
     SPEED,
+    STATIC,
+    DraftHeads,
     DraftingEngine,
+    DraftLengths,
     record_speed,
 )
-from lexshard.loadtest.bench.draft.tasks import read_tasks, sample
+from lexshard.loadtest.bench.options.draft import add_arguments
 from lexshard.loadtest.bench.record import Report
+from lexshard.loadtest.bench.synthetic.tasks import read_tasks, sample
 from tests.support.router_cases import TinyPair, router_file, some_positions
 
 
@@ -107,15 +104,6 @@ def test_rivals_of_the_router_look_at_no_fewer_tokens(pair: TinyPair) -> None:
     assert compared["40%"][PAPER].share >= 0.4
 
 
-def test_products_are_timed_beside_each_other(pair: TinyPair) -> None:
-    cluster_of = np.arange(pair.size, dtype=np.int32) % 9
-    routed = routed_head(pair.weight, router_file(cluster_of, pair.weight.shape[1]))
-    report = Report(machine={}, versions={}, command="", seed=0)
-    times = record_costs(report, full_head(pair.weight), routed, tokens=20, runs=2)
-    assert all(len(runs) == 2 and min(runs) > 0 for runs in times.values())
-    assert len(report.results) == len(times) == 3
-
-
 def test_the_engine_is_timed_with_every_head_and_its_rows_are_counted(pair: TinyPair) -> None:
     configuration = EngineConfiguration(str(pair.folder), head="dense", max_running=1)
     # A draft that is its target: with all rows every guess stands, with one row hardly any.
@@ -139,7 +127,7 @@ def test_the_summary_counts_every_case_alike() -> None:
         return {name: DraftLengths(np.array([value]), 0.2) for name, value in values.items()}
 
     cases = [lengths(10, 10, 9, 8), lengths(10, 8, 9, 7)]
-    text = command.summary([{AS_TRAINED: each} for each in cases])
+    text = "\n".join(draft.summary([{AS_TRAINED: each} for each in cases]))
     assert "router: 0.900 of the full head's accepted guesses (worst 0.800)" in text
     assert "static list: 0.750" in text
     assert "above it in 1 of 2 cases, equal in 0" in text
@@ -154,7 +142,7 @@ def test_the_demo_pair_is_measured(
     written = tmp_path / "draft.json"
     options = ["--data", str(data), "--quick", "--tokens", "32", "--shares", "0.05"]
     options += ["--json", str(written)]
-    assert command.run(parser.parse_args(options)) == 0
+    assert draft.run(parser.parse_args(options)) == 0
     content = json.loads(written.read_text(encoding="utf-8"))
     names = {each["name"] for each in content["results"]}
     assert {FULL, ROUTER, PAPER, FIXED, STATIC, PLAIN} <= names

@@ -4,32 +4,37 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from lexshard.loadtest.bench.engine import command as engine
-from lexshard.loadtest.bench.engine import options as engine_options
-from lexshard.loadtest.bench.engine.agreement import Difference, compare
-from lexshard.loadtest.bench.machine import pinned_to_cores
+from lexshard.actors.body.loading import load
+from lexshard.loadtest.bench import engine
+from lexshard.loadtest.bench.engine_runs import (
+    Difference,
+    EngineRun,
+    check_lengths,
+    compare,
+)
+from lexshard.loadtest.bench.options import engine as engine_options
+from lexshard.loadtest.bench.peers.beside_vllm import Worker, alternate
+from lexshard.loadtest.bench.peers.own_engine import EngineRunner
 from lexshard.loadtest.bench.peers.transformers_generate import GenerateRunner, left_padded
-from lexshard.loadtest.bench.process_pairs import Task, Worker, WorkerReport, alternate
-from lexshard.loadtest.bench.record import Measure, Report, paired_ratio, percentile
-from lexshard.loadtest.bench.runs import EngineRun, run_interleaved
-from lexshard.loadtest.bench.workload import OUTPUT_TOKENS, PROMPT_TOKENS, Job, mixed_jobs
-
-SECONDS = Measure("latency", "s", higher_is_better=False)
-positive = st.floats(min_value=1e-3, max_value=1e6)
+from lexshard.loadtest.bench.synthetic.jobs import (
+    OUTPUT_TOKENS,
+    PROMPT_TOKENS,
+    Job,
+    mixed_jobs,
+)
+from lexshard.loadtest.bench.synthetic.random_model import DEMO, write_random_model
 
 
 class WordTokenizer:
@@ -58,35 +63,6 @@ class StubRunner:
             token_seconds=tuple(times),
             shares={"head": 0.25} if self.name == "lexshard" else {},
         )
-
-
-# -- arithmetic -----------------------------------------------------------------------------------
-
-
-def test_percentiles_are_linear_between_order_statistics() -> None:
-    assert percentile([4.0, 1.0, 3.0, 2.0], 50) == 2.5
-    assert percentile([0.0, 10.0], 10) == pytest.approx(1.0)
-    assert percentile([7.0], 90) == 7.0
-
-
-@given(st.lists(st.tuples(positive, positive), min_size=1, max_size=9))
-def test_a_ratio_says_better_whichever_direction_is_better(
-    pairs: list[tuple[float, float]],
-) -> None:
-    ours, theirs = zip(*pairs, strict=True)
-    higher = paired_ratio(ours, theirs, higher_is_better=True)
-    lower = paired_ratio(theirs, ours, higher_is_better=False)
-    assert higher == lower
-    assert min(a / b for a, b in pairs) <= higher <= max(a / b for a, b in pairs) * (1 + 1e-12)
-
-
-def test_a_slow_minute_that_hits_both_sides_does_not_move_the_ratio() -> None:
-    assert paired_ratio([100, 10, 100], [50, 5, 50], higher_is_better=True) == 2.0
-
-
-def test_runs_that_were_not_taken_side_by_side_are_refused() -> None:
-    with pytest.raises(ValueError, match="cannot be paired"):
-        paired_ratio([1.0, 2.0], [1.0], higher_is_better=True)
 
 
 def test_measures_of_a_run() -> None:
@@ -125,21 +101,11 @@ def test_requests_have_mixed_lengths_with_the_same_mean_in_every_case(count: int
 # -- running --------------------------------------------------------------------------------------
 
 
-def test_sides_take_turns_and_the_first_run_of_each_is_not_counted() -> None:
-    calls: list[str] = []
-    runners = [StubRunner("lexshard", 0.01, calls), StubRunner("generate", 0.02, calls)]
-    runs = run_interleaved(runners, [mixed_jobs(WordTokenizer(), 2, seed) for seed in (17, 18, 19)])
-    assert calls == ["lexshard", "generate"] * 4
-    assert {name: len(each) for name, each in runs.items()} == {"lexshard": 3, "generate": 3}
-
-
 def test_a_side_that_makes_too_few_tokens_is_an_error() -> None:
-    class Short(StubRunner):
-        def run(self, jobs: Sequence[Job]) -> EngineRun:
-            return super().run([Job(job.prompt_ids, job.output_tokens - 1) for job in jobs])
-
+    jobs = mixed_jobs(WordTokenizer(), 1, 17)
+    short = [Job(job.prompt_ids, job.output_tokens - 1) for job in jobs]
     with pytest.raises(RuntimeError, match="short made"):
-        run_interleaved([Short("short", 0.01, [])], [mixed_jobs(WordTokenizer(), 1, 17)])
+        check_lengths("short", StubRunner("short", 0.01, []).run(short), jobs)
 
 
 def test_worker_processes_take_turns_and_report_json(tmp_path: Path) -> None:
@@ -156,80 +122,16 @@ def test_worker_processes_take_turns_and_report_json(tmp_path: Path) -> None:
     workers = [
         Worker(name, (sys.executable, "-c", script, name, str(log)), {}) for name in ("a", "b")
     ]
-    task = Task("m", "float32", 1, "auto", 512, ((Job((1, 2), 3),),), repeats=2)
+    task = {"cases": [[{"prompt_ids": [1, 2], "output_tokens": 3}]], "repeats": 2}
     reports = list(alternate(workers, [task, task]))
     assert log.read_text() == "abab"
-    assert reports[0][0].cases[0][1].token_ids == ((0, 0, 0),)
+    assert reports[0][0]["cases"][0][1]["token_ids"] == [[0, 0, 0]]
 
 
 def test_a_failing_worker_process_shows_its_last_words() -> None:
     worker = Worker("peer", (sys.executable, "-c", "raise SystemExit('no such model')"), {})
-    task = Task("m", "float32", 1, "auto", 512, (), repeats=1)
     with pytest.raises(RuntimeError, match=r"(?s)peer process failed.*no such model"):
-        list(alternate([worker], [task]))
-
-
-def test_pinning_ends_with_its_block() -> None:
-    before = os.sched_getaffinity(0)
-    with pinned_to_cores(1) as cores:
-        assert os.sched_getaffinity(0) == set(cores)
-    assert os.sched_getaffinity(0) == before
-    with pytest.raises(ValueError, match="--threads"), pinned_to_cores(10**6):
-        pass
-
-
-# -- the report -----------------------------------------------------------------------------------
-
-
-def test_json_has_exactly_the_agreed_fields(tmp_path: Path) -> None:
-    report = Report({"cores": 2}, {"python": "3"}, "lexshard bench engine", seed=17)
-    raw = {"lexshard": [1.0, 2.0], "peer": [3.0, 4.0]}
-    report.add({"requests": 4}, SECONDS, raw, ours="lexshard")
-    report.write(tmp_path / "deep" / "report.json")
-    written = json.loads((tmp_path / "deep" / "report.json").read_text())
-    case = {"requests": 4, "measure": "latency"}
-    assert written == {
-        "machine": {"cores": 2},
-        "versions": {"python": "3"},
-        "command": "lexshard bench engine",
-        "seed": 17,
-        "results": [
-            {
-                "case": case,
-                "name": name,
-                "unit": "s",
-                "median": pytest.approx(values[0] + 0.5),
-                "p10": pytest.approx(values[0] + 0.1),
-                "p90": pytest.approx(values[0] + 0.9),
-                "runs": 2,
-                "raw": values,
-            }
-            for name, values in raw.items()
-        ],
-        "ratios": [{"case": case, "against": "peer", "ratio": 2.5}],
-    }
-
-
-def test_the_table_shows_the_ratio_beside_the_peer() -> None:
-    report = Report({}, {}, "", seed=17)
-    for requests in (1, 16):
-        raw = {"lexshard": [1.0], "peer": [float(requests)]}
-        report.add({"dtype": "float32", "requests": requests}, SECONDS, raw, ours="lexshard")
-    lines = report.table().splitlines()
-    assert lines[0] == "dtype float32, measure latency"
-    assert lines[1].split() == [
-        "requests",
-        "of",
-        "median",
-        "p10",
-        "p90",
-        "unit",
-        "runs",
-        "we",
-        "are",
-    ]
-    assert lines[3].split() == ["1", "lexshard", "1.00", "1.00", "1.00", "s", "1"]
-    assert lines[-1].split() == ["16", "peer", "16.0", "16.0", "16.0", "s", "1", "16.00x"]
+        list(alternate([worker], [{}]))
 
 
 # -- the command ----------------------------------------------------------------------------------
@@ -326,17 +228,19 @@ def test_a_text_that_differs_in_any_run_is_told(
 def test_a_peer_in_its_own_process_is_paired_with_ours_in_one(
     tmp_path: Path, stub_calls: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def reports(_workers: object, tasks: Sequence[Task]) -> Iterator[list[WorkerReport]]:
-        assert len({task.cases for task in tasks}) == len(tasks)  # no text decides alone
+    def reports(_workers: object, tasks: Sequence[dict[str, Any]]) -> Iterator[list[Any]]:
+        assert len({str(task["cases"]) for task in tasks}) == len(tasks)  # no text decides alone
         for slowness, task in enumerate(tasks, 1):
+            cases = [[Job(**job) for job in case] for case in task["cases"]]
             yield [
-                WorkerReport(
-                    versions,
-                    tuple(
-                        (StubRunner(name, seconds * slowness, []).run(jobs),) * task.repeats
-                        for jobs in task.cases
-                    ),
-                )
+                {
+                    "versions": versions,
+                    "cases": [
+                        [asdict(StubRunner(name, seconds * slowness, []).run(jobs))]
+                        * task["repeats"]
+                        for jobs in cases
+                    ],
+                }
                 for name, seconds, versions in (
                     ("lexshard", 0.01, {}),
                     ("vllm", 0.03, {"vllm": "0"}),
@@ -437,3 +341,71 @@ def test_a_quick_run_on_a_tiny_model(
         assert cases == [1, 4, 16]
     assert all(result["median"] > 0 for result in written["results"])
     assert capsys.readouterr().out.count("tokens are equal") == 3
+
+
+# -- the random model -----------------------------------------------------------------------------
+
+SMALL = {
+    "hidden_size": 128,
+    "num_hidden_layers": 6,
+    "vocab_size": 20_000,
+    "intermediate_size": 256,
+    "num_attention_heads": 2,
+    "head_dim": 64,
+}
+
+
+@pytest.fixture(scope="module")
+def random_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("random")
+    write_random_model(folder, seed=12, **SMALL)
+    return folder
+
+
+def test_a_random_model_loads_with_every_row_of_its_vocabulary(random_model: Path) -> None:
+    model = load(random_model, device="cpu")
+    assert model.body.name == "fused"
+    assert model.dtype == "bfloat16"
+    assert model.vocabulary_size == SMALL["vocab_size"]
+
+
+def test_a_random_model_reads_text_as_the_demo_does(random_model: Path) -> None:
+    mine, demo = (AutoTokenizer.from_pretrained(folder) for folder in (random_model, DEMO))
+    text = "Once upon a time, in 1904, there was a letter."
+    assert mine.encode(text) == demo.encode(text)
+    assert len(mine) == SMALL["vocab_size"]
+
+
+def test_a_random_models_greedy_text_does_not_repeat_one_token(random_model: Path) -> None:
+    runner = EngineRunner(str(random_model), "bfloat16", 1, "auto", "dense", name="test")
+    (tokens,) = runner.run([Job((5, 6, 7), 48)]).token_ids
+    assert len(set(tokens)) > 36
+
+
+def test_a_tokenizer_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="more than 100 tokens"):
+        write_random_model(tmp_path, vocab_size=100)
+    with pytest.raises(FileNotFoundError, match="tokenizer"):
+        write_random_model(tmp_path, tokenizer=tmp_path / "absent")
+
+
+def test_a_shape_is_written_to_a_folder_that_is_gone_afterwards(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    written: list[Path] = []
+
+    def write(folder: Path, *, seed: int) -> None:
+        (folder / "model").touch()
+        written.append(folder)
+
+    monkeypatch.setattr(engine, "write_random_model", write)
+    parser = argparse.ArgumentParser()
+    engine_options.add_arguments(parser)
+    arguments = parser.parse_args(["--shape", "large-vocabulary"])
+    with engine.checkpoint(arguments) as model:
+        assert written == [Path(model)]
+        assert (arguments.requests, arguments.dtype) == ((1, 8), "bfloat16")
+    assert not written[0].exists()
+    plain = parser.parse_args([])
+    with engine.checkpoint(plain) as model:
+        assert (model, plain.requests, plain.dtype) == (plain.model, (1, 4, 16), "float32")

@@ -14,20 +14,21 @@ from pathlib import Path
 import psutil
 import pytest
 
+from lexshard.loadtest.bench import rest as bench
 from lexshard.loadtest.bench.record import Report
-from lexshard.loadtest.bench.rest import command
-from lexshard.loadtest.bench.rest.command import RestRun, record, usage_table
-from lexshard.loadtest.bench.rest.usage import (
+from lexshard.loadtest.bench.rest import RestRun, record
+from lexshard.loadtest.bench.servers.command import asked_servers, our_server
+from lexshard.loadtest.bench.servers.processes import (
     ENDED,
     ProcessUsage,
     look_at,
     memory_of,
+    role_in_words,
+    told_apart,
     totals,
     used_between,
 )
-from lexshard.loadtest.bench.servers.roles import role_in_words, told_apart
 from lexshard.loadtest.bench.servers.running import running
-from lexshard.loadtest.bench.servers.server_command import asked_servers, our_server
 from lexshard.serve_app.cli import main
 from tests.support.paths import ROOT
 from tests.support.scripted_endpoint import EndpointScript, scripted_endpoint
@@ -208,7 +209,7 @@ def test_processes_of_one_role_are_told_apart() -> None:
 
 def parsed(*words: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    command.add_arguments(parser)
+    bench.add_arguments(parser)
     return parser.parse_args(words)
 
 
@@ -272,11 +273,11 @@ def test_another_server_is_measured_by_its_command_line_and_ended(
 ) -> None:
     monkeypatch.chdir(ROOT)
     _, other = asked_servers(parsed("--against", f"tiny={ENDPOINT}"))
-    run = command.rest_once(other, seconds=0.3, settle=0.0, seed=3)
+    run = bench.rest_once(other, seconds=0.3, settle=0.0, seed=3)
     (used,) = run.used
     assert used.role == "tests.support.scripted_endpoint"
     assert used.resident_bytes >= used.proportional_bytes > 0
-    assert len(run.one_after_another) == command.REQUESTS
+    assert len(run.one_after_another) == bench.REQUESTS
     assert all(each >= 0.01 for each in (*run.one_after_another, run.after_rest))
     with running(other) as started:
         started.wait_until_healthy()
@@ -328,9 +329,9 @@ def test_figures_of_all_servers_are_kept_and_compared() -> None:
     after_none = "TTFT right after one another"
     assert ratios["TTFT after the rest", after_none, "lexshard"] == pytest.approx((1 + 2 / 3) / 2)
     assert ratios["TTFT after the rest", after_none, "a"] == pytest.approx(1)
-    lines = usage_table(rests["lexshard"]).splitlines()
-    assert lines[2].split() == ["engine", "0.30", "3.00", "0.50", "700", "500"]
-    assert lines[-1].split() == ["all", "processes", "(2)", "0.30", "3.00", "0.50", "712", "510"]
+    last = report.table().splitlines()
+    [engine] = [line.split() for line in last if line.startswith("engine   lexshard")]
+    assert engine == ["engine", "lexshard", "0.30", "3.00", "0.50", "700", "500"]
 
 
 def test_a_real_server_rests_with_every_process_accounted_for(
@@ -345,4 +346,4 @@ def test_a_real_server_rests_with_every_process_accounted_for(
     processes = {each["case"]["process"] for each in report["results"]} - {ENDED}
     assert processes == {"lexshard serve", "engine", "API process", "HAProxy", "all"}
     assert all(each["unit"] and each["raw"] for each in report["results"])
-    assert "first token: " in capsys.readouterr().out
+    assert "lexshard: first token " in capsys.readouterr().out

@@ -17,25 +17,22 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from lexshard.loadtest.bench.record import Report
-from lexshard.loadtest.bench.sampler import command as sampler
-from lexshard.loadtest.bench.sampler import scaling
-from lexshard.loadtest.bench.sampler.case import SamplerCase, Sets, steps_per_run
-from lexshard.loadtest.bench.sampler.contenders import TimedSteps, TorchContender
-from lexshard.loadtest.bench.sampler.messages import candidate_rows
-from lexshard.loadtest.bench.sampler.options import (
-    CANDIDATES,
+from lexshard.actors.states.deltas import Deltas
+from lexshard.loadtest.bench import sampler
+from lexshard.loadtest.bench.contenders.sampler import Step, TorchSamplers, candidate_work
+from lexshard.loadtest.bench.options.sampler import (
     NAIVE,
     OFFLOADED,
-    VLLM,
+    SETTINGS,
+    VARIANTS,
+    Setting,
     add_arguments,
 )
-from lexshard.loadtest.bench.sampler.settings import SETTINGS, Setting
-from lexshard.loadtest.bench.sampler.torch_sampler import TorchSampler, add_gumbel_noise
-from lexshard.loadtest.bench.sampler.vllm_process import VllmProcess
-from lexshard.loadtest.bench.sampler.workload import (
+from lexshard.loadtest.bench.peers.beside_vllm import VllmSamplers
+from lexshard.loadtest.bench.peers.torch_sampler import TorchSampler, add_gumbel_noise
+from lexshard.loadtest.bench.record import Report
+from lexshard.loadtest.bench.synthetic.logits import (
     CALIBRATION,
-    RECENT,
     Pool,
     SamplerWorkload,
     synthetic_pool,
@@ -62,7 +59,7 @@ def test_the_port_keeps_the_tokens_that_our_truncation_keeps(pool: Pool, name: s
     """Equal sets, but for rounding: torch adds up fp32 shares, we add up integers. So one set may
     hold one or two tokens more, at the boundary; more than one row in twenty would be an error."""
     workload = workload_of(pool, SETTINGS[name], batch=40)
-    port = TorchContender(workload)
+    port = TorchSamplers(workload)
     for step in range(3):
         theirs, ours = port.kept(step), workload.kept(step)
         more, fewer = (theirs & ~ours).sum(axis=1), (ours & ~theirs).sum(axis=1)
@@ -78,7 +75,7 @@ def test_torch_keeps_every_token_that_ties_at_the_top_k_boundary_and_we_exactly_
     row[20:120] = 1.0
     rows = np.tile(row, (CALIBRATION, 1))
     workload = workload_of(Pool.of("ties", rows, rows), Setting("top 50", top_k=50), batch=1)
-    assert TorchContender(workload).kept(0).sum() == 102
+    assert TorchSamplers(workload).kept(0).sum() == 102
     kept = np.flatnonzero(workload.kept(0)[0])
     assert kept.tolist() == [5, 9, *range(20, 68)]
 
@@ -94,13 +91,6 @@ def test_the_port_penalises_as_the_documentation_says(pool: Pool) -> None:
     found = port.process(torch.from_numpy(workload.logits(2)), outputs).numpy()
     assert (workload.adjusted(2) != workload.logits(2)).any(axis=1).all()
     assert found == pytest.approx(workload.adjusted(2) / 0.7, rel=1e-5, abs=1e-5)
-
-
-def test_outputs_of_different_lengths_are_padded() -> None:
-    setting = Setting("frequency", frequency=0.5)
-    port = TorchSampler(setting, torch.tensor([[1], [1]]))
-    found = port.process(torch.zeros(2, 4), [[3, 3, 2], [0]])
-    assert found.tolist() == [[0.0, 0.0, -0.5, -1.0], [-0.5, 0.0, 0.0, 0.0]]
 
 
 @pytest.mark.parametrize("kept", [5, 3])
@@ -144,21 +134,11 @@ def test_rows_to_calibrate_on_are_not_decided(pool: Pool) -> None:
     assert pool.frequency.sum() == pytest.approx(1.0)
 
 
-def test_long_histories_hold_no_more_of_what_could_be_drawn_than_short_ones(pool: Pool) -> None:
-    likely = np.unique(pool.likely)
-    found = []
-    for history in (100, 5000):
-        workload = SamplerWorkload(pool, SETTINGS["all"], 4, history, steps=1, seed=2)
-        recent = np.concatenate([workload.prompts, workload.outputs], axis=1)[:, -RECENT:]
-        assert np.isin(recent, likely).all()
-        found.append(recent.shape[1])
-    assert found == [RECENT, RECENT]
-
-
 @pytest.mark.parametrize("name", SETTINGS)
 def test_candidates_are_sorted_and_hold_all_that_can_be_drawn(pool: Pool, name: str) -> None:
     workload = workload_of(pool, SETTINGS[name])
-    rows = candidate_rows(workload, 1, range(4))
+    rows = candidate_work(workload, 1, Deltas()).candidates
+    assert rows is not None
     kept = workload.kept(1)
     for row in range(4):
         own = slice(rows.offsets[row], rows.offsets[row + 1])
@@ -175,77 +155,34 @@ def test_candidates_are_sorted_and_hold_all_that_can_be_drawn(pool: Pool, name: 
 class Recorder:
     """A contender that notes its steps and always draws the same."""
 
-    def __init__(self, name: str, tokens: npt.NDArray[np.int64] | None = None) -> None:
-        self.name = name
+    def __init__(self, tokens: npt.NDArray[np.int64] | None = None) -> None:
         self.steps: list[int] = []
         self._tokens = tokens
 
-    def take(self, steps: range) -> TimedSteps:
+    def take(self, steps: range) -> list[Step]:
         self.steps.extend(steps)
         return [(1.0 + step, self._tokens) for step in steps]
 
 
-def case_of(workload: SamplerWorkload) -> SamplerCase:
-    return SamplerCase(workload, {"V": workload.vocabulary_size})
-
-
-def test_every_side_takes_every_step_once_and_warm_up_does_not_count(pool: Pool) -> None:
-    size = steps_per_run(4)
-    case = case_of(workload_of(pool, SETTINGS["none"], steps=3 * size))
-    contenders = [Recorder("first"), Recorder("second")]
-    case.take_turns(contenders, runs=2)
-    assert contenders[0].steps == contenders[1].steps == list(range(3 * size))
-    assert {name: len(times) for name, times in case.milliseconds.items()} == {
-        "first": 2,
-        "second": 2,
-    }
-    assert case.largest["first"] == [1e3 * 2 * size, 1e3 * 3 * size]
-
-
-def test_ratios_are_of_neighbouring_runs(pool: Pool) -> None:
-    """The machine slows down in the second and third run: the ratio does not move."""
-    case = case_of(workload_of(pool, SETTINGS["none"]))
-    case.milliseconds = {
-        VLLM: [4.0, 40.0, 44.0],
-        NAIVE: [4.0, 40.0, 44.0],
-        OFFLOADED: [1.0, 10.0, 11.0],
-    }
-    case.largest = {key: [1.0, 1.0, 1.0] for key in case.milliseconds}
-    assert case.ratio(OFFLOADED) == 4.0
+def test_every_side_takes_every_step_once_and_wrong_tokens_are_counted(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = sampler.steps_per_run(4)
+    workload = workload_of(pool, SETTINGS["none"], steps=3 * size)
+    sides = {NAIVE: Recorder(), OFFLOADED: Recorder(np.full(4, -7))}
+    monkeypatch.setattr(sampler, "sampler_contenders", lambda *_: sides)
     report = Report({}, {}, "", 0)
-    case.record(report)
-    found = {each.case["of"]: (each.against, each.ratio) for each in report.ratios}
-    assert found == {NAIVE: (VLLM, 1.0), OFFLOADED: (VLLM, 4.0)}
-
-
-def test_without_vllm_the_port_is_what_counts(pool: Pool) -> None:
-    case = case_of(workload_of(pool, SETTINGS["none"]))
-    case.milliseconds = {NAIVE: [6.0], CANDIDATES: [2.0]}
-    assert (case.baseline, case.ratio(CANDIDATES)) == (NAIVE, 3.0)
-
-
-def test_a_wrong_token_is_counted(pool: Pool) -> None:
-    case = case_of(workload_of(pool, SETTINGS["none"], steps=3 * steps_per_run(4)))
-    case.take_turns([Recorder(OFFLOADED, np.full(4, -7))], runs=2)
-    case.compare_tokens(2)
-    assert (case.equal, case.compared) == (0, 8)
-
-
-def test_sets_that_differ_are_counted() -> None:
-    ours = np.array([[True, False, True], [True, True, False]])
-    theirs = np.array([[True, False, True], [True, False, True]])
-    sets = Sets()
-    sets.add(ours, theirs)
-    assert str(sets) == "1 of 2 rows (2 tokens in the others)"
-
-
-@pytest.mark.parametrize(("batch", "count"), [(5, 2), (4, 4), (7, 3)])
-def test_samplers_share_the_rows_evenly(batch: int, count: int) -> None:
-    parts = scaling.parts(batch, count)
-    assert [row for part in parts for row in range(batch)[part]] == list(range(batch))
-    sizes = [part.stop - part.start for part in parts]
-    assert len(sizes) == count
-    assert max(sizes) - min(sizes) <= 1
+    assert sampler.measure_case(report, workload, (), None, 2) == (8, 8)
+    assert sides[NAIVE].steps == sides[OFFLOADED].steps == list(range(3 * size))
+    [times] = [
+        each
+        for each in report.results
+        if each.name == NAIVE and each.case["measure"] == "time per row"
+    ]
+    assert times.raw == pytest.approx([(1.5 * size + 0.5) / 4, (2.5 * size + 0.5) / 4])
+    assert [(each.against, each.case["of"], each.ratio) for each in report.ratios] == [
+        (NAIVE, OFFLOADED, 1.0)
+    ]
 
 
 # -- the command ----------------------------------------------------------------------------------
@@ -266,7 +203,6 @@ def small_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampler, "POOL", 12)
 
 
-@pytest.mark.slow  # every variant is compiled
 @pytest.mark.usefixtures("small_pool")
 def test_a_run_writes_times_sets_and_ratios(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -278,55 +214,23 @@ def test_a_run_writes_times_sets_and_ratios(
     assert "not measured, give --vllm-python" in captured.out
     assert "Not measured:" in captured.out
     written = json.loads(path.read_text())
-    assert set(written) == {"machine", "versions", "command", "seed", "results", "ratios"}
     times = [each for each in written["results"] if each["case"]["measure"] == "time per row"]
-    # 7 variants of 3 settings; one row is not split.
-    assert len(times) == EACH * 3 * 7 - 2 * 3
+    assert len(times) == EACH * 3 * len(VARIANTS)
     assert all(each["runs"] == 2 and each["median"] > 0 for each in times)
     equal = [each for each in written["results"] if "plain draw" in each["case"]["measure"]]
     assert [each["median"] for each in equal] == [100.0] * (EACH * 3)
     assert {each["against"] for each in written["ratios"]} == {NAIVE}
     assert len(written["ratios"]) == len(times) - EACH * 3
-    sample = next(each for each in written["ratios"] if each["case"]["of"] == OFFLOADED)
-    runs = {
-        each["name"]: each["raw"]
-        for each in times
-        if each["case"] == {key: sample["case"][key] for key in each["case"]}
-    }
-    paired = [b / a for a, b in zip(runs[OFFLOADED], runs[NAIVE], strict=True)]
-    assert sample["ratio"] == pytest.approx(np.median(paired))
-
-
-@pytest.mark.usefixtures("small_pool")
-def test_the_cost_of_a_longer_history_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    options = ("-V", "1000", "--batch", "2", "--runs", "2", "--history", "20,3000")
-    few = ("--controls", "penalties", "--variants", f"{NAIVE},{CANDIDATES}")
-    assert sampler.run(parse(*options, *few)) == 0
-    assert "a history of 3,000 costs what one of 20 does, times: naive" in capsys.readouterr().out
-
-
-@pytest.mark.usefixtures("small_pool")
-def test_several_samplers_are_measured_in_threads_and_processes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "sampler.json"
-    options = ("-V", "1000", "--batch", "2", "--runs", "1", "--controls", "all")
-    few = ("--history", "20", "--variants", NAIVE, "--samplers", "1,2", "--json", str(path))
-    assert sampler.run(parse(*options, *few)) == 0
-    assert "several samplers at a time" in capsys.readouterr().out
-    cases = [each["case"] for each in json.loads(path.read_text())["results"]]
-    places = {(case["samplers"], case["in"]) for case in cases if "samplers" in case}
-    assert places == {(1, "threads"), (2, "threads"), (1, "processes"), (2, "processes")}
 
 
 @pytest.mark.usefixtures("small_pool")
 def test_a_wrong_token_fails_the_command(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def wrong(case: SamplerCase, step: int) -> npt.NDArray[np.int64]:
-        return np.full(case.workload.batch, -7)
+    def wrong(workload: SamplerWorkload, step: int) -> npt.NDArray[np.int64]:
+        return np.full(workload.batch, -7)
 
-    monkeypatch.setattr(SamplerCase, "_plain_draw", wrong)
+    monkeypatch.setattr(SamplerWorkload, "plain_draw", wrong)
     few = ("--controls", "none", "--variants", f"{NAIVE},{OFFLOADED}")
     assert sampler.run(parse("-V", "1000", "--batch", "1", "--runs", "1", *few)) == 1
     captured = capsys.readouterr()
@@ -361,21 +265,21 @@ VLLM_PYTHON = os.environ.get("LEXSHARD_VLLM_PYTHON", "")
 
 
 @pytest.fixture(scope="module")
-def vllm() -> Iterator[VllmProcess]:
-    with VllmProcess(Path(VLLM_PYTHON), (0,), 1) as process:
+def vllm() -> Iterator[VllmSamplers]:
+    with VllmSamplers(Path(VLLM_PYTHON), (0,), 1) as process:
         yield process
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not VLLM_PYTHON, reason="LEXSHARD_VLLM_PYTHON names no interpreter with vLLM")
 @pytest.mark.parametrize("name", SAMPLED)
-def test_vllm_itself_keeps_the_ports_sets(pool: Pool, vllm: VllmProcess, name: str) -> None:
+def test_vllm_itself_keeps_the_ports_sets(pool: Pool, vllm: VllmSamplers, name: str) -> None:
     workload = workload_of(pool, SETTINGS[name], batch=40)
     vllm.open(workload)
-    port = TorchContender(workload)
+    port = TorchSamplers(workload)
     for step in range(3):
         assert np.array_equal(vllm.kept(), port.kept(step))
-        assert len(vllm.run(1)) == 1
+        assert len(vllm.take(range(1))) == 1
         port.take(range(step, step + 1))
 
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from lexshard.loadtest.bench.serve import command
-from lexshard.loadtest.bench.serve.client import ClientTask, follow
-from lexshard.loadtest.bench.serve.plan import PlannedRequest, Wording
-from lexshard.loadtest.bench.serve.timeline import RequestTimeline
+from lexshard.loadtest.bench import serve
+from lexshard.loadtest.bench.load.plan import PlannedRequest, Wording
+from lexshard.loadtest.bench.load.sender import ClientTask, follow
+from lexshard.loadtest.bench.load.timeline import RequestTimeline
 from lexshard.serve_app.cli import main
 from tests.support.mock_engine import MockEngine, Script
 from tests.support.mock_server import listening
@@ -89,17 +89,6 @@ def test_answers_that_are_none_are_told_with_their_reason(fault: str, reason: st
     timelines, _ = asked(EndpointScript(fault=fault), moments)
     reasons = [each.fault for each in timelines]
     assert sorted(reasons) == ["", "", reason, reason]
-
-
-def test_nobody_there_and_nothing_said_are_faults_too() -> None:
-    wording = Wording(chat=False, model=MODEL, fields={})
-    body = wording.body("some words", 3)
-    nobody = ClientTask("http://127.0.0.1:9", wording.path, [PlannedRequest(0.0, body)], 5.0)
-    (refused,), _ = asyncio.run(follow(nobody))
-    assert refused.fault.startswith("no connection: ")
-    (silent,), _ = asked(EndpointScript(first_seconds=1.0), [0.0], timeout=0.2)
-    assert silent.fault == "no whole answer within 0.2 s"
-    assert isinstance(silent, RequestTimeline)
 
 
 def test_the_command_loads_endpoints_by_turns_and_writes_everything(
@@ -190,7 +179,7 @@ def test_a_late_client_is_an_exit_status_and_stands_on_the_page(
 def test_what_was_measured_before_a_failure_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path, ask, asked_for = tmp_path / "load.json", command._ask, []
+    path, ask, asked_for = tmp_path / "load.json", serve._ask, []
 
     def fails_at_the_second_rate(*arguments: Any) -> Any:
         asked_for.append(arguments)
@@ -198,7 +187,7 @@ def test_what_was_measured_before_a_failure_is_kept(
             raise RuntimeError("the client failed")
         return ask(*arguments)
 
-    monkeypatch.setattr(command, "_ask", fails_at_the_second_rate)
+    monkeypatch.setattr(serve, "_ask", fails_at_the_second_rate)
     with scripted_endpoint(EndpointScript()) as url:
         options = ["--against", url, "--rate", "50,60", "--requests", "2", "--warm-up", "0"]
         assert main(["bench", "serve", *options, *PATIENT, "--json", str(path)]) == 1

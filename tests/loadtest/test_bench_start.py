@@ -9,13 +9,20 @@ from pathlib import Path
 import pytest
 
 from lexshard.actors.index.automatic import FILE_NAME
+from lexshard.loadtest.bench import start
 from lexshard.loadtest.bench.record import Report
-from lexshard.loadtest.bench.servers.server_command import ServerCommand
-from lexshard.loadtest.bench.start import command, starts
-from lexshard.loadtest.bench.start.after_kill import silence_after
-from lexshard.loadtest.bench.start.command import record_starts
-from lexshard.loadtest.bench.start.phases import BEFORE, LAST, phases
-from lexshard.loadtest.bench.start.starts import StartRun, first_start, start_once, status_seconds
+from lexshard.loadtest.bench.servers.command import ServerCommand
+from lexshard.loadtest.bench.start import (
+    BEFORE,
+    LAST,
+    StartRun,
+    first_start,
+    phases,
+    record_starts,
+    silence_after,
+    start_once,
+    status_seconds,
+)
 from lexshard.serve_app.cli import main
 from tests.support.paths import ROOT
 from tests.support.scripted_endpoint import EndpointScript, scripted_endpoint
@@ -96,7 +103,7 @@ def test_a_first_start_finds_nothing_and_leaves_nothing(
         seen.extend((target, draft, home))
         return StartRun(0.0, 0.0, 0.0, {})
 
-    monkeypatch.setattr(starts, "start_once", look)
+    monkeypatch.setattr(start, "start_once", look)
     flags = ["--model", str(models["target"]), f"--draft={models['draft']}", "--threads", "1"]
     first_start(flags, seed=1)
     assert len(seen) == 3
@@ -153,9 +160,7 @@ def test_status_of_nobody_is_not_timed() -> None:
 def test_a_stream_with_another_text_is_an_exit_status(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(
-        command, "_on_one_server", lambda *_: [command.KilledStream(7.0, same=False)]
-    )
+    monkeypatch.setattr(start, "_on_one_server", lambda *_: [start.KilledStream(7.0, same=False)])
     assert main(["bench", "start", "--case", "after-kill"]) == 1
     printed = capsys.readouterr()
     assert "undisturbed: 0 of 1" in printed.out

@@ -12,27 +12,20 @@ import torch
 
 from lexshard.kernels.verify import Verdict
 from lexshard.kernels.verify.reference import log_softmax
-from lexshard.loadtest.bench.verify import command
-from lexshard.loadtest.bench.verify.approximation import (
-    drafter_distances,
-    emitted_law,
-    sigmoid_errors,
-    total_variation,
-)
-from lexshard.loadtest.bench.verify.case import VerifyCase
-from lexshard.loadtest.bench.verify.contenders import (
+from lexshard.loadtest.bench import verify
+from lexshard.loadtest.bench.contenders.verify import (
     EXACT,
     READ,
-    OwnContender,
-    ReadContender,
-    TransformersContender,
-    cpu_contenders,
+    OwnVerify,
+    ReadOnce,
+    TorchVerify,
     sum_words,
+    transformers_loop,
+    verify_contenders,
     verify_in_torch,
 )
-from lexshard.loadtest.bench.verify.memory import peak_memory
-from lexshard.loadtest.bench.verify.options import add_arguments
-from lexshard.loadtest.bench.verify.workload import AGREEMENTS, SEQUENCES, VerifyStep, steps_of
+from lexshard.loadtest.bench.options.verify import AGREEMENTS, add_arguments
+from lexshard.loadtest.bench.synthetic.drafts import SEQUENCES, VerifyStep, steps_of
 
 
 @pytest.mark.parametrize("batch", [1, 3, 16, 20])
@@ -41,7 +34,7 @@ def test_a_run_is_sixteen_sequences_whatever_the_batch(batch: int) -> None:
     assert {step.batch for step in steps} == {batch}
     assert {step.gamma for step in steps} == {2}
     assert sum(step.batch for step in steps) >= SEQUENCES
-    keys = [int(key) for step in steps for key in step.rows.key[::2]]
+    keys = [int(key) for step in steps for key in step.rows.key]
     assert keys == list(range(len(keys)))
 
 
@@ -54,7 +47,7 @@ def test_batches_of_one_and_of_sixteen_are_the_same_sequences() -> None:
 
 def test_drafters_disagree_as_their_names_say() -> None:
     distances = {
-        name: np.mean(drafter_distances(steps_of(500, 2, 4, name, 5))) for name in AGREEMENTS
+        name: np.mean(verify.drafter_distances(steps_of(500, 2, 4, name, 5))) for name in AGREEMENTS
     }
     assert distances["same"] < 1e-12
     assert 0.05 < distances["close"] < 0.4 < distances["far"]
@@ -66,21 +59,16 @@ def steps() -> list[VerifyStep]:
 
 
 def test_ours_are_the_reference_and_errors_are_counted(steps: list[VerifyStep]) -> None:
-    case = VerifyCase(steps, {})
-    contender = OwnContender(EXACT)
-    contender.prepare(steps)
-    case.compare_with_reference([contender], 6)
-    assert (case.equal, case.compared) == (6, 6)
+    ours = OwnVerify(steps, EXACT)
+    assert verify.compare_with_reference({EXACT: ours}, steps, 6) == (0, 6)
 
-    class Wrong(OwnContender):
+    class Wrong(OwnVerify):
         def decide(self, number: int) -> Verdict:
             found = super().decide(number)
-            return Verdict(found.tokens + 1, found.logits_read)
+            return Verdict(found.accepted, found.tokens + 1, found.logits_read)
 
-    wrong = Wrong(EXACT)
-    wrong.prepare(steps)
-    case.compare_with_reference([wrong], 3)
-    assert (case.equal, case.compared) == (6, 9)
+    wrong = Wrong(steps, EXACT)
+    assert verify.compare_with_reference({EXACT: ours, "wrong": wrong}, steps, 3) == (3, 6)
 
 
 def test_all_contenders_accept_at_the_rate_of_the_law() -> None:
@@ -101,8 +89,7 @@ def test_all_contenders_accept_at_the_rate_of_the_law() -> None:
 def test_transformers_takes_what_it_is_given() -> None:
     for gamma in (1, 3):
         some = steps_of(300, gamma, 4, "same", 7)
-        contender = TransformersContender()
-        contender.prepare(some)
+        contender = TorchVerify(some, transformers_loop)
         output = contender.output(contender.decide(0), some[0])
         assert output.accepted is not None
         assert output.accepted.tolist() == [gamma] * 4
@@ -111,8 +98,7 @@ def test_transformers_takes_what_it_is_given() -> None:
 
 def test_the_floor_reads_every_byte(steps: list[VerifyStep]) -> None:
     for threads in (1, 2):
-        contender = ReadContender(threads)
-        contender.prepare(steps)
+        contender = ReadOnce(steps, threads)
         contender.decide(0)
         output = contender.output(None, steps[0])
         assert output.bytes_read == steps[0].input_bytes == 4 * 7 * 300 * 4
@@ -126,17 +112,17 @@ def test_the_floor_adds_all_of_it_up() -> None:
 
 def test_the_error_of_the_true_weights_is_nothing(steps: list[VerifyStep]) -> None:
     p, q = (np.exp(log_softmax(row, 1.0)) for row in (steps[0].logits[0], steps[0].proposed[0]))
-    assert total_variation(emitted_law(p, q, q), p) < 1e-12
-    assert total_variation(emitted_law(np.ones(300), q, np.ones(300)), p) == pytest.approx(
-        total_variation(p, q)
-    )
-    wide, narrow = (np.mean(sigmoid_errors(steps, -each, each)) for each in (1e4, 1.0))
-    assert 0.01 < narrow < wide < 1.01 * np.mean(drafter_distances(steps))
+    assert verify.total_variation(verify.emitted_law(p, q, q), p) < 1e-12
+    assert verify.total_variation(
+        verify.emitted_law(np.ones(300), q, np.ones(300)), p
+    ) == pytest.approx(verify.total_variation(p, q))
+    wide, narrow = (np.mean(verify.sigmoid_errors(steps, -each, each)) for each in (1e4, 1.0))
+    assert 0.01 < narrow < wide < 1.01 * np.mean(verify.drafter_distances(steps))
 
 
 def test_peak_memory_is_what_a_call_takes_for_a_moment() -> None:
-    taken = peak_memory(lambda: np.ones(1 << 22).sum())
-    nothing = peak_memory(lambda: None)
+    taken = verify.peak_memory(lambda: np.ones(1 << 22).sum())
+    nothing = verify.peak_memory(lambda: None)
     if taken is None or nothing is None:
         pytest.skip("this system does not tell")
     assert 30e6 < taken < 45e6
@@ -150,13 +136,13 @@ def test_the_command_prints_and_writes_every_figure(
     add_arguments(parser)
     file = tmp_path / "verify.json"
     options = "-V 500 --gamma 1,2 --batch 1,4 --runs 2 --limits=-1:1,-10:10 --json"
-    assert command.run(parser.parse_args([*options.split(), str(file)])) == 0
+    assert verify.run(parser.parse_args([*options.split(), str(file)])) == 0
     printed = capsys.readouterr().out
-    for words in ("read once", "transformers, looped", "TV error", "24 of 24"):
+    for words in ("read once", "transformers; ", "total variation error", "32 of 32"):
         assert words in printed
     written = json.loads(file.read_text())
     names = {each["name"] for each in written["results"] if each["case"]["measure"] == "time"}
-    assert names == {contender.name for contender in cpu_contenders([(-1, 1), (-10, 10)], 1)}
+    assert names == set(verify_contenders([], [(-1, 1), (-10, 10)], 1))
     times = [each for each in written["results"] if each["case"]["measure"] == "time"]
     assert all(each["runs"] == 2 for each in times)
     assert {each["against"] for each in written["ratios"]} == names - {EXACT}

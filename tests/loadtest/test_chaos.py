@@ -3,50 +3,40 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from lexshard.loadtest.bench.servers.processes import ROLES
 from lexshard.loadtest.chaos import command
-from lexshard.loadtest.chaos.client import (
-    BROKEN,
-    CUT,
-    HUNG,
-    KEPT,
-    REFUSED,
-    SILENT,
-    TOLD,
-    WHOLE,
-    WRONG,
-    Heard,
-    fate,
-    seeded_requests,
-)
-from lexshard.loadtest.chaos.fuzz import KINDS, hostile_request
-from lexshard.loadtest.chaos.growth import MEBIBYTE, ProcessGrowth, ProcessUse
-from lexshard.loadtest.chaos.health import HealthWatch, Look
-from lexshard.loadtest.chaos.hostile.bodies import (
+from lexshard.loadtest.chaos.fuzz import KINDS, breach, hostile_request
+from lexshard.loadtest.chaos.hostile import (
+    END,
     END_OF_TEXT,
     FIELDS,
     GENERATING,
+    LEAVES,
     MANY_TOKENS,
     ROUTES,
-)
-from lexshard.loadtest.chaos.hostile.exchange import (
-    END,
-    LEAVES,
     HostileRequest,
-    WireAnswer,
-    breach,
-    exchange,
 )
-from lexshard.loadtest.chaos.kills import FAULTS, LAST_FAULTS, QUICK, judge_streams
-from lexshard.loadtest.chaos.newcomers import Newcomers
+from lexshard.loadtest.chaos.kills import FAULTS, LAST_FAULTS, QUICK, judge_newcomers
 from lexshard.loadtest.chaos.report import ChaosReport, ChaosRow, counted
-from lexshard.loadtest.chaos.server import ROLES, SERVING
+from lexshard.loadtest.chaos.requests import (
+    CUT,
+    KEPT,
+    REFUSED,
+    WRONG,
+    Heard,
+    fate,
+    judge_streams,
+    seeded_requests,
+)
+from lexshard.loadtest.chaos.watch import MEBIBYTE, SERVING, Look, growth
+from lexshard.loadtest.client import CLOSED, LATE, UNREACHABLE, WHOLE, HttpAnswer
+from lexshard.serve_app.cli import main
 from lexshard.serve_app.openai.errors import TYPES_AND_CODES
 
 BODY_KINDS = ("wrong types", "odd numbers", "nesting", "broken UTF-8", "unknown fields", "empty")
@@ -64,9 +54,9 @@ def error(status: int, **changes: Any) -> bytes:
     return json.dumps({"error": fields}).encode()
 
 
-def answered(status: int, body: bytes, **headers: str) -> WireAnswer:
+def answered(status: int, body: bytes, **headers: str) -> HttpAnswer:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return WireAnswer(status, named, body, complete=True)
+    return HttpAnswer(status, named, body, WHOLE)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -126,9 +116,9 @@ def test_numbers_that_json_does_not_have_are_sent() -> None:
         (answered(502, error(502)), "status 502"),
         (answered(503, error(503)), "Retry-After"),
         (answered(503, error(503), retry_after="1"), None),
-        (WireAnswer(closed=True), "closed without"),
-        (WireAnswer(), "no answer within 5 s"),
-        (WireAnswer(200, {}, b"{", closed=True), "broke off"),
+        (HttpAnswer(ended=CLOSED), "closed without"),
+        (HttpAnswer(ended=LATE), "no answer within 5 s"),
+        (HttpAnswer(200, {}, b"{", CLOSED), "broke off"),
         (answered(200, b"data: {}\n\ndata: [DONE]\n\n", content_type="text/event-stream"), None),
         (answered(200, b"data: {}\n\n", content_type="text/event-stream"), "silently"),
         (
@@ -141,13 +131,13 @@ def test_numbers_that_json_does_not_have_are_sent() -> None:
         ),
     ],
 )
-def test_answers_that_were_not_promised_are_told(answer: WireAnswer, reason: str | None) -> None:
+def test_answers_that_were_not_promised_are_told(answer: HttpAnswer, reason: str | None) -> None:
     found = breach(HostileRequest((b"",)), answer)
     assert found is None if reason is None else reason in (found or "")
 
 
 def test_who_leaves_or_is_incomplete_may_expect_less() -> None:
-    gone, silent = WireAnswer(closed=True), WireAnswer()
+    gone, silent = HttpAnswer(ended=CLOSED), HttpAnswer(ended=LATE)
     assert breach(HostileRequest((), expects=END), gone) is None
     assert breach(HostileRequest((), expects=END), silent) is not None
     assert breach(HostileRequest((), expects=LEAVES), silent) is None
@@ -155,58 +145,33 @@ def test_who_leaves_or_is_incomplete_may_expect_less() -> None:
     assert breach(HostileRequest((), method="HEAD"), answered(404, b"")) is None
 
 
-@pytest.mark.parametrize(
-    ("raw", "expected"),
-    [
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}", (200, b"{}", True)),
-        (
-            b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
-            b"1\r\n{\r\n1\r\n}\r\n0\r\n\r\n",
-            (200, b"{}", True),
-        ),
-        (b"HTTP/1.1 200 OK\r\n\r\nall", (200, b"all", True)),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{}", (200, b"", False)),
-        (b"", (0, b"", False)),
-        (b"SSH-2.0\r\n", (0, b"", False)),
-    ],
-)
-def test_answers_are_read_from_the_wire(raw: bytes, expected: tuple[int, bytes, bool]) -> None:
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(raw)
-        writer.close()
-
-    async def run() -> WireAnswer:
-        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
-            port = server.sockets[0].getsockname()[1]
-            return await exchange(port, HostileRequest((b"GET / HTTP/1.1\r\n", b"\r\n")))
-
-    answer = asyncio.run(run())
-    assert (answer.status, answer.body, answer.complete) == expected
-    assert answer.closed is not answer.complete
-
-
-def test_a_server_that_says_nothing_is_waited_for_so_long_and_no_longer() -> None:
-    async def run() -> WireAnswer:
-        async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await reader.read()
-            writer.close()
-
-        async with await asyncio.start_server(hang, "127.0.0.1", 0) as server:
-            port = server.sockets[0].getsockname()[1]
-            return await exchange(port, HostileRequest((b"GET",), patience=0.2))
-
-    answer = asyncio.run(run())
-    assert (answer.status, answer.closed) == (0, False)
-    assert answer.seconds < 2
-
-
-EXPECTED = Heard(status=200, texts={0: "Once upon"}, finished={0: "length"}, ended=WHOLE)
-
-
 def heard(ended: str, text: str = "Once upon", status: int = 200, **changes: Any) -> Heard:
-    finished = {0: "length"} if ended == WHOLE else {}
-    return Heard(status=status, texts={0: text}, finished=finished, ended=ended, **changes)
+    """What a client heard: all of ``text`` with its end, or so much of it."""
+    answer = HttpAnswer(status, ended=ended, **changes)
+    own = Heard(answer, sent=100.0, answered=100.5)
+    if status == 200:
+        reason = "length" if ended == WHOLE else None
+        own.stream.take_choice({"index": 0, "text": text, "finish_reason": reason}, 0.0)
+        own.stream.done = ended == WHOLE
+    return own
+
+
+def told(text: str) -> Heard:
+    """A stream that ended with an error event."""
+    own = heard(CLOSED, text)
+    own.answer.ended, own.stream.error, own.stream.done = WHOLE, "error event: no", True
+    return own
+
+
+def silent(text: str) -> Heard:
+    """A stream that ended as if nothing had happened, but for its last event."""
+    own = heard(CLOSED, text)
+    own.answer.ended = WHOLE
+    return own
+
+
+EXPECTED = heard(WHOLE)
+LATER = {"headers": {"retry-after": "1"}}
 
 
 @pytest.mark.parametrize(
@@ -215,15 +180,16 @@ def heard(ended: str, text: str = "Once upon", status: int = 200, **changes: Any
         (heard(WHOLE), KEPT),
         (heard(WHOLE, "Once UPON"), WRONG),
         (heard(WHOLE, "Once"), WRONG),
-        (heard(SILENT, "Once"), WRONG),
-        (heard(HUNG, "Once"), WRONG),
-        (heard(BROKEN, "Once"), CUT),
-        (heard(BROKEN, "Twice"), WRONG),
-        (heard(TOLD, "Once"), CUT),
-        (heard(TOLD, "", 503, retry_after="1"), REFUSED),
-        (heard(TOLD, "", 503, retry_after="1", shaped=False), WRONG),
-        (heard(TOLD, "", 503), WRONG),
-        (heard(TOLD, "", 500), WRONG),
+        (silent("Once"), WRONG),
+        (heard(LATE, "Once"), WRONG),
+        (heard(CLOSED, "Once"), CUT),
+        (heard(CLOSED, "Twice"), WRONG),
+        (heard(UNREACHABLE, "", 0), CUT),
+        (told("Once"), CUT),
+        (heard(WHOLE, "", 503, body=error(503), **LATER), REFUSED),
+        (heard(WHOLE, "", 503, body=b"busy", **LATER), WRONG),
+        (heard(WHOLE, "", 503, body=error(503)), WRONG),
+        (heard(WHOLE, "", 500), WRONG),
     ],
 )
 def test_what_became_of_a_stream(said: Heard, result: str) -> None:
@@ -231,7 +197,7 @@ def test_what_became_of_a_stream(said: Heard, result: str) -> None:
 
 
 def test_wrong_text_and_cut_streams_break_a_promise() -> None:
-    said = [heard(WHOLE), heard(BROKEN, "Once"), heard(WHOLE, "Twice upon")]
+    said = [heard(WHOLE), heard(CLOSED, "Once"), heard(WHOLE, "Twice upon")]
     survivable, deadly = ChaosRow("kills", "engine"), ChaosRow("kills", "replica")
     judge_streams(survivable, said, [EXPECTED] * 3, may_cut=False)
     judge_streams(deadly, said[:2], [EXPECTED] * 2, may_cut=True)
@@ -240,39 +206,29 @@ def test_wrong_text_and_cut_streams_break_a_promise() -> None:
     assert (deadly.kept, deadly.cut, deadly.broken) == (1, 1, [])
 
 
-def test_a_stream_is_heard_as_it_is_told() -> None:
-    listener = Heard()
-    chunk = {"index": 0, "delta": {"content": "Once"}, "finish_reason": None}
-    listener.take_line("data: " + json.dumps({"choices": [chunk]}))
-    listener.take_line("")
-    assert listener.has_begun
-    assert not listener.ended
-    listener.take_line("data: " + error(503).decode())
-    listener.take_line("data: [DONE]")
-    assert (listener.texts, listener.ended, listener.message) == ({0: "Once"}, TOLD, "no")
-
-
 def newcomer(sent: float, seconds: float, status: int = 200, **changes: Any) -> Heard:
-    ended = WHOLE if status == 200 else TOLD
-    return Heard(sent=sent, answered=sent + seconds, status=status, ended=ended, **changes)
+    own = heard(WHOLE, status=status, body=error(503) if status == 503 else b"", **changes)
+    own.sent, own.answered = sent, sent + seconds
+    return own
+
+
+def lost(sent: float) -> Heard:
+    own = heard(CLOSED, "", 0)
+    own.sent, own.answered = sent, sent + 0.1
+    return own
 
 
 def judged(newcomers: list[Heard], looks: list[Look], *, no_ingress: bool = False) -> ChaosRow:
-    async def run() -> ChaosRow:
-        crowd, watch = Newcomers("http://127.0.0.1:1"), HealthWatch(1)
-        crowd.heard, watch.looks = newcomers, looks
-        row = ChaosRow("kills", "engine")
-        crowd.judge(row, watch, 100.0, 100.0, no_ingress=no_ingress)
-        return row
-
-    return asyncio.run(run())
+    row = ChaosRow("kills", "engine")
+    judge_newcomers(row, newcomers, looks, 100.0, 100.0, no_ingress)
+    return row
 
 
 def test_noticing_and_recovery_are_timed() -> None:
     crowd = [
         newcomer(99.9, 8.0),  # taken in before it was noticed
-        newcomer(101.0, 0.1, 503, retry_after="2"),
-        newcomer(105.0, 0.1, 503, retry_after="2"),
+        newcomer(101.0, 0.1, 503, **LATER),
+        newcomer(105.0, 0.1, 503, **LATER),
         newcomer(107.0, 0.5),
     ]
     row = judged(crowd, [Look(100.0, 0.5, 503)])
@@ -286,38 +242,33 @@ def test_noticing_and_recovery_are_timed() -> None:
         (newcomer(102.0, 6.0), "over 5 s"),
         (newcomer(102.0, 0.1, 503), "Retry-After"),
         (newcomer(102.0, 0.1, 502), "status 502"),
-        (Heard(sent=102.0, answered=102.1, ended=BROKEN), "not answered"),
+        (lost(102.0), "not answered"),
     ],
 )
 def test_newcomers_in_trouble_break_a_promise(trouble: Heard, reason: str) -> None:
-    row = judged([newcomer(101.0, 0.1, 503, retry_after="2"), trouble, newcomer(109.0, 0.1)], [])
+    row = judged([newcomer(101.0, 0.1, 503, **LATER), trouble, newcomer(109.0, 0.1)], [])
     assert [reason in each for each in row.broken] == [True]
 
 
-def test_without_an_ingress_nobody_can_answer() -> None:
-    lost = Heard(sent=102.0, answered=102.1, ended=BROKEN)
-    assert judged([lost, newcomer(109.0, 0.1)], [], no_ingress=True).broken == []
-    assert judged([lost], [], no_ingress=True).broken == ["requests were never served again"]
+def test_without_an_ingress_nothing_can_answer() -> None:
+    assert judged([lost(102.0), newcomer(109.0, 0.1)], [], no_ingress=True).broken == []
+    never = ["requests were never served again"]
+    assert judged([lost(102.0)], [], no_ingress=True).broken == never
 
 
 def test_growth_is_told_from_noise() -> None:
-    def use(when: float, **changes: float) -> ProcessUse:
-        held = {"memory": 500.0 * MEBIBYTE, "descriptors": 50.0, "threads": 20.0, **changes}
-        return ProcessUse(when, **held)
-
-    steady = [use(when, memory=500.0 * MEBIBYTE + when) for when in range(30)]
-    assert ProcessGrowth.of(steady[:2]) is None
-    for name, amount, too_much in (
-        ("memory", 30.0 * MEBIBYTE, False),
-        ("memory", 90.0 * MEBIBYTE, True),
-        ("descriptors", 20.0, True),
-        ("threads", 8.0, True),
+    steady = [(500.0 * MEBIBYTE + when, 50.0, 20.0) for when in range(30)]
+    assert growth(steady[:2]) is None
+    for more, too_much in (
+        ((30.0 * MEBIBYTE, 0.0, 0.0), False),
+        ((90.0 * MEBIBYTE, 0.0, 0.0), True),
+        ((0.0, 20.0, 0.0), True),
+        ((0.0, 0.0, 8.0), True),
     ):
-        later = [use(when, **{name: getattr(steady[0], name) + amount}) for when in range(30, 40)]
-        growth = ProcessGrowth.of(steady + later)
-        assert growth is not None
-        assert growth.too_much is too_much, name
-    assert "RSS 500.0 -> " in str(growth)
+        later = tuple(a + b for a, b in zip(steady[0], more, strict=True))
+        found = growth([*steady, *[later] * 10])  # type: ignore[list-item]
+        assert found is not None
+        assert found[2] is too_much, more
 
 
 def test_the_table_tells_what_was_broken(
@@ -354,8 +305,16 @@ def test_good_requests_are_seeded_and_of_every_kind() -> None:
 
 def test_faults_are_of_processes_there_are() -> None:
     assert {fault.role for fault in FAULTS} == set(SERVING)
-    assert set(LAST_FAULTS) <= set(ROLES)
+    known = {role for _, role in ROLES}
+    assert set(SERVING) | set(LAST_FAULTS.values()) <= known
     assert set(QUICK) <= {fault.name for fault in FAULTS}
+
+
+def test_an_unknown_case_is_refused_with_those_there_are(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["chaos", "--only", "haproxy SIGKILL"]) == 2
+    assert "no case is called haproxy SIGKILL; there are" in capsys.readouterr().err
 
 
 def test_options_after_two_dashes_are_the_servers() -> None:

@@ -18,7 +18,7 @@ def found(only: str, count: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The promises that one shape breaks."""
     monkeypatch.setattr(combinations, "EACH_QUICK", count)
     report = ChaosReport({}, {}, "", 17)
-    run_combinations(report, str(DEMO), str(DEMO_DRAFT), quick=True, only=only)
+    run_combinations(report, str(DEMO), shapes(str(DEMO_DRAFT)), quick=True, only=only)
     assert [row.case for row in report.rows] == [only]
     assert report.rows[0].requests >= count
     return report.broken

@@ -10,10 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lexshard.loadtest.bench.serve.figures import faults, figures, milliseconds
-from lexshard.loadtest.bench.serve.load_report import LoadReport
-from lexshard.loadtest.bench.serve.objectives import Objective, are_met, objective
-from lexshard.loadtest.bench.serve.timeline import (
+from lexshard.loadtest.bench.load.figures import (
+    Objective,
+    are_met,
+    faults,
+    figures,
+    milliseconds,
+    objective,
+)
+from lexshard.loadtest.bench.load.load_report import LoadReport
+from lexshard.loadtest.bench.load.timeline import (
     LoadRun,
     RequestTimeline,
     counted_over,
@@ -146,14 +152,17 @@ def test_endpoints_are_compared_run_by_run_and_failures_are_told() -> None:
     assert not {"errors", "client late p99", "most in flight"} & ratios.keys()
     assert {each.against for each in report.ratios} == {"theirs"}
     assert "ours, rate 2.0, run 1: 1 x status 503: full" in report.warnings
-    assert "theirs" in report.summary()
+    assert "theirs" in report.table()
 
 
 def test_a_late_client_is_named_whether_it_sent_or_noticed_late() -> None:
     in_time = replace(RUN, requests=(SECOND,))
     hung = replace(in_time, loop_delays=(0.2,) * 5)
     report = report_of(RUN, replace(in_time, run=1), replace(hung, run=2))
-    assert report.warn_of_late_client(5.0) == 2
+    report.tell(5.0, ())
+    assert report.late_runs == 2
     late = [warning for warning in report.warnings if "THE CLIENT WAS LATE" in warning]
     assert ["run 1" in late[0], "run 3" in late[1]] == [True, True]
-    assert report_of(RUN).warn_of_late_client(50.0) == 0
+    early = report_of(RUN)
+    early.tell(50.0, ())
+    assert early.late_runs == 0

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 
-from lexshard.loadtest.event_stream import StreamedAnswer
-from lexshard.loadtest.raw_stream import opened_stream
+from lexshard.loadtest.client import StreamedAnswer
 from tests.support.paths import ROOT
 from tests.support.real_server import running_server, wait
 from tests.support.scripted_endpoint import EndpointScript, scripted_endpoint
@@ -24,10 +24,9 @@ def test_pieces_are_heard_one_by_one_and_leaving_cancels() -> None:
     script = EndpointScript(gap_seconds=0.05)
     with scripted_endpoint(script) as url:
         answer, calls = StreamedAnswer(), 0
-        with opened_stream(f"{url}/v1/completions", json.dumps(BODY).encode(), {}, 10) as told:
-            status, pieces = told
-            assert status == 200
-            for data in pieces:
+        asked = requests.post(f"{url}/v1/completions", json=BODY, stream=True, timeout=10)
+        with asked as response:
+            for data in response.iter_content(None):
                 calls += 1
                 answer.feed(data, time.perf_counter())
                 if len(answer.pieces) == 8:

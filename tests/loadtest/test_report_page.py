@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lexshard.loadtest.bench.serve.load_report import LoadReport
-from lexshard.loadtest.bench.serve.objectives import Objective
-from lexshard.loadtest.bench.serve.timeline import LoadRun, RequestTimeline
+from lexshard.loadtest.bench.load.figures import Objective
+from lexshard.loadtest.bench.load.load_report import LoadReport
+from lexshard.loadtest.bench.load.timeline import LoadRun, RequestTimeline
 from lexshard.serve_app.cli import main
 from tests.support.paths import ROOT
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from lexshard.loadtest.bench.serve.plan import Lengths
+from lexshard.loadtest.bench.load.plan import Lengths
 from lexshard.loadtest.prompts import PromptWriter
 from lexshard.loadtest.traces import BLOCK_TOKENS, SAMPLE_FOLDER, SAMPLES, TraceError, load_trace
 

@@ -10,8 +10,8 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.generation.streamers import BaseStreamer
 
-from lexshard.loadtest.bench.runs import EngineRun
-from lexshard.loadtest.bench.workload import Job
+from lexshard.loadtest.bench.engine_runs import EngineRun
+from lexshard.loadtest.bench.synthetic.jobs import Job
 
 
 class GenerateRunner:

@@ -2,7 +2,7 @@
 
 ``python vllm_sampler.py`` reads one JSON command per line and answers each with one JSON line:
 
-- ``{"open": FOLDER, ...}``: a case, whose arrays lie in FOLDER (see ``sampler.vllm_process``).
+- ``{"open": FOLDER, ...}``: a case, whose arrays lie in FOLDER (see ``peers.beside_vllm``).
 - ``{"run": COUNT}``: runs the next steps, the seconds of each.
 - ``{"kept": true}``: writes which tokens the processors leave in the next step.
 

@@ -1,6 +1,6 @@
 """vLLM in a process of its own, run with the interpreter of an environment that has it.
 
-``python vllm_worker.py FILE`` reads what ``process_pairs`` wrote, drives vLLM's engine step by
+``python vllm_worker.py FILE`` reads what ``peers.beside_vllm`` wrote, drives vLLM's engine step by
 step in this one process (faster for it on one core than its own second process), and prints one
 JSON line: versions, and for every case its measured runs. Imports nothing of lexshard, which that
 environment lacks. Compilation stays on and prefix caching is off; one run of every case warms up.

@@ -2,34 +2,38 @@
 
 from __future__ import annotations
 
-import http.client
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from urllib.parse import urlsplit
 
 import psutil
 
 from lexshard.cluster.ports import free_port
-from lexshard.loadtest.bench.servers.roles import role_of
-from lexshard.loadtest.bench.servers.server_command import PORT, ServerCommand
+from lexshard.loadtest.bench.servers.command import PORT, ServerCommand
+from lexshard.loadtest.bench.servers.processes import role_of
+from lexshard.loadtest.client import is_healthy
 
 START_SECONDS = 900.0  # a first start compiles kernels
 STOP_SECONDS = 60.0
 REST_SECONDS = 5.0  # that other processes have to end after the first one
-ANSWER_SECONDS = 10.0
+CONNECT_SECONDS = 10.0
 # Between two looks whether a server is there: short beside any start, and little work for it.
 POLL_SECONDS = 0.05
 
 
 class RunningServer:
     """A server that has been started. Its output is kept line by line, each with the seconds from
-    the start of the process to its arrival."""
+    the start of the process to its arrival.
+
+    Raises RuntimeError where another one listens at its address.
+    """
 
     def __init__(self, server: ServerCommand) -> None:
         fixed = PORT not in " ".join((*server.command, server.url))
@@ -61,36 +65,41 @@ class RunningServer:
         except psutil.NoSuchProcess:
             return []
 
+    def roles(self) -> dict[int, str]:
+        """What each of its processes is, by their ids."""
+        found = {}
+        for process in self.tree():
+            with suppress(psutil.Error):
+                found[process.pid] = role_of(process)
+        return found
+
+    def count(self, wanted: Sequence[str]) -> Counter[str]:
+        """How many processes there are of each of the ``wanted`` roles."""
+        return Counter(role for role in self.roles().values() if role in wanted)
+
     def find(self, role: str) -> psutil.Process:
         """The process of a role, the first of them where there are several.
 
-        Raises:
-            RuntimeError: there is none.
+        Raises RuntimeError where there is none.
         """
-        for process in self.tree():
-            with suppress(psutil.Error):
-                if role_of(process) == role:
-                    return process
+        for process_id, found in self.roles().items():
+            if found == role:
+                return psutil.Process(process_id)
         raise RuntimeError(f"no process of {self.name} is the {role}")
 
     def wait_for_port(self) -> float:
-        """Seconds from the start until somebody listens at its address.
+        """Seconds from the start until something listens at its address.
 
-        Raises:
-            RuntimeError: it has ended, or takes too long; with the last that it said.
+        Raises RuntimeError with the end of its output where it ends or takes too long.
         """
         while not listens(self.url):
             self._pause()
         return self.seconds()
 
     def wait_until_healthy(self) -> float:
-        """Seconds from the start until it says that it is well.
-
-        Raises:
-            RuntimeError: as above.
-        """
+        """Seconds from the start until it says that it is well; raises as above."""
         self.wait_for_port()
-        while not answers(self.url):
+        while not is_healthy(self.url):
             self._pause()
         return self.seconds()
 
@@ -116,11 +125,7 @@ class RunningServer:
 @contextmanager
 def running(server: ServerCommand) -> Iterator[RunningServer]:
     """The server, just started; on the way out it is told to end and waited for, and what of its
-    processes is left is killed.
-
-    Raises:
-        RuntimeError: somebody else is where it is to be.
-    """
+    processes is left is killed. Raises RuntimeError as `RunningServer` does."""
     started = RunningServer(server)
     try:
         yield started
@@ -129,27 +134,22 @@ def running(server: ServerCommand) -> Iterator[RunningServer]:
 
 
 def listens(url: str) -> bool:
-    """Whether anybody takes connections there."""
+    """Whether connections are taken there."""
     address = urlsplit(url)
     place = (address.hostname or "127.0.0.1", address.port or 80)
-    with suppress(OSError), socket.create_connection(place, timeout=ANSWER_SECONDS):
+    with suppress(OSError), socket.create_connection(place, timeout=CONNECT_SECONDS):
         return True
     return False
 
 
-def answers(url: str) -> bool:
-    """Whether a server is well: what ``/health`` says, else whether there is ``/v1/models``."""
-    address = urlsplit(url)
-    for path in ("/health", "/v1/models"):
-        connection = http.client.HTTPConnection(address.netloc, timeout=ANSWER_SECONDS)
-        with closing(connection), suppress(OSError, http.client.HTTPException):
-            connection.request("GET", address.path.rstrip("/") + path)
-            status = connection.getresponse().status
-            if status != 404:
-                return status == 200
-            continue
-        return False
-    return False
+def alive(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
+    """Those that have not ended."""
+    living = []
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                living.append(process)
+    return living
 
 
 def _end(server: RunningServer) -> None:
@@ -158,20 +158,13 @@ def _end(server: RunningServer) -> None:
         server.process.send_signal(signal.SIGTERM)
     deadline = time.monotonic() + STOP_SECONDS
     while server.process.poll() is None and time.monotonic() < deadline:
-        known.update(server.tree())  # whoever is ending may still start another
+        known.update(server.tree())  # one that is ending may still start another
         with suppress(subprocess.TimeoutExpired):
             server.process.wait(0.1)
     _, left = psutil.wait_procs(known, timeout=REST_SECONDS)
-    if left := [process for process in left if not _is_zombie(process)]:
+    if left := alive(left):
         print(f"{server.name}: {len(left)} processes did not end: killed", file=sys.stderr)
     for process in left:
         with suppress(psutil.NoSuchProcess):
             process.kill()
     server.process.wait()
-
-
-def _is_zombie(process: psutil.Process) -> bool:
-    try:
-        return process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True

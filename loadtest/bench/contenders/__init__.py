@@ -1,0 +1,1 @@
+"""What takes turns in a bench, ours and others, behind one small interface each."""

@@ -1,0 +1,304 @@
+"""``lexshard bench draft``: how long drafts stand with each draft head.
+
+The target writes a text after every prompt once, with the noise that drafting in ``coupled`` mode
+shares. The draft computes its hidden states over those texts; a guess depends on the true text
+before it alone, since nothing behind a wrong guess counts, so every head is counted on the same
+positions without drafting again. Heads: all rows; the router with its position-aware budgets, with
+the paper's, with one for every step; a static list of the most frequent tokens. All but the first
+look at equally many tokens in every case; ``--shares`` compares them at other sizes too.
+
+Then the engine decodes with each head, and with none, taking turns: tokens per second. One request
+at a time, always the same number of guesses: what is chosen elsewhere, how far to guess, would hide
+what a head costs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from lexshard.actors.body.loading import load
+from lexshard.actors.configuration import EngineConfiguration
+from lexshard.actors.drafter.acceptance import StandingGuesses, accepted_lengths, standing_guesses
+from lexshard.actors.drafter.heads import frequency_head, full_head, routed_head
+from lexshard.actors.drafter.model import ModelDrafter
+from lexshard.actors.drafter.router.budgets import Budgets, fixed_budgets, paper_budgets_of
+from lexshard.actors.drafter.router.build import draftable
+from lexshard.actors.drafter.router.file import FILE_NAME, RouterFile, read_router_file
+from lexshard.actors.drafter.router.texts import DraftPositions, WrittenText, draft_positions
+from lexshard.actors.engine.completion import complete_with_seeds
+from lexshard.actors.engine.engine import Engine
+from lexshard.actors.index.build import own_rows
+from lexshard.actors.index.format import describe_weights
+from lexshard.actors.index.hidden import load_tokenizer
+from lexshard.actors.kv_cache import BLOCK_TOKENS
+from lexshard.actors.messages import SamplingParameters
+from lexshard.actors.states.noise_key import noise_key
+from lexshard.kernels.draft import DraftHead
+from lexshard.loadtest.bench.frame import in_turns, run_bench
+from lexshard.loadtest.bench.options.draft import PROMPTS, QUICK_PROMPTS
+from lexshard.loadtest.bench.record import CaseLabels, Measure, Report
+from lexshard.loadtest.bench.synthetic.tasks import read_tasks, sample
+
+SPEED_PROMPTS, SPEED_PROMPT_TOKENS = 16, 64
+MOST_PROMPT_TOKENS = 1024
+TEMPERATURES = (0.0, 0.8)
+FULL, STATIC, PLAIN = "full head", "static list", "no drafts"
+ROUTER, PAPER, FIXED = "router", "router, paper's budgets", "router, fixed budget"
+AS_TRAINED = "as trained"  # how much of the vocabulary: the mean of the router file's own budgets
+
+ACCEPTED = Measure("accepted guesses", "per draft", higher_is_better=True)
+LOOKED = Measure("vocabulary looked at", "%", higher_is_better=False)
+SPEED = Measure("speed", "tokens/s", higher_is_better=True)
+DRAFTING = Measure("drafting", "us per guess", higher_is_better=False)
+SHORTLIST = Measure("shortlist", "rows per guess", higher_is_better=False)
+
+Prompt = tuple[int, ...]
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure and print; returns the exit status."""
+    return run_bench("draft", arguments, measure, threads=arguments.threads)
+
+
+def measure(report: Report, arguments: argparse.Namespace) -> int:
+    """Every task at every temperature, then the engine with each head; nothing can be wrong."""
+    draft = load(arguments.draft, device="cpu")
+    weight = own_rows(draft).weight
+    path = arguments.router or arguments.draft / FILE_NAME
+    router = read_router_file(path, describe_weights(weight, None))
+    configuration = EngineConfiguration(
+        model=str(arguments.model), threads=arguments.threads, head="dense", device="cpu"
+    )
+    engine = Engine(configuration)
+    if engine.model.vocabulary_size != draft.vocabulary_size:
+        raise ValueError(
+            f"{arguments.draft} has {draft.vocabulary_size:,} tokens, {arguments.model} "
+            f"{engine.model.vocabulary_size:,}: name the draft of this model"
+        )
+    most = min(engine.max_model_len, draft.max_positions) - arguments.tokens
+    tokenizer = load_tokenizer(arguments.model)
+    if tokenizer is None:
+        raise ValueError(f"{arguments.model} has no tokenizer: the tasks are text")
+    tasks = read_tasks(arguments.data, tokenizer, min(most, MOST_PROMPT_TOKENS))
+    heads = DraftHeads(weight, router, arguments.gamma, arguments.shares)
+    steps = f"in steps 0 to {arguments.gamma - 1}"
+    print(f"{path}: {', '.join(map(str, heads.budgets))} clusters {steps}")
+    count = arguments.prompts or (QUICK_PROMPTS if arguments.quick else PROMPTS)
+    measured: list[Mapping[str, Mapping[str, DraftLengths]]] = []
+    for task, prompts in tasks.items():
+        chosen = sample(prompts, count, arguments.seed)
+        seeds = [arguments.seed + number for number in range(len(chosen))]
+        for temperature in TEMPERATURES:
+            parameters = SamplingParameters(temperature=temperature, max_tokens=arguments.tokens)
+            written = complete_with_seeds(engine, chosen, parameters, seeds)
+            texts = [
+                WrittenText(done.prompt_ids, done.token_ids, temperature, noise_key(seed, 0))
+                for done, seed in zip(written, seeds, strict=True)
+            ]
+            lengths = heads.lengths(draft_positions(draftable(draft), texts))
+            labels: CaseLabels = {"task": task, "temperature": temperature, "prompts": len(chosen)}
+            record_lengths(report, labels, lengths)
+            measured.append(lengths)
+    tokens = len(weight) * float(np.mean([each[AS_TRAINED][ROUTER].share for each in measured]))
+    one_by_one = replace(configuration, max_running=1, prefix_cache=False)
+    compared = {
+        FULL: heads.full,
+        ROUTER: heads.routed,
+        STATIC: heads.static(tokens),
+        PLAIN: None,
+    }
+    engines = {
+        name: DraftingEngine(one_by_one, arguments.draft, head, arguments.gamma)
+        for name, head in compared.items()
+    }
+    every = [ids for prompts in tasks.values() for ids in prompts]
+    asked = [ids[-SPEED_PROMPT_TOKENS:] for ids in sample(every, SPEED_PROMPTS, arguments.seed)]
+    for temperature in TEMPERATURES:
+        parameters = SamplingParameters(temperature=temperature, max_tokens=arguments.tokens)
+        record_speed(report, engines, asked, parameters, arguments.runs, ROUTER)
+    report.notes += summary(measured)
+    return 0
+
+
+def record_speed(
+    report: Report,
+    engines: Mapping[str, DraftingEngine],
+    prompts: Sequence[Prompt],
+    parameters: SamplingParameters,
+    runs: int,
+    ours: str,
+) -> None:
+    """``runs`` turns of every engine over the prompts, after one that warms up."""
+    figures = in_turns(
+        {name: partial(each.run, prompts, parameters) for name, each in engines.items()}, runs
+    )
+    labels: CaseLabels = {
+        "task": "one request at a time",
+        "temperature": parameters.temperature,
+        "prompts": len(prompts),
+    }
+    for place, measure in enumerate((SPEED, DRAFTING, SHORTLIST)):
+        of = {
+            name: [run[place] for run in taken]
+            for name, taken in figures.items()
+            if name != PLAIN or measure is SPEED
+        }
+        report.add(labels, measure, of, ours=ours)
+
+
+def summary(measured: Sequence[Mapping[str, Mapping[str, DraftLengths]]]) -> list[str]:
+    """What the figures come to, every task and temperature counted alike."""
+    lines = []
+    for size in measured[0]:
+        cases = [each[size] for each in measured]
+        ours = ROUTER if ROUTER in cases[0] else PAPER
+        for name in (name for name in cases[0] if name != FULL):
+            ratios = [each[name].mean / each[FULL].mean for each in cases]
+            share = np.mean([each[name].share for each in cases])
+            words = f"{size}: {name}: {np.mean(ratios):.3f} of the full head's accepted guesses "
+            words += f"(worst {min(ratios):.3f}) with {100 * share:.1f}% of the vocabulary"
+            if name != ours:
+                beaten = sum(each[ours].mean > each[name].mean for each in cases)
+                equal = sum(each[ours].mean == each[name].mean for each in cases)
+                words += f"; {ours} is above it in {beaten} of {len(cases)} cases"
+                words += f", equal in {equal}"
+            lines.append(words)
+    return lines
+
+
+@dataclass(frozen=True, slots=True)
+class DraftLengths:
+    """Accepted guesses of every draft with one head, and the mean share of V it looked at."""
+
+    accepted: npt.NDArray[np.int64]
+    share: float
+
+    @property
+    def mean(self) -> float:
+        return float(self.accepted.mean())
+
+
+class DraftHeads:
+    """The heads that are compared, of one draft model.
+
+    ``shares`` of the vocabulary are compared beside that of the router's own budgets; none of
+    these is in the router file, so there the paper's budgets are the position-aware ones.
+    """
+
+    def __init__(
+        self, weight: torch.Tensor, router: RouterFile, steps: int, shares: Sequence[float] = ()
+    ) -> None:
+        self._weight = weight  # [V, d]
+        self._router = router
+        self._steps = steps
+        self._shares = tuple(shares)
+        self.full = full_head(weight)
+        self.routed = routed_head(weight, router)
+        self.budgets = tuple(
+            int(router.budgets[min(t, len(router.budgets) - 1)]) for t in range(steps)
+        )
+
+    def static(self, tokens: float) -> DraftHead:
+        """The most frequent tokens, ``tokens`` of them, rounded up."""
+        return frequency_head(self._weight, self._router.frequent[: math.ceil(tokens)])
+
+    def lengths(self, positions: DraftPositions) -> dict[str, dict[str, DraftLengths]]:
+        """By size and head. Heads of one size look at as many tokens as the first of them (the
+        full one apart), or a few more."""
+        size = len(self._weight)
+        guesses = standing_guesses(self.full, positions, size)
+        full = self._lengths(positions, guesses, (0,) * self._steps)
+        routed = standing_guesses(self.routed, positions, size)
+        tokens = routed.tokens(self.budgets)
+        paper = paper_budgets_of(routed, tokens, self._steps)
+        own = {ROUTER: self.budgets, PAPER: paper}
+        compared = {AS_TRAINED: {FULL: full, **self._of_size(positions, routed, tokens, own)}}
+        for share in self._shares:
+            paper = paper_budgets_of(routed, share * size, self._steps)
+            rivals = self._of_size(positions, routed, routed.tokens(paper), {PAPER: paper})
+            compared[f"{100 * share:g}%"] = {FULL: full, **rivals}
+        return compared
+
+    def _of_size(
+        self,
+        positions: DraftPositions,
+        routed: StandingGuesses,
+        tokens: float,
+        own: Mapping[str, Budgets],
+    ) -> dict[str, DraftLengths]:
+        """The router with its ``own`` budgets and with a fixed one, and a static list."""
+        listed = standing_guesses(self.static(tokens), positions, len(self._weight))
+        tried = {**own, FIXED: fixed_budgets(routed, tokens, self._steps)}
+        return {
+            **{name: self._lengths(positions, routed, budgets) for name, budgets in tried.items()},
+            STATIC: self._lengths(positions, listed, (0,) * self._steps),
+        }
+
+    def _lengths(
+        self, positions: DraftPositions, guesses: StandingGuesses, budgets: Budgets
+    ) -> DraftLengths:
+        accepted = accepted_lengths(positions.text, guesses.by_step(budgets))
+        return DraftLengths(accepted, guesses.tokens(budgets) / len(self._weight))
+
+
+def record_lengths(
+    report: Report, labels: CaseLabels, compared: Mapping[str, Mapping[str, DraftLengths]]
+) -> None:
+    """One figure of every head: drafts of different heads begin at different places."""
+    for size, lengths in compared.items():
+        case: CaseLabels = {**labels, "size": size}
+        ours = ROUTER if ROUTER in lengths else PAPER
+        means = {name: [each.mean] for name, each in lengths.items()}
+        report.add(case, ACCEPTED, means, ours=ours)
+        report.add(case, LOOKED, {name: [100 * each.share] for name, each in lengths.items()})
+
+
+class DraftingEngine:
+    """An engine that drafts ``steps`` guesses in every step with one head; None: that drafts none.
+
+    Raises what `actors.body.loading.load` raises, ValueError for a model that cannot draft.
+    """
+
+    def __init__(
+        self, configuration: EngineConfiguration, draft: Path, head: DraftHead | None, steps: int
+    ) -> None:
+        self._drafter = None
+        if head is not None:
+            model = load(draft, configuration.dtype, device="cpu")  # a body and its cache each
+            body = draftable(model)
+            self._drafter = ModelDrafter(
+                body,
+                head,
+                blocks=-(-body.max_positions // BLOCK_TOKENS),
+                vocabulary_size=model.vocabulary_size,
+            )
+        steady = replace(configuration, draft_length="fixed", draft_tokens=steps)
+        self._engine = Engine(steady, drafter=self._drafter)
+
+    def run(
+        self, prompts: Sequence[Prompt], parameters: SamplingParameters, turn: int = 0
+    ) -> list[float]:
+        """Tokens per second, microseconds per guess, rows per guess; the last two 0 without any."""
+        before = self._engine.statistics()
+        rows = self._drafter.rows if self._drafter else 0
+        started = time.perf_counter()
+        written = 0
+        for number, prompt in enumerate(prompts):
+            done = complete_with_seeds(self._engine, [prompt], parameters, [number])
+            written += len(done[0].token_ids)
+        seconds = time.perf_counter() - started
+        after = self._engine.statistics()
+        guesses = max(1, after.draft_tokens - before.draft_tokens)
+        looked = self._drafter.rows - rows if self._drafter else 0
+        drafting = after.draft_seconds - before.draft_seconds
+        return [written / seconds, 1e6 * drafting / guesses, looked / guesses]

@@ -1,0 +1,271 @@
+"""``lexshard bench engine``: continuous batches of mixed lengths, without HTTP.
+
+Every engine generates the same tokens: greedy, end of sequence ignored, same checkpoint, dtype,
+number of threads and cores, warm. With ``--temperature`` ours is compared with ours, same seeds.
+``generate`` takes turns with the engine run by run in one process; vLLM, which needs an environment
+of its own, takes turns with it process by process. Throughput counts the tokens the requests asked
+for over the time until the last is done, prompts included. Every run has prompts of its own, the
+same for all engines.
+
+``--shape large-vocabulary`` measures a random checkpoint of these dimensions instead (see
+``synthetic.random_model``): our certified head takes turns with our dense one, then with vLLM.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from transformers import AutoTokenizer
+from transformers.utils.logging import disable_progress_bar
+
+from lexshard.actors.configuration import NGRAM
+from lexshard.loadtest.bench.engine_runs import (
+    EngineRun,
+    Runner,
+    add_agreement,
+    add_measures,
+    check_lengths,
+)
+from lexshard.loadtest.bench.frame import in_turns, run_bench
+from lexshard.loadtest.bench.machine import pinned_to_cores, read_bandwidth
+from lexshard.loadtest.bench.options.engine import (
+    QUICK_REPEATS,
+    REPEATS,
+    REQUESTS,
+    SHAPE_REQUESTS,
+)
+from lexshard.loadtest.bench.peers.beside_vllm import (
+    Worker,
+    alternate,
+    lexshard_worker,
+    vllm_worker,
+)
+from lexshard.loadtest.bench.peers.own_engine import EngineRunner
+from lexshard.loadtest.bench.peers.transformers_generate import GenerateRunner
+from lexshard.loadtest.bench.record import CaseLabels, Report
+from lexshard.loadtest.bench.synthetic.jobs import Job, mixed_jobs
+from lexshard.loadtest.bench.synthetic.random_model import write_random_model
+
+TASK = ("dtype", "threads", "body", "head", "tiers", "draft", "draft_head", "draft_tokens")
+NOTES = """\
+TTFT and TPOT: median over the requests of a run. In brackets: median of the ratios of neighbouring
+runs, above 1 where lexshard is better. generate: one left-padded batch that runs to its longest
+output; only wanted tokens count."""
+
+JobsOf = Callable[[int, int], tuple[Job, ...]]  # of a number of requests and a seed
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure and print; returns the exit status."""
+    disable_progress_bar()
+    return run_bench("engine", arguments, measure)
+
+
+def measure(report: Report, arguments: argparse.Namespace) -> int:
+    """Every case on every engine that was given; nothing of it can be wrong."""
+    refuse_other_laws(arguments)
+    wanted = arguments.threads + (arguments.against == "samplers")
+    with pinned_to_cores(wanted) as cores, checkpoint(arguments) as model:
+        report.machine["pinned_to_cores"] = list(cores)
+        measure_on_cores(report, arguments, model, cores)
+    report.notes.append(NOTES)
+    if arguments.vllm_python is None:
+        report.notes.append("vLLM: not measured, give --vllm-python PATH.")
+    return 0
+
+
+def opponent(arguments: argparse.Namespace) -> str:
+    """What ours takes turns with in one process."""
+    default = "generate" if arguments.shape is None else "dense"
+    against: str = arguments.against or (default if arguments.draft is None else "plain")
+    return against
+
+
+def refuse_other_laws(arguments: argparse.Namespace) -> None:
+    """Raises ValueError where engines would draw with noise of their own, or cannot draw."""
+    if not 0 <= arguments.temperature < float("inf"):
+        raise ValueError(f"--temperature {arguments.temperature}: give 0 or more")
+    if arguments.top_k < 0 or not 0 < arguments.top_p <= 1:
+        raise ValueError("--top-k is 0 (all) or more, --top-p above 0 and at most 1")
+    if arguments.temperature == 0 and (arguments.top_k > 0 or arguments.top_p < 1):
+        raise ValueError("--top-k and --top-p change nothing at temperature 0: give --temperature")
+    others = opponent(arguments) == "generate" or arguments.vllm_python is not None
+    if arguments.temperature > 0 and others:
+        raise ValueError(
+            "only our engines draw the same tokens above temperature 0: give --against plain, "
+            "dense or samplers, and no --vllm-python"
+        )
+
+
+@contextmanager
+def checkpoint(arguments: argparse.Namespace) -> Iterator[str]:
+    """The folder to measure; completes the options that depend on what it is.
+
+    A random checkpoint is written to a temporary folder and deleted afterwards.
+    """
+    if arguments.shape is None:
+        # With what a machine for GPU benchmarks alone may lack.
+        from lexshard.cluster.models.folders import model_folder
+        from lexshard.cluster.models.progress import tell
+        from lexshard.cluster.models.refusal import LoadingOptions
+
+        arguments.requests = arguments.requests or REQUESTS
+        arguments.dtype = arguments.dtype or "float32"
+        loading = LoadingOptions(arguments.dtype)
+        if arguments.draft not in (None, NGRAM):
+            arguments.draft = model_folder(arguments.draft, tell, loading=loading)
+        yield model_folder(arguments.model, tell, loading=loading)
+        return
+    arguments.requests = arguments.requests or SHAPE_REQUESTS
+    arguments.dtype = arguments.dtype or "bfloat16"
+    arguments.model = f"random, {arguments.shape}"
+    with TemporaryDirectory() as folder:
+        write_random_model(Path(folder), seed=arguments.seed)
+        yield folder
+
+
+def measure_on_cores(
+    report: Report, arguments: argparse.Namespace, model: str, cores: Sequence[int]
+) -> None:
+    """Every case of ours beside another engine in this process, then beside vLLM's processes."""
+    vllm = None
+    if arguments.vllm_python is not None:
+        vllm = vllm_worker(arguments.vllm_python, cores, arguments.threads)
+    tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)
+    jobs_of = partial(mixed_jobs, tokenizer)
+    ours_as = partial(
+        EngineRunner,
+        *(model, arguments.dtype, arguments.threads, arguments.body),
+        tiers=arguments.tiers,
+        temperature=arguments.temperature,
+        top_k=arguments.top_k,
+        top_p=arguments.top_p,
+    )
+    ours = ours_as(arguments.head, draft=arguments.draft, draft_head=arguments.draft_head)
+    other: Runner
+    against = opponent(arguments)
+    if against == "generate":
+        other = GenerateRunner(model, arguments.dtype, arguments.threads, arguments.draft)
+    elif against == "plain":
+        other = ours_as(arguments.head, name="lexshard, no draft")
+    elif against == "samplers":
+        other = ours_as(arguments.head, name="lexshard, a sampler beside", samplers=1)
+    else:
+        other = ours_as("dense", name="lexshard, dense head")
+    information = ours.information
+    print(
+        f"{arguments.model}: {information.parameters / 1e6:.1f}M parameters, "
+        f"{arguments.dtype}, {information.body} body, {information.head} head, "
+        f"{arguments.threads} thread(s) on core(s) {', '.join(map(str, cores))}"
+    )
+    if arguments.shape is not None:
+        print_roofline(report, information.parameters, arguments)
+    for count in arguments.requests:
+        measure_in_turns(report, arguments, [ours, other], partial(jobs_of, count))
+    if vllm is not None:
+        task = {
+            "model": model,
+            "max_model_len": information.max_model_len,
+            "repeats": QUICK_REPEATS if arguments.quick else REPEATS,
+            **{name: getattr(arguments, name) for name in TASK},
+        }
+        measure_beside_vllm(report, arguments, task, vllm, other, jobs_of)
+
+
+def print_roofline(report: Report, parameters: int, arguments: argparse.Namespace) -> None:
+    """What one token costs at least if every weight is read once, as stored in ``dtype``."""
+    size = parameters * (2 if arguments.dtype == "bfloat16" else 4)
+    bandwidth = read_bandwidth(arguments.threads)
+    report.machine["read_bytes_per_second"] = bandwidth
+    print(
+        f"roofline of one token: {size / 1e6:.0f} MB of {arguments.dtype} weights at "
+        f"{bandwidth / 1e9:.1f} GB/s take {1e3 * size / bandwidth:.1f} ms; a certified head reads "
+        "fewer"
+    )
+
+
+def measure_in_turns(
+    report: Report,
+    arguments: argparse.Namespace,
+    runners: Sequence[Runner],
+    jobs_of: Callable[[int], tuple[Job, ...]],
+) -> None:
+    """One case of the engine and of another one, taking turns run by run in this process. Every run
+    has requests of its own: a single text says little of how often guesses stand."""
+    workloads = [jobs_of(arguments.seed + index) for index in range(arguments.runs)]
+
+    def checked(runner: Runner, turn: int) -> EngineRun:
+        jobs = workloads[max(turn, 0)]
+        made = runner.run(jobs)
+        check_lengths(runner.name, made, jobs)
+        return made
+
+    runs = in_turns({each.name: partial(checked, each) for each in runners}, arguments.runs)
+    labels = labels_of(arguments, len(workloads[0]), "one process")
+    add_measures(report, labels, {name: [(run,) for run in each] for name, each in runs.items()})
+    ours, other = runners
+    pairs = zip(workloads, runs[ours.name], runs[other.name], strict=True)
+    add_agreement(report, labels, pairs, other, against=other.name)
+
+
+def measure_beside_vllm(
+    report: Report,
+    arguments: argparse.Namespace,
+    task: Mapping[str, object],
+    vllm: Worker,
+    reference: Runner,
+    jobs_of: JobsOf,
+) -> None:
+    """Every case of the engine and of vLLM, taking turns process by process, of which every pair
+    has requests of its own. Raises RuntimeError where an engine makes other than it was asked."""
+    workloads = [
+        [jobs_of(count, arguments.seed + index) for count in arguments.requests]
+        for index in range(arguments.runs)
+    ]
+    tasks = [{**task, "cases": [list(map(asdict, each)) for each in cases]} for cases in workloads]
+    workers = [lexshard_worker(), vllm]
+    found: dict[str, list[list[list[EngineRun]]]] = {each.name: [] for each in workers}
+    for cases, told in zip(workloads, alternate(workers, tasks), strict=True):
+        for worker, said in zip(workers, told, strict=True):
+            report.versions.update(said["versions"])
+            runs = [[EngineRun.from_json(run) for run in case] for case in said["cases"]]
+            for jobs, several in zip(cases, runs, strict=True):
+                for run in several:
+                    check_lengths(worker.name, run, jobs)
+            found[worker.name].append(runs)
+        print(f"process pair {len(found[vllm.name])} of {arguments.runs} done", file=sys.stderr)
+    for index, count in enumerate(arguments.requests):
+        labels = labels_of(arguments, count, "process pairs")
+        of_case = {name: [runs[index] for runs in each] for name, each in found.items()}
+        add_measures(report, labels, of_case)
+        together = [
+            (cases[index], mine, theirs)
+            for cases, own, others in zip(workloads, *of_case.values(), strict=True)
+            for mine, theirs in zip(own, others, strict=True)
+        ]
+        add_agreement(report, labels, together, reference, against=vllm.name)
+
+
+def labels_of(arguments: argparse.Namespace, requests: int, setting: str) -> CaseLabels:
+    return {
+        "model": arguments.model,
+        "dtype": arguments.dtype,
+        "threads": arguments.threads,
+        "body": arguments.body,
+        "head": arguments.head,
+        "tiers": ",".join(arguments.tiers),
+        "draft": arguments.draft or "none",
+        "draft head": arguments.draft_head,
+        "temperature": arguments.temperature,
+        "top-k": arguments.top_k,
+        "top-p": arguments.top_p,
+        "setting": setting,
+        "requests": requests,
+    }

@@ -1,1 +1,0 @@
-"""`lexshard bench engine`: whole engines on batches of requests, beside other engines."""

@@ -1,0 +1,191 @@
+"""``lexshard bench head``: from hidden states to tokens, the certified head beside dense ones.
+
+All contenders take turns step by step in one process on the same hidden states: the certified head
+(screen, rescoring, draw), our dense head (the row kernel screens, then the same), the bare row
+kernel and torch in fp32 and bf16, each with torch's own choice of a token. Every step has other
+hidden states and other noise. Afterwards the tokens of the certified head are compared with those
+of canonical logits of every row.
+
+``--paper`` measures CSV-Decode's cluster bounds instead (see ``cluster_bounds``).
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from functools import partial
+from itertools import product
+
+import numpy as np
+import torch
+
+from lexshard.kernels.draw import draw
+from lexshard.kernels.rows import canonical_logits, postprocess
+from lexshard.loadtest.bench.contenders.head import (
+    DENSE_HEAD,
+    OURS,
+    ROW_KERNEL,
+    HeadContender,
+    HeadOutput,
+    HeadStep,
+    head_contenders,
+)
+from lexshard.loadtest.bench.frame import in_turns, run_bench, timed
+from lexshard.loadtest.bench.machine import read_bandwidth
+from lexshard.loadtest.bench.options.head import COLUMNS, VOCABULARY
+from lexshard.loadtest.bench.record import CaseLabels, Measure, Report
+from lexshard.loadtest.bench.synthetic.head_workload import (
+    SAMPLING_METHODS,
+    HeadWorkload,
+    SamplingMethod,
+    controls,
+    model_workload,
+    needs,
+    synthetic_workload,
+)
+from lexshard.loadtest.bench.synthetic.heads import measure_geometry
+
+WARM_UP = 2
+QUICK_COMPARED = 1  # steps whose tokens --quick compares with canonical logits of all rows
+
+TIME = Measure("time", "ms", higher_is_better=False)
+BYTES = Measure("bytes read", "MB", higher_is_better=False)
+BANDWIDTH = Measure("bandwidth", "GB/s", higher_is_better=True)
+RESCORED = Measure("rescored rows", "rows/token", higher_is_better=False)
+TIGHTNESS = Measure("tightness", "of 1", higher_is_better=True)
+CERTIFIED = Measure("certified", "%", higher_is_better=True)
+FALLBACK = Measure("fallback", "%", higher_is_better=False)
+EQUAL = Measure("tokens equal to canonical dense", "%", higher_is_better=True)
+NOTES = """\
+In brackets: how many times faster the certified head is, the median of the ratios of neighbouring
+steps. certified and own dense: screen, rescoring and draw, the same tokens. The others draw with
+torch: argmax, softmax / exponential noise, or top-k first; other tokens."""
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure and print; returns the exit status."""
+    if arguments.paper:
+        from lexshard.loadtest.bench import cluster_bounds
+
+        return run_bench("head", arguments, cluster_bounds.measure, threads=arguments.threads)
+    checked, threads = "certified tokens", arguments.threads
+    return run_bench("head", arguments, measure, checked=checked, threads=threads)
+
+
+def measure(report: Report, arguments: argparse.Namespace) -> int:
+    """Every batch size and need, contenders side by side; returns how many tokens were wrong."""
+    bandwidth = read_bandwidth(arguments.threads)
+    report.machine["read_bytes_per_second"] = bandwidth
+    print(f"{arguments.threads} thread(s) read {bandwidth / 1e9:.1f} GB/s of the host's memory")
+    workload = load_workload(arguments)
+    contenders = head_contenders(workload, arguments.tier, max(arguments.batch))
+    compared = wrong = 0
+    for batch, name in product(arguments.batch, arguments.need):
+        method = SAMPLING_METHODS[name]
+        steps = [step_of(workload, method, batch, n) for n in range(WARM_UP + arguments.runs)]
+        found = in_turns(
+            {name: partial(_answer, each, steps) for name, each in contenders.items()},
+            arguments.runs,
+            warm_up=WARM_UP,
+        )
+        size, columns = workload.weight.shape
+        labels: CaseLabels = {
+            "head": workload.name,
+            "V": size,
+            "d": columns,
+            "dtype": str(workload.weight.dtype).removeprefix("torch."),
+            "threads": arguments.threads,
+            "tier": arguments.tier,
+            "batch": batch,
+            "need": name,
+        }
+        times = {name: [ms for ms, _ in of] for name, of in found.items()}
+        read = {name: [each.bytes_read / 1e6 for _, each in of] for name, of in found.items()}
+        report.add(labels, TIME, times, ours=OURS)
+        report.add(labels, BYTES, read, ours=OURS)
+        rates = {
+            name: [size / ms for size, ms in zip(read[name], times[name], strict=True)]
+            for name in read
+        }
+        report.add(labels, BANDWIDTH, rates)
+        outputs = [each for _, each in found[OURS]]
+        record_certificates(report, labels, outputs)
+        looked_at = outputs[: QUICK_COMPARED if arguments.quick else None]
+        equal = sum(
+            int(np.count_nonzero(canonical_tokens(workload, step) == each.tokens))
+            for step, each in zip(steps[WARM_UP:], looked_at, strict=False)
+        )
+        report.add(labels, EQUAL, {OURS: [100.0 * equal / (batch * len(looked_at))]})
+        compared, wrong = compared + batch * len(looked_at), wrong + batch * len(looked_at) - equal
+        _note_best(report, labels)
+    told = f"certified tokens equal to those of all canonical logits: {compared - wrong}"
+    report.notes += [f"{told} of {compared}", NOTES]
+    return wrong
+
+
+def load_workload(arguments: argparse.Namespace) -> HeadWorkload:
+    """The head that the options name; prints its geometry."""
+    if arguments.model is not None:
+        workload = model_workload(arguments.model, arguments.seed)
+    else:
+        workload = synthetic_workload(
+            arguments.geometry,
+            arguments.vocabulary or VOCABULARY,
+            arguments.columns or COLUMNS,
+            getattr(torch, arguments.dtype),
+            arguments.seed,
+        )
+    size, columns = workload.weight.shape
+    geometry = measure_geometry(workload.weight, torch.from_numpy(workload.hidden[:32]))
+    print(f"{workload.name}: {size:,} x {columns:,} {workload.weight.dtype}; {geometry}")
+    return workload
+
+
+def step_of(workload: HeadWorkload, method: SamplingMethod, batch: int, number: int) -> HeadStep:
+    return HeadStep(
+        hidden=workload.states(number, batch),
+        method=method,
+        needs=needs(method, batch, number),
+        controls=controls(method, batch, number),
+    )
+
+
+def _answer(
+    contender: HeadContender, steps: Sequence[HeadStep], turn: int
+) -> tuple[float, HeadOutput]:
+    step = steps[turn + WARM_UP]
+    return timed(lambda: contender.answer(step))
+
+
+def canonical_tokens(workload: HeadWorkload, step: HeadStep) -> np.ndarray:
+    """The tokens [B] that the canonical logits of every row give."""
+    rows, size = len(step.hidden), len(workload.weight)
+    bias = None if workload.bias is None else workload.bias.numpy()
+    raw = canonical_logits(step.hidden, workload.weight)
+    logits = postprocess(raw, bias=bias, scale=workload.scale, softcap=workload.softcap)
+    ids = np.tile(np.arange(size, dtype=np.int32), rows)
+    offsets = np.arange(rows + 1, dtype=np.int64) * size
+    return draw(ids, logits.reshape(-1), offsets, step.controls)
+
+
+def record_certificates(report: Report, labels: CaseLabels, outputs: Sequence[HeadOutput]) -> None:
+    """What was rescored, and how often that was certified."""
+    found = [each for output in outputs for each in output.certificates]
+    certified = sum(each.guarantee in ("deterministic", "probabilistic") for each in found)
+    fallbacks = sum(each.fallback for each in found)
+    report.add(labels, RESCORED, {OURS: [float(each.rescored_rows) for each in found]})
+    report.add(labels, TIGHTNESS, {OURS: [each.tightness for each in found]})
+    report.add(labels, CERTIFIED, {OURS: [100.0 * certified / len(found)]})
+    report.add(labels, FALLBACK, {OURS: [100.0 * fallbacks / len(found)]})
+
+
+def _note_best(report: Report, labels: CaseLabels) -> None:
+    """The ratio to the best of others' heads, and to our dense one."""
+    case = {**labels, "measure": TIME.name}
+    ratios = {each.against: each.ratio for each in report.ratios if each.case == case}
+    others = [name for name in ratios if name not in (DENSE_HEAD, ROW_KERNEL)]
+    best = min(others, key=lambda name: ratios[name])
+    report.notes.append(
+        f"batch {labels['batch']}, {labels['need']}: {ratios[best]:.2f}x the best of the others "
+        f"({best}), {ratios[DENSE_HEAD]:.2f}x our dense head"
+    )

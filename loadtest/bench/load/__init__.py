@@ -1,0 +1,1 @@
+"""Load on an endpoint: what is asked when, who sends it, what became of it, and the figures."""

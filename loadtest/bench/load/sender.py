@@ -1,0 +1,141 @@
+"""The client of a run: sends every request at its moment and writes down when what came.
+
+    python -m lexshard.loadtest.bench.load.sender TASK OUTCOME
+
+A process of its own, so that nothing else of the benchmark delays it. It prints how many answers
+have ended, and measures itself: how late it sent, and how late its own clock ticked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from lexshard.loadtest.bench.load.plan import PlannedRequest
+from lexshard.loadtest.bench.load.timeline import RequestTimeline
+from lexshard.loadtest.client import Client, StreamedAnswer, fault_of
+
+TICK_SECONDS = 0.02
+SHOWN_SECONDS = 0.5
+LEAD_SECONDS = 0.1  # from the start of the clock to the first request
+
+
+@dataclass(frozen=True, slots=True)
+class ClientTask:
+    """What a client process is told. ``key_variable`` names the environment variable that holds
+    the key of the endpoint, if it wants one."""
+
+    url: str
+    path: str
+    requests: list[PlannedRequest]
+    timeout: float
+    max_concurrency: int | None = None
+    key_variable: str | None = None
+
+
+class LoadClient:
+    """Sends the requests of a task and listens to all of them."""
+
+    def __init__(self, task: ClientTask) -> None:
+        self._task = task
+        key = os.environ[task.key_variable] if task.key_variable else None
+        self._client = Client(task.url, key, seconds=task.timeout)
+        self._slots = asyncio.Semaphore(task.max_concurrency or len(task.requests))
+        self._started = 0.0
+        self.ended = 0
+        self.loop_delays: list[float] = []
+
+    async def run(self) -> list[RequestTimeline]:
+        bodies = [json.dumps(each.body).encode() for each in self._task.requests]
+        requests = [self._client.request("POST", self._task.path, body) for body in bodies]
+        gc.collect()
+        gc.freeze()
+        self._started = time.perf_counter() + LEAD_SECONDS
+        ticking = asyncio.create_task(self._tick())
+        asked = []
+        for planned, request in zip(self._task.requests, requests, strict=True):
+            # Even when it is late already: whoever is due has to be let through.
+            await asyncio.sleep(max(0.0, planned.seconds - self._now()))
+            asked.append(asyncio.create_task(self._ask(planned.seconds, request)))
+        timelines = await asyncio.gather(*asked)
+        ticking.cancel()
+        self._client.close()
+        return timelines
+
+    def _now(self) -> float:
+        return time.perf_counter() - self._started
+
+    async def _ask(self, planned: float, request: bytes) -> RequestTimeline:
+        waits = self._slots.locked()
+        async with self._slots:
+            due = self._now() if waits else planned
+            stream = StreamedAnswer()
+            sent = self._now()
+            answer = await self._client.send([request], stream)
+            failed = self._now()
+        self.ended += 1
+        fault = fault_of(answer, stream)
+        heard = failed if fault or stream.heard is None else stream.heard - self._started
+        return RequestTimeline(
+            planned,
+            due,
+            sent,
+            heard,
+            tuple(piece - self._started for piece in stream.pieces),
+            stream.prompt_tokens or 0,
+            stream.output_tokens,
+            fault,
+        )
+
+    async def _tick(self) -> None:
+        shown = 0.0
+        while True:
+            before = time.perf_counter()
+            await asyncio.sleep(TICK_SECONDS)
+            now = time.perf_counter()
+            self.loop_delays.append(max(0.0, now - before - TICK_SECONDS))
+            if now - shown >= SHOWN_SECONDS:
+                shown = now
+                print(self.ended, flush=True)
+
+
+async def follow(task: ClientTask) -> tuple[list[RequestTimeline], list[float]]:
+    """The timelines of a task's requests and the delays of the client's own clock."""
+    client = LoadClient(task)
+    return await client.run(), client.loop_delays
+
+
+def write_task(task: ClientTask, path: Path) -> None:
+    path.write_text(json.dumps(asdict(task)), encoding="utf-8")
+
+
+def read_task(path: Path) -> ClientTask:
+    fields = json.loads(path.read_text(encoding="utf-8"))
+    return ClientTask(
+        **{**fields, "requests": [PlannedRequest(*each) for each in fields["requests"]]}
+    )
+
+
+def read_outcome(path: Path) -> tuple[list[RequestTimeline], list[float]]:
+    fields = json.loads(path.read_text(encoding="utf-8"))
+    return [RequestTimeline.from_json(each) for each in fields["requests"]], fields["loop_delays"]
+
+
+def main(arguments: Sequence[str]) -> None:
+    import uvloop
+
+    task_path, outcome_path = map(Path, arguments)
+    requests, delays = uvloop.run(follow(read_task(task_path)))
+    outcome = {"requests": [asdict(each) for each in requests], "loop_delays": delays}
+    outcome_path.write_text(json.dumps(outcome), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

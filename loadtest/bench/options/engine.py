@@ -1,0 +1,91 @@
+"""The options of ``lexshard bench engine``."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import get_args
+
+from lexshard.actors.configuration import DEFAULT_TIERS, DraftHeadChoice, TierName
+from lexshard.loadtest.bench.frame import add_common_arguments, add_threads, names_of, numbers
+
+REQUESTS, SHAPE_REQUESTS = (1, 4, 16), (1, 8)
+REPEATS, QUICK_REPEATS = 3, 1  # of a process
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--model",
+        default="models/lexshard-demo",
+        metavar="MODEL",
+        help="folder, or ORG/NAME on the Hub",
+    )
+    parser.add_argument(
+        "--requests",
+        type=numbers,
+        metavar="N,N",
+        help="numbers of concurrent requests (default 1,4,16; with --shape 1,8)",
+    )
+    parser.add_argument(
+        "--shape",
+        choices=("large-vocabulary",),
+        help="random weights of these dimensions instead of --model: 18 layers, V=262,144",
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16"),
+        help="of every engine (default float32; with --shape bfloat16)",
+    )
+    add_threads(parser)
+    parser.add_argument("--body", choices=("auto", "general", "fused"), default="auto")
+    parser.add_argument(
+        "--head", choices=("auto", "certified", "paper", "dense"), default="auto", help="ours"
+    )
+    parser.add_argument(
+        "--draft",
+        metavar="DIR",
+        help="draft model of ours, of generate (assisted, one request at a time) and of vLLM",
+    )
+    parser.add_argument(
+        "--draft-head",
+        choices=get_args(DraftHeadChoice),
+        default="auto",
+        help="what ours looks at (default auto)",
+    )
+    parser.add_argument(
+        "--temperature",
+        type=float,
+        default=0.0,
+        metavar="T",
+        help="of every request, each with a seed of its own; above 0 only against ours (default 0)",
+    )
+    parser.add_argument("--top-k", type=int, default=0, metavar="K", help="of every request")
+    parser.add_argument("--top-p", type=float, default=1.0, metavar="P", help="of every request")
+    parser.add_argument(
+        "--draft-tokens",
+        type=int,
+        default=3,
+        metavar="N",
+        help="how far vLLM drafts; ours and generate choose by themselves (default 3)",
+    )
+    parser.add_argument(
+        "--against",
+        choices=("generate", "dense", "samplers", "plain"),
+        help="in one process: transformers' generate, ours with a dense head, ours with one "
+        "sampler process, which gets a core of its own, or ours without --draft (default generate; "
+        "with --shape dense, with --draft plain)",
+    )
+    parser.add_argument(
+        "--tiers",
+        type=names_of(get_args(TierName)),
+        default=DEFAULT_TIERS,
+        metavar="A,B",
+        help="what may screen: int8, int4, int4-dither, 1-bit (default int8,int4)",
+    )
+    add_common_arguments(parser, runs=5, quick_runs=1, seed=17)
+    parser.add_argument(
+        "--vllm-python",
+        type=Path,
+        metavar="PATH",
+        help="interpreter of an environment that has vLLM for CPUs: measure against it too",
+    )

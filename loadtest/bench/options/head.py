@@ -1,0 +1,44 @@
+"""The options of ``lexshard bench head``."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from lexshard.loadtest.bench.frame import add_common_arguments, add_threads, names_of, numbers
+
+# By name: the keys of `synthetic.heads.NAMED` and `synthetic.head_workload.SAMPLING_METHODS`, which
+# take seconds to import.
+GEOMETRIES = ("independent", "clustered", "heavy-tailed", "outliers", "flat")
+NEEDS = ("greedy", "gumbel", "top50", "minp")
+TIERS = ("int8", "int4", "int4-dither", "1-bit")
+VOCABULARY, COLUMNS = 131_072, 1_024
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--vocabulary", "-V", type=int, metavar="N", help=f"default {VOCABULARY:,}; --paper less"
+    )
+    parser.add_argument(
+        "--columns", "-d", type=int, metavar="N", help=f"default {COLUMNS:,}; --paper less"
+    )
+    parser.add_argument("--geometry", choices=GEOMETRIES, default="independent")
+    parser.add_argument(
+        "--model", type=Path, metavar="DIR", help="a checkpoint's head with real hidden states"
+    )
+    parser.add_argument("--batch", type=numbers, default=(1, 8, 32), metavar="N,N")
+    parser.add_argument(
+        "--need",
+        type=names_of(NEEDS),
+        default=("greedy", "gumbel", "top50"),
+        metavar="A,B",
+    )
+    parser.add_argument("--tier", choices=("auto", "any", *TIERS, "dense"), default="auto")
+    parser.add_argument(
+        "--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="of synthetic weights"
+    )
+    add_threads(parser)
+    add_common_arguments(parser, runs=15, quick_runs=3, seed=17)
+    parser.add_argument(
+        "--paper", action="store_true", help="CSV-Decode's bounds on clusters: an ablation"
+    )

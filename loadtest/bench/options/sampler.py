@@ -1,0 +1,128 @@
+"""The options of ``lexshard bench sampler``, and the controls that it switches on and off."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from lexshard.actors.messages import SamplingParameters
+from lexshard.loadtest.bench.frame import add_common_arguments, names_of, numbers
+
+VLLM, NAIVE = "vllm", "naive torch"
+OFFLOADED, WITH_MAXIMA, HOT = "offloaded", "offloaded + maxima", "hot vocabulary"
+CANDIDATES, COLD = "certified candidates", "candidates, cold caches"
+VARIANTS = (NAIVE, OFFLOADED, WITH_MAXIMA, HOT, CANDIDATES, COLD)
+VOCABULARY, BATCH, HISTORY, CONTROLS = (151_936,), (1, 8, 32), (400,), ("all", "none")
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """How every row of a case is sampled; the defaults are everything off."""
+
+    name: str = "none"
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition: float = 1.0
+    frequency: float = 0.0
+    presence: float = 0.0
+
+    @property
+    def penalised(self) -> bool:
+        return self.repetition != 1.0 or self.frequency != 0.0 or self.presence != 0.0
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    @property
+    def certificate(self) -> str:
+        """What kind of certificate a row of this setting asks of the head."""
+        if self.greedy:
+            return "top1"
+        if self.top_k:
+            return "topk"
+        if self.min_p:
+            return "minp"
+        return "nucleus" if self.top_p < 1 else "gumbel"
+
+    def parameters(self, seed: int) -> SamplingParameters:
+        return SamplingParameters(
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition,
+            frequency_penalty=self.frequency,
+            presence_penalty=self.presence,
+            max_tokens=1 << 30,
+            seed=seed,
+        )
+
+
+ALL = Setting("all", 0.8, 50, 0.95, 0.05, 1.1, 0.3, 0.2)
+_PENALTIES = ("repetition", "frequency", "presence")
+_SWITCHES: dict[str, tuple[str, ...]] = {
+    "penalties": _PENALTIES,
+    **{name: (name,) for name in (*_PENALTIES, "temperature")},
+    "minp": ("min_p",),
+    "topk": ("top_k",),
+    "topp": ("top_p",),
+}
+
+
+def _only(name: str) -> Setting:
+    on = {field: getattr(ALL, field) for field in _SWITCHES[name]}
+    return replace(Setting(name), **on)
+
+
+def _without(name: str) -> Setting:
+    off = {field: getattr(Setting(), field) for field in _SWITCHES[name]}
+    return replace(ALL, name=f"all-but-{name}", **off)
+
+
+# All controls, none, greedy; each one alone, and all but each one.
+SETTINGS = {
+    setting.name: setting
+    for setting in (
+        ALL,
+        Setting(),
+        Setting("greedy", temperature=0.0),
+        *map(_only, _SWITCHES),
+        *map(_without, _SWITCHES),
+    )
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--vocabulary", "-V", type=numbers, default=VOCABULARY, metavar="N,N")
+    parser.add_argument(
+        "--model", type=Path, metavar="DIR", help="a checkpoint's own logits instead, its own V"
+    )
+    parser.add_argument("--batch", type=numbers, default=BATCH, metavar="N,N")
+    parser.add_argument(
+        "--controls",
+        type=names_of(SETTINGS),
+        default=CONTROLS,
+        metavar="A,B",
+        help=f"{', '.join(SETTINGS)} (default {','.join(CONTROLS)})",
+    )
+    parser.add_argument(
+        "--history", type=numbers, default=HISTORY, metavar="N,N", help="tokens before step 0"
+    )
+    parser.add_argument(
+        "--variants",
+        type=names_of(VARIANTS),
+        default=VARIANTS,
+        metavar="A,B",
+        help=f"{', '.join(VARIANTS)} (default all)",
+    )
+    parser.add_argument(
+        "--vllm-python",
+        type=Path,
+        metavar="PATH",
+        help="interpreter of an environment that has vLLM for CPUs: measure against its sampler",
+    )
+    add_common_arguments(parser, runs=9, quick_runs=3, seed=17)

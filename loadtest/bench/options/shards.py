@@ -1,0 +1,25 @@
+"""The options of ``lexshard bench shards``."""
+
+from __future__ import annotations
+
+import argparse
+
+from lexshard.loadtest.bench.frame import add_common_arguments, names_of, numbers
+from lexshard.loadtest.bench.options.head import GEOMETRIES
+
+# By name: the keys of `shards.NEEDS`, which takes seconds to import.
+NEEDS = ("greedy", "gumbel", "top50", "top-p")
+VOCABULARY, COLUMNS = 131_072, 1_024
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--vocabulary", "-V", type=int, default=VOCABULARY, metavar="N")
+    parser.add_argument("--columns", "-d", type=int, default=COLUMNS, metavar="N")
+    parser.add_argument("--geometry", choices=GEOMETRIES, default="independent")
+    parser.add_argument("--tier", choices=("int8", "int4"), default="int8", help="all shards'")
+    parser.add_argument(
+        "--shards", type=numbers, default=(1, 2, 4, 8), metavar="N,N", help="1 is always measured"
+    )
+    parser.add_argument("--batch", type=numbers, default=(1, 8, 32), metavar="N,N")
+    parser.add_argument("--need", type=names_of(NEEDS), default=NEEDS, metavar="A,B")
+    add_common_arguments(parser, runs=5, quick_runs=2, seed=19)

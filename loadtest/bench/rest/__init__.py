@@ -1,1 +1,0 @@
-"""What a server costs while nobody asks it anything."""

@@ -1,1 +1,0 @@
-"""`lexshard bench sampler`: from logits or candidates to tokens, beside the sampler of vLLM."""

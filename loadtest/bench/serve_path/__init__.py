@@ -1,1 +1,0 @@
-"""The way from the engine to the wire: streamed tokens per second and what each process spends."""

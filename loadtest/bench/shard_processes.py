@@ -1,0 +1,173 @@
+"""Processes that are shards of a head under measurement; this one is the root of all their groups.
+
+Plain processes over gloo on this machine, without Ray: what is measured is the head's exchange.
+
+    python -m lexshard.loadtest.bench.shard_processes PORT CORE
+
+serves one shard after the other on a core, as lines on its input say, and ends with that.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from lexshard.actors.collective import Collective, SingleProcess
+from lexshard.actors.head.exchange import MassShard
+from lexshard.actors.head.sharded.collective_head import CollectiveHead
+from lexshard.actors.head.sharded.part import ShardPart, build_shard
+from lexshard.actors.head.sharded.shard_server import ShardServer
+from lexshard.actors.states.sequence_state import SequenceStates
+from lexshard.cluster.collective.gloo_links import open_store
+from lexshard.cluster.collective.join import GroupPlan, join
+from lexshard.cluster.process_tree import die_with_parent
+from lexshard.kernels import pool
+
+HOST = "127.0.0.1"
+PATIENCE = 300.0  # kernels may have to be compiled first
+
+
+class RecordedShard:
+    """A `MassShard` that computes ``computed`` steps and then, for ``repeated`` steps, says again
+    what it said in them, call by call and without computing; then both again.
+
+    Steps that are repeated must be asked as they were, so the exchange has the same messages.
+    """
+
+    def __init__(self, shard: MassShard, computed: int, repeated: int) -> None:
+        self._shard = shard
+        self._computed = computed
+        self._period = computed + repeated
+        self._number = -1
+        self._steps: list[list[Any]] = []
+        self._call = 0
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._shard, name)
+        return self._recorded(name, found) if callable(found) else found
+
+    def _recorded(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        def answered(*arguments: Any, **named: Any) -> Any:
+            if name == "screen":
+                self._begin()
+            step = self._steps[self._number % self._computed]
+            if self._number < self._computed:
+                step.append(method(*arguments, **named))
+            self._call += 1
+            return step[self._call - 1]
+
+        return answered
+
+    def _begin(self) -> None:
+        self._call = 0
+        self._number = (self._number + 1) % self._period
+        if self._number == 0:
+            self._steps = []
+        if self._number < self._computed:
+            self._steps.append([])
+
+
+def recorded(part: ShardPart, computed: int, repeated: int) -> Any:
+    """The shard of a part, recorded."""
+    return RecordedShard(cast(MassShard, build_shard(part)), computed, repeated)
+
+
+class ShardProcesses:
+    """``count`` servers, pinned in turn to ``cores``, of which the first is the root's."""
+
+    def __init__(self, count: int, cores: Sequence[int], folder: Path) -> None:
+        self._folder = folder
+        self._groups = 0
+        self._store = open_store(HOST, 0, PATIENCE, root=True)
+        module = "lexshard.loadtest.bench.shard_processes"
+        self._processes = [
+            subprocess.Popen(
+                [sys.executable, "-m", module, str(self._store.port), str(core)],
+                stdin=subprocess.PIPE,
+                text=True,
+            )
+            for core in (cores[rank % len(cores)] for rank in range(1, count + 1))
+        ]
+
+    @contextmanager
+    def head(
+        self, parts: Sequence[ShardPart], computed: int, repeated: int
+    ) -> Iterator[CollectiveHead]:
+        """A head of ``parts``, the first of them here, the others in as many processes.
+
+        Raises `CollectiveError` where a process does not come or goes.
+        """
+        self._groups += 1
+        plan = GroupPlan(
+            f"bench-{os.getpid()}-{self._groups}",
+            len(parts),
+            HOST,
+            self._store.port,
+            seconds=PATIENCE,
+            forming_seconds=PATIENCE,
+        )
+        for rank, process in enumerate(self._processes[: len(parts) - 1], start=1):
+            path = self._folder / f"part-{rank}"
+            path.write_bytes(pickle.dumps(parts[rank]))
+            order = {"plan": asdict(plan), "rank": rank, "part": str(path)}
+            assert process.stdin is not None
+            process.stdin.write(json.dumps({**order, "rhythm": [computed, repeated]}) + "\n")
+            process.stdin.flush()
+        own = recorded(parts[0], computed, repeated)
+        group: Collective = SingleProcess()
+        if len(parts) > 1:
+            group = join(plan, 0, store=self._store)
+        head = CollectiveHead(own, parts[0].owned.ids, group)
+        try:
+            yield head
+        finally:
+            head.close()
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.wait()
+
+
+@contextmanager
+def shard_processes(count: int, cores: Sequence[int]) -> Iterator[ShardProcesses]:
+    """``count`` servers that end with the block."""
+    with tempfile.TemporaryDirectory() as folder:
+        processes = ShardProcesses(count, cores, Path(folder))
+        try:
+            yield processes
+        finally:
+            processes.close()
+
+
+def main() -> None:
+    die_with_parent()
+    port, core = int(sys.argv[1]), int(sys.argv[2])
+    os.sched_setaffinity(0, {core})
+    torch.set_num_threads(1)
+    pool.set_threads(1)
+    store = open_store(HOST, port, PATIENCE, root=False)
+    for line in sys.stdin:
+        order = json.loads(line)
+        part: ShardPart = pickle.loads(Path(order["part"]).read_bytes())
+        ShardServer(
+            recorded(part, *order["rhythm"]),
+            part.owned.ids,
+            SequenceStates(part.owned.vocabulary_size, part.eos_ids, 1),
+            join(GroupPlan(**order["plan"]), order["rank"], store=store),
+        ).run()
+
+
+if __name__ == "__main__":
+    main()

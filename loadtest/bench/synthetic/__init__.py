@@ -1,0 +1,1 @@
+"""What is measured on where no model is at hand, or with a model's own states: heads and logits."""

@@ -1,0 +1,90 @@
+"""What the verification benchmark decides on: rows of a target and of a drafter, and the drafts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from lexshard.kernels.noise import gumbel_row
+from lexshard.kernels.verify import DenseProposals, DraftedRows
+from lexshard.loadtest.bench.options.verify import AGREEMENTS
+from lexshard.loadtest.bench.synthetic.logits import synthetic_rows
+
+SEQUENCES = 16  # of a run, however many are verified at a time: steps of one, or one of sixteen
+
+Rows = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class VerifyStep:
+    """A batch that is verified at once: N sequences with the same number of drafts, temperature 1.
+    Each draft was drawn from its proposal with the noise that plain decoding would have."""
+
+    logits: Rows  # [N (gamma + 1), V]
+    proposed: Rows  # [N gamma, V]
+    rows: DraftedRows  # N gamma
+    batch: int
+
+    @property
+    def gamma(self) -> int:
+        return len(self.proposed) // self.batch
+
+    @property
+    def proposals(self) -> DenseProposals:
+        return DenseProposals(self.proposed, np.ones(len(self.proposed)))
+
+    @property
+    def tested_logits(self) -> Rows:
+        """The target's rows that test a draft [N gamma, V]."""
+        size = self.logits.shape[1]
+        rows = self.logits.reshape(self.batch, -1, size)[:, :-1]
+        return np.ascontiguousarray(rows.reshape(-1, size))
+
+    @property
+    def input_bytes(self) -> int:
+        return self.logits.nbytes + self.proposed.nbytes
+
+    def first(self, count: int) -> VerifyStep:
+        """Its first sequences alone."""
+        gamma = self.gamma
+        drafts, scales, keys, positions = (each[: count * gamma] for each in self.rows)
+        own = DraftedRows(drafts, scales, keys, positions)  # type: ignore[arg-type]
+        logits, proposed = self.logits[: count * (gamma + 1)], self.proposed[: count * gamma]
+        return VerifyStep(logits, proposed, own, count)
+
+
+def steps_of(
+    vocabulary: int, gamma: int, batch: int, agreement: str, seed: int
+) -> list[VerifyStep]:
+    """The steps of a run over `SEQUENCES` sequences (more only where one batch has more)."""
+    count = -(-SEQUENCES // batch)
+    sequences = count * batch
+    logits = synthetic_rows(vocabulary, sequences * (gamma + 1), seed)
+    chance = np.random.Generator(np.random.Philox(key=seed + 1))
+    tested = np.delete(np.arange(len(logits)), np.s_[gamma :: gamma + 1])
+    proposed = logits[tested]
+    if AGREEMENTS[agreement]:
+        noise = chance.standard_normal(proposed.shape, dtype=np.float32)
+        proposed += noise * np.float32(AGREEMENTS[agreement])
+    drafts = np.array(
+        [
+            np.argmax(row + gumbel_row(index // gamma, index % gamma, vocabulary))
+            for index, row in enumerate(proposed)
+        ]
+    )
+    return [
+        VerifyStep(
+            logits[first * (gamma + 1) : (first + batch) * (gamma + 1)],
+            proposed[first * gamma : (first + batch) * gamma],
+            DraftedRows(
+                drafts[first * gamma : (first + batch) * gamma],
+                np.ones(batch * gamma),
+                np.arange(first, first + batch, dtype=np.uint64).repeat(gamma),
+                np.tile(np.arange(gamma, dtype=np.uint64), batch),
+            ),
+            batch,
+        )
+        for first in range(0, sequences, batch)
+    ]

@@ -1,0 +1,93 @@
+"""A checkpoint with random weights and the dimensions of a small model with a large vocabulary.
+
+Such models (Gemma 3 270M, Qwen 2.5 0.5B) spend a third to a half of their weights on the output
+head, which is where a certified head has the most to gain. How fast a step is does not depend on
+what the weights mean; how many rows a certified head must rescore does, so the weights are scaled
+to give logits with the spread of a trained model's.
+
+    write_random_model(folder)
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+DEMO = Path(__file__).parents[3] / "models" / "lexshard-demo"
+# Every linear layer keeps the size of its input (standard deviation 1 / sqrt(inputs)), so 18 layers
+# bury the embedding they started from; with this root mean square a token's own row is no likelier
+# than others to follow it (the weights are tied), and logits have a standard deviation of about
+# 0.1 * sqrt(640) = 2.5.
+EMBEDDING_SIZE = 0.1
+# Queries and keys are larger than that, so that every position attends to a few tokens of its own
+# choice: without it greedy text soon repeats itself.
+ATTENTION_GAIN = 2.0
+
+
+LARGE_VOCABULARY: dict[str, Any] = {
+    "hidden_size": 640,
+    "num_hidden_layers": 18,
+    "vocab_size": 262_144,
+    "intermediate_size": 2_048,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 1,
+    "head_dim": 256,
+    "max_position_embeddings": 2_048,
+}
+
+
+def write_random_model(
+    folder: Path, *, seed: int = 0, tokenizer: Path = DEMO, **dimensions: int
+) -> None:
+    """Write a Llama model with tied embeddings in bfloat16, and a tokenizer, to ``folder``.
+
+    ``dimensions`` are fields of `LlamaConfig` that are to differ from `LARGE_VOCABULARY`. The
+    tokenizer is the one in the folder ``tokenizer``, with unused tokens up to the vocabulary's
+    size: text becomes the same ids, and no row of the head counts as padding. Raises
+    FileNotFoundError without a tokenizer there, ValueError if it has more tokens than the model's
+    vocabulary.
+    """
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        **{**LARGE_VOCABULARY, **dimensions},
+        rms_norm_eps=1e-6,
+        tie_word_embeddings=True,
+        eos_token_id=0,
+        bos_token_id=None,
+        pad_token_id=0,
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_tokenizer(tokenizer, folder, config.vocab_size)
+    model = LlamaForCausalLM(config)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.ndim == 1:
+                weight.fill_(1.0)
+            elif "embed_tokens" in name:
+                weight.normal_(0.0, EMBEDDING_SIZE, generator=generator)
+            else:
+                gain = ATTENTION_GAIN if "q_proj" in name or "k_proj" in name else 1.0
+                weight.normal_(0.0, gain * weight.shape[1] ** -0.5, generator=generator)
+    model.bfloat16().save_pretrained(folder)
+
+
+def _write_tokenizer(source: Path, folder: Path, vocabulary: int) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        if not (source / name).is_file():
+            raise FileNotFoundError(f"{source / name} is missing: name a folder with a tokenizer")
+    description = json.loads((source / "tokenizer.json").read_text(encoding="utf-8"))
+    tokens = description["model"]["vocab"]
+    if len(tokens) > vocabulary:
+        raise ValueError(f"the tokenizer in {source} has more than {vocabulary} tokens")
+    used = set(tokens.values())
+    tokens.update((f"<unused{token}>", token) for token in range(vocabulary) if token not in used)
+    (folder / "tokenizer.json").write_text(
+        json.dumps(description, ensure_ascii=False), encoding="utf-8"
+    )
+    shutil.copy(source / "tokenizer_config.json", folder)

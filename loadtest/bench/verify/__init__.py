@@ -1,1 +1,0 @@
-"""`lexshard bench verify`: which drafts stand, beside what transformers and plain torch do."""

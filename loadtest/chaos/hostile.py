@@ -1,0 +1,471 @@
+"""Hostile requests, each drawn from a seeded chance of its own: bodies that are no JSON or not what
+a route takes, what is large or asks for a lot of work in few bytes, and what is hostile as HTTP.
+
+Whatever is accepted is short: a request that may say as much as it likes is made to end at once,
+so that one that takes long is one that hangs.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import string
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from lexshard.cluster.ingress import LARGEST_BODY
+from lexshard.serve_app.openai.protocol import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeChatRequest,
+    TokenizeTextRequest,
+)
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
+FIELDS: dict[str, tuple[str, ...]] = {
+    COMPLETIONS: tuple(CompletionRequest.model_fields),
+    CHAT: tuple(ChatCompletionRequest.model_fields),
+    TOKENIZE: (*TokenizeTextRequest.model_fields, *TokenizeChatRequest.model_fields),
+    DETOKENIZE: tuple(DetokenizeRequest.model_fields),
+}
+ROUTES = tuple(FIELDS)
+GENERATING = (COMPLETIONS, CHAT)
+END_OF_TEXT = "0"  # the demo model's
+MANY_TOKENS = 64
+SMALL_BYTES = 1 << 20  # what is larger may take longer
+SMALL_SECONDS, LARGE_SECONDS = 5.0, 30.0
+# The server's limits: for all of a request's headers, for a body, and how long it goes on reading
+# one that is too large.
+HEADER_SECONDS, BODY_SECONDS, DRAINING_SECONDS = 10.0, 60.0, 10.0
+# What a client may expect: an answer; an answer or at least the end of the connection; nothing,
+# because it leaves before.
+ANSWER, END, LEAVES = "answer", "end", "leaves"
+LETTERS = ("a", " ", "\n", "1", "ab ", "word ", "\u00e9", "\u4e16", "\U0001f4a5", "e\u0301", "\x00")
+
+_DATA = Path(__file__).parents[1] / "data" / "hostile.json"
+_LONG = {  # what would be a long line there
+    "paths": ("/v1/models/" + "x" * 5000, "/health?x=" + "y" * 900),
+    "headers": (
+        *("X-Request-Id: " + "x" * 4000, "Authorization: " + "a" * 5000),
+        *("Cookie: " + "a=b; " * 500, "X-Long: " + "y" * 7000),
+    ),
+    "broken chunks": ("2;" + "x" * 5000 + "\r\n{}\r\n0\r\n\r\n",),
+    "numbers": ("1" + "0" * 100_000, "0." + "0" * 100_000 + "1"),
+    "unknown fields": ("x" * 10_000,),
+    "bad bytes": ("\xe2\x80\xae\xe2\x80\x8d" * 200, "e\xcc\x81" * 500),
+    "huge headers": (
+        *("X-Huge: " + "y" * 100_000, "X-Huge: " + "y" * 1_000_000),
+        "\r\n".join(f"X-{index}: 1" for index in range(150)),
+        "\r\n".join(f"X-{index}: 1" for index in range(20_000)),
+    ),
+}
+_SHORT: dict[str, list[str]] = json.loads(_DATA.read_text(encoding="utf-8"))
+# Texts by kind, whose characters are bytes where they are sent as such.
+WORDS = {kind: (*_SHORT.get(kind, ()), *_LONG.get(kind, ())) for kind in {**_SHORT, **_LONG}}
+
+
+@dataclass(frozen=True, slots=True)
+class HostileRequest:
+    """Bytes to send, in pieces with ``gap`` seconds between them, and what is expected within
+    ``patience`` seconds of the first one."""
+
+    pieces: tuple[bytes, ...]
+    method: str = "POST"
+    patience: float = SMALL_SECONDS
+    expects: str = ANSWER
+    gap: float = 0.0
+
+    def begins(self) -> str:
+        """Enough of it to be recognised."""
+        whole = b"".join(self.pieces[:3])
+        head, _, body = whole[:100_000].partition(b"\r\n\r\n")
+        line = head.partition(b"\r\n")[0]
+        size = sum(map(len, self.pieces))
+        return f"{line[:60]!r} {body[:60]!r}, {size:,} bytes"
+
+
+def _raw(chance: random.Random, kind: str) -> bytes:
+    return chance.choice(WORDS[kind]).encode("latin-1")
+
+
+def post(path: str, body: bytes, headers: tuple[str, ...] = ()) -> HostileRequest:
+    """A whole request; what is small is to be answered sooner."""
+    lines = [f"POST {path} HTTP/1.1", "Host: chaos", "Content-Type: application/json", *headers]
+    head = "\r\n".join([*lines, f"Content-Length: {len(body)}", "Connection: close", "", ""])
+    patience = SMALL_SECONDS if len(body) < SMALL_BYTES else LARGE_SECONDS
+    return HostileRequest((head.encode("latin-1"), body), patience=patience)
+
+
+def valid_body(chance: random.Random, path: str) -> dict[str, Any]:
+    """One that is answered with 200."""
+    if path == DETOKENIZE:
+        return {"tokens": [chance.randrange(1, 16_000) for _ in range(8)]}
+    if path == TOKENIZE:
+        return {"prompt": "Once upon a time"}
+    body: dict[str, Any] = {"max_tokens": 2, "seed": chance.randrange(1000)}
+    if path == CHAT:
+        return body | {"messages": [{"role": "user", "content": "Hello!"}]}
+    return body | {"prompt": "Once upon a time"}
+
+
+def encoded(chance: random.Random, path: str, body: dict[str, Any]) -> HostileRequest:
+    """The request with a body that is JSON (of Python's kind: it has NaN), and ends soon."""
+    if path in GENERATING:
+        _end_soon(body)
+        if chance.random() < 0.3:
+            body.setdefault("stream", True)
+    return post(path, json.dumps(body).encode("utf-8", "surrogatepass"))
+
+
+def _end_soon(body: dict[str, Any]) -> None:
+    limits = [body.get("max_tokens"), body.get("max_completion_tokens")]
+    if any(type(limit) is int and limit <= MANY_TOKENS for limit in limits):
+        return
+    for name in ("ignore_eos", "min_tokens", "allowed_token_ids", "bad_words"):
+        body.pop(name, None)
+    body["logit_bias"] = {END_OF_TEXT: 100}
+
+
+def hostile_value(chance: random.Random) -> Any:
+    """A value of some type, hardly ever the right one."""
+    nested: Any = "deep"
+    for _ in range(chance.choice((1, 5, 50))):
+        nested = [nested] if chance.random() < 0.5 else {"a": nested}
+    values: tuple[Any, ...] = (
+        *(None, True, False, "", "a", "1", "null", 0, -1, 1, 1.5, -1e-300, 1e308, 3.0),
+        *(2**31, 2**63, 2**64, -(2**63) - 1, 10**40, float("nan"), float("inf")),
+        *([], {}, [[]], [{}], [None], [1.5], ["a", 1], {"a": {}}, {"": ""}, {"0": "x"}, nested),
+        *("\x00", "\U0001f4a5" * 50, "x" * 5000, ["a"] * 2000, [0] * 3000, [-1], [2**31]),
+        {str(index): index for index in range(1500)},
+    )
+    return chance.choice(values)
+
+
+def wrong_types(chance: random.Random) -> HostileRequest:
+    path = chance.choice(ROUTES)
+    body = valid_body(chance, path)
+    for _ in range(chance.choice((1, 1, 1, 3))):
+        body[chance.choice(FIELDS[path])] = hostile_value(chance)
+    return encoded(chance, path, body)
+
+
+def odd_numbers(chance: random.Random) -> HostileRequest:
+    """Numbers as JSON has and does not have them, in every field."""
+    path = chance.choice(ROUTES)
+    body = valid_body(chance, path)
+    shape = chance.choice(("@", ["@"], ["@", 1], {"0": "@"}))
+    body[chance.choice(FIELDS[path])] = shape
+    if path in GENERATING and shape == "@":
+        _end_soon(body)
+    text = json.dumps(body).replace('"@"', chance.choice(WORDS["numbers"]))
+    return post(path, text.encode())
+
+
+def nesting(chance: random.Random) -> HostileRequest:
+    path = chance.choice(ROUTES)
+    depth = chance.choice((10, 100, 500, 1000, 1024, 1025, 5000, 100_000))
+    opening, closing = chance.choice((("[", "]"), ('{"a":', "}"), ('[{"b":[', "]}]")))
+    whole = opening * depth + "1" + closing * (depth if chance.random() < 0.7 else 0)
+    body = valid_body(chance, path)
+    where = chance.choice(("", *FIELDS[path]))
+    if not where:
+        return post(path, whole.encode())
+    body[where] = "@"
+    if path in GENERATING:
+        _end_soon(body)
+    return post(path, json.dumps(body).replace('"@"', whole).encode())
+
+
+def broken_json(chance: random.Random) -> HostileRequest:
+    path = chance.choice(ROUTES)
+    text = json.dumps(valid_body(chance, path))
+    place = chance.randrange(1, len(text))
+    changes: tuple[Callable[[], bytes], ...] = (
+        lambda: text[:place].encode(),
+        lambda: (text[:place] + text[place + 1 :]).encode(),
+        lambda: (text[:place] + chance.choice(string.printable) + text[place:]).encode(),
+        lambda: (text + text).encode(),
+        lambda: (text[:-1] + ",}").encode(),
+        lambda: text.replace('"', "'").encode(),
+        lambda: (text + "// comment").encode(),
+        lambda: (text + "\x00" * 10).encode(),
+        lambda: b"\xef\xbb\xbf" + text.encode(),
+        lambda: text.encode(chance.choice(("utf-16", "utf-32", "utf-7", "cp037"))),
+        lambda: text.replace("2", "undefined").encode(),
+        lambda: text.replace(" ", "\n\t\r\x0b").encode(),
+        lambda: b"data: " + text.encode(),
+        lambda: b"a=1&prompt=b",
+        lambda: chance.randbytes(chance.randrange(1, 500)),
+        lambda: ('{"prompt":"a",' * 3 + '"max_tokens":1}').encode(),
+        lambda: b'{"prompt": "a", "prompt": "b", "max_tokens": 1, "max_tokens": 2}',
+    )
+    return post(path, chance.choice(changes)())
+
+
+def broken_utf8(chance: random.Random) -> HostileRequest:
+    path = chance.choice(ROUTES)
+    body = valid_body(chance, path)
+    field = chance.choice(FIELDS[path])
+    body[field] = chance.choice(("@", ["@"], {"@": "@"}, [{"role": "user", "content": "@"}]))
+    if path in GENERATING:
+        _end_soon(body)
+    return post(path, json.dumps(body).encode().replace(b"@", _raw(chance, "bad bytes")))
+
+
+def unknown_fields(chance: random.Random) -> HostileRequest:
+    path = chance.choice(ROUTES)
+    body = valid_body(chance, path)
+    for _ in range(chance.choice((1, 1, 5, 100))):
+        name = chance.choice(WORDS["unknown fields"])
+        body[name + str(len(body)) * (len(body) > 5)] = hostile_value(chance)
+    return encoded(chance, path, body)
+
+
+def empty(chance: random.Random) -> HostileRequest:
+    path = chance.choice(ROUTES)
+    if chance.random() < 0.5:
+        return post(path, chance.choice((b"", b" ", b"\n", b"null", b'""', b"[]", b"{}", b"0")))
+    body = valid_body(chance, path)
+    nothing: Any = chance.choice((None, "", [], {}, [[]], [""], [{}], " ", "\n"))
+    body[chance.choice(FIELDS[path])] = nothing
+    return encoded(chance, path, body)
+
+
+def control_characters(chance: random.Random) -> HostileRequest:
+    path = chance.choice(ROUTES)
+    body = valid_body(chance, path)
+    odd = "".join(chr(chance.choice((*range(32), 127, 0x85, 0x2028, 0xFEFF))) for _ in range(20))
+    fields = ("prompt", "stop", "bad_words", "request_id", "model", "user", "messages", odd)
+    name = chance.choice(fields)
+    body[name] = chance.choice((odd, [odd], [{"role": odd, "content": odd}], {odd: odd}))
+    if name == "messages":
+        body[name] = [{"role": "user", "content": odd, "name": odd}]
+    return encoded(chance, path, body)
+
+
+# -- large ----------------------------------------------------------------------------------------
+
+
+def many_keys(chance: random.Random) -> HostileRequest:
+    """An object with up to a million keys, as the body or in it."""
+    path = chance.choice((COMPLETIONS, CHAT, TOKENIZE, DETOKENIZE))
+    count = chance.choice((10_000, 200_000, 1_000_000))
+    where = chance.choice(
+        ("", "logit_bias", "metadata", "chat_template_kwargs", "stream_options", "prompt")
+    )
+    letter = "" if where == "logit_bias" else "k"
+    keys = ",".join(f'"{letter}{index}":1' for index in range(count))
+    body = valid_body(chance, path)
+    if not where:
+        text = json.dumps(body)[:-1] + "," + keys + "}"
+    else:
+        body[where] = "@"
+        text = json.dumps(body).replace('"@"', "{" + keys + "}")
+    return replace(post(path, text.encode()), patience=LARGE_SECONDS)
+
+
+def giant_prompts(chance: random.Random) -> HostileRequest:
+    """Megabytes of text or ids, to be cut to what fits or not."""
+    path = chance.choice((COMPLETIONS, COMPLETIONS, CHAT, TOKENIZE, DETOKENIZE))
+    size = chance.choice((100_000, 1_000_000, 5_000_000, 15_000_000))
+    letters = chance.choice(LETTERS)
+    text = letters * (size // len(json.dumps(letters)[1:-1]))
+    body = valid_body(chance, path)
+    kind = chance.choice(("text", "text", "ids", "texts"))
+    if path == CHAT:
+        body["messages"] = [{"role": "user", "content": text}]
+    elif path == DETOKENIZE:
+        body["tokens"] = [chance.randrange(16_000)] * (size // 7)
+    elif path == COMPLETIONS and kind == "ids":
+        body["prompt"] = [chance.randrange(16_000)] * (size // 7)
+    elif path == COMPLETIONS and kind == "texts":
+        body["prompt"] = [text[: size // 200]] * 200
+    else:
+        body["prompt"] = text
+    if path in GENERATING and (keep := chance.choice((None, -1, 1, 100, 2000))) is not None:
+        body["truncate_prompt_tokens"] = keep
+    return replace(encoded(chance, path, body), patience=LARGE_SECONDS)
+
+
+def odd_sampling(chance: random.Random) -> HostileRequest:
+    """Fields of the right types with values at and beyond their ends, several at a time."""
+    path = chance.choice(GENERATING)
+    ends: dict[str, tuple[Any, ...]] = {
+        "temperature": (0, 1e-300, 1e-5, 100, 100.1, -0.1),
+        "top_k": (-1, 0, 1, 2**31 - 1, 2**31),
+        "top_p": (0, 1e-300, 1, 1.0000001),
+        "min_p": (0, 1e-300, 1, 2),
+        "repetition_penalty": (0.01, 100, 0, 1),
+        "presence_penalty": (-2, 2, 2.1),
+        "frequency_penalty": (-2, 2, -2.1),
+        "seed": (-(2**63), 2**63 - 1, 2**63, 0),
+        "n": (1, 128, 129, 0),
+        "max_tokens": (1, 2, 0),
+        "min_tokens": (0, 2, 2000, 2**40),
+        "logit_bias": (
+            {str(index): -100 for index in range(1024)},
+            {str(index): 100 for index in range(1025)},
+            {"16383": 100},
+            {"16384": 1},
+        ),
+        "allowed_token_ids": ([0], [16_383], [16_384], list(range(16_384)), [0] * 5000),
+        "bad_words": (["a"] * 1024, [" "], ["a" * 1024], ["x" * 1024] * 16, ["the", " the"]),
+        "stop": ("a", ["a", "b", "c", "d"], ["a"] * 5, "x" * 1024, "x" * 1025),
+        "stop_token_ids": ([0], [16_383] * 1024, [16_384], list(range(1024))),
+        "logprobs": (0, 20, 21, True, False),
+        "top_logprobs": (0, 20, 21),
+        "prompt_logprobs": (0, 20, 21, -1),
+        "truncate_prompt_tokens": (-1, 0, 1, 2**62),
+        "echo": (True, False),
+        "stream": (True, False),
+        "ignore_eos": (True, False),
+        "certificate": (True, False),
+        "return_token_ids": (True, False),
+        "priority": (-(2**31), 2**31 - 1, 2**31),
+    }
+    body = valid_body(chance, path)
+    for name in chance.sample(sorted(ends), chance.randrange(1, 6)):
+        body[name] = chance.choice(ends[name])
+    return encoded(chance, path, body)
+
+
+def odd_conversations(chance: random.Random) -> HostileRequest:
+    """Messages and template arguments as no client sends them."""
+    path = chance.choice((CHAT, TOKENIZE))
+    roles = ("user", "system", "assistant", "developer", "tool", "function", "", None, 1, ["user"])
+    odd = chance.random() < 0.6  # else only the contents are
+    contents: tuple[Any, ...] = (
+        *("Hi", "", None, 1, [], {}, "{{ 7 * 7 }}", "{% for x in range(10**9) %}{% endfor %}"),
+        *([{"type": "text", "text": "a"}], [{"type": "image_url", "image_url": {"url": "a"}}]),
+        *([{"type": "text"}], [{"type": "text", "text": 1}], ["a"], "<|endoftext|>" * 50),
+    )
+    messages = [
+        {
+            "role": chance.choice(roles) if odd else "user",
+            "content": chance.choice(contents if odd else ("Hi", "", *contents[6:9])),
+        }
+        for _ in range(chance.choice((1, 2, 5, 1000)))
+    ]
+    if chance.random() < 0.3:
+        messages[0][chance.choice(("tool_calls", "name", "refusal", "audio", "x"))] = [1]
+    body: dict[str, Any] = {"messages": messages}
+    if path == CHAT:
+        body["max_tokens"] = 2
+    names = (
+        "messages",
+        "tokenize",
+        "chat_template",
+        "x",
+        "bos_token",
+        "__class__",
+        "range",
+        "self",
+    )
+    body["chat_template_kwargs"] = {
+        chance.choice(names): chance.choice((1, "a", None, [], {"a": 1}, 10**9))
+        for _ in range(chance.choice((0, 1, 3)))
+    }
+    for name in ("add_generation_prompt", "continue_final_message"):
+        if chance.random() < 0.3:
+            body[name] = chance.random() < 0.5
+    return encoded(chance, path, body)
+
+
+# -- as HTTP --------------------------------------------------------------------------------------
+
+
+def methods_and_paths(chance: random.Random) -> HostileRequest:
+    method, path = chance.choice(WORDS["methods"]), chance.choice(WORDS["paths"])
+    body = json.dumps(valid_body(chance, COMPLETIONS)) if chance.random() < 0.3 else ""
+    lines = [f"{method} {path} HTTP/1.1", "Host: chaos", f"Content-Length: {len(body)}"]
+    head = "\r\n".join([*lines, "Connection: close", "", body])
+    return HostileRequest((head.encode("latin-1"),), method, SMALL_SECONDS)
+
+
+def odd_headers(chance: random.Random) -> HostileRequest:
+    """Headers that mean something to somebody on the way, or are too many or too long."""
+    path = chance.choice(ROUTES)
+    body = json.dumps(valid_body(chance, path)).encode()
+    if chance.random() < 0.15:
+        return replace(post(path, body, (chance.choice(WORDS["huge headers"]),)), expects=END)
+    return post(path, body, tuple(chance.sample(WORDS["headers"], chance.randrange(1, 5))))
+
+
+def large_bodies(chance: random.Random) -> HostileRequest:
+    """Bodies beyond the limit, announced or not, or only announced."""
+    kind = chance.choice(("announced", "only announced", "chunked"))
+    if kind == "announced":
+        return post(COMPLETIONS, b" " * (LARGEST_BODY + chance.randrange(1, 10_000_000)))
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: chaos\r\nConnection: close\r\n"
+    if kind == "only announced":
+        length = LARGEST_BODY + chance.choice((1, 10**9, 10**15, 10**18))
+        announced = f"Content-Length: {length}\r\n\r\n".encode()
+        limit = DRAINING_SECONDS + SMALL_SECONDS
+        return HostileRequest((head.encode() + announced, b"{"), patience=limit)
+    chunk = b"100000\r\n" + b" " * 0x100000 + b"\r\n"
+    start = head.encode() + b"Transfer-Encoding: chunked\r\n\r\n"
+    return HostileRequest((start, *[chunk] * 18, b"0\r\n\r\n"), patience=LARGE_SECONDS)
+
+
+def broken_http(chance: random.Random) -> HostileRequest:
+    """What is no HTTP, or HTTP that two readers may read differently."""
+    kind = chance.randrange(4)
+    start = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: chaos\r\n".encode()
+    if kind == 0:
+        whole = _raw(chance, "broken HTTP")
+    elif kind == 1:
+        whole = start + _raw(chance, "broken frames") + b"\r\n\r\n{}\r\n0\r\n\r\n"
+    elif kind == 2:
+        whole = start + b"Transfer-Encoding: chunked\r\n\r\n" + _raw(chance, "broken chunks")
+    else:
+        whole = chance.randbytes(chance.randrange(1, 300)) + b"\r\n\r\n"
+    # What looks unfinished may be waited for as long as headers may take.
+    return HostileRequest((whole,), patience=HEADER_SECONDS + SMALL_SECONDS, expects=END)
+
+
+def halves(chance: random.Random) -> HostileRequest:
+    """Headers that never end, which must be ended, and bodies that never do, whose clients leave
+    in the end."""
+    path = chance.choice(ROUTES)
+    head, body = post(path, json.dumps(valid_body(chance, path)).encode()).pieces
+    place = chance.randrange(1, len(head) - 4)
+    kind = chance.choice(
+        ("headers", "dripping headers", "body", "dripping body", "trailer", "leaves")
+    )
+    limit = HEADER_SECONDS + SMALL_SECONDS
+    if kind == "headers":
+        return HostileRequest((head[:place],), patience=limit, expects=END)
+    if kind == "dripping headers":
+        drops = tuple(head[index : index + 1] for index in range(place))
+        return HostileRequest(drops, patience=limit, expects=END, gap=0.5)
+    if kind == "body":
+        return HostileRequest((head, body[: len(body) // 2]), patience=3.0, expects=LEAVES)
+    if kind == "trailer":
+        chunked = head.replace(b"Content-Length: ", b"Transfer-Encoding: chunked\r\nX-Was: ")
+        rest = b"%x\r\n%s\r\n0\r\nX: " % (len(body), body)
+        return HostileRequest((chunked, rest + b"y" * 9000), patience=3.0, expects=LEAVES)
+    if kind == "dripping body":
+        drops = tuple(body[index : index + 1] for index in range(len(body) - 1))
+        return HostileRequest((head, *drops), patience=3.0, expects=LEAVES, gap=0.2)
+    return HostileRequest((head[:place],), patience=chance.random(), expects=LEAVES)
+
+
+def stopping_bodies(chance: random.Random) -> HostileRequest:
+    """Half a body and nothing more."""
+    path = chance.choice(ROUTES)
+    head, body = post(path, json.dumps(valid_body(chance, path)).encode()).pieces
+    return HostileRequest((head, body[:-1]), patience=BODY_SECONDS + SMALL_SECONDS)
+
+
+def leaving(chance: random.Random) -> HostileRequest:
+    """Whole requests for long answers whose clients go at once or soon."""
+    path = chance.choice(ROUTES)
+    body = valid_body(chance, path)
+    if "seed" in body:
+        body |= {"max_tokens": 1000, "ignore_eos": True, "stream": chance.random() < 0.5}
+    request = post(path, json.dumps(body).encode())
+    return replace(request, patience=chance.choice((0.001, 0.02, 0.2)), expects=LEAVES)

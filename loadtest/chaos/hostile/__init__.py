@@ -1,1 +1,0 @@
-"""Requests no client should send, made from a seed, and what may come back."""
