@@ -5,8 +5,6 @@ All contenders take turns step by step in one process on the same hidden states:
 kernel and torch in fp32 and bf16, each with torch's own choice of a token. Every step has other
 hidden states and other noise. Afterwards the tokens of the certified head are compared with those
 of canonical logits of every row.
-
-``--paper`` measures CSV-Decode's cluster bounds instead (see ``cluster_bounds``).
 """
 
 from __future__ import annotations
@@ -64,10 +62,6 @@ torch: argmax, softmax / exponential noise, or top-k first; other tokens."""
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure and print; returns the exit status."""
-    if arguments.paper:
-        from lexshard.loadtest.bench import cluster_bounds
-
-        return run_bench("head", arguments, cluster_bounds.measure, threads=arguments.threads)
     checked, threads = "certified tokens", arguments.threads
     return run_bench("head", arguments, measure, checked=checked, threads=threads)
 

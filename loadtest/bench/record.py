@@ -156,8 +156,9 @@ class Report:
         return "\n".join([*([", ".join(heading)] if heading else []), table])
 
     def _ratio_to(self, result: BenchmarkResult) -> str:
+        named = {**result.case, "of": result.name}  # of a line to a common baseline
         for each in self.ratios:
-            if each.against == result.name and each.case == result.case:
+            if each.case == named or (each.against == result.name and each.case == result.case):
                 return f" ({each.ratio:.2f}x)"
         return ""
 

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median
 
 import psutil
@@ -19,6 +20,7 @@ from lexshard.loadtest.chaos.report import ChaosReport, ChaosRow, counted
 from lexshard.loadtest.chaos.requests import (
     Heard,
     SeededRequest,
+    heard_out,
     judge_streams,
     listen,
     new_client,
@@ -263,7 +265,6 @@ def _wrong_status(heard: Heard) -> str | None:
 OPTIONS = ("--shards", "3", "--shard-spares", "1", "--shard-seconds", "2", "--samplers", "2")
 RANDOM_STREAMS, QUICK_STREAMS, AT_ONCE, RANDOM_TOKENS = 200, 24, 16, 120
 LONGEST_PEACE = 3.0  # between one fault and the next
-LOOK_SECONDS, SETTLED_SECONDS = 0.02, 1.0  # of text that comes again
 MEDIAN_SECONDS = 5.0  # that shards and samplers may take to be replaced
 RANDOM_FAULTS = tuple(
     (role, number) for role in ("shard", "sampler") for number in (signal.SIGKILL, signal.SIGSTOP)
@@ -273,99 +274,50 @@ RANDOM_FAULTS = tuple(
 async def run_faults(server: RunningServer, report: ChaosReport, *, quick: bool) -> None:
     """Shards and samplers are killed and stopped at random moments of many streams, one after the
     other: every stream keeps its text, and how long they paused is told."""
-    requests = seeded_requests(
-        report.seed + 4, QUICK_STREAMS if quick else RANDOM_STREAMS, RANDOM_TOKENS
-    )
-    row = ChaosRow("faults", f"{len(requests)} streams", requests=len(requests))
-    before = server.count(SERVING)
+    count = QUICK_STREAMS if quick else RANDOM_STREAMS
+    requests = seeded_requests(report.seed + 4, count, RANDOM_TOKENS)
+    row = ChaosRow("faults", f"{count} streams", requests=count)
+    before, chance = server.count(SERVING), random.Random(report.seed)
     client = new_client(server.url, END_SECONDS)
     expected = await undisturbed(client, requests, at_once=AT_ONCE)
-    heard = [Heard() for _ in requests]
-    turns = asyncio.Semaphore(AT_ONCE)
-
-    async def one(request: SeededRequest, own: Heard) -> None:
-        async with turns:
-            await listen(client, request, own)
-
-    listening = asyncio.gather(*map(one, requests, heard))
-    recovered = await _strike_at_random(
-        server, heard, random.Random(report.seed), listening.done, row
-    )
-    await listening
-    judge_streams(row, heard, expected, may_cut=False)
-    seconds = [each for several in recovered.values() for each in several]
-    row.expect(bool(seconds), "the streams ended before anything was done to them")
-    if seconds:
-        row.recovered = median(seconds)
-        row.expect(row.recovered < MEDIAN_SECONDS, f"the median pause was {row.recovered:.1f} s")
-    row.note = "; ".join(
-        f"{name} {len(each)} times, median {median(each):.1f} s, at most {max(each):.1f}"
-        for name, each in sorted(recovered.items())
-    )
-    row.details["recovered"] = recovered
-    back = await until(lambda: server.count(SERVING) == before, BACK_SECONDS)
-    row.expect(back, f"processes are {dict(server.count(SERVING))}, were {dict(before)}")
-    stopped = [each.pid for each in alive(server.tree()) if each.status() == "stopped"]
-    row.expect(not stopped, f"stopped processes were left behind: {stopped}")
-    await expect_idle(server, row)
-    report.add(row)
-
-
-async def _strike_at_random(
-    server: RunningServer,
-    heard: Sequence[Heard],
-    chance: random.Random,
-    over: Callable[[], bool],
-    row: ChaosRow,
-) -> dict[str, list[float]]:
-    """Faults of every kind in random order and at random moments until the streams are ``over``: by
-    fault, the seconds until streams went on."""
-    recovered: dict[str, list[float]] = {}
+    listening = asyncio.ensure_future(heard_out(client, requests, at_once=AT_ONCE))
+    struck: list[tuple[float, str]] = []
     left: list[tuple[str, signal.Signals]] = []
-    before = server.count(SERVING)
-    while True:
+    while not listening.done():
         await asyncio.sleep(chance.uniform(0.0, LONGEST_PEACE))
-        if over():
-            return recovered
         left = left or chance.sample(RANDOM_FAULTS, len(RANDOM_FAULTS))
         role, number = left.pop()
-        victims = await _in_service(server, role)
-        if not victims:
-            row.broken.append(f"no {role} was left")
-            return recovered
-        victim = psutil.Process(chance.choice(victims))
-        struck = time.monotonic()
+        victim = psutil.Process(chance.choice(await _in_service(server, role)))
+        struck.append((time.perf_counter(), f"{role} {number.name}"))
         victim.send_signal(number)
-        pause = await _pause(heard, struck, over)
-        recovered.setdefault(f"{role} {number.name}", []).append(pause)
 
         def replaced(lost: psutil.Process = victim) -> bool:
             return not alive([lost]) and server.count(SERVING) == before
 
-        if not await until(replaced, BACK_SECONDS) and not over():
-            row.broken.append(f"no {role} came for one that had {number.name}")
-            with suppress(psutil.NoSuchProcess):
-                victim.send_signal(signal.SIGCONT)
+        row.expect(await until(replaced, BACK_SECONDS), f"no {role} came for {victim}")
+    judge_streams(row, await listening, expected, may_cut=False)
+    pauses = pauses_after(struck, [each.stream.pieces for each in listening.result()])
+    every = [each for several in pauses.values() for each in several]
+    row.recovered = median(every)
+    row.expect(row.recovered < MEDIAN_SECONDS, f"the median pause was {row.recovered:.1f} s")
+    row.note = "; ".join(
+        f"{name} {len(each)} times, median {median(each):.1f} s, at most {max(each):.1f}"
+        for name, each in sorted(pauses.items())
+    )
+    await expect_idle(server, row)
+    report.add(row)
 
 
-async def _pause(heard: Sequence[Heard], struck: float, over: Callable[[], bool]) -> float:
-    """How long after a fault the last longer pause of all streams together ended."""
-    said, since, ended = _said(heard), struck, struck
-    while not over() and time.monotonic() - struck < LONGEST_SECONDS:
-        await asyncio.sleep(LOOK_SECONDS)
-        now, words = time.monotonic(), _said(heard)
-        if words != said:
-            if now - since > SETTLED_SECONDS / 4:
-                ended = now
-            said, since = words, now
-            # One that was stopped is noticed after seconds in which others may speak.
-            if now - max(ended, struck) > SETTLED_SECONDS:
-                break
-    return ended - struck
-
-
-def _said(heard: Sequence[Heard]) -> int:
-    return sum(len(text) for each in heard for text in each.stream.texts.values())
+def pauses_after(
+    struck: Sequence[tuple[float, str]], streams: Sequence[Sequence[float]]
+) -> dict[str, list[float]]:
+    """By fault, the longest silence of all streams together between it and the next one."""
+    moments = sorted(moment for pieces in streams for moment in pieces)
+    found: dict[str, list[float]] = {}
+    for (begin, name), (end, _) in zip(struck, [*struck[1:], (float("inf"), "")], strict=True):
+        heard = [begin, *(each for each in moments if begin < each < end)]
+        found.setdefault(name, []).append(max((b - a for a, b in pairwise(heard)), default=0.0))
+    return found
 
 
 async def _in_service(server: RunningServer, role: str) -> list[int]:

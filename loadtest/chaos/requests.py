@@ -135,24 +135,29 @@ async def listen(client: Client, request: SeededRequest, heard: Heard | None = N
     return heard
 
 
-async def undisturbed(
+async def heard_out(
     client: Client, requests: Sequence[SeededRequest], at_once: int = 1
 ) -> list[Heard]:
-    """What requests say when nothing happens, ``at_once`` of them beside each other.
-
-    Raises RuntimeError where even then one was not answered as a whole.
-    """
+    """What the clients of all requests heard, ``at_once`` of them beside each other."""
     turns = asyncio.Semaphore(at_once)
 
     async def one(request: SeededRequest) -> Heard:
         async with turns:
             return await listen(client, request)
 
-    answers = await asyncio.gather(*map(one, requests))
+    return list(await asyncio.gather(*map(one, requests)))
+
+
+async def undisturbed(
+    client: Client, requests: Sequence[SeededRequest], at_once: int = 1
+) -> list[Heard]:
+    """What requests say when nothing happens. Raises RuntimeError where even then one was not
+    answered as a whole."""
+    answers = await heard_out(client, requests, at_once)
     for heard in answers:
         if not heard.whole:
             raise RuntimeError(f"an undisturbed request was not whole: {heard.message}")
-    return list(answers)
+    return answers
 
 
 def fate(heard: Heard, expected: Heard) -> str:

@@ -6,12 +6,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
-import numpy as np
-
 from lexshard.loadtest.bench.load.figures import milliseconds
 from lexshard.loadtest.bench.load.timeline import LoadRun, over_time
 from lexshard.loadtest.bench.record import format_number
-from lexshard.loadtest.report.plots import Lines, by_rate, distribution
+from lexshard.loadtest.report.plots import Lines, distribution
 from lexshard.loadtest.report.plots import over_time as plot_over_time
 
 _INTERVALS = 60
@@ -35,14 +33,6 @@ _COUNTS = (
     "most in flight",
     "client late p99",
     "client loop delay p99",
-)
-_AGAINST_RATE = (
-    "TTFT median",
-    "TTFT p99",
-    "ITL p99",
-    "output tokens/s",
-    "goodput",
-    "most in flight",
 )
 _EXPLANATION = (
     "Latencies in milliseconds, from the sending of a request, of answered requests alone. ITL: "
@@ -77,9 +67,6 @@ def load_section(report: Mapping[str, Any], table: TableWriter) -> Iterator[str]
             rows.append([str(place[0]), place[1], *map(_number, values)])
         yield table(["rate", "of", *known], rows, 2)
     yield f'<p class="small">{escape(_EXPLANATION)}</p>'
-    if len(rates) > 1:
-        yield "<h3>Over the rates</h3>"
-        yield _plots(_over_rates(rates, endpoints, medians))
     for rate in rates:
         here = [run for run in runs if run.rate == rate]
         name = "Times of the trace" if rate == "trace" else f"{rate:g} requests/s"
@@ -100,21 +87,6 @@ def _number(value: float | None) -> str:
 
 def _plots(plots: Iterator[str]) -> str:
     return f'<div class="plots">{"".join(plots)}</div>'
-
-
-def _over_rates(
-    rates: Sequence[Any], endpoints: Sequence[str], medians: Mapping[tuple[Any, str, str], float]
-) -> Iterator[str]:
-    for measure in _AGAINST_RATE:
-        lines = {}
-        for who in endpoints:
-            known = [rate for rate in rates if (rate, who, measure) in medians]
-            if known:
-                values = [medians[rate, who, measure] for rate in known]
-                lines[who] = (np.array(known, float), np.array(values, float))
-        if lines:
-            unit = "ms" if measure.startswith(("TTFT", "ITL")) else "per second"
-            yield by_rate(measure, "requests" if measure == "most in flight" else unit, lines)
 
 
 def _distributions(name: str, runs: Sequence[LoadRun]) -> Iterator[str]:

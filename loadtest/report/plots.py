@@ -77,16 +77,6 @@ def over_time(name: str, unit: str, lines: Lines, faint: Lines | None = None) ->
     return _svg(figure, axes, name)
 
 
-def by_rate(name: str, unit: str, lines: Lines) -> str:
-    """A figure against the rate of arrivals."""
-    figure, axes = _figure(name, "requests/s asked", unit)
-    for index, (who, (rates, values)) in enumerate(lines.items()):
-        axes.plot(rates, values, marker="o", markersize=5, label=who, **_line(index))
-    axes.set_ylim(bottom=0)
-    axes.set_xlim(left=0)
-    return _svg(figure, axes, name)
-
-
 def ratios(name: str, found: Sequence[tuple[str, float]]) -> str:
     """Bars of how many times better ours is; the line at 1 is where both are equal."""
     values = [value for _, value in found]

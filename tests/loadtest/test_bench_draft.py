@@ -32,7 +32,7 @@ from lexshard.loadtest.bench.draft import (
 )
 from lexshard.loadtest.bench.options.draft import add_arguments
 from lexshard.loadtest.bench.record import Report
-from lexshard.loadtest.bench.synthetic.tasks import read_tasks, sample
+from lexshard.loadtest.bench.synthetic.tasks import read_tasks
 from tests.support.router_cases import TinyPair, router_file, some_positions
 
 
@@ -71,19 +71,6 @@ def test_prompts_are_sent_as_users_send_them(data: Path, demo_tokenizer: Any) ->
     assert "Guten Tag" in texts["Spec-Bench translation"][0]
     short = read_tasks(data, demo_tokenizer, 3)
     assert all(len(ids) <= 3 for asked in short.values() for ids in asked)
-
-
-def test_a_folder_without_prompts_is_refused(tmp_path: Path, demo_tokenizer: Any) -> None:
-    with pytest.raises(ValueError, match=r"none of spec_bench_question\.jsonl"):
-        read_tasks(tmp_path, demo_tokenizer, 100)
-
-
-def test_a_sample_is_drawn_once() -> None:
-    prompts = [(number,) for number in range(30)]
-    chosen = sample(prompts, 8, 1)
-    assert chosen == sample(prompts, 8, 1) == sorted(set(chosen))
-    assert len(chosen) == 8
-    assert sample(prompts, 30, 1) == prompts
 
 
 def test_rivals_of_the_router_look_at_no_fewer_tokens(pair: TinyPair) -> None:

@@ -65,13 +65,6 @@ class StubRunner:
         )
 
 
-def test_measures_of_a_run() -> None:
-    run = EngineRun(2.0, ((1, 2, 3), (4, 5)), ((0.5, 1.0, 1.5), (1.0, 2.0)))
-    assert run.throughput == 2.5
-    assert run.time_to_first_token == 750
-    assert run.time_per_output_token == 750  # gaps of 500 and 1000 ms
-
-
 def test_tokens_after_a_first_difference_are_not_compared() -> None:
     agreement = compare([(1, 2, 3), (4, 5, 6)], [(1, 2, 3), (4, 9, 6)])
     assert (agreement.equal_tokens, agreement.tokens) == (4, 6)
@@ -79,12 +72,6 @@ def test_tokens_after_a_first_difference_are_not_compared() -> None:
 
 
 # -- workload -------------------------------------------------------------------------------------
-
-
-def test_the_seed_alone_decides_the_requests() -> None:
-    tokenizer = WordTokenizer()
-    assert mixed_jobs(tokenizer, 16, 17) == mixed_jobs(tokenizer, 16, 17)
-    assert mixed_jobs(tokenizer, 16, 17) != mixed_jobs(tokenizer, 16, 18)
 
 
 @pytest.mark.parametrize("count", [1, 4, 16, 33])
@@ -179,25 +166,6 @@ def test_a_run_prints_what_it_measured_and_what_it_did_not(
 
 
 @pytest.mark.parametrize(
-    ("options", "complaint"),
-    [
-        (("--top-k", "50"), "change nothing at temperature 0"),
-        (("--top-p", "0.9"), "change nothing at temperature 0"),
-        (("--temperature", "1", "--top-p", "0"), "above 0 and at most 1"),
-    ],
-)
-def test_truncation_that_says_nothing_is_refused(
-    options: tuple[str, ...],
-    complaint: str,
-    stub_calls: list[str],
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert engine.run(parse("--against", "dense", *options)) == 1
-    assert complaint in capsys.readouterr().err
-    assert not stub_calls
-
-
-@pytest.mark.parametrize(
     "options", [(), ("--against", "generate"), ("--against", "dense", "--vllm-python", "python")]
 )
 def test_engines_that_draw_with_noise_of_their_own_are_compared_at_temperature_0_only(
@@ -261,20 +229,6 @@ def test_a_peer_in_its_own_process_is_paired_with_ours_in_one(
     assert ratios == pytest.approx({"throughput": 3, "TTFT": 3, "TPOT": 3})
 
 
-def test_a_missing_vllm_interpreter_is_refused_before_anything_runs(
-    tmp_path: Path, stub_calls: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert engine.run(parse("--vllm-python", str(tmp_path / "python"))) == 1
-    assert "--vllm-python" in capsys.readouterr().err
-    assert stub_calls == []
-
-
-@pytest.mark.parametrize("requests", ["", "0", "1,,4", "four"])
-def test_wrong_request_counts_are_refused(requests: str) -> None:
-    with pytest.raises(SystemExit):
-        parse("--requests", requests)
-
-
 def test_a_model_that_is_not_there_is_one_clear_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -327,22 +281,6 @@ def test_generate_pads_left_and_never_stops_early(tiny_checkpoint: str) -> None:
     assert [len(times) for times in assisted.token_seconds] == [5, 3]
 
 
-@pytest.mark.slow
-def test_a_quick_run_on_a_tiny_model(
-    tiny_checkpoint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "engine.json"
-    assert engine.run(parse("--quick", "--model", tiny_checkpoint, "--json", str(path))) == 0
-    written = json.loads(path.read_text())
-    for measure in ("throughput", "TTFT", "TPOT"):
-        cases = [
-            r["case"]["requests"] for r in written["ratios"] if r["case"]["measure"] == measure
-        ]
-        assert cases == [1, 4, 16]
-    assert all(result["median"] > 0 for result in written["results"])
-    assert capsys.readouterr().out.count("tokens are equal") == 3
-
-
 # -- the random model -----------------------------------------------------------------------------
 
 SMALL = {
@@ -380,13 +318,6 @@ def test_a_random_models_greedy_text_does_not_repeat_one_token(random_model: Pat
     runner = EngineRunner(str(random_model), "bfloat16", 1, "auto", "dense", name="test")
     (tokens,) = runner.run([Job((5, 6, 7), 48)]).token_ids
     assert len(set(tokens)) > 36
-
-
-def test_a_tokenizer_that_does_not_fit_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="more than 100 tokens"):
-        write_random_model(tmp_path, vocab_size=100)
-    with pytest.raises(FileNotFoundError, match="tokenizer"):
-        write_random_model(tmp_path, tokenizer=tmp_path / "absent")
 
 
 def test_a_shape_is_written_to_a_folder_that_is_gone_afterwards(

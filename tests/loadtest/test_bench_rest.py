@@ -6,8 +6,7 @@ import argparse
 import json
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,7 +23,6 @@ from lexshard.loadtest.bench.servers.processes import (
     look_at,
     memory_of,
     role_in_words,
-    told_apart,
     totals,
     used_between,
 )
@@ -35,24 +33,6 @@ from tests.support.scripted_endpoint import EndpointScript, scripted_endpoint
 
 MIB = 1 << 20
 ENDPOINT = f"{sys.executable} -m tests.support.scripted_endpoint {{port}}"
-# Starts the scripts named by its arguments, each in a process of its own, and rests.
-PARENT = """
-import subprocess, sys
-for script in sys.argv[1:]:
-    subprocess.Popen([sys.executable, script])
-print("started", flush=True)
-sys.stdin.read()
-"""
-BUSY = "while True: pass"
-IDLE = "import time\nwhile True: time.sleep(3600)"
-# The thread that wakes up is not the first one.
-WAKING = """
-import threading, time
-def wake():
-    while True: time.sleep(0.005)
-threading.Thread(target=wake).start()
-threading.Event().wait()
-"""
 # Burns time in a child that has ended before the line is printed.
 BURNING = """
 import subprocess, sys
@@ -90,56 +70,6 @@ def heard(process: subprocess.Popen[str]) -> str:
 def tree(process: subprocess.Popen[str]) -> list[psutil.Process]:
     root = psutil.Process(process.pid)
     return [root, *root.children(recursive=True)]
-
-
-def written(folder: Path, **scripts: str) -> list[str]:
-    paths = []
-    for name, code in scripts.items():
-        path = folder / f"{name}.py"
-        path.write_text(code)
-        paths.append(str(path))
-    return paths
-
-
-def used_until(
-    process: subprocess.Popen[str], enough: Callable[[dict[str, ProcessUsage]], bool]
-) -> dict[str, ProcessUsage]:
-    """What was used by role, looked at until it is ``enough``."""
-    before, began = look_at(tree(process)), time.perf_counter()
-    while True:
-        time.sleep(0.05)
-        seconds = time.perf_counter() - began
-        used = {each.role: each for each in used_between(before, look_at(tree(process)), seconds)}
-        if enough({role: scaled(each, seconds) for role, each in used.items()}):
-            return used
-
-
-def scaled(used: ProcessUsage, seconds: float) -> ProcessUsage:
-    """What was used in all, not per second."""
-    return ProcessUsage(used.role, used.cpu_percent * seconds, used.wakeups * seconds)
-
-
-def test_cpu_time_is_that_of_the_process_that_spent_it(tmp_path: Path) -> None:
-    scripts = written(tmp_path, busy=BUSY, idle=IDLE)
-    with script(tmp_path, PARENT, *scripts) as parent:
-        heard(parent)
-        time.sleep(0.3)  # the idle one has started and sleeps
-        used = used_until(parent, lambda sums: sums["busy.py"].cpu_percent > 50)
-    assert set(used) == {"parent.py", "busy.py", "idle.py"}
-    assert 0 < used["busy.py"].cpu_percent < 110
-    assert used["idle.py"].cpu_percent < used["busy.py"].cpu_percent / 10
-    together = totals(list(used.values()))
-    assert together.role == "all processes (3)"
-    assert together.cpu_percent == pytest.approx(sum(each.cpu_percent for each in used.values()))
-
-
-def test_wakeups_of_every_thread_count(tmp_path: Path) -> None:
-    scripts = written(tmp_path, waking=WAKING, idle=IDLE)
-    with script(tmp_path, PARENT, *scripts) as parent:
-        heard(parent)
-        time.sleep(0.3)
-        used = used_until(parent, lambda sums: sums["waking.py"].wakeups > 50)
-    assert used["waking.py"].wakeups > 10 * used["idle.py"].wakeups
 
 
 def test_what_children_used_that_have_ended_is_not_lost(tmp_path: Path) -> None:
@@ -201,10 +131,6 @@ sys.stdin.read()
 )
 def test_every_process_has_a_role_that_can_be_read(line: str, role: str) -> None:
     assert role_in_words(line.split(), "kthread") == role
-
-
-def test_processes_of_one_role_are_told_apart() -> None:
-    assert told_apart(["engine", "sampler", "sampler"]) == ["engine", "sampler 1", "sampler 2"]
 
 
 def parsed(*words: str) -> argparse.Namespace:
@@ -292,14 +218,6 @@ def test_nobody_else_is_measured_in_a_servers_place() -> None:
         _, other = asked_servers(given)
         with pytest.raises(RuntimeError, match="somebody listens at"), running(other):
             pass
-
-
-def test_a_server_that_ends_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    code = "raise SystemExit('no such model')"
-    _, other = asked_servers(parsed("--against", f'broken={sys.executable} -c "{code}" {{port}}'))
-    with running(other) as started, pytest.raises(RuntimeError, match="no such model"):
-        started.wait_until_healthy()
 
 
 def rest(cpu: float, after: float) -> RestRun:

@@ -9,7 +9,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -69,17 +69,6 @@ def test_the_port_keeps_the_tokens_that_our_truncation_keeps(pool: Pool, name: s
         port.take(range(step, step + 1))
 
 
-def test_torch_keeps_every_token_that_ties_at_the_top_k_boundary_and_we_exactly_k() -> None:
-    row = np.full(200, -3.0, np.float32)
-    row[[5, 9]] = 4.0
-    row[20:120] = 1.0
-    rows = np.tile(row, (CALIBRATION, 1))
-    workload = workload_of(Pool.of("ties", rows, rows), Setting("top 50", top_k=50), batch=1)
-    assert TorchSamplers(workload).kept(0).sum() == 102
-    kept = np.flatnonzero(workload.kept(0)[0])
-    assert kept.tolist() == [5, 9, *range(20, 68)]
-
-
 def test_the_port_penalises_as_the_documentation_says(pool: Pool) -> None:
     setting = dataclasses.replace(SETTINGS["penalties"], temperature=0.7)
     workload = workload_of(pool, setting)
@@ -106,24 +95,7 @@ def test_the_ports_draw_follows_the_softmax(kept: int) -> None:
     assert float(((counts[:kept] - expected) ** 2 / expected).sum()) < 33.4
 
 
-def test_a_greedy_port_takes_the_largest_penalised_logit(pool: Pool) -> None:
-    workload = workload_of(pool, dataclasses.replace(SETTINGS["penalties"], temperature=0.0))
-    port = TorchSampler(workload.setting, torch.from_numpy(workload.prompts))
-    found = port.sample(torch.from_numpy(workload.logits(0)), workload.outputs.tolist())
-    assert found.tolist() == workload.adjusted(0).argmax(axis=1).tolist()
-
-
 # -- workloads ------------------------------------------------------------------------------------
-
-
-def test_the_seed_decides_a_scene_and_histories_have_the_length_that_was_asked_for(
-    pool: Pool,
-) -> None:
-    first, again = workload_of(pool, SETTINGS["all"]), workload_of(pool, SETTINGS["all"])
-    for name in ("prompts", "outputs", "places", "appended"):
-        assert np.array_equal(getattr(first, name), getattr(again, name))
-    assert first.prompts.shape[1] + first.outputs.shape[1] == 60
-    assert np.array_equal(first.logits(3), pool.rows[first.places[3]])
 
 
 def test_rows_to_calibrate_on_are_not_decided(pool: Pool) -> None:
@@ -223,20 +195,6 @@ def test_a_run_writes_times_sets_and_ratios(
     assert len(written["ratios"]) == len(times) - EACH * 3
 
 
-@pytest.mark.usefixtures("small_pool")
-def test_a_wrong_token_fails_the_command(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def wrong(workload: SamplerWorkload, step: int) -> npt.NDArray[np.int64]:
-        return np.full(workload.batch, -7)
-
-    monkeypatch.setattr(SamplerWorkload, "plain_draw", wrong)
-    few = ("--controls", "none", "--variants", f"{NAIVE},{OFFLOADED}")
-    assert sampler.run(parse("-V", "1000", "--batch", "1", "--runs", "1", *few)) == 1
-    captured = capsys.readouterr()
-    assert "2 tokens are wrong" in captured.err
-
-
 def test_an_interpreter_without_vllm_is_one_clear_message(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -244,21 +202,6 @@ def test_an_interpreter_without_vllm_is_one_clear_message(
         pytest.skip("this environment has vLLM")
     assert sampler.run(parse("--vllm-python", sys.executable)) == 1
     assert "No module named 'vllm'" in capsys.readouterr().err
-
-
-def test_a_missing_interpreter_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert sampler.run(parse("--vllm-python", str(tmp_path / "python"))) == 1
-    assert "no such interpreter" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "wrong", [("--batch", "0"), ("--controls", "hot"), ("--variants", "fast"), ("-V", "many")]
-)
-def test_wrong_options_are_refused(wrong: Sequence[str]) -> None:
-    with pytest.raises(SystemExit):
-        parse(*wrong)
 
 
 VLLM_PYTHON = os.environ.get("LEXSHARD_VLLM_PYTHON", "")

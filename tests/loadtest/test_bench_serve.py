@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from lexshard.loadtest.bench import serve
 from lexshard.loadtest.bench.load.plan import PlannedRequest, Wording
 from lexshard.loadtest.bench.load.sender import ClientTask, follow
 from lexshard.loadtest.bench.load.timeline import RequestTimeline
@@ -65,13 +62,6 @@ def test_what_our_application_streams_is_a_whole_answer(chat: bool) -> None:
         assert each.fault == ""
         assert each.output_tokens == 6
         assert each.prompt_tokens >= len("some words")  # a token of this tokenizer is a byte
-
-
-def test_a_limit_of_concurrency_makes_requests_wait_in_the_client_and_says_so() -> None:
-    timelines, _ = asked(EndpointScript(first_seconds=0.1), [0.0] * 3, max_concurrency=1)
-    for before, after in pairwise(timelines):
-        assert after.due >= before.ended
-    assert timelines[-1].due >= 0.2
 
 
 @pytest.mark.parametrize(
@@ -174,25 +164,6 @@ def test_a_late_client_is_an_exit_status_and_stands_on_the_page(
     assert "THE CLIENT WAS LATE" in capsys.readouterr().out
     assert "THE CLIENT WAS LATE" in page.read_text(encoding="utf-8")
     assert "<svg" in page.read_text(encoding="utf-8")
-
-
-def test_what_was_measured_before_a_failure_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path, ask, asked_for = tmp_path / "load.json", serve._ask, []
-
-    def fails_at_the_second_rate(*arguments: Any) -> Any:
-        asked_for.append(arguments)
-        if len(asked_for) == 2:
-            raise RuntimeError("the client failed")
-        return ask(*arguments)
-
-    monkeypatch.setattr(serve, "_ask", fails_at_the_second_rate)
-    with scripted_endpoint(EndpointScript()) as url:
-        options = ["--against", url, "--rate", "50,60", "--requests", "2", "--warm-up", "0"]
-        assert main(["bench", "serve", *options, *PATIENT, "--json", str(path)]) == 1
-    assert "the client failed" in capsys.readouterr().err
-    assert [each["rate"] for each in json.loads(path.read_text())["load"]] == [50.0]
 
 
 @pytest.mark.slow

@@ -92,9 +92,3 @@ def test_what_is_repeated_is_what_was_said_and_costs_no_shard_anything(
     assert said[:2] * 2 == said[2:]
     group.screen(steps[0].hidden, steps[0].needs)  # the next case begins
     assert all(shard.milliseconds > 0 for shard in timed)
-
-
-@pytest.mark.parametrize("options", ["--need beam", "--batch 0", "--tier int3"])
-def test_impossible_options_are_refused(options: str) -> None:
-    with pytest.raises(SystemExit):
-        parsed(options)

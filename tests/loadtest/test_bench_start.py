@@ -21,11 +21,9 @@ from lexshard.loadtest.bench.start import (
     record_starts,
     silence_after,
     start_once,
-    status_seconds,
 )
 from lexshard.serve_app.cli import main
 from tests.support.paths import ROOT
-from tests.support.scripted_endpoint import EndpointScript, scripted_endpoint
 
 ENDPOINT = f"{sys.executable} -m tests.support.scripted_endpoint {{port}}"
 # The engine's seconds count from its own start, and lines of two processes may cross.
@@ -51,13 +49,6 @@ def test_phases_add_up_to_the_first_token() -> None:
     }
     assert list(found)[-1] == LAST
     assert sum(found.values()) == 6.0
-
-
-def test_a_server_is_ready_when_it_says_so_or_is_found_to_be() -> None:
-    found = phases(PRINTED, healthy=4.5, first_token=4.75)
-    assert found["engine: preparing the head: index"] == 1.5
-    assert found[LAST] == 0.25
-    assert phases([], healthy=2.0, first_token=3.0) == {BEFORE: 2.0, LAST: 1.0}
 
 
 def test_phases_are_found_among_json_lines_and_said_twice_they_add_up() -> None:
@@ -147,14 +138,6 @@ def test_what_cannot_be_measured_is_said_before_anything_starts(
 ) -> None:
     assert main(["bench", "start", *options]) == 1
     assert said in capsys.readouterr().err
-
-
-def test_status_of_nobody_is_not_timed() -> None:
-    with (
-        scripted_endpoint(EndpointScript()) as url,
-        pytest.raises(RuntimeError, match="lexshard status"),
-    ):
-        status_seconds(url)
 
 
 def test_a_stream_with_another_text_is_an_exit_status(

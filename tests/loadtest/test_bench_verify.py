@@ -19,7 +19,6 @@ from lexshard.loadtest.bench.contenders.verify import (
     OwnVerify,
     ReadOnce,
     TorchVerify,
-    sum_words,
     transformers_loop,
     verify_contenders,
     verify_in_torch,
@@ -36,13 +35,6 @@ def test_a_run_is_sixteen_sequences_whatever_the_batch(batch: int) -> None:
     assert sum(step.batch for step in steps) >= SEQUENCES
     keys = [int(key) for step in steps for key in step.rows.key]
     assert keys == list(range(len(keys)))
-
-
-def test_batches_of_one_and_of_sixteen_are_the_same_sequences() -> None:
-    together, alone = (steps_of(100, 2, batch, "close", 3) for batch in (16, 1))
-    for index, step in enumerate(alone):
-        assert np.array_equal(together[0].logits[3 * index : 3 * index + 3], step.logits)
-        assert np.array_equal(together[0].rows.drafts[2 * index : 2 * index + 2], step.rows.drafts)
 
 
 def test_drafters_disagree_as_their_names_say() -> None:
@@ -104,12 +96,6 @@ def test_the_floor_reads_every_byte(steps: list[VerifyStep]) -> None:
         assert output.bytes_read == steps[0].input_bytes == 4 * 7 * 300 * 4
 
 
-def test_the_floor_adds_all_of_it_up() -> None:
-    for size in (0, 1, 63, 64, 1000):
-        words = np.random.default_rng(size).integers(-(2**40), 2**40, size)
-        assert sum_words(words) == words.sum()
-
-
 def test_the_error_of_the_true_weights_is_nothing(steps: list[VerifyStep]) -> None:
     p, q = (np.exp(log_softmax(row, 1.0)) for row in (steps[0].logits[0], steps[0].proposed[0]))
     assert verify.total_variation(verify.emitted_law(p, q, q), p) < 1e-12
@@ -147,14 +133,3 @@ def test_the_command_prints_and_writes_every_figure(
     assert all(each["runs"] == 2 for each in times)
     assert {each["against"] for each in written["ratios"]} == names - {EXACT}
     assert READ in names
-
-
-@pytest.mark.parametrize(
-    "options", ["--limits 1:2", "--limits -1", "--agreement none", "--gamma 0"]
-)
-def test_impossible_options_are_refused(options: str) -> None:
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    name, _, value = options.partition(" ")
-    with pytest.raises(SystemExit):
-        parser.parse_args([f"{name}={value}"])

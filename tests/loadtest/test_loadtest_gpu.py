@@ -26,7 +26,7 @@ from lexshard.loadtest.gpu.synthetic import (
     make_weight,
     quantize_in_parallel,
 )
-from lexshard.loadtest.gpu.timing import Budget, Call, copy_bandwidth, in_turns
+from lexshard.loadtest.gpu.timing import Budget, Call, in_turns
 from tests.support.paths import ROOT
 
 # What the product may need elsewhere and a bare CUDA machine lacks.
@@ -103,19 +103,6 @@ def test_without_a_cuda_device_it_says_so(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_part_never_outlasts_the_whole() -> None:
-    now = [100.0]
-    whole = Budget(10.0, clock=lambda: now[0])
-    part = whole.part(8.0)
-    now[0] += 7.0
-    late = whole.part(8.0)
-    assert (whole.left, part.left, late.left) == (3.0, 1.0, 3.0)
-    now[0] += 5.0
-    assert whole.spent
-    assert late.spent
-    assert late.left == 0.0
-
-
 def test_a_spent_budget_ends_after_one_turn() -> None:
     turns: list[str] = []
 
@@ -141,23 +128,6 @@ def test_pytest_s_last_line_is_understood() -> None:
     late = checks.TestOutcome(0, 0, 0, "tests/a.py: no time left", ("tests/a.py",))
     assert joined([sound, late]).left_out == ("tests/a.py",)
     assert not joined([sound, late]).sound
-
-
-@pytest.mark.slow
-def test_tests_that_do_not_fit_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Modules run beside each other, each for its own time at most; none outlasts the whole."""
-    names = ["test_slow.py", "test_quick.py", "test_quick_too.py"]
-    for name in names:
-        wait = "import time; time.sleep(300)" if "slow" in name else ""
-        body = f"import pytest\n@pytest.mark.gpu\ndef test_it():\n    {wait or 'pass'}\n"
-        (tmp_path / name).write_text(body)
-    monkeypatch.setattr(checks, "ROOT", tmp_path)
-    monkeypatch.setattr(checks, "gpu_test_files", lambda: [tmp_path / name for name in names])
-    monkeypatch.setattr(checks, "MODULE_SECONDS", 60.0)  # a busy machine takes 20 to start one
-    outcome = checks.run_tests(Budget(240))
-    assert outcome.left_out == ("test_slow.py",)
-    assert outcome.passed == 2
-    assert checks.run_tests(Budget(0)).left_out == tuple(names)
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4", "int4-dither"])
@@ -237,14 +207,3 @@ def test_the_page_shows_what_was_measured_and_nothing_else() -> None:
     assert "Not run." not in page
     assert "7 passed, 0 failed, 0 skipped." in page
     assert "cuBLAS + argmax  0.30 (3.00x)" in page
-
-
-def test_the_copy_is_counted_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lexshard.loadtest.gpu.timing.COPIED_BYTES", 1000)
-
-    class Millisecond(HostTimer):
-        def device_run(self, call: Call, repeats: int) -> float:
-            call()
-            return 1.0
-
-    assert copy_bandwidth(Millisecond(), Budget(10), runs=2) == [2e-3, 2e-3]

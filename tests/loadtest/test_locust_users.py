@@ -78,14 +78,6 @@ def test_failures_are_told_by_their_reason() -> None:
 
 
 @pytest.mark.slow
-def test_nobody_to_load_is_said_at_once() -> None:
-    status, found, said = locust("http://127.0.0.1:9", seconds=3)
-    assert status == 1
-    assert "locustfile: http://127.0.0.1:9: " in said
-    assert found == []
-
-
-@pytest.mark.slow
 def test_a_real_server_bears_ten_users_who_leave(tmp_path: Path) -> None:
     with running_server(tmp_path) as server:
         status, found, said = locust(

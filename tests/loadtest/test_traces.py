@@ -84,15 +84,6 @@ def test_what_is_no_trace_is_refused_with_its_line(tmp_path: Path, content: str,
         load_trace(str(path))
 
 
-def test_a_file_that_is_missing_or_no_text_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match="give a file or one of azure-conversation"):
-        load_trace("azure")
-    path = tmp_path / "trace"
-    path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(TraceError, match="not a text file"):
-        load_trace(str(path))
-
-
 def alike(one: Sequence[object], other: Sequence[object]) -> int:
     """How long the beginning is that two sequences share."""
     pairs = zip(one, other, strict=False)

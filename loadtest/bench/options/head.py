@@ -16,12 +16,8 @@ VOCABULARY, COLUMNS = 131_072, 1_024
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--vocabulary", "-V", type=int, metavar="N", help=f"default {VOCABULARY:,}; --paper less"
-    )
-    parser.add_argument(
-        "--columns", "-d", type=int, metavar="N", help=f"default {COLUMNS:,}; --paper less"
-    )
+    parser.add_argument("--vocabulary", "-V", type=int, metavar="N", help=f"default {VOCABULARY:,}")
+    parser.add_argument("--columns", "-d", type=int, metavar="N", help=f"default {COLUMNS:,}")
     parser.add_argument("--geometry", choices=GEOMETRIES, default="independent")
     parser.add_argument(
         "--model", type=Path, metavar="DIR", help="a checkpoint's head with real hidden states"
@@ -39,6 +35,3 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_threads(parser)
     add_common_arguments(parser, runs=15, quick_runs=3, seed=17)
-    parser.add_argument(
-        "--paper", action="store_true", help="CSV-Decode's bounds on clusters: an ablation"
-    )
