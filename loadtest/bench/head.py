@@ -123,7 +123,6 @@ def load_workload(arguments: argparse.Namespace) -> HeadWorkload:
         workload = model_workload(arguments.model, arguments.seed)
     else:
         workload = synthetic_workload(
-            arguments.geometry,
             arguments.vocabulary or VOCABULARY,
             arguments.columns or COLUMNS,
             getattr(torch, arguments.dtype),

@@ -6,8 +6,7 @@ same logits and histories:
 - ``vllm``: vLLM's own Sampler in a process of its environment; ``naive torch``: our port of the
   same tensor program.
 - ``offloaded``: our sampler on all logits, vocabulary-major, with the block maxima their producer
-  writes; ``offloaded + maxima``: the sampler computes those too; ``hot vocabulary``: hot tokens
-  first, as many as the fitted cost model chooses.
+  writes; ``offloaded + maxima``: the sampler computes those too.
 - ``certified candidates``: our sampler on the tokens a certificate leaves; ``cold caches``: the
   same where other work has filled the processor's caches since its last step.
 """
@@ -23,14 +22,13 @@ import numpy as np
 from tqdm import tqdm
 
 from lexshard.loadtest.bench.contenders.sampler import (
-    OwnSampler,
     SamplerContender,
     Step,
     TorchSamplers,
     sampler_contenders,
 )
 from lexshard.loadtest.bench.frame import in_turns, run_bench
-from lexshard.loadtest.bench.options.sampler import HOT, NAIVE, SETTINGS, VLLM
+from lexshard.loadtest.bench.options.sampler import NAIVE, SETTINGS, VLLM
 from lexshard.loadtest.bench.peers.beside_vllm import VllmSamplers, keep_freed_memory
 from lexshard.loadtest.bench.record import CaseLabels, Measure, Ratio, Report, paired_ratio
 from lexshard.loadtest.bench.synthetic.logits import (
@@ -45,7 +43,6 @@ COMPARED = 2  # steps whose tokens are compared with the plain draw
 TIME = Measure("time per row", "ms", higher_is_better=False)
 THROUGHPUT = Measure("throughput of a sampler thread", "tokens/s", higher_is_better=True)
 LARGEST = Measure("largest step", "ms", higher_is_better=False)
-HOT_SIZE = Measure("hot tokens", "tokens", higher_is_better=False)
 SAME_SETS = Measure("rows with the sets of the port", "%", higher_is_better=True)
 SAME_TOKENS = Measure("tokens equal to the plain draw", "%", higher_is_better=True)
 NOTES = """\
@@ -130,9 +127,6 @@ def measure_case(
         for name, of in found.items()
     }
     report.add(labels, TIME, times)
-    hot = contenders.get(HOT)
-    if isinstance(hot, OwnSampler) and hot.hot_size is not None:
-        report.add(labels, HOT_SIZE, {HOT: [float(hot.hot_size)]})
     baseline = VLLM if VLLM in times else NAIVE
     for name in times:
         if baseline in times and name != baseline:

@@ -229,7 +229,7 @@ def measure(report: Report, arguments: argparse.Namespace) -> int:
     cores = [own, *(core for core in range(os.cpu_count() or 1) if core != own)]
     report.machine["pinned_to_cores"] = cores
     shape = (arguments.vocabulary, arguments.columns, torch.bfloat16, arguments.seed)
-    workload = synthetic_workload(arguments.geometry, *shape)
+    workload = synthetic_workload(*shape)
     labels: CaseLabels = {
         "head": workload.name,
         "V": arguments.vocabulary,

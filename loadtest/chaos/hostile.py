@@ -153,16 +153,22 @@ def wrong_types(chance: random.Random) -> HostileRequest:
     return encoded(chance, path, body)
 
 
+def _with_text(
+    chance: random.Random, path: str, shape: Any, text: bytes, fields: tuple[str, ...] = ()
+) -> HostileRequest:
+    """A valid body but for one field, which is ``shape`` with ``text`` in the place of every
+    ``"@"``, which the text replaces with their quotes."""
+    body = valid_body(chance, path)
+    body[chance.choice(fields or FIELDS[path])] = shape
+    if path in GENERATING:
+        _end_soon(body)
+    return post(path, json.dumps(body).encode().replace(b'"@"', text))
+
+
 def odd_numbers(chance: random.Random) -> HostileRequest:
     """Numbers as JSON has and does not have them, in every field."""
-    path = chance.choice(ROUTES)
-    body = valid_body(chance, path)
     shape = chance.choice(("@", ["@"], ["@", 1], {"0": "@"}))
-    body[chance.choice(FIELDS[path])] = shape
-    if path in GENERATING and shape == "@":
-        _end_soon(body)
-    text = json.dumps(body).replace('"@"', chance.choice(WORDS["numbers"]))
-    return post(path, text.encode())
+    return _with_text(chance, chance.choice(ROUTES), shape, _raw(chance, "numbers"))
 
 
 def nesting(chance: random.Random) -> HostileRequest:
@@ -170,14 +176,9 @@ def nesting(chance: random.Random) -> HostileRequest:
     depth = chance.choice((10, 100, 500, 1000, 1024, 1025, 5000, 100_000))
     opening, closing = chance.choice((("[", "]"), ('{"a":', "}"), ('[{"b":[', "]}]")))
     whole = opening * depth + "1" + closing * (depth if chance.random() < 0.7 else 0)
-    body = valid_body(chance, path)
-    where = chance.choice(("", *FIELDS[path]))
-    if not where:
+    if chance.random() < 0.05:
         return post(path, whole.encode())
-    body[where] = "@"
-    if path in GENERATING:
-        _end_soon(body)
-    return post(path, json.dumps(body).replace('"@"', whole).encode())
+    return _with_text(chance, path, "@", whole.encode())
 
 
 def broken_json(chance: random.Random) -> HostileRequest:
@@ -207,13 +208,9 @@ def broken_json(chance: random.Random) -> HostileRequest:
 
 
 def broken_utf8(chance: random.Random) -> HostileRequest:
-    path = chance.choice(ROUTES)
-    body = valid_body(chance, path)
-    field = chance.choice(FIELDS[path])
-    body[field] = chance.choice(("@", ["@"], {"@": "@"}, [{"role": "user", "content": "@"}]))
-    if path in GENERATING:
-        _end_soon(body)
-    return post(path, json.dumps(body).encode().replace(b"@", _raw(chance, "bad bytes")))
+    shape = chance.choice(("@", ["@"], {"@": "@"}, [{"role": "user", "content": "@"}]))
+    text = b'"' + _raw(chance, "bad bytes") + b'"'
+    return _with_text(chance, chance.choice(ROUTES), shape, text)
 
 
 def unknown_fields(chance: random.Random) -> HostileRequest:
@@ -252,20 +249,16 @@ def control_characters(chance: random.Random) -> HostileRequest:
 
 def many_keys(chance: random.Random) -> HostileRequest:
     """An object with up to a million keys, as the body or in it."""
-    path = chance.choice((COMPLETIONS, CHAT, TOKENIZE, DETOKENIZE))
+    path = chance.choice(ROUTES)
     count = chance.choice((10_000, 200_000, 1_000_000))
-    where = chance.choice(
-        ("", "logit_bias", "metadata", "chat_template_kwargs", "stream_options", "prompt")
-    )
+    where = chance.choice(("", "logit_bias", "metadata", "chat_template_kwargs", "prompt"))
     letter = "" if where == "logit_bias" else "k"
     keys = ",".join(f'"{letter}{index}":1' for index in range(count))
-    body = valid_body(chance, path)
-    if not where:
-        text = json.dumps(body)[:-1] + "," + keys + "}"
+    if where:
+        made = _with_text(chance, path, "@", f"{{{keys}}}".encode(), (where,))
     else:
-        body[where] = "@"
-        text = json.dumps(body).replace('"@"', "{" + keys + "}")
-    return replace(post(path, text.encode()), patience=LARGE_SECONDS)
+        made = post(path, (json.dumps(valid_body(chance, path))[:-1] + "," + keys + "}").encode())
+    return replace(made, patience=LARGE_SECONDS)
 
 
 def giant_prompts(chance: random.Random) -> HostileRequest:

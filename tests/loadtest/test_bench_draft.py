@@ -27,7 +27,6 @@ from lexshard.loadtest.bench.draft import (
     STATIC,
     DraftHeads,
     DraftingEngine,
-    DraftLengths,
     record_speed,
 )
 from lexshard.loadtest.bench.options.draft import add_arguments
@@ -106,18 +105,6 @@ def test_the_engine_is_timed_with_every_head_and_its_rows_are_counted(pair: Tiny
     assert found[SHORTLIST.name, STATIC] == 1
     assert found[SPEED.name, PLAIN] > 0
     assert (SHORTLIST.name, PLAIN) not in found
-
-
-def test_the_summary_counts_every_case_alike() -> None:
-    def lengths(full: int, router: int, fixed: int, static: int) -> dict[str, DraftLengths]:
-        values = {FULL: full, ROUTER: router, FIXED: fixed, STATIC: static}
-        return {name: DraftLengths(np.array([value]), 0.2) for name, value in values.items()}
-
-    cases = [lengths(10, 10, 9, 8), lengths(10, 8, 9, 7)]
-    text = "\n".join(draft.summary([{AS_TRAINED: each} for each in cases]))
-    assert "router: 0.900 of the full head's accepted guesses (worst 0.800)" in text
-    assert "static list: 0.750" in text
-    assert "above it in 1 of 2 cases, equal in 0" in text
 
 
 @pytest.mark.slow

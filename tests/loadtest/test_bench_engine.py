@@ -229,13 +229,6 @@ def test_a_peer_in_its_own_process_is_paired_with_ours_in_one(
     assert ratios == pytest.approx({"throughput": 3, "TTFT": 3, "TPOT": 3})
 
 
-def test_a_model_that_is_not_there_is_one_clear_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert engine.run(parse("--model", str(tmp_path / "absent"))) == 1
-    assert "lexshard bench engine:" in capsys.readouterr().err
-
-
 # -- real models ----------------------------------------------------------------------------------
 
 
@@ -318,25 +311,3 @@ def test_a_random_models_greedy_text_does_not_repeat_one_token(random_model: Pat
     runner = EngineRunner(str(random_model), "bfloat16", 1, "auto", "dense", name="test")
     (tokens,) = runner.run([Job((5, 6, 7), 48)]).token_ids
     assert len(set(tokens)) > 36
-
-
-def test_a_shape_is_written_to_a_folder_that_is_gone_afterwards(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    written: list[Path] = []
-
-    def write(folder: Path, *, seed: int) -> None:
-        (folder / "model").touch()
-        written.append(folder)
-
-    monkeypatch.setattr(engine, "write_random_model", write)
-    parser = argparse.ArgumentParser()
-    engine_options.add_arguments(parser)
-    arguments = parser.parse_args(["--shape", "large-vocabulary"])
-    with engine.checkpoint(arguments) as model:
-        assert written == [Path(model)]
-        assert (arguments.requests, arguments.dtype) == ((1, 8), "bfloat16")
-    assert not written[0].exists()
-    plain = parser.parse_args([])
-    with engine.checkpoint(plain) as model:
-        assert (model, plain.requests, plain.dtype) == (plain.model, (1, 4, 16), "float32")

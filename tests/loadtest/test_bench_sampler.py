@@ -29,10 +29,9 @@ from lexshard.loadtest.bench.options.sampler import (
     add_arguments,
 )
 from lexshard.loadtest.bench.peers.beside_vllm import VllmSamplers
-from lexshard.loadtest.bench.peers.torch_sampler import TorchSampler, add_gumbel_noise
+from lexshard.loadtest.bench.peers.torch_sampler import TorchSampler
 from lexshard.loadtest.bench.record import Report
 from lexshard.loadtest.bench.synthetic.logits import (
-    CALIBRATION,
     Pool,
     SamplerWorkload,
     synthetic_pool,
@@ -82,28 +81,7 @@ def test_the_port_penalises_as_the_documentation_says(pool: Pool) -> None:
     assert found == pytest.approx(workload.adjusted(2) / 0.7, rel=1e-5, abs=1e-5)
 
 
-@pytest.mark.parametrize("kept", [5, 3])
-def test_the_ports_draw_follows_the_softmax(kept: int) -> None:
-    """Chi-square over 20,000 draws; false alarm below 1e-6 (4 degrees of freedom: 33.4)."""
-    logits = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0])
-    logits[kept:] = -torch.inf
-    expected = 20_000 * logits.softmax(dim=0)[:kept]
-    rows = logits.repeat(20_000, 1)
-    add_gumbel_noise(rows, np.random.Generator(np.random.SFC64(3)), only_kept=kept < 5)
-    counts = torch.bincount(rows.argmax(dim=1), minlength=5)
-    assert int(counts[kept:].sum()) == 0
-    assert float(((counts[:kept] - expected) ** 2 / expected).sum()) < 33.4
-
-
 # -- workloads ------------------------------------------------------------------------------------
-
-
-def test_rows_to_calibrate_on_are_not_decided(pool: Pool) -> None:
-    assert pool.calibration.shape == (CALIBRATION, VOCABULARY)
-    decided = {row.tobytes() for row in pool.rows}
-    assert decided.isdisjoint(row.tobytes() for row in pool.calibration)
-    assert pool.frequency.shape == (VOCABULARY,)
-    assert pool.frequency.sum() == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("name", SETTINGS)

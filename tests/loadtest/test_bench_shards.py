@@ -35,7 +35,7 @@ def parsed(options: str) -> argparse.Namespace:
 
 @pytest.fixture(scope="module")
 def workload() -> HeadWorkload:
-    return synthetic_workload("independent", 700, 64, torch.bfloat16, seed=8)
+    return synthetic_workload(700, 64, torch.bfloat16, seed=8)
 
 
 @pytest.mark.slow

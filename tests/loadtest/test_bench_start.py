@@ -51,16 +51,6 @@ def test_phases_add_up_to_the_first_token() -> None:
     assert sum(found.values()) == 6.0
 
 
-def test_phases_are_found_among_json_lines_and_said_twice_they_add_up() -> None:
-    lines = [
-        (1.0, '{"level":"INFO","message":"[  0.0 s] starting the engine"}\n'),
-        (2.0, '{"level":"INFO","message":"[  1.0 s] waiting"}\n'),
-        (4.0, '{"level":"INFO","message":"[  3.0 s] starting the engine"}\n'),
-    ]
-    found = phases(lines, healthy=8.0, first_token=9.0)
-    assert found == {BEFORE: 1.0, "starting the engine": 5.0, "waiting": 2.0, LAST: 1.0}
-
-
 def test_a_stream_goes_on_after_its_longest_silence() -> None:
     assert silence_after(10.0, [17.5, 17.6]) == 7.5
     # What the engine had sent before it died comes a little later.

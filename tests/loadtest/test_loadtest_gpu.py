@@ -21,9 +21,6 @@ from lexshard.loadtest.gpu.checks import gpu_test_files, joined, read_outcome
 from lexshard.loadtest.gpu.run import NO_DEVICE, main
 from lexshard.loadtest.gpu.summary import summary_page
 from lexshard.loadtest.gpu.synthetic import (
-    HeadDimensions,
-    make_hidden,
-    make_weight,
     quantize_in_parallel,
 )
 from lexshard.loadtest.gpu.timing import Budget, Call, in_turns
@@ -140,15 +137,6 @@ def test_threads_make_the_same_tier(kind: Kind) -> None:
             assert np.array_equal(ours, expected), field.name
     assert together.hidden_limit == pytest.approx(float(alone.hidden_limit), rel=0.05)
     assert together.largest_size == alone.largest_size
-
-
-def test_hidden_states_have_the_likely_tokens_they_promise() -> None:
-    weight = make_weight(HeadDimensions("test", 4000, 2304), 0, "cpu")
-    hidden = make_hidden(weight, 4, 1)
-    logits = (hidden @ weight.float().T).sort(dim=1, descending=True).values
-    assert torch.all((logits[:, 0] > 18) & (logits[:, 0] < 34))
-    assert torch.all((logits[:, 50] > 7) & (logits[:, 50] < 12))
-    assert 2.0 < float(logits[:, 64:].std()) < 2.8
 
 
 BENCH = """

@@ -19,7 +19,6 @@ from lexshard.loadtest.bench.options import head as head_options
 from lexshard.loadtest.bench.options import shards as shard_options
 from lexshard.loadtest.bench.shards import NEEDS
 from lexshard.loadtest.bench.synthetic.head_workload import SAMPLING_METHODS
-from lexshard.loadtest.bench.synthetic.heads import NAMED
 from lexshard.serve_app.cli import COMMANDS, main
 from tests.support.mock_server import model_folder
 from tests.support.paths import ROOT
@@ -57,7 +56,6 @@ for words in COMMANDS:
 
 
 def test_choices_that_are_written_down_for_the_help_are_those_there_are() -> None:
-    assert tuple(NAMED) == head_options.GEOMETRIES
     assert tuple(SAMPLING_METHODS) == head_options.NEEDS
     assert tuple(NEEDS) == shard_options.NEEDS
 

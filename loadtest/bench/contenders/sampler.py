@@ -15,8 +15,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from lexshard.actors.decision.hot_vocabulary import HotVocabulary
-from lexshard.actors.decision.hot_vocabulary.measurement import columns_of
 from lexshard.actors.decision.messages import (
     CandidateRows,
     DecisionWork,
@@ -27,12 +25,10 @@ from lexshard.actors.decision.sampler import Sampler
 from lexshard.actors.messages import Request
 from lexshard.actors.states.deltas import Deltas, OpenSequence
 from lexshard.kernels.decision import block_maxima
-from lexshard.kernels.hot_vocab import Cost, Curve, skip_rate
 from lexshard.loadtest.bench.frame import timed
 from lexshard.loadtest.bench.options.sampler import (
     CANDIDATES,
     COLD,
-    HOT,
     NAIVE,
     OFFLOADED,
     VLLM,
@@ -43,8 +39,6 @@ from lexshard.loadtest.bench.peers.torch_sampler import TorchSampler
 from lexshard.loadtest.bench.synthetic.logits import SamplerWorkload
 
 CACHES = 1 << 26  # bytes that push everything else out of the caches
-SMALLEST = 64  # hot tokens to choose from: this times powers of two, up to half of the vocabulary
-FITTED_ROWS = 16
 
 Step = tuple[float, npt.NDArray[np.int64] | None]  # milliseconds, tokens [B] drawn with our noise
 
@@ -85,22 +79,20 @@ class TorchSamplers:
 
 
 class OwnSampler:
-    """Our sampler; ``work_of`` makes what it is asked in a step, ``hot`` are the tokens it looks at
-    first, ``cold`` says that the processor's caches hold nothing of it when a step begins."""
+    """Our sampler; ``work_of`` makes what it is asked in a step, ``cold`` says that the processor's
+    caches hold nothing of it when a step begins."""
 
     def __init__(
         self,
         workload: SamplerWorkload,
         work_of: Callable[[SamplerWorkload, int, Deltas], DecisionWork],
         *,
-        hot: HotVocabulary | None = None,
         cold: bool = False,
     ) -> None:
         self._workload = workload
         self._work_of = work_of
         settings = SamplerSettings(workload.vocabulary_size, (), capacity=workload.batch)
-        self._sampler = Sampler(settings, hot=hot)
-        self.hot_size = None if hot is None else hot.size
+        self._sampler = Sampler(settings)
         self._sweep = np.ones(CACHES // 8 if cold else 0, np.int64)
 
     def take(self, steps: range) -> list[Step]:
@@ -158,30 +150,6 @@ def candidate_work(workload: SamplerWorkload, step: int, deltas: Deltas) -> Deci
     return DecisionWork(step, deltas, candidates=candidates)
 
 
-def fitted_hot_vocabulary(workload: SamplerWorkload) -> HotVocabulary:
-    """Sized as a server sizes it, for the draw that is served: tokens that are skipped are counted
-    on rows that are not measured, and the cost of a visit is timed."""
-    size = workload.vocabulary_size
-    by_frequency = np.argsort(-workload.pool.frequency, kind="stable").astype(np.int32)
-    counts = [0]
-    while (following := max(SMALLEST, 2 * counts[-1])) <= size // 2:
-        counts.append(following)
-    sizes = np.array(counts, np.int64)
-    histories = np.concatenate([workload.prompts, workload.outputs], axis=1).tolist()
-    rows = workload.pool.calibration[:FITTED_ROWS]
-    chosen = [tuple(histories[row % workload.batch]) for row in range(len(rows))]
-    columns = columns_of(rows, chosen, [workload.setting.parameters(seed=0)] * len(rows))
-    sets = [np.sort(by_frequency[:hot]) for hot in counts]
-    visited = np.array([columns.decide(hot_ids).mean() for hot_ids in sets])
-    hot = HotVocabulary(
-        by_frequency, size, Curve(sizes, skip_rate(sizes, visited, size)), Cost(0.0, 1.0)
-    )
-    # Where all tokens are looked at whatever is hot (a wide nucleus), there is nothing to fit.
-    if np.ptp(sizes + visited) > 0:
-        hot.calibrate(columns.decide)
-    return hot
-
-
 def sampler_contenders(
     workload: SamplerWorkload, variants: Sequence[str], vllm: VllmSamplers | None
 ) -> dict[str, SamplerContender]:
@@ -194,7 +162,6 @@ def sampler_contenders(
         NAIVE: lambda: TorchSamplers(workload),
         OFFLOADED: lambda: OwnSampler(workload, dense_work),
         WITH_MAXIMA: lambda: OwnSampler(workload, partial(dense_work, maxima=False)),
-        HOT: lambda: OwnSampler(workload, dense_work, hot=fitted_hot_vocabulary(workload)),
         CANDIDATES: lambda: OwnSampler(workload, candidate_work),
         COLD: lambda: OwnSampler(workload, candidate_work, cold=True),
     }

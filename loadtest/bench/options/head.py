@@ -7,9 +7,7 @@ from pathlib import Path
 
 from lexshard.loadtest.bench.frame import add_common_arguments, add_threads, names_of, numbers
 
-# By name: the keys of `synthetic.heads.NAMED` and `synthetic.head_workload.SAMPLING_METHODS`, which
-# take seconds to import.
-GEOMETRIES = ("independent", "clustered", "heavy-tailed", "outliers", "flat")
+# By name: the keys of `synthetic.head_workload.SAMPLING_METHODS`, which takes seconds to import.
 NEEDS = ("greedy", "gumbel", "top50", "minp")
 TIERS = ("int8", "int4", "int4-dither", "1-bit")
 VOCABULARY, COLUMNS = 131_072, 1_024
@@ -18,7 +16,6 @@ VOCABULARY, COLUMNS = 131_072, 1_024
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--vocabulary", "-V", type=int, metavar="N", help=f"default {VOCABULARY:,}")
     parser.add_argument("--columns", "-d", type=int, metavar="N", help=f"default {COLUMNS:,}")
-    parser.add_argument("--geometry", choices=GEOMETRIES, default="independent")
     parser.add_argument(
         "--model", type=Path, metavar="DIR", help="a checkpoint's head with real hidden states"
     )

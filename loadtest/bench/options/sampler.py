@@ -10,9 +10,9 @@ from lexshard.actors.messages import SamplingParameters
 from lexshard.loadtest.bench.frame import add_common_arguments, names_of, numbers
 
 VLLM, NAIVE = "vllm", "naive torch"
-OFFLOADED, WITH_MAXIMA, HOT = "offloaded", "offloaded + maxima", "hot vocabulary"
+OFFLOADED, WITH_MAXIMA = "offloaded", "offloaded + maxima"
 CANDIDATES, COLD = "certified candidates", "candidates, cold caches"
-VARIANTS = (NAIVE, OFFLOADED, WITH_MAXIMA, HOT, CANDIDATES, COLD)
+VARIANTS = (NAIVE, OFFLOADED, WITH_MAXIMA, CANDIDATES, COLD)
 VOCABULARY, BATCH, HISTORY, CONTROLS = (151_936,), (1, 8, 32), (400,), ("all", "none")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 
 from lexshard.loadtest.bench.frame import add_common_arguments, names_of, numbers
-from lexshard.loadtest.bench.options.head import GEOMETRIES
 
 # By name: the keys of `shards.NEEDS`, which takes seconds to import.
 NEEDS = ("greedy", "gumbel", "top50", "top-p")
@@ -15,7 +14,6 @@ VOCABULARY, COLUMNS = 131_072, 1_024
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--vocabulary", "-V", type=int, default=VOCABULARY, metavar="N")
     parser.add_argument("--columns", "-d", type=int, default=COLUMNS, metavar="N")
-    parser.add_argument("--geometry", choices=GEOMETRIES, default="independent")
     parser.add_argument("--tier", choices=("int8", "int4"), default="int8", help="all shards'")
     parser.add_argument(
         "--shards", type=numbers, default=(1, 2, 4, 8), metavar="N,N", help="1 is always measured"

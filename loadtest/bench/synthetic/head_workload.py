@@ -12,7 +12,7 @@ import torch
 
 from lexshard.actors.states.need import Need
 from lexshard.kernels.draw import Controls
-from lexshard.loadtest.bench.synthetic.heads import NAMED, synthetic_head, synthetic_hidden
+from lexshard.loadtest.bench.synthetic.heads import synthetic_head, synthetic_hidden
 
 TOP_K = 50
 MIN_P = 0.05
@@ -88,15 +88,15 @@ def controls(method: SamplingMethod, batch: int, step: int) -> Controls:
 
 
 def synthetic_workload(
-    geometry: str, vocabulary: int, columns: int, dtype: torch.dtype, seed: int
+    vocabulary: int, columns: int, dtype: torch.dtype, seed: int
 ) -> HeadWorkload:
-    """A head of `synthetic_heads.NAMED`."""
-    head = synthetic_head(NAMED[geometry], vocabulary, columns, dtype=dtype, seed=seed)
-    hidden = synthetic_hidden(head, 2 * STATES, seed=seed + 1).numpy()
+    """A head of `synthetic.heads`."""
+    weight = synthetic_head(vocabulary, columns, dtype=dtype, seed=seed)
+    hidden = synthetic_hidden(weight, 2 * STATES, seed=seed + 1).numpy()
     return HeadWorkload(
-        name=f"synthetic {geometry}",
-        weight=head.weight,
-        bias=head.bias,
+        name="synthetic",
+        weight=weight,
+        bias=None,
         scale=1.0,
         softcap=None,
         calibration=hidden[:STATES],
