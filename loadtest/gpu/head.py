@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from itertools import product
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,18 +23,13 @@ from lexshard.actors.head.screens import tier_bytes
 from lexshard.kernels.dense import Draws
 from lexshard.kernels.dense import triton_kernel as dense
 from lexshard.kernels.draw import draw
-from lexshard.kernels.quantize import Kind, Tier
+from lexshard.kernels.quantize import Kind, Tier, quantize
 from lexshard.kernels.rows import canonical_logits
 from lexshard.kernels.screen.gpu.tensor_cores import place, screen
 from lexshard.loadtest.bench.contenders.head import choose
 from lexshard.loadtest.bench.record import CaseLabels, Measure, Report
 from lexshard.loadtest.bench.synthetic.head_workload import SAMPLING_METHODS, controls, needs
-from lexshard.loadtest.gpu.synthetic import (
-    HeadDimensions,
-    make_hidden,
-    make_weight,
-    quantize_in_parallel,
-)
+from lexshard.loadtest.bench.synthetic.heads import synthetic_head, synthetic_hidden
 from lexshard.loadtest.gpu.timing import Budget, Call, Timer, in_turns
 
 DEVICE = Measure("device", "ms", higher_is_better=False)
@@ -43,6 +40,7 @@ FALLBACKS = Measure("fallbacks", "share of rows", higher_is_better=False)
 DIFFERENCES = Measure("token differences", "of rows", higher_is_better=False)
 
 POSITION = 7
+ROWS_AT_A_TIME = 2048  # that a thread quantises
 OURS = "certified"
 # What each tier is good for: int4's certain bounds leave too much of a top-50.
 TIERS: tuple[tuple[Kind, tuple[str, ...]], ...] = (
@@ -55,6 +53,26 @@ METHODS = {
     for wish, name in (("greedy", "greedy"), ("sample", "gumbel"), ("top-50", "top50"))
 }
 BATCHES = (1, 8, 64)
+
+
+@dataclass(frozen=True, slots=True)
+class HeadDimensions:
+    """``vocabulary`` x ``columns``, and a model that has such a head."""
+
+    model: str
+    vocabulary: int
+    columns: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.vocabulary:,} x {self.columns:,}"
+
+
+HEADS = (
+    HeadDimensions("Llama 3.1 8B", 128_256, 4_096),
+    HeadDimensions("Qwen 2.5 7B", 151_936, 3_584),
+    HeadDimensions("Gemma 2 2B", 262_144, 2_304),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +107,14 @@ class Bench:
         A wrong token is one that the canonical logits of the whole vocabulary would not give.
         """
         settings, dimensions = self.settings, self.dimensions
-        self.weight = make_weight(dimensions, settings.seed, self.timer.device)
+        self.weight = synthetic_head(
+            dimensions.vocabulary,
+            dimensions.columns,
+            seed=settings.seed,
+            device=self.timer.device,
+        )
         rows = max(*settings.batches, settings.checked_rows)
-        self.hidden = make_hidden(self.weight, rows, settings.seed + 1)
+        self.hidden = synthetic_hidden(self.weight, rows, seed=settings.seed + 1)
         on_host = self.weight.cpu()
         wrong = 0
         quantizing = 0.0  # seconds that the longest tier took, which nothing can interrupt
@@ -227,3 +250,27 @@ def _peers(
             "fused dense, greedy": fused(0.0),
         }
     return {"cuBLAS + top-k + draw": cublas}
+
+
+def quantize_in_parallel(weight: torch.Tensor, kind: Kind, threads: int) -> Tier:
+    """`kernels.quantize.quantize` of blocks of rows in threads, put together again.
+
+    The same integers and bounds as from one call; only the room for hidden states is that of the
+    block with the least.
+    """
+    blocks = weight.split(ROWS_AT_A_TIME)
+    with ThreadPoolExecutor(threads) as pool:
+        tiers: list[Any] = list(pool.map(lambda block: quantize(block, kind), blocks))
+    first = tiers[0]
+    joined: dict[str, Any] = {
+        "largest_size": max(tier.largest_size for tier in tiers),
+        "hidden_limit": min(tier.hidden_limit for tier in tiers),
+    }
+    for each in fields(first):
+        value = getattr(first, each.name)
+        if each.name == "coins" or not isinstance(value, np.ndarray):
+            continue
+        axis = 1 if each.name.endswith("row_slack") else 0
+        joined[each.name] = np.concatenate([getattr(tier, each.name) for tier in tiers], axis)
+    result: Tier = replace(first, **joined)
+    return result

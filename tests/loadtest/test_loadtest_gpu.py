@@ -18,11 +18,8 @@ from lexshard.kernels.quantize import Kind, quantize
 from lexshard.loadtest.bench.record import Measure, Report
 from lexshard.loadtest.gpu import checks
 from lexshard.loadtest.gpu.checks import gpu_test_files, joined, read_outcome
-from lexshard.loadtest.gpu.run import NO_DEVICE, main
-from lexshard.loadtest.gpu.summary import summary_page
-from lexshard.loadtest.gpu.synthetic import (
-    quantize_in_parallel,
-)
+from lexshard.loadtest.gpu.head import quantize_in_parallel
+from lexshard.loadtest.gpu.run import NO_DEVICE, main, summary_page
 from lexshard.loadtest.gpu.timing import Budget, Call, in_turns
 from tests.support.paths import ROOT
 
@@ -144,8 +141,7 @@ import sys
 import torch
 from pathlib import Path
 from lexshard.loadtest.bench.record import Report
-from lexshard.loadtest.gpu.head import Bench, Settings
-from lexshard.loadtest.gpu.synthetic import HeadDimensions
+from lexshard.loadtest.gpu.head import Bench, HeadDimensions, Settings
 from lexshard.loadtest.gpu.timing import Budget
 from tests.loadtest.test_loadtest_gpu import HostTimer
 report = Report({}, {}, "test", 0)

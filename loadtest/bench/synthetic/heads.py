@@ -47,7 +47,12 @@ class HeadStatistics:
 
 
 def synthetic_head(
-    vocabulary: int, columns: int, *, dtype: torch.dtype = torch.bfloat16, seed: int = 0
+    vocabulary: int,
+    columns: int,
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    seed: int = 0,
+    device: str = "cpu",
 ) -> torch.Tensor:
     """The rows of a head [V, d]; the arguments alone decide every bit.
 
@@ -55,40 +60,46 @@ def synthetic_head(
     """
     if vocabulary < SMALLEST or columns < SMALLEST:
         raise ValueError(f"synthetic heads have at least {SMALLEST} rows and columns")
-    generator = torch.Generator().manual_seed(seed)
-    values = torch.randn(vocabulary, generator=generator)
+    generator = torch.Generator(device).manual_seed(seed)
+    values = torch.randn(vocabulary, generator=generator, device=device)
     sizes = (NORM_SPREAD * values.clamp(-6, 6)).exp()
     norms = sizes / sizes.mean() / math.sqrt(columns)
-    weight = torch.empty(vocabulary, columns, dtype=dtype)
+    weight = torch.empty(vocabulary, columns, dtype=dtype, device=device)
     for first in range(0, vocabulary, ROW_BLOCK):
         stop = min(first + ROW_BLOCK, vocabulary)
-        rows = torch.randn(stop - first, columns, generator=generator)
+        rows = torch.randn(stop - first, columns, generator=generator, device=device)
         weight[first:stop] = rows * norms[first:stop, None]
     return weight
 
 
 def synthetic_hidden(weight: torch.Tensor, count: int, *, seed: int = 0) -> torch.Tensor:
-    """``count`` hidden states [count, d] fp32 of a head."""
-    vocabulary, columns = weight.shape
-    generator = torch.Generator().manual_seed(seed)
+    """``count`` hidden states [count, d] fp32 of a head, on its device."""
+    (vocabulary, columns), device = weight.shape, weight.device
+    generator = torch.Generator(device).manual_seed(seed)
+
+    def normal() -> torch.Tensor:
+        return torch.randn(columns, generator=generator, dtype=torch.float64, device=device)
+
     length = SIZE * math.sqrt(columns)
-    common = torch.randn(columns, generator=generator, dtype=torch.float64)
+    common = normal()
     common *= length * math.sqrt(COMMON_SHARE) / common.norm()
-    heights = torch.arange(1, LIKELY + 1, dtype=torch.float64).log() / math.log(50)
-    hidden = torch.empty(count, columns)
+    ranks = torch.arange(1, LIKELY + 1, dtype=torch.float64, device=device)
+    heights = ranks.log() / math.log(50)
+    hidden = torch.empty(count, columns, device=device)
     flat = round(FLAT_SHARE * count)
     for row in range(count):
         best = FLAT_BEST if row < flat else BEST
         targets = best + (FIFTIETH - best) * heights
-        ids = torch.randperm(vocabulary, generator=generator)[:LIKELY]
+        ids = torch.randperm(vocabulary, generator=generator, device=device)[:LIKELY]
         likely = weight[ids].double()  # [8, d]
         basis, triangle = torch.linalg.qr(likely.T)  # [d, 8], [8, 8]
         missing = targets - likely @ common
         planted = basis @ torch.linalg.solve_triangular(triangle.T, missing[:, None], upper=False)
-        rest = torch.randn(columns, generator=generator, dtype=torch.float64)
+        rest = normal()
         rest -= basis @ (basis.T @ rest)  # what is left changes no logit that has been set
         hidden[row] = _lengthened(common + planted[:, 0], rest, length)
-    return hidden[torch.randperm(count, generator=generator)].contiguous()
+    order = torch.randperm(count, generator=generator, device=device)
+    return hidden[order].contiguous()
 
 
 def _lengthened(vector: torch.Tensor, rest: torch.Tensor, length: float) -> torch.Tensor:
