@@ -30,9 +30,9 @@ from lexshard.actors.body.loading import load
 from lexshard.actors.configuration import EngineConfiguration
 from lexshard.actors.drafter.acceptance import StandingGuesses, accepted_lengths, standing_guesses
 from lexshard.actors.drafter.heads import frequency_head, full_head, routed_head
+from lexshard.actors.drafter.loading import draftable
 from lexshard.actors.drafter.model import ModelDrafter
 from lexshard.actors.drafter.router.budgets import Budgets, fixed_budgets, paper_budgets_of
-from lexshard.actors.drafter.router.build import draftable
 from lexshard.actors.drafter.router.file import FILE_NAME, RouterFile, read_router_file
 from lexshard.actors.drafter.router.texts import DraftPositions, WrittenText, draft_positions
 from lexshard.actors.engine.completion import complete_with_seeds

@@ -27,6 +27,7 @@ from lexshard.actors.head.shard_group import ShardGroup
 from lexshard.actors.head.sharded.collective_head import CollectiveHead
 from lexshard.actors.head.sharded.part import ShardPart, build_ladder, cut_head
 from lexshard.actors.states.need import Need
+from lexshard.actors.states.row_table import RowTable
 from lexshard.cluster.topology.assignment import assign
 from lexshard.kernels.draw import Controls, draw
 from lexshard.loadtest.bench.frame import frozen_garbage, run_bench
@@ -149,13 +150,13 @@ class ShardCase:
     ) -> None:
         """A step of all processes together, and of the same shards in this one."""
         before, started = Counts.of(head.traffic), time.perf_counter()
-        found = head.rescore(head.screen(step.hidden, step.needs))
+        found = head.rescore(head.screen(step.hidden, RowTable.of(step.needs)))
         elapsed = 1e3 * (time.perf_counter() - started)
         counts = Counts.of(head.traffic).since(before)
         self.tokens.append(drawn(found, step.needs))
         for shard in alone:
             shard.milliseconds = 0.0
-        group.rescore(group.screen(step.hidden, step.needs))
+        group.rescore(group.screen(step.hidden, RowTable.of(step.needs)))
         if step.number < WARM_UP:
             return
         self._add(STEP, elapsed)
@@ -172,7 +173,7 @@ class ShardCase:
     def repeat(self, head: CollectiveHead, step: MeasuredStep) -> None:
         """A step of which nothing is computed."""
         before, started = Counts.of(head.traffic), time.perf_counter()
-        head.rescore(head.screen(step.hidden, step.needs))
+        head.rescore(head.screen(step.hidden, RowTable.of(step.needs)))
         elapsed = 1e3 * (time.perf_counter() - started)
         counts = Counts.of(head.traffic).since(before)
         if step.number < WARM_UP or self.shards == 1:

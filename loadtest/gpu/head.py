@@ -1,4 +1,4 @@
-"""The head of the blueprint's three models: certified against cuBLAS and a fused dense kernel.
+"""The head of the blueprint's three models: certified against cuBLAS.
 
 Two measures per case. ``device``: CUDA graphs alone, without the host. ``step``: by the host's
 clock, from hidden states on the device to token ids on the host.
@@ -20,8 +20,7 @@ import torch
 from lexshard.actors.head.gpu.device_shard import CAPACITY, DeviceShard
 from lexshard.actors.head.ladder import Ladder
 from lexshard.actors.head.screens import tier_bytes
-from lexshard.kernels.dense import Draws
-from lexshard.kernels.dense import triton_kernel as dense
+from lexshard.actors.states.row_table import RowTable
 from lexshard.kernels.draw import draw
 from lexshard.kernels.quantize import Kind, Tier, quantize
 from lexshard.kernels.rows import canonical_logits
@@ -167,7 +166,7 @@ class Bench:
             self.report.add(labels, BANDWIDTH, {"screen": rates})
 
     def _measure_case(self, shard: DeviceShard, kind: Kind, rows: int, wish: str) -> None:
-        asked = needs(METHODS[wish], rows, POSITION)
+        asked = RowTable.of(needs(METHODS[wish], rows, POSITION))
         hidden = self.hidden[:rows].contiguous()
         labels = self._labels(kind, rows=rows, wish=wish)
         certificates = shard.rescore(shard.screen(hidden, asked)).certificates
@@ -207,7 +206,7 @@ class Bench:
         offsets = np.arange(rows + 1, dtype=np.int64) * size
         wrong = 0
         for wish in wishes:
-            asked = needs(METHODS[wish], rows, POSITION)
+            asked = RowTable.of(needs(METHODS[wish], rows, POSITION))
             found = shard.rescore(shard.screen(states, asked))
             drawn = controls(METHODS[wish], rows, POSITION)
             ours = draw(found.ids, found.logits, found.offsets, drawn)
@@ -230,26 +229,13 @@ def _peers(
     weight: torch.Tensor, hidden: torch.Tensor, wish: str
 ) -> dict[str, Callable[[], torch.Tensor]]:
     """The dense ways to the same kind of token, each ending with token ids on the device."""
-    rounded, transposed, rows = hidden.to(weight.dtype), weight.T, len(hidden)
+    rounded, transposed = hidden.to(weight.dtype), weight.T
 
     def cublas() -> torch.Tensor:
         return choose((rounded @ transposed), METHODS[wish], None)
 
-    def fused(scale: float) -> Callable[[], torch.Tensor]:
-        keys, positions = np.arange(rows, dtype=np.uint64), np.full(rows, POSITION, np.uint64)
-        draws = dense.place(Draws(keys, positions, np.full(rows, scale)), weight.device)
-        return lambda: dense.dense_gumbel(rounded, weight, draws)
-
-    if wish == "greedy":
-        return {"cuBLAS + argmax": cublas, "fused dense": fused(0.0)}
-    if wish == "sample":
-        return {
-            "cuBLAS + softmax + draw": cublas,
-            "fused dense + Gumbel": fused(1.0),
-            # A bound for every fused dense kernel: it draws nothing.
-            "fused dense, greedy": fused(0.0),
-        }
-    return {"cuBLAS + top-k + draw": cublas}
+    ends = {"greedy": "argmax", "sample": "softmax + draw"}
+    return {f"cuBLAS + {ends.get(wish, 'top-k + draw')}": cublas}
 
 
 def quantize_in_parallel(weight: torch.Tensor, kind: Kind, threads: int) -> Tier:

@@ -25,6 +25,7 @@ from lexshard.actors.head.screens import DENSE, Linear
 from lexshard.actors.head.shard import Shard
 from lexshard.actors.messages import Certificate
 from lexshard.actors.states.need import Need
+from lexshard.actors.states.row_table import RowTable
 from lexshard.kernels.draw import Controls, draw
 from lexshard.kernels.linear import linear, pack
 from lexshard.kernels.quantize import Tier, quantize
@@ -154,14 +155,14 @@ def head_contenders(workload: HeadWorkload, tier: str, largest: int) -> dict[str
 
 
 class _Searches(Protocol):
-    def screen(self, hidden: Any, needs: Sequence[Need]) -> Any: ...
+    def screen(self, hidden: Any, rows: RowTable) -> Any: ...
 
     def rescore(self, thresholds: Any) -> Candidates: ...
 
 
 def search_of(head: _Searches) -> CandidateSearch:
     """Screen and rescoring as one call."""
-    return lambda hidden, needs: head.rescore(head.screen(hidden, needs))
+    return lambda hidden, needs: head.rescore(head.screen(hidden, RowTable.of(needs)))
 
 
 def calibrated(

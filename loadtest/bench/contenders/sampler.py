@@ -24,6 +24,7 @@ from lexshard.actors.decision.messages import (
 from lexshard.actors.decision.sampler import Sampler
 from lexshard.actors.messages import Request
 from lexshard.actors.states.deltas import Deltas, OpenSequence
+from lexshard.actors.states.row_table import RowNames
 from lexshard.kernels.decision import block_maxima
 from lexshard.loadtest.bench.frame import timed
 from lexshard.loadtest.bench.options.sampler import (
@@ -133,7 +134,7 @@ def dense_work(
     """All logits, vocabulary-major as their producer writes them, perhaps with block maxima."""
     logits = np.ascontiguousarray(workload.logits(step).T)
     rows = tuple(range(workload.batch))
-    dense = DenseRows(rows, logits, block_maxima(logits) if maxima else None)
+    dense = DenseRows(RowNames(rows), logits, block_maxima(logits) if maxima else None)
     return DecisionWork(step, deltas, dense=dense)
 
 
@@ -141,7 +142,7 @@ def candidate_work(workload: SamplerWorkload, step: int, deltas: Deltas) -> Deci
     """The candidates that a certificate leaves, with their raw logits."""
     ids, raw = workload.candidates(step), workload.logits(step)
     candidates = CandidateRows(
-        tuple(range(workload.batch)),
+        RowNames(tuple(range(workload.batch))),
         np.concatenate(ids),
         np.concatenate([line[each] for line, each in zip(raw, ids, strict=True)]),
         np.cumsum([0, *map(len, ids)], dtype=np.int64),

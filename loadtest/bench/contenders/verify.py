@@ -14,21 +14,19 @@ from numba import njit
 
 from lexshard.kernels.blocks import BLOCK
 from lexshard.kernels.prefetch import LINE, prefetch
-from lexshard.kernels.sigmoid import verify_by_sigmoid
 from lexshard.kernels.verify import Verdict, verify
 from lexshard.loadtest.bench.synthetic.drafts import VerifyStep
 
-EXACT, COUPLED, SIGMOID = "exact", "coupled", "sigmoid"
+EXACT, SIGMOID = "exact", "sigmoid"
 TRANSFORMERS, TORCH, READ = "transformers", "torch softmax", "read once"
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyOutput:
-    """How many drafts of each sequence stand [N], the tokens where they are ours, bytes read."""
+    """How many drafts of each sequence stand [N], and bytes read."""
 
     accepted: npt.NDArray[np.int64] | None
     bytes_read: float
-    verdict: Verdict | None = None
 
 
 class VerifyContender(Protocol):
@@ -42,39 +40,34 @@ class VerifyContender(Protocol):
 
 
 class OwnVerify:
-    """Ours: `kernels.verify` in a mode, or `kernels.sigmoid` with limits."""
+    """Ours: `kernels.verify`, exactly or by sigmoids with limits."""
 
     def __init__(
-        self, steps: Sequence[VerifyStep], mode: str, limits: tuple[float, float] | None = None
+        self, steps: Sequence[VerifyStep], limits: tuple[float, float] | None = None
     ) -> None:
         self._steps = steps
-        self._mode = mode
+        self._targets = [step.tested_logits for step in steps]
         self._limits = limits
 
     def decide(self, number: int) -> Verdict:
-        return self.verify(self._steps[number], "cpu")
+        step = self._steps[number]
+        return verify(
+            self._targets[number], step.rows, proposals=step.proposals, sigmoid=self._limits
+        )
 
     def verify(self, step: VerifyStep, implementation: Any) -> Verdict:
-        if self._limits is not None:
-            alpha, beta = self._limits
-            return verify_by_sigmoid(
-                step.logits,
-                step.rows,
-                step.proposals,
-                alpha=alpha,
-                beta=beta,
-                implementation=implementation,
-            )
         return verify(
-            step.logits,
+            step.tested_logits,
             step.rows,
-            mode=self._mode,  # type: ignore[arg-type]
-            proposals=step.proposals if self._mode == EXACT else None,
+            proposals=step.proposals,
+            sigmoid=self._limits,
             implementation=implementation,
         )
 
     def output(self, answer: Verdict, step: VerifyStep) -> VerifyOutput:
-        return VerifyOutput(answer.accepted, 4.0 * float(answer.logits_read.sum()), answer)
+        stands = (answer.tokens == step.rows.drafts).reshape(step.batch, -1)
+        accepted = stands.cumprod(axis=1).sum(axis=1)
+        return VerifyOutput(accepted, 4.0 * float(answer.logits_read.sum()))
 
 
 class TorchVerify:
@@ -195,9 +188,8 @@ def verify_contenders(
 ) -> dict[str, VerifyContender]:
     """Ours (a sigmoid for each pair of limits), what they are compared with, and the floor."""
     return {
-        EXACT: OwnVerify(steps, EXACT),
-        COUPLED: OwnVerify(steps, COUPLED),
-        **{sigmoid_name(each): OwnVerify(steps, SIGMOID, each) for each in limits},
+        EXACT: OwnVerify(steps),
+        **{sigmoid_name(each): OwnVerify(steps, each) for each in limits},
         TRANSFORMERS: TorchVerify(steps, transformers_loop),
         TORCH: TorchVerify(steps, lambda *step: verify_in_torch(*step)[0]),
         READ: ReadOnce(steps, threads),
