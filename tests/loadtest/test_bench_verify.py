@@ -51,15 +51,15 @@ def steps() -> list[VerifyStep]:
 
 
 def test_ours_are_the_reference_and_errors_are_counted(steps: list[VerifyStep]) -> None:
-    ours = OwnVerify(steps, EXACT)
+    ours = OwnVerify(steps)
     assert verify.compare_with_reference({EXACT: ours}, steps, 6) == (0, 6)
 
     class Wrong(OwnVerify):
         def decide(self, number: int) -> Verdict:
             found = super().decide(number)
-            return Verdict(found.accepted, found.tokens + 1, found.logits_read)
+            return Verdict(found.tokens + 1, found.logits_read)
 
-    wrong = Wrong(steps, EXACT)
+    wrong = Wrong(steps)
     assert verify.compare_with_reference({EXACT: ours, "wrong": wrong}, steps, 3) == (3, 6)
 
 
