@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, overload
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -45,38 +45,6 @@ LARGEST_SUM = 2.0**31 * (1.0 - 1e-6)
 FAILURE_PROBABILITY = 1e-12
 
 
-@overload
-def quantize(
-    weight: torch.Tensor,
-    kind: Literal["int8"],
-    *,
-    direction: npt.NDArray[np.float32] | None = None,
-    seed: int = 0,
-) -> Int8Tier: ...
-@overload
-def quantize(
-    weight: torch.Tensor,
-    kind: Literal["int4"],
-    *,
-    direction: npt.NDArray[np.float32] | None = None,
-    seed: int = 0,
-) -> Int4Tier: ...
-@overload
-def quantize(
-    weight: torch.Tensor,
-    kind: Literal["int4-dither"],
-    *,
-    direction: npt.NDArray[np.float32] | None = None,
-    seed: int = 0,
-) -> DitheredInt4Tier: ...
-@overload
-def quantize(
-    weight: torch.Tensor,
-    kind: Literal["1-bit"],
-    *,
-    direction: npt.NDArray[np.float32] | None = None,
-    seed: int = 0,
-) -> OneBitTier: ...
 def quantize(
     weight: torch.Tensor,
     kind: Kind,

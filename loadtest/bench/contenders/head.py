@@ -32,7 +32,10 @@ from lexshard.kernels.quantize import Tier, quantize
 from lexshard.loadtest.bench.options.head import TIERS
 from lexshard.loadtest.bench.synthetic.head_workload import HeadWorkload, SamplingMethod
 
-_BUILDERS: dict[str, Callable[..., Tier]] = {kind: partial(quantize, kind=kind) for kind in TIERS}
+_BUILDERS: dict[str, Callable[..., Tier]] = {
+    kind: partial(quantize, kind=kind)  # type: ignore[arg-type]
+    for kind in TIERS
+}
 CALIBRATED = {"auto": DEFAULT_TIERS, "any": TIERS}
 OURS, DENSE_HEAD, ROW_KERNEL = "certified", "own dense", "row kernel"
 CandidateSearch = Callable[[npt.NDArray[np.float32], Sequence[Need]], Candidates]
