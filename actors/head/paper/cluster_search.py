@@ -36,7 +36,7 @@ GROWTH = 0.5  # of what is known, per round, where the whole softmax is asked fo
 class ClusterSearch:
     """One row with ``need`` and its ``adjustments`` over clusters with ``scores`` [C] (see
     `PaperHead.bound`) and ``sizes`` [C]; ``budget`` is how many tokens it may know before the
-    fallback of ``settings``.
+    fallback of ``settings``. ``noise`` [V] is that of a draw, where it is known for all tokens.
 
     `cut` says from which score on clusters are to be open, `DECIDED` where nothing more is needed;
     `learn` takes in what that has given.
@@ -50,6 +50,7 @@ class ClusterSearch:
         sizes: npt.NDArray[np.int64],
         budget: int,
         settings: PaperSettings,
+        noise: Float32s | None = None,
     ) -> None:
         self.need = need
         self._adjustments = adjustments
@@ -59,6 +60,7 @@ class ClusterSearch:
         self._settings = settings
         self._open = np.zeros(len(scores), np.bool_)
         self._begun = False
+        self._every_noise = noise
         self._noise = np.empty(0, np.float32)
         self._guarantee: Guarantee = "dense" if need.kind == "dense" else "deterministic"
         self.spent = False
@@ -75,7 +77,10 @@ class ClusterSearch:
         self._open |= self._scores >= cut
         self.ids, self.raw = np.concatenate([self.ids, ids]), np.concatenate([self.raw, raw])
         if draws(self.need):
-            noise = gumbel_noise(self.need.key, self.need.position, ids)
+            if self._every_noise is None:
+                noise = gumbel_noise(self.need.key, self.need.position, ids)
+            else:
+                noise = self._every_noise[ids]
             self._noise = np.concatenate([self._noise, noise])
 
     def cut(self) -> float:

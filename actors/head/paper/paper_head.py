@@ -42,6 +42,7 @@ class PaperScreening(Screening):
     upper: Float32s  # [N, C] of raw logits, after post-processing
     scores: Float32s  # [N, C] see `PaperHead.bound`
     first_ids: tuple[Ids, ...]  # [N] tokens that the bounds leave out
+    noise: dict[int, Float32s]  # [V] of rows that draw from everything, where all tokens are here
 
 
 class PaperHead:
@@ -114,22 +115,26 @@ class PaperHead:
         upper = self._upper(array, rows, first)
         scores = upper.copy()
         scores[:, self.tokens.sizes == 0] = -np.inf
+        noise = {}
         for row in range(len(rows)):
             need = rows.need(row)
-            if draws(need):
-                with np.errstate(over="ignore"):
-                    wide = scores[row].astype(np.float64) * need.inverse_temperature
-                    scores[row] = _rounded_up(wide + self._largest_noise(need))
-        return PaperScreening(hidden=array, upper=upper, scores=scores, first_ids=first)
+            if not draws(need):
+                continue
+            if self.owned.whole:
+                noise[row] = gumbel_row(need.key, need.position, self.vocabulary_size)
+                own = noise[row][self.tokens.ids]
+            else:
+                own = gumbel_noise(need.key, need.position, self.tokens.ids)
+            with np.errstate(over="ignore"):
+                wide = scores[row].astype(np.float64) * need.inverse_temperature
+                scores[row] = _rounded_up(wide + self._largest(own))
+        return PaperScreening(
+            hidden=array, upper=upper, scores=scores, first_ids=first, noise=noise
+        )
 
-    def _largest_noise(self, need: Need) -> npt.NDArray[np.float64]:
-        """[C]; anything for clusters without rows."""
-        key, position = need.key, need.position
-        if self.owned.whole:
-            noise = gumbel_row(key, position, self.vocabulary_size)[self.tokens.ids]
-        else:
-            noise = gumbel_noise(key, position, self.tokens.ids)
-        largest = np.zeros(len(self.tokens.sizes))
+    def _largest(self, noise: Float32s) -> Float32s:
+        """Of the tokens of each cluster [C]; anything for clusters without rows."""
+        largest = np.zeros(len(self.tokens.sizes), np.float32)
         some = self.tokens.sizes > 0
         largest[some] = np.maximum.reduceat(noise, self.tokens.offsets[:-1][some])
         return largest
@@ -182,6 +187,7 @@ class PaperHead:
                 self.tokens.sizes,
                 self.budget.of(need.position),
                 self.settings,
+                step.noise.get(row),
             )
             for row, need in enumerate(map(asked.need, range(len(asked))))
         ]
