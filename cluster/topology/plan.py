@@ -26,9 +26,6 @@ from lexshard.cluster.topology.wire import WireBytes, candidates_left, wire_byte
 
 # The largest share over the mean that is called even.
 EVEN = 1.05
-WIRE_COLUMNS = (
-    "need,thresholds,masses,candidates,certificate,per shard,all shards,full logits,fewer"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,9 +200,7 @@ def describe(plan: TopologyPlan) -> str:
     wire = [
         [
             each.need,
-            *(f"{count:,}" for count in (each.thresholds, each.masses, each.candidates)),
-            *(f"{count:,}" for count in (each.certificates, each.per_shard, each.all_shards)),
-            f"{each.full_logits:,}",
+            *(f"{count:,}" for count in (each.per_shard, each.all_shards, each.full_logits)),
             f"{each.saving:.1f}x",
         ]
         for each in plan.wire
@@ -224,7 +219,7 @@ def describe(plan: TopologyPlan) -> str:
             *_table("device,used,of,by", *devices, left=(0, 3)),
             f"\nbytes per token on the wire (beside {plan.hidden_state_bytes:,} of the hidden "
             "state, which goes to all shards at once)",
-            *_table(WIRE_COLUMNS, *wire),
+            *_table("need,per shard,all shards,full logits,fewer", *wire),
             "",
             *(f"note: {note}" for note in plan.notes),
         ]

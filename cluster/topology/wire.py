@@ -35,10 +35,6 @@ class WireBytes:
     ``saving`` how many times more that is."""
 
     need: str
-    thresholds: int
-    masses: int
-    candidates: int
-    certificates: int
     per_shard: int
     all_shards: int
     full_logits: int
@@ -78,12 +74,8 @@ def wire_bytes(
     told = []
     for need, count in wanted.items():
         each = FULL_LOGIT if count >= most else CANDIDATE
-        parts = (
-            THRESHOLD,
-            masses if need == TOP_P else 0,
-            CANDIDATE_COUNT + each * min(math.ceil(count), most),
-            CERTIFICATE,
-        )
-        all_shards = len(rows) * sum(parts)
-        told.append(WireBytes(need, *parts, sum(parts), all_shards, full, full / all_shards))
+        candidates = CANDIDATE_COUNT + each * min(math.ceil(count), most)
+        per_shard = THRESHOLD + (masses if need == TOP_P else 0) + candidates + CERTIFICATE
+        all_shards = len(rows) * per_shard
+        told.append(WireBytes(need, per_shard, all_shards, full, full / all_shards))
     return tuple(told)
