@@ -30,6 +30,11 @@ PROVIDERS = {
     "aws": _CLOUD | {"security_group"},
     "gcp": _CLOUD | {"project_id"},
 }
+NEEDED = {
+    "local": ("head_ip",),
+    "aws": ("region",),
+    "gcp": ("region", "availability_zone", "project_id"),
+}
 # What processes of lexshard ask for, and Ray's own; memory in bytes.
 RESOURCES = {"CPU", "GPU", "memory", "object_store_memory"}
 _OF_CLOUDS = ("available_node_types", "head_node_type", "docker")  # `ray up` starts no others
@@ -103,15 +108,11 @@ def _prepared(content: dict[str, Any]) -> dict[str, Any]:
     schema_file = Path(ray.autoscaler.__file__).with_name("ray-schema.json")
     schema = json.loads(schema_file.read_text(encoding="utf-8"))
     known = schema["properties"].keys()
-    section = content.get("provider")
-    provider = section.get("type") if isinstance(section, dict) else None
     if "provider" not in content:
         _check_keys("at the top", content, known)
         raise ClusterFileError("there is no section 'provider'")
-    if provider not in PROVIDERS:
-        raise ClusterFileError(f"provider.type is one of {', '.join(PROVIDERS)}, not {provider!r}")
+    provider = _checked_provider(content["provider"])
     _check_keys("at the top", content, known - set(_OF_CLOUDS if provider == "local" else ()))
-    _check_keys("provider", content["provider"], PROVIDERS[provider])
     types = content.get("available_node_types")
     for name, node in types.items() if isinstance(types, dict) else ():
         for key, keys in (("resources", RESOURCES), ("labels", {GPU_MEMORY_LABEL})):
@@ -130,6 +131,20 @@ def _prepared(content: dict[str, Any]) -> dict[str, Any]:
     except (ValueError, RuntimeError) as error:
         raise ClusterFileError(str(error)) from error
     return prepared
+
+
+def _checked_provider(section: Any) -> str:
+    """The type of a provider that has what it needs, and nothing unknown."""
+    provider = section.get("type") if isinstance(section, dict) else None
+    if provider not in list(PROVIDERS):
+        raise ClusterFileError(f"provider.type is one of {', '.join(PROVIDERS)}, not {provider!r}")
+    _check_keys("provider", section, PROVIDERS[provider])
+    missing = [key for key in NEEDED[provider] if not section.get(key)]
+    if provider == "local" and not isinstance(section.get("worker_ips"), list):
+        missing.append("worker_ips, a list")
+    if missing:
+        raise ClusterFileError(f"provider has no {', '.join(missing)}")
+    return str(provider)
 
 
 def _check_keys(place: str, section: dict[str, Any], known: Any) -> None:

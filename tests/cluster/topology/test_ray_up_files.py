@@ -83,6 +83,8 @@ def test_a_key_that_is_given_twice_is_an_error(tmp_path: Path) -> None:
         ({"max_workers": "1"}, "max_workers: '1' is not of type"),
         ({"max_workers": 0}, "smaller than"),
         ({"head_node_type": "chief"}, "head_node_type"),
+        ({"provider": {"type": "aws"}}, "provider has no region"),
+        ({"provider": {"type": "local", "head_ip": "a"}}, "provider has no worker_ips, a list"),
         ({"provider": {"type": "azur"}}, "provider.type is one of local, aws, gcp, not 'azur'"),
     ],
 )
