@@ -586,6 +586,7 @@ from lexshard.actors.head.exchange import merge_candidates
 from lexshard.actors.candidates import Candidates
 from lexshard.actors.head.ladder import Ladder
 from lexshard.actors.states.need import Need
+from lexshard.actors.states.row_table import RowTable
 from lexshard.kernels.quantize import quantize
 from lexshard.kernels.rows import canonical_logits
 weight = torch.randn(1300, 256).bfloat16()
@@ -608,6 +609,7 @@ from tests.support.compile_only import compiling
 from lexshard.actors.head.gpu.device_shard import DeviceShard
 from lexshard.actors.head.ladder import Ladder
 from lexshard.actors.states.need import Need
+from lexshard.actors.states.row_table import RowTable
 from lexshard.kernels.quantize import quantize
 weight = torch.randn(1300, 256).bfloat16()
 ladder = Ladder({"int8": quantize(weight, "int8")}, ((1, "int8"),))

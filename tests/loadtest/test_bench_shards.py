@@ -13,6 +13,7 @@ import torch
 
 from lexshard.actors.head.shard_group import ShardGroup
 from lexshard.actors.head.sharded.part import build_ladder
+from lexshard.actors.states.row_table import RowTable
 from lexshard.loadtest.bench import shards
 from lexshard.loadtest.bench.options.shards import add_arguments
 from lexshard.loadtest.bench.shard_processes import RecordedShard
@@ -86,9 +87,9 @@ def test_what_is_repeated_is_what_was_said_and_costs_no_shard_anything(
     for number, step in enumerate(steps):
         for shard in timed:
             shard.milliseconds = 0.0
-        found = group.rescore(group.screen(step.hidden, step.needs))
+        found = group.rescore(group.screen(step.hidden, RowTable.of(step.needs)))
         said.append(drawn(found, step.needs).tolist())
         assert all((shard.milliseconds > 0) == (number < 2) for shard in timed)
     assert said[:2] * 2 == said[2:]
-    group.screen(steps[0].hidden, steps[0].needs)  # the next case begins
+    group.screen(steps[0].hidden, RowTable.of(steps[0].needs))  # the next case begins
     assert all(shard.milliseconds > 0 for shard in timed)

@@ -33,7 +33,7 @@ def test_a_run_is_sixteen_sequences_whatever_the_batch(batch: int) -> None:
     assert {step.batch for step in steps} == {batch}
     assert {step.gamma for step in steps} == {2}
     assert sum(step.batch for step in steps) >= SEQUENCES
-    keys = [int(key) for step in steps for key in step.rows.key]
+    keys = [int(key) for step in steps for key in step.rows.key[::2]]  # two drafts each
     assert keys == list(range(len(keys)))
 
 
@@ -124,7 +124,7 @@ def test_the_command_prints_and_writes_every_figure(
     options = "-V 500 --gamma 1,2 --batch 1,4 --runs 2 --limits=-1:1,-10:10 --json"
     assert verify.run(parser.parse_args([*options.split(), str(file)])) == 0
     printed = capsys.readouterr().out
-    for words in ("read once", "transformers; ", "total variation error", "32 of 32"):
+    for words in ("read once", "transformers; ", "total variation error", "24 of 24"):
         assert words in printed
     written = json.loads(file.read_text())
     names = {each["name"] for each in written["results"] if each["case"]["measure"] == "time"}

@@ -12,6 +12,7 @@ import numpy as np
 from lexshard.actors.candidates import Candidates
 from lexshard.actors.decision.plane import DecisionPlane
 from lexshard.actors.messages import Certificate
+from lexshard.actors.states.row_table import RowNames
 from lexshard.cluster.samplers.process import SamplerProcess
 from tests.support.paths import SUPPORT
 from tests.support.sampler_work import SETTINGS, SIZE, opened
@@ -55,7 +56,7 @@ def play(
                 for whole, each in zip(dense, ids, strict=True)
             ),
         )
-        submitted = plane.submit(step, range(6), candidates)
+        submitted = plane.submit(step, RowNames(tuple(range(6))), candidates)
         if step == kill_before:
             victim = next(iter(plane._handles.values()))
             assert isinstance(victim, SamplerProcess)

@@ -28,7 +28,7 @@ from lexshard.actors.head.sharded.packing import (
     unpack_plans,
 )
 from lexshard.actors.head.whole_softmax import EVERYTHING, Cut, PartialMass, decide_mass
-from lexshard.actors.messages import Certificate
+from lexshard.actors.messages import Certificate, NeedKind
 from lexshard.actors.states.deltas import Deltas, OpenSequence
 from lexshard.actors.states.need import Need
 from lexshard.actors.states.row_table import RowNames, flatten_adjustments
@@ -53,14 +53,14 @@ def test_candidates_arrive_bit_for_bit(seed: int, rows: int) -> None:
     random = np.random.default_rng(seed)
     kept = [random.random(len(OWNED)) < random.choice([0.0, 0.1, 1.0]) for _ in range(rows)]
     ids = [OWNED[own] for own in kept]
-    needs = [Need("topk", k=3), Need("dense"), Need("nucleus", top_p=0.5)] * 2
+    kinds: list[NeedKind] = ["topk", "dense", "nucleus"] * 2
     found = Candidates(
         ids=np.concatenate(ids),
         raw=random.standard_normal(sum(map(len, ids))).astype(np.float32),
         offsets=np.cumsum([0, *map(len, ids)], dtype=np.int64),
         certificates=tuple(
             Certificate(
-                need.kind,
+                kind,
                 str(random.choice(["deterministic", "probabilistic", "relaxed", "dense"])),  # type: ignore[arg-type]
                 str(random.choice(["int8", "dense-fp32", "int4-dither"])),
                 int(random.integers(0, 1 << 20)),
@@ -69,10 +69,10 @@ def test_candidates_arrive_bit_for_bit(seed: int, rows: int) -> None:
                 bool(random.integers(2)),
                 *random.random(2),
             )
-            for need in needs[:rows]
+            for kind in kinds[:rows]
         ),
     )
-    same_candidates(unpack_candidates(pack_candidates(found, 100), needs[:rows], OWNED), found)
+    same_candidates(unpack_candidates(pack_candidates(found, 100), kinds[:rows], OWNED), found)
 
 
 def test_a_tier_whose_name_does_not_fit_is_not_cut_short() -> None:
