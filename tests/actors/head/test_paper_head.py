@@ -148,7 +148,7 @@ def test_tight_clusters_are_certified_from_a_part_of_the_rows(name: str) -> None
             continue
         certified += 1
         assert certificate.guarantee == "deterministic"
-        assert certificate.opened_share < 1.0
+        assert certificate.opened_share <= 0.7  # rounds of a nucleus overshoot to 0.675
         assert 0 < certificate.tightness <= 1
         assert certificate.rescored_rows == round(400 * certificate.opened_share)
         assert certificate.bytes_read >= certificate.rescored_rows * 32 * 4
