@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from lexshard.actors.messages import VerifyMode
 from lexshard.actors.setting import setting
 
 DataType = Literal["float32", "bfloat16", "auto"]
@@ -16,8 +17,6 @@ TierName = Literal["int8", "int4", "int4-dither", "1-bit"]
 DEFAULT_TIERS: tuple[TierName, ...] = ("int8", "int4")
 HeadChoice = Literal["auto", "certified", "paper", "dense"]
 SamplerPlacement = Literal["threads", "processes", "ray"]
-VerifyMode = Literal["same-token", "greedy", "same-distribution", "sigmoid"]
-BY_DISTRIBUTION: tuple[VerifyMode, ...] = ("same-distribution", "sigmoid")
 DraftLength = Literal["auto", "measured", "stepping", "fixed"]
 ShardAssignmentMethod = Literal[
     "blocks-round-robin",
@@ -238,10 +237,7 @@ class EngineConfiguration:
             metavar="MODEL",
         ),
     )
-    # "same-token": a guess stands if the target draws it: when tokens come changes, never which.
-    # "greedy": the same, for requests at temperature 0 only. "same-distribution": what guesses were
-    # drawn from is tested against the target's distribution, which each token has; which token it
-    # is depends on the guesses. "sigmoid": the papers' approximation of that, which is not exact.
+    # See `VerifyMode`; a request may name another.
     verify: VerifyMode = field(
         default="same-token",
         metadata=setting(

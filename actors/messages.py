@@ -14,6 +14,14 @@ from lexshard.actors.statistic import counter, gauge, histogram
 FinishReason = Literal["stop", "length", "abort", "error"]
 NeedKind = Literal["top1", "topk", "minp", "nucleus", "epsilon", "dense"]
 Guarantee = Literal["deterministic", "probabilistic", "relaxed", "dense"]
+# How guesses are tested. "same-token": a guess stands if the target draws it: when tokens come
+# changes, never which. "greedy": the same, for sequences at temperature 0 only.
+# "same-distribution": what guesses were drawn from is tested against the target's distribution,
+# which each token has; which token it is depends on the guesses. "sigmoid": the papers'
+# approximation of that, which is not exact.
+VerifyMode = Literal["same-token", "greedy", "same-distribution", "sigmoid"]
+BY_DISTRIBUTION: tuple[VerifyMode, ...] = ("same-distribution", "sigmoid")
+LARGEST_LOGIT = 1e30  # of guesses from outside: fp32 holds it, and sums of many
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +56,20 @@ class SamplingParameters:
 
 
 @dataclass(frozen=True, slots=True)
+class Drafting:
+    """Where the guesses for one sequence come from, and how they are tested.
+
+    ``drafter`` is the engine's own, if it has one, "none", or "client": then guesses come from
+    outside (`Drafts`), and after its first token the sequence waits for them. ``verify`` None is
+    the engine's mode. A draft is of ``most`` guesses at most, None: of as many as the engine takes.
+    """
+
+    drafter: Literal["engine", "none", "client"] = "engine"
+    verify: VerifyMode | None = None
+    most: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """One sequence to continue.
 
@@ -56,6 +78,7 @@ class Request:
     already received (replay after a restart): they count as output, not as prompt. ``client`` is
     who asked: within a priority, clients share the engine equally. ``cache_salt`` names the prefix
     cache the prompt may share: requests of different salts never see each other's blocks.
+    ``drafting`` is how it is guessed for.
     """
 
     request_id: str
@@ -66,6 +89,47 @@ class Request:
     resumed_ids: tuple[int, ...] = ()
     client: str = ""
     cache_salt: str = ""
+    drafting: Drafting = Drafting()
+
+
+@dataclass(frozen=True, slots=True)
+class DraftDistribution:
+    """What a guess was drawn from: ``softmax(logits)`` over the distinct ``ids``."""
+
+    ids: tuple[int, ...]
+    logits: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Drafts:
+    """Guesses from outside at the tokens of one sequence from ``position`` on, an index in its
+    prompt and output; without any, the sequence draws its next token unaided.
+
+    ``proposals`` are what the guesses were drawn from, none where their drafter was certain. What
+    of them the sequence has meanwhile said must be what they begin with; those that it contradicts
+    are dropped. Raises ValueError for proposals that do not fit the guesses.
+    """
+
+    request_id: str
+    choice: int
+    position: int
+    token_ids: tuple[int, ...] = ()
+    proposals: tuple[DraftDistribution, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.proposals:
+            return
+        if len(self.proposals) != len(self.token_ids):
+            raise ValueError("there must be one distribution for each guess, or none")
+        for token_id, proposal in zip(self.token_ids, self.proposals, strict=True):
+            ids, logits = proposal.ids, proposal.logits
+            if len(ids) != len(logits) or len(set(ids)) != len(ids):
+                raise ValueError("a distribution needs distinct ids and a logit for each")
+            if not all(abs(each) <= LARGEST_LOGIT for each in logits) or token_id not in ids:
+                raise ValueError(
+                    f"a distribution needs logits of at most {LARGEST_LOGIT:g} either way, and the "
+                    "guess among its ids"
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,9 +405,11 @@ class StepOutput:
 
 @dataclass(frozen=True, slots=True)
 class Commands:
-    """What a front end asks of the engine since the last step. ``stop`` says that it asks for
-    nothing more; an engine whose last front end has said so ends."""
+    """What a front end asks of the engine since the last step. ``drafts`` are for sequences that
+    wait for guesses from outside. ``stop`` says that it asks for nothing more; an engine whose last
+    front end has said so ends."""
 
     submit: tuple[Request, ...] = ()
     cancel: tuple[str, ...] = ()
     stop: bool = False
+    drafts: tuple[Drafts, ...] = ()

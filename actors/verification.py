@@ -20,29 +20,36 @@ def emitted_tokens(
     controls: Controls,
     min_p: Sequence[float],
     adjustments: Adjustments,
-    sigmoid: tuple[float, float] | None,
+    sigmoid: tuple[float, float] | None = None,
 ) -> npt.NDArray[np.int64]:
     """The token that each column of ``logits`` [V, B] emits if the guesses before it stand: the one
     it tests, or what replaces it; -1 where every token is excluded.
 
     Raw logits are adjusted and truncated as `kernels.decision.decide_dense` does before it draws.
-    No temperature is 0. ``sigmoid`` are alpha and beta where sigmoids test, else None.
+    No temperature is 0. ``sigmoid`` are alpha and beta of the tests that are not exact.
     """
-    size, columns = logits.shape
-    target = np.empty((columns, size), np.float32)
-    for column in range(columns):
-        adjusted = _adjusted(logits[:, column], column, adjustments)
-        target[column] = _truncated(adjusted, column, controls, min_p[column])
-    rows = DraftedRows(
-        drafts=np.array([test.token_id for test in tests], np.int64),
-        inverse_temperature=controls.inverse_temperature,
-        key=controls.key,
-        position=controls.position,
-    )
-    proposals = _dense_proposals(tests, size)
-    if sigmoid is not None and proposals is None:
-        raise ValueError("sigmoids need what guesses were drawn from: this drafter is certain")
-    return verify(target, rows, proposals=proposals, sigmoid=sigmoid).tokens
+    alike: dict[tuple[bool, bool], list[int]] = {}
+    for column, test in enumerate(tests):
+        alike.setdefault((test.exactly, test.proposal is None), []).append(column)
+    tokens = np.empty(len(tests), np.int64)
+    for (exactly, certain), columns in alike.items():
+        if certain and not exactly:
+            raise ValueError("sigmoids need what guesses were drawn from: this drafter is certain")
+        target = np.empty((len(columns), len(logits)), np.float32)
+        for row, column in enumerate(columns):
+            adjusted = _adjusted(logits[:, column], column, adjustments)
+            target[row] = _truncated(adjusted, column, controls, min_p[column])
+        own = [tests[column] for column in columns]
+        rows = DraftedRows(
+            drafts=np.array([test.token_id for test in own], np.int64),
+            inverse_temperature=controls.inverse_temperature[columns],
+            key=controls.key[columns],
+            position=controls.position[columns],
+        )
+        proposals = None if certain else _dense_proposals(own, len(logits))
+        limits = None if exactly else sigmoid
+        tokens[columns] = verify(target, rows, proposals=proposals, sigmoid=limits).tokens
+    return tokens
 
 
 def _adjusted(
@@ -72,11 +79,9 @@ def _truncated(
     return np.where(stays, logits, np.float32(-np.inf))
 
 
-def _dense_proposals(tests: Sequence[GuessTest], size: int) -> DenseProposals | None:
-    """None where the drafter, which is the same of all rows, was certain."""
+def _dense_proposals(tests: Sequence[GuessTest], size: int) -> DenseProposals:
+    """What the guesses were drawn from; of each it is known."""
     proposals = [test.proposal for test in tests if test.proposal is not None]
-    if len(proposals) < len(tests):
-        return None
     logits = np.full((len(proposals), size), -np.inf, np.float32)
     for row, proposal in enumerate(proposals):
         logits[row, proposal.ids] = proposal.logits

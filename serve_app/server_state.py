@@ -8,8 +8,9 @@ from functools import lru_cache
 from importlib.metadata import version
 from typing import Any
 
-from lexshard.actors.configuration import BY_DISTRIBUTION, EngineInformation
+from lexshard.actors.configuration import EngineInformation
 from lexshard.actors.faults import listen_for_faults
+from lexshard.actors.messages import BY_DISTRIBUTION
 from lexshard.actors.role import RunningRole, here
 from lexshard.cluster.config import ServeConfig
 from lexshard.serve_app.admission import Admission

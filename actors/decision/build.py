@@ -41,9 +41,7 @@ def sampler_settings(
         capacity=-(-configuration.max_running // max(configuration.samplers, 1)),
         hot_vocabulary=configuration.hot_vocabulary,
         tokenizer=tokenizer,
-        sigmoid=(configuration.sigmoid_alpha, configuration.sigmoid_beta)
-        if configuration.verify == "sigmoid"
-        else None,
+        sigmoid=(configuration.sigmoid_alpha, configuration.sigmoid_beta),
     )
 
 

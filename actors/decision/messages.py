@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from lexshard.actors.configuration import SIGMOID_LIMITS
 from lexshard.actors.messages import RowDecision
 from lexshard.actors.states.deltas import NO_DELTAS, Deltas
 from lexshard.actors.states.row_table import RowNames
@@ -89,8 +90,8 @@ class SamplerSettings:
 
     ``threads`` share its rows. ``capacity`` is how many penalised sequences it has room for at
     first. ``hot_vocabulary`` is the file of the tokens to look at first, if any; it must be of the
-    tokenizer whose hash is ``tokenizer``, where that is known. Guesses are tested by the sigmoids
-    of ``sigmoid``, alpha and beta, where these are given, else exactly.
+    tokenizer whose hash is ``tokenizer``, where that is known. ``sigmoid`` are alpha and beta of
+    guesses that are tested by sigmoids.
     """
 
     vocabulary_size: int
@@ -99,4 +100,4 @@ class SamplerSettings:
     capacity: int = 16
     hot_vocabulary: str | None = None
     tokenizer: str | None = None
-    sigmoid: tuple[float, float] | None = None
+    sigmoid: tuple[float, float] = SIGMOID_LIMITS

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import math
 
-from lexshard.actors.configuration import (
-    BY_DISTRIBUTION,
-    NGRAM,
-    SIGMOID_LIMITS,
-    EngineConfiguration,
-)
+from lexshard.actors.configuration import NGRAM, SIGMOID_LIMITS, EngineConfiguration
+from lexshard.actors.messages import BY_DISTRIBUTION
 
 
 def check_drafting(configuration: EngineConfiguration) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from heapq import heapify, heappop, heapreplace
 from typing import Protocol
 
-from lexshard.actors.configuration import BY_DISTRIBUTION, EngineConfiguration
+from lexshard.actors.configuration import EngineConfiguration
 from lexshard.actors.drafter.acceptance_history import AcceptanceHistory
 from lexshard.actors.drafter.cost_curve import CostCurve
 
@@ -207,11 +207,12 @@ def best_lengths(
     return best
 
 
-def length_rule(configuration: EngineConfiguration) -> LengthRule:
-    """A new rule, which has learnt nothing; not by the clock where tokens depend on lengths."""
+def length_rule(configuration: EngineConfiguration, *, by_distribution: bool) -> LengthRule:
+    """A new rule, which has learnt nothing; not by the clock where guesses are tested
+    ``by_distribution``: there, tokens depend on lengths."""
     most, chosen = configuration.draft_tokens, configuration.draft_length
     if chosen == "fixed":
         return FixedLength(most)
-    if chosen == "stepping" or configuration.verify in BY_DISTRIBUTION:
+    if chosen == "stepping" or by_distribution:
         return SteppingLength(most, FIRST_LENGTH)
     return MeasuredLength(most)

@@ -9,15 +9,22 @@ it runs in this process in tests and scripts, and in a process of its own behind
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 from collections.abc import Callable
 from collections.abc import Sequence as Sequenced
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from lexshard.actors.body.loading import LoadedModel, load
-from lexshard.actors.configuration import EngineConfiguration, EngineInformation, check_utilization
+from lexshard.actors.configuration import (
+    NGRAM,
+    EngineConfiguration,
+    EngineInformation,
+    check_utilization,
+)
 from lexshard.actors.decision.build import StartSampler, build_plane, sampler_settings
 from lexshard.actors.decision.plane import DecisionPlane
 from lexshard.actors.drafter.checks import check_drafting
@@ -37,13 +44,21 @@ from lexshard.actors.engine.warm_up import sized_requests, warm_up_requests
 from lexshard.actors.head.build import build_head
 from lexshard.actors.head.sharded.checks import check_shards
 from lexshard.actors.kv_cache import BLOCK_TOKENS, BlockPool
-from lexshard.actors.messages import EngineStatistics, Request, SamplingParameters, SequenceEvent
+from lexshard.actors.messages import (
+    Drafts,
+    EngineStatistics,
+    Request,
+    SamplingParameters,
+    SequenceEvent,
+)
 from lexshard.actors.role import RunningRole, here
 from lexshard.actors.states.sequence_state import SequenceStates
 from lexshard.actors.text.codec import TextCodec
 
 if TYPE_CHECKING:
     from lexshard.actors.head.sharded.recovering_head import ShardStarter
+
+MOST_INCOMING = 16  # drafts from outside that wait for their turn, of a sequence
 
 
 class Engine:
@@ -157,7 +172,10 @@ class Engine:
 
     def _make_speculation(self, drafter: Drafter) -> Speculation:
         configuration = self.configuration
-        return Speculation(drafter, partial(length_rule, configuration), configuration.verify)
+        return Speculation(
+            drafter,
+            lambda tested: length_rule(configuration, by_distribution=tested),
+        )
 
     def _make_scheduler(self) -> Scheduler:
         configuration = self.configuration
@@ -254,8 +272,31 @@ class Engine:
         self._arrivals += 1
         self._plane.open(self._arrivals, request, state.history)
         self._head.open(self._arrivals, request, state.history)
-        self._scheduler.add(Sequence(request, self._arrivals, state, state.history))
+        sequence = Sequence(
+            request,
+            self._arrivals,
+            state,
+            state.history,
+            verify=request.drafting.verify or self.configuration.verify,
+        )
+        self._scheduler.add(sequence)
         return None
+
+    def draft(self, drafts: Drafts) -> None:
+        """Guesses from outside for a sequence that waits for them, or soon will. Those that cannot
+        be tested count as none; those for others, and more than it can have use for, are dropped.
+        """
+        for sequence in self._scheduler.sequences_of(drafts.request_id):
+            if sequence.request.choice == drafts.choice and sequence.drafter == "client":
+                if not self._can_test(sequence, drafts):
+                    drafts = replace(drafts, token_ids=(), proposals=())
+                if len(sequence.incoming) < MOST_INCOMING:
+                    sequence.incoming.append(drafts)
+
+    def _can_test(self, sequence: Sequence, drafts: Drafts) -> bool:
+        ids = itertools.chain(drafts.token_ids, *(each.ids for each in drafts.proposals))
+        known = all(0 <= token_id < self.model.vocabulary_size for token_id in ids)
+        return known and (sequence.verify != "sigmoid" or bool(drafts.proposals))
 
     def _check(self, request: Request) -> None:
         length, wanted = len(request.prompt_ids), request.parameters.max_tokens
@@ -267,6 +308,8 @@ class Engine:
                 f"{length} prompt tokens and {wanted} to generate exceed the context of "
                 f"{self.max_model_len} tokens"
             )
+        if request.drafting.verify == "sigmoid" and self.configuration.draft == NGRAM:
+            raise ValueError("sigmoids compare what guesses were drawn from, which n-grams are not")
         if not -(2**63) <= request.parameters.seed < 2**64:
             raise ValueError(f"seed {request.parameters.seed} does not fit 64 bits")
         if not all(math.isfinite(bias) for _, bias in request.parameters.logit_bias):

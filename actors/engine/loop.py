@@ -20,7 +20,7 @@ import torch
 
 from lexshard.actors.engine.engine import Engine
 from lexshard.actors.engine.scheduler import StepPlan
-from lexshard.actors.messages import Commands, Request, SequenceEvent, StepOutput
+from lexshard.actors.messages import Commands, Drafts, Request, SequenceEvent, StepOutput
 
 STATISTICS_SECONDS = 0.1  # between two, while the engine is busy
 # What is asked for may take so long, and one request longer, before steps go on. To begin an
@@ -45,6 +45,7 @@ def run_engine(
     step)."""
     pending: list[SequenceEvent] = []
     waiting: dict[str, deque[Request]] = {}  # what has not begun yet, by request
+    early: list[Drafts] = []  # for what has not begun
     told = time.monotonic()
 
     def speak(*, at_rest: bool = False) -> None:
@@ -72,6 +73,7 @@ def run_engine(
                 engine.cancel(request_id)
             for request in received.submit:
                 waiting.setdefault(request.request_id, deque()).append(request)
+            early.extend(received.drafts)
             received = commands.receive(0.0) if time.monotonic() < deadline else None
         while waiting:
             request_id, requests = next(iter(waiting.items()))
@@ -82,6 +84,11 @@ def run_engine(
                 del waiting[request_id]
             if time.monotonic() >= deadline:
                 break
+        if early:
+            begun = [each for each in early if each.request_id not in waiting]
+            early[:] = [each for each in early if each.request_id in waiting]
+            for drafts in begun:
+                engine.draft(drafts)
         return True
 
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="body") as body_thread:

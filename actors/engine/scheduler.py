@@ -20,12 +20,14 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from heapq import heappop, heapreplace
+from itertools import repeat, takewhile
 
 from lexshard.actors.engine.fair_share import FairShare
 from lexshard.actors.engine.prompt_scores import SCORED_ROW_TOKENS, SharedScores
 from lexshard.actors.engine.sequence import Sequence
 from lexshard.actors.kv_cache import BLOCK_TOKENS, BlockPool
 from lexshard.actors.messages import TokenOrigin
+from lexshard.actors.proposal import GuessTest
 
 # What drawing a token from a row costs beyond computing it, in tokens of a step: measured on the
 # demo, and what the paper suggests.
@@ -51,6 +53,20 @@ class Chunk:
     draws: int
     scored: range
     drafted: tuple[int, ...] = ()
+
+    def tests(self) -> list[GuessTest]:
+        """What its rows but the last test by distributions; none where they draw."""
+        sequence = self.sequence
+        if not self.drafted or not sequence.tests_guesses:
+            return []
+        proposals = sequence.proposals or repeat(None)
+        exactly = sequence.verify == "same-distribution"
+        return list(map(GuessTest, self.drafted, proposals, repeat(exactly)))
+
+    def stood(self, token_ids: tuple[int, ...]) -> int:
+        """How many of its guesses stand where its rows drew ``token_ids``."""
+        pairs = zip(self.drafted, token_ids, strict=False)
+        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
     def origins(self, token_ids: tuple[int, ...], drafter_name: str) -> tuple[TokenOrigin, ...]:
         """Where each of the tokens that it drew came from."""
@@ -193,7 +209,7 @@ class Scheduler:
         """What an unfinished sequence that is in no plan for long waits for; None where that is
         nothing: one that runs is computed or decided."""
         if sequence in self._running:
-            return None
+            return "drafts" if sequence.held else None
         if self._prompt_is_coming(sequence):
             return "another choice that computes its prompt"
         if len(self._running) >= self._max_running:
@@ -201,8 +217,8 @@ class Scheduler:
         return "KV blocks" if self._running else None
 
     def drawing(self) -> list[Sequence]:
-        """The running sequences that the next step may draw a token for: all but one of their
-        tokens are computed."""
+        """The running sequences that the next step may draw a token for, held ones among them: all
+        but one of their tokens are computed."""
         return [each for each in self._running if not each.awaiting and each.caught_up]
 
     def plan(self) -> StepPlan:
@@ -272,7 +288,7 @@ class Scheduler:
             if planned:  # what has its part of this step takes no other's blocks for more
                 return 0
             if sequence.drafted:  # nor does any sequence for guesses
-                sequence.drafted.clear()
+                sequence.forget_guesses()
                 count = sequence.affordable(0, limit)
                 chunk = _chunk(sequence, count)
                 continue
@@ -319,7 +335,8 @@ class Scheduler:
             self._places[client] += 1
             running.setdefault(client, []).append(sequence)
             step.draws += 1
-            left[client] -= step.put(chunk)
+            if chunk.count:
+                left[client] -= step.put(chunk)
             _charge(share, client, step)
             if left[client] > 0:
                 heapreplace(turns, (share.served(client), place, client))

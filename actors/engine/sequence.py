@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections import deque
+from collections.abc import Sequence as Sequenced
 from dataclasses import dataclass, field
 
 from lexshard.actors.engine.prompt_scores import PromptScores
 from lexshard.actors.kv_cache import BLOCK_TOKENS, BlockHash, BlockPool, block_hash, first_parent
-from lexshard.actors.messages import FinishReason, Request
+from lexshard.actors.messages import BY_DISTRIBUTION, Drafts, FinishReason, Request, VerifyMode
+from lexshard.actors.proposal import Proposal
 from lexshard.actors.states.sequence_state import SequenceState
 
 
@@ -22,7 +25,9 @@ class Sequence:
 
     ``drafted`` are guesses at what follows. They are computed after the sequence's own tokens and
     are none of them: `roll_back` takes them back, no client hears of them, and no block that
-    holds one has a name.
+    holds one has a name. ``proposals`` are what they were drawn from, where their drafter tells.
+    They are tested as ``verify`` says. ``incoming`` are guesses from outside that wait for their
+    turn; one that is ``held`` draws no token before they come.
 
     ``scores`` are the log-probabilities of the prompt, where they are wanted; other sequences that
     want the same may share them.
@@ -41,6 +46,10 @@ class Sequence:
     cached_tokens: int = 0
     scores: PromptScores | None = None
     drafted: list[int] = field(default_factory=list)
+    proposals: Sequenced[Proposal] = ()
+    verify: VerifyMode = "same-token"
+    incoming: deque[Drafts] = field(default_factory=deque)
+    held: bool = False
     awaiting: bool = False
     cancelled: bool = False
     arrived_at: float = field(default_factory=time.perf_counter)
@@ -63,8 +72,9 @@ class Sequence:
 
     @property
     def uncomputed(self) -> int:
-        """How many tokens, own and drafted ones, are still to be computed."""
-        return len(self.token_ids) + len(self.drafted) - self.computed
+        """How many tokens, own and drafted ones, are still to be computed; the last one of a
+        sequence that is held is not yet."""
+        return len(self.token_ids) + len(self.drafted) - self.computed - self.held
 
     @property
     def caught_up(self) -> bool:
@@ -75,6 +85,47 @@ class Sequence:
     def decodes(self) -> bool:
         """Whether it is one token behind, and does not still have to tell its prompt's scores."""
         return self.caught_up and (self.scores is None or self.computed >= self.prompt_length)
+
+    @property
+    def drafter(self) -> str:
+        """Where its guesses come from; see `Drafting`."""
+        return self.request.drafting.drafter
+
+    @property
+    def tests_guesses(self) -> bool:
+        """Whether guesses are tested by distributions. At temperature 0 there is nothing to test:
+        the best token stands."""
+        return self.verify in BY_DISTRIBUTION and self.state.inverse_temperature > 0
+
+    @property
+    def room(self) -> int:
+        """How many guesses it has use for: none beyond what it may still say."""
+        parameters, most = self.request.parameters, self.request.drafting.most
+        room = max(0, parameters.max_tokens - self.output_length - 1)
+        return room if most is None else min(room, most)
+
+    def take_guesses(self) -> None:
+        """What came from outside for the next token, if anything: then it is held no longer.
+
+        Of guesses that began before tokens it has meanwhile said the rest is taken, where they
+        guessed these. Others are dropped, with all that came after them and was built on them.
+        """
+        while self.incoming:
+            drafts = self.incoming.popleft()
+            said = tuple(self.token_ids[drafts.position :])
+            if drafts.position > len(self.token_ids) or drafts.token_ids[: len(said)] != said:
+                self.incoming.clear()
+                return
+            self.drafted.extend(drafts.token_ids[len(said) :][: self.room])
+            proposals = drafts.proposals[len(said) :][: len(self.drafted)]
+            self.proposals = tuple(map(Proposal.of, proposals))
+            self.held = False
+            return
+
+    def forget_guesses(self) -> None:
+        """Guesses that were not computed, or came to nothing, are none any more."""
+        self.drafted.clear()
+        self.proposals = ()
 
     @property
     def order(self) -> tuple[int, int]:
@@ -101,7 +152,7 @@ class Sequence:
         above 0, for more: at least one more where there are any."""
         if self.scores is not None:
             budget = self.scores.affordable(self.computed + planned, budget)
-        count = len(self.token_ids) + len(self.drafted) - self.computed
+        count = self.uncomputed
         return count if count < planned + budget else planned + budget
 
     def cost(self, planned: int, count: int) -> int:
@@ -154,7 +205,7 @@ class Sequence:
         """Keeps what is computed of the first ``length`` tokens, which are its own, and forgets
         every guess. Blocks stay with the sequence: it will soon fill them again."""
         self.computed = min(self.computed, length)
-        self.drafted.clear()
+        self.forget_guesses()
         self._name_blocks(pool)
 
     def _name_blocks(self, pool: BlockPool) -> None:
@@ -171,5 +222,5 @@ class Sequence:
         pool.release(self.blocks)
         self.blocks.clear()
         self.names.clear()
-        self.drafted.clear()
+        self.forget_guesses()
         self.computed = 0

@@ -70,6 +70,12 @@ class Counters:
         self.observe("decide", self.decide_seconds - self._decided)
         self._decided = self.decide_seconds
 
+    def count_guesses(self, drafted: int, stood: int) -> None:
+        """A step verified so many guesses for a sequence."""
+        self.draft_tokens += drafted
+        self.draft_accepted_tokens += stood
+        self.draft_steps += 1
+
     def count_certificates(self, certificates: Iterable[Certificate]) -> None:
         for certificate in certificates:
             self.head_rows += 1

@@ -169,8 +169,12 @@ class Steps:
         """What the next step computes, or None when nothing can be computed now."""
         if self._scheduler.idle:
             return None
+        drawing = self._scheduler.drawing()
+        for sequence in drawing:
+            if sequence.incoming:
+                sequence.take_guesses()
         if self._speculation is not None:
-            self._speculation.draft(self._scheduler.drawing(), self.counters)
+            self._speculation.draft(drawing, self.counters)
         self._planned_at = time.perf_counter()
         plan = self._scheduler.plan()
         return plan if plan.chunks else None
@@ -266,8 +270,7 @@ class Steps:
             if chunk.drafted or drafted:
                 drafted = drafted or [()] * len(names)
                 drafted.extend(chunk.drafted[:place] for place in range(chunk.draws))
-            if self._speculation is not None:
-                tests.update(enumerate(self._speculation.tests(chunk), len(names)))
+            tests.update(enumerate(chunk.tests(), len(names)))
             names.extend([chunk.sequence.arrival] * chunk.draws)
         exchanged = self._head.counters.exchange_seconds
         try:
@@ -336,16 +339,19 @@ class Steps:
         self._plane.append(sequence.arrival, *token_ids)
         self._head.append(sequence.arrival, *token_ids)
         self.counters.generated_tokens += len(token_ids)
-        if chunk.drafted and self._speculation is not None:
-            stood = self._speculation.heard(chunk, token_ids, self.counters)
+        if chunk.drafted:
+            stood = chunk.stood(token_ids)
+            self.counters.count_guesses(len(chunk.drafted), stood)
+            if self._speculation is not None and sequence.drafter == "engine":
+                self._speculation.heard(chunk, len(token_ids), stood)
             kept = sequence.prompt_length + told + stood
             if reason is None:  # its last token is computed (again): the next one is drawn there
                 kept = min(kept, len(sequence.token_ids) - 1)
             sequence.roll_back(kept, self._scheduler.pool)
+        sequence.held = sequence.drafter == "client" and reason is None
         origins: tuple[TokenOrigin, ...] = ()
         if sequence.request.parameters.draft:
-            name = "" if self._speculation is None else self._speculation.drafter_name
-            origins = chunk.origins(token_ids, name)
+            origins = chunk.origins(token_ids, self._drafter_name(sequence))
         certificates: tuple[Certificate, ...] = ()
         if sequence.request.parameters.certificate and step.pending is not None:
             certificates = step.pending.certificates[first : first + len(token_ids)]
@@ -359,6 +365,11 @@ class Steps:
             reason=reason,
             stop=stop,
         )
+
+    def _drafter_name(self, sequence: Sequence) -> str:
+        if sequence.drafter == "client" or self._speculation is None:
+            return sequence.drafter
+        return self._speculation.drafter_name
 
     def _event(
         self,

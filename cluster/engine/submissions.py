@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from lexshard.actors.messages import Commands, Request, SamplingParameters
+from lexshard.actors.messages import Commands, Drafting, Drafts, Request, SamplingParameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,7 @@ class _Submission(NamedTuple):
     resumed_ids: tuple[int, ...]
     client: str
     cache_salt: str
+    drafting: Drafting
 
 
 @dataclass(slots=True)
@@ -47,6 +48,7 @@ class _Message:
 
     cancel: tuple[str, ...]
     stop: bool
+    drafts: tuple[Drafts, ...]
     submit: list[_Submission] = field(default_factory=list)
     prompts: list[tuple[int, ...]] = field(default_factory=list)
     parameters: list[tuple[SamplingParameters, int]] = field(default_factory=list)
@@ -59,7 +61,7 @@ _decoder = msgspec.msgpack.Decoder(_Message)
 
 def encode(commands: Commands) -> bytes:
     """Commands as bytes. Shared is what is one object."""
-    message = _Message(commands.cancel, commands.stop)
+    message = _Message(commands.cancel, commands.stop, commands.drafts)
     places: dict[tuple[int, ...], int] = {}
 
     def place(known: list[Any], value: Any, *parts: object) -> int:
@@ -86,6 +88,7 @@ def encode(commands: Commands) -> bytes:
                 request.resumed_ids,
                 request.client,
                 request.cache_salt,
+                request.drafting,
             )
         )
     return _encoder.encode(message)
@@ -108,7 +111,8 @@ def decode(content: bytes) -> Commands:
             own.resumed_ids,
             own.client,
             own.cache_salt,
+            own.drafting,
         )
         for own in message.submit
     )
-    return Commands(submit, message.cancel, message.stop)
+    return Commands(submit, message.cancel, message.stop, message.drafts)

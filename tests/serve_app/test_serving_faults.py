@@ -94,7 +94,8 @@ def test_a_lost_replica_or_ingress_answers_again(server: Server, expected: str, 
     assert slowest < 30, "nobody is left hanging"
     listener.join(10)
     assert not listener.is_alive()
-    assert listener.broken is not None or not listener.done, "a cut stream looks like one"
+    whole = listener.broken is None and listener.done  # a busy machine may end it before the kill
+    assert not whole or listener.text == expected, "a cut stream looks whole"
     again = Listener(server)
     again.run()
     assert again.text == expected

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -122,6 +123,9 @@ def test_a_tested_row_emits_what_the_plain_functions_say(
 
 def test_sigmoids_need_to_know_what_a_guess_was_drawn_from() -> None:
     work, _ = step_of(1, certain=True)
-    sampler = Sampler(SamplerSettings(SIZE, (), sigmoid=(-10.0, 10.0)))
+    assert work.dense is not None
+    rows = work.dense.rows
+    by_sigmoids = {row: replace(test, exactly=False) for row, test in rows.tests.items()}
+    dense = replace(work.dense, rows=rows._replace(tests=by_sigmoids))
     with pytest.raises(ValueError, match="this drafter is certain"):
-        sampler.decide(work)
+        Sampler(SETTINGS).decide(replace(work, dense=dense))
