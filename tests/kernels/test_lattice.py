@@ -132,6 +132,7 @@ def test_coding_takes_less_than_a_draft_step_at_262144_tokens() -> None:
     assert min(took() for _ in range(20)) < 0.005
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.floats(1e-9, 1.0), min_size=1, max_size=60),
     st.integers(1, 2_000),

@@ -1,0 +1,63 @@
+"""The threshold below which a drafted distribution's tokens are dropped, by online conformal
+control (C-SQS, equation 8 and algorithm 1).
+
+A token that drops more mass than ``alpha`` lowers it, one that drops less raises it, so that the
+average over the tokens that the verifier heard of comes to ``alpha`` at most.
+
+The paper's bound on that average does not hold where the learning rate is large, and clamping the
+threshold at 0 would break any: what a clamp gives back is never paid. So what is kept may go below
+0, where it stays above ``-eta (1 - alpha)``, because all is kept there and nothing dropped; what is
+used is at least 0. Above 1 it would only save up what may be dropped later: there it is clamped.
+"""
+
+from __future__ import annotations
+
+
+class ConformalThreshold:
+    """``alpha`` is the mass that may be dropped on the average, ``eta`` the learning rate,
+    ``first`` the threshold of the first token. Raises ValueError for values that bound nothing."""
+
+    def __init__(self, alpha: float, eta: float, first: float) -> None:
+        if not 0 < alpha < 1 or not 0 < eta < float("inf") or not 0 <= first <= 1:
+            raise ValueError(
+                f"alpha {alpha} must be between 0 and 1, eta {eta} above 0, and the first "
+                f"threshold {first} from 0 to 1"
+            )
+        self._alpha, self._eta, self._first = alpha, eta, first
+        self._states = [first]  # of the tokens of the batch, and of the next one
+        self._dropped: list[float] = []  # by the tokens of the batch
+        self.tokens = 0  # that the verifier has heard of
+        self.dropped = 0.0  # by them, in all
+
+    @property
+    def value(self) -> float:
+        """Tokens less likely than this are dropped of the next distribution."""
+        return max(0.0, self._states[-1])
+
+    def drafted(self, dropped: float) -> None:
+        """A token was drafted with `value`, which dropped so much; none at a threshold of 0."""
+        self._dropped.append(dropped)
+        state = self._states[-1] - self._eta * (dropped - self._alpha)
+        self._states.append(min(1.0, state))
+
+    def heard(self, stood: int) -> None:
+        """The first ``stood`` tokens of the batch stand, and one was drawn in the place of the next
+        where there is one: its distribution was used, too. The others never were."""
+        used = min(stood + 1, len(self._dropped))
+        self.tokens += used
+        self.dropped += sum(self._dropped[:used])
+        self._states = [self._states[used]]
+        self._dropped.clear()
+
+    @property
+    def average(self) -> float:
+        """The mass that tokens dropped on the average."""
+        return self.dropped / self.tokens if self.tokens else 0.0
+
+    @property
+    def bound(self) -> float:
+        """What `average` cannot exceed, whatever the distributions are."""
+        if not self.tokens:
+            return 1.0
+        spent = self._first + self._eta * (1 - self._alpha)
+        return self._alpha + spent / (self._eta * self.tokens)
