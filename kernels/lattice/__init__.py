@@ -11,7 +11,13 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from lexshard.kernels.lattice.codec import decode, encode, lattice_bits, size_bits
+from lexshard.kernels.lattice.codec import (
+    decode,
+    encode,
+    lattice_bits,
+    least_bits,
+    size_bits,
+)
 from lexshard.kernels.lattice.types import Kept, Lattice
 from lexshard.kernels.noise import gumbel_noise
 from lexshard.kernels.truncate import truncate
@@ -23,6 +29,7 @@ __all__ = [
     "draw",
     "encode",
     "lattice_bits",
+    "least_bits",
     "quantise",
     "size_bits",
     "sparsify",

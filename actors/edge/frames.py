@@ -1,0 +1,209 @@
+"""What crosses the thin link, bit by bit: batches of guesses one way, verdicts the other.
+
+A batch says the number that it has among the session's batches, the position of its first guess in
+prompt and output, and how many guesses there are; then of each the token alone (``same-token``), or
+what it was drawn from and which of these tokens it is. A verdict says which batch it answers, how
+many of its guesses stand, and the token that was drawn behind them, or that the text has ended.
+Bits stand most significant first, the last byte is filled up with zeros.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from lexshard.kernels.lattice import (
+    Lattice,
+    decode,
+    encode,
+    lattice_bits,
+    least_bits,
+    size_bits,
+)
+
+EdgeMode = Literal["same-token", "ksqs", "csqs", "qs"]
+VERSION = 1
+VERSION_BITS, NUMBER_BITS, POSITION_BITS, COUNT_BITS = 8, 16, 32, 8
+HEADER_BITS = VERSION_BITS + NUMBER_BITS + POSITION_BITS + COUNT_BITS
+MOST_GUESSES = (1 << COUNT_BITS) - 1
+
+
+class FrameError(ValueError):
+    """Bytes that no frame has."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GuessBatch:
+    """Guesses from ``position`` on; ``lattices`` are what they were drawn from, none where the
+    other side draws with the same noise."""
+
+    number: int
+    position: int
+    token_ids: tuple[int, ...]
+    lattices: tuple[Lattice, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """``stood`` guesses of batch ``number`` stand; ``token_id`` follows them, None at the end."""
+
+    number: int
+    stood: int
+    token_id: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class FrameCodec:
+    """How both ends of a session read bits.
+
+    ``resolution`` is what counts sum to; ``size`` how many tokens a distribution has in mode
+    ``ksqs``. In ``csqs`` each says so itself, in ``qs`` it has the whole vocabulary.
+    """
+
+    mode: EdgeMode
+    vocabulary_size: int
+    resolution: int = 100
+    size: int = 32
+
+    @property
+    def token_bits(self) -> int:
+        return (self.vocabulary_size - 1).bit_length()
+
+    def guess_bits(self, lattice: Lattice | None) -> int:
+        """Bits of one guess in a batch."""
+        if lattice is None:
+            return self.token_bits
+        size = len(lattice.ids)
+        told = lattice_bits(self.vocabulary_size, size, self.resolution) + _place_bits(lattice)
+        return told + (size_bits(self.vocabulary_size) if self.mode == "csqs" else 0)
+
+    def encode(self, batch: GuessBatch) -> bytes:
+        """Raises ValueError for a batch that this mode cannot say."""
+        bits = _Writer()
+        bits.write(VERSION, VERSION_BITS)
+        bits.write(batch.number % (1 << NUMBER_BITS), NUMBER_BITS)
+        bits.write(batch.position, POSITION_BITS)
+        bits.write(len(batch.token_ids), COUNT_BITS)
+        if self.mode == "same-token":
+            for token_id in batch.token_ids:
+                bits.write(token_id, self.token_bits)
+            return bits.content()
+        for token_id, lattice in zip(batch.token_ids, batch.lattices, strict=True):
+            size = len(lattice.ids)
+            if self.mode == "csqs":
+                bits.write(size - 1, size_bits(self.vocabulary_size))
+            elif size != self._size:
+                raise ValueError(f"a distribution has {size} tokens, not {self._size}")
+            number = encode(lattice, self.vocabulary_size)
+            bits.write(number, lattice_bits(self.vocabulary_size, size, self.resolution))
+            bits.write(_likely(lattice).index(token_id), _place_bits(lattice))
+        return bits.content()
+
+    def decode(self, content: bytes) -> GuessBatch:
+        """Raises `FrameError`."""
+        bits = _Reader(content)
+        if bits.read(VERSION_BITS) != VERSION:
+            raise FrameError(f"this is no frame of version {VERSION}")
+        number, position = bits.read(NUMBER_BITS), bits.read(POSITION_BITS)
+        count = bits.read(COUNT_BITS)
+        token_ids: list[int] = []
+        lattices: list[Lattice] = []
+        for _ in range(count):
+            if self.mode == "same-token":
+                token_ids.append(self._token(bits))
+                continue
+            lattice = self._lattice(bits)
+            likely = _likely(lattice)
+            place = bits.read(_place_bits(lattice))
+            if place >= len(likely):
+                raise FrameError("a guess is none of the tokens that it was drawn from")
+            token_ids.append(likely[place])
+            lattices.append(lattice)
+        bits.end()
+        return GuessBatch(number, position, tuple(token_ids), tuple(lattices))
+
+    def encode_verdict(self, verdict: Verdict) -> bytes:
+        bits = _Writer()
+        bits.write(VERSION, VERSION_BITS)
+        bits.write(verdict.number % (1 << NUMBER_BITS), NUMBER_BITS)
+        bits.write(verdict.stood, COUNT_BITS)
+        bits.write(verdict.token_id is None, 1)
+        bits.write(verdict.token_id or 0, self.token_bits)
+        return bits.content()
+
+    def decode_verdict(self, content: bytes) -> Verdict:
+        """Raises `FrameError`."""
+        bits = _Reader(content)
+        if bits.read(VERSION_BITS) != VERSION:
+            raise FrameError(f"this is no frame of version {VERSION}")
+        number, stood = bits.read(NUMBER_BITS), bits.read(COUNT_BITS)
+        ended, token_id = bits.read(1), self._token(bits)
+        bits.end()
+        return Verdict(number, stood, None if ended else token_id)
+
+    @property
+    def _size(self) -> int:
+        return self.vocabulary_size if self.mode == "qs" else min(self.size, self.vocabulary_size)
+
+    def _token(self, bits: _Reader) -> int:
+        token_id = bits.read(self.token_bits)
+        if token_id >= self.vocabulary_size:
+            raise FrameError(f"token {token_id} is beyond the {self.vocabulary_size} there are")
+        return token_id
+
+    def _lattice(self, bits: _Reader) -> Lattice:
+        size = self._size
+        if self.mode == "csqs":
+            size = bits.read(size_bits(self.vocabulary_size)) + 1
+        if least_bits(self.vocabulary_size, size, self.resolution) > bits.left:
+            raise FrameError("the frame ends within a distribution")  # and its width costs seconds
+        width = lattice_bits(self.vocabulary_size, size, self.resolution)
+        try:
+            return decode(bits.read(width), self.vocabulary_size, size, self.resolution)
+        except ValueError as error:
+            raise FrameError(str(error)) from None
+
+
+class _Writer:
+    def __init__(self) -> None:
+        self._number = 0
+        self._width = 0
+
+    def write(self, value: int, width: int) -> None:
+        if not 0 <= value < 1 << width:
+            raise ValueError(f"{value} does not fit {width} bits")
+        self._number = self._number << width | value
+        self._width += width
+
+    def content(self) -> bytes:
+        filling = -self._width % 8
+        return (self._number << filling).to_bytes((self._width + filling) // 8, "big")
+
+
+class _Reader:
+    def __init__(self, content: bytes) -> None:
+        self._number = int.from_bytes(content, "big")
+        self.left = 8 * len(content)
+
+    def read(self, width: int) -> int:
+        if width > self.left:
+            raise FrameError("the frame ends within a field")
+        self.left -= width
+        value = self._number >> self.left
+        self._number &= (1 << self.left) - 1
+        return value
+
+    def end(self) -> None:
+        if self.left >= 8 or self._number:
+            raise FrameError("the frame goes on behind its end")
+
+
+def _likely(lattice: Lattice) -> list[int]:
+    """The tokens that can be drawn."""
+    return lattice.ids[lattice.counts > 0].tolist()
+
+
+def _place_bits(lattice: Lattice) -> int:
+    return (int(np.count_nonzero(lattice.counts)) - 1).bit_length()

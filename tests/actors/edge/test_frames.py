@@ -1,0 +1,117 @@
+"""Frames of the thin link: what is read is what was written, and nothing else is read."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lexshard.actors.edge.frames import (
+    HEADER_BITS,
+    EdgeMode,
+    FrameCodec,
+    FrameError,
+    GuessBatch,
+    Verdict,
+)
+from lexshard.kernels.lattice import draw, quantise, sparsify
+
+SIZE = 600
+IDS = np.arange(SIZE, dtype=np.int32)
+MODES: tuple[EdgeMode, ...] = ("same-token", "ksqs", "csqs", "qs")
+
+
+def batch_of(mode: EdgeMode, count: int, seed: int) -> tuple[FrameCodec, GuessBatch]:
+    random = np.random.default_rng(seed)
+    codec = FrameCodec(mode, SIZE, resolution=int(random.integers(1, 120)), size=9)
+    position = int(random.integers(0, 2**32))
+    if mode == "same-token":
+        token_ids = tuple(random.integers(0, SIZE, count).tolist())
+        return codec, GuessBatch(seed % 65_536, position, token_ids)
+    lattices = []
+    for _ in range(count):
+        logits = (4 * random.standard_normal(SIZE)).astype(np.float32)
+        most = {"ksqs": 9, "csqs": int(random.integers(1, SIZE)), "qs": 0}[mode]
+        kept = sparsify(IDS, logits, inverse_temperature=1.0, most=most)
+        lattices.append(quantise(kept, codec.resolution))
+    token_ids = tuple(draw(lattice, seed, place) for place, lattice in enumerate(lattices))
+    return codec, GuessBatch(seed % 65_536, position, token_ids, tuple(lattices))
+
+
+@settings(deadline=None)
+@given(st.sampled_from(MODES), st.integers(0, 12), st.integers(0, 2**32))
+def test_a_batch_is_read_as_it_was_written(mode: EdgeMode, count: int, seed: int) -> None:
+    codec, batch = batch_of(mode, count, seed)
+    content = codec.encode(batch)
+    found = codec.decode(content)
+    assert (found.number, found.position) == (batch.number, batch.position)
+    assert found.token_ids == batch.token_ids
+    assert [each.ids.tolist() for each in found.lattices] == [
+        each.ids.tolist() for each in batch.lattices
+    ]
+    assert [each.counts.tolist() for each in found.lattices] == [
+        each.counts.tolist() for each in batch.lattices
+    ]
+    told = batch.lattices or (None,) * count
+    bits = HEADER_BITS + sum(map(codec.guess_bits, told))
+    assert 0 <= 8 * len(content) - bits < 8
+
+
+@given(st.integers(0, 65_535), st.integers(0, 255), st.none() | st.integers(0, SIZE - 1))
+def test_so_is_a_verdict(number: int, stood: int, token_id: int | None) -> None:
+    codec = FrameCodec("csqs", SIZE)
+    verdict = Verdict(number, stood, token_id)
+    assert codec.decode_verdict(codec.encode_verdict(verdict)) == verdict
+
+
+def test_a_guess_of_the_same_noise_takes_17_bits_of_128256_tokens() -> None:
+    assert FrameCodec("same-token", 128_256).guess_bits(None) == 17
+
+
+@settings(deadline=None)
+@given(st.sampled_from(MODES), st.integers(0, 2**32), st.data())
+def test_bytes_that_no_frame_has_are_refused_or_say_something_sound(
+    mode: EdgeMode, seed: int, data: st.DataObject
+) -> None:
+    """A frame that was cut, lengthened or altered: refused, or read as one that could be sent."""
+    codec, batch = batch_of(mode, 4, seed)
+    content = bytearray(codec.encode(batch))
+    kind = data.draw(st.sampled_from(("cut", "longer", "bit", "noise")))
+    if kind == "cut":
+        content = content[: data.draw(st.integers(0, len(content) - 1))]
+    elif kind == "longer":
+        content += data.draw(st.binary(min_size=1, max_size=9))
+    elif kind == "bit":
+        place = data.draw(st.integers(0, 8 * len(content) - 1))
+        content[place // 8] ^= 1 << place % 8
+    else:
+        content = bytearray(b"\x01" + data.draw(st.binary(max_size=80)))
+    try:
+        found = codec.decode(bytes(content))
+    except FrameError:
+        return
+    assert kind in ("bit", "noise")
+    assert codec.encode(found) == bytes(content)
+    assert all(0 <= token_id < SIZE for token_id in found.token_ids)
+    assert all(each.counts.sum() == codec.resolution for each in found.lattices)
+
+
+def test_a_frame_that_claims_half_the_vocabulary_costs_nothing() -> None:
+    codec = FrameCodec("csqs", 262_144)
+    content = bytes.fromhex("01 0000 00000000 01") + (131_071).to_bytes(3, "big") + bytes(2_000)
+    started = time.perf_counter()
+    for _ in range(100):
+        with pytest.raises(FrameError, match="ends within"):
+            codec.decode(content)
+    assert time.perf_counter() - started < 1.0
+
+
+def test_what_a_mode_cannot_say_is_refused() -> None:
+    codec, batch = batch_of("csqs", 2, 3)
+    with pytest.raises(ValueError, match="a distribution has"):
+        FrameCodec("ksqs", SIZE, codec.resolution, 3).encode(batch)
+    with pytest.raises(ValueError, match="does not fit"):
+        FrameCodec("same-token", SIZE).encode(GuessBatch(1, 1, (70_000,)))
