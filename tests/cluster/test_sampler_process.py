@@ -28,7 +28,7 @@ from lexshard.actors.states.row_table import RowNames
 from lexshard.cluster.samplers.process import SamplerProcess
 from tests.support.paths import ROOT
 from tests.support.processes import gone, holders
-from tests.support.sampler_processes import STAND_IN, play, running
+from tests.support.sampler_processes import play, running, stand_in
 from tests.support.sampler_stand_in import SLOW_SECONDS
 from tests.support.sampler_work import (
     SETTINGS,
@@ -253,7 +253,7 @@ def test_kill_9_of_the_owner_ends_the_sampler_and_leaves_nothing() -> None:
         "from lexshard.actors.decision.messages import *\n"
         "from lexshard.cluster.samplers.process import SamplerProcess\n"
         f"process = SamplerProcess(SamplerSettings({SIZE}, ()), slots=2, columns=1,\n"
-        f"    entry=({STAND_IN!r}, 'slow'))\n"
+        f"    command={stand_in('slow')!r})\n"
         f"dense = DenseRows(RowNames((0,)), np.zeros(({SIZE}, 1), np.float32))\n"
         "inode = os.fstat(process._ring._segment.descriptor).st_ino\n"
         "print(process.process_id, inode, flush=True)\n"

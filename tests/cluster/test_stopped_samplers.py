@@ -18,10 +18,10 @@ from lexshard.actors.decision.messages import DecisionWork
 from lexshard.actors.decision.plane import DecisionPlane, SamplerHandle, SamplerLostError
 from lexshard.actors.decision.sampler import Sampler
 from lexshard.actors.states.deltas import Deltas
+from lexshard.cluster.roles.stopped import LOOKS, StoppedProcess
 from lexshard.cluster.samplers.process import SamplerProcess
-from lexshard.cluster.samplers.stopped import LOOKS, StoppedProcess
 from tests.support.processes import gone
-from tests.support.sampler_processes import STAND_IN, play, running
+from tests.support.sampler_processes import play, running, stand_in
 from tests.support.sampler_stand_in import THOUGHTFUL_SECONDS
 from tests.support.sampler_work import SETTINGS, SIZE, dense_rows
 
@@ -85,7 +85,7 @@ def test_whoever_waits_learns_of_it() -> None:
             process.submit(DecisionWork(0, long))
     started = time.monotonic()
     with pytest.raises(SamplerLostError, match="had been stopped"):
-        SamplerProcess(SETTINGS, entry=(STAND_IN, "stopped at birth"))
+        SamplerProcess(SETTINGS, command=stand_in("stopped at birth"))
     assert time.monotonic() - started < 30.0
 
 
