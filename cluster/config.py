@@ -85,12 +85,7 @@ def _engine_options() -> dict[str, Any]:
             kind = ByteSize | None
         value = ... if default is MISSING else default
         declared = option(
-            value,
-            told.description,
-            group=told.group,
-            metavar=told.metavar,
-            flag=told.flag,
-            **rules,
+            value, told.description, group=told.group, metavar=told.metavar, flag=told.flag, **rules
         )
         options[name] = (kind, declared)
     return options

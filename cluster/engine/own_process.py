@@ -22,11 +22,7 @@ import psutil
 from lexshard.actors.configuration import EngineConfiguration
 from lexshard.actors.faults import LoggedFault
 from lexshard.actors.role import RunningRole
-from lexshard.cluster.engine.handle import (
-    EngineLocation,
-    EngineRaisedError,
-    Suitability,
-)
+from lexshard.cluster.engine.handle import EngineLocation, EngineRaisedError, Suitability
 from lexshard.cluster.engine.process import EngineProcess
 from lexshard.cluster.link import PeerLostError
 

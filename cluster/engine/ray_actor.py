@@ -15,11 +15,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from lexshard.actors.configuration import EngineConfiguration
 from lexshard.actors.faults import LoggedFault
 from lexshard.actors.role import RunningRole
-from lexshard.cluster.engine.handle import (
-    EngineLocation,
-    EngineRaisedError,
-    Suitability,
-)
+from lexshard.cluster.engine.handle import EngineLocation, EngineRaisedError, Suitability
 from lexshard.cluster.engine.process import EngineProcess, Tell
 from lexshard.cluster.link import PeerLostError
 from lexshard.cluster.roles.actor import own_node, start_actor

@@ -35,9 +35,7 @@ class ProcessRole:
 
 
 def start_process(
-    role: ProcessRole,
-    output: IO[bytes] | None = None,
-    environment: Mapping[str, str] | None = None,
+    role: ProcessRole, output: IO[bytes] | None = None, environment: Mapping[str, str] | None = None
 ) -> subprocess.Popen[bytes]:
     """The process, told its order. ``output`` is where it prints, None where this process does;
     ``environment`` adds to this process's."""

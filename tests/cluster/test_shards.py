@@ -65,7 +65,7 @@ def sharded_engine(**changes: Any) -> Engine:
         {"shards": 2, "head": "dense", "samplers": 2, "sampler_placement": "ray"},
         {"shards": 3, "shard_assignment": "blocks-contiguous", "verify": "greedy", **DRAFT},
         {"shards": 2, "shard_assignment": "blocks-hotness", "shard_trace": str(TRACE)},
-        {"shards": 8, "samplers": 4, "sampler_placement": "threads"},
+        {"shards": 8, "samplers": 4},
     ],
     ids=[
         "two",

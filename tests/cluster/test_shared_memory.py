@@ -24,7 +24,6 @@ from lexshard.cluster.shared_memory import atomic
 from lexshard.cluster.shared_memory.ring import RingConsumer, RingProducer, create_ring, open_ring
 from lexshard.cluster.shared_memory.segment import Segment
 from tests.support.paths import ROOT, SUPPORT
-from tests.support.processes import holders
 from tests.support.ring_peer import WORDS, fill, room
 
 PEER = SUPPORT / "ring_peer.py"
@@ -89,26 +88,6 @@ def test_without_memfd_an_unlinked_file_serves(
     assert list(tmp_path.iterdir()) == []
     segment.close()
     other.close()
-
-
-@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs /proc to look for leaks")
-def test_nothing_is_left_after_kill_9() -> None:
-    shared = Path("/dev/shm")
-    before = set(shared.iterdir()) if shared.exists() else set()
-    ring, process = peer("hold", 4)
-    fill(room(ring), 0, np.random.default_rng(0))
-    ring.publish()
-    assert line(process) == "held"
-    inode = os.fstat(ring._segment.descriptor).st_ino
-    assert set(holders(inode)) == {os.getpid(), process.pid}
-    process.kill()
-    process.wait()
-    assert holders(inode) == [os.getpid()]
-    ring.close()
-    del ring
-    assert holders(inode) == []
-    after = set(shared.iterdir()) if shared.exists() else set()
-    assert not [path for path in after - before if "lexshard" in path.name]
 
 
 def test_sizes_below_one_are_refused() -> None:

@@ -222,13 +222,6 @@ def test_what_finds_no_room_is_told_with_what_to_do(changes: dict[str, Any], tol
         planned(**changes)
 
 
-def test_a_plan_without_gpus_is_on_cpus() -> None:
-    node = NodeResources("a", 8, 128 * GIB)
-    plan = planned(2, nodes=(node,), resources=RoleResources(), kv_cache_bytes=None)
-    assert plan.placement.bundles == ({"CPU": 4.0},)
-    assert "shard 1" in describe(plan)
-
-
 def test_the_demo_has_a_plan() -> None:
     sizes = read_model_sizes(DEMO)
     assert (sizes.vocabulary_size, sizes.hidden_size, sizes.weight_bytes) == (16_384, 256, 2)
