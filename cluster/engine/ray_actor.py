@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import ray
 from ray.util.placement_group import get_current_placement_group
@@ -110,23 +110,19 @@ class RayEngine:
         self._actor.begin.remote()
 
     async def suits(self, configuration: EngineConfiguration) -> Suitability:
-        answer: Suitability = await _answer(self._actor.suits.remote(configuration))
-        return answer
+        return cast(Suitability, await _answer(self._actor.suits.remote(configuration)))
 
     async def located(self) -> EngineLocation | None:
-        location: EngineLocation | None = await _answer(self._actor.locate.remote())
-        return location
+        return cast(EngineLocation | None, await _answer(self._actor.locate.remote()))
 
     async def ended(self) -> None:
         await _answer(self._actor.serve.remote())
 
     async def roles(self) -> Sequence[RunningRole]:
-        found: Sequence[RunningRole] = await _answer(self._actor.roles.remote())
-        return found
+        return cast(Sequence[RunningRole], await _answer(self._actor.roles.remote()))
 
     async def faults(self) -> Sequence[LoggedFault]:
-        found: Sequence[LoggedFault] = await _answer(self._actor.faults.remote())
-        return found
+        return cast(Sequence[LoggedFault], await _answer(self._actor.faults.remote()))
 
     def kill(self) -> None:
         ray.kill(self._actor)
