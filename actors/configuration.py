@@ -16,7 +16,7 @@ TierName = Literal["int8", "int4", "int4-dither", "1-bit"]
 # Their bounds hold always; those of the other two with a stated probability.
 DEFAULT_TIERS: tuple[TierName, ...] = ("int8", "int4")
 HeadChoice = Literal["auto", "certified", "paper", "dense"]
-SamplerPlacement = Literal["threads", "processes", "ray"]
+SamplerPlacement = Literal["processes", "ray"]
 DraftLength = Literal["auto", "measured", "stepping", "fixed"]
 ShardAssignmentMethod = Literal[
     "blocks-round-robin",
@@ -218,9 +218,7 @@ class EngineConfiguration:
     )
     sampler_placement: SamplerPlacement = field(
         default="processes",
-        metadata=setting(
-            "threads, processes (default) or ray: where samplers run", group="sampling"
-        ),
+        metadata=setting("processes (default) or ray: where samplers run", group="sampling"),
     )
     hot_vocabulary: str | None = field(
         default=None,

@@ -65,6 +65,15 @@ def option(
     return Field(default, description=description, json_schema_extra=words, **rules)
 
 
+def _cpus(default: float | None, description: str) -> Any:
+    return option(default, description, group="cluster", metavar="N", gt=0, allow_inf_nan=False)
+
+
+def _share_of_gpu() -> Any:
+    told = "share of one GPU (default: 1 where nodes have GPUs)"
+    return option(None, told, group="cluster", metavar="SHARE", ge=0, le=1)
+
+
 STRICT = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
@@ -85,12 +94,7 @@ def _engine_options() -> dict[str, Any]:
             kind = ByteSize | None
         value = ... if default is MISSING else default
         declared = option(
-            value,
-            told.description,
-            group=told.group,
-            metavar=told.metavar,
-            flag=told.flag,
-            **rules,
+            value, told.description, group=told.group, metavar=told.metavar, flag=told.flag, **rules
         )
         options[name] = (kind, declared)
     return options
@@ -132,54 +136,16 @@ class ServeConfig(EngineOptions):
         metavar="N",
         ge=0,
     )
-    cpus_per_body: float | None = option(
-        None,
-        "that the engine's process reserves (default: --threads, else 1)",
-        group="cluster",
-        metavar="N",
-        gt=0,
-        allow_inf_nan=False,
+    cpus_per_body: float | None = _cpus(
+        None, "that the engine's process reserves (default: --threads, else 1)"
     )
-    cpus_per_shard: float = option(
-        1.0,
-        "that each shard reserves (default 1)",
-        group="cluster",
-        metavar="N",
-        gt=0,
-        allow_inf_nan=False,
+    cpus_per_shard: float = _cpus(1.0, "that each shard reserves (default 1)")
+    cpus_per_sampler: float | None = _cpus(
+        None, "that each sampler reserves (default: its threads)"
     )
-    cpus_per_sampler: float | None = option(
-        None,
-        "that each sampler reserves (default: its threads)",
-        group="cluster",
-        metavar="N",
-        gt=0,
-        allow_inf_nan=False,
-    )
-    cpus_per_drafter: float = option(
-        1.0,
-        "that a drafter reserves (default 1)",
-        group="cluster",
-        metavar="N",
-        gt=0,
-        allow_inf_nan=False,
-    )
-    gpus_per_body: float | None = option(
-        None,
-        "share of one GPU (default: 1 where nodes have GPUs)",
-        group="cluster",
-        metavar="SHARE",
-        ge=0,
-        le=1,
-    )
-    gpus_per_shard: float | None = option(
-        None,
-        "share of one GPU (default: 1 where nodes have GPUs)",
-        group="cluster",
-        metavar="SHARE",
-        ge=0,
-        le=1,
-    )
+    cpus_per_drafter: float = _cpus(1.0, "that a drafter reserves (default 1)")
+    gpus_per_body: float | None = _share_of_gpu()
+    gpus_per_shard: float | None = _share_of_gpu()
     served_model_name: list[Name] = option(
         [], "name for clients; repeatable", group="model", metavar="NAME"
     )

@@ -29,7 +29,10 @@ KEYS, KEY_FILE = "api_keys", "api_key_file"
 # (`kernels.processor`), and with which key `lexshard status` asks.
 PROCESS_VARIABLES = frozenset({"LEXSHARD_HOME", "LEXSHARD_CPU", "LEXSHARD_API_KEY"})
 # Words that values of an option had once, and what they are called now.
-RENAMED = {"verify": {"coupled": "same-token", "exact": "same-distribution"}}
+RENAMED = {
+    "verify": {"coupled": "same-token", "exact": "same-distribution"},
+    "sampler_placement": {"threads": "processes"},
+}
 PROCESSORS = ("", "avx2")  # those of `kernels.processor`, which an API process does without
 
 

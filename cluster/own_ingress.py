@@ -29,11 +29,7 @@ RETRIES = 3
 
 
 def write_configuration(
-    folder: Path,
-    host: str,
-    port: int,
-    sockets: Sequence[str],
-    certificate: bytes | None = None,
+    folder: Path, host: str, port: int, sockets: Sequence[str], certificate: bytes | None = None
 ) -> Path:
     """What HAProxy reads to stand at ``host`` and ``port`` before API processes that listen at
     ``sockets``, files in ``folder``, which is the server's own; with a ``certificate`` and its key

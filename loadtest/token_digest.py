@@ -72,12 +72,8 @@ VARIANTS = (
     Variant("plain", {}, must_hit=True),
     Variant("no prefix cache, dense head", {"prefix_cache": False, "head": "dense"}),
     Variant("little room", {"kv_cache_bytes": 40}, must_preempt=True, must_hit=True),
-    Variant("2 samplers in threads", {"samplers": 2, "sampler_placement": "threads"}),
-    Variant(
-        "2 samplers in processes, little room",
-        {"samplers": 2, "kv_cache_bytes": 40},
-        must_preempt=True,
-    ),
+    Variant("3 samplers", {"samplers": 3}),
+    Variant("2 samplers, little room", {"samplers": 2, "kv_cache_bytes": 40}, must_preempt=True),
 )
 
 

@@ -23,7 +23,7 @@ from lexshard.actors.faults import listen_for_faults
 from lexshard.cluster.config import ServeConfig
 from lexshard.cluster.lifecycle import LOOPBACK
 from lexshard.cluster.process_tree import die_with_parent
-from lexshard.cluster.topology.place import own_node
+from lexshard.cluster.roles.actor import own_node
 from lexshard.cluster.topology.reservation import NODE_LABEL, Reservation
 from lexshard.serve_app.api_processes.direct_ingress import answer_here
 from lexshard.serve_app.api_processes.seats import Seats, ServerRun

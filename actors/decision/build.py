@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lexshard.actors.configuration import EngineConfiguration, SamplerPlacement
-from lexshard.actors.decision.local_samplers import InlineSampler, ThreadSampler
+from lexshard.actors.decision.local_samplers import InlineSampler
 from lexshard.actors.decision.messages import SamplerSettings
 from lexshard.actors.decision.plane import DecisionPlane, SamplerHandle
 from lexshard.actors.decision.sampler import Sampler
@@ -59,19 +59,9 @@ def build_plane(
         inline = InlineSampler(Sampler(settings, states, hot_ids(settings)))
         return DecisionPlane(lambda: inline, 1, lambda: inline, size, informed=True)
     closing = Event()
-    if configuration.sampler_placement == "threads":
-        if configuration.sampler_threads > 1:
-            raise ValueError(
-                "samplers in threads have no threads of their own: take more samplers, or processes"
-            )
-        start: Callable[[], SamplerHandle] = partial(_thread, settings)
-    elif start_sampler is None:
-        raise ValueError(
-            f"samplers in {configuration.sampler_placement} are started by the cluster layer: "
-            "give start_sampler, or take threads"
-        )
-    else:
-        start = partial(start_sampler, settings, configuration.sampler_placement, closing)
+    if start_sampler is None:
+        raise ValueError("samplers are started by the cluster layer: give start_sampler")
+    start = partial(start_sampler, settings, configuration.sampler_placement, closing)
     substitute = partial(_substitute, settings)
     return DecisionPlane(start, configuration.samplers, substitute, size, closing=closing)
 
@@ -94,10 +84,6 @@ def hot_ids(settings: SamplerSettings) -> npt.NDArray[np.int32] | None:
     curve = hot.curve
     pays = size_that_pays(curve, calibrate(synthetic_decider(size), hot.ids, curve.sizes), size)
     return np.sort(hot.ids[:pays]) if pays else None
-
-
-def _thread(settings: SamplerSettings) -> SamplerHandle:
-    return ThreadSampler(Sampler(settings, hot_ids=hot_ids(settings)))
 
 
 def _substitute(settings: SamplerSettings) -> SamplerHandle:

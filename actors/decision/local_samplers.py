@@ -1,8 +1,7 @@
-"""Samplers of this process: in the caller's thread, or in a thread of their own."""
+"""A sampler of this process, in the caller's thread."""
 
 from __future__ import annotations
 
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
 from lexshard.actors.decision.messages import DecisionResult, DecisionWork
@@ -35,24 +34,6 @@ class InlineSampler:
 
     def close(self) -> None:
         """Nothing to end."""
-
-    @property
-    def place(self) -> Place:
-        return here()
-
-
-class ThreadSampler:
-    """Decides in a thread of its own: the kernels release the interpreter lock."""
-
-    def __init__(self, sampler: Sampler) -> None:
-        self._sampler = sampler
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="sampler")
-
-    def submit(self, work: DecisionWork) -> Future[DecisionResult]:
-        return self._thread.submit(self._sampler.decide, work)
-
-    def close(self) -> None:
-        self._thread.shutdown()
 
     @property
     def place(self) -> Place:

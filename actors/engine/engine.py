@@ -406,6 +406,6 @@ def _where_decided(configuration: EngineConfiguration) -> str:
     each = f", {threads} threads each" if threads > 1 else ""
     if not count:
         return f"in the engine's thread{each}"
-    place = {"threads": "threads", "processes": "processes", "ray": "Ray actors"}
+    place = {"processes": "processes", "ray": "Ray actors"}
     beside = f"beside the forward pass by {count} sampler{'s' if count > 1 else ''}"
     return f"{beside} in {place[configuration.sampler_placement]}{each}"

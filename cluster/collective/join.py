@@ -34,11 +34,7 @@ class GroupPlan:
 
 
 def join(
-    plan: GroupPlan,
-    rank: int,
-    *,
-    store: Store | None = None,
-    device: torch.device | None = None,
+    plan: GroupPlan, rank: int, *, store: Store | None = None, device: torch.device | None = None
 ) -> Collective:
     """The group of ``plan`` as its process ``rank`` sees it, all connections open; for a group of
     one there is nothing to open.

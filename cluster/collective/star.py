@@ -8,19 +8,14 @@ which only hidden states have enough of; between GPUs they go another way (``dev
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from lexshard.actors.collective import (
-    ROOT,
-    CollectiveError,
-    Operation,
-    Traffic,
-    no_traffic,
-)
-from lexshard.cluster.collective.links import DeviceLinks, Links, Transfer
+from lexshard.actors.collective import ROOT, CollectiveError, Operation, Traffic, no_traffic
+from lexshard.cluster.collective.nccl_links import NcclLinks
 
 # What a message begins with: its length, and as much of it as fits. Nearly all of them fit, and a
 # second transfer costs more than the rest of a packet that is on its way.
@@ -31,6 +26,31 @@ _FIRST_BYTES = FRAME_BYTES - _LENGTH_BYTES
 ROOT_GRACE_SECONDS = 0.5
 
 
+class Transfer(Protocol):
+    """Bytes on their way."""
+
+    def wait(self, seconds: float | None) -> None:
+        """Returns when they have been taken over at this end. None waits as long as it takes.
+
+        Raises `CollectiveTimeoutError` or `CollectiveLostError` with the rank at the other end.
+        """
+
+
+class Links(Protocol):
+    """Connections of process ``rank`` to all others of ``size``. What is sent to one arrives there
+    in order. Tensors are contiguous, on the CPU, and stay as they are until the wait is over."""
+
+    rank: int
+    size: int
+
+    def send(self, data: torch.Tensor, rank: int) -> Transfer: ...
+
+    def receive(self, into: torch.Tensor, rank: int) -> Transfer: ...
+
+    def close(self) -> None:
+        """Ends the connections, so that the others notice. Closing twice is harmless."""
+
+
 class StarCollective:
     """The group that ``links`` connect. See `actors.collective.Collective`.
 
@@ -39,7 +59,7 @@ class StarCollective:
     one, otherwise they go as other messages do.
     """
 
-    def __init__(self, links: Links, seconds: float, device: DeviceLinks | None = None) -> None:
+    def __init__(self, links: Links, seconds: float, device: NcclLinks | None = None) -> None:
         self.rank = links.rank
         self.size = links.size
         self._traffic = no_traffic()

@@ -12,10 +12,6 @@ from lexshard.actors.faults import LoggedFault
 from lexshard.actors.role import RunningRole
 
 
-class EngineLostError(Exception):
-    """The engine's process has ended, or cannot be reached any more."""
-
-
 class EngineRaisedError(Exception):
     """The engine could not be made, or has failed; with what was raised there."""
 
@@ -37,8 +33,8 @@ class Suitability(Enum):
 
 
 class EngineHandle(Protocol):
-    """Every question raises `EngineLostError` where there is no engine to answer it. Used in one
-    event loop."""
+    """Every question raises `cluster.link.PeerLostError` where there is no engine to answer it.
+    Used in one event loop."""
 
     async def suits(self, configuration: EngineConfiguration) -> Suitability: ...
 
@@ -53,7 +49,7 @@ class EngineHandle(Protocol):
         """Returns when the engine has ended as it was told to.
 
         Raises:
-            EngineLostError: it was killed.
+            PeerLostError: it was killed.
             EngineRaisedError: it has failed.
         """
 

@@ -22,13 +22,9 @@ import psutil
 from lexshard.actors.configuration import EngineConfiguration
 from lexshard.actors.faults import LoggedFault
 from lexshard.actors.role import RunningRole
-from lexshard.cluster.engine.handle import (
-    EngineLocation,
-    EngineLostError,
-    EngineRaisedError,
-    Suitability,
-)
+from lexshard.cluster.engine.handle import EngineLocation, EngineRaisedError, Suitability
 from lexshard.cluster.engine.process import EngineProcess
+from lexshard.cluster.link import PeerLostError
 
 Question = Literal["presence", "locate", "roles", "faults"]
 CONNECT_SECONDS = 0.02  # between two looks for a process that is being started
@@ -104,7 +100,7 @@ class OwnEngine:
                 continue
             try:
                 answer = await _ask(*presence, "presence")
-            except EngineLostError:
+            except PeerLostError:
                 presence[1].close()
                 await asyncio.sleep(CONNECT_SECONDS)
                 continue
@@ -123,7 +119,7 @@ class OwnEngine:
         assert self._presence is not None, "it is asked first whether it suits"
         with suppress(ConnectionError):
             await self._presence[0].read()
-        raise EngineLostError("its process has ended")
+        raise PeerLostError("its process has ended")
 
     async def roles(self) -> Sequence[RunningRole]:
         return (await self._answer("roles")).roles
@@ -140,12 +136,12 @@ class OwnEngine:
 
     async def _answer(self, question: Question) -> EngineAnswer:
         """Raises:
-        EngineLostError: there is no answer.
+        PeerLostError: there is no answer.
         """
         try:
             reader, writer = await asyncio.open_unix_connection(self._path, limit=MOST_ANSWER_BYTES)
         except OSError as error:
-            raise EngineLostError("its process has ended") from error
+            raise PeerLostError("its process has ended") from error
         try:
             return await _ask(reader, writer, question)
         finally:
@@ -173,7 +169,7 @@ async def _ask(
         await writer.drain()
         line = await reader.readline()
     except ConnectionError as error:
-        raise EngineLostError("its process has ended") from error
+        raise PeerLostError("its process has ended") from error
     if not line:
-        raise EngineLostError("its process has ended")
+        raise PeerLostError("its process has ended")
     return msgspec.json.decode(line, type=EngineAnswer)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import ray
 from ray.util.placement_group import get_current_placement_group
@@ -15,14 +15,10 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from lexshard.actors.configuration import EngineConfiguration
 from lexshard.actors.faults import LoggedFault
 from lexshard.actors.role import RunningRole
-from lexshard.cluster.engine.handle import (
-    EngineLocation,
-    EngineLostError,
-    EngineRaisedError,
-    Suitability,
-)
+from lexshard.cluster.engine.handle import EngineLocation, EngineRaisedError, Suitability
 from lexshard.cluster.engine.process import EngineProcess, Tell
-from lexshard.cluster.topology.place import own_node
+from lexshard.cluster.link import PeerLostError
+from lexshard.cluster.roles.actor import own_node, start_actor
 from lexshard.cluster.topology.reservation import Reservation
 
 ENGINE_NAME, NAMESPACE = "engine", "lexshard"
@@ -114,23 +110,19 @@ class RayEngine:
         self._actor.begin.remote()
 
     async def suits(self, configuration: EngineConfiguration) -> Suitability:
-        answer: Suitability = await _answer(self._actor.suits.remote(configuration))
-        return answer
+        return cast(Suitability, await _answer(self._actor.suits.remote(configuration)))
 
     async def located(self) -> EngineLocation | None:
-        location: EngineLocation | None = await _answer(self._actor.locate.remote())
-        return location
+        return cast(EngineLocation | None, await _answer(self._actor.locate.remote()))
 
     async def ended(self) -> None:
         await _answer(self._actor.serve.remote())
 
     async def roles(self) -> Sequence[RunningRole]:
-        found: Sequence[RunningRole] = await _answer(self._actor.roles.remote())
-        return found
+        return cast(Sequence[RunningRole], await _answer(self._actor.roles.remote()))
 
     async def faults(self) -> Sequence[LoggedFault]:
-        found: Sequence[LoggedFault] = await _answer(self._actor.faults.remote())
-        return found
+        return cast(Sequence[LoggedFault], await _answer(self._actor.faults.remote()))
 
     def kill(self) -> None:
         ray.kill(self._actor)
@@ -162,9 +154,9 @@ class RayEngines:
             return None
 
     def start(self, configuration: EngineConfiguration) -> RayEngine:
-        options: dict[str, Any] = {"num_cpus": 0, "max_restarts": 0, "max_task_retries": 0}
+        options: dict[str, Any] = {}
         if self._shared:
-            options |= {
+            options = {
                 "name": ENGINE_NAME,
                 "namespace": NAMESPACE,
                 "get_if_exists": True,
@@ -177,18 +169,19 @@ class RayEngines:
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
                 group, placement_group_capture_child_tasks=True
             )
-        remote = ray.remote(concurrency_groups={_BESIDE: 1, _AT_ONCE: 1})
-        actor = remote(EngineActor).options(**options).remote(configuration, self._make)
-        return RayEngine(actor)
+        beside = (_BESIDE, _AT_ONCE)
+        return RayEngine(
+            start_actor(EngineActor, configuration, self._make, beside=beside, **options)
+        )
 
 
 async def _answer(reference: Any) -> Any:
     """Raises:
-    EngineRaisedError, EngineLostError: see `EngineHandle`.
+    EngineRaisedError, PeerLostError: see `EngineHandle`.
     """
     try:
         return await reference
     except ray.exceptions.RayTaskError as error:
         raise EngineRaisedError(str(error.cause)) from error
     except ray.exceptions.RayError as error:
-        raise EngineLostError(str(error).splitlines()[0]) from error
+        raise PeerLostError(str(error).splitlines()[0]) from error

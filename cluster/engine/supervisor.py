@@ -27,13 +27,13 @@ from lexshard.cluster.engine.handle import (
     EngineHandle,
     EngineHost,
     EngineLocation,
-    EngineLostError,
     EngineRaisedError,
     Suitability,
 )
 from lexshard.cluster.engine.journal import Journal, JournalStream
 from lexshard.cluster.engine.pulse import Pulse
 from lexshard.cluster.engine.transport import ClientSide
+from lexshard.cluster.link import PeerLostError
 from lexshard.cluster.private_folder import remove_abandoned_folders
 
 logger = logging.getLogger("lexshard.engine")
@@ -172,7 +172,7 @@ class EngineSupervisor:
                     self._give_up(str(error))
                     return
                 logger.error("the engine raised: %s", error)
-            except EngineLostError as error:
+            except PeerLostError as error:
                 logger.error("the engine died: %s", error)
             except Exception:
                 logger.exception("the engine could not be supervised")
@@ -201,7 +201,7 @@ class EngineSupervisor:
         False where there may be another one, or the same, a moment later.
 
         Raises:
-            EngineLostError, EngineRaisedError: how it has ended.
+            PeerLostError, EngineRaisedError: how it has ended.
         """
         if self._engine is None:
             self._start_or_find()
@@ -233,7 +233,7 @@ class EngineSupervisor:
                 if task.done():
                     task.result()
             if serving.done():
-                raise EngineLostError("it has ended")
+                raise PeerLostError("it has ended")
             self._set_health(RESTARTING)  # it lives, but not with us: it was not heard for long
             self._side = self._pulse = None
             return False
@@ -257,7 +257,7 @@ class EngineSupervisor:
         """
         try:
             answer = await engine.suits(self._configuration)
-        except EngineLostError:
+        except PeerLostError:
             if not self._found:
                 raise
             self._bury()  # it was about to end
@@ -279,7 +279,7 @@ class EngineSupervisor:
         """Where the engine is; None where the one that was there has just ended."""
         try:
             return await engine.located()
-        except EngineLostError:
+        except PeerLostError:
             if self._found:
                 return None
             raise
@@ -312,7 +312,7 @@ class EngineSupervisor:
                 logger.error("%s: no word for %.1f s", SUSPENDED, pulse.silence)
                 self._set_health(SUSPENDED)
             await asyncio.sleep(LOOK_SECONDS)
-        raise EngineLostError(f"no word from the engine for {STALL_SECONDS:.0f} s")
+        raise PeerLostError(f"no word from the engine for {STALL_SECONDS:.0f} s")
 
     def _replay(self) -> None:
         """Hand every unfinished sequence to the new engine."""
@@ -331,7 +331,7 @@ async def _answer_in_time(answer: Awaitable[Sequence[Answer]]) -> Sequence[Answe
     """Nothing where there is none."""
     try:
         return await asyncio.wait_for(answer, REASON_SECONDS)
-    except (EngineLostError, EngineRaisedError, TimeoutError):
+    except (PeerLostError, EngineRaisedError, TimeoutError):
         return []
 
 

@@ -1,9 +1,8 @@
 """How API processes and the engine process talk: one message per step to each of them.
 
-A stream socket whose file only this user can reach, and frames of msgpack of the dataclasses
-themselves, so nothing that arrives is ever executed. No thread stands between the two, so a message
-wakes its reader alone; and each learns at once that the other is gone, for the system closes
-what a dead process leaves open.
+A stream socket whose file only this user can reach, and msgpack of the dataclasses themselves. No
+thread stands between the two, so a message wakes its reader alone; and each learns at once that the
+other is gone, for the system closes what a dead process leaves open.
 """
 
 from __future__ import annotations
@@ -13,71 +12,31 @@ import select
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
 from lexshard.actors.messages import Commands, SequenceEvent, StepOutput
 from lexshard.cluster.engine import submissions
-from lexshard.cluster.frames import Frames, framed
+from lexshard.cluster.link import Link, PeerLostError
 
 _output_encoder = msgspec.msgpack.Encoder()
 _output_decoder = msgspec.msgpack.Decoder(StepOutput)
 
-_READ_BYTES = 256 * 1024
 _READS = 16  # of one connection, one after the other: steps go on between what is longer
 # What an API process that does not read may cost the engine before it is given up.
 MAX_UNREAD_BYTES = 256 * 1024 * 1024
 
 
+@dataclass(slots=True, eq=False)
 class _Connection:
     """One API process, as the engine sees it. ``unfinished`` counts sequences by request."""
 
-    def __init__(self, connected: socket.socket) -> None:
-        self.socket = connected
-        self.unfinished: dict[str, int] = {}
-        self.watched_for_room = False
-        self._frames = Frames()
-        self._unsent = bytearray()
-
-    @property
-    def unsent_bytes(self) -> int:
-        return len(self._unsent)
-
-    def receive(self) -> Iterator[Commands]:
-        """What has arrived, or a part of it where that is much.
-
-        Raises:
-            ConnectionError: it is gone.
-        """
-        for _ in range(_READS):
-            try:
-                piece = self.socket.recv(_READ_BYTES)
-            except BlockingIOError:
-                return
-            if not piece:
-                raise ConnectionResetError("the API process has ended")
-            yield from map(submissions.decode, self._frames.cut(piece))
-
-    def send(self, frame: bytes) -> None:
-        """Sends what the socket takes now and keeps the rest for `flush`."""
-        if self._unsent:
-            self._unsent += frame
-            return
-        try:
-            sent = self.socket.send(frame)
-        except OSError:  # full, or gone: the reader will see
-            sent = 0
-        if sent < len(frame):
-            self._unsent += frame[sent:]
-
-    def flush(self) -> None:
-        while self._unsent:
-            try:
-                del self._unsent[: self.socket.send(self._unsent)]
-            except OSError:
-                return
+    link: Link
+    unfinished: dict[str, int] = field(default_factory=dict)
+    watched_for_room: bool = False
 
 
 class EngineSide:
@@ -130,12 +89,12 @@ class EngineSide:
         for connection, events in told.items():
             if events or output.statistics is not None or not output.events:
                 own = StepOutput(tuple(events), output.statistics)
-                connection.send(framed(_output_encoder.encode(own)))
+                connection.link.post(_output_encoder.encode(own))
                 self._watch(connection)
 
     def close(self) -> None:
         for connection in self._connections.values():
-            connection.socket.close()
+            connection.link.close()
         self._connections.clear()
         self._listener.close()
         self._poll.close()
@@ -147,31 +106,30 @@ class EngineSide:
                 continue
             connection = self._connections[descriptor]
             if happened & select.EPOLLOUT:
-                connection.flush()
+                connection.link.flush()
                 self._watch(connection)
             try:
-                for commands in connection.receive():
-                    self._note(connection, commands)
-            except OSError:
+                for message in connection.link.arrived(_READS):
+                    self._note(connection, submissions.decode(message))
+            except PeerLostError:
                 self._drop(connection)
         for connection in list(self._connections.values()):
-            if connection.unsent_bytes > MAX_UNREAD_BYTES:
+            if connection.link.unsent_bytes > MAX_UNREAD_BYTES:
                 self._drop(connection)
 
     def _accept(self) -> None:
         connected, _ = self._listener.accept()
-        connected.setblocking(False)
-        self._connections[connected.fileno()] = _Connection(connected)
+        self._connections[connected.fileno()] = _Connection(Link(connected))
         self._poll.register(connected, select.EPOLLIN)
 
     def _watch(self, connection: _Connection) -> None:
         """Room in a socket is news only while something waits for it: whatever the other side
         reads makes room, so an engine at rest would be woken by its own reports."""
-        waits = connection.unsent_bytes > 0
+        waits = connection.link.unsent_bytes > 0
         if waits != connection.watched_for_room:
             connection.watched_for_room = waits
             events = select.EPOLLIN | select.EPOLLOUT if waits else select.EPOLLIN
-            self._poll.modify(connection.socket, events)
+            self._poll.modify(connection.link, events)
 
     def _note(self, connection: _Connection, commands: Commands) -> None:
         if commands.stop:
@@ -189,10 +147,10 @@ class EngineSide:
 
     def _drop(self, connection: _Connection) -> None:
         """What it has asked for is not wanted any more."""
-        if self._connections.pop(connection.socket.fileno(), None) is None:
+        if self._connections.pop(connection.link.fileno(), None) is None:
             return
         self._last_left = time.monotonic()
-        connection.socket.close()
+        connection.link.close()
         abandoned = tuple(connection.unfinished)
         for request_id in abandoned:
             self._forget(request_id)
@@ -222,11 +180,9 @@ class ClientSide:
     def __init__(self, connected: socket.socket, hear: Callable[[StepOutput], None]) -> None:
         self._loop = asyncio.get_running_loop()
         self.lost: asyncio.Future[None] = self._loop.create_future()
-        self._socket = connected
+        self._link = Link(connected)
         self._hear = hear
-        self._frames = Frames()
-        self._unsent = bytearray()
-        self._loop.add_reader(connected, self._receive)
+        self._loop.add_reader(self._link, self._receive)
 
     @classmethod
     async def connect(cls, path: str, hear: Callable[[StepOutput], None]) -> ClientSide:
@@ -246,45 +202,28 @@ class ClientSide:
         """False, and nothing happens, when the engine is gone, which ``lost`` tells."""
         if self.lost.done():
             return False
-        frame = framed(submissions.encode(commands))
-        if self._unsent:
-            self._unsent += frame
-            return True
-        sent = self._send(frame)
-        if sent < len(frame):
-            self._unsent += frame[sent:]
-            self._loop.add_writer(self._socket, self._flush)
+        self._link.post(submissions.encode(commands))
+        if self._link.unsent_bytes:
+            self._loop.add_writer(self._link, self._flush)
         return True
 
     def close(self) -> None:
         """The engine is told nothing more and not heard any more."""
-        if self._socket.fileno() >= 0:
-            self._loop.remove_reader(self._socket)
-            self._loop.remove_writer(self._socket)
-            self._socket.close()
+        if self._link.fileno() >= 0:
+            self._loop.remove_reader(self._link)
+            self._loop.remove_writer(self._link)
+            self._link.close()
         if not self.lost.done():
             self.lost.set_result(None)
 
-    def _send(self, content: bytes | bytearray) -> int:
-        try:
-            return self._socket.send(content)
-        except OSError:  # full, or gone: the reader will see
-            return 0
-
     def _flush(self) -> None:
-        del self._unsent[: self._send(self._unsent)]
-        if not self._unsent:
-            self._loop.remove_writer(self._socket)
+        self._link.flush()
+        if not self._link.unsent_bytes:
+            self._loop.remove_writer(self._link)
 
     def _receive(self) -> None:
         try:
-            piece = self._socket.recv(_READ_BYTES)
-        except BlockingIOError:
-            return
-        except OSError:
-            piece = b""
-        if not piece:
+            for message in self._link.arrived():
+                self._hear(_output_decoder.decode(message))
+        except PeerLostError:
             self.close()
-            return
-        for frame in self._frames.cut(piece):
-            self._hear(_output_decoder.decode(frame))

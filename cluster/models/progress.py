@@ -19,13 +19,7 @@ class FetchProgress:
     """
 
     def __init__(
-        self,
-        name: str,
-        total: int,
-        there: int,
-        announce: Announce,
-        *,
-        terminal: bool | None = None,
+        self, name: str, total: int, there: int, announce: Announce, *, terminal: bool | None = None
     ) -> None:
         self._name, self._total, self._there = name, total, there
         self._announce = announce

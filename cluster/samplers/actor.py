@@ -31,9 +31,10 @@ from lexshard.actors.decision.messages import (
 from lexshard.actors.decision.plane import SamplerLostError
 from lexshard.actors.role import Place
 from lexshard.actors.states.row_table import RowNames
+from lexshard.cluster.link import PeerLostError
+from lexshard.cluster.roles.actor import answer_of, own_node, place_in_cluster, start_actor
+from lexshard.cluster.roles.stopped import LOOK_SECONDS, StoppedProcess
 from lexshard.cluster.samplers.dense_slots import dense_views, slot_bytes
-from lexshard.cluster.samplers.stopped import LOOK_SECONDS, StoppedProcess
-from lexshard.cluster.topology.place import own_node, place_in_cluster
 from lexshard.kernels.columns import write_columns
 
 # Of a node that cannot be reached Ray knows nothing for a minute, and a step would wait so long.
@@ -59,13 +60,9 @@ class SamplerActor:
         return place_in_cluster()
 
     def decide(self, work: DecisionWork) -> DecisionResult:
-        return self._sampler.decide(
-            replace(
-                work,
-                candidates=None if work.candidates is None else _writable(work.candidates),
-                dense=None if work.dense is None else self._columns(work.dense),
-            )
-        )
+        candidates = None if work.candidates is None else _writable(work.candidates)
+        dense = None if work.dense is None else self._columns(work.dense)
+        return self._sampler.decide(replace(work, candidates=candidates, dense=dense))
 
     def _columns(self, dense: DenseRows) -> DenseRows:
         size, columns = dense.logits.shape
@@ -81,9 +78,9 @@ class RemoteSampler:
     """A `SamplerActor` of its own; Ray must be running. Returns when it is warm.
 
     ``options`` are Ray's for the actor: where it runs and what it reserves; ``closed`` is called
-    once when it is closed. Raises
-    `SamplerLostError`, with the reason, where the actor dies before that, cannot be made, or is not
-    warm when ``closing`` is set: a thread that waits while its process leaves Ray may crash it.
+    once when it is closed. Raises `SamplerLostError`, with the reason, where the actor dies before
+    that, cannot be made, or is not warm when ``closing`` is set: a thread that waits while its
+    process leaves Ray may crash it.
     """
 
     def __init__(
@@ -94,20 +91,10 @@ class RemoteSampler:
         **options: Any,
     ) -> None:
         self._closed = closed
-        chosen = {"num_cpus": 0, "max_restarts": 0, "max_task_retries": 0, **options}
-        self._actor = ray.remote(SamplerActor).options(**chosen).remote(settings)
+        self._actor = start_actor(SamplerActor, settings, **options)
         self.place = self._begun(closing)
         self.process_id = self.place.process_id
         self._local = self.place.node == own_node()
-
-    def _begun(self, closing: Event) -> Place:
-        reference = self._actor.place.remote()
-        while not closing.is_set():
-            with suppress(ray.exceptions.GetTimeoutError):
-                place: Place = _get(reference, LOOK_SECONDS)
-                return place
-        ray.kill(self._actor)
-        raise SamplerLostError("the sampler actor was not ready when its plane ended")
 
     def submit(self, work: DecisionWork) -> ActorDecision:
         """Hands ``work`` over; its arrays may change once this returns."""
@@ -125,23 +112,25 @@ class RemoteSampler:
     def wait(self, reference: Any) -> Any:
         """What ``reference`` stands for. Raises `SamplerLostError` where the actor died, or cannot
         be reached."""
-        if not self._local:
-            return self._from_afar(reference)
         process = StoppedProcess(self.process_id)
         while True:
-            try:
-                return _get(reference, LOOK_SECONDS)
-            except ray.exceptions.GetTimeoutError:
-                if process.look():
-                    self._kill()
+            with suppress(TimeoutError):
+                return _answer(reference, LOOK_SECONDS if self._local else REMOTE_SECONDS)
+            if not self._local:
+                raise SamplerLostError(
+                    f"the sampler on {self.place.host} has not answered for {REMOTE_SECONDS:g} s"
+                )
+            if process.look():
+                self._kill()
 
-    def _from_afar(self, reference: Any) -> Any:
-        try:
-            return _get(reference, REMOTE_SECONDS)
-        except ray.exceptions.GetTimeoutError as error:
-            raise SamplerLostError(
-                f"the sampler on {self.place.host} has not answered for {REMOTE_SECONDS:g} s"
-            ) from error
+    def _begun(self, closing: Event) -> Place:
+        reference = self._actor.place.remote()
+        while not closing.is_set():
+            with suppress(TimeoutError):
+                place: Place = _answer(reference, LOOK_SECONDS)
+                return place
+        ray.kill(self._actor)
+        raise SamplerLostError("the sampler actor was not ready when its plane ended")
 
     def _kill(self) -> None:
         """For one that has been stopped, which does not do what Ray asks of it."""
@@ -164,18 +153,13 @@ class ActorDecision:
         return result
 
 
-def _get(reference: Any, timeout: float | None = None) -> Any:
+def _answer(reference: Any, seconds: float) -> Any:
     try:
-        return ray.get(reference, timeout=timeout)
-    except ray.exceptions.RayActorError as error:
-        raise SamplerLostError(f"the sampler actor has died: {error}") from error
+        return answer_of(reference, seconds)
+    except PeerLostError as error:
+        raise SamplerLostError(str(error)) from error
 
 
 def _writable(rows: CandidateRows) -> CandidateRows:
-    return replace(
-        rows,
-        ids=rows.ids.copy(),
-        raw=rows.raw.copy(),
-        offsets=rows.offsets.copy(),
-        truncated=rows.truncated.copy(),
-    )
+    names = ("ids", "raw", "offsets", "truncated")
+    return replace(rows, **{name: getattr(rows, name).copy() for name in names})

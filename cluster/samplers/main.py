@@ -1,15 +1,12 @@
-"""The process of one sampler: ``python -m lexshard.cluster.samplers.main CONTROL MEMORY DOORBELL``.
+"""The process of one sampler: ``python -m lexshard.cluster.samplers.main``, told a `SamplerOrder`.
 
-The arguments are descriptors that `cluster.samplers.process` hands down. It ends when its owner's
-socket does, however the owner ended.
+It ends when its owner's socket does, however the owner ended.
 """
 
 from __future__ import annotations
 
 import signal
 import socket
-import sys
-import time
 import traceback
 from collections.abc import Callable, Iterator
 from typing import Protocol
@@ -23,20 +20,19 @@ from lexshard.actors.decision.messages import (
 from lexshard.actors.messages import RowDecision
 from lexshard.actors.states.deltas import Deltas
 from lexshard.actors.states.row_table import RowNames
+from lexshard.cluster.link import Link, PeerLostError
+from lexshard.cluster.roles.process import read_order
 from lexshard.cluster.samplers.dense_slots import dense_views
-from lexshard.cluster.samplers.message_socket import MessageSocket
 from lexshard.cluster.samplers.messages import (
     Answer,
     Assignment,
     Ready,
     Refusal,
-    SamplerSetup,
+    SamplerOrder,
     decode_assignment,
-    decode_setup,
     encode,
 )
 from lexshard.cluster.samplers.warm_up import warm_sampler
-from lexshard.cluster.shared_memory.doorbell import PeerLostError
 from lexshard.cluster.shared_memory.ring import RingConsumer, open_ring
 
 NO_DELTAS = Deltas()
@@ -51,11 +47,11 @@ class Decider(Protocol):
 class SamplerServer:
     """Answers one assignment after the other; dense rows are read where the producer put them."""
 
-    def __init__(self, sampler: Decider, ring: RingConsumer, setup: SamplerSetup) -> None:
+    def __init__(self, sampler: Decider, ring: RingConsumer, order: SamplerOrder) -> None:
         self._sampler = sampler
         self._ring = ring
-        self._columns = setup.columns
-        self._vocabulary_size = setup.settings.vocabulary_size
+        self._columns = order.columns
+        self._vocabulary_size = order.settings.vocabulary_size
 
     def answer(self, assignment: Assignment) -> Answer | Refusal:
         """Raises `PeerLostError` where the dense rows announced will not come."""
@@ -84,9 +80,7 @@ class SamplerServer:
         rows = range(len(names.sequences))
         for first in rows[:: self._columns]:
             own = rows[first : first + self._columns]
-            slot = self._ring.take()
-            assert slot is not None  # it waits without limit
-            logits, maxima = dense_views(slot, self._vocabulary_size, len(own))
+            logits, maxima = dense_views(self._ring.take(), self._vocabulary_size, len(own))
             yield DecisionWork(step, deltas, dense=DenseRows(names.some(own), logits, maxima))
             self._ring.release()
             deltas = NO_DELTAS
@@ -100,20 +94,18 @@ def refuse(error: Exception) -> Refusal:
 
 def main(make_sampler: Callable[[SamplerSettings], Decider] = warm_sampler) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the owner's to handle
-    control, memory, doorbell = (int(argument) for argument in sys.argv[-3:])
-    messages = MessageSocket(socket.socket(fileno=control))
+    order = read_order(SamplerOrder)
+    link = Link(socket.socket(fileno=order.link))
     try:
-        setup = decode_setup(messages.receive())
-        ring = open_ring((memory, doorbell), setup.slots)
-        started = time.perf_counter()
+        ring = open_ring(order.ring, order.slots)
         try:
-            server = SamplerServer(make_sampler(setup.settings), ring, setup)
+            server = SamplerServer(make_sampler(order.settings), ring, order)
         except Exception as error:
-            messages.send(encode(refuse(error)))
+            link.send(encode(refuse(error)))
             return
-        messages.send(encode(Ready(time.perf_counter() - started)))
+        link.send(encode(Ready()))
         while True:
-            messages.send(encode(server.answer(decode_assignment(messages.receive()))))
+            link.send(encode(server.answer(decode_assignment(link.receive()))))
     except PeerLostError:
         return
 

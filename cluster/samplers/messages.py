@@ -18,18 +18,21 @@ from lexshard.actors.states.deltas import Deltas
 from lexshard.actors.states.row_table import RowNames
 
 
-class SamplerSetup(msgspec.Struct, frozen=True):
-    """The first message: ``columns`` dense rows fit one of the ``slots`` of the ring."""
+class SamplerOrder(msgspec.Struct, frozen=True):
+    """What a sampler's process is told: ``columns`` dense rows fit one of the ``slots`` of the
+    ring. ``link`` and ``ring`` (memory, doorbell) are descriptors that it is handed."""
 
     settings: SamplerSettings
     columns: int
     slots: int
+    link: int
+    ring: tuple[int, int]
 
 
 class Assignment(msgspec.Struct, frozen=True):
     """A `DecisionWork` whose dense rows, those of the names ``dense``, come through the ring.
 
-    They fill one slot after the other, ``SamplerSetup.columns`` in each.
+    They fill one slot after the other, ``SamplerOrder.columns`` in each.
     """
 
     step: int
@@ -39,9 +42,7 @@ class Assignment(msgspec.Struct, frozen=True):
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """The answer to `SamplerSetup`: the kernels are loaded or compiled, which took so long."""
-
-    warm_up_seconds: float
+    """The first message: the kernels are loaded or compiled."""
 
 
 class Answer(msgspec.Struct, frozen=True, tag=True):
@@ -78,6 +79,5 @@ def _array(kind: Any, value: bytes) -> npt.NDArray[Any]:
 
 
 encode = msgspec.msgpack.Encoder(enc_hook=_bytes).encode
-decode_setup = msgspec.msgpack.Decoder(SamplerSetup).decode
 decode_assignment = msgspec.msgpack.Decoder(Assignment, dec_hook=_array).decode
 decode_reply = msgspec.msgpack.Decoder(Reply).decode

@@ -3,7 +3,7 @@
 Submitting returns as soon as the rows are in the ring, so that the sampler decides one step while
 the next is computed. Neither process outlives the other: the child ends with its owner's socket,
 and the owner learns of the child's death from the same socket. A child that has been stopped is
-killed when it is waited for (`cluster.samplers.stopped`). The memory has no name, so nothing is
+killed when it is waited for (`cluster.roles.stopped`). The memory has no name, so nothing is
 left of it.
 """
 
@@ -13,11 +13,10 @@ import os
 import select
 import socket
 import subprocess
-import sys
-import time
 from collections import deque
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -29,25 +28,24 @@ from lexshard.actors.decision.messages import (
 )
 from lexshard.actors.decision.plane import SamplerLostError
 from lexshard.actors.role import Place, here
+from lexshard.cluster.link import Link, PeerLostError
+from lexshard.cluster.roles.process import ProcessRole, command_of, start_process
+from lexshard.cluster.roles.stopped import StoppedProcess
 from lexshard.cluster.samplers.dense_slots import dense_views, slot_bytes
-from lexshard.cluster.samplers.message_socket import MessageSocket
 from lexshard.cluster.samplers.messages import (
     Answer,
     Assignment,
     Ready,
     Refusal,
-    SamplerSetup,
+    SamplerOrder,
     decode_reply,
     encode,
 )
-from lexshard.cluster.samplers.stopped import StoppedProcess
-from lexshard.cluster.shared_memory.doorbell import PeerLostError
 from lexshard.cluster.shared_memory.ring import RingProducer, create_ring
 from lexshard.kernels.columns import write_columns
 from lexshard.kernels.decision import block_maxima
 
-# -P: the folder it is started from must not shadow our modules.
-ENTRY = ("-P", "-m", "lexshard.cluster.samplers.main")
+COMMAND = command_of("lexshard.cluster.samplers.main")
 
 # Eight rows are as fast to transpose as to copy; four slots keep a producer and a consumer busy.
 COLUMNS = 8
@@ -70,21 +68,19 @@ class SamplerProcess:
         *,
         columns: int = COLUMNS,
         slots: int = SLOTS,
-        entry: Sequence[str] = ENTRY,
+        command: Sequence[str] = COMMAND,
     ) -> None:
-        started = time.perf_counter()
         self._vocabulary_size = settings.vocabulary_size
         self._columns = columns
         self._lost: str | None = None
         self._waiting: deque[ProcessDecision] = deque()
-        self._ring, own, self._process = _start(settings, columns, slots, entry)
+        self._ring, own, self._process = _start(settings, columns, slots, command)
         self._stopped = StoppedProcess(self._process.pid)
-        self._messages = MessageSocket(own, self._stopped)
+        self._messages = Link(own, self._stopped)
         self._progress = select.poll()
         self._progress.register(self._messages, select.POLLIN)
         self._progress.register(self._ring, select.POLLIN)
-        self.warm_up_seconds = self._set_up(SamplerSetup(settings, columns, slots))
-        self.start_seconds = time.perf_counter() - started
+        self._await_ready()
 
     @property
     def process_id(self) -> int:
@@ -138,16 +134,14 @@ class SamplerProcess:
             except PeerLostError:
                 self._lose()
 
-    def _set_up(self, setup: SamplerSetup) -> float:
+    def _await_ready(self) -> None:
         try:
-            self._messages.send(encode(setup))
             reply = decode_reply(self._messages.receive())
         except PeerLostError:
             raise self._lose() from None
-        if isinstance(reply, Ready):
-            return reply.warm_up_seconds
-        self.close()
-        raise _raised(reply)
+        if not isinstance(reply, Ready):
+            self.close()
+            raise _raised(reply)
 
     def _checked(self, dense: DenseRows) -> DenseRows:
         expected = (self._vocabulary_size, len(dense.rows.sequences))
@@ -171,9 +165,9 @@ class SamplerProcess:
 
     def _reserve(self) -> npt.NDArray[np.uint8]:
         """A free slot. Answers are taken in meanwhile: a child that cannot send frees no slot."""
-        while (slot := self._ring.reserve(timeout=0)) is None:
+        while (slot := self._ring.reserve()) is None:
             self._messages.wait(self._progress)
-            while (message := self._messages.receive_nowait()) is not None:
+            for message in self._messages.arrived():
                 self._take(message)
         return slot
 
@@ -196,6 +190,8 @@ class SamplerProcess:
         self._lost = reason
         self._messages.close()
         self._ring.close()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
         for pending in self._waiting:
             pending.outcome = SamplerLostError(reason)
         self._waiting.clear()
@@ -222,20 +218,17 @@ class ProcessDecision:
 
 
 def _start(
-    settings: SamplerSettings, columns: int, slots: int, entry: Sequence[str]
+    settings: SamplerSettings, columns: int, slots: int, command: Sequence[str]
 ) -> tuple[RingProducer, socket.socket, subprocess.Popen[bytes]]:
     """The ring, this side's end of the messages' socket, and the child."""
     ring, inherited = create_ring(slots, slot_bytes(settings.vocabulary_size, columns))
     own, other = socket.socketpair()
-    descriptors = (other.fileno(), *inherited)
+    order = SamplerOrder(settings, columns, slots, other.fileno(), inherited)
+    files = (other.fileno(), *inherited)
+    role = ProcessRole("sampler", tuple(command), msgspec.json.encode(order), files)
     try:
-        process = subprocess.Popen(
-            (sys.executable, *entry, *map(str, descriptors)),
-            pass_fds=descriptors,
-            stdin=subprocess.DEVNULL,
-            env={**os.environ, "OMP_NUM_THREADS": str(settings.threads)},
-            process_group=0,  # an interrupt from the terminal is for the owner alone
-        )
+        threads = {"OMP_NUM_THREADS": str(settings.threads)}
+        process = start_process(role, environment=threads)
     except BaseException:
         ring.close()
         own.close()

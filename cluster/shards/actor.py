@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 import ray
 
@@ -11,7 +10,7 @@ from lexshard.actors.collective import CollectiveError
 from lexshard.actors.head.sharded.part import ShardPart
 from lexshard.actors.role import Place
 from lexshard.cluster.collective.join import GroupPlan
-from lexshard.cluster.topology.place import place_in_cluster
+from lexshard.cluster.roles.actor import place_in_cluster
 
 # Calls that are answered while a group is served.
 BESIDE = "beside"
@@ -59,11 +58,3 @@ class ShardActor:
             ShardServer(self._shard, part.owned.ids, states, join(plan, rank)).run()
         except CollectiveError as error:
             logger.info("group %s has ended: %s", plan.name, error)
-
-
-def start_shard_actor(part: Any = None, **options: Any) -> Any:
-    """An actor for ``part``, which may be a reference into the object store, or a spare.
-    ``options`` are Ray's: where it runs and what it reserves."""
-    chosen = {"num_cpus": 0, "max_restarts": 0, "max_task_retries": 0, **options}
-    remote = ray.remote(concurrency_groups={BESIDE: 1})
-    return remote(ShardActor).options(**chosen).remote(part)

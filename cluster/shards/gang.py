@@ -18,7 +18,9 @@ from lexshard.actors.head.sharded.part import ShardPart
 from lexshard.actors.role import Place, RunningRole
 from lexshard.cluster.collective.gloo_links import open_store
 from lexshard.cluster.collective.join import GroupPlan, join
-from lexshard.cluster.shards.actor import start_shard_actor
+from lexshard.cluster.link import PeerLostError
+from lexshard.cluster.roles.actor import answer_of, start_actor
+from lexshard.cluster.shards.actor import BESIDE, ShardActor
 from lexshard.cluster.topology.configured import configured_assignment
 from lexshard.cluster.topology.reservation import Reservation
 
@@ -57,10 +59,9 @@ class ShardGang:
         self._groups = 0
         self._store = open_store(self._host, 0, START_SECONDS, root=True)
         self._actors: list[Any] = [
-            start_shard_actor(part, **options)
-            for part, options in zip(self._parts, self._options, strict=True)
+            _start(options, part) for part, options in zip(self._parts, self._options, strict=True)
         ]
-        self._spares = [start_shard_actor(**options) for options in self._spare_options]
+        self._spares = [_start(options) for options in self._spare_options]
         try:
             self._places = [self._place(rank) for rank in range(1, self._size)]
         except BaseException:
@@ -121,35 +122,39 @@ class ShardGang:
                     raise
             time.sleep(PAUSE_SECONDS)
             ray.kill(self._actors[rank - 1])
-            options = self._options[rank - 1]
-            self._actors[rank - 1] = start_shard_actor(self._parts[rank - 1], **options)
+            self._actors[rank - 1] = _start(self._options[rank - 1], self._parts[rank - 1])
 
     def _replacement(self, rank: int) -> Any:
         """A spare, where there is one, whose place another takes."""
         part, left = self._parts[rank - 1], self._options[rank - 1]
         if not self._spares:
-            return start_shard_actor(part, **left)
+            return _start(left, part)
         spare = self._spares.pop(0)
         spare.take.remote(part)
         self._options[rank - 1] = self._spare_options.pop(0)
-        self._spares.append(start_shard_actor(**left))
+        self._spares.append(_start(left))
         self._spare_options.append(left)
         return spare
 
     def _answers(self, rank: int) -> bool:
         try:
-            ray.get(self._actors[rank - 1].place.remote(), timeout=ANSWER_SECONDS)
-        except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError):
+            answer_of(self._actors[rank - 1].place.remote(), ANSWER_SECONDS)
+        except (PeerLostError, TimeoutError):
             return False
         return True
 
     def _place(self, rank: int) -> Place:
         try:
-            place: Place = ray.get(self._actors[rank - 1].ready.remote(), timeout=START_SECONDS)
-        except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as error:
+            place: Place = answer_of(self._actors[rank - 1].ready.remote(), START_SECONDS)
+        except (PeerLostError, TimeoutError) as error:
             reason = f"shard {rank} could not be started: {error}"
             raise CollectiveLostError(reason, rank) from error
         return place
+
+
+def _start(options: Mapping[str, Any], part: Any = None) -> Any:
+    """An actor for ``part``, a reference into Ray's object store; None: a spare."""
+    return start_actor(ShardActor, part, beside=[BESIDE], **options)
 
 
 def _ray_options(

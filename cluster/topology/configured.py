@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +17,7 @@ from lexshard.actors.index.stored_weights import check_index_of
 from lexshard.cluster.config import ServeConfig
 from lexshard.cluster.topology.assignment import Counts, ShardAssignment, assign
 from lexshard.cluster.topology.nodes import NodeResources, this_machine
-from lexshard.cluster.topology.placement import Role
-from lexshard.cluster.topology.processes import Processes, processes_of
+from lexshard.cluster.topology.processes import Processes, Role
 from lexshard.cluster.topology.sizes import (
     ModelSizes,
     body_memory,
@@ -60,51 +60,74 @@ def role_resources(config: ServeConfig, *, on_gpus: bool) -> RoleResources:
     )
 
 
-def roles_of(
+def processes_of(
     model: ModelSizes,
     configuration: EngineConfiguration,
     rows: Sequence[int],
-    nodes: Sequence[NodeResources],
+    home: NodeResources,
     resources: RoleResources,
-) -> list[Role]:
-    """The gang of ``configuration`` whose shards own so many ``rows``, in the order in which roles
-    are placed on ``nodes``."""
+) -> Processes:
+    """The gang of ``configuration`` whose shards own so many ``rows``, with its engine at ``home``.
+
+    Body, drafter and first shard compute in turn, so that the engine needs as many CPUs, and as
+    much of one GPU, as the largest of them; its samplers need theirs besides.
+    """
     on_gpu = resources.body_gpus > 0
-    memory = body_node(nodes, resources).memory
-    body = body_memory(model, configuration, memory, on_gpu=on_gpu)
-    loading = loading_bytes(model, configuration, on_gpu=on_gpu)
-    roles = [Role("body", "the body", resources.body_cpus, resources.body_gpus, body, loading)]
+    cpus, parts = [resources.body_cpus, resources.shard_cpus], Counter[str]()
+    parts.update(dict(body_memory(model, configuration, home.memory, on_gpu=on_gpu)))
     if configuration.draft not in (None, NGRAM):
         draft = read_model_sizes(configuration.draft, configuration.dtype)
-        blocks = kv_blocks(model, configuration, memory, on_gpu=on_gpu)
-        parts = drafter_memory(draft, blocks)
-        roles.append(Role("drafter", "the drafter", resources.drafter_cpus, 0.0, parts))
-    cpus, gpus = resources.shard_cpus, resources.shard_gpus
-    for number, own in enumerate(rows):
-        parts = shard_memory(model, own, configuration, on_gpu=gpus > 0)
-        roles.append(Role("shard", f"shard {number}", cpus, gpus, parts))
-    for number in range(configuration.samplers):
-        parts = sampler_memory(model, configuration)
-        roles.append(Role("sampler", f"sampler {number}", resources.sampler_cpus, 0.0, parts))
-    return roles
-
-
-def body_node(nodes: Sequence[NodeResources], resources: RoleResources) -> NodeResources:
-    """Whose memory decides how large an automatic KV cache is: the body goes first."""
-    return next((node for node in nodes if node.gpus or not resources.body_gpus), nodes[0])
+        blocks = kv_blocks(model, configuration, home.memory, on_gpu=on_gpu)
+        parts.update(dict(drafter_memory(draft, blocks)))
+        cpus.append(resources.drafter_cpus)
+    gpus = resources.shard_gpus
+    shards = [
+        Role(
+            "shard",
+            f"shard {number}",
+            resources.shard_cpus,
+            gpus,
+            shard_memory(model, own, configuration, on_gpu=gpus > 0),
+        )
+        for number, own in enumerate(rows)
+    ]
+    parts.update(dict(shards[0].parts))
+    tables = sampler_memory(model, configuration) if configuration.samplers else ()
+    samplers = [
+        Role("sampler", f"sampler {number}", resources.sampler_cpus, 0.0, tables)
+        for number in range(configuration.samplers)
+    ]
+    actors = configuration.sampler_placement == "ray"
+    for role in () if actors else samplers:
+        parts.update(dict(role.parts))
+    engine = Role(
+        "engine",
+        "the engine",
+        max(cpus) + (0.0 if actors else sum(role.cpus for role in samplers)),
+        max(resources.body_gpus, gpus),
+        tuple(parts.items()),
+        loading_bytes(model, configuration, on_gpu=on_gpu),
+    )
+    largest = max(shards, key=lambda role: role.bytes)
+    spares = range(configuration.shard_spares if len(shards) > 1 else 0)
+    return Processes(
+        engine,
+        tuple(shards[1:]),
+        tuple(replace(largest, kind="spare", name=f"spare shard {number}") for number in spares),
+        tuple(samplers) if actors else (),
+    )
 
 
 def configured_processes(
-    configuration: EngineConfiguration, resources: RoleResources, nodes: Sequence[NodeResources]
+    configuration: EngineConfiguration, resources: RoleResources, home: NodeResources
 ) -> Processes:
-    """The processes of an engine that is to run on ``nodes``, the first of them its own.
+    """The processes of an engine that is to run at ``home``.
 
     Raises what `configured_assignment` raises, and ``OSError`` for files that cannot be read.
     """
     model = read_model_sizes(configuration.model, configuration.dtype)
     rows = configured_assignment(configuration, model.vocabulary_size).rows
-    roles = roles_of(model, configuration, rows, nodes[:1], resources)
-    return processes_of(roles, configuration)
+    return processes_of(model, configuration, rows, home, resources)
 
 
 def processes_on(config: ServeConfig, nodes: Sequence[NodeResources] = ()) -> Processes:
@@ -113,7 +136,7 @@ def processes_on(config: ServeConfig, nodes: Sequence[NodeResources] = ()) -> Pr
     found = nodes or [this_machine()]
     on_gpus = found[0].gpus > 0 or (not nodes and config.device == "cuda")
     resources = role_resources(config, on_gpus=on_gpus)
-    return configured_processes(config.engine_configuration, resources, found)
+    return configured_processes(config.engine_configuration, resources, found[0])
 
 
 def configured_assignment(

@@ -7,54 +7,27 @@ from dataclasses import dataclass
 from typing import Literal
 
 from lexshard.cluster.topology.nodes import USABLE_SHARE, NodeResources
+from lexshard.cluster.topology.processes import Role, RoleKind
 
-RoleKind = Literal["body", "drafter", "shard", "spare", "sampler"]
 Strategy = Literal["STRICT_PACK", "SPREAD"]
-Parts = tuple[tuple[str, int], ...]  # name, bytes
 _SLACK = 1e-9  # of sums of fractions
 
-# What can be done about a role that lacks CPUs, a GPU, memory.
+# What can be done about a process that lacks CPUs, a GPU, memory.
 _REMEDIES: dict[RoleKind, tuple[str, str, str]] = {
-    "body": ("lower --cpus-per-body", "give --gpus-per-body 0", "lower --kv-cache-memory"),
-    "drafter": ("lower --cpus-per-drafter", "", "draft with ngram"),
+    "engine": ("lower --cpus-per-body", "give --gpus-per-body 0", "lower --kv-cache-memory"),
     "shard": (
         "lower --cpus-per-shard or --shards",
         "lower --gpus-per-shard or --shards",
         "give more --shards or fewer tiers",
     ),
-    "spare": (
-        "lower --cpus-per-shard or --shard-spares",
-        "lower --gpus-per-shard or --shard-spares",
-        "lower --shard-spares",
-    ),
-    "sampler": (
-        "lower --cpus-per-sampler or --samplers",
-        "",
-        "lower --samplers or --max-batch-size",
-    ),
+    "spare": ("lower --shard-spares",) * 3,
+    "sampler": ("lower --cpus-per-sampler or --samplers", "", "lower --samplers"),
 }
 _WANTED = ("CPU", "GPU", "memory", "GPU memory")  # what nearly sufficed last
 
 
 class PlacementError(ValueError):
     """What could not be placed, with one line that says what to do."""
-
-
-@dataclass(frozen=True, slots=True)
-class Role:
-    """A process of the gang. ``parts`` lie on its GPU where ``gpus`` (a share of one, at most 1) is
-    above zero; ``least_bytes`` is what it needs at some time, if that is more than all parts."""
-
-    kind: RoleKind
-    name: str
-    cpus: float
-    gpus: float
-    parts: Parts
-    least_bytes: int = 0
-
-    @property
-    def bytes(self) -> int:
-        return max(sum(count for _, count in self.parts), self.least_bytes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -238,7 +238,7 @@ def _group(
     return NodeGroup(name, *count, cpus, gpus, resources.get("memory", 0), gpu_memory)
 
 
-def advice(file: ClusterFile, groups: Sequence[NodeGroup]) -> Iterator[str]:
+def advice(file: ClusterFile) -> Iterator[str]:
     """What Ray allows and is unwise, one sentence for each."""
     for name in ("head", "worker"):
         key = f"{name}_start_ray_commands"
@@ -251,12 +251,3 @@ def advice(file: ClusterFile, groups: Sequence[NodeGroup]) -> Iterator[str]:
                     f"{key}: the dashboard listens on {host}: give it 127.0.0.1, and see it with "
                     "`ray dashboard FILE`"
                 )
-    head, *workers = groups
-    if workers and head.cpus:
-        yield f"{head.name} has {head.cpus} CPUs: with 0, nothing runs beside what ends the cluster"
-    for group in workers:
-        if group.gpus and group.least != group.most:
-            yield (
-                f"{group.name} has from {group.least} to {group.most} nodes: a gang needs all of "
-                "its GPUs at once, so let min_workers be max_workers"
-            )

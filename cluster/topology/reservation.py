@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import ray
@@ -14,9 +15,9 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from lexshard.cluster.apart import answer_apart
 from lexshard.cluster.config import ServeConfig
+from lexshard.cluster.roles.actor import own_node
 from lexshard.cluster.topology.nodes import NodeResources
-from lexshard.cluster.topology.place import own_node
-from lexshard.cluster.topology.placement import Placement, PlacementError, Role, place
+from lexshard.cluster.topology.placement import Placement, PlacementError, place
 from lexshard.cluster.topology.processes import Processes
 
 NODE_LABEL = "ray.io/node-id"
@@ -113,7 +114,8 @@ def reserve(processes: Processes, *, home: str, seconds: float) -> Reservation:
             f"cannot place a gang that needs {_words(bundles)} on nodes of their own: others have "
             f"taken what was free; try again, or add nodes ({_offers(cluster_nodes(home)[1])})"
         )
-    return _reservation(group, placement, processes)
+    bundle_of = {node: bundle for bundle, node in enumerate(placement.nodes)}
+    return _reservation(group, processes, [bundle_of[each.node] for each in placement.placed])
 
 
 def bundles_of(placement: Placement) -> list[dict[str, float]]:
@@ -125,20 +127,20 @@ def bundles_of(placement: Placement) -> list[dict[str, float]]:
     return bundles
 
 
-def _reservation(group: PlacementGroup, placement: Placement, processes: Processes) -> Reservation:
-    bundle_of = {node: bundle for bundle, node in enumerate(placement.nodes)}
-    slots = [
-        Slot(bundle_of[each.node], each.role.cpus, each.role.gpus) for each in placement.placed
-    ]
-
-    def take(roles: Sequence[Role]) -> tuple[Slot, ...]:
-        taken = tuple(slots[: len(roles)])
-        del slots[: len(roles)]
-        return taken
-
-    [engine] = take([processes.engine])
+def _reservation(
+    group: PlacementGroup, processes: Processes, bundles: Iterable[int]
+) -> Reservation:
+    """A slot for each of ``processes`` in its one of ``bundles``."""
+    slots = (
+        Slot(bundle, role.cpus, role.gpus)
+        for bundle, role in zip(bundles, processes.all, strict=True)
+    )
     return Reservation(
-        group, engine, take(processes.shards), take(processes.spares), take(processes.samplers)
+        group,
+        next(slots),
+        tuple(islice(slots, len(processes.shards))),
+        tuple(islice(slots, len(processes.spares))),
+        tuple(slots),
     )
 
 
@@ -171,15 +173,7 @@ def replica_bundles(processes: Processes) -> list[dict[str, float]]:
 
 def reservation_in(group: PlacementGroup, processes: Processes) -> Reservation:
     """The slots of ``processes`` in a ``group`` of their `replica_bundles`."""
-    slots = [Slot(bundle, role.cpus, role.gpus) for bundle, role in enumerate(processes.all)]
-    shards, spares = len(processes.shards), len(processes.spares)
-    return Reservation(
-        group,
-        slots[0],
-        tuple(slots[1 : 1 + shards]),
-        tuple(slots[1 + shards : 1 + shards + spares]),
-        tuple(slots[1 + shards + spares :]),
-    )
+    return _reservation(group, processes, range(len(processes.all)))
 
 
 def reserve_for(config: ServeConfig) -> Reservation:

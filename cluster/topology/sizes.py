@@ -17,7 +17,7 @@ from lexshard.actors.engine.memory import default_kv_bytes
 from lexshard.actors.kv_cache import BLOCK_TOKENS
 from lexshard.cluster.samplers.dense_slots import slot_bytes
 from lexshard.cluster.samplers.process import COLUMNS, SLOTS
-from lexshard.cluster.topology.placement import Parts
+from lexshard.cluster.topology.processes import Parts
 from lexshard.kernels.quantize.layout import BLOCK, GROUP, padded
 
 FLOAT32, BFLOAT16 = 4, 2

@@ -62,8 +62,8 @@ def shapes(draft: str) -> dict[str, Shape]:
         "exact": Shape(
             {**model, "verify": "same-distribution", "draft_length": "fixed"}, same=False
         ),
-        "sampler threads": Shape({**model, "samplers": 2, "sampler_placement": "threads"}),
-        "sampler processes": Shape({"draft": "ngram", "samplers": 2}),
+        "draft model, samplers": Shape({**model, "samplers": 2}),
+        "n-grams, samplers": Shape({"draft": "ngram", "samplers": 2}),
         "little room": Shape({"draft_length": "stepping"}, guesses=0.6, blocks=16),
         "small steps": Shape(
             {"draft": "ngram", "step_tokens": 24, "max_running": 5, "head": "dense"}

@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"lexshard: {error}", file=sys.stderr)
         return 2
     print(f"{arguments.file} is valid: {file.provider}, {', '.join(map(_told, groups))}")
-    for sentence in advice(file, groups):
+    for sentence in advice(file):
         print(f"  note: {sentence}")
     if arguments.config is None:
         return 0

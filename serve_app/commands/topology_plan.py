@@ -11,7 +11,6 @@ from lexshard.actors.configuration import NGRAM
 from lexshard.cluster.config_sources import ConfigError
 from lexshard.cluster.models.folders import with_model_folders
 from lexshard.cluster.models.progress import tell
-from lexshard.serve_app.commands.argument_types import at_least
 from lexshard.serve_app.commands.option_flags import add_option_flags, given_options
 from lexshard.serve_app.start.preflight import check_model_folder
 from lexshard.serve_app.start.readiness import StartupError
@@ -24,13 +23,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="NODE",
         help="such as '2x cpus=16,memory=64GiB,gpus=4,gpu_memory=80GiB' (default: this machine)",
-    )
-    parser.add_argument(
-        "--nucleus",
-        type=at_least(1),
-        default=256,
-        metavar="TOKENS",
-        help="that a shard tells of a top-p row (default 256)",
     )
     parser.add_argument("--json", action="store_true", help="the plan as JSON")
     add_option_flags(parser)
@@ -48,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
         from lexshard.cluster.topology.plan import configured_plan, describe
 
         nodes = parse_nodes(arguments.nodes) if arguments.nodes else (this_machine(),)
-        plan = configured_plan(config, nodes, arguments.nucleus)
+        plan = configured_plan(config, nodes)
     except (ConfigError, StartupError, ValueError, OSError) as error:
         print(f"lexshard: {error}", file=sys.stderr)
         return 2

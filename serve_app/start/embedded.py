@@ -26,10 +26,10 @@ import msgspec
 from lexshard.cluster.config import ServeConfig
 from lexshard.cluster.engine.own_process import EngineOrder
 from lexshard.cluster.ingress import haproxy_binary
-from lexshard.cluster.kept_processes import KeptProcesses, ProcessRole
 from lexshard.cluster.own_ingress import write_configuration
 from lexshard.cluster.private_folder import PrivateFolder, remove_abandoned_folders
 from lexshard.cluster.process_tree import adopt_orphans, end_descendants, reap_orphans
+from lexshard.cluster.roles.process import KeptProcesses, ProcessRole
 from lexshard.serve_app.api_processes.messages import ApiOrder, Said
 from lexshard.serve_app.observability.logs import print_lines
 from lexshard.serve_app.start.banner import banner

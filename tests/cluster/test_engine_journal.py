@@ -12,7 +12,7 @@ import pytest
 
 from lexshard.actors.configuration import EngineConfiguration
 from lexshard.actors.messages import Request, SamplingParameters, SequenceEvent
-from lexshard.cluster.engine.journal import DEATHS_PER_REQUEST, Journal, JournalStream
+from lexshard.cluster.engine.journal import Journal, JournalStream
 from lexshard.cluster.engine.own_process import OwnEngines
 from lexshard.cluster.engine.pulse import QUIET_SECONDS, Pulse
 from lexshard.cluster.engine.supervisor import SHUTTING_DOWN, EngineSupervisor
@@ -35,21 +35,6 @@ def test_a_new_engine_is_asked_to_go_on_where_each_stream_stopped() -> None:
     [again] = journal.continuations()
     assert again.resumed_ids == (7, 8, 9)
     assert [event.token_ids for event in asyncio.run(stream.arrived())] == [(7,), (8, 9)]
-
-
-def test_a_request_that_saw_two_deaths_is_taken_for_their_cause() -> None:
-    journal = Journal()
-    stream = entered(journal, REQUEST)
-    for _ in range(DEATHS_PER_REQUEST):
-        assert journal
-        journal.hand_over(journal.continuations())
-        journal.count_death()
-    assert not journal
-    [event] = asyncio.run(stream.arrived())
-    assert (event.finish_reason, event.error) == (
-        "error",
-        "the engine died twice while serving this request",
-    )
 
 
 def test_a_stop_gives_streams_their_time_and_then_tells_them() -> None:

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -22,17 +22,7 @@ DRAFTING = replace(CONFIGURATION, draft=str(DEMO_DRAFT), draft_length="stepping"
 LONG = SamplingParameters(temperature=0.9, seed=4, max_tokens=1500, ignore_eos=True)
 MEDIUM = replace(LONG, max_tokens=500)
 SHORT = SamplingParameters(temperature=0.9, seed=4, max_tokens=30, ignore_eos=True)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _ray() -> Iterator[None]:
-    from lexshard.cluster.lifecycle import start_local_ray
-
-    start_local_ray()
-    yield
-    import ray
-
-    ray.shutdown()
+pytestmark = pytest.mark.usefixtures("local_ray")
 
 
 def supervisor(configuration: EngineConfiguration) -> Any:

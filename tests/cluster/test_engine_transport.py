@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -25,7 +26,7 @@ from lexshard.actors.messages import (
 )
 from lexshard.cluster.engine import submissions, transport
 from lexshard.cluster.engine.transport import ClientSide, EngineSide
-from lexshard.cluster.frames import Frames
+from lexshard.cluster.link import Link
 
 Heard = list[StepOutput]
 
@@ -36,9 +37,14 @@ def test_messages_come_whole_however_the_stream_is_cut(
 ) -> None:
     stream = b"".join(len(each).to_bytes(4, "little") + each for each in contents)
     edges = sorted({0, len(stream), *(cut for cut in cuts if cut < len(stream))})
-    frames = Frames()
-    pieces = [stream[begin:end] for begin, end in pairwise(edges)]
-    assert [frame for piece in pieces for frame in frames.cut(piece)] == contents
+    here, there = socket.socketpair()
+    link, arrived = Link(there), []
+    for begin, end in pairwise(edges):
+        here.sendall(stream[begin:end])
+        arrived += link.arrived()
+    assert arrived == contents
+    here.close()
+    link.close()
 
 
 LISTS = st.lists(st.integers(0, 9), max_size=3).map(tuple)
@@ -270,7 +276,7 @@ def test_a_process_that_does_not_read_holds_nobody_up_and_is_given_up(monkeypatc
         await until(lambda: side.receive(0.0) is None and len(heard) == 2)  # reads again: no loss
         assert heard[1].events == (large,)
         assert heard_by_other[0].events == (SequenceEvent("b", 0, (1,)),)
-        asyncio.get_running_loop().remove_reader(stuck._socket)
+        asyncio.get_running_loop().remove_reader(stuck._link)
         for _ in range(30):
             side.emit(StepOutput((large,)))
         assert await received(side) == Commands(cancel=("a",))

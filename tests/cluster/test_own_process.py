@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from lexshard.actors.configuration import EngineConfiguration
-from lexshard.cluster.engine.handle import EngineLostError, Suitability
+from lexshard.cluster.engine.handle import Suitability
 from lexshard.cluster.engine.own_process import OwnEngine, answer_questions
+from lexshard.cluster.link import PeerLostError
 
 CONFIGURATION = EngineConfiguration(model="none")
 
@@ -70,5 +71,5 @@ def test_the_end_of_a_process_that_had_answered_is_a_death(tmp_path: Path) -> No
         assert await engine.suits(CONFIGURATION) is Suitability.SUITABLE
         await engine.ended()
 
-    with listener, pytest.raises(EngineLostError):
+    with listener, pytest.raises(PeerLostError):
         asyncio.run(live())

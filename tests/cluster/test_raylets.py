@@ -72,15 +72,15 @@ def configuration_of(**changes: Any) -> EngineConfiguration:
 @contextmanager
 def reserved_engine(**changes: Any) -> Iterator[Engine]:
     """An engine in this process, its shards and samplers where a reservation says."""
+    from lexshard.cluster.roles.actor import own_node
     from lexshard.cluster.samplers.start import SamplerStarter
     from lexshard.cluster.shards.gang import RayShards
     from lexshard.cluster.topology.configured import RoleResources, configured_processes
-    from lexshard.cluster.topology.place import own_node
     from lexshard.cluster.topology.reservation import cluster_nodes, reserve
 
     configuration = configuration_of(**changes)
     home = own_node()
-    processes = configured_processes(configuration, RoleResources(), cluster_nodes(home)[1])
+    processes = configured_processes(configuration, RoleResources(), cluster_nodes(home)[1][0])
     reservation = reserve(processes, home=home, seconds=5)
     try:
         engine = Engine(
@@ -111,7 +111,7 @@ def test_shards_and_samplers_on_other_nodes_say_what_one_process_says(
     plain: list[Completion], requests: list[Request]
 ) -> None:
     with raylets(1, 2, 2):
-        from lexshard.cluster.topology.place import own_node
+        from lexshard.cluster.roles.actor import own_node
 
         with reserved_engine(shards=3, samplers=2, draft=str(DEMO_DRAFT)) as engine:
             shards, samplers = _nodes_of(engine, "shard"), _nodes_of(engine, "sampler")

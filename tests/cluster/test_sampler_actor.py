@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 
@@ -20,18 +19,7 @@ from lexshard.actors.states.deltas import Deltas
 from tests.support.processes import gone
 from tests.support.sampler_work import SETTINGS, candidate_rows, comparable, dense_rows, opened
 
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _ray() -> Iterator[None]:
-    from lexshard.cluster.lifecycle import start_local_ray
-
-    start_local_ray()
-    yield
-    import ray
-
-    ray.shutdown()
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("local_ray")]
 
 
 def test_its_decisions_are_those_of_a_sampler_in_this_process() -> None:

@@ -90,7 +90,6 @@ def test_every_assignment_with_samplers_and_drafts_of_every_kind(
         "shards": shards,
         "shard_assignment": method,
         "samplers": SAMPLERS[(case + case // 4) % 4],
-        "sampler_placement": "threads",
         **DRAFTS[case % 3],
     }
     if method.startswith("clusters"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +19,10 @@ from lexshard.cluster.samplers.start import start_sampler
 from tests.support.paths import DEMO, DEMO_DRAFT, ROOT
 from tests.support.speculation_cases import drafting_engine, requests_of, run_and_close
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("local_ray")]
 
 TRACE = ROOT / "loadtest" / "data" / "a_kidnapped_santa_claus.txt"
 DRAFT: dict[str, Any] = {"draft": str(DEMO_DRAFT)}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _ray() -> Iterator[None]:
-    from lexshard.cluster.lifecycle import start_local_ray
-
-    start_local_ray()
-    yield
-    import ray
-
-    ray.shutdown()
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +53,7 @@ def sharded_engine(**changes: Any) -> Engine:
         {"shards": 2, "head": "dense", "samplers": 2, "sampler_placement": "ray"},
         {"shards": 3, "shard_assignment": "blocks-contiguous", "verify": "greedy", **DRAFT},
         {"shards": 2, "shard_assignment": "blocks-hotness", "shard_trace": str(TRACE)},
-        {"shards": 8, "samplers": 4, "sampler_placement": "threads"},
+        {"shards": 8, "samplers": 4},
     ],
     ids=[
         "two",

@@ -1,5 +1,5 @@
-"""A sampler that is stopped (SIGSTOP) is killed and its work done again elsewhere; one that is
-slow, starved or stopped for a moment is not."""
+"""A sampler that is killed, or stopped (SIGSTOP), is replaced and its work done elsewhere; one that
+is slow, starved or stopped for a moment is not."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from lexshard.actors.decision.messages import DecisionWork
 from lexshard.actors.decision.plane import DecisionPlane, SamplerHandle, SamplerLostError
 from lexshard.actors.decision.sampler import Sampler
 from lexshard.actors.states.deltas import Deltas
+from lexshard.cluster.roles.stopped import LOOKS, StoppedProcess
 from lexshard.cluster.samplers.process import SamplerProcess
-from lexshard.cluster.samplers.stopped import LOOKS, StoppedProcess
 from tests.support.processes import gone
-from tests.support.sampler_processes import STAND_IN, play, running
+from tests.support.sampler_processes import play, running, stand_in
 from tests.support.sampler_stand_in import THOUGHTFUL_SECONDS
 from tests.support.sampler_work import SETTINGS, SIZE, dense_rows
 
@@ -42,18 +42,18 @@ def inline() -> SamplerHandle:
     return InlineSampler(Sampler(SETTINGS))
 
 
-@pytest.mark.parametrize("samplers", [1, 2])
-def test_a_sampler_stopped_in_mid_step_changes_no_token(samplers: int) -> None:
+@pytest.mark.parametrize(
+    ("number", "samplers"), [(signal.SIGKILL, 2), (signal.SIGSTOP, 1), (signal.SIGSTOP, 2)]
+)
+def test_a_sampler_lost_in_mid_step_changes_no_token(number: signal.Signals, samplers: int) -> None:
     expected = play(DecisionPlane(inline, 1, inline, SIZE))
     plane = DecisionPlane(lambda: SamplerProcess(SETTINGS), samplers, inline, SIZE)
     victim = next(iter(plane._handles.values()))
     assert isinstance(victim, SamplerProcess)
-    started = time.monotonic()
-    assert play(plane, 10, signal.SIGSTOP) == expected
+    assert play(plane, 10, number) == expected
     assert plane.counters.lost == 1
     assert plane.counters.wait < MOST_SECONDS
     assert gone(victim.process_id, 5)
-    print(f"25 steps with a stopped sampler took {time.monotonic() - started:.1f} s")
 
 
 def test_samplers_that_are_all_stopped_change_no_token() -> None:
@@ -85,7 +85,7 @@ def test_whoever_waits_learns_of_it() -> None:
             process.submit(DecisionWork(0, long))
     started = time.monotonic()
     with pytest.raises(SamplerLostError, match="had been stopped"):
-        SamplerProcess(SETTINGS, entry=(STAND_IN, "stopped at birth"))
+        SamplerProcess(SETTINGS, command=stand_in("stopped at birth"))
     assert time.monotonic() - started < 30.0
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lexshard.cluster.config import ServeConfig
-from lexshard.cluster.kept_processes import ProcessRole
+from lexshard.cluster.roles.process import ProcessRole
 from lexshard.serve_app.start import embedded
 from lexshard.serve_app.start.embedded import (
     ENGINE,

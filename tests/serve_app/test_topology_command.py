@@ -32,32 +32,25 @@ def test_a_plan_says_what_goes_where(tmp_path: Path, capsys: Captured) -> None:
     hot = ["--shards", "2", "--samplers", "2", "--shard-assignment", "blocks-hotness"]
     assert plan(*hot, "--shard-trace", str(trace), "--draft", str(DEMO_DRAFT)) == 0
     shown = capsys.readouterr().out
-    for told in ("blocks-hotness", "STRICT_PACK", '{"CPU": 6.0}', "the drafter", "sampler 1"):
+    for told in ("blocks-hotness", "STRICT_PACK", '{"CPU": 4.0}', "draft model", "dense rows"):
         assert told in shown
     assert plan(*hot, "--shard-trace", str(trace), "--json") == 0
     data = json.loads(capsys.readouterr().out)
-    assert data["assignment"]["rows"] == [8192, 8192]
-    assert data["assignment"]["work_balance"] < 1.05
-    assert [each["need"] for each in data["wire"]] == [
-        "top-1",
-        "top-50",
-        "top-p certified",
-        "dense",
-    ]
-    assert all(each["per_shard"] > 0 for each in data["wire"])
+    assert data["rows"] == [8192, 8192]
+    assert data["work_balance"] < 1.05
 
 
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
         (["--shards", "300"], "256 blocks of 64 ids"),
-        (["--shards", "8"], "cannot place shard 7: it needs 1 CPU"),
+        (["--shards", "9"], "cannot place shard 8: it needs 1 CPU"),
         (["--shard-assignment", "round"], "option 'shard_assignment'"),
         (["--shard-assignment", "blocks-hotness"], "give a --shard-trace"),
         (["--shard-assignment", "clusters-semantic"], "lexshard index build"),
         (["--shard-trace", "absent"], "no trace at absent"),
         (["--index", "absent"], "there is no vocabulary index at absent"),
-        (["--gpus-per-shard", "1"], "cannot place shard 0: it needs 1 GPU"),
+        (["--gpus-per-shard", "1"], "cannot place the engine: it needs 1 GPU"),
         (["--nodes", "cpus=8"], "says no memory"),
         (["--dtype", "int3"], "'dtype'"),
     ],

@@ -14,11 +14,11 @@ from lexshard.actors.messages import Request, SequenceEvent, StepOutput
 from lexshard.actors.role import RunningRole
 from lexshard.cluster.engine.handle import (
     EngineLocation,
-    EngineLostError,
     EngineRaisedError,
     Suitability,
 )
 from lexshard.cluster.engine.transport import EngineSide
+from lexshard.cluster.link import PeerLostError
 from tests.support.mock_engine import MockEngine
 
 
@@ -48,7 +48,7 @@ class EngineToCome:
 
     async def ended(self) -> None:
         await self._died.wait()
-        raise EngineLostError("it was killed")
+        raise PeerLostError("it was killed")
 
     async def roles(self) -> Sequence[RunningRole]:
         return []
@@ -104,5 +104,5 @@ class EnginesToCome:
         return engine
 
 
-LOST = EngineLostError("its process has ended")
+LOST = PeerLostError("its process has ended")
 RAISED = EngineRaisedError("no memory left")

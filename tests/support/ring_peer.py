@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import select
 import subprocess
 import sys
 import time
@@ -10,8 +11,14 @@ import zlib
 
 import numpy as np
 
-from lexshard.cluster.shared_memory.doorbell import PeerLostError
-from lexshard.cluster.shared_memory.ring import RingConsumer, create_ring, open_ring
+from lexshard.cluster.link import PeerLostError
+from lexshard.cluster.shared_memory.ring import (
+    RingConsumer,
+    RingProducer,
+    Slot,
+    create_ring,
+    open_ring,
+)
 
 WORDS = 32
 
@@ -30,15 +37,20 @@ def check(slot: np.ndarray, number: int) -> None:
     assert words[-1] == zlib.crc32(words[:-1]), f"message {number} is torn"
 
 
+def room(ring: RingProducer) -> Slot:
+    """The next slot to write, which is waited for."""
+    while (slot := ring.reserve()) is None:
+        assert select.select([ring], [], [], 30)[0]
+    return slot
+
+
 def consume(ring: RingConsumer) -> None:
     """Checks every message until the producer is gone; says how many there were."""
     pause = random.Random(1)
     number = 0
     try:
         while True:
-            slot = ring.take()
-            assert slot is not None
-            check(slot, number)
+            check(ring.take(), number)
             ring.release()
             number += 1
             if pause.random() < 0.001:
@@ -62,13 +74,9 @@ def produce_and_die() -> None:
     )
     random_numbers = np.random.default_rng(0)
     for number in range(5):
-        slot = ring.reserve()
-        assert slot is not None
-        fill(slot, number, random_numbers)
+        fill(room(ring), number, random_numbers)
         ring.publish()
-    half = ring.reserve()  # begun, never published
-    assert half is not None
-    half[:] = 255
+    room(ring)[:] = 255  # begun, never published
     print(consumer.pid, flush=True)
     time.sleep(600)
 

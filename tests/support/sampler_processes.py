@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -17,14 +18,17 @@ from lexshard.cluster.samplers.process import SamplerProcess
 from tests.support.paths import SUPPORT
 from tests.support.sampler_work import SETTINGS, SIZE, opened
 
-STAND_IN = str(SUPPORT / "sampler_stand_in.py")
+
+def stand_in(how: str) -> tuple[str, ...]:
+    """The command of the stand-in that behaves like ``how``."""
+    return (sys.executable, str(SUPPORT / "sampler_stand_in.py"), how)
 
 
 @contextmanager
 def running(how: str | None = None, **options: int) -> Iterator[SamplerProcess]:
     """A real sampler, or the stand-in that behaves like ``how``."""
-    entry = {} if how is None else {"entry": (STAND_IN, how)}
-    process = SamplerProcess(SETTINGS, **options, **entry)  # type: ignore[arg-type]
+    command = {} if how is None else {"command": stand_in(how)}
+    process = SamplerProcess(SETTINGS, **options, **command)  # type: ignore[arg-type]
     try:
         yield process
     finally:

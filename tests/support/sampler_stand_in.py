@@ -1,4 +1,4 @@
-"""Sampler processes that misbehave: ``sampler_stand_in.py HOW`` and the arguments of the real one.
+"""Sampler processes that misbehave: ``sampler_stand_in.py HOW``, told what the real one is.
 
 Their token is the largest logit of the row.
 """

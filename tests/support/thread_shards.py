@@ -48,7 +48,7 @@ class Awaited:
 
 
 class ThreadLinks:
-    """Thread ``rank`` of a group (`cluster.collective.links.Links`)."""
+    """Thread ``rank`` of a group (`cluster.collective.star.Links`)."""
 
     def __init__(self, letters: dict[tuple[int, int], Letters], rank: int, size: int) -> None:
         self.rank = rank

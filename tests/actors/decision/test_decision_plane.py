@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lexshard.actors.candidates import Candidates
-from lexshard.actors.decision.local_samplers import InlineSampler, ThreadSampler
+from lexshard.actors.decision.local_samplers import InlineSampler
 from lexshard.actors.decision.messages import DecisionResult, DecisionWork, SamplerSettings
 from lexshard.actors.decision.plane import (
     DecisionPlane,
@@ -30,6 +30,7 @@ from lexshard.actors.states.row_table import RowNames, flatten_adjustments
 from lexshard.actors.states.sequence_state import SequenceState
 from lexshard.kernels.draw import Controls, draw
 from lexshard.kernels.penalties import adjust
+from tests.support.thread_sampler import ThreadSampler
 
 
 def first_rows(count: int) -> RowNames:

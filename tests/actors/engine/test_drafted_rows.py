@@ -52,11 +52,10 @@ def test_guesses_of_any_quality_change_no_token(
     [
         {"kv_cache_bytes": 12},  # blocks
         {"prefix_cache": False, "step_tokens": 24},
-        {"samplers": 2, "sampler_placement": "threads"},
         {"samplers": 2, "sampler_placement": "processes"},
         {"head": "dense"},
     ],
-    ids=["little room", "small steps", "sampler threads", "sampler processes", "dense head"],
+    ids=["little room", "small steps", "sampler processes", "dense head"],
 )
 def test_nor_do_they_however_the_engine_isrun_and_close(
     requests: list[Request], plain: list[Completion], truth: dict, changes: dict[str, Any]

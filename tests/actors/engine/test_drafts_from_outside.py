@@ -82,7 +82,7 @@ def test_text_is_that_without_guesses_whatever_they_are(
         return drafts_of(request, said, *right, *wrong)
 
     mixed = [outside(each) if place % 2 else each for place, each in enumerate(requests)]
-    for options in ({}, {"samplers": 2, "sampler_placement": "threads"}):
+    for options in ({}, {"samplers": 2}):
         engine = drafting_engine(draft=str(DEMO_DRAFT), **options)
         assert run_with(engine, mixed, guess) == texts
         assert engine.statistics().draft_accepted_tokens > 50

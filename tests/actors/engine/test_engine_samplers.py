@@ -70,13 +70,11 @@ def expected(prompt_ids: PromptIds) -> list[tuple[tuple[int, ...], Any]]:
 
 
 @pytest.mark.parametrize(
-    ("count", "threads", "placement", "blocks"),
+    ("count", "threads", "blocks"),
     [
-        (1, 1, "threads", None),
-        (2, 1, "threads", None),
-        (3, 1, "threads", 1100),  # too little memory for all at once: sequences are preempted
-        (1, 2, "processes", None),
-        (2, 1, "processes", 1100),
+        (3, 1, 1100),  # too little memory for all at once: sequences are preempted
+        (1, 2, None),
+        (2, 1, None),
     ],
 )
 def test_samplers_change_no_token(
@@ -84,15 +82,12 @@ def test_samplers_change_no_token(
     prompt_ids: PromptIds,
     count: int,
     threads: int,
-    placement: SamplerPlacement,
     blocks: int | None,
 ) -> None:
     settings: dict[str, object] = {}
     if blocks is not None:
         settings = {"kv_cache_bytes": blocks * 1024, "max_model_len": 256}
-    engine = make_engine(
-        samplers=count, sampler_threads=threads, sampler_placement=placement, **settings
-    )
+    engine = make_engine(samplers=count, sampler_threads=threads, **settings)
     try:
         done = run_to_completion(engine, requests_of(prompt_ids, 27))
         assert [(each.token_ids, each.logprobs) for each in done] == expected
@@ -162,7 +157,7 @@ def _children() -> set[int]:
 def test_a_request_cancelled_while_its_token_is_decided_leaves_nothing(
     prompt_ids: PromptIds,
 ) -> None:
-    engine = make_engine(samplers=1, sampler_placement="threads")
+    engine = make_engine(samplers=1)
     for request in requests_of(prompt_ids, 4):
         engine.submit(request)
     plan = engine.steps.plan()
@@ -224,7 +219,7 @@ def _drive(engine: Engine, way: str, requests: Sequence[Request], cancel: set[st
 
 @pytest.fixture(scope="module")
 def overlapping() -> Any:
-    engine = make_engine(samplers=1, sampler_placement="threads", step_tokens=64)
+    engine = make_engine(samplers=1, step_tokens=64)
     yield engine
     engine.check_idle()
     engine.close()
@@ -287,7 +282,6 @@ def test_a_hidden_state_that_is_not_finite_harms_only_its_own(
 def test_prompt_logprobs_survive_preemption(prompt_ids: PromptIds) -> None:
     engine = make_engine(
         samplers=1,
-        sampler_placement="threads",
         max_model_len=128,
         kv_cache_bytes=24 * 16 * 4 * 2 * 4 * 256 // 2,
     )

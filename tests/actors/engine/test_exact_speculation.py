@@ -28,7 +28,7 @@ DRAFTERS: dict[str, dict[str, Any]] = {
     "full head": {**EXACT, "draft_head": "full", "draft_tokens": 3},
     "stepping": {**EXACT, "draft_length": "stepping"},
     "look-up": {"verify": "same-distribution", "draft": "ngram"},
-    "samplers": {**EXACT, "samplers": 2, "sampler_placement": "threads"},
+    "samplers": {**EXACT, "samplers": 2},
 }
 PARAMETERS = SamplingParameters(temperature=1.1, top_k=CHOICES, max_tokens=5, ignore_eos=True)
 
@@ -192,8 +192,7 @@ def test_the_same_seed_gives_the_same_text_alone_or_among_others(
     """Every control, samplers anywhere; greedy ones say what they say without guesses."""
     some = requests_of(prompt_ids, 8)
     together = run_and_close(drafting_engine(**EXACT), some)
-    threads = {"samplers": 2, "sampler_placement": "threads"}
-    assert run_and_close(drafting_engine(**EXACT, **threads), some) == together
+    assert run_and_close(drafting_engine(**EXACT, samplers=2), some) == together
     alone = drafting_engine(**EXACT)
     for request, completion in zip(some, together, strict=True):
         assert run_to_completion(alone, [request]) == [completion]

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from lexshard.actors.candidates import Candidates
-from lexshard.actors.decision.local_samplers import InlineSampler, ThreadSampler
+from lexshard.actors.decision.local_samplers import InlineSampler
 from lexshard.actors.decision.messages import DecisionResult, DecisionWork, SamplerSettings
 from lexshard.actors.decision.plane import DecisionPlane, PlaneCounters, SamplerHandle
 from lexshard.actors.decision.sampler import Sampler
@@ -26,6 +26,7 @@ from lexshard.actors.kv_cache import BlockPool
 from lexshard.actors.messages import Certificate, Request, SamplingParameters
 from lexshard.actors.states.row_table import RowTable
 from lexshard.actors.states.sequence_state import SequenceStates
+from tests.support.thread_sampler import ThreadSampler
 
 PromptIds = list[tuple[int, ...]]
 Floats = npt.NDArray[np.float64]

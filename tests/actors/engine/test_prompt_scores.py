@@ -81,7 +81,7 @@ def expected(engine: Engine, prompt: tuple[int, ...]) -> list[Completion]:
         {},
         {"prefix_cache": False},
         {"step_tokens": 7},
-        {"samplers": 1, "sampler_placement": "threads"},
+        {"samplers": 1},
     ],
     ids=str,
 )

@@ -25,7 +25,7 @@ DRAFTERS: dict[str, dict[str, Any]] = {
     "far": {**MODEL, "draft_tokens": 9},
     "look-up": {"draft": "ngram"},
     "greedy": {**MODEL, "verify": "greedy"},
-    "sampler threads": {**MODEL, "samplers": 2, "sampler_placement": "threads"},
+    "samplers": {**MODEL, "samplers": 2},
     "little room": {**MODEL, "kv_cache_bytes": 12 * 16 * 4 * 4096},
 }
 

@@ -194,15 +194,6 @@ def test_hot_blocks_are_spread_as_evenly_as_the_hottest_allows(shards: int) -> N
     assert again.work_balance < contiguous.work_balance
 
 
-def test_a_block_hotter_than_a_part_is_told_and_rows_stay_even() -> None:
-    counts = np.ones(6400, np.int64)
-    counts[5] = 10_000
-    assignment = assign("blocks-hotness", 6400, 4, counts=counts)
-    assert assignment.row_balance == 1.0
-    assert assignment.work_balance is not None
-    assert assignment.work_balance > 2
-
-
 @pytest.mark.parametrize("shards", [2, 3, 4, 6])
 def test_semantic_parts_keep_near_clusters_together(shards: int) -> None:
     """Clusters around ``shards`` far points: every point's clusters are on one shard."""

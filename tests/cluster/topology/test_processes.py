@@ -13,8 +13,8 @@ from lexshard.cluster.joining import Versions, mismatch
 from lexshard.cluster.topology.assignment import AssignmentError
 from lexshard.cluster.topology.configured import RoleResources, configured_processes, processes_on
 from lexshard.cluster.topology.nodes import NodeResources
-from lexshard.cluster.topology.placement import PlacementError, Role, place
-from lexshard.cluster.topology.processes import Processes
+from lexshard.cluster.topology.placement import PlacementError, place
+from lexshard.cluster.topology.processes import Processes, Role
 from lexshard.cluster.topology.reservation import bundles_of
 from tests.support.paths import DEMO, DEMO_DRAFT
 
@@ -24,7 +24,7 @@ NODE = NodeResources("a", 8, 16 * GIB)
 
 def processes(resources: RoleResources | None = None, **changes: Any) -> Processes:
     configuration = EngineConfiguration(str(DEMO), **changes)
-    return configured_processes(configuration, resources or RoleResources(), [NODE])
+    return configured_processes(configuration, resources or RoleResources(), NODE)
 
 
 def test_an_engine_alone_asks_for_what_the_largest_of_its_roles_asks_for() -> None:

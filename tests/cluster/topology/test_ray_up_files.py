@@ -42,7 +42,7 @@ def _name(path: Path) -> str:
 @pytest.mark.parametrize("path", FILES, ids=_name)
 def test_ours_are_valid_and_need_no_advice(path: Path) -> None:
     file = read_cluster_file(path)
-    assert list(advice(file, node_groups(file))) == []
+    assert list(advice(file)) == []
 
 
 @pytest.mark.parametrize("path", FILES, ids=_name)
@@ -59,22 +59,6 @@ def test_every_misspelt_key_is_named(path: Path, tmp_path: Path) -> None:
                 continue
         missed.append(where)
     assert missed == []
-
-
-def test_a_misspelt_key_has_a_suggestion(tmp_path: Path) -> None:
-    content = _content(FILES[1])
-    content["available_node_types"]["gang"]["resources"]["GPUs"] = 4
-    with pytest.raises(ClusterFileError) as told:
-        read_cluster_file(_written(tmp_path, content))
-    place = "available_node_types.gang.resources"
-    assert str(told.value).endswith(f"{place}: unknown key 'GPUs': did you mean GPU?")
-
-
-def test_a_key_that_is_given_twice_is_an_error(tmp_path: Path) -> None:
-    path = tmp_path / "cluster.yaml"
-    path.write_text("max_workers: 1\nmax_workers: 2\n", encoding="utf-8")
-    with pytest.raises(ClusterFileError, match="given twice"):
-        read_cluster_file(path)
 
 
 @pytest.mark.parametrize(
@@ -123,13 +107,10 @@ def test_gpus_of_unknown_size_are_an_error(tmp_path: Path) -> None:
 
 def test_advice_is_given(tmp_path: Path) -> None:
     content = copy.deepcopy(_content(FILES[1]))
-    content["available_node_types"]["head"]["resources"]["CPU"] = 2
-    content["available_node_types"]["head"]["resources"]["memory"] = 2**30
-    content["available_node_types"]["gang"]["min_workers"] = 0
     content["head_start_ray_commands"] = ["ray start --head --dashboard-host=0.0.0.0"]
     file = read_cluster_file(_written(tmp_path, content))
-    told = " ".join(advice(file, node_groups(file)))
-    for word in ("RAY_AUTH_MODE", "dashboard listens on 0.0.0.0", "head has 2 CPUs", "min_workers"):
+    told = " ".join(advice(file))
+    for word in ("RAY_AUTH_MODE", "dashboard listens on 0.0.0.0"):
         assert word in told
 
 
