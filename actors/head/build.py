@@ -73,7 +73,7 @@ def build_head(
         sharded = build_sharded(model, weight, bias, tiers, configuration, states, shard_starter)
         device = sharded.device
         if device.type == "cpu":
-            choose_threads(sharded.own)
+            choose_threads(sharded.head)
         name = "paper (cluster bounds), " if choice == "paper" else ""
         described = f"{name}{configuration.shards} shards, {configuration.shard_assignment}"
         return BuiltHead(sharded, described, device=device)

@@ -21,6 +21,7 @@ from lexshard.actors.decision.messages import (
     SamplerSettings,
 )
 from lexshard.actors.messages import RowDecision
+from lexshard.actors.packed_arrays import encode
 from lexshard.actors.states.deltas import Deltas
 from lexshard.actors.states.row_table import RowNames
 from lexshard.cluster.samplers.dense_slots import dense_views
@@ -33,7 +34,6 @@ from lexshard.cluster.samplers.messages import (
     SamplerSetup,
     decode_assignment,
     decode_setup,
-    encode,
 )
 from lexshard.cluster.samplers.warm_up import warm_sampler
 from lexshard.cluster.shared_memory.doorbell import PeerLostError

@@ -28,6 +28,7 @@ from lexshard.actors.decision.messages import (
     SamplerSettings,
 )
 from lexshard.actors.decision.plane import SamplerLostError
+from lexshard.actors.packed_arrays import encode
 from lexshard.actors.role import Place, here
 from lexshard.cluster.samplers.dense_slots import dense_views, slot_bytes
 from lexshard.cluster.samplers.message_socket import MessageSocket
@@ -38,7 +39,6 @@ from lexshard.cluster.samplers.messages import (
     Refusal,
     SamplerSetup,
     decode_reply,
-    encode,
 )
 from lexshard.cluster.samplers.stopped import StoppedProcess
 from lexshard.cluster.shared_memory.doorbell import PeerLostError

@@ -15,6 +15,7 @@ from lexshard.actors.collective import CollectiveError, CollectiveLostError
 from lexshard.actors.head.owned_rows import OwnedRows
 from lexshard.actors.head.sharded.collective_head import CollectiveHead
 from lexshard.actors.states.need import Need
+from lexshard.actors.states.row_table import RowTable
 from tests.support.shard_process import ShardProcesses, shard_processes
 from tests.support.sharded_cases import HeadCase, drawn, hidden_states
 
@@ -26,6 +27,7 @@ NEEDS = [
     Need("topk", k=50, key=5, position=3, inverse_temperature=1.0),
     Need("nucleus", top_p=0.6, key=6, position=3, inverse_temperature=2.0),
 ]
+ROWS = RowTable.of(NEEDS)
 
 
 def steps_until_it_breaks(head: CollectiveHead, hidden: np.ndarray, expected: list[int]) -> float:
@@ -33,7 +35,7 @@ def steps_until_it_breaks(head: CollectiveHead, hidden: np.ndarray, expected: li
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         try:
-            found: Candidates = head.rescore(head.screen(hidden, NEEDS))
+            found: Candidates = head.candidates(hidden, ROWS)
         except CollectiveError:
             return time.monotonic()
         assert drawn(found, NEEDS) == expected
@@ -46,9 +48,9 @@ def broken_at(
     """Seconds between the signal and the root's error, where a step may take ``seconds``."""
     whole = CASE.shard(OwnedRows.every(CASE.size))
     hidden = hidden_states(np.random.default_rng(0), len(NEEDS), CASE.columns)
-    expected = drawn(whole.rescore(whole.screen(hidden, NEEDS)), NEEDS)
+    expected = drawn(whole.rescore(whole.screen(hidden, ROWS)), NEEDS)
     warm = processes.head(CASE)
-    warm.rescore(warm.screen(hidden, NEEDS))
+    warm.candidates(hidden, ROWS)
     warm.close()
     head = processes.head(CASE, seconds)
     sent: list[float] = []
