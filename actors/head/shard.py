@@ -41,11 +41,10 @@ from lexshard.actors.head.whole_softmax import (
     OutlinedRow,
     PartialMass,
     bound_mass,
-    outline_mass,
 )
 from lexshard.actors.messages import NeedKind
 from lexshard.actors.states.row_table import RowTable
-from lexshard.kernels.mass import Outline
+from lexshard.kernels.mass import Outline, outline
 from lexshard.kernels.penalties import Adjustments
 from lexshard.kernels.search import (
     Estimates,
@@ -376,14 +375,14 @@ class Shard:
                 self._dense, rows, step.hidden, thresholds.rows, step.adjustments
             )
         place = {row: index for index, row in enumerate(screened.rows.tolist())}
-        outlined = {
-            row: OutlinedRow(one := screened.one_row(place[row]), outline_mass(one, self._size))
-            for row in rows
-            if screened.known[place[row]]
-        }
         step.outlined.clear()
-        step.outlined.update(outlined)
-        return [outlined[row].outline if row in outlined else None for row in rows]
+        for row in rows:
+            if screened.known[place[row]]:
+                own = screened.one_row(place[row])
+                estimates, search, adjustments = own
+                [found] = outline(estimates, self._size, search, adjustments)
+                step.outlined[row] = OutlinedRow(own, found)
+        return [step.outlined[row].outline if row in step.outlined else None for row in rows]
 
     def bound_masses(self, thresholds: Thresholds, lowest: Mapping[int, int]) -> list[PartialMass]:
         """What this shard knows of the softmax of rows that it has outlined last, the tokens from

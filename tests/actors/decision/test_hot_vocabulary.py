@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from lexshard.actors.decision.build import hot_ids
 from lexshard.actors.decision.hot_vocabulary import sizes
 from lexshard.actors.decision.hot_vocabulary.file import (
-    FORMAT,
+    KIND,
     About,
     HotFile,
     read_hot_file,
@@ -148,10 +149,11 @@ def test_a_file_of_another_version_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "hot.lexshard"
-    monkeypatch.setattr("lexshard.actors.decision.hot_vocabulary.file.FORMAT", 1)
+    older = replace(KIND, format=1)
+    monkeypatch.setattr("lexshard.actors.decision.hot_vocabulary.file.KIND", older)
     write_hot_file(path, some_file(IDS))
     monkeypatch.undo()
-    with pytest.raises(ValueError, match=f"format 1, this version reads {FORMAT}.*hotset build"):
+    with pytest.raises(ValueError, match=r"format 1, this version reads 2.*hotset build"):
         read_hot_file(path)
 
 

@@ -12,10 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from lexshard.actors.head.output_rows import NonFiniteHiddenError
 from lexshard.actors.head.shard import Shard
 from lexshard.actors.messages import Request, RowDecision, SamplingParameters
-from lexshard.actors.states.row_table import RowTable
 from lexshard.actors.states.sequence_state import SequenceState
 from lexshard.kernels.draw import Controls, draw
 from lexshard.kernels.rows import canonical_logits
@@ -71,24 +69,6 @@ def test_certified_equals_dense_token_for_token(
         assert [-1 if d is None else d.token_id for d in decisions] == expected
         for state, token in zip(states, expected, strict=True):
             state.append(max(token, 0))
-
-
-@pytest.mark.parametrize("error", [1.0, 50.0])
-def test_a_screen_beyond_its_bound_is_noticed(error: float) -> None:
-    """The check above has teeth: an estimate that errs by more than its bound loses tokens."""
-    generator = torch.Generator().manual_seed(0)
-    weight = torch.randn(400, 16, generator=generator)
-
-    def careless(hidden: torch.Tensor) -> torch.Tensor:
-        exact = torch.nn.functional.linear(hidden, weight)
-        return exact + error * torch.randn(exact.shape, generator=generator)
-
-    dense, shard = DenseHead(weight, None, None, 1.0), Shard(weight, None, None, 1.0, 400, careless)
-    hidden = torch.randn(32, 16, generator=generator)
-    states = [state_of(SamplingParameters(seed=i), 400) for i in range(32)]
-    expected = [dense.token(h, state) for h, state in zip(hidden, states, strict=True)]
-    tokens = [-1 if each is None else each.token_id for each in decide_step(shard, hidden, states)]
-    assert tokens != expected
 
 
 def _head(size: int = 300, columns: int = 24) -> tuple[Shard, torch.Tensor]:
@@ -204,34 +184,12 @@ def test_equal_logits_go_to_the_lower_id() -> None:
     assert decide_step(shard, torch.ones(1, 8), states) == [RowDecision(0)]
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_non_finite_hidden_states_never_become_a_token(value: float) -> None:
-    shard, hidden = _head()
-    hidden = hidden[:3].clone()
-    hidden[1, 2] = value
-    with pytest.raises(NonFiniteHiddenError, match=r"rows \[1\]") as caught:
-        shard.screen(hidden, RowTable.of([need_of(state_of(SamplingParameters(), 300))] * 3))
-    assert caught.value.rows == (1,)
-
-
 def test_rows_without_a_token_leave_the_others_alone() -> None:
     shard, hidden = _head()
     states = [state_of(SamplingParameters(allowed_ids=ids), 300) for ids in (None, (), (9,))]
     decisions = decide_step(shard, hidden[:3], states)
     assert [decision is None for decision in decisions] == [False, True, False]
     assert decisions[2] == RowDecision(9)
-
-
-def test_certificates_say_what_was_done() -> None:
-    shard, hidden = _head()
-    states = [state_of(SamplingParameters(temperature=0.0, logprobs=n), 300) for n in (None, 1)]
-    certified, dense = shard.rescore(
-        shard.screen(hidden[:2], RowTable.of(list(map(need_of, states))))
-    ).certificates
-    assert certified.guarantee == "deterministic"
-    assert certified.rescored_rows < 5
-    assert dense.guarantee == "dense"
-    assert dense.rescored_rows == 300
 
 
 def _chi_square(size: int, draws: int, bins: int, temperature: float) -> float:
