@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -393,12 +394,7 @@ class Shard:
     def _bound(self, step: ShardScreening, row: int, lowest: int) -> PartialMass:
         own, outline = step.outlined[row]
         assert outline is not None
-        hidden, adjustments = step.hidden[row : row + 1], own[2]
-
-        def exact(ids: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
-            every = np.array([0, len(ids)], np.int64)
-            return self._rescorer.adjusted(hidden, ids, every, adjustments)
-
+        exact = partial(self._rescorer.of_row, step.hidden[row : row + 1], own[2])
         return bound_mass(own, self.owned, outline.count_from(lowest), exact)
 
     def record_bounds(self, thresholds: Thresholds, *, failed: bool) -> None:
