@@ -3,10 +3,12 @@ several shards in as many processes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from lexshard.actors.body.loading import LoadedModel
@@ -17,9 +19,11 @@ from lexshard.actors.head.output_head import OutputHead
 from lexshard.actors.head.owned_rows import OwnedRows
 from lexshard.actors.head.paper.paper_head import PaperHead
 from lexshard.actors.head.sequence_head import SequenceHead
-from lexshard.actors.head.sharded.part import ShardPart, timed_shard
+from lexshard.actors.head.sharded.part import ShardPart, cut_head, timed_shard
 from lexshard.actors.states.sequence_state import SequenceStates
+from lexshard.kernels.bounds import Clusters
 from lexshard.kernels.linear import fits_bfloat16
+from lexshard.kernels.quantize import Tier
 
 if TYPE_CHECKING:
     from lexshard.actors.head.sharded.recovering_head import ShardStarter
@@ -56,13 +60,14 @@ def build_head(
     takes its cache. Raises what that raises, and ValueError where clusters are missing or shards
     cannot be had.
     """
+    if configuration.shards > 1 and shard_starter is None:
+        raise ValueError("shards are started by the cluster layer: give shard_starter")
     weight = model.head.weight.detach()[: model.vocabulary_size].cpu().contiguous()
     # Half the bytes, and the same products.
     weight = weight.bfloat16() if fits_bfloat16(weight) else weight
     bias = model.head.bias
     small = weight.numel() < SMALLEST_WEIGHTS
-    choice = configuration.head
-    dense_only = choice == "dense" or (choice == "auto" and small)
+    choice = "dense" if configuration.head == "auto" and small else configuration.head
     part = ShardPart(
         weight=weight,
         bias=None if bias is None else bias.detach()[: model.vocabulary_size].cpu().float(),
@@ -73,36 +78,44 @@ def build_head(
         largest=configuration.max_running,
         certified=choice == "certified",
     )
-    if configuration.shards > 1:
-        from lexshard.actors.head.sharded.build import build_sharded  # msgspec is not everywhere
+    clusters: Clusters | None = None
+    tiers: Mapping[str, Tier] = {}
+    if choice != "dense":  # not needed, nor installed, everywhere
+        from lexshard.actors.index.automatic import index_clusters, open_or_build
 
-        tiers = () if dense_only else configuration.tiers
-        sharded = build_sharded(part, model, tiers, configuration, states, shard_starter)
-        device = sharded.device
-        if device.type == "cpu":
+        if choice == "paper":
+            clusters = index_clusters(model, configuration)
+        else:
+            folder, named = configuration.model, configuration.index
+            index = open_or_build(folder, model, named, parts=["tiers"], tiers=configuration.tiers)
+            tiers = index.tiers
+            part = replace(part, samples=index.hidden, device=str(model.body.device))
+    if shard_starter is not None and configuration.shards > 1:
+        # Needs msgspec, which is not everywhere.
+        from lexshard.actors.head.sharded.recovering_head import RecoveringHead
+
+        common = {name: tier.common for name, tier in tiers.items()}
+        whole = replace(
+            part,
+            tiers=configuration.tiers if tiers else (),
+            directions={name: each.vector for name, each in common.items() if each is not None},
+            clusters=None if clusters is None else _cluster_of_rows(clusters),
+        )
+        parts = cut_head(whole, shard_starter.assign(model.vocabulary_size))
+        sharded = RecoveringHead(parts, shard_starter, states)
+        if part.device == "cpu":
             choose_threads(sharded.head)
-        name = "paper (cluster bounds), " if choice == "paper" else ""
+        name = "" if clusters is None else "paper (cluster bounds), "
         described = f"{name}{configuration.shards} shards, {configuration.shard_assignment}"
-        return BuiltHead(sharded, described, device=device)
-    if dense_only:
-        dense = timed_shard(part, {}, choose_threads).shard
-        return BuiltHead(SequenceHead(dense, states), "dense")
-    # not needed, nor installed, everywhere
-    from lexshard.actors.index.automatic import index_clusters, open_or_build
-
-    if choice == "paper":
-        clusters = index_clusters(model, configuration)
+        return BuiltHead(sharded, described, device=sharded.device)
+    if clusters is not None:
         head = PaperHead(
             weight, part.bias, part.softcap, part.scale, model.vocabulary_size, clusters
         )
         choose_threads(head)
         return BuiltHead(SequenceHead(head, states), "paper (cluster bounds)")
-    index = open_or_build(
-        configuration.model, model, configuration.index, parts=["tiers"], tiers=configuration.tiers
-    )
-    device, where = model.body.device, ""
-    part = replace(part, samples=index.hidden)
-    if device.type == "cuda":
+    where = ""
+    if part.device != "cpu":
         where = ", on the GPU"
         drafted = 0 if configuration.draft is None else configuration.draft_tokens
         there = model.head.weight.detach()
@@ -110,15 +123,21 @@ def build_head(
             part,
             # Where it is bfloat16 already, the body's own copy, which may be the embeddings, too.
             weight=there if there.dtype == weight.dtype else weight,
-            device=str(device),
             warm=min(
                 configuration.max_running * (1 + drafted), configuration.tokens_of_a_step("cuda")
             ),
         )
-    shard, timings, choices = timed_shard(part, index.tiers, choose_threads, calibrate)
-    assert choices is not None
-    described = f"certified ({_words(*choices)}){where}"
+    shard, timings, choices = timed_shard(part, tiers, choose_threads, calibrate)
+    described = "dense" if choices is None else f"certified ({_words(*choices)}){where}"
+    device = torch.device(part.device)
     return BuiltHead(SequenceHead(shard, states), described, tuple(timings), device)
+
+
+def _cluster_of_rows(clusters: Clusters) -> npt.NDArray[np.int32]:
+    """The cluster [V] of every row."""
+    owner = np.empty(len(clusters.order), np.int32)
+    owner[clusters.order] = np.repeat(np.arange(len(clusters.sizes)), clusters.sizes)
+    return owner
 
 
 def _words(choices: Choices, for_several: Choices) -> str:

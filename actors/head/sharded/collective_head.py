@@ -13,6 +13,7 @@ from lexshard.actors.candidates import Candidates
 from lexshard.actors.collective import ROOT, Collective, CollectiveError
 from lexshard.actors.head.output_head import Hidden
 from lexshard.actors.head.output_rows import refuse_unsound
+from lexshard.actors.head.owned_rows import check_complete
 from lexshard.actors.head.sharded.announcements import (
     EndAnnouncement,
     Introduction,
@@ -118,6 +119,4 @@ def _check_owners(shards: Sequence[Introduction]) -> None:
             f"shards of vocabularies of {' and '.join(map(str, sizes))} tokens: "
             "every process must load the same model"
         )
-    ids = np.sort(np.concatenate([shard.ids for shard in shards]))
-    if not np.array_equal(ids, np.arange(sizes[0])):
-        raise ValueError("shards of a head own every token of the vocabulary once")
+    check_complete([shard.ids for shard in shards], sizes[0])

@@ -15,7 +15,7 @@ from lexshard.actors.configuration import TierName
 from lexshard.actors.head.calibration import Calibrate, Timing, calibrate, choose
 from lexshard.actors.head.ladder import Choices, Ladder
 from lexshard.actors.head.output_head import OutputHead
-from lexshard.actors.head.owned_rows import OwnedRows
+from lexshard.actors.head.owned_rows import OwnedRows, check_complete
 from lexshard.actors.head.paper.paper_head import PaperHead
 from lexshard.actors.head.screens import DENSE
 from lexshard.actors.head.shard import Shard
@@ -58,9 +58,7 @@ class ShardPart:
 
 def cut_head(whole: ShardPart, parts: Sequence[OwnedRows]) -> list[ShardPart]:
     """The ``whole`` head in parts. Raises ValueError where tokens are missing or owned twice."""
-    ids = np.sort(np.concatenate([owned.ids for owned in parts]))
-    if not np.array_equal(ids, np.arange(whole.owned.vocabulary_size)):
-        raise ValueError("shards of a head own every token of the vocabulary once")
+    check_complete([owned.ids for owned in parts], whole.owned.vocabulary_size)
     return [
         replace(
             whole,

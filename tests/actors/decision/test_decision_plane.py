@@ -30,6 +30,7 @@ from lexshard.actors.states.row_table import RowNames, flatten_adjustments
 from lexshard.actors.states.sequence_state import SequenceState, SequenceStates
 from lexshard.kernels.draw import Controls, draw
 from lexshard.kernels.penalties import adjust
+from tests.support.sampler_cases import EOS, parameters_of
 
 
 def first_rows(count: int) -> RowNames:
@@ -40,34 +41,7 @@ settings.register_profile("plane", deadline=None, max_examples=60)
 settings.load_profile("plane")
 
 SIZE = 200
-EOS = (0, 3)
 SETTINGS = SamplerSettings(SIZE, EOS, capacity=2)
-
-
-def random_parameters(random: np.random.Generator) -> SamplingParameters:
-    """Any combination of controls."""
-
-    def maybe(share: float, value: object, otherwise: object) -> object:
-        return value if random.random() < share else otherwise
-
-    def ids(count: int) -> tuple[int, ...]:
-        return tuple(random.integers(0, SIZE, count).tolist())
-
-    return SamplingParameters(
-        temperature=float(random.choice([0.0, 0.3, 1.0, 2.0])),
-        top_k=int(maybe(0.4, random.integers(1, 60), 0)),  # type: ignore[call-overload]
-        top_p=float(maybe(0.4, random.uniform(0.1, 1.0), 1.0)),  # type: ignore[arg-type]
-        min_p=float(maybe(0.3, random.uniform(0.001, 1.0), 0.0)),  # type: ignore[arg-type]
-        repetition_penalty=float(maybe(0.5, random.choice([0.8, 1.2]), 1.0)),  # type: ignore[arg-type]
-        presence_penalty=float(maybe(0.4, random.choice([-1.0, 0.5]), 0.0)),  # type: ignore[arg-type]
-        frequency_penalty=float(maybe(0.4, random.choice([-0.5, 0.7]), 0.0)),  # type: ignore[arg-type]
-        logit_bias=tuple((i, 2.0) for i in sorted(set(maybe(0.3, ids(3), ())))),  # type: ignore[call-overload]
-        bad_words=maybe(0.3, (ids(1), ids(2)), ()),  # type: ignore[arg-type]
-        allowed_ids=maybe(0.2, ids(20), None),  # type: ignore[arg-type]
-        min_tokens=int(maybe(0.3, 4, 0)),  # type: ignore[call-overload]
-        seed=int(random.integers(0, 2**63)),
-        logprobs=maybe(0.2, 2, None),  # type: ignore[arg-type]
-    )
 
 
 def reference_token(
@@ -185,7 +159,7 @@ def run(seed: int, start: Callable[[], SamplerHandle], count: int, steps: int = 
             prompt = tuple(random.integers(0, SIZE, random.integers(1, 30)).tolist())
             resumed = tuple(random.integers(0, SIZE, random.integers(0, 3)).tolist())
             name = step * 10 + len(states) + 1000 * int(random.integers(1, 10**6))
-            request = Request(str(name), 0, prompt, random_parameters(random), 0, resumed)
+            request = Request(str(name), 0, prompt, parameters_of(random, SIZE), 0, resumed)
             states[name] = SequenceState(request, SIZE, EOS)
             plane.open(name, request, states[name].history)
         asked = [name for name in states if random.random() < 0.8]
@@ -229,7 +203,7 @@ def test_decisions_in_the_engines_thread_are_the_same(seed: int) -> None:
     states = SequenceStates(SIZE, EOS, 1)
     decisions = OwnDecisions(Sampler(SETTINGS, states), states)
     own = [
-        states.open(name, Request(str(name), 0, (1, 2, name), random_parameters(random)))
+        states.open(name, Request(str(name), 0, (1, 2, name), parameters_of(random, SIZE)))
         for name in range(5)
     ]
     for step in range(6):
