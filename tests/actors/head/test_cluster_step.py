@@ -17,18 +17,11 @@ from lexshard.actors.states.follower import FollowedSequence, Follower
 from lexshard.actors.states.need import Need
 from lexshard.actors.states.row_table import RowNames, RowTable
 from lexshard.actors.states.sequence_state import SequenceStates
+from tests.support.cluster_cases import NEEDS
 from tests.support.sharded_cases import drawn, every_kind_of_request, hidden_states, shard_of
 from tests.support.thread_shards import ThreadGang
 
 SIZE, COLUMNS, CLUSTERS = 480, 24, 32
-NEEDS = {
-    "greedy": Need("top1"),
-    "gumbel": Need("top1", key=5, inverse_temperature=1.0),
-    "top-k": Need("topk", k=7, key=6, inverse_temperature=1.0),
-    "min-p": Need("minp", min_p=0.1, key=7, inverse_temperature=1.0),
-    "top-p": Need("nucleus", top_p=0.8, key=8, inverse_temperature=1.0),
-    "epsilon": Need("epsilon", epsilon=0.05, key=9, inverse_temperature=1.0),
-}
 
 
 def clustered(spread: float, *, bias: bool = False) -> ShardPart:
