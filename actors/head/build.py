@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from lexshard.actors.body.loading import LoadedModel
-from lexshard.actors.configuration import EngineConfiguration
+from lexshard.actors.configuration import EngineConfiguration, TierName
 from lexshard.actors.head.calibration import Calibrate, Timing, calibrate
 from lexshard.actors.head.ladder import Choices
 from lexshard.actors.head.output_head import OutputHead
@@ -94,10 +94,11 @@ def build_head(
         # Needs msgspec, which is not everywhere.
         from lexshard.actors.head.sharded.recovering_head import RecoveringHead
 
-        common = {name: tier.common for name, tier in tiers.items()}
+        own: tuple[TierName, ...] = configuration.tiers if tiers else ()
+        common = {name: tiers[name].common for name in own}
         whole = replace(
             part,
-            tiers=configuration.tiers if tiers else (),
+            tiers=own,
             directions={name: each.vector for name, each in common.items() if each is not None},
             clusters=None if clusters is None else _cluster_of_rows(clusters),
         )

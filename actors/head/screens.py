@@ -66,7 +66,7 @@ class ScreenedRows:
             estimates._replace(
                 values=estimates.values[one], hidden_slack=estimates.hidden_slack[one]
             ),
-            Needs(*(each[one] for each in self.search)),
+            self.search._replace(**{n: f[one] for n, f in self.search._asdict().items()}),
             select_row(self.adjustments, place),
         )
 
