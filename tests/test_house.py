@@ -32,7 +32,7 @@ MOST_MODULES = 16  # side by side in a folder
 # Lines of Python. Whoever raises one says why in the commit; what they are to be is behind them.
 BUDGETS = {
     "kernels": 15_200,  # 12,000
-    "actors": 18_500,  # 13,000
+    "actors": 18_340,  # 13,000
     "cluster": 7_740,  # 4,500
     "serve_app": 8_700,  # 6,000
     "loadtest": 12_800,  # 9,000

@@ -9,7 +9,7 @@ layers).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
 
@@ -161,6 +161,7 @@ class FusedBody:
     ) -> None:
         self._shape = shape
         self._weights = weights
+        self._stacked = tuple(getattr(weights, each.name) for each in fields(weights))
         self._embedding = embedding
         self._key_cache: np.ndarray[Any, Any] | None = None
         self._value_cache: np.ndarray[Any, Any] | None = None
@@ -254,7 +255,7 @@ class FusedBody:
         """The batch's ``rows`` into the ``wanted`` rows of ``out``."""
         from lexshard.kernels.llama import cpu
 
-        shape, weights = self._shape, self._weights
+        shape = self._shape
         cpu.forward(
             self.embed(batch.token_ids[rows]),
             batch.positions[rows],
@@ -262,18 +263,7 @@ class FusedBody:
             batch.row_sequence[rows],
             batch.block_tables,
             batch.output_rows[wanted] - np.int32(rows.start),
-            weights.attention_norm,
-            weights.qkv,
-            weights.qkv_bias,
-            weights.query_norm,
-            weights.key_norm,
-            weights.attention_output,
-            weights.mlp_norm,
-            weights.gate_up,
-            weights.down,
-            weights.final_norm,
-            weights.cosine,
-            weights.sine,
+            *self._stacked,
             shape.heads,
             shape.kv_heads,
             shape.head_dim,

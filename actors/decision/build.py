@@ -12,6 +12,7 @@ import numpy as np
 from lexshard.actors.configuration import EngineConfiguration, SamplerPlacement
 from lexshard.actors.decision.local_samplers import InlineSampler
 from lexshard.actors.decision.messages import SamplerSettings
+from lexshard.actors.decision.own import OwnDecisions
 from lexshard.actors.decision.plane import DecisionPlane, SamplerHandle
 from lexshard.actors.decision.sampler import Sampler
 from lexshard.actors.decision.warm_up import warm_up_work
@@ -50,19 +51,18 @@ def build_plane(
     configuration: EngineConfiguration,
     states: SequenceStates,
     start_sampler: StartSampler | None,
-) -> DecisionPlane:
+) -> DecisionPlane | OwnDecisions:
     """Without samplers of their own, sequences are decided in the engine's thread, from the
     engine's own ``states``. Raises ValueError for samplers that cannot be started, and what
     starting them raises."""
-    size = settings.vocabulary_size
     if configuration.samplers == 0:
-        inline = InlineSampler(Sampler(settings, states, hot_ids(settings)))
-        return DecisionPlane(lambda: inline, 1, lambda: inline, size, informed=True)
+        return OwnDecisions(Sampler(settings, states, hot_ids(settings)), states)
     closing = Event()
     if start_sampler is None:
         raise ValueError("samplers are started by the cluster layer: give start_sampler")
     start = partial(start_sampler, settings, configuration.sampler_placement, closing)
     substitute = partial(_substitute, settings)
+    size = settings.vocabulary_size
     return DecisionPlane(start, configuration.samplers, substitute, size, closing=closing)
 
 

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from lexshard.actors.candidates import Candidates
@@ -77,10 +77,9 @@ class PlaneCounters:
 class DecisionPlane:
     """``count`` samplers made by ``start``; ``substitute`` makes one in this process.
 
-    The substitute decides while no other sampler is left. Samplers that are ``informed`` share the
-    caller's states, are told nothing, and have no substitute. ``closing`` is set when the plane
-    ends, so that ``start`` can give up. One thread uses a plane, but for `roles`. Raises what
-    ``start`` raises.
+    The substitute decides while no other sampler is left. ``closing`` is set when the plane ends,
+    so that ``start`` can give up. One thread uses a plane, but for `roles`. Raises what ``start``
+    raises.
     """
 
     def __init__(
@@ -90,11 +89,9 @@ class DecisionPlane:
         substitute: Callable[[], SamplerHandle],
         vocabulary_size: int,
         *,
-        informed: bool = False,
         closing: threading.Event | None = None,
     ) -> None:
         self.counters = PlaneCounters()
-        self._informed = informed
         self._start = start
         self._vocabulary_size = vocabulary_size
         self._starter = ThreadPoolExecutor(count, thread_name_prefix="start-sampler")
@@ -112,7 +109,7 @@ class DecisionPlane:
             while self._coming:
                 index, coming = self._coming.popitem()
                 self._add(index, coming.result())
-            self._substitute = self._handles[0] if informed else substitute()
+            self._substitute = substitute()
         except BaseException:
             self.shut_down()
             raise
@@ -125,8 +122,7 @@ class DecisionPlane:
 
     def append(self, sequence: int, *token_ids: int) -> None:
         """Tokens have been added to a sequence's history."""
-        if not self._informed:
-            self._followers[self._sampler_of[sequence]].append(sequence, token_ids)
+        self._followers[self._sampler_of[sequence]].append(sequence, token_ids)
 
     def close(self, sequence: int) -> None:
         """A sequence has ended."""
@@ -198,12 +194,9 @@ class DecisionPlane:
         while True:
             sampler = self._sampler_of[sequences_of(work)[0]]
             handle = self._handles[sampler]
-            told = work
-            if not self._informed:
-                deltas = self._followers[sampler].take()
-                told = DecisionWork(work.step, deltas, work.candidates, work.dense)
+            told = self._followers[sampler].take()
             try:
-                return sampler, handle, handle.submit(told)
+                return sampler, handle, handle.submit(replace(work, deltas=told))
             except SamplerLostError as error:
                 self.lose(sampler, handle, error)
 

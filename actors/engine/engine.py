@@ -26,6 +26,7 @@ from lexshard.actors.configuration import (
     check_utilization,
 )
 from lexshard.actors.decision.build import StartSampler, build_plane, sampler_settings
+from lexshard.actors.decision.own import OwnDecisions
 from lexshard.actors.decision.plane import DecisionPlane
 from lexshard.actors.drafter.checks import check_drafting
 from lexshard.actors.drafter.length import length_rule
@@ -165,7 +166,7 @@ class Engine:
             thread_timings=tuple((t.rows, t.threads, t.milliseconds) for t in threads.timings),
         )
 
-    def _make_plane(self, start_sampler: StartSampler | None) -> DecisionPlane:
+    def _make_plane(self, start_sampler: StartSampler | None) -> DecisionPlane | OwnDecisions:
         configuration, model = self.configuration, self.model
         settings = sampler_settings(configuration, model.vocabulary_size, model.eos_token_ids)
         return build_plane(settings, configuration, self._states, start_sampler)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from lexshard.actors.body.loading import LoadedModel
+from lexshard.actors.decision.own import OwnDecisions, OwnStep
 from lexshard.actors.decision.plane import DecisionPlane, PendingStep
 from lexshard.actors.decision.sampler import AllTokensExcludedError
 from lexshard.actors.engine.scheduler import Chunk, Scheduler, StepPlan
@@ -49,7 +50,7 @@ class PendingRows:
     They stand in the order of the plan's chunks, those of one chunk in order of position.
     """
 
-    decisions: PendingStep  # [N]
+    decisions: PendingStep | OwnStep  # [N]
     certificates: tuple[Certificate, ...]  # [N]
 
 
@@ -91,7 +92,7 @@ class Steps:
         self,
         model: LoadedModel,
         head: BuiltHead,
-        plane: DecisionPlane,
+        plane: DecisionPlane | OwnDecisions,
         states: SequenceStates,
         scheduler: Scheduler,
         *,

@@ -3,28 +3,30 @@ several shards in as many processes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from lexshard.actors.body.loading import LoadedModel
-from lexshard.actors.configuration import EngineConfiguration
-from lexshard.actors.head.calibration import Calibrate, Timing, calibrate, choose
-from lexshard.actors.head.ladder import Choices, Ladder
+from lexshard.actors.configuration import EngineConfiguration, TierName
+from lexshard.actors.head.calibration import Calibrate, Timing, calibrate
+from lexshard.actors.head.ladder import Choices
 from lexshard.actors.head.output_head import OutputHead
+from lexshard.actors.head.owned_rows import OwnedRows
 from lexshard.actors.head.paper.paper_head import PaperHead
-from lexshard.actors.head.screens import DENSE
 from lexshard.actors.head.sequence_head import SequenceHead
-from lexshard.actors.head.shard import Shard
+from lexshard.actors.head.sharded.part import ShardPart, cut_head, timed_shard
 from lexshard.actors.states.sequence_state import SequenceStates
-from lexshard.kernels.linear import fits_bfloat16, linear, pack
+from lexshard.kernels.bounds import Clusters
+from lexshard.kernels.linear import fits_bfloat16
+from lexshard.kernels.quantize import Tier
 
 if TYPE_CHECKING:
     from lexshard.actors.head.sharded.recovering_head import ShardStarter
-    from lexshard.actors.index.format import Index
 
 # A smaller head is read from the cache in no time: nothing to certify would be worth a file.
 SMALLEST_WEIGHTS = 1 << 21
@@ -58,103 +60,85 @@ def build_head(
     takes its cache. Raises what that raises, and ValueError where clusters are missing or shards
     cannot be had.
     """
-    rows = model.vocabulary_size
-    weight = model.head.weight.detach()[:rows].cpu().contiguous()
+    if configuration.shards > 1 and shard_starter is None:
+        raise ValueError("shards are started by the cluster layer: give shard_starter")
+    weight = model.head.weight.detach()[: model.vocabulary_size].cpu().contiguous()
     # Half the bytes, and the same products.
     weight = weight.bfloat16() if fits_bfloat16(weight) else weight
-    bias = None if model.head.bias is None else model.head.bias.detach()[:rows].cpu().float()
+    bias = model.head.bias
     small = weight.numel() < SMALLEST_WEIGHTS
-    choice = configuration.head
-    dense_only = choice == "dense" or (choice == "auto" and small)
-    if configuration.shards > 1:
-        from lexshard.actors.head.sharded.build import build_sharded  # msgspec is not everywhere
+    choice = "dense" if configuration.head == "auto" and small else configuration.head
+    part = ShardPart(
+        weight=weight,
+        bias=None if bias is None else bias.detach()[: model.vocabulary_size].cpu().float(),
+        softcap=model.head.softcap,
+        scale=model.head.scale,
+        owned=OwnedRows.every(model.vocabulary_size),
+        eos_ids=model.eos_token_ids,
+        largest=configuration.max_running,
+        certified=choice == "certified",
+    )
+    clusters: Clusters | None = None
+    tiers: Mapping[str, Tier] = {}
+    if choice != "dense":  # not needed, nor installed, everywhere
+        from lexshard.actors.index.automatic import index_clusters, open_or_build
 
-        tiers = () if dense_only else configuration.tiers
-        sharded = build_sharded(model, weight, bias, tiers, configuration, states, shard_starter)
-        device = sharded.device
-        if device.type == "cpu":
-            choose_threads(sharded.own)
-        name = "paper (cluster bounds), " if choice == "paper" else ""
+        if choice == "paper":
+            clusters = index_clusters(model, configuration)
+        else:
+            folder, named = configuration.model, configuration.index
+            index = open_or_build(folder, model, named, parts=["tiers"], tiers=configuration.tiers)
+            tiers = index.tiers
+            part = replace(part, samples=index.hidden, device=str(model.body.device))
+    if shard_starter is not None and configuration.shards > 1:
+        # Needs msgspec, which is not everywhere.
+        from lexshard.actors.head.sharded.recovering_head import RecoveringHead
+
+        own: tuple[TierName, ...] = configuration.tiers if tiers else ()
+        common = {name: tiers[name].common for name in own}
+        whole = replace(
+            part,
+            tiers=own,
+            directions={name: each.vector for name, each in common.items() if each is not None},
+            clusters=None if clusters is None else _cluster_of_rows(clusters),
+        )
+        parts = cut_head(whole, shard_starter.assign(model.vocabulary_size))
+        sharded = RecoveringHead(parts, shard_starter, states)
+        if part.device == "cpu":
+            choose_threads(sharded.head)
+        name = "" if clusters is None else "paper (cluster bounds), "
         described = f"{name}{configuration.shards} shards, {configuration.shard_assignment}"
-        return BuiltHead(sharded, described, device=device)
-    if dense_only:
-        dense = _shard(model, weight, bias, None)
-        choose_threads(dense)
-        return BuiltHead(SequenceHead(dense, states), "dense")
-    # not needed, nor installed, everywhere
-    from lexshard.actors.index.automatic import index_clusters, open_or_build
-
-    if choice == "paper":
-        clusters = index_clusters(model, configuration)
+        return BuiltHead(sharded, described, device=sharded.device)
+    if clusters is not None:
         head = PaperHead(
-            weight, bias, model.head.softcap, model.head.scale, rows, clusters=clusters
+            weight, part.bias, part.softcap, part.scale, model.vocabulary_size, clusters
         )
         choose_threads(head)
         return BuiltHead(SequenceHead(head, states), "paper (cluster bounds)")
-    index = open_or_build(
-        configuration.model, model, configuration.index, parts=["tiers"], tiers=configuration.tiers
-    )
-    if model.body.device.type == "cuda":
-        return _on_device(model, weight, bias, index, configuration, states)
-    certified = choice == "certified"
-    shard = _shard(model, weight, bias, Ladder(index.tiers, ((1, configuration.tiers[0]),)))
-    choose_threads(shard)
-    timings = calibrate(shard, (DENSE, *index.tiers), index.hidden, configuration.max_running)
-    choices = choose(timings, certified=certified)
-    shard.start_with(*choices)
-    described = f"certified ({_words(*choices)})"
-    return BuiltHead(SequenceHead(shard, states), described, tuple(timings))
+    where = ""
+    if part.device != "cpu":
+        where = ", on the GPU"
+        drafted = 0 if configuration.draft is None else configuration.draft_tokens
+        there = model.head.weight.detach()
+        part = replace(
+            part,
+            # Where it is bfloat16 already, the body's own copy, which may be the embeddings, too.
+            weight=there if there.dtype == weight.dtype else weight,
+            warm=min(
+                configuration.max_running * (1 + drafted), configuration.tokens_of_a_step("cuda")
+            ),
+        )
+    shard, timings, choices = timed_shard(part, tiers, choose_threads, calibrate)
+    described = "dense" if choices is None else f"certified ({_words(*choices)}){where}"
+    device = torch.device(part.device)
+    return BuiltHead(SequenceHead(shard, states), described, tuple(timings), device)
 
 
-def _on_device(
-    model: LoadedModel,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    index: Index,
-    configuration: EngineConfiguration,
-    states: SequenceStates,
-) -> BuiltHead:
-    from lexshard.actors.head.gpu.device_shard import DeviceShard  # needs Triton
-
-    names = tuple(index.tiers)
-    there = model.head.weight.detach()
-    shard = DeviceShard(
-        # Where it is bfloat16 already, the body's own copy, which may be the embeddings, too.
-        there if there.dtype == weight.dtype else weight,
-        bias,
-        model.head.softcap,
-        model.head.scale,
-        model.vocabulary_size,
-        Ladder(index.tiers, ((1, names[0]),)),
-        device=model.body.device,
-    )
-    drafted = 0 if configuration.draft is None else configuration.draft_tokens
-    step_tokens = configuration.tokens_of_a_step(model.body.device.type)
-    largest = min(configuration.max_running * (1 + drafted), step_tokens)
-    shard.warm_up(largest)
-    timings = calibrate(shard, names, index.hidden, configuration.max_running)
-    choices = choose(timings, certified=True)
-    shard.start_with(*choices)
-    shard.warm_up(largest)  # of sizes that were not timed
-    description = f"certified ({_words(*choices)}), on the GPU"
-    head = SequenceHead(shard, states)
-    return BuiltHead(head, description, tuple(timings), model.body.device)
-
-
-def _shard(
-    model: LoadedModel, weight: torch.Tensor, bias: torch.Tensor | None, ladder: Ladder | None
-) -> Shard:
-    """The row kernel is the dense screen: half the bytes of fp32 for bf16 weights, and four to six
-    times as fast as torch at one row."""
-    return Shard(
-        weight,
-        bias,
-        softcap=model.head.softcap,
-        scale=model.head.scale,
-        vocabulary_size=model.vocabulary_size,
-        linear=partial(linear, weight=pack(weight)),
-        ladder=ladder,
-    )
+def _cluster_of_rows(clusters: Clusters) -> npt.NDArray[np.int32]:
+    """The cluster [V] of every row."""
+    owner = np.empty(len(clusters.order), np.int32)
+    owner[clusters.order] = np.repeat(np.arange(len(clusters.sizes)), clusters.sizes)
+    return owner
 
 
 def _words(choices: Choices, for_several: Choices) -> str:

@@ -7,7 +7,8 @@ shard, for several in one process and for several on different machines.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -73,60 +74,6 @@ def largest_thresholds(
     return np.fmax.reduce(np.stack(thresholds), axis=0)
 
 
-def agreed_tries(tries: Sequence[MassTries]) -> MassTries:
-    """Bounds are tried where every shard would, more precise ones where any shard has them."""
-    return MassTries(all(each.at_once for each in tries), any(each.precisely for each in tries))
-
-
-class MassBounds:
-    """One shard's side of agreeing on the whole softmax of ``rows`` of a step.
-
-    A try of the rows that are ``left`` takes three calls, and a root that hears all shards in
-    between: `outline`, from which it plans (`plan_masses`); `bound`, from which it decides
-    (`decide_cuts`); and `settle`. First the low-precision bounds are tried, and where these were
-    too loose the dense screen's. A row is decided by all shards or by none.
-    """
-
-    def __init__(self, shard: MassShard, thresholds: Thresholds, rows: Sequence[int]) -> None:
-        self.left = list(rows)
-        self._shard = shard
-        self._thresholds = thresholds
-        self._rows = len(self.left)
-        self._precisely = False
-        self._parts: dict[int, PartialMass] = {}
-        self._found: dict[int, Mass] = {}
-
-    def outline(self, *, precisely: bool) -> list[Outline | None]:
-        """Where this shard's tokens lie in each row that is left."""
-        self._precisely = precisely
-        return self._shard.outline_masses(self._thresholds, self.left, precisely=precisely)
-
-    def bound(self, plans: Sequence[int | None]) -> list[PartialMass]:
-        """This shard's part of each row that is left and has a plan."""
-        lowest = {row: plan for row, plan in zip(self.left, plans, strict=True) if plan is not None}
-        parts = self._shard.bound_masses(self._thresholds, lowest)
-        self._parts = dict(zip(lowest, parts, strict=True))
-        return parts
-
-    def settle(self, cuts: Sequence[Cut | None]) -> None:
-        """What was decided of the rows that had a plan; None keeps a row left."""
-        for (row, part), cut in zip(self._parts.items(), cuts, strict=True):
-            if cut is not None:
-                self._found[row] = Mass(part.ids[cut.keeps(part)], len(part.ids), self._precisely)
-        self.left = [row for row in self.left if row not in self._found]
-        if not self._precisely:
-            self._shard.record_bounds(self._thresholds, failed=self._hopeless())
-
-    def masses(self) -> dict[int, Mass]:
-        """This shard's tokens of every row that was decided, when all tries have been made."""
-        if self._rows:
-            self._shard.record_masses(failed=self._hopeless())
-        return self._found
-
-    def _hopeless(self) -> bool:
-        return len(self.left) > HOPELESS_SHARE * self._rows
-
-
 def plan_masses(
     needs: Sequence[Need], outlines: Sequence[Sequence[Outline | None]], vocabulary_size: int
 ) -> list[int | None]:
@@ -137,42 +84,66 @@ def plan_masses(
     ]
 
 
-def planned(needs: Sequence[Need], plans: Sequence[int | None]) -> list[Need]:
-    """Those of ``needs`` that have a plan."""
-    return [need for need, plan in zip(needs, plans, strict=True) if plan is not None]
-
-
 def decide_cuts(needs: Sequence[Need], bounds: Sequence[Sequence[PartialMass]]) -> list[Cut | None]:
     """What all shards together know of rows [R]: ``bounds`` of every shard, R rows each."""
     rows = zip(*bounds, strict=True)
     return [decide_mass(need, parts) for need, parts in zip(needs, rows, strict=True)]
 
 
-def decide_masses(
-    shards: Sequence[MassShard], thresholds: Sequence[Thresholds]
-) -> tuple[dict[int, Mass], ...]:
-    """Per shard, the rows of a step that bounds on the whole softmax decide.
+def agree_on_masses(
+    shards: Sequence[MassShard],
+    thresholds: Sequence[Thresholds],
+    rows: Sequence[int],
+    tries: MassTries,
+    plan: Callable[[Sequence[Need], Sequence[Sequence[Outline | None]]], list[int | None]],
+    decide: Callable[[Sequence[Need], Sequence[Sequence[PartialMass]]], list[Cut | None]],
+) -> list[dict[int, Mass]]:
+    """Per shard of this process, its tokens of those of ``rows`` of a step that bounds decide.
 
-    ``thresholds`` are the shards' own of the same rows.
+    ``plan`` and ``decide`` hear what these shards say and add what others do (`plan_masses`,
+    `decide_cuts`). First the low-precision bounds are tried, and where these were too loose the
+    dense screen's. A row is decided by all shards or by none.
     """
     pairs = list(zip(shards, thresholds, strict=True))
-    common = [set(shard.mass_rows(own)) for shard, own in pairs]
-    rows = sorted(set.intersection(*common))
-    sides = [MassBounds(shard, own, rows) for shard, own in pairs]
-    if rows:
-        tries = agreed_tries([shard.mass_tries(own) for shard, own in pairs])
-        for precisely, worth in zip((False, True), tries, strict=True):
-            left = sides[0].left
-            if not worth or not left:
-                continue
-            needs = [thresholds[0].rows.need(row) for row in left]
-            outlines = [side.outline(precisely=precisely) for side in sides]
-            plans = plan_masses(needs, outlines, shards[0].vocabulary_size)
-            bounds = [side.bound(plans) for side in sides]
-            cuts = decide_cuts(planned(needs, plans), bounds)
-            for side in sides:
-                side.settle(cuts)
-    return tuple(side.masses() for side in sides)
+    left = list(rows)
+    found: list[dict[int, Mass]] = [{} for _ in shards]
+    for precisely, worth in zip((False, True), tries, strict=True):
+        if not worth or not left:
+            continue
+        needs = [thresholds[0].rows.need(row) for row in left]
+        plans = plan(needs, [s.outline_masses(own, left, precisely=precisely) for s, own in pairs])
+        lowest = {row: each for row, each in zip(left, plans, strict=True) if each is not None}
+        bounds = [shard.bound_masses(own, lowest) for shard, own in pairs]
+        planned = [need for row, need in zip(left, needs, strict=True) if row in lowest]
+        cuts = decide(planned, bounds) if planned else []
+        for place, (row, cut) in enumerate(zip(lowest, cuts, strict=True)):
+            if cut is not None:
+                for masses, parts in zip(found, bounds, strict=True):
+                    part = parts[place]
+                    masses[row] = Mass(part.ids[cut.keeps(part)], len(part.ids), precisely)
+        left = [row for row in left if row not in found[0]]
+        if not precisely:
+            for shard, own in pairs:
+                shard.record_bounds(own, failed=len(left) > HOPELESS_SHARE * len(rows))
+    for shard in shards if rows else ():
+        shard.record_masses(failed=len(left) > HOPELESS_SHARE * len(rows))
+    return found
+
+
+def decide_masses(
+    shards: Sequence[MassShard], thresholds: Sequence[Thresholds]
+) -> list[dict[int, Mass]]:
+    """Per shard, the rows of a step that bounds on the whole softmax decide, where all shards are
+    here. ``thresholds`` are the shards' own of the same rows.
+
+    Bounds are tried where every shard would, more precise ones where any shard has them.
+    """
+    pairs = list(zip(shards, thresholds, strict=True))
+    rows = sorted(set.intersection(*(set(shard.mass_rows(own)) for shard, own in pairs)))
+    tries = [shard.mass_tries(own) for shard, own in pairs] if rows else [MassTries(False, False)]
+    agreed = MassTries(all(t.at_once for t in tries), any(t.precisely for t in tries))
+    plan = partial(plan_masses, vocabulary_size=shards[0].vocabulary_size)
+    return agree_on_masses(shards, thresholds, rows, agreed, plan, decide_cuts)
 
 
 def merge_candidates(parts: Sequence[Candidates], vocabulary_size: int) -> Candidates:

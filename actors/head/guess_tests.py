@@ -24,7 +24,6 @@ from lexshard.actors.states.need import Need
 from lexshard.actors.states.row_table import RowTable
 from lexshard.actors.verification import emitted_tokens
 from lexshard.kernels.mass import adjusted_bounds
-from lexshard.kernels.penalties import Adjustments
 from lexshard.kernels.verify_bounded import (
     OPEN,
     STANDS,
@@ -55,7 +54,7 @@ def decide_guesses(
         if not screened.known[place[row]]:
             continue
         estimates, _, adjustments = screened.one_row(place[row])
-        exact = partial(_canonical, rescorer, hidden[row : row + 1], adjustments)
+        exact = partial(rescorer.of_row, hidden[row : row + 1], adjustments)
         bounds = adjusted_bounds(estimates, rescorer.size, adjustments)
         emitted, rescored = _emitted(bounds, exact, asked.need(row))
         if emitted is not None:
@@ -105,16 +104,6 @@ def decide_by_candidates(
         raw=np.concatenate(raw),
         offsets=np.cumsum([0, *map(len, ids)], dtype=np.int64),
     )
-
-
-def _canonical(
-    rescorer: Rescorer,
-    hidden: npt.NDArray[np.float32],
-    adjustments: Adjustments,
-    ids: npt.NDArray[np.int32],
-) -> npt.NDArray[np.float32]:
-    """Adjusted logits of one row's ``ids``."""
-    return rescorer.adjusted(hidden, ids, np.array([0, len(ids)]), adjustments)
 
 
 def _emitted(

@@ -21,6 +21,12 @@ from lexshard.kernels.search import Estimates
 Ids = npt.NDArray[np.int32]
 
 
+def check_complete(parts: Sequence[Ids], vocabulary_size: int) -> None:
+    """Raises ValueError where the ``parts`` that shards own lack a token or have one twice."""
+    if not np.array_equal(np.sort(np.concatenate(parts)), np.arange(vocabulary_size)):
+        raise ValueError("shards of a head own every token of the vocabulary once")
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class OwnedRows:
     """Row ``i`` of a shard is token ``ids[i]`` of ``vocabulary_size``; see the constructors."""

@@ -48,16 +48,6 @@ class Rescorer:
             products = postprocess(products, bias=self.bias[ids])
         return postprocess(products, scale=self.scale, softcap=self.softcap)
 
-    def adjust(
-        self,
-        ids: Ids,
-        raw: npt.NDArray[np.float32],
-        offsets: Offsets,
-        adjustments: Adjustments,
-    ) -> npt.NDArray[np.float32]:
-        """``raw`` after the processors of each row."""
-        return adjust(ids, raw, offsets, adjustments) if adjustments.active.any() else raw
-
     def adjusted(
         self,
         hidden: npt.NDArray[np.float32],
@@ -66,7 +56,14 @@ class Rescorer:
         adjustments: Adjustments,
     ) -> npt.NDArray[np.float32]:
         """Canonical logits after the processors of each row."""
-        return self.adjust(ids, self.raw(hidden, ids, offsets), offsets, adjustments)
+        raw = self.raw(hidden, ids, offsets)
+        return adjust(ids, raw, offsets, adjustments) if adjustments.active.any() else raw
+
+    def of_row(
+        self, hidden: npt.NDArray[np.float32], adjustments: Adjustments, ids: Ids
+    ) -> npt.NDArray[np.float32]:
+        """The same of some ``ids`` of one row, ``hidden`` [1, d]."""
+        return self.adjusted(hidden, ids, np.array([0, len(ids)], np.int64), adjustments)
 
     def _products(
         self,

@@ -61,19 +61,14 @@ class ScreenedRows:
 
     def one_row(self, place: int) -> SoftmaxRow:
         """The same of the row at ``place`` alone."""
-        return one_row(self.estimates, self.search, self.adjustments, place)
-
-
-def one_row(
-    estimates: Estimates, search: Needs, adjustments: Adjustments, place: int
-) -> SoftmaxRow:
-    """The row at ``place`` of several."""
-    one = slice(place, place + 1)
-    return (
-        estimates._replace(values=estimates.values[one], hidden_slack=estimates.hidden_slack[one]),
-        search._replace(**{n: f[one] for n, f in search._asdict().items()}),
-        select_row(adjustments, place),
-    )
+        one, estimates = slice(place, place + 1), self.estimates
+        return (
+            estimates._replace(
+                values=estimates.values[one], hidden_slack=estimates.hidden_slack[one]
+            ),
+            self.search._replace(**{n: f[one] for n, f in self.search._asdict().items()}),
+            select_row(self.adjustments, place),
+        )
 
 
 class DenseScreen:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -41,11 +42,10 @@ from lexshard.actors.head.whole_softmax import (
     OutlinedRow,
     PartialMass,
     bound_mass,
-    outline_mass,
 )
 from lexshard.actors.messages import NeedKind
 from lexshard.actors.states.row_table import RowTable
-from lexshard.kernels.mass import Outline
+from lexshard.kernels.mass import Outline, outline
 from lexshard.kernels.penalties import Adjustments
 from lexshard.kernels.search import (
     Estimates,
@@ -376,14 +376,14 @@ class Shard:
                 self._dense, rows, step.hidden, thresholds.rows, step.adjustments
             )
         place = {row: index for index, row in enumerate(screened.rows.tolist())}
-        outlined = {
-            row: OutlinedRow(one := screened.one_row(place[row]), outline_mass(one, self._size))
-            for row in rows
-            if screened.known[place[row]]
-        }
         step.outlined.clear()
-        step.outlined.update(outlined)
-        return [outlined[row].outline if row in outlined else None for row in rows]
+        for row in rows:
+            if screened.known[place[row]]:
+                own = screened.one_row(place[row])
+                estimates, search, adjustments = own
+                [found] = outline(estimates, self._size, search, adjustments)
+                step.outlined[row] = OutlinedRow(own, found)
+        return [step.outlined[row].outline if row in step.outlined else None for row in rows]
 
     def bound_masses(self, thresholds: Thresholds, lowest: Mapping[int, int]) -> list[PartialMass]:
         """What this shard knows of the softmax of rows that it has outlined last, the tokens from
@@ -394,12 +394,7 @@ class Shard:
     def _bound(self, step: ShardScreening, row: int, lowest: int) -> PartialMass:
         own, outline = step.outlined[row]
         assert outline is not None
-        hidden, adjustments = step.hidden[row : row + 1], own[2]
-
-        def exact(ids: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
-            every = np.array([0, len(ids)], np.int64)
-            return self._rescorer.adjusted(hidden, ids, every, adjustments)
-
+        exact = partial(self._rescorer.of_row, step.hidden[row : row + 1], own[2])
         return bound_mass(own, self.owned, outline.count_from(lowest), exact)
 
     def record_bounds(self, thresholds: Thresholds, *, failed: bool) -> None:

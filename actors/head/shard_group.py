@@ -17,6 +17,7 @@ from lexshard.actors.head.exchange import (
     merge_candidates,
 )
 from lexshard.actors.head.output_head import Hidden, Screening, Thresholds
+from lexshard.actors.head.owned_rows import check_complete
 from lexshard.actors.states.row_table import RowTable
 
 
@@ -38,9 +39,7 @@ class ShardGroup:
         self, shards: Sequence[MassShard], owned_ids: Sequence[npt.NDArray[np.int32]]
     ) -> None:
         self.vocabulary_size = shards[0].vocabulary_size
-        ids = np.sort(np.concatenate(list(owned_ids)))
-        if not np.array_equal(ids, np.arange(self.vocabulary_size)):
-            raise ValueError("shards of a head own every token of the vocabulary once")
+        check_complete(owned_ids, self.vocabulary_size)
         self._shards = tuple(shards)
 
     def screen(self, hidden: Hidden, rows: RowTable) -> Thresholds:

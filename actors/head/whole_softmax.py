@@ -1,7 +1,7 @@
 """Guarantees about the whole softmax from a part of it: top-p sets and epsilon.
 
 The best tokens are computed exactly, the mass of all others is bounded from both sides by the
-screen. How many those best are is planned from the estimates of all shards (`outline_mass`,
+screen. How many those best are is planned from the estimates of all shards (`kernels.mass.outline`,
 `plan_mass`): a shard by itself cannot know how little its tokens matter. Where no plan promises a
 certificate at less than the dense way costs, none is tried. Every shard bounds its own tokens
 (`bound_mass`); all of them together decide (`decide_mass`).
@@ -20,7 +20,7 @@ import numpy.typing as npt
 from lexshard.actors.head.owned_rows import OwnedRows
 from lexshard.actors.states.need import Need
 from lexshard.kernels.certify import epsilon_certificate, nucleus_certificate
-from lexshard.kernels.mass import Outline, outline, outside_mass, plan
+from lexshard.kernels.mass import Outline, outside_mass, plan
 from lexshard.kernels.mass.reference import MASS_MARGIN
 from lexshard.kernels.penalties import Adjustments
 from lexshard.kernels.search import TOP_K, Estimates, Needs, find_leaders
@@ -82,12 +82,6 @@ class OutlinedRow(NamedTuple):
 
     row: SoftmaxRow
     outline: Outline | None
-
-
-def outline_mass(row: SoftmaxRow, size: int) -> Outline | None:
-    """Where the ``size`` tokens of a shard lie in one row; None where estimates say nothing."""
-    estimates, needs, adjustments = row
-    return outline(estimates, size, needs, adjustments)[0]
 
 
 def plan_mass(need: Need, outlines: Sequence[Outline | None], vocabulary_size: int) -> int | None:

@@ -13,7 +13,7 @@ import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -30,7 +30,6 @@ from lexshard.actors.index.metadata import (
     Weights,
 )
 
-FORMAT = 1
 CALIBRATION, CLUSTERS, TIER = "calibration", "clusters", "tier."
 
 Array = npt.NDArray[Any]
@@ -44,6 +43,7 @@ class FileKind:
     noun: str
     command: str
     error: type[ValueError]
+    format: int = 1
 
 
 INDEX = FileKind("lexshard-index", "vocabulary index", "lexshard index build", IndexFileError)
@@ -112,7 +112,7 @@ def write(
         for key, array in part.tensors.items()
     }
     header = Header(
-        FORMAT,
+        kind.format,
         weights,
         {
             name: PartHeader(
@@ -121,19 +121,24 @@ def write(
             for name, part in parts.items()
         },
     )
-    text = json.dumps(msgspec.to_builtins(header))
+    save(path, tensors, msgspec.to_builtins(header), kind)
+    return header
+
+
+def save(path: Path, tensors: Mapping[str, Array], description: Any, kind: FileKind) -> None:
+    """Write tensors and plain data with a ``format``, as `write` does. Raises OSError."""
+    text = json.dumps(description)
     # One entry: safetensors writes several in no particular order.
-    description = f"{hashlib.sha256(text.encode()).hexdigest()} {text}"
+    entry = f"{hashlib.sha256(text.encode()).hexdigest()} {text}"
     unfinished = path.with_name(f"{path.name}.unfinished-{os.getpid()}")
     try:
-        save_file(tensors, unfinished, metadata={kind.key: description})
+        save_file(dict(tensors), unfinished, metadata={kind.key: entry})
         unfinished.chmod(0o644)  # safetensors makes files that only their owner can read
         os.replace(unfinished, path)
     except SafetensorError as error:
         raise OSError(str(error)) from error
     finally:
         unfinished.unlink(missing_ok=True)
-    return header
 
 
 def read_header(path: Path, kind: FileKind = INDEX) -> Header:
@@ -141,6 +146,11 @@ def read_header(path: Path, kind: FileKind = INDEX) -> Header:
 
     Raises the kind's error where there is no file, or not a whole one of this kind and format.
     """
+    return msgspec.convert(read_description(path, kind), Header)
+
+
+def read_description(path: Path, kind: FileKind) -> dict[str, Any]:
+    """The plain data that `save` wrote. Raises as `read_header`."""
     with _opened(path, "np", kind) as file:
         description = (file.metadata() or {}).get(kind.key)
     if description is None:
@@ -148,13 +158,13 @@ def read_header(path: Path, kind: FileKind = INDEX) -> Header:
     digest, _, text = description.partition(" ")
     if hashlib.sha256(text.encode()).hexdigest() != digest:
         raise _damaged(path, "its header has changed", kind)
-    content = json.loads(text)
-    if content["format"] != FORMAT:
+    content: dict[str, Any] = json.loads(text)
+    if content["format"] != kind.format:
         raise kind.error(
-            f"{path} has format {content['format']}, this version reads {FORMAT}: make it again "
-            f"with `{kind.command}`"
+            f"{path} has format {content['format']}, this version reads {kind.format}: make it "
+            f"again with `{kind.command}`"
         )
-    return msgspec.convert(content, Header)
+    return content
 
 
 def check_tiers(path: Path, header: Header, wanted: Collection[str]) -> None:
@@ -170,16 +180,27 @@ def check_tiers(path: Path, header: Header, wanted: Collection[str]) -> None:
 def read_part(path: Path, header: Header, name: str, kind: FileKind = INDEX) -> Part:
     """A part with memory-mapped tensors, all of them checked. Raises the kind's error."""
     part = header.parts[name]
-    tensors = {}
-    with _opened(path, "pt", kind) as file:  # arrays over torch's map; numpy's would be copies
-        for key, digest in part.digests.items():
+    named = {f"{name}.{key}": digest for key, digest in part.digests.items()}
+    # Arrays over torch's map; numpy's would be copies.
+    tensors = [tensor.numpy() for tensor in read_tensors(path, named, kind, "pt")]
+    return Part(part.identity, part.about, dict(zip(part.digests, tensors, strict=True)))
+
+
+def read_tensors(
+    path: Path, digests: Mapping[str, str], kind: FileKind, framework: Literal["np", "pt"]
+) -> list[Any]:
+    """Tensors of ``framework`` by name, checked by their digests. Raises the kind's error."""
+    tensors = []
+    with _opened(path, framework, kind) as file:
+        for name, digest in digests.items():
             try:
-                tensors[key] = file.get_tensor(f"{name}.{key}").numpy()
+                tensor = file.get_tensor(name)
             except SafetensorError as error:
                 raise _damaged(path, str(error), kind) from error
-            if digest_of(tensors[key]) != digest:
-                raise _damaged(path, f"the tensor {name}.{key} has changed", kind)
-    return Part(part.identity, part.about, tensors)
+            if digest_of(np.asarray(tensor)) != digest:
+                raise _damaged(path, f"the tensor {name} has changed", kind)
+            tensors.append(tensor)
+    return tensors
 
 
 def _opened(path: Path, framework: str, kind: FileKind) -> Any:

@@ -18,6 +18,7 @@ from lexshard.actors.decision.messages import (
     SamplerSettings,
 )
 from lexshard.actors.messages import RowDecision
+from lexshard.actors.packed_arrays import encode
 from lexshard.actors.states.deltas import Deltas
 from lexshard.actors.states.row_table import RowNames
 from lexshard.cluster.link import Link, PeerLostError
@@ -30,7 +31,6 @@ from lexshard.cluster.samplers.messages import (
     Refusal,
     SamplerOrder,
     decode_assignment,
-    encode,
 )
 from lexshard.cluster.samplers.warm_up import warm_sampler
 from lexshard.cluster.shared_memory.ring import RingConsumer, open_ring

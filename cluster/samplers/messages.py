@@ -6,14 +6,10 @@ travel here at all but through a ring of shared memory.
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import Any, get_args
-
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
 from lexshard.actors.decision.messages import CandidateRows, DecisionResult, SamplerSettings
+from lexshard.actors.packed_arrays import read_array
 from lexshard.actors.states.deltas import Deltas
 from lexshard.actors.states.row_table import RowNames
 
@@ -60,24 +56,5 @@ class Refusal(msgspec.Struct, frozen=True, tag=True):
 
 Reply = Ready | Answer | Refusal
 
-
-@lru_cache
-def _element(kind: Any) -> npt.DTypeLike:
-    """The element type of ``NDArray[element]``."""
-    return np.dtype(get_args(get_args(kind)[1])[0])
-
-
-def _bytes(value: Any) -> bytes:
-    if not isinstance(value, np.ndarray):
-        raise NotImplementedError(f"{type(value)} does not travel")
-    return value.tobytes()
-
-
-def _array(kind: Any, value: bytes) -> npt.NDArray[Any]:
-    # Writable: compiled kernels tell read-only arrays apart, and would compile again for them.
-    return np.frombuffer(value, _element(kind)).copy()
-
-
-encode = msgspec.msgpack.Encoder(enc_hook=_bytes).encode
-decode_assignment = msgspec.msgpack.Decoder(Assignment, dec_hook=_array).decode
+decode_assignment = msgspec.msgpack.Decoder(Assignment, dec_hook=read_array).decode
 decode_reply = msgspec.msgpack.Decoder(Reply).decode

@@ -27,6 +27,7 @@ from lexshard.actors.decision.messages import (
     SamplerSettings,
 )
 from lexshard.actors.decision.plane import SamplerLostError
+from lexshard.actors.packed_arrays import encode
 from lexshard.actors.role import Place, here
 from lexshard.cluster.link import Link, PeerLostError
 from lexshard.cluster.roles.process import ProcessRole, command_of, start_process
@@ -39,7 +40,6 @@ from lexshard.cluster.samplers.messages import (
     Refusal,
     SamplerOrder,
     decode_reply,
-    encode,
 )
 from lexshard.cluster.shared_memory.ring import RingProducer, create_ring
 from lexshard.kernels.columns import write_columns

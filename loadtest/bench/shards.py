@@ -150,7 +150,7 @@ class ShardCase:
     ) -> None:
         """A step of all processes together, and of the same shards in this one."""
         before, started = Counts.of(head.traffic), time.perf_counter()
-        found = head.rescore(head.screen(step.hidden, RowTable.of(step.needs)))
+        found = head.candidates(step.hidden, RowTable.of(step.needs))
         elapsed = 1e3 * (time.perf_counter() - started)
         counts = Counts.of(head.traffic).since(before)
         self.tokens.append(drawn(found, step.needs))
@@ -173,7 +173,7 @@ class ShardCase:
     def repeat(self, head: CollectiveHead, step: MeasuredStep) -> None:
         """A step of which nothing is computed."""
         before, started = Counts.of(head.traffic), time.perf_counter()
-        head.rescore(head.screen(step.hidden, RowTable.of(step.needs)))
+        head.candidates(step.hidden, RowTable.of(step.needs))
         elapsed = 1e3 * (time.perf_counter() - started)
         counts = Counts.of(head.traffic).since(before)
         if step.number < WARM_UP or self.shards == 1:

@@ -35,7 +35,7 @@ def steps_until_it_breaks(head: CollectiveHead, hidden: np.ndarray, expected: li
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         try:
-            found: Candidates = head.rescore(head.screen(hidden, ROWS))
+            found: Candidates = head.candidates(hidden, ROWS)
         except CollectiveError:
             return time.monotonic()
         assert drawn(found, NEEDS) == expected
@@ -50,7 +50,7 @@ def broken_at(
     hidden = hidden_states(np.random.default_rng(0), len(NEEDS), CASE.columns)
     expected = drawn(whole.rescore(whole.screen(hidden, ROWS)), NEEDS)
     warm = processes.head(CASE)
-    warm.rescore(warm.screen(hidden, ROWS))
+    warm.candidates(hidden, ROWS)
     warm.close()
     head = processes.head(CASE, seconds)
     sent: list[float] = []

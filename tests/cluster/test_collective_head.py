@@ -23,6 +23,7 @@ from lexshard.actors.collective import (
 from lexshard.actors.head.output_rows import NonFiniteHiddenError
 from lexshard.actors.head.owned_rows import OwnedRows
 from lexshard.actors.head.sequence_head import SequenceHead
+from lexshard.actors.head.shard import Shard
 from lexshard.actors.head.shard_group import ShardGroup
 from lexshard.actors.head.sharded.collective_head import CollectiveHead
 from lexshard.actors.states.follower import FollowedSequence, Follower
@@ -82,7 +83,7 @@ def compare_steps(head: CollectiveHead, case: HeadCase, steps: int) -> set[str]:
         head.tell(follower.take())
         table = engines.table(rows)
         needs = [table.need(row) for row in range(len(table))]
-        found = head.rescore(head.screen(hidden, table, rows))
+        found = head.candidates(hidden, table, rows)
         same_candidates(found, near.candidates(hidden, rows))
         assert drawn(found, needs) == drawn(whole.candidates(hidden, rows), needs)
         certified |= {each.need for each in found.certificates if each.guarantee == "deterministic"}
@@ -105,7 +106,7 @@ def compare_needs(head: CollectiveHead, case: HeadCase) -> set[str]:
     for rows in (1, 24, 7):
         needs = [replace(each, adjustment=None) for each in random_needs(random, case.size, rows)]
         hidden = hidden_states(random, rows, case.columns)
-        found = head.rescore(head.screen(hidden, RowTable.of(needs)))
+        found = head.candidates(hidden, RowTable.of(needs))
         same_candidates(found, group.rescore(group.screen(hidden, RowTable.of(needs))))
         certain = [need.kind != "epsilon" for need in needs]
         pairs = zip(
@@ -167,26 +168,22 @@ def test_what_cannot_be_asked_is_refused_and_changes_nothing(processes: ShardPro
     states.open(0, every_kind_of_request(random, case.size)[-1])
     hidden = hidden_states(random, 2, case.columns)
     with pytest.raises(ValueError, match="SequenceHead"):
-        head.screen(hidden, states.table(RowNames((0, 0))))
+        head.candidates(hidden, states.table(RowNames((0, 0))))
     broken = hidden.copy()
     broken[1, 3] = np.inf
     with pytest.raises(NonFiniteHiddenError) as refused:
-        head.screen(broken, RowTable.of([Need("top1")] * 2))
+        head.candidates(broken, RowTable.of([Need("top1")] * 2))
     assert refused.value.rows == (1,)
     with pytest.raises(ValueError, match="2 hidden states of 1 rows"):
-        head.screen(hidden, RowTable.of([Need("top1")]))
-    screened = head.screen(hidden, RowTable.of([Need("top1")] * 2))
-    with pytest.raises(ValueError, match="not rescored"):
-        head.screen(hidden, RowTable.of([Need("top1")] * 2))
-    found = head.rescore(screened)
+        head.candidates(hidden, RowTable.of([Need("top1")]))
     same_candidates(
-        found,
+        head.candidates(hidden, RowTable.of([Need("top1")] * 2)),
         group_of(case).rescore(group_of(case).screen(hidden, RowTable.of([Need("top1")] * 2))),
     )
     head.close()
     head.close()
     with pytest.raises(CollectiveError, match="closed"):
-        head.screen(hidden, RowTable.of([Need("top1")] * 2))
+        head.candidates(hidden, RowTable.of([Need("top1")] * 2))
     assert ended(processes, case) == ["done"]
 
 
@@ -229,7 +226,7 @@ def test_top_50_of_128_256_tokens_takes_less_than_4_kilobytes_per_token_and_shar
                 for row in range(rows)
             ]
             hidden = hidden_states(random, rows, case.columns, 1.0)
-            found = head.rescore(head.screen(hidden, RowTable.of(needs)))
+            found = head.candidates(hidden, RowTable.of(needs))
             assert all(each.guarantee == "deterministic" for each in found.certificates)
         shared = 4 * rows * (shards - 1)
         assert head.traffic["hidden"].bytes_sent - before[1] == shared * case.columns * 4
@@ -245,19 +242,21 @@ def test_top_50_of_128_256_tokens_takes_less_than_4_kilobytes_per_token_and_shar
 
 def ask(head: CollectiveHead, case: HeadCase) -> None:
     hidden = hidden_states(np.random.default_rng(0), 2, case.columns)
-    head.rescore(head.screen(hidden, RowTable.of([Need("top1"), Need("topk", k=5)])))
+    head.candidates(hidden, RowTable.of([Need("top1"), Need("topk", k=5)]))
 
 
 def test_a_root_that_stays_away_in_the_midst_of_a_step_is_not_waited_for(
-    processes: ShardProcesses,
+    processes: ShardProcesses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = HeadCase(2, seed=1)
     head = processes.head(case, seconds=1.0)
+    told: list[str] = []
+    # Where the root would rescore, it waits for the end of the other.
+    monkeypatch.setattr(Shard, "rescore", lambda *_: told.append(processes.end_of_service(1)))
     started = time.monotonic()
-    head.screen(
-        hidden_states(np.random.default_rng(0), 1, case.columns), RowTable.of([Need("top1")])
-    )
-    assert processes.end_of_service(1).startswith("CollectiveTimeoutError 0")
+    with pytest.raises(CollectiveError):
+        ask(head, case)
+    assert told[0].startswith("CollectiveTimeoutError 0")
     assert 1.0 <= time.monotonic() - started < 10.0
 
 
@@ -265,7 +264,7 @@ def test_an_error_in_the_midst_of_a_step_ends_the_group(processes: ShardProcesse
     case = HeadCase(2, seed=1)
     head = processes.head(case)
     with pytest.raises(Exception, match="shape"):
-        head.screen(np.ones((1, case.columns + 1), np.float32), RowTable.of([Need("top1")]))
+        head.candidates(np.ones((1, case.columns + 1), np.float32), RowTable.of([Need("top1")]))
     with pytest.raises(CollectiveError, match="failed"):
         ask(head, case)
     assert ended(processes, case) != ["done"]

@@ -5,7 +5,17 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from lexshard.actors.states.need import Need
 from lexshard.kernels.bounds import Clusters
+
+NEEDS = {
+    "greedy": Need("top1"),
+    "gumbel": Need("top1", key=5, inverse_temperature=1.0),
+    "top-k": Need("topk", k=7, key=6, inverse_temperature=1.0),
+    "min-p": Need("minp", min_p=0.1, key=7, inverse_temperature=1.0),
+    "top-p": Need("nucleus", top_p=0.8, key=8, inverse_temperature=1.0),
+    "epsilon": Need("epsilon", epsilon=0.05, key=9, inverse_temperature=1.0),
+}
 
 
 def weights(seed: int, flavour: str, size: int, columns: int) -> torch.Tensor:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from lexshard.actors.candidates import Candidates
+from lexshard.actors.decision.own import OwnStep
 from lexshard.actors.decision.plane import PendingStep
 from lexshard.actors.engine.engine import Engine
 from lexshard.actors.states.row_table import RowNames, RowTable
@@ -37,7 +38,7 @@ def compare_decisions(engine: Engine) -> Comparison:
         dense.append(screened(hidden, replace(rows, kinds=("dense",) * len(rows)), *about))
         return screened(hidden, rows, *about)
 
-    def submit_both(step: int, names: RowNames, candidates: Candidates) -> PendingStep:
+    def submit_both(step: int, names: RowNames, candidates: Candidates) -> PendingStep | OwnStep:
         expected = submit(step, names, dense.pop()).result()
         found = submit(step, names, candidates).result()
         for ours, theirs, certificate in zip(found, expected, candidates.certificates, strict=True):

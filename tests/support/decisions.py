@@ -9,11 +9,10 @@ import numpy as np
 import torch
 
 from lexshard.actors.candidates import Candidates
-from lexshard.actors.decision.local_samplers import InlineSampler
 from lexshard.actors.decision.messages import SamplerSettings
-from lexshard.actors.decision.plane import DecisionPlane
+from lexshard.actors.decision.own import OwnDecisions
 from lexshard.actors.decision.sampler import Sampler
-from lexshard.actors.messages import Certificate, Request, RowDecision
+from lexshard.actors.messages import Certificate, RowDecision
 from lexshard.actors.states.need import Need
 from lexshard.actors.states.row_table import RowNames
 from lexshard.actors.states.sequence_state import SequenceState, SequenceStates
@@ -37,11 +36,8 @@ def decide(
 ) -> list[RowDecision | None]:
     """A decision per row of ``candidates``, row ``r`` for ``states[r]``."""
     loose = LooseStates(vocabulary_size, states)
-    sampler = InlineSampler(Sampler(SamplerSettings(vocabulary_size, ()), loose))
-    plane = DecisionPlane(lambda: sampler, 1, lambda: sampler, vocabulary_size, informed=True)
-    for name, state in enumerate(states):
-        plane.open(name, Request(str(name), 0, (1,), state.parameters), state.history)
-    return plane.submit(0, RowNames(tuple(range(len(states)))), candidates).result()
+    decisions = OwnDecisions(Sampler(SamplerSettings(vocabulary_size, ()), loose), loose)
+    return decisions.submit(0, RowNames(tuple(range(len(states)))), candidates).result()
 
 
 def screen_and_decide(

@@ -11,14 +11,27 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from lexshard.kernels.attention import reference
+from tests.support.tiny_models import VOCABULARY
 
 # What would wait for a device, and what a capture therefore refuses.
 WAITING = ("_local_scalar_dense", "nonzero", "equal", "masked_select", "_unique2", "bincount")
+
+# Three sequences and their blocks.
+TABLES = ((5, 2), (7, 0), (3, 6))
+TOKENS = tuple(
+    tuple(int(token) for token in np.random.default_rng(seed).integers(3, VOCABULARY, length))
+    for seed, length in enumerate((14, 7, 19))
+)
+
+
+def largest_difference(ours: list[torch.Tensor], expected: list[torch.Tensor]) -> float:
+    return max(float((a - b).abs().max()) for a, b in zip(ours, expected, strict=True))
 
 
 class Tape(TorchDispatchMode):

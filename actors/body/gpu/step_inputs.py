@@ -27,17 +27,7 @@ class StepInputs:
 def on_the_host(batch: Batch) -> StepInputs:
     """The arrays of ``batch`` themselves."""
     return StepInputs(
-        *(
-            torch.from_numpy(each)
-            for each in (
-                batch.token_ids,
-                batch.positions,
-                batch.slots,
-                batch.row_sequence,
-                batch.output_rows,
-                batch.block_tables,
-            )
-        )
+        **{each: torch.from_numpy(getattr(batch, each)) for each in StepInputs.__slots__}
     )
 
 

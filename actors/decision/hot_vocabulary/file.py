@@ -7,23 +7,26 @@ JSON text and the text itself: the fields of `About`.
 from __future__ import annotations
 
 import hashlib
-import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
+from lexshard.actors.index.container import (
+    FileKind,
+    digest_of,
+    read_description,
+    read_tensors,
+    save,
+)
 from lexshard.kernels.hot_vocab import Cost, Curve, best_size, expected_cost, fit_cost, skip_rate
 
-FORMAT = 2
-KEY = "lexshard-hot-vocabulary"
 FILE_NAME = "hot.lexshard"
-AGAIN = "build it again with `lexshard hotset build`"
+KIND = FileKind(
+    "lexshard-hot-vocabulary", "hot vocabulary", "lexshard hotset build", ValueError, format=2
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,20 +78,10 @@ def write_hot_file(path: str | Path, hot: HotFile) -> None:
 
     Raises OSError where it cannot be written.
     """
-    target = Path(path)
-    text = json.dumps(
-        {"format": FORMAT, "ids": _digest(hot.ids), "about": msgspec.to_builtins(hot.about)}
-    )
-    description = f"{hashlib.sha256(text.encode()).hexdigest()} {text}"
-    unfinished = target.with_name(f"{target.name}.unfinished-{os.getpid()}")
-    try:
-        save_file({"ids": np.ascontiguousarray(hot.ids)}, unfinished, metadata={KEY: description})
-        unfinished.chmod(0o644)  # safetensors makes files that only their owner can read
-        os.replace(unfinished, target)
-    except SafetensorError as error:
-        raise OSError(str(error)) from error
-    finally:
-        unfinished.unlink(missing_ok=True)
+    ids = np.ascontiguousarray(hot.ids)
+    about = msgspec.to_builtins(hot.about)
+    described = {"format": KIND.format, "ids": digest_of(ids), "about": about}
+    save(Path(path), {"ids": ids}, described, KIND)
 
 
 def read_hot_file(
@@ -99,34 +92,17 @@ def read_hot_file(
     None checks nothing. Raises ValueError for a file that is missing, damaged, of another format
     or of another model.
     """
-    if not Path(path).is_file():
-        raise ValueError(f"no hot vocabulary at {path}: make one with `lexshard hotset build`")
-    try:
-        with safe_open(str(path), "np") as file:
-            description = (file.metadata() or {}).get(KEY, "")
-            ids = file.get_tensor("ids") if description else None
-    except SafetensorError as error:
-        raise ValueError(f"{path} is damaged ({error}): {AGAIN}") from error
-    if ids is None:
-        raise ValueError(f"{path} is not a hot vocabulary: give a file of `lexshard hotset build`")
-    digest, _, text = description.partition(" ")
-    if hashlib.sha256(text.encode()).hexdigest() != digest:
-        raise ValueError(f"{path} is damaged (its header has changed): {AGAIN}")
-    content = json.loads(text)
-    if content["format"] != FORMAT:
-        raise ValueError(
-            f"{path} has format {content['format']}, this version reads {FORMAT}: {AGAIN}"
-        )
-    if _digest(ids) != content["ids"]:
-        raise ValueError(f"{path} is damaged (its token ids have changed): {AGAIN}")
+    content = read_description(Path(path), KIND)
+    [ids] = read_tensors(Path(path), {"ids": content["ids"]}, KIND, "np")
     about = msgspec.convert(content["about"], About)
+    again = f"build it again with `{KIND.command}`"
     if vocabulary_size is not None and about.vocabulary_size != vocabulary_size:
         raise ValueError(
             f"{path} is for a vocabulary of {about.vocabulary_size:,} tokens ({about.model}), "
-            f"this model has {vocabulary_size:,}: {AGAIN}"
+            f"this model has {vocabulary_size:,}: {again}"
         )
     if tokenizer is not None and about.tokenizer is not None and about.tokenizer != tokenizer:
-        raise ValueError(f"{path} was made with another tokenizer ({about.model}): {AGAIN}")
+        raise ValueError(f"{path} was made with another tokenizer ({about.model}): {again}")
     return HotFile(ids, about)
 
 
@@ -160,7 +136,3 @@ def describe(path: Path, hot: HotFile) -> str:
             f"optimum: H = {best:,}" if best else "optimum: H = 0, off",
         ]
     )
-
-
-def _digest(ids: npt.NDArray[np.int32]) -> str:
-    return hashlib.sha256(f"{ids.dtype} {ids.shape}".encode() + ids.tobytes()).hexdigest()

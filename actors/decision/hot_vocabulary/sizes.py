@@ -9,10 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from lexshard.actors.messages import Request, SamplingParameters
-from lexshard.actors.states.row_table import flatten_adjustments
+from lexshard.actors.states.row_table import RowNames
 from lexshard.actors.states.sequence_state import SequenceStates
 from lexshard.kernels.decision import block_maxima, decide_dense
-from lexshard.kernels.draw import Controls
 from lexshard.kernels.hot_vocab import (
     Cost,
     Curve,
@@ -57,26 +56,16 @@ def decider(
     """Decides ``rows`` [B, V] of canonical logits, as a sampler gets them, after ``histories`` [B]
     whose second halves were drawn; ``parameters`` take turns."""
     states = SequenceStates(rows.shape[1], (), len(rows))
-    opened = []
     for which, history in enumerate(histories):
         half = (len(history) + 1) // 2
         own = parameters[which % len(parameters)]
-        request = Request("", which, history[:half], own, resumed_ids=history[half:])
-        opened.append(states.open(which, request))
+        states.open(which, Request("", which, history[:half], own, resumed_ids=history[half:]))
+    table = states.table(RowNames(tuple(range(len(rows)))))
     logits = np.ascontiguousarray(rows.T)
     maxima = block_maxima(logits)
-    controls = Controls(
-        inverse_temperature=np.array([s.inverse_temperature for s in opened], np.float64),
-        top_k=np.array([s.top_k for s in opened], np.int64),
-        top_p=np.array([s.parameters.top_p for s in opened], np.float64),
-        log_min_p=np.array([s.log_min_p for s in opened], np.float64),
-        key=np.array([s.key for s in opened], np.uint64),
-        position=np.array([s.position for s in opened], np.uint64),
-    )
-    adjustments = flatten_adjustments([state.adjustment() for state in opened])
 
     def decide(hot_ids: Ids) -> npt.NDArray[np.int64]:
-        return decide_dense(logits, maxima, controls, adjustments, hot_ids).visited
+        return decide_dense(logits, maxima, table.controls, table.flat, hot_ids).visited
 
     return decide
 

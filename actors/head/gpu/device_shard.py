@@ -98,10 +98,9 @@ class DeviceShard:
     """The output rows of one shard on ``device``, with the interface of `Shard`.
 
     ``weight``, ``bias``, ``softcap``, ``scale``, ``vocabulary_size`` and ``owned`` as for `Shard`;
-    ``ladder``
-    says which tier screens a step (never the dense screen, which a device does not have) and its
-    tiers are copied to the device. ``largest_k`` is a power of two. Memory on the device: weights,
-    tiers, and 8 bytes per row and vocabulary entry of the largest step.
+    ``ladder`` says which tier screens a step (never the dense screen, which a device does not have)
+    and its tiers are copied to the device. ``largest_k`` is a power of two. Memory on the device:
+    weights, tiers, and 8 bytes per row and vocabulary entry of the largest step.
 
     Raises `ValueError` where shapes do not fit, the weights are not finite, or the ladder chooses
     the dense screen.
@@ -313,7 +312,6 @@ class DeviceShard:
     ) -> None:
         """Fills in what a launch has decided, and what every row of it has read."""
         largest, finite, counts, candidates, products = launch.results.read()
-        failure = self._failure(launch.tier)
         share = self._bytes[launch.tier] // len(launch.rows)
         overflows = 0
         for place_in_step, row in enumerate(launch.rows):
@@ -324,19 +322,10 @@ class DeviceShard:
             if count > self._capacity:
                 overflows += 1
                 continue
-            certificate = Certificate(
-                kind,
-                "probabilistic" if failure else "deterministic",
-                launch.tier,
-                count,
-                read[row] + count * self._row_bytes,
-                count / self._size,
-                failure_probability=failure,
-            )
             found[row] = FoundRow(
                 candidates[place_in_step, :count],
                 products[place_in_step, :count],
-                certificate,
+                self._certified(kind, launch.tier, count, read[row]),
                 float(largest[place_in_step]),
             )
         self._backoff.record(launch.tier, failed=2 * overflows > len(launch.rows))
@@ -360,25 +349,16 @@ class DeviceShard:
             ids = self.owned.rows(allowed[np.isin(allowed, self.owned.ids, assume_unique=True)])
             hidden = step.hidden[row : row + 1].to(self.weight.device)
             products = self._products(hidden, ids)
-            share = len(ids) / self._size
-            cost = len(ids) * self._row_bytes
+            share, cost = len(ids) / self._size, len(ids) * self._row_bytes
             certificate = Certificate(kind, "dense", DENSE, len(ids), cost, share)
-            found[row] = FoundRow(ids, products, replace(certificate, tightness=0.0))
+            found[row] = FoundRow(ids, products, certificate)
         passes = self._size * self._row_bytes // max(len(dense), 1)
         for start in range(0, len(dense), DENSE_ROWS):
             some = dense[start : start + DENSE_ROWS]
             hidden = step.hidden[some].to(self.weight.device)
-            every = self._products(hidden, None)
-            for products, row in zip(every, some, strict=True):
-                certificate = Certificate(
-                    rows.kinds[row],
-                    "dense",
-                    DENSE,
-                    self._size,
-                    read[row] + passes,
-                    fallback=read[row] > 0,
-                    tightness=0.0,
-                )
+            for products, row in zip(self._products(hidden, None), some, strict=True):
+                kind, cost, tried = rows.kinds[row], read[row] + passes, read[row] > 0
+                certificate = Certificate(kind, "dense", DENSE, self._size, cost, fallback=tried)
                 found[row] = FoundRow(self._rows, products, certificate)
 
     def _of_mass(self, step: DeviceScreening, kind: NeedKind, row: int, mass: Mass) -> FoundRow:
@@ -386,21 +366,23 @@ class DeviceShard:
         ids = self.owned.rows(mass.ids)
         hidden = step.hidden[row : row + 1].to(self.weight.device)
         products = self._products(hidden, ids) if len(ids) else np.empty(0, np.float32)
-        failure = self._failure(self._best_tier)
-        certificate = Certificate(
-            kind,
-            "probabilistic" if failure else "deterministic",
-            self._best_tier,
-            mass.rescored,
-            self._bytes[self._best_tier] + mass.rescored * self._row_bytes,
-            mass.rescored / self._size,
-            failure_probability=failure,
+        tier = self._best_tier
+        return FoundRow(
+            ids, products, self._certified(kind, tier, mass.rescored, self._bytes[tier])
         )
-        return FoundRow(ids, products, certificate)
 
-    def _failure(self, tier: str) -> float:
+    def _certified(self, kind: NeedKind, tier: str, count: int, read: int) -> Certificate:
+        """Of a row whose bounds read so many bytes and left ``count`` tokens to compute."""
         each = float(getattr(self._ladder.tiers[tier], "failure_probability", 0.0))
-        return min(1.0, each * self._size)
+        return Certificate(
+            kind,
+            "probabilistic" if each else "deterministic",
+            tier,
+            count,
+            read + count * self._row_bytes,
+            count / self._size,
+            failure_probability=min(1.0, each * self._size),
+        )
 
     def _finish(self, ids: Ids, products: Float32s) -> Float32s:
         """Raw canonical logits [I] from the products of rows ``ids``."""

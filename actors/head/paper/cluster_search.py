@@ -9,19 +9,22 @@ A round opens all clusters down to a score, so that shards that are told it open
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
-from lexshard.actors.head.paper.clusters import draws
-from lexshard.actors.head.paper.settings import PaperSettings
+from lexshard.actors.candidates import Candidates
+from lexshard.actors.head.paper.clusters import OpenedClusters, draws
+from lexshard.actors.head.paper.settings import PaperSettings, RowBudget
 from lexshard.actors.messages import Certificate, Guarantee
 from lexshard.actors.states.need import Need
+from lexshard.actors.states.row_table import RowTable
 from lexshard.kernels.certify import epsilon_certificate, nucleus_certificate
 from lexshard.kernels.mass.reference import MASS_MARGIN
 from lexshard.kernels.noise import gumbel_noise
-from lexshard.kernels.penalties import Adjustments, adjust
+from lexshard.kernels.penalties import Adjustments, adjust, select_row
 from lexshard.kernels.truncate import best_ids
 
 Ids = npt.NDArray[np.int32]
@@ -230,3 +233,54 @@ class ClusterSearch:
             return -float(scores[min(int(np.searchsorted(sizes, tokens)), len(scores) - 1)])
         fitting = int(np.searchsorted(sizes, tokens, side="right"))
         return -float(scores[fitting - 1]) if fitting else EVERYTHING
+
+
+# The raw logits by shard and row of what becomes known with ``cuts`` [N] in some rows: their
+# numbers, and by shard and row its ids.
+Ask = Callable[[Float32s, Sequence[int], Sequence[Sequence[Ids]]], Sequence[Sequence[Float32s]]]
+
+
+def search_clusters(
+    rows: RowTable,
+    scores: Float32s,
+    sizes: npt.NDArray[np.int64],
+    opened: Sequence[OpenedClusters],
+    ask: Ask,
+    budget: RowBudget,
+    settings: PaperSettings,
+    noise: Mapping[int, Float32s] | None = None,
+) -> list[ClusterSearch]:
+    """Opens clusters with ``scores`` [N, C], those of shard after shard, which keep count of theirs
+    in ``opened``, until every row is decided."""
+    searches = []
+    for row in range(len(rows)):
+        need, own = rows.need(row), select_row(rows.flat, row)
+        drawn = None if noise is None else noise.get(row)
+        most = budget.of(need.position)
+        searches.append(ClusterSearch(need, own, scores[row], sizes, most, settings, drawn))
+    while True:
+        cuts = np.array([search.cut() for search in searches], np.float32)
+        left = np.flatnonzero(~np.isnan(cuts)).tolist()
+        if not left:
+            budget.adapt([each.spent for each in searches if each.need.kind != "dense"])
+            return searches
+        ids = [[each.open(row, float(cuts[row])) for row in left] for each in opened]
+        raw = ask(cuts, left, ids)
+        for place, row in enumerate(left):
+            own_ids = np.concatenate([theirs[place] for theirs in ids])
+            own_raw = np.concatenate([theirs[place] for theirs in raw])
+            searches[row].learn(float(cuts[row]), own_ids, own_raw)
+
+
+def answers(
+    searches: Sequence[ClusterSearch], certificates: Sequence[Certificate], rows: RowTable
+) -> Candidates:
+    """What the searches of ``rows`` have found."""
+    found = [search.answer() for search in searches]
+    return Candidates(
+        ids=np.concatenate([ids for ids, _ in found]),
+        raw=np.concatenate([raw for _, raw in found]),
+        offsets=np.cumsum([0, *(len(ids) for ids, _ in found)], dtype=np.int64),
+        certificates=tuple(certificates),
+        adjustments=rows.flat,
+    )

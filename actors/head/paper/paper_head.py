@@ -8,7 +8,6 @@ part in CSV-Decode's exchange, and opened in the same rounds (`actors.head.paper
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -20,15 +19,15 @@ from lexshard.actors.candidates import Candidates
 from lexshard.actors.head.output_head import Hidden, Screening, Thresholds
 from lexshard.actors.head.output_rows import own_rows, refuse_unsound
 from lexshard.actors.head.owned_rows import OwnedRows
-from lexshard.actors.head.paper.cluster_search import ClusterSearch
+from lexshard.actors.head.paper.cluster_search import answers, search_clusters
 from lexshard.actors.head.paper.clusters import ClusterTokens, OpenedClusters, draws
 from lexshard.actors.head.paper.settings import PaperSettings, RowBudget
+from lexshard.actors.head.rescoring import Rescorer
 from lexshard.actors.states.need import Adjustment, Need
 from lexshard.actors.states.row_table import RowTable
 from lexshard.kernels.bounds import Clusters, cluster_bounds, remaining_bias
 from lexshard.kernels.noise import gumbel_noise, gumbel_row
-from lexshard.kernels.penalties import select_row
-from lexshard.kernels.rows import canonical_logits, postprocess
+from lexshard.kernels.rows import postprocess
 
 Ids = npt.NDArray[np.int32]
 Float32s = npt.NDArray[np.float32]
@@ -41,7 +40,7 @@ class PaperScreening(Screening):
     hidden: Float32s  # [N, d]
     upper: Float32s  # [N, C] of raw logits, after post-processing
     scores: Float32s  # [N, C] see `PaperHead.bound`
-    first_ids: tuple[Ids, ...]  # [N] tokens that the bounds leave out
+    first_ids: tuple[Ids, ...]  # [N] tokens of this head that the bounds leave out
     noise: dict[int, Float32s]  # [V] of rows that draw from everything, where all tokens are here
 
 
@@ -50,8 +49,9 @@ class PaperHead:
 
     ``weight`` [V, d] fp32 or bf16, ``bias`` [V] or None, ``softcap`` and ``scale`` as for `Shard`;
     ``clusters`` of the first ``vocabulary_size`` rows. ``budget`` is ``K_max``, in rows. ``owned``
-    says which tokens the rows are, where they are some clusters of the vocabulary only; noise is
-    then drawn token by token, and what needs the whole softmax gets every logit.
+    says which tokens the rows are, where they are some clusters of the vocabulary only, of which
+    `actors.head.sharded.cluster_step` opens those of all shards; noise is then drawn token by
+    token.
 
     Raises `ValueError` where shapes do not fit and for a scale that is not positive.
     """
@@ -69,7 +69,7 @@ class PaperHead:
     ) -> None:
         self.owned = OwnedRows.every(vocabulary_size) if owned is None else owned
         self._size = len(self.owned.ids)
-        rows, self._bias = own_rows(weight, bias, self._size)
+        rows, biases = own_rows(weight, bias, self._size)
         if len(clusters.order) != self._size or clusters.centroid.shape[1] != weight.shape[1]:
             raise ValueError(
                 f"clusters of {len(clusters.order)} rows do not fit a vocabulary of "
@@ -82,9 +82,7 @@ class PaperHead:
         self.vocabulary_size = vocabulary_size
         self.settings = settings or PaperSettings()
         self.budget = RowBudget(self.settings, self._size)
-        self._weight = rows
-        self._softcap = softcap
-        self._scale = scale
+        self._rescorer = Rescorer(rows, biases, scale, softcap)
         self._clusters = clusters
         owner = np.repeat(np.arange(len(clusters.radius)), clusters.sizes)
         rows_of = clusters.order[np.lexsort((clusters.order, owner))]
@@ -111,7 +109,7 @@ class PaperHead:
         if len(rows) != len(array):
             raise ValueError(f"{len(array)} hidden states of {len(rows)} rows")
         refuse_unsound(np.logical_and.reduce(np.isfinite(array), axis=1))
-        first = tuple(map(self._first_ids, rows.adjustments))
+        first = tuple(first_ids(each, self.owned.ids) for each in rows.adjustments)
         upper = self._upper(array, rows, first)
         scores = upper.copy()
         scores[:, self.tokens.sizes == 0] = -np.inf
@@ -140,33 +138,28 @@ class PaperHead:
         return largest
 
     def _wanted(self, need: Need) -> Need:
-        """The guarantee this head gives to ``need``; some rows alone know no whole softmax."""
-        if not self.owned.whole and need.kind in ("nucleus", "epsilon"):
-            return replace(need, kind="dense")
-        epsilon = self.settings.epsilon if self.owned.whole else None
-        if epsilon is None or need.kind != "top1" or not need.inverse_temperature:
+        """The guarantee this head gives to ``need``."""
+        epsilon = self.settings.epsilon
+        if epsilon is None or not draws(need):
             return need
         return replace(need, kind="epsilon", epsilon=epsilon)
-
-    def _first_ids(self, adjustment: Adjustment | None) -> Ids:
-        """Its rows among the tokens to know first."""
-        return self.owned.rows(first_ids(adjustment, self.owned.ids))
 
     def _upper(self, hidden: Float32s, rows: RowTable, first: Sequence[Ids]) -> Float32s:
         shape = (len(hidden), len(self._clusters.radius))
         if set(rows.kinds) == {"dense"}:
             return np.full(shape, np.inf, np.float32)
         largest = None
-        if self._bias is not None:
+        if self._rescorer.bias is not None:
             largest = np.broadcast_to(self._clusters.bias_values[:, 0], shape).copy()
             for row, ids in enumerate(first):
                 if len(ids):
-                    largest[row] = remaining_bias(self._clusters, ids)
+                    largest[row] = remaining_bias(self._clusters, self.owned.rows(ids))
         bounds = cluster_bounds(
             hidden, self._clusters, kind=self.settings.bounds, largest_bias=largest
         )
-        upper = postprocess(bounds, scale=self._scale, softcap=self._softcap)
-        if self._softcap is not None:
+        scale, softcap = self._rescorer.scale, self._rescorer.softcap
+        upper = postprocess(bounds, scale=scale, softcap=softcap)
+        if softcap is not None:
             # tanh of a library need not be monotone in its last bit.
             upper = np.nextafter(upper, np.float32(np.inf))
         upper[rows.flat.restricted] = -np.inf
@@ -179,43 +172,22 @@ class PaperHead:
         logits and a certificate per row."""
         step, asked = thresholds.screening, thresholds.rows
         assert isinstance(step, PaperScreening)
-        searches = [
-            ClusterSearch(
-                need,
-                select_row(asked.flat, row),
-                step.scores[row],
-                self.tokens.sizes,
-                self.budget.of(need.position),
-                self.settings,
-                step.noise.get(row),
-            )
-            for row, need in enumerate(map(asked.need, range(len(asked))))
-        ]
-        first = [self.owned.tokens(rows) for rows in step.first_ids]
-        opened = OpenedClusters(self.tokens, step.scores, first)
-        while True:
-            cuts = [search.cut() for search in searches]
-            rows = [row for row, cut in enumerate(cuts) if not math.isnan(cut)]
-            if not rows:
-                break
-            ids = [opened.open(row, cuts[row]) for row in rows]
-            for row, own, raw in zip(rows, ids, self.logits(step, rows, ids), strict=True):
-                searches[row].learn(cuts[row], own, raw)
-        self.budget.adapt([each.spent for each in searches if each.need.kind != "dense"])
-        answers = [search.answer() for search in searches]
-        read, tier = self.bound_bytes // len(searches), f"clusters-{self.settings.bounds}"
-        return Candidates(
-            ids=np.concatenate([ids for ids, _ in answers]),
-            raw=np.concatenate([raw for _, raw in answers]),
-            offsets=np.cumsum([0, *(len(ids) for ids, _ in answers)], dtype=np.int64),
-            certificates=tuple(
-                search.certificate(
-                    tier, self._size, self.row_bytes, read, float(step.upper[row].max())
-                )
-                for row, search in enumerate(searches)
-            ),
-            adjustments=asked.flat,
+        searches = search_clusters(
+            asked,
+            step.scores,
+            self.tokens.sizes,
+            [OpenedClusters(self.tokens, step.scores, step.first_ids)],
+            lambda _, rows, ids: [self.logits(step, rows, ids[0])],
+            self.budget,
+            self.settings,
+            step.noise,
         )
+        read = self.bound_bytes // len(searches)
+        certificates = [
+            search.certificate(self.tier, self._size, self.row_bytes, read, float(upper.max()))
+            for search, upper in zip(searches, step.upper, strict=True)
+        ]
+        return answers(searches, certificates, asked)
 
     def logits(
         self, step: PaperScreening, rows: Sequence[int], tokens: Sequence[Ids]
@@ -223,15 +195,18 @@ class PaperHead:
         """Raw canonical logits of each of ``rows``: of some of its own ``tokens``."""
         offsets = np.cumsum([0, *map(len, tokens)], dtype=np.int64)
         ids = self.owned.rows(np.concatenate(tokens))
-        products = canonical_logits(step.hidden[list(rows)], self._weight, ids, offsets)
-        bias = None if self._bias is None else self._bias[ids]
-        raw = postprocess(products, bias=bias, scale=self._scale, softcap=self._softcap)
+        raw = self._rescorer.raw(step.hidden[list(rows)], ids, offsets)
         return np.split(raw, offsets[1:-1])
+
+    @property
+    def tier(self) -> str:
+        """What rows are screened with, in certificates."""
+        return f"clusters-{self.settings.bounds}"
 
     @property
     def row_bytes(self) -> int:
         """What a canonical logit reads."""
-        return self._weight.shape[1] * self._weight.element_size()
+        return self._rescorer.row_bytes
 
     @property
     def bound_bytes(self) -> int:

@@ -1,48 +1,81 @@
 """What the root tells the other shards: which rows a step has, what happened to sequences, the end.
 
-Rows travel as the few numbers they are. What does not travel are processors: of a row that has
-some, the name of its sequence and its guesses do, and every shard makes them from states of its
-own, which it keeps from the same deltas that samplers get.
+A step's row table travels as its arrays, but for processors: of a row that has some, the name of
+its sequence and its guesses do, and every shard makes them from states of its own, which it keeps
+from the same deltas that samplers get.
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from lexshard.actors.messages import NeedKind
+from lexshard.actors.packed_arrays import read_array
+from lexshard.actors.proposal import NO_TESTS
 from lexshard.actors.states.deltas import Deltas
-from lexshard.actors.states.need import Need
-from lexshard.actors.states.row_table import RowNames, RowTable
+from lexshard.actors.states.need import Adjustment
+from lexshard.actors.states.row_table import RowNames, RowTable, flatten_adjustments
 from lexshard.actors.states.sequence_state import SequenceStates
-
-NO_NAME = -1
-
-
-class RowNeed(msgspec.Struct, frozen=True, array_like=True):
-    """A `Need` without its arrays: its processors are those of ``sequence`` after ``drafted``."""
-
-    kind: NeedKind
-    k: int
-    min_p: float
-    top_p: float
-    epsilon: float
-    key: int
-    position: int
-    inverse_temperature: float
-    sequence: int = NO_NAME
-    drafted: tuple[int, ...] = ()
+from lexshard.kernels.draw import Controls
 
 
 class StepAnnouncement(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """A step of these rows follows, hidden states with ``columns`` each, after these deltas."""
+    """A step of N rows follows, hidden states with ``columns`` each, after these deltas. ``names``
+    are those of the rows ``adjusted``, which have processors."""
 
-    rows: tuple[RowNeed, ...]
     columns: int
+    kinds: tuple[NeedKind, ...]  # [N] this and the next four as in the `RowTable`
+    searched: npt.NDArray[np.int64]
+    controls: Controls
+    min_p: npt.NDArray[np.float64]
+    epsilon: npt.NDArray[np.float64]
+    adjusted: tuple[int, ...]
+    names: RowNames
     deltas: tuple[Deltas, ...] = ()
+
+    def table(self, states: SequenceStates) -> RowTable:
+        """The announced rows with the processors of ``states``."""
+        names = self.names
+        drafted = names.drafted or ((),) * len(names.sequences)
+        adjustments: list[Adjustment | None] = [None] * len(self.kinds)
+        found = states.adjustments(names.sequences, drafted)
+        for row, adjustment in zip(self.adjusted, found, strict=True):
+            adjustments[row] = adjustment
+        return RowTable(
+            kinds=self.kinds,
+            searched=self.searched,
+            controls=self.controls,
+            min_p=self.min_p,
+            epsilon=self.epsilon,
+            adjustments=tuple(adjustments),
+            flat=flatten_adjustments(adjustments),
+        )
+
+
+def announce(
+    rows: RowTable, names: RowNames | None, columns: int, deltas: tuple[Deltas, ...] = ()
+) -> StepAnnouncement:
+    """What travels of ``rows``. Raises ValueError for one with processors but without a name."""
+    adjusted = tuple(row for row, each in enumerate(rows.adjustments) if each is not None)
+    if names is None and adjusted:
+        raise ValueError(
+            f"row {adjusted[0]} has processors and no name: shards elsewhere make them from the "
+            "state of its sequence, so ask for it through a SequenceHead"
+        )
+    own = RowNames(()) if names is None else names._replace(tests=NO_TESTS).some(adjusted)
+    return StepAnnouncement(
+        columns,
+        rows.kinds,
+        rows.searched,
+        rows.controls,
+        rows.min_p,
+        rows.epsilon,
+        adjusted,
+        own,
+        deltas,
+    )
 
 
 class EndAnnouncement(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -51,78 +84,16 @@ class EndAnnouncement(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 Announcement = StepAnnouncement | EndAnnouncement
 
-encode_announcement = msgspec.msgpack.Encoder().encode
-decode_announcement = msgspec.msgpack.Decoder(Announcement).decode
-
-
-def announced_rows(rows: RowTable, names: RowNames | None) -> tuple[RowNeed, ...]:
-    """What travels of ``rows``. Raises ValueError for one with processors but without a name."""
-    announced = []
-    for row, adjustment in enumerate(rows.adjustments):
-        sequence = NO_NAME
-        drafted: tuple[int, ...] = ()
-        if adjustment is not None:
-            if names is None:
-                raise ValueError(
-                    f"row {row} has processors and no name: shards elsewhere make them from the "
-                    "state of its sequence, so ask for it through a SequenceHead"
-                )
-            sequence = names.sequences[row]
-            drafted = tuple(names.drafted[row]) if names.drafted else ()
-        need = rows.need(row)
-        announced.append(
-            RowNeed(
-                need.kind,
-                need.k,
-                need.min_p,
-                need.top_p,
-                need.epsilon,
-                need.key,
-                need.position,
-                need.inverse_temperature,
-                sequence,
-                drafted,
-            )
-        )
-    return tuple(announced)
-
-
-def table_of(announced: Sequence[RowNeed], states: SequenceStates) -> RowTable:
-    """The same rows with the processors of ``states``."""
-    named = [row for row in announced if row.sequence != NO_NAME]
-    found = iter(
-        states.adjustments([row.sequence for row in named], [row.drafted for row in named])
-    )
-    return RowTable.of(
-        [
-            Need(
-                row.kind,
-                row.k,
-                row.min_p,
-                row.top_p,
-                row.epsilon,
-                row.key,
-                row.position,
-                row.inverse_temperature,
-                None if row.sequence == NO_NAME else next(found),
-            )
-            for row in announced
-        ]
-    )
+decode_announcement = msgspec.msgpack.Decoder(Announcement, dec_hook=read_array).decode
 
 
 class Introduction(msgspec.Struct, frozen=True):
-    """What a shard says of itself before the first step: the tokens it owns, int32, and of clusters
-    where each begins among them, int64 (`actors.head.paper.clusters.ClusterTokens`)."""
+    """What a shard says of itself before the first step: the tokens it owns, and of clusters where
+    each begins among them (`actors.head.paper.clusters.ClusterTokens`)."""
 
     vocabulary_size: int
-    owned: bytes
-    clusters: bytes = b""
-
-    @property
-    def ids(self) -> npt.NDArray[np.int32]:
-        return np.frombuffer(self.owned, np.int32)
+    ids: npt.NDArray[np.int32]
+    offsets: npt.NDArray[np.int64] | None = None
 
 
-encode_introduction = msgspec.msgpack.Encoder().encode
-decode_introduction = msgspec.msgpack.Decoder(Introduction).decode
+decode_introduction = msgspec.msgpack.Decoder(Introduction, dec_hook=read_array).decode

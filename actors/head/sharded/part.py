@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from lexshard.actors.configuration import TierName
-from lexshard.actors.head.calibration import calibrate, choose
-from lexshard.actors.head.ladder import Ladder
-from lexshard.actors.head.owned_rows import OwnedRows
+from lexshard.actors.head.calibration import Calibrate, Timing, calibrate, choose
+from lexshard.actors.head.ladder import Choices, Ladder
+from lexshard.actors.head.output_head import OutputHead
+from lexshard.actors.head.owned_rows import OwnedRows, check_complete
 from lexshard.actors.head.paper.paper_head import PaperHead
 from lexshard.actors.head.screens import DENSE
 from lexshard.actors.head.shard import Shard
@@ -52,13 +53,12 @@ class ShardPart:
     certified: bool = False
     clusters: npt.NDArray[np.int32] | None = None  # [n] of the paper's head: each row's cluster
     device: str = "cpu"
+    warm: int = 0  # rows of the largest step to prepare a device for, where these are more
 
 
 def cut_head(whole: ShardPart, parts: Sequence[OwnedRows]) -> list[ShardPart]:
     """The ``whole`` head in parts. Raises ValueError where tokens are missing or owned twice."""
-    ids = np.sort(np.concatenate([owned.ids for owned in parts]))
-    if not np.array_equal(ids, np.arange(whole.owned.vocabulary_size)):
-        raise ValueError("shards of a head own every token of the vocabulary once")
+    check_complete([owned.ids for owned in parts], whole.owned.vocabulary_size)
     return [
         replace(
             whole,
@@ -87,22 +87,54 @@ def build_ladder(part: ShardPart) -> Shard | DeviceShard:
         name: quantize(part.weight, name, direction=part.directions.get(name))
         for name in part.tiers
     }
-    if part.device != "cpu":
-        return _on_device(part, tiers)
-    shard = Shard(
-        part.weight,
-        part.bias,
-        part.softcap,
-        part.scale,
-        part.owned.vocabulary_size,
-        linear=partial(linear, weight=pack(part.weight)),
-        ladder=Ladder(tiers, ((1, part.tiers[0]),)) if tiers else None,
-        owned=part.owned,
-    )
-    if tiers and part.samples is not None:
+    return timed_shard(part, tiers).shard
+
+
+class BuiltShard(NamedTuple):
+    """A shard, what its screens took, and which of them steps start with (see `choose`)."""
+
+    shard: Shard | DeviceShard
+    timings: Sequence[Timing] = ()
+    choices: tuple[Choices, Choices] | None = None
+
+
+def timed_shard(
+    part: ShardPart,
+    tiers: Mapping[str, Tier],
+    ready: Callable[[OutputHead], None] = lambda shard: None,
+    calibrate: Calibrate = calibrate,
+) -> BuiltShard:
+    """The shard of a part with these ``tiers``, the fastest of which ``calibrate`` finds; ``ready``
+    gets one on the CPU as soon as it can decide. Raises as `build_shard`."""
+    head = part.weight, part.bias, part.softcap, part.scale, part.owned.vocabulary_size
+    ladder = Ladder(tiers, ((1, next(iter(tiers))),)) if tiers else None
+    if part.device == "cpu":
+        # The row kernel is the dense screen: half the bytes of fp32 for bf16 weights, and four to
+        # six times as fast as torch at one row.
+        dense = partial(linear, weight=pack(part.weight))
+        shard = Shard(*head, linear=dense, ladder=ladder, owned=part.owned)
+        ready(shard)
+        if ladder is None or part.samples is None:
+            return BuiltShard(shard)
         timings = calibrate(shard, (DENSE, *tiers), part.samples, part.largest)
-        shard.start_with(*choose(timings, certified=part.certified))
-    return shard
+        choices = choose(timings, certified=part.certified)
+        shard.start_with(*choices)
+        return BuiltShard(shard, timings, choices)
+    from lexshard.actors.head.gpu.device_shard import DeviceShard  # needs Triton
+
+    if part.device.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError("a shard of a head on GPUs has none: reserve one for it, or --device cpu")
+    assert ladder is not None, "a device has no dense screen"
+    there = DeviceShard(*head, ladder, device=part.device, owned=part.owned)
+    warm = part.warm or part.largest
+    there.warm_up(warm)
+    if part.samples is None:
+        return BuiltShard(there)
+    timings = calibrate(there, tuple(tiers), part.samples, part.largest)
+    choices = choose(timings, certified=True)
+    there.start_with(*choices)
+    there.warm_up(warm)  # of sizes that were not timed
+    return BuiltShard(there, timings, choices)
 
 
 def _of_clusters(part: ShardPart, cluster_of: npt.NDArray[np.int32]) -> PaperHead:
@@ -119,28 +151,4 @@ def _of_clusters(part: ShardPart, cluster_of: npt.NDArray[np.int32]) -> PaperHea
     hidden = np.zeros((1, part.weight.shape[1]), np.float32)
     screening = shard.bound(hidden, RowTable.of([Need("top1", inverse_temperature=1.0)]))
     shard.logits(screening, [0], [part.owned.ids[:1]])
-    return shard
-
-
-def _on_device(part: ShardPart, tiers: dict[str, Tier]) -> DeviceShard:
-    from lexshard.actors.head.gpu.device_shard import DeviceShard  # needs Triton
-
-    if part.device.startswith("cuda") and not torch.cuda.is_available():
-        raise ValueError("a shard of a head on GPUs has none: reserve one for it, or --device cpu")
-    shard = DeviceShard(
-        part.weight,
-        part.bias,
-        part.softcap,
-        part.scale,
-        part.owned.vocabulary_size,
-        Ladder(tiers, ((1, part.tiers[0]),)),
-        device=part.device,
-        owned=part.owned,
-    )
-    if part.samples is not None:
-        shard.warm_up(part.largest)
-        shard.start_with(
-            *choose(calibrate(shard, part.tiers, part.samples, part.largest), certified=True)
-        )
-    shard.warm_up(part.largest)
     return shard

@@ -11,7 +11,6 @@ import torch
 
 from lexshard.actors.candidates import Candidates
 from lexshard.actors.collective import Collective, CollectiveError
-from lexshard.actors.head.output_head import OutputHead
 from lexshard.actors.head.owned_rows import OwnedRows
 from lexshard.actors.head.sequence_head import SequenceHead
 from lexshard.actors.head.sharded.collective_head import CollectiveHead
@@ -78,13 +77,8 @@ class RecoveringHead(SequenceHead):
         except BaseException:
             self._gang.close()
             raise
-        super().__init__(self._group, states)
+        super().__init__(self._shard, states)  # of its rows alone, by itself
         self.counters.traffic = self._group.traffic
-
-    @property
-    def own(self) -> OutputHead:
-        """The shard that is here, as a head of its rows alone."""
-        return self._shard
 
     def open(self, sequence: int, request: Request, history: list[int]) -> None:
         self._follower.open(sequence, FollowedSequence(request, history))
@@ -114,7 +108,7 @@ class RecoveringHead(SequenceHead):
             try:
                 group = self._group or self._regrouped()
                 group.tell(self._follower.take())
-                return group.rescore(group.screen(hidden, rows, names))
+                return group.candidates(hidden, rows, names)
             except CollectiveError as error:
                 logger.warning("a shard is lost and will be replaced: %s", error)
                 self._group = None

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from typing import assert_never
-
 import numpy as np
 import numpy.typing as npt
 
 from lexshard.actors.collective import ROOT, Collective
-from lexshard.actors.head.sharded.announcements import (
-    EndAnnouncement,
-    StepAnnouncement,
-    decode_announcement,
-    encode_introduction,
-    table_of,
-)
+from lexshard.actors.head.sharded.announcements import EndAnnouncement, decode_announcement
 from lexshard.actors.head.sharded.rounds import AnyShard, introduce, rounds_of
+from lexshard.actors.packed_arrays import encode
 from lexshard.actors.states.sequence_state import SequenceStates
 
 
@@ -39,7 +32,7 @@ class ShardServer:
         self._states = states
         own = introduce(shard, owned_ids)
         self._step = rounds_of(shard, [own], collective)
-        collective.gather(encode_introduction(own))
+        collective.gather(encode(own))
 
     def run(self) -> None:
         """Serves until the root has no more steps.
@@ -56,18 +49,11 @@ class ShardServer:
     def _serve(self) -> bool:
         """Follows one announcement; False after the last."""
         announcement = decode_announcement(self._collective.broadcast(patient=True))
-        match announcement:
-            case EndAnnouncement():
-                return False
-            case StepAnnouncement():
-                self._take(announcement)
-            case _:
-                assert_never(announcement)
-        return True
-
-    def _take(self, announcement: StepAnnouncement) -> None:
+        if isinstance(announcement, EndAnnouncement):
+            return False
         for deltas in announcement.deltas:
             self._states.apply(deltas)
-        rows = table_of(announcement.rows, self._states)
+        rows = announcement.table(self._states)
         hidden = self._collective.broadcast_hidden(None, len(rows), announcement.columns)
-        self._step.rescore(self._step.screen(hidden, rows))
+        self._step.take(hidden, rows)
+        return True

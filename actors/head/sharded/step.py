@@ -15,7 +15,7 @@ The rounds are those of `actors.head.shard_group.ShardGroup`:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -25,43 +25,29 @@ from lexshard.actors.candidates import Candidates
 from lexshard.actors.collective import ROOT, Collective
 from lexshard.actors.head.exchange import (
     MASS_NEEDS,
-    MassBounds,
     MassShard,
     MassTries,
+    agree_on_masses,
     decide_cuts,
     merge_candidates,
     plan_masses,
-    planned,
 )
 from lexshard.actors.head.output_head import Hidden, Thresholds
 from lexshard.actors.head.sharded.packing import (
-    pack_bounds,
+    decode_bounds,
+    decode_cuts,
+    decode_outlines,
+    decode_plans,
     pack_candidates,
-    pack_cuts,
-    pack_outlines,
-    pack_plans,
-    unpack_bounds,
     unpack_candidates,
-    unpack_cuts,
-    unpack_outlines,
-    unpack_plans,
 )
-from lexshard.actors.head.whole_softmax import Cut, Mass, PartialMass
+from lexshard.actors.head.whole_softmax import Cut, PartialMass
+from lexshard.actors.packed_arrays import encode
 from lexshard.actors.states.need import Need
 from lexshard.actors.states.row_table import RowTable
 from lexshard.kernels.mass import Outline
 
 NO_TRIES = MassTries(at_once=False, precisely=False)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class AgreedScreening:
-    """A shard's own screening with the thresholds of all, the ``mass_rows`` of all and how to
-    bound them."""
-
-    thresholds: Thresholds
-    mass_rows: tuple[int, ...] = ()
-    tries: MassTries = NO_TRIES
 
 
 class ShardStep:
@@ -80,9 +66,25 @@ class ShardStep:
         self._shard = shard
         self._owned_ids = tuple(owned_ids)
         self._collective = collective
+        self._is_root = collective.rank == ROOT
 
-    def screen(self, hidden: Hidden, asked: RowTable) -> AgreedScreening:
-        """Screens and agrees on thresholds."""
+    def take(self, hidden: Hidden, asked: RowTable) -> Candidates | None:
+        """The candidates of all shards at the root, None elsewhere."""
+        thresholds, rows, tries = self._screen(hidden, asked)
+        [masses] = agree_on_masses(
+            [self._shard], [thresholds], rows, tries, self._plan, self._decide
+        )
+        found = self._shard.rescore(replace(thresholds, masses=masses))
+        if not self._is_root:
+            self._collective.gather(pack_candidates(found, len(self._owned_ids[0])))
+            return None
+        answers = self._collective.gather(b"")  # its own part stays where it is
+        others = map(unpack_candidates, answers[1:], self._owned_ids[1:])
+        return merge_candidates([found, *others], self._shard.vocabulary_size)
+
+    def _screen(self, hidden: Hidden, asked: RowTable) -> tuple[Thresholds, list[int], MassTries]:
+        """This shard's screening with the thresholds of all, the rows of which bounds on the whole
+        softmax may decide, and how to bound them."""
         own = self._shard.screen(hidden, asked)
         tau = torch.as_tensor(own.tau).cpu().numpy()
         known = ~np.isnan(tau)
@@ -97,55 +99,30 @@ class ShardStep:
         largest, has, unable, tried = np.split(agreed, np.cumsum([len(tau), len(tau), len(rows)]))
         common = replace(own, tau=np.where(has > 0, largest, np.nan))
         if not rows:
-            return AgreedScreening(common)
-        able_rows = tuple(row for row, out in zip(rows, unable.tolist(), strict=True) if not out)
-        return AgreedScreening(common, able_rows, MassTries(not tried[0], bool(tried[1])))
+            return common, [], NO_TRIES
+        able_rows = [row for row, out in zip(rows, unable.tolist(), strict=True) if not out]
+        return common, able_rows, MassTries(not tried[0], bool(tried[1]))
 
-    def rescore(self, screening: AgreedScreening) -> Candidates | None:
-        """The candidates of all shards at the root, None elsewhere."""
-        masses = self._agree_on_masses(screening)
-        found = self._shard.rescore(replace(screening.thresholds, masses=masses))
-        if self._collective.rank != ROOT:
-            self._collective.gather(pack_candidates(found, len(self._owned_ids[0])))
-            return None
-        answers = self._collective.gather(b"")  # its own part stays where it is
-        kinds = screening.thresholds.rows.kinds
-        others = [
-            unpack_candidates(answer, kinds, ids)
-            for answer, ids in zip(answers[1:], self._owned_ids[1:], strict=True)
-        ]
-        return merge_candidates([found, *others], self._shard.vocabulary_size)
-
-    def _agree_on_masses(self, screening: AgreedScreening) -> dict[int, Mass]:
-        """This shard's part of the rows that bounds on the whole softmax decide."""
-        side = MassBounds(self._shard, screening.thresholds, screening.mass_rows)
-        for precisely, worth in zip((False, True), screening.tries, strict=True):
-            if not worth or not side.left:
-                continue
-            needs = [screening.thresholds.rows.need(row) for row in side.left]
-            plans = self._planned(needs, side.outline(precisely=precisely))
-            bounds = side.bound(plans)
-            side.settle(self._decided(planned(needs, plans), bounds) if bounds else [])
-        return side.masses()
-
-    def _planned(
-        self, needs: Sequence[Need], outlines: Sequence[Outline | None]
+    def _plan(
+        self, needs: Sequence[Need], outlines: Sequence[Sequence[Outline | None]]
     ) -> list[int | None]:
         collective = self._collective
-        if collective.rank != ROOT:
-            collective.gather(pack_outlines(outlines))
-            return unpack_plans(collective.broadcast())
-        others = [unpack_outlines(part, len(needs)) for part in collective.gather(b"")[1:]]
-        plans = plan_masses(needs, [outlines, *others], self._shard.vocabulary_size)
-        collective.broadcast(pack_plans(plans))
+        if not self._is_root:
+            collective.gather(encode(outlines[0]))
+            return decode_plans(collective.broadcast())
+        others = map(decode_outlines, collective.gather(b"")[1:])
+        plans = plan_masses(needs, [*outlines, *others], self._shard.vocabulary_size)
+        collective.broadcast(encode(plans))
         return plans
 
-    def _decided(self, needs: Sequence[Need], bounds: Sequence[PartialMass]) -> list[Cut | None]:
+    def _decide(
+        self, needs: Sequence[Need], bounds: Sequence[Sequence[PartialMass]]
+    ) -> list[Cut | None]:
         collective = self._collective
-        if collective.rank != ROOT:
-            collective.gather(pack_bounds(bounds))
-            return unpack_cuts(collective.broadcast())
-        others = [unpack_bounds(part, len(needs)) for part in collective.gather(b"")[1:]]
-        cuts = decide_cuts(needs, [bounds, *others])
-        collective.broadcast(pack_cuts(cuts))
+        if not self._is_root:
+            collective.gather(encode(bounds[0]))
+            return decode_cuts(collective.broadcast())
+        others = map(decode_bounds, collective.gather(b"")[1:])
+        cuts = decide_cuts(needs, [*bounds, *others])
+        collective.broadcast(encode(cuts))
         return cuts

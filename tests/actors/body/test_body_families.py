@@ -87,12 +87,15 @@ def _load(family: str, folder: Path, **settings: Any) -> tuple[Path, LoadedModel
 
 
 @pytest.mark.parametrize("family", SERVED)
-def test_equals_the_plain_forward_pass(family: str, tmp_path: Path) -> None:
+def test_rows_are_those_of_the_plain_forward_pass_with_bits_of_their_own(
+    family: str, tmp_path: Path
+) -> None:
+    """In mixed steps and alone, from blocks that lie elsewhere."""
     folder, model = _load(family, tmp_path)
     token_ids = _token_ids(1)
     hidden, logits = _plain(folder, token_ids)
-    ours = _run(model.body, token_ids, _tables(2), MIXED_STEPS)
-    difference = max(float((a - b).abs().max()) for a, b in zip(ours, hidden, strict=True))
+    mixed = _run(model.body, token_ids, _tables(2), MIXED_STEPS)
+    difference = max(float((a - b).abs().max()) for a, b in zip(mixed, hidden, strict=True))
     head_difference = max(
         float((model.head.logits(a) - b).abs().max()) for a, b in zip(hidden, logits, strict=True)
     )
@@ -100,14 +103,7 @@ def test_equals_the_plain_forward_pass(family: str, tmp_path: Path) -> None:
     assert difference < LIMIT
     assert head_difference < LIMIT
     assert model.body.hidden_size == hidden[0].shape[1] == model.head.weight.shape[1]
-
-
-@pytest.mark.parametrize("family", SERVED)
-def test_a_row_has_the_same_bits_however_it_is_computed(family: str, tmp_path: Path) -> None:
-    _, model = _load(family, tmp_path)
     assert model.body.batch_invariant
-    token_ids = _token_ids(3)
-    mixed = _run(model.body, token_ids, _tables(4), MIXED_STEPS)
     alone = _run(model.body, token_ids, _tables(5), ALONE_STEPS)
     assert all(torch.equal(a, b) for a, b in zip(mixed, alone, strict=True))
 

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from lexshard.actors.body import paged_attention
-from lexshard.actors.body.attention_step import AttentionSettings, AttentionStep
+from lexshard.actors.body.attention_step import AttentionSettings
 from lexshard.actors.body.errors import (
     InsufficientMemoryError,
     ModelCodeError,
@@ -249,26 +249,6 @@ def test_a_sliding_layer_that_hides_its_window_is_refused() -> None:
     check_windows(_windows(8, 8), everywhere)
     with pytest.raises(UnsupportedModelError, match="window of 8"):
         check_windows(_windows(0, 0), everywhere)
-
-
-def _step() -> AttentionStep:
-    nothing = torch.zeros(0, dtype=torch.int32)
-    return AttentionStep([], 0, nothing.long(), nothing, nothing, nothing[None])
-
-
-def test_steps_do_not_nest() -> None:
-    with (
-        paged_attention.running(_step()),
-        pytest.raises(AssertionError, match="inside another"),
-        paged_attention.running(_step()),
-    ):
-        pass
-
-
-def test_attention_outside_of_a_step_is_an_error() -> None:
-    vector = torch.zeros(1, 1, 1, 8)
-    with pytest.raises(AssertionError, match="outside"):
-        paged_attention.attend(torch.nn.Identity(), vector, vector, vector, None)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
@@ -20,15 +19,10 @@ from lexshard.actors.body.general import GeneralBody
 from lexshard.actors.body.gpu.capture import compute_each_time
 from lexshard.actors.body.gpu.compiled_layers import KEYS
 from lexshard.actors.body.gpu.graphed_body import GraphedBody
-from lexshard.actors.body.loading import compile_checked, load
+from lexshard.actors.body.loading import compile_checked
 from lexshard.actors.body.self_test import pack_batch, plain_forward, run_mixed
-from tests.support.tiny_models import VOCABULARY, save_tiny
-
-TABLES = ((5, 2), (7, 0), (3, 6))
-TOKENS = tuple(
-    tuple(int(token) for token in np.random.default_rng(seed).integers(3, VOCABULARY, length))
-    for seed, length in enumerate((14, 7, 19))
-)
+from tests.support.recorded_steps import TABLES, TOKENS, largest_difference
+from tests.support.tiny_models import save_tiny
 
 
 @pytest.fixture(autouse=True)
@@ -49,10 +43,6 @@ def body_of(family: str, folder: Path, **changes: Any) -> GeneralBody:
     body = GeneralBody(model_of(family, folder, **changes), invariant=False)
     body.allocate_cache(8)
     return body
-
-
-def largest_difference(ours: list[torch.Tensor], expected: list[torch.Tensor]) -> float:
-    return max(float((a - b).abs().max()) for a, b in zip(ours, expected, strict=True))
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "phi3", "olmo2"])
@@ -142,22 +132,3 @@ def test_machine_code_computes_the_same_and_copies_no_cache(tmp_path: Path) -> N
         body.forward(batch)
     largest = max(event.self_cpu_memory_usage for event in profile.key_averages())
     assert 0 < largest < cache_bytes / 2
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_compiled_steps_replay_without_a_wait_on_a_gpu(tmp_path: Path) -> None:
-    save_tiny("llama", tmp_path)
-    made = load(tmp_path, "bfloat16", device="cuda", compiled=True).body
-    assert isinstance(made, GraphedBody)
-    assert made.description.endswith(("layers compiled; attention by Triton", "by FlashInfer"))
-    made.allocate_cache(8)
-    batch = pack_batch(TOKENS, [(0, 0, 5), (1, 0, 3)], TABLES)
-    made.forward(batch)
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        replayed = made.forward(batch)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    assert torch.equal(replayed, made.forward(batch))

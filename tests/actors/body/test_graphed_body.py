@@ -8,7 +8,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -17,16 +16,11 @@ from lexshard.actors.body import paged_attention
 from lexshard.actors.body.general import GeneralBody
 from lexshard.actors.body.gpu.graphed_body import GraphedBody
 from lexshard.actors.body.gpu.step_inputs import StaticInputs
+from lexshard.actors.body.loading import load
 from lexshard.actors.body.self_test import Piece, pack_batch, run_alone, run_mixed
 from tests.support import recorded_steps
-from tests.support.recorded_steps import RecordingCapture
-from tests.support.tiny_models import VOCABULARY, save_tiny
-
-TABLES = ((5, 2), (7, 0), (3, 6))
-TOKENS = tuple(
-    tuple(int(token) for token in np.random.default_rng(seed).integers(3, VOCABULARY, length))
-    for seed, length in enumerate((14, 7, 19))
-)
+from tests.support.recorded_steps import TABLES, TOKENS, RecordingCapture, largest_difference
+from tests.support.tiny_models import save_tiny
 
 
 @pytest.fixture
@@ -39,10 +33,6 @@ def body(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> GeneralBody:
     made = GeneralBody(model.eval().requires_grad_(False), invariant=False)
     made.allocate_cache(8)
     return made
-
-
-def largest_difference(ours: list[torch.Tensor], expected: list[torch.Tensor]) -> float:
-    return max(float((a - b).abs().max()) for a, b in zip(ours, expected, strict=True))
 
 
 def test_replayed_steps_are_those_of_the_body(body: GeneralBody) -> None:
@@ -161,13 +151,13 @@ def test_inputs_of_a_step_are_one_piece_of_memory() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_replayed_steps_wait_for_nothing_on_a_gpu(tmp_path: Path) -> None:
-    from lexshard.actors.body.loading import load
-
+@pytest.mark.parametrize("compiled", [False, True])
+def test_replayed_steps_wait_for_nothing_on_a_gpu(tmp_path: Path, compiled: bool) -> None:
     save_tiny("llama", tmp_path)
-    made = load(tmp_path, "bfloat16", device="cuda").body
+    made = load(tmp_path, "bfloat16", device="cuda", compiled=compiled).body
     assert isinstance(made, GraphedBody)
     assert not made.refusal
+    assert compiled == ("layers compiled; " in made.description)
     made.allocate_cache(8)
     batch = pack_batch(TOKENS, [(0, 0, 5), (1, 0, 3)], TABLES)
     made.forward(batch)
@@ -183,7 +173,5 @@ def test_replayed_steps_wait_for_nothing_on_a_gpu(tmp_path: Path) -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_fixed_shape_makes_rows_their_own_on_a_gpu(tmp_path: Path) -> None:
-    from lexshard.actors.body.loading import load
-
     save_tiny("llama", tmp_path)
     assert load(tmp_path, "bfloat16", device="cuda", batch_invariant=True).body.batch_invariant

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +11,9 @@ import numpy.typing as npt
 import pytest
 
 from lexshard.actors.decision.build import hot_ids
-from lexshard.actors.decision.hot_vocabulary import sizes
+from lexshard.actors.decision.hot_vocabulary import file, sizes
 from lexshard.actors.decision.hot_vocabulary.file import (
-    FORMAT,
+    KIND,
     About,
     HotFile,
     read_hot_file,
@@ -126,7 +127,9 @@ def test_a_file_comes_back_as_it_was_and_has_always_the_same_bytes(tmp_path: Pat
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.lexshard", "b.lexshard"]
 
 
-def test_files_that_do_not_fit_are_refused_with_what_to_do(tmp_path: Path) -> None:
+def test_files_that_do_not_fit_are_refused_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "hot.lexshard"
     again = "lexshard hotset build"
     with pytest.raises(ValueError, match=f"no hot vocabulary at.*{again}"):
@@ -136,23 +139,17 @@ def test_files_that_do_not_fit_are_refused_with_what_to_do(tmp_path: Path) -> No
         read_hot_file(path, 32_000)
     with pytest.raises(ValueError, match=f"another tokenizer.*{again}"):
         read_hot_file(path, VOCABULARY, "1" * 64)
+    with monkeypatch.context() as yesterday:
+        yesterday.setattr(file, "KIND", replace(KIND, format=1))
+        write_hot_file(tmp_path / "old", some_file(IDS))
+    with pytest.raises(ValueError, match=f"format 1, this version reads 2.*{again}"):
+        read_hot_file(tmp_path / "old")
     whole = path.read_bytes()
     changed = whole.replace(b"talk.jsonl", b"walk.jsonl")
     for damaged in (whole[:-1] + bytes([whole[-1] ^ 1]), changed, whole[:100], b"text"):
         path.write_bytes(damaged)
         with pytest.raises(ValueError, match=r"hot\.lexshard.*hotset build"):
             read_hot_file(path, VOCABULARY)
-
-
-def test_a_file_of_another_version_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "hot.lexshard"
-    monkeypatch.setattr("lexshard.actors.decision.hot_vocabulary.file.FORMAT", 1)
-    write_hot_file(path, some_file(IDS))
-    monkeypatch.undo()
-    with pytest.raises(ValueError, match=f"format 1, this version reads {FORMAT}.*hotset build"):
-        read_hot_file(path)
 
 
 def test_a_sampler_takes_as_many_as_pay_here(
@@ -185,11 +182,11 @@ def test_the_commands_build_and_show(
     printed = capsys.readouterr().out
     assert "optimum: H = " in printed
 
-    file = read_hot_file(out, VOCABULARY, tokenizer_hash(DEMO))
-    assert sorted(file.ids.tolist()) == list(range(VOCABULARY))
-    assert file.about.positions == 18
-    assert file.about.generated_tokens > 0
-    assert file.about.visited[-1] == 0  # the whole vocabulary is hot: there is no tail
+    hot = read_hot_file(out, VOCABULARY, tokenizer_hash(DEMO))
+    assert sorted(hot.ids.tolist()) == list(range(VOCABULARY))
+    assert hot.about.positions == 18
+    assert hot.about.generated_tokens > 0
+    assert hot.about.visited[-1] == 0  # the whole vocabulary is hot: there is no tail
 
     assert main(["hotset", "show", str(out)]) == 0
     assert capsys.readouterr().out.strip() in printed

@@ -17,18 +17,11 @@ from lexshard.actors.states.follower import FollowedSequence, Follower
 from lexshard.actors.states.need import Need
 from lexshard.actors.states.row_table import RowNames, RowTable
 from lexshard.actors.states.sequence_state import SequenceStates
+from tests.support.cluster_cases import NEEDS
 from tests.support.sharded_cases import drawn, every_kind_of_request, hidden_states, shard_of
 from tests.support.thread_shards import ThreadGang
 
 SIZE, COLUMNS, CLUSTERS = 480, 24, 32
-NEEDS = {
-    "greedy": Need("top1"),
-    "gumbel": Need("top1", key=5, inverse_temperature=1.0),
-    "top-k": Need("topk", k=7, key=6, inverse_temperature=1.0),
-    "min-p": Need("minp", min_p=0.1, key=7, inverse_temperature=1.0),
-    "top-p": Need("nucleus", top_p=0.8, key=8, inverse_temperature=1.0),
-    "epsilon": Need("epsilon", epsilon=0.05, key=9, inverse_temperature=1.0),
-}
 
 
 def clustered(spread: float, *, bias: bool = False) -> ShardPart:
@@ -92,7 +85,7 @@ def test_tokens_are_those_of_the_dense_head(shards: int, whole_clusters: bool) -
             head.tell(follower.take())
             table = engines.table(rows)
             needs = [table.need(row) for row in range(len(table))]
-            found = head.rescore(head.screen(hidden, table, rows))
+            found = head.candidates(hidden, table, rows)
             expected = near.candidates(hidden, rows)
             assert drawn(found, needs) == drawn(expected, needs)
             every = whole.rescore(whole.screen(hidden, RowTable.of([Need("dense")] * len(names))))
@@ -115,7 +108,7 @@ def test_tight_clusters_are_certified_from_a_part_of_the_rows(name: str) -> None
     found = []
     for shards in (1, 3):
         with sharded(part, owners(part, shards, whole_clusters=True)) as head:
-            found.append(head.rescore(head.screen(hidden, RowTable.of([need] * 16))))
+            found.append(head.candidates(hidden, RowTable.of([need] * 16)))
     one, three = found
     assert one.certificates == three.certificates
     assert one.ids.tolist() == three.ids.tolist()
@@ -130,7 +123,7 @@ def test_bounds_and_chosen_logits_are_all_that_travels() -> None:
     hidden = hidden_states(np.random.default_rng(1), 16, COLUMNS, 2.0)
     with sharded(part, owners(part, 2, whole_clusters=True)) as head:
         before = head.traffic["gather"].bytes_received
-        found = head.rescore(head.screen(hidden, RowTable.of([NEEDS["top-k"]] * 16)))
+        found = head.candidates(hidden, RowTable.of([NEEDS["top-k"]] * 16))
         received = head.traffic["gather"].bytes_received - before
     logits = sum(each.rescored_rows for each in found.certificates)
     assert all(each.guarantee == "deterministic" for each in found.certificates)

@@ -53,16 +53,12 @@ def make_shard(choices: tuple[tuple[int, str], ...]) -> Any:
     return DeviceShard(weight, None, None, 1.0, SIZE, ladder, device="cpu", capacity=8)
 
 
+ALL = [1, 2, 4, 8, 16, 32, 64]
+
+
 @pytest.mark.parametrize(
     ("largest", "expected"),
-    [
-        (0, [1]),
-        (1, [1]),
-        (3, [1, 2, 4]),
-        (48, [1, 2, 4, 8, 16, 32, 64]),
-        (64, [1, 2, 4, 8, 16, 32, 64]),
-        (200, [1, 2, 4, 8, 16, 32, 64]),
-    ],
+    [(0, [1]), (1, [1]), (3, [1, 2, 4]), (48, ALL), (64, ALL), (200, ALL)],
 )
 def test_the_bucket_above_the_largest_step_is_warm(
     asked: list[int], largest: int, expected: list[int]

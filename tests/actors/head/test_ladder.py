@@ -70,32 +70,32 @@ def test_one_top_k_row_makes_a_step_one_of_several() -> None:
     assert used(greedy, top_k) == {"int4"}
 
 
-def test_the_fastest_is_chosen_and_dense_only_where_allowed() -> None:
-    timings = [
-        Timing("one", 1, DENSE, 3.0, 0.0),
-        Timing("one", 1, "int4", 1.0, 0.0),
-        Timing("one", 1, "int8", 2.0, 0.0),
-        Timing("one", 2, DENSE, 3.0, 0.0),
-        Timing("one", 2, "int8", 2.0, 0.0),
-        Timing("one", 4, DENSE, 3.0, 0.0),
-        Timing("one", 4, "int8", 4.0, 0.0),
-        Timing("one", 8, DENSE, 3.0, 0.0),
-    ]
-    one, _ = choose(timings, certified=False)
-    assert one == ((1, "int4"), (2, "int8"), (4, DENSE))
-    one, _ = choose(timings, certified=True)
-    assert one == ((1, "int4"), (2, "int8"))
+BY_ROWS = {  # milliseconds by rows and screen
+    1: {DENSE: 3.0, "int4": 1.0, "int8": 2.0},
+    2: {DENSE: 3.0, "int8": 2.0},
+    4: {DENSE: 3.0, "int8": 4.0},
+    8: {DENSE: 3.0},
+}
+BARELY_FASTER = {1: {"int8": 1.0, DENSE: 2.0}, 2: {"int8": 2.0, DENSE: 1.9}}
 
 
-def test_a_barely_faster_screen_changes_nothing() -> None:
+@pytest.mark.parametrize(
+    ("taken", "certified", "expected"),
+    [
+        (BY_ROWS, False, ((1, "int4"), (2, "int8"), (4, DENSE))),
+        (BY_ROWS, True, ((1, "int4"), (2, "int8"))),
+        (BARELY_FASTER, False, ((1, "int8"),)),
+    ],
+)
+def test_the_fastest_is_chosen_and_dense_only_where_allowed(
+    taken: dict[int, dict[str, float]], certified: bool, expected: Choices
+) -> None:
     timings = [
-        Timing("one", 1, "int8", 1.0, 0.0),
-        Timing("one", 1, DENSE, 2.0, 0.0),
-        Timing("one", 2, "int8", 2.0, 0.0),
-        Timing("one", 2, DENSE, 1.9, 0.0),
+        Timing("one", rows, screen, milliseconds, 0.0)
+        for rows, each in taken.items()
+        for screen, milliseconds in each.items()
     ]
-    one, _ = choose(timings, certified=False)
-    assert one == ((1, "int8"),)
+    assert choose(timings, certified=certified)[0] == expected
 
 
 def test_top_k_has_a_choice_of_its_own() -> None:

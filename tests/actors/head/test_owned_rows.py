@@ -12,16 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lexshard.actors.head.certificates import merge_certificates
-from lexshard.actors.head.exchange import merge_candidates
 from lexshard.actors.head.owned_rows import OwnedRows
-from lexshard.actors.head.paper.paper_head import PaperHead
 from lexshard.actors.head.shard_group import ShardGroup
 from lexshard.actors.messages import Certificate
 from lexshard.actors.states.need import Need
 from lexshard.actors.states.row_table import RowTable
 from lexshard.kernels.blocks import blocks_of
-from lexshard.kernels.bounds import summarise
-from tests.support.cluster_cases import nearby
 from tests.support.sharded_cases import drawn, random_needs, shard_of
 
 settings.register_profile("shards", deadline=None, max_examples=20)
@@ -130,29 +126,6 @@ def test_top_p_is_certified_wherever_one_shard_certifies_it(shards: int) -> None
     assert sum(certified) >= 12
     rescored = [sum(each.rescored_rows for each in found.certificates) for found in (one, several)]
     assert rescored[1] <= 1.1 * rescored[0]
-
-
-def test_shards_of_whole_clusters_in_the_papers_mode_draw_the_same_tokens() -> None:
-    """Noise by token id: which cluster, and which shard, a token is in does not matter."""
-    random = np.random.default_rng(2)
-    size = 400
-    weight = torch.from_numpy(random.standard_normal((size, COLUMNS)).astype(np.float32))
-    order, offsets = nearby(weight, 12)
-    owner = np.empty(size, np.int64)
-    for cluster in range(12):
-        owner[order[offsets[cluster] : offsets[cluster + 1]]] = cluster % 3
-    needs = [each for each in random_needs(random, size, 60) if each.kind != "epsilon"]
-    hidden = random.standard_normal((len(needs), COLUMNS)).astype(np.float32)
-    whole = shard_of(weight, None, OwnedRows.every(size), (), None)
-    expected = drawn(whole.rescore(whole.screen(hidden, RowTable.of(needs))), needs)
-    found = []
-    for part in range(3):
-        owned = OwnedRows.of_tokens(np.flatnonzero(owner == part), size)
-        own = weight[torch.from_numpy(owned.ids).long()]
-        clusters = summarise(own, None, *nearby(own, 4))
-        head = PaperHead(own, None, None, 1.0, size, clusters, owned=owned)
-        found.append(head.rescore(head.screen(hidden, RowTable.of(needs))))
-    assert drawn(merge_candidates(found, size), needs) == expected
 
 
 def test_a_threshold_of_another_shard_cannot_certify_what_is_not_known() -> None:

@@ -14,16 +14,13 @@ from hypothesis import strategies as st
 from lexshard.actors.head.output_rows import NonFiniteHiddenError
 from lexshard.actors.head.paper.paper_head import PaperHead, raised_ids
 from lexshard.actors.head.paper.settings import PaperSettings, next_budget
-from lexshard.actors.head.shard import Shard
 from lexshard.actors.messages import SamplingParameters
-from lexshard.actors.states.need import Need
-from lexshard.actors.states.row_table import RowTable
+from lexshard.actors.states.row_table import RowTable, flatten_adjustments
 from lexshard.kernels.bounds import Clusters, summarise
-from lexshard.kernels.clustering import cluster
+from lexshard.kernels.penalties import adjust
 from lexshard.kernels.rows import canonical_logits
 from lexshard.kernels.truncate import truncate
-from tests.support.cluster_cases import partition, weights
-from tests.support.paths import DEMO
+from tests.support.cluster_cases import NEEDS, partition, weights
 from tests.support.penalty_cases import random_adjustment
 from tests.support.sampler_cases import DenseHead, decide_step, parameters_of, state_of, weight_of
 
@@ -124,16 +121,6 @@ def test_bounds_that_are_too_small_lose_tokens(part: str) -> None:
     assert [d.token_id for d in decide_step(wrong, hidden, states)] != expected  # type: ignore[arg-type]
 
 
-NEEDS = {
-    "greedy": Need("top1"),
-    "gumbel": Need("top1", key=5, inverse_temperature=1.0),
-    "topk": Need("topk", k=7, inverse_temperature=1.0),
-    "minp": Need("minp", min_p=0.1, inverse_temperature=1.0),
-    "nucleus": Need("nucleus", top_p=0.8, inverse_temperature=1.0),
-    "epsilon": Need("epsilon", epsilon=0.05, inverse_temperature=1.0),
-}
-
-
 @pytest.mark.parametrize("name", NEEDS)
 def test_tight_clusters_are_certified_from_a_part_of_the_rows(name: str) -> None:
     head, _, weight, hidden = _tight_head(PaperSettings(budget_share=0.6, adaptive=False))
@@ -154,7 +141,7 @@ def test_tight_clusters_are_certified_from_a_part_of_the_rows(name: str) -> None
         assert certificate.bytes_read >= certificate.rescored_rows * 32 * 4
         logits = canonical_logits(hidden[row : row + 1].numpy(), weight)[0]
         assert np.array_equal(candidates.raw[own], logits[candidates.ids[own]])
-        if name == "nucleus":
+        if name == "top-p":
             kept = truncate(logits, inverse_temperature=1.0, top_p=0.8)
             assert np.array_equal(candidates.ids[own], np.flatnonzero(kept))
         if name == "epsilon":
@@ -176,15 +163,13 @@ def test_the_budget_is_respected(name: str, share: float) -> None:
 def test_short_contexts_may_open_twice_the_budget() -> None:
     chosen = PaperSettings(budget_share=0.04, adaptive=False, short_context=8)
     head, _, _, hidden = _tight_head(chosen)
-    need = NEEDS["topk"]
-    long = head.rescore(
-        head.screen(hidden, RowTable.of([replace(need, position=8)] * 64))
-    ).certificates
-    short = head.rescore(
-        head.screen(hidden, RowTable.of([replace(need, position=7)] * 64))
-    ).certificates
-    assert sum(c.fallback for c in short) < sum(c.fallback for c in long)
-    assert 0.04 < max(c.opened_share for c in short if not c.fallback) <= 0.08
+    need = NEEDS["top-k"]
+    long, short = (
+        head.rescore(head.screen(hidden, RowTable.of([replace(need, position=at)] * 64)))
+        for at in (8, 7)
+    )
+    assert sum(c.fallback for c in short.certificates) < sum(c.fallback for c in long.certificates)
+    assert 0.04 < max(c.opened_share for c in short.certificates if not c.fallback) <= 0.08
 
 
 def test_only_relaxed_answers_say_relaxed_and_they_hold_twice_the_epsilon() -> None:
@@ -212,7 +197,7 @@ def test_partial_opens_a_tenth_more_before_it_is_full() -> None:
     for fallback in ("full", "partial"):
         head, _, _, hidden = _tight_head(replace(common, fallback=fallback))  # type: ignore[arg-type]
         certificates[fallback] = head.rescore(
-            head.screen(hidden, RowTable.of([NEEDS["topk"]] * 64))
+            head.screen(hidden, RowTable.of([NEEDS["top-k"]] * 64))
         ).certificates
     saved = 0
     for full, partial in zip(certificates["full"], certificates["partial"], strict=True):
@@ -226,7 +211,7 @@ def test_partial_opens_a_tenth_more_before_it_is_full() -> None:
 def test_epsilon_draws_are_named_and_replace_only_draws_from_everything() -> None:
     chosen = PaperSettings(epsilon=0.1, budget_share=1.0)
     head, _, _, hidden = _tight_head(chosen)
-    needs = [NEEDS["gumbel"], NEEDS["greedy"], NEEDS["topk"], NEEDS["nucleus"]]
+    needs = [NEEDS["gumbel"], NEEDS["greedy"], NEEDS["top-k"], NEEDS["top-p"]]
     certificates = head.rescore(head.screen(hidden[:4], RowTable.of(needs))).certificates
     assert [c.need for c in certificates] == ["epsilon", "top1", "topk", "nucleus"]
 
@@ -253,16 +238,13 @@ def test_the_adaptive_budget_grows_with_failures_and_stays_when_fixed() -> None:
     for adaptive in (True, False):
         head, _, _, hidden = _tight_head(PaperSettings(budget_share=0.05, adaptive=adaptive))
         for _ in range(20):
-            head.rescore(head.screen(hidden, RowTable.of([NEEDS["topk"]] * 64)))
+            head.rescore(head.screen(hidden, RowTable.of([NEEDS["top-k"]] * 64)))
         assert (head.budget.rows > 20) is adaptive
         assert head.budget.rows <= 400
 
 
 @given(st.integers(0, 2**32), st.integers(1, 80))
 def test_ids_that_are_not_raised_are_never_above_their_raw_logit(seed: int, size: int) -> None:
-    from lexshard.actors.states.row_table import flatten_adjustments
-    from lexshard.kernels.penalties import adjust
-
     random = np.random.default_rng(seed)
     adjustment = random_adjustment(random, size)
     logits = (5 * random.standard_normal(size)).astype(np.float32)
@@ -300,36 +282,3 @@ def test_what_the_mode_cannot_do_is_refused() -> None:
     for bad in ({"bounds": "cube"}, {"fallback": "none"}, {"budget_share": 0}, {"epsilon": 1.0}):
         with pytest.raises(ValueError):
             PaperSettings(**bad)
-
-
-@pytest.fixture(scope="module")
-def demo() -> tuple[torch.Tensor, torch.Tensor, Clusters]:
-    """The demo head, 40 hidden states of the demo body, and 246 clusters."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    model = AutoModelForCausalLM.from_pretrained(DEMO, dtype=torch.float32)
-    text = (
-        "Once upon a time there was a little robot who wanted to learn how to paint the sky. " * 2
-    )
-    ids = AutoTokenizer.from_pretrained(DEMO)(text, return_tensors="pt").input_ids[:, :40]
-    with torch.inference_mode():
-        hidden = model.base_model(ids).last_hidden_state[0].float()
-    weight = model.get_output_embeddings().weight.detach()
-    clusters = summarise(weight, None, *cluster(weight, 246, iterations=5))
-    return weight, hidden, clusters
-
-
-@pytest.mark.parametrize("fallback", ["full", "partial"])
-def test_the_demo_head_draws_the_tokens_of_the_shard(
-    demo: tuple[torch.Tensor, torch.Tensor, Clusters], fallback: str
-) -> None:
-    weight, hidden, clusters = demo
-    size = len(weight)
-    chosen = PaperSettings(fallback=fallback, budget_share=0.9)  # type: ignore[arg-type]
-    head = PaperHead(weight, None, None, 1.0, size, clusters, chosen)
-    shard = Shard(weight, None, None, 1.0, size)
-    random = np.random.default_rng(4)
-    states = [state_of(parameters_of(random, size), size) for _ in range(len(hidden))]
-    states = [s for s in states if s.parameters.allowed_ids is None]
-    rows = hidden[: len(states)]
-    assert decide_step(head, rows, states) == decide_step(shard, rows, states)  # type: ignore[arg-type]

@@ -3,32 +3,26 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lexshard.actors.candidates import Candidates
 from lexshard.actors.head.sharded.announcements import (
     StepAnnouncement,
-    announced_rows,
+    announce,
     decode_announcement,
-    encode_announcement,
-    table_of,
 )
 from lexshard.actors.head.sharded.packing import (
-    pack_bounds,
+    decode_bounds,
+    decode_cuts,
+    decode_outlines,
+    decode_plans,
     pack_candidates,
-    pack_cuts,
-    pack_outlines,
-    pack_plans,
-    unpack_bounds,
     unpack_candidates,
-    unpack_cuts,
-    unpack_outlines,
-    unpack_plans,
 )
 from lexshard.actors.head.whole_softmax import EVERYTHING, Cut, PartialMass, decide_mass
 from lexshard.actors.messages import Certificate, NeedKind
+from lexshard.actors.packed_arrays import encode
 from lexshard.actors.states.deltas import Deltas, OpenSequence
 from lexshard.actors.states.need import Need
 from lexshard.actors.states.row_table import RowNames, flatten_adjustments
@@ -72,27 +66,19 @@ def test_candidates_arrive_bit_for_bit(seed: int, rows: int) -> None:
             for kind in kinds[:rows]
         ),
     )
-    same_candidates(unpack_candidates(pack_candidates(found, 100), kinds[:rows], OWNED), found)
-
-
-def test_a_tier_whose_name_does_not_fit_is_not_cut_short() -> None:
-    certificate = Certificate("top1", "dense", "a-tier-of-seventeen", 0, 0)
-    nothing = np.empty(0, np.int32), np.empty(0, np.float32)
-    with pytest.raises(ValueError, match="16 bytes"):
-        pack_candidates(Candidates(*nothing, np.zeros(2, np.int64), (certificate,)), 1)
+    same_candidates(unpack_candidates(pack_candidates(found, 100), OWNED), found)
 
 
 @given(seed=st.integers(0, 2**32))
 def test_bounds_and_cuts_arrive_bit_for_bit(seed: int) -> None:
     random = np.random.default_rng(seed)
     parts = [a_part(random, OWNED[random.random(100) < 0.2]) for _ in range(5)]
-    found = unpack_bounds(pack_bounds(parts), 5)
-    for ours, theirs in zip(found, parts, strict=True):
-        assert pack_bounds([ours]) == pack_bounds([theirs])
+    for ours, theirs in zip(decode_bounds(encode(parts)), parts, strict=True):
+        assert encode(ours) == encode(theirs)
         assert ours.ids.tolist() == theirs.ids.tolist()
         assert ours.logits.tobytes() == theirs.logits.tobytes()
     cuts = [None, EVERYTHING, Cut(float(np.float32(0.1)), 7)]
-    assert unpack_cuts(pack_cuts(cuts)) == cuts
+    assert decode_cuts(encode(cuts)) == cuts
 
 
 @given(seed=st.integers(0, 2**32))
@@ -109,11 +95,11 @@ def test_outlines_and_plans_arrive_bit_for_bit(seed: int) -> None:
         else None
         for _ in range(5)
     ]
-    found = unpack_outlines(pack_outlines(parts), 5)
+    found = decode_outlines(encode(parts))
     assert [part is None for part in found] == [part is None for part in parts]
-    assert pack_outlines(found) == pack_outlines(parts)
+    assert encode(found) == encode(parts)
     plans = [None, 0, -(2**50), 2**50]
-    assert unpack_plans(pack_plans(plans)) == plans
+    assert decode_plans(encode(plans)) == plans
 
 
 @given(seed=st.integers(0, 2**32), shards=st.integers(1, 4))
@@ -154,14 +140,12 @@ def test_names_and_deltas_make_the_same_needs_elsewhere() -> None:
         tuple((5, 6)[:count] for _ in requests for count in range(3)),
     )
     table = here.table(names)
-    step = StepAnnouncement(announced_rows(table, names), 8, (Deltas(opened=opened),))
-    arrived = decode_announcement(encode_announcement(step))
-    assert arrived == step
+    arrived = decode_announcement(encode(announce(table, names, 8, (Deltas(opened=opened),))))
     assert isinstance(arrived, StepAnnouncement)
     for deltas in arrived.deltas:
         there.apply(deltas)
     ids = np.arange(200, dtype=np.int32)
-    found = table_of(arrived.rows, there)
+    found = arrived.table(there)
     assert len(found) == len(table)
     for ours, theirs in ((each.need(row) for each in (table, found)) for row in range(len(table))):
         assert (ours.kind, ours.key, ours.position) == (theirs.kind, theirs.key, theirs.position)

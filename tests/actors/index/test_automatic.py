@@ -159,15 +159,10 @@ def test_builds_in_one_folder_wait_for_each_other(tmp_path: Path) -> None:
     assert events == ["first", "second"]
 
 
-def test_the_demo_model_has_an_index_within_seconds(demo: LoadedModel, tmp_path: Path) -> None:
-    build_index(DEMO, demo, tmp_path / "first.safetensors", progress=Silent())
-    begun = time.perf_counter()  # kernels are compiled by now
+def test_the_demo_model_has_an_index(demo: LoadedModel, tmp_path: Path) -> None:
     out = tmp_path / "index.safetensors"
     build_index(DEMO, demo, out, progress=Silent())
-    took = time.perf_counter() - begun
     metadata = read_header(out).metadata()
-    print(f"index of the demo model, every tier and 246 clusters: {took:.1f} s")
-    assert took < 60
     assert metadata.weights.rows == 16384
     assert metadata.clusters is not None
     assert metadata.clusters.requested == 246
