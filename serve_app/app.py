@@ -31,14 +31,13 @@ from lexshard.serve_app.body_room import BodyRoom
 from lexshard.serve_app.engine_client import EngineClient
 from lexshard.serve_app.middleware import RECORD_KEY, REQUEST_ID_HEADER, RequestMiddleware
 from lexshard.serve_app.observability.server_metrics import CONTENT_TYPE, ServerMetrics
-from lexshard.serve_app.observability.trace_context import TRACEPARENT
 from lexshard.serve_app.openai.chat import create_chat_completion
 from lexshard.serve_app.openai.completions import create_completion
 from lexshard.serve_app.openai.errors import ApiError, model_not_found
 from lexshard.serve_app.openai.tokenization import ModelTokenizer
 from lexshard.serve_app.openai.tokenizer_routes import detokenize, tokenize
 from lexshard.serve_app.request_body import read_json
-from lexshard.serve_app.request_record import RequestRecord
+from lexshard.serve_app.request_record import TRACEPARENT, RequestRecord
 from lexshard.serve_app.server_state import VERSION, ServerState
 
 if TYPE_CHECKING:
