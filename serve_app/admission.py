@@ -36,6 +36,14 @@ class Ticket:
             self._admission.leave(self)
 
     @contextmanager
+    def released(self) -> Iterator[None]:
+        """For what is over with the ``with``."""
+        try:
+            yield
+        finally:
+            self.release()
+
+    @contextmanager
     def released_on_error(self) -> Iterator[None]:
         """For the time in which nothing else would release it."""
         try:

@@ -14,20 +14,13 @@ from lexshard.serve_app.openai.errors import bad_request, not_implemented
 from lexshard.serve_app.openai.protocol import (
     MAX_BAD_WORD_CHARACTERS,
     MAX_LOGPROBS,
-    ChatCompletionRequest,
-    CompletionRequest,
+    GenerationFields,
     NotImplementedField,
 )
-from lexshard.serve_app.openai.tokenization import ModelTokenizer, text_bytes
-from lexshard.serve_app.openai.workers import Receive
 from lexshard.serve_app.request_record import RequestRecord
 
-# What tokenising a word costs beside its text, in bytes of a long text.
-BYTES_PER_WORD = 64
 # Colder than this the noise no longer changes the argmax, and 1 / temperature may overflow.
 GREEDY_BELOW = 1e-5
-
-GenerationRequest = CompletionRequest | ChatCompletionRequest
 
 
 def random_seed() -> int:
@@ -35,14 +28,8 @@ def random_seed() -> int:
     return secrets.randbits(63)
 
 
-def stop_strings(request: GenerationRequest) -> tuple[str, ...]:
-    if request.stop is None:
-        return ()
-    return (request.stop,) if isinstance(request.stop, str) else tuple(request.stop)
-
-
-def check_common(request: GenerationRequest, record: RequestRecord) -> None:
-    """The rules between fields that completions and chat share, and which client may ask what."""
+def check_common(request: GenerationFields, record: RequestRecord) -> None:
+    """The rules between fields that all protocols share, and which client may ask what."""
     if request.priority is not None and request.priority < record.lowest_priority:
         raise bad_request(
             f"'priority' is {request.priority}; the lowest you may ask for is "
@@ -71,7 +58,7 @@ def check_common(request: GenerationRequest, record: RequestRecord) -> None:
 
 
 @cache
-def _not_implemented(model: type[GenerationRequest]) -> dict[str, tuple[Any, ...]]:
+def _not_implemented(model: type[GenerationFields]) -> dict[str, tuple[Any, ...]]:
     """What each field that is not implemented may be besides null."""
     return {
         name: mark.harmless
@@ -90,23 +77,8 @@ def check_logprob_count(count: int | None, parameter: str) -> None:
         )
 
 
-def check_completion(request: CompletionRequest, record: RequestRecord) -> None:
-    check_common(request, record)
-    check_logprob_count(request.logprobs, "logprobs")
-    if request.best_of is not None and request.best_of != request.choices:
-        raise not_implemented("best_of")
-    if request.max_tokens == 0 and not request.echo:
-        raise bad_request("'max_tokens' must be at least 1 unless 'echo' is set", "max_tokens")
-
-
-def check_chat(request: ChatCompletionRequest, record: RequestRecord) -> None:
-    check_common(request, record)
-    if request.top_logprobs is not None and not request.logprobs:
-        raise bad_request("'top_logprobs' needs 'logprobs'", "top_logprobs")
-
-
 def sampling_parameters(
-    request: GenerationRequest,
+    request: GenerationFields,
     logprobs: int | None,
     prompt_logprobs: int | None,
     information: EngineInformation,
@@ -146,25 +118,6 @@ def sampling_parameters(
         certificate=bool(request.certificate),
         draft=bool(request.draft),
     )
-
-
-async def encode_bad_words(
-    words: Sequence[str], tokenizer: ModelTokenizer, receive: Receive
-) -> tuple[tuple[int, ...], ...]:
-    """The token sequences of each word, at the beginning of a text and after a space."""
-    if not words:
-        return ()
-
-    def encode() -> tuple[tuple[int, ...], ...]:
-        sequences = {
-            tuple(tokenizer.encode(prefix + word.lstrip(), add_special_tokens=False))
-            for word in words
-            for prefix in ("", " ")
-        }
-        return tuple(sorted(sequences - {()}))
-
-    size = sum(BYTES_PER_WORD + 2 * text_bytes(word) for word in words)
-    return await tokenizer.workers.run(size, encode, receive)
 
 
 def _token_ids(ids: Sequence[int], vocabulary: int, parameter: str) -> tuple[int, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -33,7 +33,7 @@ from lexshard.serve_app.openai.tokenization import (
     most_text_bytes,
     text_bytes,
 )
-from lexshard.serve_app.openai.workers import Receive
+from lexshard.serve_app.openai.workers import Receive, Returned
 
 # So many texts of the greatest length may be in one request, or more shorter ones.
 MAX_LONG_TEXTS = 4
@@ -41,6 +41,8 @@ MAX_LONG_TEXTS = 4
 PIECE_BYTES = 65_536
 # What rendering a message costs beside its text, in bytes of text tokenised in the same time.
 BYTES_PER_MESSAGE = 64
+# The same of a bad word.
+BYTES_PER_WORD = 64
 TOOL_ROLES = ("tool", "function")
 MESSAGE_FIELDS = ("role", "content", "name")
 
@@ -112,42 +114,6 @@ def check_texts(sizes: Sequence[int], parameter: str, context: int) -> None:
             if limit == most:
                 raise context_length_exceeded(context, reason, parameter)
             raise bad_request(reason, parameter)
-
-
-async def encode_prompts(
-    prompts: Sequence[RawPrompt],
-    add_special_tokens: bool,
-    tokenizer: ModelTokenizer,
-    context: int,
-    receive: Receive,
-) -> list[Prompt]:
-    """Tokenises a few prompts at a time, so that others need not wait for all of them.
-
-    Raises:
-        ApiError: 400 for more text than is tokenised for a model of this ``context``.
-    """
-    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
-    if not texts:
-        return [Prompt(tuple(prompt), None) for prompt in prompts if not isinstance(prompt, str)]
-    sizes = list(map(text_bytes, texts))
-    check_texts(sizes, "prompt", context)
-    normalized: list[int] = []
-
-    def encode(piece: list[str]) -> list[Prompt]:
-        normalized.extend(map(tokenizer.normalized_bytes, piece))
-        check_texts(normalized, "prompt", context)
-        return [Prompt(tuple(tokenizer.encode(text, add_special_tokens)), text) for text in piece]
-
-    encoded: list[Prompt] = []
-    while len(encoded) < len(texts):
-        begin = end = len(encoded)
-        size = 0
-        while end < len(texts) and size < PIECE_BYTES:
-            size += sizes[end]
-            end += 1
-        work = partial(encode, texts[begin:end])
-        encoded += await tokenizer.workers.run(size, work, receive)
-    return encoded
 
 
 def check_and_truncate(prompt: Prompt, keep: int | None, information: EngineInformation) -> Prompt:
@@ -236,39 +202,92 @@ def _read_content(content: Any, where: str) -> str:
     return "\n".join(texts)
 
 
-async def encode_conversation(
-    body: ChatFields,
-    messages: list[dict[str, str]],
-    add_special_tokens: bool,
-    tokenizer: ModelTokenizer,
-    context: int,
-    receive: Receive,
-) -> Prompt:
-    """Renders the template and tokenises what it wrote.
+@dataclass(frozen=True, slots=True)
+class TextReader:
+    """Tokenises the texts of one client, for as long as ``receive`` tells that the client is there;
+    for a model of so many tokens of ``context``.
 
-    Raises:
-        ApiError: 400 for contradicting flags, more text than is tokenised for a model of this
-            ``context``, or what the template refuses.
+    Every method raises `ApiError`: 400 for more text than is tokenised for such a model, 503 where
+    too much waits.
     """
-    continuing = bool(body.continue_final_message)
-    if continuing and body.add_generation_prompt:
-        raise bad_request(
-            "'continue_final_message' and 'add_generation_prompt' exclude each other",
-            "continue_final_message",
-        )
-    prompting = not continuing if body.add_generation_prompt is None else body.add_generation_prompt
-    variables = body.chat_template_kwargs or {}
-    size = sum(text_bytes(text) for message in messages for text in message.values())
-    check_texts([size], "messages", context)
 
-    def encode() -> Prompt:
-        text = tokenizer.render_chat(messages, prompting, continuing, variables)
-        # More than the messages: templates may repeat what they are told.
-        check_texts([tokenizer.normalized_bytes(text)], "messages", context)
-        return Prompt(tuple(tokenizer.encode(text, add_special_tokens)), text)
+    tokenizer: ModelTokenizer
+    context: int
+    receive: Receive
 
-    size += _variable_bytes(variables) + len(messages) * BYTES_PER_MESSAGE
-    return await tokenizer.workers.run(size, encode, receive)
+    async def prompts(self, prompts: Sequence[RawPrompt], add_special_tokens: bool) -> list[Prompt]:
+        """Tokenises a few at a time, so that others need not wait for all of them."""
+        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+        if not texts:
+            return [Prompt(tuple(each), None) for each in prompts if not isinstance(each, str)]
+        tokenizer = self.tokenizer
+        sizes = list(map(text_bytes, texts))
+        check_texts(sizes, "prompt", self.context)
+        normalized: list[int] = []
+
+        def encode(piece: list[str]) -> list[Prompt]:
+            normalized.extend(map(tokenizer.normalized_bytes, piece))
+            check_texts(normalized, "prompt", self.context)
+            return [
+                Prompt(tuple(tokenizer.encode(each, add_special_tokens)), each) for each in piece
+            ]
+
+        encoded: list[Prompt] = []
+        while len(encoded) < len(texts):
+            begin = end = len(encoded)
+            size = 0
+            while end < len(texts) and size < PIECE_BYTES:
+                size += sizes[end]
+                end += 1
+            encoded += await self._run(size, partial(encode, texts[begin:end]))
+        return encoded
+
+    async def conversation(
+        self, body: ChatFields, messages: list[dict[str, str]], add_special_tokens: bool
+    ) -> Prompt:
+        """Renders the template and tokenises what it wrote.
+
+        Raises:
+            ApiError: 400 for contradicting flags, too, or what the template refuses.
+        """
+        continuing = bool(body.continue_final_message)
+        if continuing and body.add_generation_prompt:
+            raise bad_request(
+                "'continue_final_message' and 'add_generation_prompt' exclude each other",
+                "continue_final_message",
+            )
+        prompting = body.add_generation_prompt
+        prompting = not continuing if prompting is None else prompting
+        tokenizer, variables = self.tokenizer, body.chat_template_kwargs or {}
+        size = sum(text_bytes(text) for message in messages for text in message.values())
+        check_texts([size], "messages", self.context)
+
+        def encode() -> Prompt:
+            text = tokenizer.render_chat(messages, prompting, continuing, variables)
+            # More than the messages: templates may repeat what they are told.
+            check_texts([tokenizer.normalized_bytes(text)], "messages", self.context)
+            return Prompt(tuple(tokenizer.encode(text, add_special_tokens)), text)
+
+        size += _variable_bytes(variables) + len(messages) * BYTES_PER_MESSAGE
+        return await self._run(size, encode)
+
+    async def bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """The token sequences of each word, at the beginning of a text and after a space."""
+        if not words:
+            return ()
+
+        def encode() -> tuple[tuple[int, ...], ...]:
+            sequences = {
+                tuple(self.tokenizer.encode(prefix + word.lstrip(), add_special_tokens=False))
+                for word in words
+                for prefix in ("", " ")
+            }
+            return tuple(sorted(sequences - {()}))
+
+        return await self._run(sum(BYTES_PER_WORD + 2 * text_bytes(word) for word in words), encode)
+
+    async def _run(self, size: int, work: Callable[[], Returned]) -> Returned:
+        return await self.tokenizer.workers.run(size, work, self.receive)
 
 
 def _variable_bytes(variables: dict[str, Any]) -> int:

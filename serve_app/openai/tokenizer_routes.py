@@ -7,12 +7,7 @@ from typing import Any
 from starlette.requests import Request
 
 from lexshard.serve_app.openai.errors import bad_request
-from lexshard.serve_app.openai.prompts import (
-    Prompt,
-    encode_conversation,
-    encode_prompts,
-    read_messages,
-)
+from lexshard.serve_app.openai.prompts import TextReader, read_messages
 from lexshard.serve_app.openai.protocol import (
     DetokenizeRequest,
     TokenizeChatRequest,
@@ -38,42 +33,24 @@ async def tokenize(
         asked = parse(TokenizeTextRequest, body)
     state.model_name(asked.model)
     context = state.information().max_model_len
-    ticket = state.admission.admit(record.client, 0, 0)
-    try:
-        prompt = await _prompt(state, request, asked, context)
-        result: dict[str, Any] = {
-            "count": len(prompt.ids),
-            "max_model_len": context,
-            "tokens": prompt.ids,
-            "token_strs": None,
-        }
-        if asked.return_token_strs:
-            result["token_strs"] = await state.tokenizer.workers.run(
-                len(prompt.ids),
-                lambda: state.tokenizer.token_strings(prompt.ids),
-                request.receive,
-            )
-        return result
-    finally:
-        ticket.release()
-
-
-async def _prompt(
-    state: ServerState,
-    request: Request,
-    asked: TokenizeTextRequest | TokenizeChatRequest,
-    context: int,
-) -> Prompt:
-    tokenizer, receive = state.tokenizer, request.receive
+    reader = TextReader(state.tokenizer, context, request.receive)
     special = asked.add_special_tokens
-    if isinstance(asked, TokenizeChatRequest):
-        messages = read_messages(asked.messages)
-        return await encode_conversation(
-            asked, messages, bool(special), tokenizer, context, receive
-        )
-    add_special = True if special is None else special
-    [prompt] = await encode_prompts([asked.prompt], add_special, tokenizer, context, receive)
-    return prompt
+    with state.admission.admit(record.client, 0, 0).released():
+        if isinstance(asked, TokenizeChatRequest):
+            prompt = await reader.conversation(asked, read_messages(asked.messages), bool(special))
+        else:
+            [prompt] = await reader.prompts([asked.prompt], special is not False)
+        strings = None
+        if asked.return_token_strs:
+            strings = await state.tokenizer.workers.run(
+                len(prompt.ids), lambda: state.tokenizer.token_strings(prompt.ids), request.receive
+            )
+    return {
+        "count": len(prompt.ids),
+        "max_model_len": context,
+        "tokens": prompt.ids,
+        "token_strs": strings,
+    }
 
 
 async def detokenize(
@@ -92,11 +69,8 @@ async def detokenize(
         raise bad_request(f"'tokens' holds {len(tokens)} ids, more than {most}", "tokens")
     if max(tokens, default=0) >= vocabulary:
         raise bad_request(f"'tokens' holds an id outside 0..{vocabulary - 1}", "tokens")
-    ticket = state.admission.admit(record.client, 0, 0)
-    try:
+    with state.admission.admit(record.client, 0, 0).released():
         text = await state.tokenizer.workers.run(
             len(tokens), lambda: state.tokenizer.decode(tokens), request.receive
         )
-        return {"prompt": text}
-    finally:
-        ticket.release()
+    return {"prompt": text}
