@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from starlette.requests import Request
+from starlette.responses import Response
 
-from lexshard.serve_app.openai.errors import bad_request
+from lexshard.serve_app.openai.errors import bad_request, json_response
 from lexshard.serve_app.openai.prompts import TextReader, read_messages
 from lexshard.serve_app.openai.protocol import (
     DetokenizeRequest,
@@ -21,7 +22,7 @@ from lexshard.serve_app.server_state import ServerState
 
 async def tokenize(
     state: ServerState, request: Request, body: Any, record: RequestRecord
-) -> dict[str, Any]:
+) -> Response:
     """Raises:
     ApiError: 400, 404 for an unknown model, 429 for a client with too much open, 503 before the
         engine is ready.
@@ -45,17 +46,13 @@ async def tokenize(
             strings = await state.tokenizer.workers.run(
                 len(prompt.ids), lambda: state.tokenizer.token_strings(prompt.ids), request.receive
             )
-    return {
-        "count": len(prompt.ids),
-        "max_model_len": context,
-        "tokens": prompt.ids,
-        "token_strs": strings,
-    }
+    told = {"count": len(prompt.ids), "max_model_len": context}
+    return json_response({**told, "tokens": prompt.ids, "token_strs": strings})
 
 
 async def detokenize(
     state: ServerState, request: Request, body: Any, record: RequestRecord
-) -> dict[str, Any]:
+) -> Response:
     """Raises:
     ApiError: 400, 404 for an unknown model, 429 for a client with too much open, 503 before the
         engine is ready.
@@ -73,4 +70,4 @@ async def detokenize(
         text = await state.tokenizer.workers.run(
             len(tokens), lambda: state.tokenizer.decode(tokens), request.receive
         )
-    return {"prompt": text}
+    return json_response({"prompt": text})

@@ -19,7 +19,7 @@ from lexshard.cluster.lifecycle import LOOPBACK, start_local_ray
 from lexshard.cluster.private_folder import PrivateFolder, remove_abandoned_folders
 from lexshard.serve_app.api_processes.seats import ServerRun
 from lexshard.serve_app.engine_client import EngineConnector
-from lexshard.serve_app.start.listening import certificate_with_key
+from lexshard.serve_app.start.preflight import certificate_with_key
 from lexshard.serve_app.start.readiness import StartupError
 
 if TYPE_CHECKING:

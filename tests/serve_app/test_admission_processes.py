@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from lexshard.serve_app.admission import Admission, LocalAccounts
+from lexshard.serve_app.admission import Admission
 from lexshard.serve_app.api_processes.accounts import CLIENTS_WITHOUT_SEQUENCES, SharedAccounts
 from lexshard.serve_app.api_processes.seats import LOCK_SECONDS, SPARE_SEATS, Seats
 from lexshard.serve_app.openai.errors import ApiError
@@ -113,7 +113,7 @@ def test_what_a_dead_process_held_refuses_nobody(tmp_path: Path) -> None:
 def test_processes_refuse_what_one_would_refuse(tmp_path: Path) -> None:
     """The same requests, at one process and spread over three: the same answers, word for word."""
     draw = random.Random(17)
-    one = Admission(SEQUENCES, WAITING, PER_CLIENT, LocalAccounts())
+    one = Admission(SEQUENCES, WAITING, PER_CLIENT)
     many = [admission(tmp_path) for _ in range(PROCESSES)]
     held = []
     refusals = set()
