@@ -9,7 +9,6 @@ from typing import Any
 import httpx
 import pytest
 
-from lexshard.cluster.config_sources import ConfigError, load_config
 from lexshard.serve_app.openai.errors import TYPES_AND_CODES
 from lexshard.serve_app.request_record import RequestRecord
 from tests.support.mock_engine import VOCABULARY, MockEngine, Script, byte_tokenizer, ids
@@ -418,18 +417,3 @@ def test_engine_refusals_are_400_and_failures_500() -> None:
     response = complete({}, failing)
     assert_refused(response, None, 500)
     assert "secret" not in response.text
-
-
-def test_configuration_layers_and_strictness(tmp_path: Any) -> None:
-    path = tmp_path / "serve.yaml"
-    path.write_text("model: /models/a\nport: 9000\nthreads: 2\n")
-    config = load_config(path, {"port": 9001})
-    assert (config.model, config.port, config.threads) == ("/models/a", 9001, 2)
-    assert config.model_names == ("a",)
-    path.write_text("model: a\nprot: 1\n")
-    with pytest.raises(ConfigError, match=r"prot.*did you mean port"):
-        load_config(path, {})
-    with pytest.raises(ConfigError, match="no model"):
-        load_config(None, {})
-    with pytest.raises(ConfigError, match="cannot read"):
-        load_config(tmp_path / "absent.yaml", {})
