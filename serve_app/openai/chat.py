@@ -11,7 +11,7 @@ from starlette.types import ASGIApp
 from lexshard.serve_app.openai.choice import Delta
 from lexshard.serve_app.openai.errors import bad_request
 from lexshard.serve_app.openai.preparation import Wanted, answer, read_fields
-from lexshard.serve_app.openai.prompts import Prompt, TextReader, read_messages
+from lexshard.serve_app.openai.prompts import Prompt, TextReader
 from lexshard.serve_app.openai.protocol import ChatCompletionRequest
 from lexshard.serve_app.openai.response_writer import ResponseWriter, encoded
 from lexshard.serve_app.request_record import RequestRecord
@@ -27,16 +27,15 @@ async def create_chat_completion(
     chat = read_fields(ChatCompletionRequest, body, state, record)
     if chat.top_logprobs is not None and not chat.logprobs:
         raise bad_request("'top_logprobs' needs 'logprobs'", "top_logprobs")
-    messages = read_messages(chat.messages)
 
     async def encode(reader: TextReader) -> list[Prompt]:
-        return [await reader.conversation(chat, messages, bool(chat.add_special_tokens))]
+        return [await reader.conversation(chat, bool(chat.add_special_tokens))]
 
     limit = chat.max_tokens if chat.max_completion_tokens is None else chat.max_completion_tokens
     wanted = Wanted(
         ChatWriter,
         "messages",
-        texts=["".join(message["content"] for message in messages)],
+        texts=["".join(part.text for message in chat.messages for part in message.content)],
         encode=encode,
         max_tokens=limit,
         logprobs=(chat.top_logprobs or 0) if chat.logprobs else None,

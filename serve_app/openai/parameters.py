@@ -5,17 +5,14 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from functools import cache
-from typing import Any
 
 from lexshard.actors.configuration import EngineInformation
 from lexshard.actors.messages import SamplingParameters
-from lexshard.serve_app.openai.errors import bad_request, not_implemented
+from lexshard.serve_app.openai.errors import bad_request
 from lexshard.serve_app.openai.protocol import (
     MAX_BAD_WORD_CHARACTERS,
     MAX_LOGPROBS,
     GenerationFields,
-    NotImplementedField,
 )
 from lexshard.serve_app.request_record import RequestRecord
 
@@ -51,21 +48,6 @@ def check_common(request: GenerationFields, record: RequestRecord) -> None:
             f"'bad_words' hold {characters} characters, more than {MAX_BAD_WORD_CHARACTERS}",
             "bad_words",
         )
-    for name, harmless in _not_implemented(type(request)).items():
-        value = getattr(request, name)
-        if value is not None and value not in harmless:
-            raise not_implemented(name)
-
-
-@cache
-def _not_implemented(model: type[GenerationFields]) -> dict[str, tuple[Any, ...]]:
-    """What each field that is not implemented may be besides null."""
-    return {
-        name: mark.harmless
-        for name, field in model.model_fields.items()
-        for mark in field.metadata
-        if isinstance(mark, NotImplementedField)
-    }
 
 
 def check_logprob_count(count: int | None, parameter: str) -> None:

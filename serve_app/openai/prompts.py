@@ -10,23 +10,8 @@ from typing import Any
 import orjson
 
 from lexshard.actors.configuration import EngineInformation
-from lexshard.cluster.nearest import did_you_mean
-from lexshard.serve_app.openai.errors import (
-    bad_request,
-    context_length_exceeded,
-    not_implemented,
-    shortened,
-    unknown_parameter,
-)
-from lexshard.serve_app.openai.protocol import (
-    EMPTY_MESSAGE_FIELDS,
-    MAX_MESSAGES,
-    MAX_PROMPTS,
-    MAX_TEMPLATE_KWARGS_BYTES,
-    ROLES,
-    TOOL_FIELDS,
-    ChatFields,
-)
+from lexshard.serve_app.openai.errors import bad_request, context_length_exceeded
+from lexshard.serve_app.openai.protocol import MAX_PROMPTS, MAX_TEMPLATE_KWARGS_BYTES, ChatFields
 from lexshard.serve_app.openai.tokenization import (
     BYTES_PER_TOKEN,
     ModelTokenizer,
@@ -43,8 +28,6 @@ PIECE_BYTES = 65_536
 BYTES_PER_MESSAGE = 64
 # The same of a bad word.
 BYTES_PER_WORD = 64
-TOOL_ROLES = ("tool", "function")
-MESSAGE_FIELDS = ("role", "content", "name")
 
 RawPrompt = str | list[int]
 
@@ -133,75 +116,6 @@ def check_and_truncate(prompt: Prompt, keep: int | None, information: EngineInfo
     return prompt
 
 
-def read_messages(messages: list[Any]) -> list[dict[str, str]]:
-    """The conversation as plain role and text.
-
-    Raises:
-        ApiError: 400 naming the message and what is wrong with it.
-    """
-    if not messages:
-        raise bad_request("'messages' must not be empty", "messages")
-    contents = (message.get("content") for message in messages if isinstance(message, dict))
-    parts = sum(len(content) for content in contents if isinstance(content, list))
-    if len(messages) + parts > MAX_MESSAGES:
-        raise bad_request(
-            f"'messages' holds {len(messages)} messages and {parts} parts of messages, together "
-            f"more than {MAX_MESSAGES}",
-            "messages",
-        )
-    return [_read_message(message, f"messages.{i}") for i, message in enumerate(messages)]
-
-
-def _read_message(message: Any, where: str) -> dict[str, str]:
-    if not isinstance(message, dict):
-        raise bad_request(f"'{where}' must be an object", where)
-    role = message.get("role")
-    called = next((name for name in TOOL_FIELDS if message.get(name)), None)
-    if called is not None or role in TOOL_ROLES:
-        raise bad_request(
-            "tools are not implemented by this server: a conversation must have no 'tool_calls', "
-            f"'function_call' or 'tool_call_id', and no role {' or '.join(map(repr, TOOL_ROLES))}",
-            f"{where}.{called or 'role'}",
-            "unsupported_parameter",
-        )
-    if role not in ROLES:
-        raise bad_request(f"'{where}.role' must be one of {', '.join(ROLES)}", f"{where}.role")
-    result = {"role": role, "content": _read_content(message.get("content"), f"{where}.content")}
-    for name, value in message.items():
-        if name in ("role", "content") or value is None:
-            continue
-        field = f"{where}.{shortened(name)}"
-        if name == "name":
-            if not isinstance(value, str):
-                raise bad_request(f"'{field}' must be a string", field)
-            result["name"] = value  # templates may read it
-        elif name not in EMPTY_MESSAGE_FIELDS + TOOL_FIELDS:
-            raise unknown_parameter(field, did_you_mean(name, MESSAGE_FIELDS))
-        elif value != []:
-            raise not_implemented(field)
-    return result
-
-
-def _read_content(content: Any, where: str) -> str:
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list) or not content:
-        raise bad_request(f"'{where}' must be a string or a list of text parts", where)
-    texts: list[str] = []
-    for i, part in enumerate(content):
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind != "text":
-            raise bad_request(
-                f"'{where}.{i}' must be a part of type 'text': this model reads text only",
-                f"{where}.{i}",
-            )
-        more = {name for name in part.keys() - {"type", "text"} if part[name] is not None}
-        if more or not isinstance(part.get("text"), str):
-            raise bad_request(f"'{where}.{i}' must be {{'type', 'text'}} alone", f"{where}.{i}")
-        texts.append(part["text"])
-    return "\n".join(texts)
-
-
 @dataclass(frozen=True, slots=True)
 class TextReader:
     """Tokenises the texts of one client, for as long as ``receive`` tells that the client is there;
@@ -242,9 +156,7 @@ class TextReader:
             encoded += await self._run(size, partial(encode, texts[begin:end]))
         return encoded
 
-    async def conversation(
-        self, body: ChatFields, messages: list[dict[str, str]], add_special_tokens: bool
-    ) -> Prompt:
+    async def conversation(self, body: ChatFields, add_special_tokens: bool) -> Prompt:
         """Renders the template and tokenises what it wrote.
 
         Raises:
@@ -259,6 +171,7 @@ class TextReader:
         prompting = body.add_generation_prompt
         prompting = not continuing if prompting is None else prompting
         tokenizer, variables = self.tokenizer, body.chat_template_kwargs or {}
+        messages = [message.plain for message in body.messages]
         size = sum(text_bytes(text) for message in messages for text in message.values())
         check_texts([size], "messages", self.context)
 

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from lexshard.serve_app.openai.errors import bad_request, json_response
-from lexshard.serve_app.openai.prompts import TextReader, read_messages
+from lexshard.serve_app.openai.prompts import TextReader
 from lexshard.serve_app.openai.protocol import (
     DetokenizeRequest,
     TokenizeChatRequest,
@@ -38,7 +38,7 @@ async def tokenize(
     special = asked.add_special_tokens
     with state.admission.admit(record.client, 0, 0).released():
         if isinstance(asked, TokenizeChatRequest):
-            prompt = await reader.conversation(asked, read_messages(asked.messages), bool(special))
+            prompt = await reader.conversation(asked, bool(special))
         else:
             [prompt] = await reader.prompts([asked.prompt], special is not False)
         strings = None
