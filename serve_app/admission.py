@@ -10,21 +10,24 @@ from lexshard.serve_app.openai.errors import ApiError, bad_request, overloaded, 
 
 
 class Ticket:
-    """One admitted HTTP request: ``sequences`` to generate, ``waiting`` prompt tokens of which
-    the engine has not answered yet."""
+    """One admitted HTTP request, of ``sequences`` to generate. Of its prompts, ``waiting`` tokens
+    have not been answered by the engine yet."""
 
-    __slots__ = ("_admission", "_open", "client", "sequences", "waiting")
+    __slots__ = ("_accounts", "_client", "_open", "_sequences", "waiting")
 
-    def __init__(self, admission: Admission, client: str, sequences: int) -> None:
-        self._admission = admission
+    def __init__(
+        self, accounts: LocalAccounts | SharedAccounts, client: str, sequences: int
+    ) -> None:
+        self._accounts = accounts
         self._open = True
-        self.client = client
-        self.sequences = sequences
+        self._client = client
+        self._sequences = sequences
         self.waiting = 0
+        accounts.enter(client, max(1, sequences), sequences)
 
     def set_waiting(self, tokens: int) -> None:
         """Replaces the estimate once the prompt is tokenised; 0 once it is computed."""
-        self._admission.add_waiting(self.client, tokens - self.waiting)
+        self._accounts.add_waiting(self._client, tokens - self.waiting)
         self.waiting = tokens
 
     def release(self) -> None:
@@ -32,7 +35,7 @@ class Ticket:
         if self._open:
             self._open = False
             self.set_waiting(0)
-            self._admission.leave(self)
+            self._accounts.leave(self._client, max(1, self._sequences), self._sequences)
 
     @contextmanager
     def released(self) -> Iterator[None]:
@@ -113,16 +116,9 @@ class Admission:
                 if not self._accounts.forget_the_dead():
                     raise
                 self._check(client, sequences, estimated_tokens)
-            self._accounts.enter(client, max(1, sequences), sequences)
-            ticket = Ticket(self, client, sequences)
+            ticket = Ticket(self._accounts, client, sequences)
             ticket.set_waiting(estimated_tokens)
         return ticket
-
-    def add_waiting(self, client: str, tokens: int) -> None:
-        self._accounts.add_waiting(client, tokens)
-
-    def leave(self, ticket: Ticket) -> None:
-        self._accounts.leave(ticket.client, max(1, ticket.sequences), ticket.sequences)
 
     def forget_the_dead(self) -> None:
         """So that what is counted is what lives, for metrics."""

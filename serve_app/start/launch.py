@@ -54,10 +54,6 @@ def _own_certificate(config: ServeConfig, binary: str | None) -> dict[str, str]:
     }
 
 
-def _tell_none(message: str) -> None:
-    pass
-
-
 def _reserved(config: ServeConfig) -> Reservation:
     from lexshard.cluster.topology.reservation import (
         reserve_for,  # with Ray, which is ready only now
@@ -121,7 +117,7 @@ def _end_serve(application: str, tell: Callable[[str], None]) -> None:
 def running_server(
     config: ServeConfig,
     connect: EngineConnector | None = None,
-    tell: Callable[[str], None] = _tell_none,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Any]:
     """Serves inside the ``with``; yields Serve's handle to the replicas. A cluster that was joined
     is left as it was; a Ray of its own, with all that is in it, ends with this process.

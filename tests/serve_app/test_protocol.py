@@ -405,11 +405,6 @@ def test_unknown_models_are_404_and_known_names_are_answered() -> None:
     assert complete({"model": "mock"}).json()["model"] == "mock"
 
 
-def test_large_bodies_are_413() -> None:
-    body = {"prompt": "x" * 3000}
-    assert_refused(ask("/v1/completions", body, max_body_bytes=2048), None, 413)
-
-
 def test_engine_refusals_are_400_and_failures_500() -> None:
     refusing = MockEngine(script=lambda _: Script([], error="too odd", refused=True))
     failing = MockEngine(script=lambda _: Script([], error="secret detail"))
