@@ -15,7 +15,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
 from lexshard.actors.faults import listen_for_faults
@@ -133,7 +133,7 @@ PostHandler = Callable[[ServerState, Request, Any, RequestRecord], Awaitable[ASG
 GetHandler = Callable[[ServerState, Request], Awaitable[ASGIApp]]
 
 
-def _routes(state: ServerState) -> list[Route]:
+def _routes(state: ServerState) -> list[BaseRoute]:
     """They are plain routes, for bodies are read and checked by `serve_app.openai` itself."""
     keys = ApiKeys(state.config.api_keys)
 

@@ -104,7 +104,10 @@ class Tracing:
             return
 
         def part(name: str, parent: Span, start: float, end: float, summed: bool = False) -> Span:
-            told = {"lexshard.request_id": record.request_id, "lexshard.summed": summed}
+            told: dict[str, Any] = {
+                "lexshard.request_id": record.request_id,
+                "lexshard.summed": summed,
+            }
             within = set_span_in_context(parent)
             at = offset + int(start * _NANOSECONDS)
             span = self._tracer.start_span(name, within, attributes=told, start_time=at)
