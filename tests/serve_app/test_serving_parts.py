@@ -17,6 +17,7 @@ import httpx
 import psutil
 import pytest
 
+from tests.support.faults import alive, family
 from tests.support.paths import DEMO_DRAFT, ROOT
 from tests.support.real_server import Server, running_server, wait
 
@@ -61,11 +62,9 @@ def _texts(server: Server, lose: Callable[[], None] | None = None) -> list[str]:
         return [each.result(120) for each in running]
 
 
-def _samplers() -> list[int]:
-    """The process ids of all sampler processes of this machine."""
-    command = ["pgrep", "-f", "lexshard.cluster.samplers.main"]
-    found = subprocess.run(command, capture_output=True, text=True, check=False)
-    return [int(line) for line in found.stdout.split()]
+def _samplers(server: Server) -> list[psutil.Process]:
+    living = alive(family(server))
+    return [each for each in living if "lexshard.cluster.samplers.main" in each.cmdline()]
 
 
 def _shared_memory() -> set[str]:
@@ -83,18 +82,18 @@ def _shards(server: Server) -> list[int]:
 
 def test_killed_samplers_are_replaced_and_no_stream_notices(tmp_path: Path) -> None:
     """And nothing of samplers, killed or not, outlives the server."""
-    others, segments = set(_samplers()), _shared_memory()
+    segments = _shared_memory()
     with running_server(tmp_path, "--samplers", "2") as server:
         expected = _texts(server)
         assert server.metric("lexshard_sampler_busy_seconds_total") > 0
-        before = [each for each in _samplers() if each not in others]
-        assert len(before) == 2
-        assert _texts(server, lambda: os.kill(before[0], signal.SIGKILL)) == expected
+        first, second = _samplers(server)
+        assert _texts(server, first.kill) == expected
         assert server.metric("lexshard_samplers_lost_total") == 1
         assert server.metric("lexshard_engine_restarts_total") == 0
-        wait(lambda: len(set(_samplers()) - others) == 2, 30, "the replacement")
+        wait(lambda: len(_samplers(server)) == 2, 30, "the replacement")
         assert _texts(server) == expected
-    wait(lambda: not set(_samplers()) - others, 10, "the samplers to end")
+        samplers = [first, second, *_samplers(server)]
+    wait(lambda: alive(samplers) == [], 10, "the samplers to end")
     assert not _shared_memory() - segments
 
 
