@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
-from typing import Protocol
+from contextlib import contextmanager, suppress
 
+from lexshard.serve_app.api_processes.accounts import LocalAccounts, SharedAccounts
 from lexshard.serve_app.openai.errors import ApiError, bad_request, overloaded, rate_limited
 
 
 class Ticket:
-    """One admitted HTTP request: ``sequences`` to generate, ``waiting`` prompt tokens of which
-    the engine has not answered yet."""
+    """One admitted HTTP request, of ``sequences`` to generate. Of its prompts, ``waiting`` tokens
+    have not been answered by the engine yet."""
 
-    __slots__ = ("_admission", "_open", "client", "sequences", "waiting")
+    __slots__ = ("_accounts", "_client", "_open", "_sequences", "waiting")
 
-    def __init__(self, admission: Admission, client: str, sequences: int) -> None:
-        self._admission = admission
+    def __init__(
+        self, accounts: LocalAccounts | SharedAccounts, client: str, sequences: int
+    ) -> None:
+        self._accounts = accounts
         self._open = True
-        self.client = client
-        self.sequences = sequences
+        self._client = client
+        self._sequences = sequences
         self.waiting = 0
+        accounts.enter(client, max(1, sequences), sequences)
 
     def set_waiting(self, tokens: int) -> None:
         """Replaces the estimate once the prompt is tokenised; 0 once it is computed."""
-        self._admission.add_waiting(self.client, tokens - self.waiting)
+        self._accounts.add_waiting(self._client, tokens - self.waiting)
         self.waiting = tokens
 
     def release(self) -> None:
@@ -33,7 +35,15 @@ class Ticket:
         if self._open:
             self._open = False
             self.set_waiting(0)
-            self._admission.leave(self)
+            self._accounts.leave(self._client, max(1, self._sequences), self._sequences)
+
+    @contextmanager
+    def released(self) -> Iterator[None]:
+        """For what is over with the ``with``."""
+        try:
+            yield
+        finally:
+            self.release()
 
     @contextmanager
     def released_on_error(self) -> Iterator[None]:
@@ -43,82 +53,6 @@ class Ticket:
         except BaseException:
             self.release()
             raise
-
-
-@dataclass(slots=True)
-class Account:
-    """What one client has open. A request without sequences is a request all the same."""
-
-    requests: int = 0
-    waiting: int = 0
-
-
-class Accounts(Protocol):
-    """What all clients have open, wherever it is counted. A client that enters is known until it
-    has left as often."""
-
-    @property
-    def sequences(self) -> int: ...
-
-    @property
-    def waiting_tokens(self) -> int: ...
-
-    def alone(self) -> AbstractContextManager[None]:
-        """Inside the ``with`` no other enters. Raises `ApiError` where that cannot be had."""
-
-    def forget_the_dead(self) -> bool:
-        """Takes back what dead processes had taken; whether there was any. Call it `alone`."""
-
-    def of(self, client: str) -> Account:
-        """A picture of it. Call it `alone`."""
-
-    def others_waiting(self, client: str, most: int) -> int:
-        """The waiting tokens of all other clients, at most so many of each. Call it `alone`."""
-
-    def enter(self, client: str, requests: int, sequences: int) -> None:
-        """Call it `alone`. Raises `ApiError` where no more clients can be counted."""
-
-    def add_waiting(self, client: str, tokens: int) -> None: ...
-
-    def leave(self, client: str, requests: int, sequences: int) -> None: ...
-
-
-class LocalAccounts:
-    """Those of a server with one API process: no other counts, no other dies."""
-
-    def __init__(self) -> None:
-        self.sequences = 0
-        self.waiting_tokens = 0
-        self._clients: dict[str, Account] = {}
-
-    def alone(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def forget_the_dead(self) -> bool:
-        return False
-
-    def of(self, client: str) -> Account:
-        return self._clients.get(client) or Account()
-
-    def others_waiting(self, client: str, most: int) -> int:
-        return sum(
-            min(account.waiting, most) for name, account in self._clients.items() if name != client
-        )
-
-    def enter(self, client: str, requests: int, sequences: int) -> None:
-        self._clients.setdefault(client, Account()).requests += requests
-        self.sequences += sequences
-
-    def add_waiting(self, client: str, tokens: int) -> None:
-        self.waiting_tokens += tokens
-        self._clients[client].waiting += tokens
-
-    def leave(self, client: str, requests: int, sequences: int) -> None:
-        self.sequences -= sequences
-        account = self._clients[client]
-        account.requests -= requests
-        if not account.requests:
-            del self._clients[client]
 
 
 def waiting_cost(prompt_tokens: int, choice: int, scored: bool) -> int:
@@ -149,12 +83,12 @@ class Admission:
         max_sequences: int,
         max_waiting_tokens: int,
         max_requests_per_client: int | None,
-        accounts: Accounts | None = None,
+        accounts: SharedAccounts | None = None,
     ) -> None:
         self.max_sequences = max_sequences
         self.max_waiting_tokens = max_waiting_tokens
         self.max_requests_per_client = max_requests_per_client
-        self._accounts = accounts or LocalAccounts()
+        self._accounts: LocalAccounts | SharedAccounts = accounts or LocalAccounts()
         shares = 1 if max_requests_per_client is None else 2
         self._share = max(1, max_waiting_tokens // shares)
 
@@ -182,16 +116,9 @@ class Admission:
                 if not self._accounts.forget_the_dead():
                     raise
                 self._check(client, sequences, estimated_tokens)
-            self._accounts.enter(client, max(1, sequences), sequences)
-            ticket = Ticket(self, client, sequences)
+            ticket = Ticket(self._accounts, client, sequences)
             ticket.set_waiting(estimated_tokens)
         return ticket
-
-    def add_waiting(self, client: str, tokens: int) -> None:
-        self._accounts.add_waiting(client, tokens)
-
-    def leave(self, ticket: Ticket) -> None:
-        self._accounts.leave(ticket.client, max(1, ticket.sequences), ticket.sequences)
 
     def forget_the_dead(self) -> None:
         """So that what is counted is what lives, for metrics."""

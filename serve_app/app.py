@@ -7,18 +7,15 @@ import platform
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
-import orjson
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
 from lexshard.actors.faults import listen_for_faults
@@ -31,43 +28,147 @@ from lexshard.serve_app.body_room import BodyRoom
 from lexshard.serve_app.engine_client import EngineClient
 from lexshard.serve_app.middleware import RECORD_KEY, REQUEST_ID_HEADER, RequestMiddleware
 from lexshard.serve_app.observability.server_metrics import CONTENT_TYPE, ServerMetrics
-from lexshard.serve_app.observability.trace_context import TRACEPARENT
 from lexshard.serve_app.openai.chat import create_chat_completion
 from lexshard.serve_app.openai.completions import create_completion
-from lexshard.serve_app.openai.errors import ApiError, model_not_found
+from lexshard.serve_app.openai.errors import ApiError, json_response
 from lexshard.serve_app.openai.tokenization import ModelTokenizer
 from lexshard.serve_app.openai.tokenizer_routes import detokenize, tokenize
 from lexshard.serve_app.request_body import read_json
-from lexshard.serve_app.request_record import RequestRecord
-from lexshard.serve_app.server_state import VERSION, ServerState
+from lexshard.serve_app.request_record import TRACEPARENT, RequestRecord
+from lexshard.serve_app.server_state import VERSION, Replica, ServerState
 
 if TYPE_CHECKING:
     from lexshard.serve_app.observability.tracing import Tracing
 
-PATHS = (
-    "/v1/models",
-    "/v1/completions",
-    "/v1/chat/completions",
-    "/tokenize",
-    "/detokenize",
-    "/tokenizer_info",
-    "/status",
-    "/health",
-    "/metrics",
-    "/version",
-    "/openapi.json",
-    "/docs",
-)
-Handler = Callable[[Request], Awaitable[ASGIApp]]
+
+async def _health(state: ServerState, _: Request) -> Response:
+    if state.client.ready:
+        return json_response({"status": "ok"})
+    # No Retry-After says that waiting is in vain.
+    retry = {"Retry-After": "2"} if state.client.failure is None else {}
+    return ApiError(503, f"not ready: {state.client.health_reason}", headers=retry).response()
 
 
-@dataclass(frozen=True, slots=True)
-class Replica:
-    """What an application knows of being one of several: its name among them, and how to ask what
-    all of them tell of themselves."""
+async def _metrics(state: ServerState, _: Request) -> Response:
+    replica = state.replica
+    text = state.metrics.text() if replica is None else await replica.all_metrics()
+    return Response(text, headers={"Content-Type": CONTENT_TYPE})
 
-    name: str
-    all_metrics: Callable[[], Awaitable[bytes]]
+
+async def _version(_: ServerState, __: Request) -> Response:
+    return json_response({"version": VERSION})
+
+
+async def _openapi(state: ServerState, _: Request) -> Response:
+    return json_response(await asyncio.to_thread(_description, state))
+
+
+async def _docs(state: ServerState, _: Request) -> Response:
+    from lexshard.serve_app.description.page import docs_page
+
+    return HTMLResponse(await asyncio.to_thread(lambda: docs_page(_description(state))))
+
+
+def _description(state: ServerState) -> dict[str, Any]:
+    # Takes a while, and is seldom asked for.
+    from lexshard.serve_app.description.openapi import describe
+
+    return describe(state.config.root_path, bool(state.config.api_keys), VERSION)
+
+
+async def _models(state: ServerState, _: Request) -> Response:
+    data = [_model_card(state, name) for name in state.config.model_names]
+    return json_response({"object": "list", "data": data})
+
+
+async def _model(state: ServerState, request: Request) -> Response:
+    return json_response(_model_card(state, state.model_name(request.path_params["name"])))
+
+
+async def _status(state: ServerState, _: Request) -> Response:
+    return json_response(await state.report())
+
+
+async def _tokenizer_info(state: ServerState, _: Request) -> Response:
+    limit = state.information().max_model_len
+    return json_response(state.tokenizer.information() | {"model_max_length": limit})
+
+
+def _model_card(state: ServerState, name: str) -> dict[str, Any]:
+    ready = state.client.ready
+    return {
+        "id": name,
+        "object": "model",
+        "created": state.created,
+        "owned_by": "lexshard",
+        "root": state.config.model_names[0],
+        "parent": None,
+        "max_model_len": state.client.information.max_model_len if ready else None,
+    }
+
+
+# What takes a body. Those asked most come first: the router tries one after the other.
+POSTS = {
+    "/v1/completions": create_completion,
+    "/v1/chat/completions": create_chat_completion,
+    "/tokenize": tokenize,
+    "/detokenize": detokenize,
+}
+GUARDED_GETS = {
+    "/v1/models": _models,
+    "/v1/models/{name:path}": _model,
+    "/status": _status,
+    "/tokenizer_info": _tokenizer_info,
+}
+# What machines ask about the server itself, without a key.
+OPEN_GETS = {
+    "/health": _health,
+    "/metrics": _metrics,
+    "/version": _version,
+    "/openapi.json": _openapi,
+    "/docs": _docs,
+}
+PATHS = tuple(path for path in (*POSTS, *GUARDED_GETS, *OPEN_GETS) if "{" not in path)
+PostHandler = Callable[[ServerState, Request, Any, RequestRecord], Awaitable[ASGIApp]]
+GetHandler = Callable[[ServerState, Request], Awaitable[ASGIApp]]
+
+
+def _routes(state: ServerState) -> list[BaseRoute]:
+    """They are plain routes, for bodies are read and checked by `serve_app.openai` itself."""
+    keys = ApiKeys(state.config.api_keys)
+
+    def authenticated(request: Request) -> RequestRecord:
+        """Raises:
+        ApiError: 401 for a request without a valid key.
+        """
+        record: RequestRecord = request.scope[RECORD_KEY]
+        owner = keys.check(request.headers.get("authorization"))
+        if owner is not None:
+            record.client = record.cache_salt = owner.name
+            record.lowest_priority = owner.lowest_priority
+        return record
+
+    def post(path: str, handler: PostHandler) -> Route:
+        async def endpoint(request: Request) -> ASGIApp:
+            record = authenticated(request)
+            body = await read_json(request, state, record.client)
+            return await handler(state, request, body, record)
+
+        return Route(path, endpoint, methods=["POST"])
+
+    def get(path: str, handler: GetHandler, *, guarded: bool) -> Route:
+        async def endpoint(request: Request) -> ASGIApp:
+            if guarded:
+                authenticated(request)
+            return await handler(state, request)
+
+        return Route(path, endpoint, methods=["GET"])
+
+    return [
+        *(post(*each) for each in POSTS.items()),
+        *(get(*each, guarded=True) for each in GUARDED_GETS.items()),
+        *(get(*each, guarded=False) for each in OPEN_GETS.items()),
+    ]
 
 
 def create_app(
@@ -107,7 +208,7 @@ def create_app(
         tracing = Tracing(config.otlp_traces_endpoint, origin, VERSION, PATHS)
     created = int(time.time()) if start_time is None else start_time
     bodies = BodyRoom(config.max_body_bytes)
-    state = ServerState(config, client, tokenizer, admission, bodies, metrics, created)
+    state = ServerState(config, client, tokenizer, admission, bodies, metrics, created, replica)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -121,9 +222,7 @@ def create_app(
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
-        # Those asked most come first: the router tries one after the other. They are plain routes,
-        # for bodies are read and checked by `serve_app.openai` itself.
-        routes=[*_guarded_routes(state, ApiKeys(config.api_keys)), *_open_routes(state, replica)],
+        routes=_routes(state),
         middleware=_middleware(config, metrics, tracing),
         exception_handlers={ApiError: _api_error, HTTPException: _http_error},
         lifespan=lifespan,
@@ -163,129 +262,3 @@ async def _http_error(request: Request, error: Exception) -> Response:
         message = f"{request.method} is not allowed on {request.url.path}"
         return ApiError(405, message, headers=dict(error.headers or {})).response()
     return ApiError(404, f"There is nothing at {request.url.path}").response()
-
-
-def _json(content: Any, status: int = 200) -> Response:
-    return Response(orjson.dumps(content), status_code=status, media_type="application/json")
-
-
-def _open_routes(state: ServerState, replica: Replica | None) -> list[Route]:
-    """Routes that need no key: what machines ask about the server itself."""
-
-    async def health(_: Request) -> Response:
-        if state.client.ready:
-            return _json({"status": "ok"})
-        # No Retry-After says that waiting is in vain.
-        retry = {"Retry-After": "2"} if state.client.failure is None else {}
-        reason = f"not ready: {state.client.health_reason}"
-        return ApiError(503, reason, headers=retry).response()
-
-    async def metrics(_: Request) -> Response:
-        text = state.metrics.text() if replica is None else await replica.all_metrics()
-        return Response(text, headers={"Content-Type": CONTENT_TYPE})
-
-    async def version(_: Request) -> Response:
-        return _json({"version": VERSION})
-
-    @cache
-    def description() -> dict[str, Any]:
-        # Takes a while, and is seldom asked for.
-        from lexshard.serve_app.description.openapi import describe
-
-        return describe(state.config, VERSION)
-
-    async def openapi(_: Request) -> Response:
-        return _json(await asyncio.to_thread(description))
-
-    async def docs(_: Request) -> Response:
-        from lexshard.serve_app.description.page import docs_page
-
-        return HTMLResponse(await asyncio.to_thread(lambda: docs_page(description())))
-
-    return [
-        Route("/health", health),
-        Route("/metrics", metrics),
-        Route("/version", version),
-        Route("/openapi.json", openapi),
-        Route("/docs", docs),
-    ]
-
-
-def _guarded_routes(state: ServerState, keys: ApiKeys) -> list[Route]:
-    """Routes whose handlers run only with a valid key."""
-
-    async def body_of(request: Request) -> Any:
-        return await read_json(request, state, _record(request).client)
-
-    async def completions(request: Request) -> ASGIApp:
-        body = await body_of(request)
-        return await create_completion(state, request, body, _record(request))
-
-    async def chat_completions(request: Request) -> ASGIApp:
-        body = await body_of(request)
-        return await create_chat_completion(state, request, body, _record(request))
-
-    async def models(request: Request) -> Response:
-        data = [_model_card(state, name) for name in state.config.model_names]
-        return _json({"object": "list", "data": data})
-
-    async def model(request: Request) -> Response:
-        name = request.path_params["name"]
-        if name not in state.config.model_names:
-            raise model_not_found(name)
-        return _json(_model_card(state, name))
-
-    async def status(_: Request) -> Response:
-        return _json(await state.report())
-
-    async def tokenize_route(request: Request) -> Response:
-        body = await body_of(request)
-        return _json(await tokenize(state, request, body, _record(request)))
-
-    async def detokenize_route(request: Request) -> Response:
-        body = await body_of(request)
-        return _json(await detokenize(state, request, body, _record(request)))
-
-    async def tokenizer_info(request: Request) -> Response:
-        limit = state.information().max_model_len
-        return _json(state.tokenizer.information() | {"model_max_length": limit})
-
-    def guarded(path: str, method: str, handler: Handler) -> Route:
-        async def endpoint(request: Request) -> ASGIApp:
-            owner = keys.check(request.headers.get("authorization"))
-            if owner is not None:
-                record = _record(request)
-                record.client = record.cache_salt = owner.name
-                record.lowest_priority = owner.lowest_priority
-            return await handler(request)
-
-        return Route(path, endpoint, methods=[method])
-
-    return [
-        guarded("/v1/completions", "POST", completions),
-        guarded("/v1/chat/completions", "POST", chat_completions),
-        guarded("/v1/models", "GET", models),
-        guarded("/v1/models/{name:path}", "GET", model),
-        guarded("/status", "GET", status),
-        guarded("/tokenize", "POST", tokenize_route),
-        guarded("/detokenize", "POST", detokenize_route),
-        guarded("/tokenizer_info", "GET", tokenizer_info),
-    ]
-
-
-def _record(request: Request) -> RequestRecord:
-    record: RequestRecord = request.scope[RECORD_KEY]
-    return record
-
-
-def _model_card(state: ServerState, name: str) -> dict[str, Any]:
-    ready = state.client.ready
-    return {
-        "id": name,
-        "object": "model",
-        "created": state.created,
-        "owned_by": "lexshard",
-        "root": state.config.model_names[0],
-        "parent": None,
-        "max_model_len": state.client.information.max_model_len if ready else None,
-    }

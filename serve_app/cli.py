@@ -1,5 +1,6 @@
 """The ``lexshard`` command. Each subcommand is a module with ``add_arguments`` and ``run``, or one
-for each, imported only when it is asked for."""
+for each, imported only when it is asked for. What it lists in ``REFUSALS`` is told in one line, and
+with the sentence ``INTERRUPTED`` that it has been interrupted."""
 
 from __future__ import annotations
 
@@ -16,103 +17,55 @@ from lexshard.cluster.nearest import did_you_mean
 
 
 class Command(NamedTuple):
-    """A subcommand: the module that has its ``run``, what it does, and the module that has its
+    """A subcommand: what it does, the module that has its ``run``, and the module that has its
     ``add_arguments``, where that is another one (because what runs takes seconds to import)."""
 
-    module: str
     text: str
+    module: str
     options: str | None = None
 
 
-COMMANDS = {
-    ("serve",): Command(
-        "lexshard.serve_app.commands.serve", "serve a model over an OpenAI-compatible API"
-    ),
-    ("status",): Command("lexshard.serve_app.commands.status", "who does what in a running server"),
-    ("completion",): Command(
-        "lexshard.serve_app.commands.completion", "print what makes a shell complete this command"
-    ),
-    ("config", "show"): Command(
-        "lexshard.serve_app.commands.config_show",
-        "show the configuration in effect, and where each value comes from",
-    ),
-    ("config", "check"): Command(
-        "lexshard.serve_app.commands.config_check",
-        "check a configuration file without starting anything",
-    ),
-    ("config", "schema"): Command(
-        "lexshard.serve_app.commands.config_schema",
-        "print the JSON schema of configuration files, for editors",
-    ),
-    ("topology", "plan"): Command(
-        "lexshard.serve_app.commands.topology_plan",
-        "print what would go where before anything starts",
-    ),
-    ("cluster", "check"): Command(
-        "lexshard.serve_app.commands.cluster_check",
-        "check a file of `ray up` without starting anything",
-    ),
-    ("index", "build"): Command(
-        "lexshard.serve_app.commands.index_build", "build the vocabulary index of a model"
-    ),
-    ("index", "show"): Command(
-        "lexshard.serve_app.commands.index_show", "report what an index file holds"
-    ),
-    ("hotset", "build"): Command(
-        "lexshard.serve_app.commands.hotset_build", "choose the tokens that samplers look at first"
-    ),
-    ("hotset", "show"): Command(
-        "lexshard.serve_app.commands.hotset_show", "report what a hot vocabulary holds"
-    ),
-    ("bench", "engine"): Command(
-        "lexshard.loadtest.bench.engine",
-        "measure the engine without HTTP",
-        "lexshard.loadtest.bench.options.engine",
-    ),
-    ("bench", "head"): Command(
-        "lexshard.loadtest.bench.head",
-        "measure the output head beside dense ones",
-        "lexshard.loadtest.bench.options.head",
-    ),
-    ("bench", "draft"): Command(
-        "lexshard.loadtest.bench.draft",
-        "count the guesses that stand, by head",
-        "lexshard.loadtest.bench.options.draft",
-    ),
-    ("bench", "sampler"): Command(
-        "lexshard.loadtest.bench.sampler",
-        "measure the sampler beside vLLM's",
-        "lexshard.loadtest.bench.options.sampler",
-    ),
-    ("bench", "verify"): Command(
-        "lexshard.loadtest.bench.verify",
-        "measure the verification of drafts",
-        "lexshard.loadtest.bench.options.verify",
-    ),
-    ("bench", "shards"): Command(
-        "lexshard.loadtest.bench.shards",
-        "measure a head in several processes",
-        "lexshard.loadtest.bench.options.shards",
-    ),
-    ("bench", "serve"): Command(
-        "lexshard.loadtest.bench.serve",
-        "put any OpenAI endpoints under the same load, by turns",
-        "lexshard.loadtest.bench.options.serve",
-    ),
-    ("bench", "rest"): Command(
-        "lexshard.loadtest.bench.rest", "measure what a server costs at rest"
-    ),
-    ("bench", "start"): Command(
-        "lexshard.loadtest.bench.start",
-        "measure a start to the first token, also after a kill",
-    ),
-    ("report",): Command(
-        "lexshard.loadtest.report.command", "a page with plots from the files of --json"
-    ),
-    ("chaos",): Command(
-        "lexshard.loadtest.chaos.command", "attack a server of its own: does it keep its word?"
-    ),
+OF_SERVERS = {
+    "serve": "serve a model over an OpenAI-compatible API",
+    "status": "who does what in a running server",
+    "completion": "print what makes a shell complete this command",
+    "config show": "show the configuration in effect, and where each value comes from",
+    "config check": "check a configuration file without starting anything",
+    "config schema": "print the JSON schema of configuration files, for editors",
+    "topology plan": "print what would go where before anything starts",
+    "cluster check": "check a file of `ray up` without starting anything",
+    "index build": "build the vocabulary index of a model",
+    "index show": "report what an index file holds",
+    "hotset build": "choose the tokens that samplers look at first",
+    "hotset show": "report what a hot vocabulary holds",
 }
+OF_BENCHES = {
+    "engine": "measure the engine without HTTP",
+    "head": "measure the output head beside dense ones",
+    "draft": "count the guesses that stand, by head",
+    "sampler": "measure the sampler beside vLLM's",
+    "verify": "measure the verification of drafts",
+    "shards": "measure a head in several processes",
+    "serve": "put any OpenAI endpoints under the same load, by turns",
+    "rest": "measure what a server costs at rest",
+    "start": "measure a start to the first token, also after a kill",
+}
+BENCHES = "lexshard.loadtest.bench"
+WITH_THEIR_OPTIONS = ("rest", "start")  # in the module that runs
+
+COMMANDS: dict[tuple[str, ...], Command] = {
+    tuple(name.split()): Command(text, f"lexshard.serve_app.commands.{name.replace(' ', '_')}")
+    for name, text in OF_SERVERS.items()
+}
+for _name, _text in OF_BENCHES.items():
+    _options = None if _name in WITH_THEIR_OPTIONS else f"{BENCHES}.options.{_name}"
+    COMMANDS["bench", _name] = Command(_text, f"{BENCHES}.{_name}", _options)
+COMMANDS["report",] = Command(
+    "a page with plots from the files of --json", "lexshard.loadtest.report.command"
+)
+COMMANDS["chaos",] = Command(
+    "attack a server of its own: does it keep its word?", "lexshard.loadtest.chaos.command"
+)
 
 # What was a command once, and is a recipe beside the models of a checkout now.
 RECIPES = {
@@ -195,12 +148,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(command: Command, given: argparse.Namespace) -> int:
+    module = importlib.import_module(command.module)
     try:
-        code: int | None = importlib.import_module(command.module).run(given)
+        code: int | None = module.run(given)
         sys.stdout.flush()
     except BrokenPipeError:  # the reader, `head` say, has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return READER_GONE
+    except getattr(module, "REFUSALS", ()) as error:
+        print(f"lexshard: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        if not hasattr(module, "INTERRUPTED"):
+            raise
+        print(f"\nlexshard: interrupted; {module.INTERRUPTED}", file=sys.stderr)
+        return 130
     return code or 0
 
 

@@ -27,10 +27,11 @@ from lexshard.cluster.roles.actor import own_node
 from lexshard.cluster.topology.reservation import NODE_LABEL, Reservation
 from lexshard.serve_app.api_processes.direct_ingress import answer_here
 from lexshard.serve_app.api_processes.seats import Seats, ServerRun
-from lexshard.serve_app.app import Replica, create_app
+from lexshard.serve_app.app import create_app
 from lexshard.serve_app.engine_client import EngineClient, EngineConnector
 from lexshard.serve_app.observability.logs import log_to
 from lexshard.serve_app.openai.tokenization import ModelTokenizer
+from lexshard.serve_app.server_state import Replica
 
 APPLICATION_NAME, DEPLOYMENT_NAME = "lexshard", "server"
 MAX_ONGOING_REQUESTS = 100_000
@@ -111,25 +112,38 @@ class ServerDeployment:
         await self._client.stop(grace_seconds)
 
 
-def bind(config: ServeConfig, connect: EngineConnector, run: ServerRun) -> Application:
-    """The application Ray Serve runs; ``connect`` is pickled and called in every replica."""
-    options: dict[str, Any] = {"num_cpus": 0}
-    if config.address is not None:  # where the ingress is, and the engine's socket file
-        options["label_selector"] = {NODE_LABEL: own_node()}
+def application_of(
+    kind: type[ServerDeployment], arguments: tuple[Any, ...], actor: dict[str, Any], **options: Any
+) -> Application:
+    """What Ray Serve runs: replicas that are made of ``arguments``, which are pickled, in an
+    ``actor`` each."""
     deployment: Any = serve.deployment(
-        serve.ingress()(ServerDeployment),
+        serve.ingress()(kind),
         name=DEPLOYMENT_NAME,
-        num_replicas=config.api_processes,
-        ray_actor_options=options,
+        ray_actor_options={"num_cpus": 0, **actor},
         max_ongoing_requests=MAX_ONGOING_REQUESTS,
-        max_constructor_retry_count=1,
         health_check_period_s=1,
         health_check_timeout_s=30,
         graceful_shutdown_wait_loop_s=0.1,
+        **options,
+    )
+    application: Application = deployment.bind(*arguments)
+    return application
+
+
+def bind(config: ServeConfig, connect: EngineConnector, run: ServerRun) -> Application:
+    """The application Ray Serve runs; ``connect`` is pickled and called in every replica."""
+    actor: dict[str, Any] = {}
+    if config.address is not None:  # where the ingress is, and the engine's socket file
+        actor["label_selector"] = {NODE_LABEL: own_node()}
+    return application_of(
+        ServerDeployment,
+        (config, connect, run),
+        actor,
+        num_replicas=config.api_processes,
+        max_constructor_retry_count=1,
         graceful_shutdown_timeout_s=2,  # `shut_down` has been called before
     )
-    application: Application = deployment.bind(config, connect, run)
-    return application
 
 
 def ask_all(handle: Any, method: str, *arguments: Any, seconds: float) -> list[Any]:

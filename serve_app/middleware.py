@@ -14,9 +14,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from lexshard.cluster.process_tree import die_with_parent
 from lexshard.serve_app.api_processes.direct_ingress import DirectIngress, application_here
 from lexshard.serve_app.observability.server_metrics import ServerMetrics
-from lexshard.serve_app.observability.trace_context import TRACEPARENT
 from lexshard.serve_app.openai.errors import ClientDisconnectedError, internal_error
-from lexshard.serve_app.request_record import RequestRecord
+from lexshard.serve_app.request_record import TRACEPARENT, RequestRecord
 
 if TYPE_CHECKING:
     from lexshard.serve_app.observability.tracing import Tracing
@@ -79,8 +78,8 @@ class RequestMiddleware:
                 record.status = message["status"]
                 told = MutableHeaders(scope=message)
                 told[REQUEST_ID_HEADER] = record.request_id
-                if record.trace is not None:
-                    told[TRACEPARENT] = record.trace.traceparent
+                if record.traceparent is not None:
+                    told[TRACEPARENT] = record.traceparent
             await send(message)
 
         try:
@@ -140,9 +139,8 @@ def _fields(record: RequestRecord) -> dict[str, Any]:
         "ttft_seconds": record.seconds_to_first_token,
         "seconds": record.seconds,
     }
-    if record.trace is not None:
-        fields["trace_id"] = f"{record.trace.trace_id:032x}"
-        fields["span_id"] = f"{record.trace.span_id:016x}"
+    if record.traceparent is not None:
+        _, fields["trace_id"], fields["span_id"], _ = record.traceparent.split("-")
     return fields
 
 

@@ -24,16 +24,15 @@ from lexshard.cluster.topology.reservation import (
     replica_bundles,
     reservation_in,
 )
-from lexshard.serve_app.app import Replica
 from lexshard.serve_app.deployment import (
     DEPLOYMENT_NAME,
-    MAX_ONGOING_REQUESTS,
     ServerDeployment,
+    application_of,
     ask_all,
 )
 from lexshard.serve_app.engine_client import EngineClient, EngineConnector
 from lexshard.serve_app.observability.merged_metrics import merged_metrics
-from lexshard.serve_app.server_state import ServerState
+from lexshard.serve_app.server_state import Replica, ServerState
 
 LOOK_SECONDS = 0.2
 METRICS_SECONDS = 2.0  # Prometheus waits for 10
@@ -120,22 +119,11 @@ def bind_replicas(
         connect = partial(start_own_engine, processes=processes)
         options["placement_group_bundles"] = replica_bundles(processes)
         options["placement_group_strategy"] = REPLICA_STRATEGY
-    deployment: Any = serve.deployment(
-        serve.ingress()(ReplicaDeployment),
-        name=DEPLOYMENT_NAME,
-        ray_actor_options={"num_cpus": 0},
-        max_ongoing_requests=MAX_ONGOING_REQUESTS,
-        health_check_period_s=1,
-        health_check_timeout_s=30,
-        graceful_shutdown_wait_loop_s=0.1,
-        graceful_shutdown_timeout_s=max(DRAIN_SECONDS, config.shutdown_grace_seconds)
-        + FAREWELL_SECONDS,
-        **options,
-    )
+    drain = max(DRAIN_SECONDS, config.shutdown_grace_seconds) + FAREWELL_SECONDS
+    options["graceful_shutdown_timeout_s"] = drain
     # How many there are is no business of one: another number of them restarts none.
     own = config.model_copy(update={"replicas": 1, "max_replicas": None})
-    application: Application = deployment.bind(own, connect)
-    return application
+    return application_of(ReplicaDeployment, (own, connect), {}, **options)
 
 
 def _how_many(config: ServeConfig) -> dict[str, Any]:

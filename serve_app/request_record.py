@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from lexshard.actors.messages import SequenceTiming
-from lexshard.serve_app.observability.trace_context import TraceContext
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span  # is in an extra
+
+TRACEPARENT = "traceparent"  # of W3C Trace Context (https://www.w3.org/TR/trace-context/)
 
 
 @dataclass(slots=True)
@@ -18,8 +23,7 @@ class RequestRecord:
 
     ``piece_times`` are when tokens came from the engine, once a step. ``began`` is what the engine
     says of the time before its first token, ``ended`` what it says at the end; of several sequences
-    it is the first one's that says so. ``trace`` is where its spans belong, None where none are
-    made.
+    it is the first one's that says so. ``trace`` is its span, None where none are made.
     """
 
     request_id: str
@@ -36,7 +40,15 @@ class RequestRecord:
     piece_times: list[float] = field(default_factory=list)
     began: SequenceTiming | None = None
     ended: SequenceTiming | None = None
-    trace: TraceContext | None = None
+    trace: Span | None = None
+
+    @property
+    def traceparent(self) -> str | None:
+        """The header that names its span."""
+        if self.trace is None:
+            return None
+        own = self.trace.get_span_context()
+        return f"00-{own.trace_id:032x}-{own.span_id:016x}-{own.trace_flags:02x}"
 
     @property
     def seconds(self) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from importlib.metadata import version
@@ -23,6 +24,15 @@ from lexshard.serve_app.openai.tokenization import ModelTokenizer
 VERSION = version("lexshard")
 
 
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """What an application knows of being one of several: its name among them, and how to ask what
+    all of them tell of themselves."""
+
+    name: str
+    all_metrics: Callable[[], Awaitable[bytes]]
+
+
 @dataclass(slots=True)
 class ServerState:
     """Built once per API process; ``created`` is when the server began, in Unix seconds."""
@@ -34,6 +44,7 @@ class ServerState:
     bodies: BodyRoom
     metrics: ServerMetrics
     created: int
+    replica: Replica | None = None
 
     def information(self) -> EngineInformation:
         """Raises:

@@ -34,7 +34,7 @@ BUDGETS = {
     "kernels": 15_200,  # 12,000
     "actors": 18_340,  # 13,000
     "cluster": 7_740,  # 4,500
-    "serve_app": 8_700,  # 6,000
+    "serve_app": 8_350,  # 6,000
     "loadtest": 12_800,  # 9,000
     "models": 2_800,
     "tests": 38_550,  # 27,000

@@ -1,15 +1,16 @@
-"""What clients have open in all API processes of a server: one memory that all of them read."""
+"""What clients have open: in the one API process of a server, or in all of them, by a memory that
+all of them read."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from lexshard.serve_app.admission import Account
 from lexshard.serve_app.api_processes.seats import Seats
 from lexshard.serve_app.openai.errors import overloaded
 
@@ -17,9 +18,60 @@ CLIENTS_WITHOUT_SEQUENCES = 4096  # as many as HAProxy has connections
 _SEQUENCES = 0  # the first number of a process; then come the requests, then the waiting tokens
 
 
+@dataclass(slots=True)
+class Account:
+    """What one client has open. A request without sequences is a request all the same."""
+
+    requests: int = 0
+    waiting: int = 0
+
+
+class LocalAccounts:
+    """Those of a server with one API process: no other counts, no other dies."""
+
+    def __init__(self) -> None:
+        self.sequences = 0
+        self.waiting_tokens = 0
+        self._clients: dict[str, Account] = {}
+
+    def alone(self) -> AbstractContextManager[None]:
+        """Inside the ``with`` no other enters. What is asked of accounts is asked inside one."""
+        return nullcontext()
+
+    def forget_the_dead(self) -> bool:
+        """Takes back what dead processes had taken; whether there was any."""
+        return False
+
+    def of(self, client: str) -> Account:
+        """A picture of it."""
+        return self._clients.get(client) or Account()
+
+    def others_waiting(self, client: str, most: int) -> int:
+        """The waiting tokens of all other clients, at most so many of each."""
+        return sum(
+            min(account.waiting, most) for name, account in self._clients.items() if name != client
+        )
+
+    def enter(self, client: str, requests: int, sequences: int) -> None:
+        """A client that enters is known until it has left as often; that needs no `alone`."""
+        self._clients.setdefault(client, Account()).requests += requests
+        self.sequences += sequences
+
+    def add_waiting(self, client: str, tokens: int) -> None:
+        self.waiting_tokens += tokens
+        self._clients[client].waiting += tokens
+
+    def leave(self, client: str, requests: int, sequences: int) -> None:
+        self.sequences -= sequences
+        account = self._clients[client]
+        account.requests -= requests
+        if not account.requests:
+            del self._clients[client]
+
+
 class SharedAccounts:
-    """An account for every client with an open request in any process, found by 128 bits of a hash
-    of its name.
+    """The same as `LocalAccounts`, of several processes: an account for every client with an open
+    request in any of them, found by 128 bits of a hash of its name.
 
     A process changes its own numbers only: those of requests where it is alone, after it has read
     those of all; what becomes less, at any time. An account is free where no process has a request

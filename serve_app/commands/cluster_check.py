@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import TYPE_CHECKING
 
 from lexshard.serve_app.cli import parser_of
@@ -11,6 +10,8 @@ from lexshard.serve_app.commands import topology_plan
 
 if TYPE_CHECKING:
     from lexshard.cluster.topology.ray_up import NodeGroup
+
+REFUSALS = topology_plan.REFUSALS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,19 +25,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Check the file, asking no cloud; returns the exit status."""
     # Seconds, with Ray: a mistyped option should not wait for it.
-    from lexshard.cluster.topology.ray_up import (
-        ClusterFileError,
-        advice,
-        node_groups,
-        read_cluster_file,
-    )
+    from lexshard.cluster.topology.ray_up import advice, node_groups, read_cluster_file
 
-    try:
-        file = read_cluster_file(arguments.file)
-        groups = node_groups(file)
-    except ClusterFileError as error:
-        print(f"lexshard: {error}", file=sys.stderr)
-        return 2
+    file = read_cluster_file(arguments.file)
+    groups = node_groups(file)
     print(f"{arguments.file} is valid: {file.provider}, {', '.join(map(_told, groups))}")
     for sentence in advice(file):
         print(f"  note: {sentence}")
@@ -45,8 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
     # Nothing is placed where there is no CPU.
     nodes = [group.specification for group in groups if group.cpus and group.most]
     if not nodes:
-        print(f"lexshard: no node of {arguments.file} has a CPU", file=sys.stderr)
-        return 2
+        raise ValueError(f"no node of {arguments.file} has a CPU")
     planner = parser_of(("topology", "plan"))
     return topology_plan.run(planner.parse_args(["--config", arguments.config, "--nodes", *nodes]))
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from pathlib import Path
 
 from lexshard.cluster.config_sources import ConfigError, config_sources
 from lexshard.cluster.models.progress import tell
 from lexshard.serve_app.start.preflight import ready_to_start
 from lexshard.serve_app.start.readiness import StartupError
+
+REFUSALS = (ConfigError, StartupError)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,13 +21,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Check the file, with what the environment lays over it; returns the exit status."""
-    try:
-        sources = config_sources(arguments.file, os.environ, {})
-        config = sources.config()
-        ready_to_start(config, tell, weights=False)
-    except (ConfigError, StartupError) as error:
-        print(f"lexshard: {error}", file=sys.stderr)
-        return 2
+    sources = config_sources(arguments.file, os.environ, {})
+    ready_to_start(sources.config(), tell, weights=False)
     changed = f", {len(sources.environment)} by the environment" if sources.environment else ""
     print(f"{arguments.file} is valid: {len(sources.file)} options set{changed}")
     return 0

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 
 from lexshard.cluster.config import GROUPS, OPTIONS
 from lexshard.cluster.config_sources import ConfigError
 from lexshard.serve_app.commands.option_flags import add_option_flags, given_options
 from lexshard.serve_app.start.settings import shown_values
+
+REFUSALS = (ConfigError,)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,12 +21,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print every option, group by group; returns the exit status."""
-    try:
-        sources = given_options(arguments)
-        config = sources.config()
-    except ConfigError as error:
-        print(f"lexshard: {error}", file=sys.stderr)
-        return 2
+    sources = given_options(arguments)
+    config = sources.config()
     shown = shown_values(config)
     origins = {option.key: sources.origin(option.key) for option in OPTIONS}
     if arguments.json:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +12,9 @@ from lexshard.cluster.models.folders import model_folder
 from lexshard.cluster.models.progress import tell
 from lexshard.cluster.models.refusal import LoadingOptions
 from lexshard.serve_app.commands.argument_types import at_least
+
+REFUSALS = (ValueError, OSError)  # among them every refusal of a model
+INTERRUPTED = "nothing was written"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,20 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=at_least(1), metavar="N", help="default: one per core")
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Build and report; returns the exit status."""
-    try:
-        _build(arguments)
-    except (ValueError, OSError) as error:  # among them every refusal of a model
-        print(f"lexshard: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("\nlexshard: interrupted; nothing was written", file=sys.stderr)
-        return 130
-    return 0
-
-
-def _build(arguments: argparse.Namespace) -> None:
+def run(arguments: argparse.Namespace) -> None:
+    """Build and report."""
     missing = [str(path) for path in arguments.traces or () if not path.is_file()]
     if missing:
         raise ValueError(f"no traces at {', '.join(missing)}")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
+
+REFUSALS = (ValueError,)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,9 +18,5 @@ def run(arguments: argparse.Namespace) -> int:
     # With kernels, which a mistyped option should not wait for.
     from lexshard.actors.decision.hot_vocabulary.file import describe, read_hot_file
 
-    try:
-        print(describe(arguments.file, read_hot_file(arguments.file)))
-    except ValueError as error:
-        print(f"lexshard: {error}", file=sys.stderr)
-        return 2
+    print(describe(arguments.file, read_hot_file(arguments.file)))
     return 0

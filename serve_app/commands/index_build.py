@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from pathlib import Path
 
 from lexshard.cluster.models.folders import model_folder
 from lexshard.cluster.models.progress import tell
 from lexshard.cluster.models.refusal import LoadingOptions
 from lexshard.serve_app.commands.argument_types import at_least
+
+REFUSALS = (ValueError, OSError)  # among them every refusal of a model
+INTERRUPTED = "the same command goes on where it stopped"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,20 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=at_least(1), metavar="N", help="default: one per core")
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Build and report; returns the exit status."""
-    try:
-        _build(arguments)
-    except (ValueError, OSError) as error:  # among them every refusal of a model
-        print(f"lexshard: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("\nlexshard: interrupted; the same command goes on where it stopped", file=sys.stderr)
-        return 130
-    return 0
-
-
-def _build(arguments: argparse.Namespace) -> None:
+def run(arguments: argparse.Namespace) -> None:
+    """Build and report."""
     folder = model_folder(arguments.model, tell, loading=LoadingOptions(arguments.dtype))
     if not Path(folder).is_dir():
         raise ValueError(f"no model folder at {arguments.model}")

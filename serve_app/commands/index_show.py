@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 from lexshard.actors.index.container import read_header
 from lexshard.actors.index.errors import IndexFileError
 from lexshard.actors.index.report import describe
+
+REFUSALS = (IndexFileError,)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,9 +19,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the report; returns the exit status."""
-    try:
-        print(describe(arguments.file, read_header(arguments.file).metadata()))
-    except IndexFileError as error:
-        print(f"lexshard: {error}", file=sys.stderr)
-        return 2
+    print(describe(arguments.file, read_header(arguments.file).metadata()))
     return 0

@@ -14,7 +14,10 @@ from lexshard.serve_app.start.open_files import make_room
 from lexshard.serve_app.start.preflight import ready_to_start
 from lexshard.serve_app.start.readiness import StartupError
 from lexshard.serve_app.start.settings import set_options
-from lexshard.serve_app.start.stopping import INTERRUPTED, StopRequest
+from lexshard.serve_app.start.stopping import StopRequest
+
+REFUSALS = (ConfigError, StartupError)
+INTERRUPTED = "the same command goes on where it stopped"  # while a model is fetched
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,18 +27,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Serves until SIGINT or SIGTERM; the process's exit code."""
-    try:
-        sources = given_options(arguments)
-        given = sources.config()
-        tell = partial(_tell, given)
-        config = ready_to_start(given, tell)
-        make_room(config.on_ray, tell)
-    except (ConfigError, StartupError) as error:
-        print(f"lexshard: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:  # while a model is fetched
-        print("\nlexshard: interrupted; the same command goes on where it stopped", file=sys.stderr)
-        return INTERRUPTED
+    sources = given_options(arguments)
+    given = sources.config()
+    tell = partial(_tell, given)
+    config = ready_to_start(given, tell)
+    make_room(config.on_ray, tell)
     print_lines(set_options(sources, given), config.log_format)
     stop = StopRequest()
     stop.listen()

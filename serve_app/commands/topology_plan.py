@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from dataclasses import asdict
 
 from lexshard.actors.configuration import NGRAM
-from lexshard.cluster.config_sources import ConfigError
 from lexshard.cluster.models.folders import with_model_folders
 from lexshard.cluster.models.progress import tell
 from lexshard.serve_app.commands.option_flags import add_option_flags, given_options
 from lexshard.serve_app.start.preflight import check_model_folder
 from lexshard.serve_app.start.readiness import StartupError
+
+REFUSALS = (StartupError, ValueError, OSError)  # a bad configuration is a ValueError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,19 +30,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the plan; returns the exit status."""
-    try:
-        config = with_model_folders(given_options(arguments).config(), tell, served=False)
-        check_model_folder(config.model)
-        if config.draft not in (None, NGRAM):
-            check_model_folder(config.draft)
-        # Seconds: a mistyped folder should not wait for it.
-        from lexshard.cluster.topology.nodes import parse_nodes, this_machine
-        from lexshard.cluster.topology.plan import configured_plan, describe
+    config = with_model_folders(given_options(arguments).config(), tell, served=False)
+    check_model_folder(config.model)
+    if config.draft not in (None, NGRAM):
+        check_model_folder(config.draft)
+    # Seconds: a mistyped folder should not wait for it.
+    from lexshard.cluster.topology.nodes import parse_nodes, this_machine
+    from lexshard.cluster.topology.plan import configured_plan, describe
 
-        nodes = parse_nodes(arguments.nodes) if arguments.nodes else (this_machine(),)
-        plan = configured_plan(config, nodes)
-    except (ConfigError, StartupError, ValueError, OSError) as error:
-        print(f"lexshard: {error}", file=sys.stderr)
-        return 2
+    nodes = parse_nodes(arguments.nodes) if arguments.nodes else (this_machine(),)
+    plan = configured_plan(config, nodes)
     print(json.dumps(asdict(plan), indent=2) if arguments.json else describe(plan))
     return 0

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from lexshard.cluster.config import ServeConfig
 from lexshard.serve_app.description import replies
 from lexshard.serve_app.description.fields import MEANINGS
 from lexshard.serve_app.openai import protocol
@@ -89,8 +89,9 @@ OPERATIONS = (
 )
 
 
-def describe(config: ServeConfig, version: str) -> dict[str, Any]:
-    """What ``/openapi.json`` tells of a server with this configuration."""
+@lru_cache(maxsize=1)
+def describe(root_path: str | None, has_keys: bool, version: str) -> dict[str, Any]:
+    """What ``/openapi.json`` tells of a server at ``root_path``."""
     requests = [model for each in OPERATIONS for model in each.requests]
     answers: list[type[BaseModel]] = [replies.ErrorReply]
     answers += [model for each in OPERATIONS for model in (each.reply, each.chunk) if model]
@@ -109,11 +110,11 @@ def describe(config: ServeConfig, version: str) -> dict[str, Any]:
     description: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {"title": "lexshard", "version": version},
-        "servers": [{"url": config.root_path or "/"}],
-        "paths": {each.path: _path(each, bool(config.api_keys)) for each in OPERATIONS},
+        "servers": [{"url": root_path or "/"}],
+        "paths": {each.path: _path(each, has_keys) for each in OPERATIONS},
         "components": {"schemas": schemas["$defs"]},
     }
-    if config.api_keys:
+    if has_keys:
         bearer = {"type": "http", "scheme": "bearer"}
         description["components"]["securitySchemes"] = {SECURITY: bearer}
     return description

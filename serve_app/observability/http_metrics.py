@@ -17,7 +17,7 @@ SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60
 SECONDS_PER_TOKEN = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 TOKENS = tuple(float(2**power) for power in range(18))  # 1 to 131,072
 OTHER = "other"
-_METHODS = ("GET", "POST", OTHER)
+_METHODS = ("GET", "HEAD", "POST", OTHER)
 _FIRST_STATUS, _STATUSES = 100, 500
 # The first cells; those of the histograms and of the requests follow.
 RESTARTS, PROMPT_TOKENS, COMPLETION_TOKENS, _HISTOGRAMS = range(4)

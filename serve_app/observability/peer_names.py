@@ -46,20 +46,14 @@ class PeerNames(Collector):
         for name, (value, description) in gauges.items():
             yield GaugeMetricFamily(name, description, value=value)
         counters = {
-            "vllm:prompt_tokens": (told.prompt_tokens, "lexshard_prompt_tokens_total"),
-            "vllm:generation_tokens": (told.generated_tokens, "lexshard_generated_tokens_total"),
-            "vllm:num_preemptions": (told.preemptions, "lexshard_preemptions_total"),
-            "vllm:prefix_cache_queries": (
-                told.finished_prompt_tokens,
-                "lexshard_finished_prompt_tokens_total",
-            ),
-            "vllm:prefix_cache_hits": (
-                told.cached_prompt_tokens,
-                "lexshard_cached_prompt_tokens_total",
-            ),
+            "prompt_tokens": (told.prompt_tokens, "prompt_tokens"),
+            "generation_tokens": (told.generated_tokens, "generated_tokens"),
+            "num_preemptions": (told.preemptions, "preemptions"),
+            "prefix_cache_queries": (told.finished_prompt_tokens, "finished_prompt_tokens"),
+            "prefix_cache_hits": (told.cached_prompt_tokens, "cached_prompt_tokens"),
         }
-        for name, (count, description) in counters.items():
-            yield CounterMetricFamily(name, description, value=count)
+        for name, (count, own) in counters.items():
+            yield CounterMetricFamily(f"vllm:{name}", f"lexshard_{own}_total", value=count)
         cache = GaugeMetricFamily(
             "vllm:cache_config_info",
             "Size of the KV cache, in the labels",

@@ -1,4 +1,4 @@
-"""Spans of requests, made from what is remembered of them when they have ended.
+"""Spans of requests, whose parts are made from what is remembered of them when they have ended.
 
 Nothing is measured for them while a request runs, and a thread of OpenTelemetry's own sends them:
 when a collector is slow or gone, spans are dropped.
@@ -10,29 +10,18 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from opentelemetry import trace
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
-from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from opentelemetry.trace import NonRecordingSpan, SpanContext, SpanKind, TraceFlags, TraceState
-from opentelemetry.trace.status import Status, StatusCode
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.trace import Span, SpanKind, set_span_in_context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from opentelemetry.trace.status import StatusCode
 
-from lexshard.serve_app.observability.trace_context import (
-    TRACEPARENT,
-    TRACESTATE,
-    RemoteParent,
-    TraceContext,
-    new_span_id,
-    new_trace_id,
-    read_parent,
-)
 from lexshard.serve_app.request_record import RequestRecord
 
 EXPORT_SECONDS = 5.0
@@ -44,36 +33,19 @@ UNTRACED = ("/health", "/metrics", "/version")
 _NANOSECONDS = 1_000_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """A span inside a request's: seconds of the monotonic clock. ``summed``: it is a sum of many
-    short times, shown as one from where the first of them can have been."""
-
-    name: str
-    start: float
-    end: float
-    summed: bool = False
-
-
 class Tracing:
     """Makes the spans of one API process and sends them to ``endpoint``, a collector's URL.
 
     Which requests are traced is OpenTelemetry's own choice (``OTEL_TRACES_SAMPLER``): all, unless a
     caller says that its trace is not sampled. ``paths`` name spans; a path that is none of them
-    does not. ``exporter`` stands in the place of OTLP over HTTP.
+    does not.
     """
 
     def __init__(
-        self,
-        endpoint: str,
-        labels: Mapping[str, str],
-        version: str,
-        paths: tuple[str, ...],
-        exporter: SpanExporter | None = None,
+        self, endpoint: str, labels: Mapping[str, str], version: str, paths: tuple[str, ...]
     ) -> None:
         self._paths = paths
-        self._sampler = TracerProvider(shutdown_on_exit=False).sampler
-        self._resource = Resource.create(
+        resource = Resource.create(
             {
                 "service.name": os.environ.get("OTEL_SERVICE_NAME", "lexshard"),
                 "service.version": version,
@@ -81,79 +53,76 @@ class Tracing:
                 **{f"lexshard.{name}": value for name, value in labels.items()},
             }
         )
-        self._scope = InstrumentationScope("lexshard", version)
         # One line for each batch that is dropped would fill a log.
         logging.getLogger("opentelemetry").setLevel(logging.ERROR)
-        self._processor = BatchSpanProcessor(
-            exporter or OTLPSpanExporter(traces_url(endpoint), timeout=EXPORT_SECONDS),
-            max_queue_size=MOST_WAITING,
-            schedule_delay_millis=1000,
-            max_export_batch_size=MOST_AT_ONCE,
+        self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        self._provider.add_span_processor(
+            BatchSpanProcessor(
+                OTLPSpanExporter(traces_url(endpoint), timeout=EXPORT_SECONDS),
+                max_queue_size=MOST_WAITING,
+                schedule_delay_millis=1000,
+                max_export_batch_size=MOST_AT_ONCE,
+            )
         )
+        self._tracer = self._provider.get_tracer("lexshard", version)
+        self._propagator = TraceContextTextMapPropagator()
 
     def begin(self, record: RequestRecord, headers: Mapping[str, str]) -> None:
-        """Gives a request its place in a trace: the caller's, or one of its own."""
+        """Gives a request its span, in its caller's trace or one of its own."""
         if record.path in UNTRACED:
             return
-        parent = read_parent(headers.get(TRACEPARENT), headers.get(TRACESTATE))
-        trace_id = new_trace_id() if parent is None else parent.trace_id
-        context = None
-        if parent is not None:
-            context = trace.set_span_in_context(NonRecordingSpan(_remote(parent)))
-        decision = self._sampler.should_sample(context, trace_id, self._name(record)).decision
-        record.trace = TraceContext(trace_id, new_span_id(), decision.is_sampled(), parent)
+        named = record.path in self._paths
+        record.trace = self._tracer.start_span(
+            f"{record.method} {record.path}" if named else record.method,
+            self._propagator.extract(headers),
+            SpanKind.SERVER,
+            start_time=_wall_clock(record.start_time),
+        )
 
     def end(self, record: RequestRecord) -> None:
-        """Makes the spans of a request that has been answered."""
-        own = record.trace
-        if own is None or not own.sampled:
+        """Ends the span of a request that has been answered, and makes those inside it."""
+        root = record.trace
+        if root is None or not root.is_recording():
             return
-        now = time.monotonic()
-        wall_clock = time.time_ns() - int(now * _NANOSECONDS)
-        root = _local(own, own.span_id)
-        parent = None if own.parent is None else _remote(own.parent)
-        whole = _Part(self._name(record), record.start_time, now)
-        failed = Status(StatusCode.ERROR) if record.status >= 500 else Status()
-        self._emit(whole, root, parent, wall_clock, SpanKind.SERVER, failed, _attributes(record))
-        inside: dict[str | None, SpanContext] = {None: root}
-        for part, within in _parts(record):
-            context = inside[part.name] = _local(own, new_span_id())
-            told = {"lexshard.request_id": record.request_id, "lexshard.summed": part.summed}
-            self._emit(part, context, inside[within], wall_clock, SpanKind.INTERNAL, Status(), told)
+        self._add_parts(record, root)
+        root.set_attributes(_attributes(record))
+        if record.status >= 500:
+            root.set_status(StatusCode.ERROR)
+        root.end()
 
     def close(self) -> None:
         """Sends what waits, for at most a second: a collector that is gone keeps nothing here."""
-        last = threading.Thread(target=self._processor.shutdown, daemon=True)
+        last = threading.Thread(target=self._provider.shutdown, daemon=True)
         last.start()
         last.join(FAREWELL_SECONDS)
 
-    def _name(self, record: RequestRecord) -> str:
-        return f"{record.method} {record.path}" if record.path in self._paths else record.method
+    def _add_parts(self, record: RequestRecord, root: Span) -> None:
+        """The parts of a request that has had tokens. Sums of many short times are shown as one
+        from where the first of them can have been."""
+        began, ended, pieces = record.began, record.ended, record.piece_times
+        if began is None or ended is None or not pieces:
+            return
 
-    def _emit(
-        self,
-        part: _Part,
-        context: SpanContext,
-        parent: SpanContext | None,
-        wall_clock: int,
-        kind: SpanKind,
-        status: Status,
-        attributes: dict[str, Any],
-    ) -> None:
-        self._processor.on_end(
-            ReadableSpan(
-                name=part.name,
-                context=context,
-                parent=parent,
-                resource=self._resource,
-                attributes=attributes,
-                kind=kind,
-                status=status,
-                start_time=wall_clock + int(part.start * _NANOSECONDS),
-                end_time=wall_clock + int(part.end * _NANOSECONDS),
-                instrumentation_scope=self._scope,
-            )
-        )
+        def part(name: str, parent: Span, start: float, end: float, summed: bool = False) -> Span:
+            told: dict[str, Any] = {
+                "lexshard.request_id": record.request_id,
+                "lexshard.summed": summed,
+            }
+            within = set_span_in_context(parent)
+            at = offset + int(start * _NANOSECONDS)
+            span = self._tracer.start_span(name, within, attributes=told, start_time=at)
+            span.end(offset + int(end * _NANOSECONDS))
+            return span
+
+        offset = _wall_clock(0.0)
+        first, last = pieces[0], pieces[-1]
+        prefilled = first - began.prefill
+        part("queue", root, prefilled - began.queued, prefilled)
+        part("prefill", root, prefilled, first)
+        decode = part("decode", root, first, last)
+        for name, seconds in (("verify", ended.verify), ("exchange", ended.exchange)):
+            if seconds:
+                part(name, decode, first, first + seconds, summed=True)
 
 
 def traces_url(endpoint: str) -> str:
@@ -161,19 +130,9 @@ def traces_url(endpoint: str) -> str:
     return endpoint if urlsplit(endpoint).path.strip("/") else endpoint.rstrip("/") + "/v1/traces"
 
 
-def _parts(record: RequestRecord) -> Iterator[tuple[_Part, str | None]]:
-    """The parts of a request that has had tokens, each with the name of the one it is inside."""
-    began, ended, pieces = record.began, record.ended, record.piece_times
-    if began is None or ended is None or not pieces:
-        return
-    first, last = pieces[0], pieces[-1]
-    prefilled = first - began.prefill
-    yield _Part("queue", prefilled - began.queued, prefilled), None
-    yield _Part("prefill", prefilled, first), None
-    yield _Part("decode", first, last), None
-    for name, seconds in (("verify", ended.verify), ("exchange", ended.exchange)):
-        if seconds:
-            yield _Part(name, first, first + seconds, summed=True), "decode"
+def _wall_clock(moment: float) -> int:
+    """Of ``time.monotonic``'s seconds, in nanoseconds."""
+    return time.time_ns() + int((moment - time.monotonic()) * _NANOSECONDS)
 
 
 def _attributes(record: RequestRecord) -> dict[str, Any]:
@@ -189,15 +148,3 @@ def _attributes(record: RequestRecord) -> dict[str, Any]:
         told["gen_ai.usage.output_tokens"] = record.completion_tokens
         told["lexshard.time_to_first_token"] = first
     return told
-
-
-def _local(own: TraceContext, span_id: int) -> SpanContext:
-    flags = TraceFlags(TraceFlags.SAMPLED)
-    state = "" if own.parent is None else own.parent.state
-    return SpanContext(own.trace_id, span_id, False, flags, TraceState.from_header([state]))
-
-
-def _remote(parent: RemoteParent) -> SpanContext:
-    flags = TraceFlags(TraceFlags.SAMPLED if parent.sampled else TraceFlags.DEFAULT)
-    state = TraceState.from_header([parent.state])
-    return SpanContext(parent.trace_id, parent.span_id, True, flags, state)

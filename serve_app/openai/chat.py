@@ -9,13 +9,11 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from lexshard.serve_app.openai.choice import Delta
-from lexshard.serve_app.openai.output_budget import OutputBudget
-from lexshard.serve_app.openai.parameters import check_chat, encode_bad_words, sampling_parameters
-from lexshard.serve_app.openai.preparation import admit, output_options, prepare
-from lexshard.serve_app.openai.prompts import encode_conversation, read_messages
-from lexshard.serve_app.openai.protocol import ChatCompletionRequest, parse
+from lexshard.serve_app.openai.errors import bad_request
+from lexshard.serve_app.openai.preparation import Wanted, answer, read_fields
+from lexshard.serve_app.openai.prompts import Prompt, TextReader
+from lexshard.serve_app.openai.protocol import ChatCompletionRequest
 from lexshard.serve_app.openai.response_writer import ResponseWriter, encoded
-from lexshard.serve_app.openai.streaming import respond
 from lexshard.serve_app.request_record import RequestRecord
 from lexshard.serve_app.server_state import ServerState
 
@@ -26,39 +24,24 @@ async def create_chat_completion(
     """Raises:
     ApiError: whatever is wrong with the request.
     """
-    chat = parse(ChatCompletionRequest, body)
-    record.request_id = chat.request_id or record.request_id
-    state.model_name(chat.model)
-    check_chat(chat, record)
-    messages = read_messages(chat.messages)
-    information = state.information()
-    logprobs = (chat.top_logprobs or 0) if chat.logprobs else None
+    chat = read_fields(ChatCompletionRequest, body, state, record)
+    if chat.top_logprobs is not None and not chat.logprobs:
+        raise bad_request("'top_logprobs' needs 'logprobs'", "top_logprobs")
+
+    async def encode(reader: TextReader) -> list[Prompt]:
+        return [await reader.conversation(chat, bool(chat.add_special_tokens))]
+
     limit = chat.max_tokens if chat.max_completion_tokens is None else chat.max_completion_tokens
-    contents = "".join(message["content"] for message in messages)
-    ticket = admit(state, information, chat, [contents], chat.prompt_logprobs, record)
-    with ticket.released_on_error():
-        prompt = await encode_conversation(
-            chat,
-            messages,
-            bool(chat.add_special_tokens),
-            state.tokenizer,
-            information.max_model_len,
-            request.receive,
-        )
-        bad_words = await encode_bad_words(chat.bad_words or (), state.tokenizer, request.receive)
-        generation, writer = prepare(
-            state,
-            information,
-            chat,
-            [prompt],
-            sampling_parameters(chat, logprobs, chat.prompt_logprobs, information, bad_words),
-            output_options(chat, logprobs, echo=False, discard_output=False),
-            OutputBudget("messages", limit, None),
-            ChatWriter,
-            ticket,
-            record,
-        )
-    return await respond(request, generation, writer, record, stream=bool(chat.stream))
+    wanted = Wanted(
+        ChatWriter,
+        "messages",
+        texts=["".join(part.text for message in chat.messages for part in message.content)],
+        encode=encode,
+        max_tokens=limit,
+        logprobs=(chat.top_logprobs or 0) if chat.logprobs else None,
+        prompt_logprobs=chat.prompt_logprobs,
+    )
+    return await answer(state, request, chat, wanted, record)
 
 
 class ChatWriter(ResponseWriter):

@@ -10,17 +10,12 @@ from starlette.types import ASGIApp
 
 from lexshard.actors.messages import TokenLogprobs
 from lexshard.serve_app.openai.choice import Delta
-from lexshard.serve_app.openai.output_budget import OutputBudget
-from lexshard.serve_app.openai.parameters import (
-    check_completion,
-    encode_bad_words,
-    sampling_parameters,
-)
-from lexshard.serve_app.openai.preparation import admit, output_options, prepare
-from lexshard.serve_app.openai.prompts import encode_prompts, read_prompts
-from lexshard.serve_app.openai.protocol import CompletionRequest, parse
+from lexshard.serve_app.openai.errors import bad_request, not_implemented
+from lexshard.serve_app.openai.parameters import check_logprob_count
+from lexshard.serve_app.openai.preparation import Wanted, answer, read_fields
+from lexshard.serve_app.openai.prompts import read_prompts
+from lexshard.serve_app.openai.protocol import CompletionRequest
 from lexshard.serve_app.openai.response_writer import ResponseWriter, encoded
-from lexshard.serve_app.openai.streaming import respond
 from lexshard.serve_app.request_record import RequestRecord
 from lexshard.serve_app.server_state import ServerState
 
@@ -33,42 +28,28 @@ async def create_completion(
     """Raises:
     ApiError: whatever is wrong with the request.
     """
-    completion = parse(CompletionRequest, body)
-    record.request_id = completion.request_id or record.request_id
-    state.model_name(completion.model)
-    check_completion(completion, record)
-    raw_prompts = read_prompts(completion.prompt)
-    information = state.information()
-    echo = bool(completion.echo)
-    scores = completion.prompt_logprobs
-    if echo and completion.logprobs is not None:
-        scores = max(completion.logprobs, scores or 0)
-    ticket = admit(state, information, completion, raw_prompts, scores, record)
-    with ticket.released_on_error():
-        special = completion.add_special_tokens
-        prompts = await encode_prompts(
-            raw_prompts,
-            True if special is None else special,
-            state.tokenizer,
-            information.max_model_len,
-            request.receive,
-        )
-        bad_words = await encode_bad_words(
-            completion.bad_words or (), state.tokenizer, request.receive
-        )
-        generation, writer = prepare(
-            state,
-            information,
-            completion,
-            prompts,
-            sampling_parameters(completion, completion.logprobs, scores, information, bad_words),
-            output_options(completion, completion.logprobs, echo, completion.max_tokens == 0),
-            OutputBudget("prompt", completion.max_tokens, DEFAULT_MAX_TOKENS),
-            CompletionWriter,
-            ticket,
-            record,
-        )
-    return await respond(request, generation, writer, record, stream=bool(completion.stream))
+    asked = read_fields(CompletionRequest, body, state, record)
+    check_logprob_count(asked.logprobs, "logprobs")
+    if asked.best_of is not None and asked.best_of != asked.choices:
+        raise not_implemented("best_of")
+    if asked.max_tokens == 0 and not asked.echo:
+        raise bad_request("'max_tokens' must be at least 1 unless 'echo' is set", "max_tokens")
+    prompts = read_prompts(asked.prompt)
+    scores = asked.prompt_logprobs
+    if asked.echo and asked.logprobs is not None:
+        scores = max(asked.logprobs, scores or 0)
+    wanted = Wanted(
+        CompletionWriter,
+        "prompt",
+        texts=prompts,
+        encode=lambda reader: reader.prompts(prompts, asked.add_special_tokens is not False),
+        max_tokens=asked.max_tokens,
+        default_tokens=DEFAULT_MAX_TOKENS,
+        logprobs=asked.logprobs,
+        prompt_logprobs=scores,
+        echo=bool(asked.echo),
+    )
+    return await answer(state, request, asked, wanted, record)
 
 
 class CompletionWriter(ResponseWriter):

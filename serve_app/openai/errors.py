@@ -54,12 +54,13 @@ class ApiError(Exception):
         }
 
     def response(self) -> Response:
-        return Response(
-            orjson.dumps(self.body()),
-            status_code=self.status,
-            headers=self.headers,
-            media_type="application/json",
-        )
+        return json_response(self.body(), self.status, self.headers)
+
+
+def json_response(
+    content: Any, status: int = 200, headers: dict[str, str] | None = None
+) -> Response:
+    return Response(orjson.dumps(content), status, headers, "application/json")
 
 
 class ClientDisconnectedError(Exception):

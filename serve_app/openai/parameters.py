@@ -5,29 +5,19 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from functools import cache
-from typing import Any
 
 from lexshard.actors.configuration import EngineInformation
 from lexshard.actors.messages import SamplingParameters
-from lexshard.serve_app.openai.errors import bad_request, not_implemented
+from lexshard.serve_app.openai.errors import bad_request
 from lexshard.serve_app.openai.protocol import (
     MAX_BAD_WORD_CHARACTERS,
     MAX_LOGPROBS,
-    ChatCompletionRequest,
-    CompletionRequest,
-    NotImplementedField,
+    GenerationFields,
 )
-from lexshard.serve_app.openai.tokenization import ModelTokenizer, text_bytes
-from lexshard.serve_app.openai.workers import Receive
 from lexshard.serve_app.request_record import RequestRecord
 
-# What tokenising a word costs beside its text, in bytes of a long text.
-BYTES_PER_WORD = 64
 # Colder than this the noise no longer changes the argmax, and 1 / temperature may overflow.
 GREEDY_BELOW = 1e-5
-
-GenerationRequest = CompletionRequest | ChatCompletionRequest
 
 
 def random_seed() -> int:
@@ -35,14 +25,8 @@ def random_seed() -> int:
     return secrets.randbits(63)
 
 
-def stop_strings(request: GenerationRequest) -> tuple[str, ...]:
-    if request.stop is None:
-        return ()
-    return (request.stop,) if isinstance(request.stop, str) else tuple(request.stop)
-
-
-def check_common(request: GenerationRequest, record: RequestRecord) -> None:
-    """The rules between fields that completions and chat share, and which client may ask what."""
+def check_common(request: GenerationFields, record: RequestRecord) -> None:
+    """The rules between fields that all protocols share, and which client may ask what."""
     if request.priority is not None and request.priority < record.lowest_priority:
         raise bad_request(
             f"'priority' is {request.priority}; the lowest you may ask for is "
@@ -64,21 +48,6 @@ def check_common(request: GenerationRequest, record: RequestRecord) -> None:
             f"'bad_words' hold {characters} characters, more than {MAX_BAD_WORD_CHARACTERS}",
             "bad_words",
         )
-    for name, harmless in _not_implemented(type(request)).items():
-        value = getattr(request, name)
-        if value is not None and value not in harmless:
-            raise not_implemented(name)
-
-
-@cache
-def _not_implemented(model: type[GenerationRequest]) -> dict[str, tuple[Any, ...]]:
-    """What each field that is not implemented may be besides null."""
-    return {
-        name: mark.harmless
-        for name, field in model.model_fields.items()
-        for mark in field.metadata
-        if isinstance(mark, NotImplementedField)
-    }
 
 
 def check_logprob_count(count: int | None, parameter: str) -> None:
@@ -90,23 +59,8 @@ def check_logprob_count(count: int | None, parameter: str) -> None:
         )
 
 
-def check_completion(request: CompletionRequest, record: RequestRecord) -> None:
-    check_common(request, record)
-    check_logprob_count(request.logprobs, "logprobs")
-    if request.best_of is not None and request.best_of != request.choices:
-        raise not_implemented("best_of")
-    if request.max_tokens == 0 and not request.echo:
-        raise bad_request("'max_tokens' must be at least 1 unless 'echo' is set", "max_tokens")
-
-
-def check_chat(request: ChatCompletionRequest, record: RequestRecord) -> None:
-    check_common(request, record)
-    if request.top_logprobs is not None and not request.logprobs:
-        raise bad_request("'top_logprobs' needs 'logprobs'", "top_logprobs")
-
-
 def sampling_parameters(
-    request: GenerationRequest,
+    request: GenerationFields,
     logprobs: int | None,
     prompt_logprobs: int | None,
     information: EngineInformation,
@@ -146,25 +100,6 @@ def sampling_parameters(
         certificate=bool(request.certificate),
         draft=bool(request.draft),
     )
-
-
-async def encode_bad_words(
-    words: Sequence[str], tokenizer: ModelTokenizer, receive: Receive
-) -> tuple[tuple[int, ...], ...]:
-    """The token sequences of each word, at the beginning of a text and after a space."""
-    if not words:
-        return ()
-
-    def encode() -> tuple[tuple[int, ...], ...]:
-        sequences = {
-            tuple(tokenizer.encode(prefix + word.lstrip(), add_special_tokens=False))
-            for word in words
-            for prefix in ("", " ")
-        }
-        return tuple(sorted(sequences - {()}))
-
-    size = sum(BYTES_PER_WORD + 2 * text_bytes(word) for word in words)
-    return await tokenizer.workers.run(size, encode, receive)
 
 
 def _token_ids(ids: Sequence[int], vocabulary: int, parameter: str) -> tuple[int, ...]:

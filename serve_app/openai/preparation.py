@@ -1,178 +1,263 @@
-"""What a completion and a chat completion have in common once their prompts are known."""
+"""What every route that generates has in common: from what a request wants, in the words of no
+protocol, to its response."""
 
 from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
-from lexshard.actors.configuration import EngineInformation
+from starlette.requests import Request as HttpRequest
+from starlette.types import ASGIApp
+
 from lexshard.actors.messages import Request, SamplingParameters
 from lexshard.actors.text.token_bytes import TokenBytes
 from lexshard.serve_app.admission import Ticket, waiting_cost
 from lexshard.serve_app.openai.choice import Choice, OutputOptions
-from lexshard.serve_app.openai.errors import bad_request
+from lexshard.serve_app.openai.errors import bad_request, context_length_exceeded
 from lexshard.serve_app.openai.generation import Generation
 from lexshard.serve_app.openai.logprobs import LogprobsFormatter
-from lexshard.serve_app.openai.output_budget import OutputBudget
-from lexshard.serve_app.openai.parameters import GenerationRequest, random_seed, stop_strings
+from lexshard.serve_app.openai.parameters import check_common, random_seed, sampling_parameters
 from lexshard.serve_app.openai.prompts import (
     Prompt,
     RawPrompt,
+    TextReader,
     check_and_truncate,
     estimated_tokens,
 )
-from lexshard.serve_app.openai.protocol import MAX_PROMPT_LOGPROBS
+from lexshard.serve_app.openai.protocol import MAX_PROMPT_LOGPROBS, GenerationFields, parse
 from lexshard.serve_app.openai.response_writer import ResponseWriter
+from lexshard.serve_app.openai.streaming import respond
 from lexshard.serve_app.request_record import RequestRecord
 from lexshard.serve_app.server_state import ServerState
 
-
-def output_options(
-    request: GenerationRequest, logprobs: int | None, echo: bool, discard_output: bool
-) -> OutputOptions:
-    skip_special_tokens = request.skip_special_tokens
-    return OutputOptions(
-        stop=stop_strings(request),
-        include_stop=bool(request.include_stop_str_in_output),
-        skip_special_tokens=True if skip_special_tokens is None else skip_special_tokens,
-        logprobs=logprobs,
-        echo=echo,
-        discard_output=discard_output,
-        tokens_as_ids=bool(request.return_tokens_as_token_ids),
-        return_token_ids=bool(request.return_token_ids),
-        prompt_logprobs=request.prompt_logprobs is not None,
-        certificate=bool(request.certificate),
-        draft=bool(request.draft),
-    )
+Fields = TypeVar("Fields", bound=GenerationFields)
 
 
-def admit(
-    state: ServerState,
-    information: EngineInformation,
-    request: GenerationRequest,
-    prompts: Sequence[RawPrompt],
-    scores: int | None,
-    record: RequestRecord,
-) -> Ticket:
-    """Lets a request in by what its prompts will about cost: they are not tokenised yet.
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a protocol makes of a request of its own.
+
+    ``texts`` tell about what it will cost, before ``encode`` makes its prompts of them; they are in
+    its field ``prompt_field``. At most ``max_tokens`` follow each, where it says nothing
+    ``default_tokens``, else all that fit. ``logprobs`` of the output and ``prompt_logprobs``: how
+    many of the likeliest, None for none. ``writer`` tells of the choices as the protocol does.
+    """
+
+    writer: type[ResponseWriter]
+    prompt_field: str
+    texts: Sequence[RawPrompt]
+    encode: Callable[[TextReader], Awaitable[list[Prompt]]]
+    max_tokens: int | None
+    default_tokens: int | None = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    echo: bool = False
+
+
+def read_fields(
+    model: type[Fields], body: Any, state: ServerState, record: RequestRecord
+) -> Fields:
+    """A body as the request it is, as far as all protocols check it alike.
 
     Raises:
-        ApiError: 400, 429 or 503, as `Admission.admit` says.
+        ApiError: whatever is wrong with it.
     """
-    keep = request.truncate_prompt_tokens
-    context = information.max_model_len
-    estimate = estimated_tokens(prompts, min(context, keep) if keep and keep > 0 else context)
-    cost = sum(
-        waiting_cost(estimate, choice, scores is not None) for choice in range(request.choices)
-    )
-    return state.admission.admit(record.client, len(prompts) * request.choices, cost)
+    fields = parse(model, body)
+    record.request_id = fields.request_id or record.request_id
+    state.model_name(fields.model)
+    check_common(fields, record)
+    return fields
 
 
-def prepare(
+async def answer(
     state: ServerState,
-    information: EngineInformation,
-    request: GenerationRequest,
-    prompts: Sequence[Prompt],
-    parameters: SamplingParameters,
-    options: OutputOptions,
-    output_budget: OutputBudget,
-    writer_type: type[ResponseWriter],
-    ticket: Ticket,
+    request: HttpRequest,
+    fields: GenerationFields,
+    wanted: Wanted,
     record: RequestRecord,
-) -> tuple[Generation, ResponseWriter]:
-    """Makes the engine's requests, one per choice so that each can be cancelled, and what writes
-    the response to them.
-
-    Prompts of a batch share a given seed, so that each is answered as it would be alone; without
-    one each gets its own.
+) -> ASGIApp:
+    """The response to a request, which is let in, tokenised, and handed to the engine.
 
     Raises:
-        ApiError: 400 for a prompt that does not fit or is no prompt of this model.
+        ApiError: 400 for prompts that do not fit or are none of this model, 429 or 503 as
+            `Admission.admit` says, and what the engine says of a response that is no stream.
     """
-    token_bytes = state.tokenizer.token_bytes
-    visible = state.tokenizer.visible_token_bytes if options.skip_special_tokens else token_bytes
-    engine_id = uuid.uuid4().hex  # clients may use a request id twice
-    asked = request.priority
-    priority = max(0, record.lowest_priority) if asked is None else asked
-    scored = 0
-    choices: list[Choice] = []
-    seeds: list[int] = []
-    for i, prompt in enumerate(prompts):
-        prompt, budget = _fitted(prompt, request, parameters, output_budget, information)
-        scored += len(prompt.ids) * request.choices
-        asked_by = "logprobs" if request.prompt_logprobs is None else "prompt_logprobs"
-        _check_scores(scored, parameters.prompt_logprobs, asked_by)
-        seeds.append(random_seed() if request.seed is None else request.seed)
-        own = replace(parameters, max_tokens=budget, seed=seeds[-1] % 2**64)
-        echo_text = _echo_text(prompt, visible) if options.echo else ""
-        for n in range(request.choices):
-            engine_request = Request(
-                f"{engine_id}-{i}-{n}",
-                n,
-                prompt.ids,
-                own,
-                priority,
-                client=record.client,
-                cache_salt=record.cache_salt,
+    preparation = _Preparation(state, fields, wanted, record)
+    reader = TextReader(state.tokenizer, preparation.information.max_model_len, request.receive)
+    ticket = preparation.admitted()
+    with ticket.released_on_error():
+        prompts = await wanted.encode(reader)
+        bad_words = await reader.bad_words(fields.bad_words or ())
+        generation, writer = preparation.made(prompts, bad_words, ticket)
+    return await respond(request, generation, writer, record, stream=bool(fields.stream))
+
+
+class _Preparation:
+    """One request on its way to the engine."""
+
+    def __init__(
+        self, state: ServerState, fields: GenerationFields, wanted: Wanted, record: RequestRecord
+    ) -> None:
+        self.information = state.information()
+        self._state = state
+        self._fields = fields
+        self._wanted = wanted
+        self._record = record
+
+    def admitted(self) -> Ticket:
+        """Lets the request in by what its prompts will about cost: they are not tokenised yet."""
+        wanted, choices = self._wanted, self._fields.choices
+        keep, context = self._fields.truncate_prompt_tokens, self.information.max_model_len
+        most = min(context, keep) if keep and keep > 0 else context
+        estimate = estimated_tokens(wanted.texts, most)
+        scored = wanted.prompt_logprobs is not None
+        cost = sum(waiting_cost(estimate, choice, scored) for choice in range(choices))
+        client = self._record.client
+        return self._state.admission.admit(client, len(wanted.texts) * choices, cost)
+
+    def made(
+        self, prompts: Sequence[Prompt], bad_words: tuple[tuple[int, ...], ...], ticket: Ticket
+    ) -> tuple[Generation, ResponseWriter]:
+        """The engine's requests, one per choice so that each can be cancelled, and what writes the
+        response to them.
+
+        Prompts of a batch share a given seed, so that each is answered as it would be alone;
+        without one each gets its own.
+        """
+        state, fields, record = self._state, self._fields, self._record
+        parameters = sampling_parameters(
+            fields,
+            self._wanted.logprobs,
+            self._wanted.prompt_logprobs,
+            self.information,
+            bad_words,
+        )
+        options = self._output_options()
+        tokens = state.tokenizer.token_bytes
+        visible = state.tokenizer.visible_token_bytes if options.skip_special_tokens else tokens
+        engine_id = uuid.uuid4().hex  # clients may use a request id twice
+        asked = fields.priority
+        priority = max(0, record.lowest_priority) if asked is None else asked
+        scored = 0
+        choices: list[Choice] = []
+        seeds: list[int] = []
+        for i, prompt in enumerate(prompts):
+            prompt, budget = self._fitted(prompt, parameters)
+            scored += len(prompt.ids) * fields.choices
+            self._check_scores(scored)
+            seeds.append(random_seed() if fields.seed is None else fields.seed)
+            own = replace(parameters, max_tokens=budget, seed=seeds[-1] % 2**64)
+            echo_text = _echo_text(prompt, visible) if options.echo else ""
+            for n in range(fields.choices):
+                engine_request = Request(
+                    f"{engine_id}-{i}-{n}",
+                    n,
+                    prompt.ids,
+                    own,
+                    priority,
+                    client=record.client,
+                    cache_salt=record.cache_salt,
+                )
+                choices.append(Choice(len(choices), engine_request, echo_text, options, visible))
+        kind = self._wanted.writer
+        seed = seeds[0] if len(seeds) == 1 else seeds
+        writer = kind(
+            header={
+                "id": f"{kind.id_prefix}-{record.request_id}",
+                "object": kind.chunk_object_name if fields.stream else kind.object_name,
+                "created": int(time.time()),
+                "model": state.model_name(fields.model),
+                "system_fingerprint": state.fingerprint(self.information),
+            },
+            options=options,
+            formatter=LogprobsFormatter(tokens, options.tokens_as_ids),
+            seed=seed if fields.return_seed else None,
+            stream_options=fields.stream_options,
+        )
+        return Generation(state.client, choices, visible, ticket, record), writer
+
+    def _output_options(self) -> OutputOptions:
+        fields, wanted = self._fields, self._wanted
+        stop = fields.stop or ()
+        return OutputOptions(
+            stop=(stop,) if isinstance(stop, str) else tuple(stop),
+            include_stop=bool(fields.include_stop_str_in_output),
+            skip_special_tokens=fields.skip_special_tokens is not False,
+            logprobs=wanted.logprobs,
+            echo=wanted.echo,
+            discard_output=wanted.max_tokens == 0,
+            tokens_as_ids=bool(fields.return_tokens_as_token_ids),
+            return_token_ids=bool(fields.return_token_ids),
+            prompt_logprobs=fields.prompt_logprobs is not None,
+            certificate=bool(fields.certificate),
+            draft=bool(fields.draft),
+        )
+
+    def _fitted(self, prompt: Prompt, parameters: SamplingParameters) -> tuple[Prompt, int]:
+        """The prompt, truncated where the client wants it so, and how many tokens may follow it.
+
+        Raises:
+            ApiError: 400 where they do not fit the context or the client's own ``min_tokens``.
+        """
+        wanted, keep = self._wanted, self._fields.truncate_prompt_tokens
+        if keep == -1:
+            least = wanted.max_tokens or wanted.default_tokens or 1
+            keep = max(1, self.information.max_model_len - least)
+        prompt = check_and_truncate(prompt, keep, self.information)
+        budget = self._budget(len(prompt.ids))
+        if parameters.min_tokens > budget:
+            raise bad_request(
+                f"'min_tokens' is {parameters.min_tokens}, more than the {budget} tokens that "
+                "may be generated",
+                "min_tokens",
             )
-            index = i * request.choices + n
-            choices.append(Choice(index, engine_request, echo_text, options, visible))
-    seed = seeds[0] if len(seeds) == 1 else seeds
-    writer = writer_type(
-        header={
-            "id": f"{writer_type.id_prefix}-{record.request_id}",
-            "object": writer_type.chunk_object_name if request.stream else writer_type.object_name,
-            "created": int(time.time()),
-            "model": state.model_name(request.model),
-            "system_fingerprint": state.fingerprint(information),
-        },
-        options=options,
-        formatter=LogprobsFormatter(token_bytes, options.tokens_as_ids),
-        seed=seed if request.return_seed else None,
-        stream_options=request.stream_options,
-    )
-    return Generation(state.client, choices, visible, ticket, record), writer
+        return prompt, budget
 
+    def _budget(self, prompt_tokens: int) -> int:
+        """How many tokens may follow so many of a prompt.
 
-def _fitted(
-    prompt: Prompt,
-    request: GenerationRequest,
-    parameters: SamplingParameters,
-    output_budget: OutputBudget,
-    information: EngineInformation,
-) -> tuple[Prompt, int]:
-    """The prompt, truncated where the client wants it so, and how many tokens may follow it.
-
-    Raises:
-        ApiError: 400 where they do not fit the context or the client's own ``min_tokens``.
-    """
-    keep = request.truncate_prompt_tokens
-    if keep == -1:
-        keep = max(1, information.max_model_len - output_budget.wanted)
-    prompt = check_and_truncate(prompt, keep, information)
-    budget = output_budget.tokens(len(prompt.ids), information)
-    if parameters.min_tokens > budget:
-        raise bad_request(
-            f"'min_tokens' is {parameters.min_tokens}, more than the {budget} tokens that "
-            "may be generated",
-            "min_tokens",
+        Raises:
+            ApiError: 400, with both numbers, when prompt and output do not fit the context.
+        """
+        information, asked, field = (
+            self.information,
+            self._wanted.max_tokens,
+            self._wanted.prompt_field,
         )
-    return prompt, budget
+        context = min(information.max_model_len, information.kv_tokens)
+        if prompt_tokens + max(1, asked or 0) > context:
+            if asked is None:
+                reason = (
+                    f"your {field} resulted in {prompt_tokens}, which leaves none for an answer."
+                )
+            else:
+                parts = f"{prompt_tokens} in the {field}, {asked} in the completion"
+                reason = f"you requested {prompt_tokens + asked} tokens ({parts})."
+            reason += f" Please reduce the length of the {field} or completion."
+            if context < information.max_model_len:
+                reason += f" (Of {information.max_model_len}, the KV cache holds {context}.)"
+            raise context_length_exceeded(context, reason, field)
+        if asked is not None:
+            return max(1, asked)
+        room = context - prompt_tokens
+        return min(self._wanted.default_tokens or room, room)
 
-
-def _check_scores(tokens: int, count: int | None, asked_by: str) -> None:
-    """Raises:
-    ApiError: 400 where ``count`` log-probabilities of each of so many tokens are too many.
-    """
-    if count is not None and tokens * (count + 1) > MAX_PROMPT_LOGPROBS:
-        raise bad_request(
-            f"{count + 1} log-probabilities of each prompt token, for each of 'n' choices, are "
-            f"{tokens * (count + 1)} or more; this server returns at most {MAX_PROMPT_LOGPROBS}: "
-            "ask for fewer, or of fewer prompts at once",
-            asked_by,
-        )
+    def _check_scores(self, tokens: int) -> None:
+        """Raises:
+        ApiError: 400 where the log-probabilities of so many prompt tokens are too many.
+        """
+        count = self._wanted.prompt_logprobs
+        if count is not None and tokens * (count + 1) > MAX_PROMPT_LOGPROBS:
+            by_prompt = self._fields.prompt_logprobs is not None
+            raise bad_request(
+                f"{count + 1} log-probabilities of each prompt token, for each of 'n' choices, are "
+                f"{tokens * (count + 1)} or more; this server returns at most "
+                f"{MAX_PROMPT_LOGPROBS}: ask for fewer, or of fewer prompts at once",
+                "prompt_logprobs" if by_prompt else "logprobs",
+            )
 
 
 def _echo_text(prompt: Prompt, token_bytes: TokenBytes) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -10,30 +10,15 @@ from typing import Any
 import orjson
 
 from lexshard.actors.configuration import EngineInformation
-from lexshard.cluster.nearest import did_you_mean
-from lexshard.serve_app.openai.errors import (
-    bad_request,
-    context_length_exceeded,
-    not_implemented,
-    shortened,
-    unknown_parameter,
-)
-from lexshard.serve_app.openai.protocol import (
-    EMPTY_MESSAGE_FIELDS,
-    MAX_MESSAGES,
-    MAX_PROMPTS,
-    MAX_TEMPLATE_KWARGS_BYTES,
-    ROLES,
-    TOOL_FIELDS,
-    ChatFields,
-)
+from lexshard.serve_app.openai.errors import bad_request, context_length_exceeded
+from lexshard.serve_app.openai.protocol import MAX_PROMPTS, MAX_TEMPLATE_KWARGS_BYTES, ChatFields
 from lexshard.serve_app.openai.tokenization import (
     BYTES_PER_TOKEN,
     ModelTokenizer,
     most_text_bytes,
     text_bytes,
 )
-from lexshard.serve_app.openai.workers import Receive
+from lexshard.serve_app.openai.workers import Receive, Returned
 
 # So many texts of the greatest length may be in one request, or more shorter ones.
 MAX_LONG_TEXTS = 4
@@ -41,8 +26,8 @@ MAX_LONG_TEXTS = 4
 PIECE_BYTES = 65_536
 # What rendering a message costs beside its text, in bytes of text tokenised in the same time.
 BYTES_PER_MESSAGE = 64
-TOOL_ROLES = ("tool", "function")
-MESSAGE_FIELDS = ("role", "content", "name")
+# The same of a bad word.
+BYTES_PER_WORD = 64
 
 RawPrompt = str | list[int]
 
@@ -114,42 +99,6 @@ def check_texts(sizes: Sequence[int], parameter: str, context: int) -> None:
             raise bad_request(reason, parameter)
 
 
-async def encode_prompts(
-    prompts: Sequence[RawPrompt],
-    add_special_tokens: bool,
-    tokenizer: ModelTokenizer,
-    context: int,
-    receive: Receive,
-) -> list[Prompt]:
-    """Tokenises a few prompts at a time, so that others need not wait for all of them.
-
-    Raises:
-        ApiError: 400 for more text than is tokenised for a model of this ``context``.
-    """
-    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
-    if not texts:
-        return [Prompt(tuple(prompt), None) for prompt in prompts if not isinstance(prompt, str)]
-    sizes = list(map(text_bytes, texts))
-    check_texts(sizes, "prompt", context)
-    normalized: list[int] = []
-
-    def encode(piece: list[str]) -> list[Prompt]:
-        normalized.extend(map(tokenizer.normalized_bytes, piece))
-        check_texts(normalized, "prompt", context)
-        return [Prompt(tuple(tokenizer.encode(text, add_special_tokens)), text) for text in piece]
-
-    encoded: list[Prompt] = []
-    while len(encoded) < len(texts):
-        begin = end = len(encoded)
-        size = 0
-        while end < len(texts) and size < PIECE_BYTES:
-            size += sizes[end]
-            end += 1
-        work = partial(encode, texts[begin:end])
-        encoded += await tokenizer.workers.run(size, work, receive)
-    return encoded
-
-
 def check_and_truncate(prompt: Prompt, keep: int | None, information: EngineInformation) -> Prompt:
     """Keeps the last ``keep`` ids and checks what is left.
 
@@ -167,108 +116,91 @@ def check_and_truncate(prompt: Prompt, keep: int | None, information: EngineInfo
     return prompt
 
 
-def read_messages(messages: list[Any]) -> list[dict[str, str]]:
-    """The conversation as plain role and text.
+@dataclass(frozen=True, slots=True)
+class TextReader:
+    """Tokenises the texts of one client, for as long as ``receive`` tells that the client is there;
+    for a model of so many tokens of ``context``.
 
-    Raises:
-        ApiError: 400 naming the message and what is wrong with it.
+    Every method raises `ApiError`: 400 for more text than is tokenised for such a model, 503 where
+    too much waits.
     """
-    if not messages:
-        raise bad_request("'messages' must not be empty", "messages")
-    contents = (message.get("content") for message in messages if isinstance(message, dict))
-    parts = sum(len(content) for content in contents if isinstance(content, list))
-    if len(messages) + parts > MAX_MESSAGES:
-        raise bad_request(
-            f"'messages' holds {len(messages)} messages and {parts} parts of messages, together "
-            f"more than {MAX_MESSAGES}",
-            "messages",
-        )
-    return [_read_message(message, f"messages.{i}") for i, message in enumerate(messages)]
 
+    tokenizer: ModelTokenizer
+    context: int
+    receive: Receive
 
-def _read_message(message: Any, where: str) -> dict[str, str]:
-    if not isinstance(message, dict):
-        raise bad_request(f"'{where}' must be an object", where)
-    role = message.get("role")
-    called = next((name for name in TOOL_FIELDS if message.get(name)), None)
-    if called is not None or role in TOOL_ROLES:
-        raise bad_request(
-            "tools are not implemented by this server: a conversation must have no 'tool_calls', "
-            f"'function_call' or 'tool_call_id', and no role {' or '.join(map(repr, TOOL_ROLES))}",
-            f"{where}.{called or 'role'}",
-            "unsupported_parameter",
-        )
-    if role not in ROLES:
-        raise bad_request(f"'{where}.role' must be one of {', '.join(ROLES)}", f"{where}.role")
-    result = {"role": role, "content": _read_content(message.get("content"), f"{where}.content")}
-    for name, value in message.items():
-        if name in ("role", "content") or value is None:
-            continue
-        field = f"{where}.{shortened(name)}"
-        if name == "name":
-            if not isinstance(value, str):
-                raise bad_request(f"'{field}' must be a string", field)
-            result["name"] = value  # templates may read it
-        elif name not in EMPTY_MESSAGE_FIELDS + TOOL_FIELDS:
-            raise unknown_parameter(field, did_you_mean(name, MESSAGE_FIELDS))
-        elif value != []:
-            raise not_implemented(field)
-    return result
+    async def prompts(self, prompts: Sequence[RawPrompt], add_special_tokens: bool) -> list[Prompt]:
+        """Tokenises a few at a time, so that others need not wait for all of them."""
+        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+        if not texts:
+            return [Prompt(tuple(each), None) for each in prompts if not isinstance(each, str)]
+        tokenizer = self.tokenizer
+        sizes = list(map(text_bytes, texts))
+        check_texts(sizes, "prompt", self.context)
+        normalized: list[int] = []
 
+        def encode(piece: list[str]) -> list[Prompt]:
+            normalized.extend(map(tokenizer.normalized_bytes, piece))
+            check_texts(normalized, "prompt", self.context)
+            return [
+                Prompt(tuple(tokenizer.encode(each, add_special_tokens)), each) for each in piece
+            ]
 
-def _read_content(content: Any, where: str) -> str:
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list) or not content:
-        raise bad_request(f"'{where}' must be a string or a list of text parts", where)
-    texts: list[str] = []
-    for i, part in enumerate(content):
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind != "text":
+        encoded: list[Prompt] = []
+        while len(encoded) < len(texts):
+            begin = end = len(encoded)
+            size = 0
+            while end < len(texts) and size < PIECE_BYTES:
+                size += sizes[end]
+                end += 1
+            encoded += await self._run(size, partial(encode, texts[begin:end]))
+        return encoded
+
+    async def conversation(self, body: ChatFields, add_special_tokens: bool) -> Prompt:
+        """Renders the template and tokenises what it wrote.
+
+        Raises:
+            ApiError: 400 for contradicting flags, too, or what the template refuses.
+        """
+        continuing = bool(body.continue_final_message)
+        if continuing and body.add_generation_prompt:
             raise bad_request(
-                f"'{where}.{i}' must be a part of type 'text': this model reads text only",
-                f"{where}.{i}",
+                "'continue_final_message' and 'add_generation_prompt' exclude each other",
+                "continue_final_message",
             )
-        more = {name for name in part.keys() - {"type", "text"} if part[name] is not None}
-        if more or not isinstance(part.get("text"), str):
-            raise bad_request(f"'{where}.{i}' must be {{'type', 'text'}} alone", f"{where}.{i}")
-        texts.append(part["text"])
-    return "\n".join(texts)
+        prompting = body.add_generation_prompt
+        prompting = not continuing if prompting is None else prompting
+        tokenizer, variables = self.tokenizer, body.chat_template_kwargs or {}
+        messages = [message.plain for message in body.messages]
+        size = sum(text_bytes(text) for message in messages for text in message.values())
+        check_texts([size], "messages", self.context)
 
+        def encode() -> Prompt:
+            text = tokenizer.render_chat(messages, prompting, continuing, variables)
+            # More than the messages: templates may repeat what they are told.
+            check_texts([tokenizer.normalized_bytes(text)], "messages", self.context)
+            return Prompt(tuple(tokenizer.encode(text, add_special_tokens)), text)
 
-async def encode_conversation(
-    body: ChatFields,
-    messages: list[dict[str, str]],
-    add_special_tokens: bool,
-    tokenizer: ModelTokenizer,
-    context: int,
-    receive: Receive,
-) -> Prompt:
-    """Renders the template and tokenises what it wrote.
+        size += _variable_bytes(variables) + len(messages) * BYTES_PER_MESSAGE
+        return await self._run(size, encode)
 
-    Raises:
-        ApiError: 400 for contradicting flags, more text than is tokenised for a model of this
-            ``context``, or what the template refuses.
-    """
-    continuing = bool(body.continue_final_message)
-    if continuing and body.add_generation_prompt:
-        raise bad_request(
-            "'continue_final_message' and 'add_generation_prompt' exclude each other",
-            "continue_final_message",
-        )
-    prompting = not continuing if body.add_generation_prompt is None else body.add_generation_prompt
-    variables = body.chat_template_kwargs or {}
-    size = sum(text_bytes(text) for message in messages for text in message.values())
-    check_texts([size], "messages", context)
+    async def bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """The token sequences of each word, at the beginning of a text and after a space."""
+        if not words:
+            return ()
 
-    def encode() -> Prompt:
-        text = tokenizer.render_chat(messages, prompting, continuing, variables)
-        # More than the messages: templates may repeat what they are told.
-        check_texts([tokenizer.normalized_bytes(text)], "messages", context)
-        return Prompt(tuple(tokenizer.encode(text, add_special_tokens)), text)
+        def encode() -> tuple[tuple[int, ...], ...]:
+            sequences = {
+                tuple(self.tokenizer.encode(prefix + word.lstrip(), add_special_tokens=False))
+                for word in words
+                for prefix in ("", " ")
+            }
+            return tuple(sorted(sequences - {()}))
 
-    size += _variable_bytes(variables) + len(messages) * BYTES_PER_MESSAGE
-    return await tokenizer.workers.run(size, encode, receive)
+        return await self._run(sum(BYTES_PER_WORD + 2 * text_bytes(word) for word in words), encode)
+
+    async def _run(self, size: int, work: Callable[[], Returned]) -> Returned:
+        return await self.tokenizer.workers.run(size, work, self.receive)
 
 
 def _variable_bytes(variables: dict[str, Any]) -> int:

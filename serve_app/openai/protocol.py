@@ -23,10 +23,16 @@ from pydantic import (
     WithJsonSchema,
     model_validator,
 )
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError
+from pydantic_core.core_schema import no_info_plain_validator_function
 
 from lexshard.cluster.nearest import did_you_mean
-from lexshard.serve_app.openai.errors import bad_request, shortened, unknown_parameter
+from lexshard.serve_app.openai.errors import (
+    bad_request,
+    not_implemented,
+    shortened,
+    unknown_parameter,
+)
 
 MAX_CHOICES = 128
 MAX_PROMPTS = 1024
@@ -39,11 +45,9 @@ MAX_LOGPROBS = 20
 # Of all prompts of a request, for each of their choices: what takes an API process half a second to
 # write, and 35 MB.
 MAX_PROMPT_LOGPROBS = 500_000
-ROLES = ("system", "developer", "user", "assistant")
-# Fields of OpenAI's own reply messages, which clients send back unchanged: null or empty.
-EMPTY_MESSAGE_FIELDS = ("refusal", "annotations", "audio", "reasoning", "reasoning_content")
-# What a history has in which tools were called; also null or empty.
+# What a history has in which tools were called.
 TOOL_FIELDS = ("tool_calls", "function_call", "tool_call_id")
+TOOL_ROLES = ("tool", "function")
 HELLO: Final = [{"role": "user", "content": "Hello!"}]
 # All bad words of a request together: every choice carries their tokens and looks for them.
 MAX_BAD_WORD_CHARACTERS = 16_384
@@ -79,37 +83,11 @@ PROMPT_SCHEMA: Final = {
         {"type": "array", "minItems": 1, "maxItems": MAX_PROMPTS, "items": TOKEN_IDS_SCHEMA},
     ]
 }
-TEXT_PARTS_SCHEMA: Final = {
-    "type": "array",
-    "minItems": 1,
-    "items": {
-        "type": "object",
-        "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
-        "required": ["type", "text"],
-        "additionalProperties": NOTHING,
-    },
-}
-EMPTY: Final = {"anyOf": [NOTHING, {"type": "array", "maxItems": 0}]}
-MESSAGE_SCHEMA: Final = {
-    "type": "object",
-    "properties": {
-        "role": {"enum": [*ROLES]},
-        "content": {"anyOf": [{"type": "string"}, TEXT_PARTS_SCHEMA]},
-        "name": {"type": ["string", "null"]},
-        **dict.fromkeys((*EMPTY_MESSAGE_FIELDS, *TOOL_FIELDS), EMPTY),
-    },
-    "required": ["role", "content"],
-    "additionalProperties": NOTHING,
-}
-MESSAGES_SCHEMA: Final = {
-    "type": "array",
-    "minItems": 1,
-    "maxItems": MAX_MESSAGES,
-    "items": MESSAGE_SCHEMA,
-}
-
 Model = TypeVar("Model", bound="StrictModel")
+# Errors of our own, beside pydantic's.
 UNKNOWN_FIELD: Final = "unknown_field"
+NOT_IMPLEMENTED: Final = "not_implemented"
+TOOLS: Final = "tools"
 WRONG_TYPE = "_type"  # so end the names of pydantic's errors about types
 
 
@@ -127,8 +105,16 @@ class NotImplementedField:
     def __init__(self, *harmless: Any) -> None:
         self.harmless = harmless
 
+    def __get_pydantic_core_schema__(self, _: Any, __: Any) -> CoreSchema:
+        return no_info_plain_validator_function(self._checked)
+
     def __get_pydantic_json_schema__(self, _: Any, __: Any) -> dict[str, Any]:
         return {"enum": [None, *self.harmless]}
+
+    def _checked(self, value: Any) -> Any:
+        if value is not None and value not in self.harmless:
+            raise PydanticCustomError(NOT_IMPLEMENTED, "not implemented")
+        return value
 
 
 def shown_as(*examples: dict[str, Any]) -> Callable[[dict[str, Any]], None]:
@@ -264,10 +250,92 @@ class CompletionRequest(GenerationFields):
     suffix: Annotated[Any, NotImplementedField("")] = None
 
 
-class ChatFields(StrictModel):
-    """A conversation, and how it becomes a prompt. ``messages`` are checked in ``prompts.py``."""
+def _check_part(part: Any) -> Any:
+    if not isinstance(part, dict) or part.get("type") != "text":
+        raise PydanticCustomError("part", "must be of type 'text': this model reads text only")
+    return part
 
-    messages: Annotated[list[Any], WithJsonSchema(MESSAGES_SCHEMA)]
+
+class TextPart(StrictModel):
+    type: Literal["text"]
+    text: str
+
+
+TextParts = Annotated[
+    list[Annotated[TextPart, BeforeValidator(_check_part, json_schema_input_type=TextPart)]],
+    Field(fail_fast=True, min_length=1),
+]
+
+
+def _as_parts(content: Any) -> Any:
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    if not isinstance(content, list):
+        raise PydanticCustomError("content", "must be a string or a list of text parts")
+    return content
+
+
+def _check_tools(message: Any) -> Any:
+    """Refuses a message of a history in which tools were called, for its tools."""
+    if not isinstance(message, dict):
+        raise PydanticCustomError("dict_type", "must be an object")
+    called = next((name for name in TOOL_FIELDS if message.get(name)), None)
+    if called is not None or message.get("role") in TOOL_ROLES:
+        raise PydanticCustomError(
+            TOOLS,
+            "tools are not implemented by this server: a conversation must have no 'tool_calls', "
+            "'function_call' or 'tool_call_id', and no role 'tool' or 'function'",
+            {"field": called or "role"},
+        )
+    return message
+
+
+class Message(StrictModel):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Annotated[
+        TextParts, BeforeValidator(_as_parts, json_schema_input_type=str | TextParts)
+    ]
+    name: str | None = None
+
+    # Of OpenAI's own reply messages, which clients send back unchanged.
+    refusal: Annotated[Any, NotImplementedField([])] = None
+    annotations: Annotated[Any, NotImplementedField([])] = None
+    audio: Annotated[Any, NotImplementedField([])] = None
+    reasoning: Annotated[Any, NotImplementedField([])] = None
+    reasoning_content: Annotated[Any, NotImplementedField([])] = None
+    tool_calls: Annotated[Any, NotImplementedField([])] = None
+    function_call: Annotated[Any, NotImplementedField([])] = None
+    tool_call_id: Annotated[Any, NotImplementedField([])] = None
+
+    @property
+    def plain(self) -> dict[str, str]:
+        """What chat templates read."""
+        told = {"role": self.role, "content": "\n".join(part.text for part in self.content)}
+        return told if self.name is None else told | {"name": self.name}
+
+
+def _count_messages(messages: Any) -> Any:
+    """Bounds a conversation before its messages are looked at."""
+    if isinstance(messages, list):
+        contents = (each.get("content") for each in messages if isinstance(each, dict))
+        parts = sum(len(content) for content in contents if isinstance(content, list))
+        if len(messages) + parts > MAX_MESSAGES:
+            raise PydanticCustomError(
+                "too_long",
+                f"holds {len(messages)} messages and {parts} parts of messages, together more "
+                f"than {MAX_MESSAGES}",
+            )
+    return messages
+
+
+class ChatFields(StrictModel):
+    """A conversation, and how it becomes a prompt."""
+
+    messages: Annotated[
+        list[Annotated[Message, BeforeValidator(_check_tools, json_schema_input_type=Message)]],
+        Field(fail_fast=True, min_length=1, json_schema_extra={"maxItems": MAX_MESSAGES}),
+        BeforeValidator(_count_messages),
+    ]
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -343,7 +411,13 @@ def parse(model: type[Model], body: Any) -> Model:
         if problem["type"] == UNKNOWN_FIELD:
             name = shortened(".".join([*path, problem["msg"]]))
             raise unknown_parameter(name, problem["ctx"]["near"]) from error
-        field = path[0] if path else None
+        # Inside others, a place may also tell which of its types a value was taken for.
+        field = ".".join(path) if path[:1] == ["messages"] else path[0] if path else None
+        if problem["type"] == NOT_IMPLEMENTED:
+            raise not_implemented(str(field)) from error
+        if problem["type"] == TOOLS:
+            place = f"{field}.{problem['ctx']['field']}"
+            raise bad_request(problem["msg"], place, "unsupported_parameter") from error
         code = "missing_required_parameter" if problem["type"] == "missing" else None
         if problem["type"].endswith(WRONG_TYPE):
             code = "invalid_type"

@@ -5,14 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from starlette.requests import Request
+from starlette.responses import Response
 
-from lexshard.serve_app.openai.errors import bad_request
-from lexshard.serve_app.openai.prompts import (
-    Prompt,
-    encode_conversation,
-    encode_prompts,
-    read_messages,
-)
+from lexshard.serve_app.openai.errors import bad_request, json_response
+from lexshard.serve_app.openai.prompts import TextReader
 from lexshard.serve_app.openai.protocol import (
     DetokenizeRequest,
     TokenizeChatRequest,
@@ -26,7 +22,7 @@ from lexshard.serve_app.server_state import ServerState
 
 async def tokenize(
     state: ServerState, request: Request, body: Any, record: RequestRecord
-) -> dict[str, Any]:
+) -> Response:
     """Raises:
     ApiError: 400, 404 for an unknown model, 429 for a client with too much open, 503 before the
         engine is ready.
@@ -38,47 +34,25 @@ async def tokenize(
         asked = parse(TokenizeTextRequest, body)
     state.model_name(asked.model)
     context = state.information().max_model_len
-    ticket = state.admission.admit(record.client, 0, 0)
-    try:
-        prompt = await _prompt(state, request, asked, context)
-        result: dict[str, Any] = {
-            "count": len(prompt.ids),
-            "max_model_len": context,
-            "tokens": prompt.ids,
-            "token_strs": None,
-        }
-        if asked.return_token_strs:
-            result["token_strs"] = await state.tokenizer.workers.run(
-                len(prompt.ids),
-                lambda: state.tokenizer.token_strings(prompt.ids),
-                request.receive,
-            )
-        return result
-    finally:
-        ticket.release()
-
-
-async def _prompt(
-    state: ServerState,
-    request: Request,
-    asked: TokenizeTextRequest | TokenizeChatRequest,
-    context: int,
-) -> Prompt:
-    tokenizer, receive = state.tokenizer, request.receive
+    reader = TextReader(state.tokenizer, context, request.receive)
     special = asked.add_special_tokens
-    if isinstance(asked, TokenizeChatRequest):
-        messages = read_messages(asked.messages)
-        return await encode_conversation(
-            asked, messages, bool(special), tokenizer, context, receive
-        )
-    add_special = True if special is None else special
-    [prompt] = await encode_prompts([asked.prompt], add_special, tokenizer, context, receive)
-    return prompt
+    with state.admission.admit(record.client, 0, 0).released():
+        if isinstance(asked, TokenizeChatRequest):
+            prompt = await reader.conversation(asked, bool(special))
+        else:
+            [prompt] = await reader.prompts([asked.prompt], special is not False)
+        strings = None
+        if asked.return_token_strs:
+            strings = await state.tokenizer.workers.run(
+                len(prompt.ids), lambda: state.tokenizer.token_strings(prompt.ids), request.receive
+            )
+    told = {"count": len(prompt.ids), "max_model_len": context}
+    return json_response({**told, "tokens": prompt.ids, "token_strs": strings})
 
 
 async def detokenize(
     state: ServerState, request: Request, body: Any, record: RequestRecord
-) -> dict[str, Any]:
+) -> Response:
     """Raises:
     ApiError: 400, 404 for an unknown model, 429 for a client with too much open, 503 before the
         engine is ready.
@@ -92,11 +66,8 @@ async def detokenize(
         raise bad_request(f"'tokens' holds {len(tokens)} ids, more than {most}", "tokens")
     if max(tokens, default=0) >= vocabulary:
         raise bad_request(f"'tokens' holds an id outside 0..{vocabulary - 1}", "tokens")
-    ticket = state.admission.admit(record.client, 0, 0)
-    try:
+    with state.admission.admit(record.client, 0, 0).released():
         text = await state.tokenizer.workers.run(
             len(tokens), lambda: state.tokenizer.decode(tokens), request.receive
         )
-        return {"prompt": text}
-    finally:
-        ticket.release()
+    return json_response({"prompt": text})

@@ -33,7 +33,7 @@ from lexshard.cluster.roles.process import KeptProcesses, ProcessRole
 from lexshard.serve_app.api_processes.messages import ApiOrder, Said
 from lexshard.serve_app.observability.logs import print_lines
 from lexshard.serve_app.start.banner import banner
-from lexshard.serve_app.start.listening import certificate_with_key
+from lexshard.serve_app.start.preflight import certificate_with_key
 from lexshard.serve_app.start.stopping import StopRequest
 
 ENGINE, INGRESS, API = "engine", "ingress", "api"

@@ -19,7 +19,7 @@ from lexshard.cluster.lifecycle import LOOPBACK, start_local_ray
 from lexshard.cluster.private_folder import PrivateFolder, remove_abandoned_folders
 from lexshard.serve_app.api_processes.seats import ServerRun
 from lexshard.serve_app.engine_client import EngineConnector
-from lexshard.serve_app.start.listening import certificate_with_key
+from lexshard.serve_app.start.preflight import certificate_with_key
 from lexshard.serve_app.start.readiness import StartupError
 
 if TYPE_CHECKING:
@@ -52,10 +52,6 @@ def _own_certificate(config: ServeConfig, binary: str | None) -> dict[str, str]:
         "ssl_certfile": config.ssl_certfile,
         "ssl_keyfile": config.ssl_keyfile or config.ssl_certfile,
     }
-
-
-def _tell_none(message: str) -> None:
-    pass
 
 
 def _reserved(config: ServeConfig) -> Reservation:
@@ -121,7 +117,7 @@ def _end_serve(application: str, tell: Callable[[str], None]) -> None:
 def running_server(
     config: ServeConfig,
     connect: EngineConnector | None = None,
-    tell: Callable[[str], None] = _tell_none,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Any]:
     """Serves inside the ``with``; yields Serve's handle to the replicas. A cluster that was joined
     is left as it was; a Ray of its own, with all that is in it, ends with this process.

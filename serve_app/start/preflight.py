@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import socket
 import ssl
 from pathlib import Path
 
@@ -18,7 +19,6 @@ from lexshard.cluster.models.files import is_whole
 from lexshard.cluster.models.folders import with_model_folders
 from lexshard.cluster.models.names import ModelNameError
 from lexshard.cluster.models.progress import Announce
-from lexshard.serve_app.start.listening import check_port
 from lexshard.serve_app.start.readiness import StartupError
 
 TOKENIZER = "tokenizer.json"
@@ -47,8 +47,11 @@ def ready_to_start(config: ServeConfig, announce: Announce, *, weights: bool = T
 
 def check_listening(config: ServeConfig) -> None:
     """Raises StartupError where another program has the port."""
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     try:
-        check_port(config.host, config.port)
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((config.host, config.port))
     except OSError as error:
         raise StartupError(
             f"cannot listen on {config.host} port {config.port}: {error.strerror}; choose another "
@@ -150,6 +153,16 @@ def check_certificate(config: ServeConfig) -> None:
             f"no use of the certificate {config.ssl_certfile}: {error}; both files are PEM, the "
             "key without a password"
         ) from error
+
+
+def certificate_with_key(config: ServeConfig) -> bytes | None:
+    """What HAProxy reads from one file; None without HTTPS.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    files = [file for file in (config.ssl_certfile, config.ssl_keyfile) if file is not None]
+    return b"\n".join(Path(file).read_bytes() for file in files) if files else None
 
 
 def check_tracing() -> None:

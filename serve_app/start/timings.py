@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import repeat
 
 KINDS_OF_STEPS = {"one": "without top-k", "several": "with top-k"}
 
@@ -39,14 +40,14 @@ def thread_table(timings: ThreadTimings) -> list[str]:
         return []
     counts = sorted({threads for _, threads, _ in timings})
     taken = {(rows, threads): each for rows, threads, each in timings}
-    table = [
+    return [
         "milliseconds per step, by rows in the step and threads; more only where clearly faster:",
-        "  ".join([f"{'rows':>4}", *(f"{threads:>8}" for threads in counts)]),
+        _line("rows", counts),
+        *(
+            _line(rows, (taken.get((rows, threads)) for threads in counts))
+            for rows in sorted({rows for rows, _, _ in timings})
+        ),
     ]
-    for rows in sorted({rows for rows, _, _ in timings}):
-        cells = (f"{_milliseconds(taken.get((rows, threads))):>8}" for threads in counts)
-        table.append("  ".join([f"{rows:>4}", *cells]))
-    return table
 
 
 def head_table(timings: HeadTimings) -> list[str]:
@@ -57,23 +58,22 @@ def head_table(timings: HeadTimings) -> list[str]:
     screens = list(dict.fromkeys(screen for _, _, screen, _ in timings))
     kinds = list(dict.fromkeys(kind for kind, _, _, _ in timings))
     taken = {(kind, rows, screen): each for kind, rows, screen, each in timings}
-    widths = [max(len(screen), 8) for screen in screens]
-    group = sum(widths) + 2 * (len(widths) - 1)
-    header = [f"{screen:>{width}}" for screen, width in zip(screens, widths, strict=True)]
-    table = [
+    widths = [max(8, len(screen)) for screen in screens] * len(kinds)
+    group = sum(widths) // len(kinds) + 2 * len(screens) - 2
+    return [
         "milliseconds per step, by rows in the step and screen:",
-        "  ".join([f"{'':>4}", *(f"{KINDS_OF_STEPS[kind]:>{group}}" for kind in kinds)]),
-        "  ".join([f"{'rows':>4}", *header * len(kinds)]),
+        _line("", (KINDS_OF_STEPS[kind] for kind in kinds), repeat(group)),
+        _line("rows", screens * len(kinds), widths),
+        *(
+            _line(
+                rows, (taken.get((kind, rows, each)) for kind in kinds for each in screens), widths
+            )
+            for rows in dict.fromkeys(rows for _, rows, _, _ in timings)
+        ),
     ]
-    for rows in dict.fromkeys(rows for _, rows, _, _ in timings):
-        cells = (
-            f"{_milliseconds(taken.get((kind, rows, screen))):>{width}}"
-            for kind in kinds
-            for screen, width in zip(screens, widths, strict=True)
-        )
-        table.append("  ".join([f"{rows:>4}", *cells]))
-    return table
 
 
-def _milliseconds(taken: float | None) -> str:
-    return "-" if taken is None else f"{taken:.2f}"
+def _line(begin: object, cells: Iterable[object], widths: Iterable[int] = repeat(8)) -> str:
+    told = (f"{each:.2f}" if isinstance(each, float) else each or "-" for each in cells)
+    padded = (f"{each:>{width}}" for each, width in zip(told, widths, strict=False))
+    return "  ".join([f"{begin:>4}", *padded])

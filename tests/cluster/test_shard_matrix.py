@@ -1,7 +1,7 @@
 """One text from 1, 2, 4 and 8 shards, however rows are assigned and tokens decided and guessed.
 
 Shards and samplers are threads here, so that every pair of the matrix is run; as processes and Ray
-actors a part of it is (`tests.cluster.test_shards`, `tests.serve_app.test_serving_shards`).
+actors a part of it is (`tests.cluster.test_shards`, `tests.serve_app.test_serving_parts`).
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from lexshard.serve_app.admission import Admission, LocalAccounts
-from lexshard.serve_app.api_processes.accounts import CLIENTS_WITHOUT_SEQUENCES, SharedAccounts
+from lexshard.serve_app.admission import Admission
+from lexshard.serve_app.api_processes.accounts import CLIENTS_WITHOUT_SEQUENCES
 from lexshard.serve_app.api_processes.seats import LOCK_SECONDS, SPARE_SEATS, Seats
 from lexshard.serve_app.openai.errors import ApiError
 from tests.support.admitting import PER_CLIENT, PROCESSES, SEQUENCES, WAITING, admission
@@ -113,7 +113,7 @@ def test_what_a_dead_process_held_refuses_nobody(tmp_path: Path) -> None:
 def test_processes_refuse_what_one_would_refuse(tmp_path: Path) -> None:
     """The same requests, at one process and spread over three: the same answers, word for word."""
     draw = random.Random(17)
-    one = Admission(SEQUENCES, WAITING, PER_CLIENT, LocalAccounts())
+    one = Admission(SEQUENCES, WAITING, PER_CLIENT)
     many = [admission(tmp_path) for _ in range(PROCESSES)]
     held = []
     refusals = set()
@@ -179,19 +179,3 @@ def test_a_seat_is_free_again_when_its_process_has_gone(tmp_path: Path) -> None:
     first.kill()
     first.communicate()
     assert Seats(tmp_path, PROCESSES).own == 0
-
-
-def test_an_admission_costs_some_tens_of_microseconds_more(tmp_path: Path) -> None:
-    """With a hundred clients who have something open. Stated with room for a busy machine."""
-    accounts = SharedAccounts(Seats(tmp_path, PROCESSES), 256)
-    shared = Admission(256, 100_000, None, accounts)
-    for index in range(100):
-        shared.admit(f"client {index}", 1, 10)
-    best = float("inf")
-    for _ in range(20):
-        began = time.perf_counter()
-        for _ in range(50):
-            shared.admit("asker", 1, 10).release()
-        best = min(best, (time.perf_counter() - began) / 50)
-    print(f"{best * 1e6:.1f} microseconds for one admission and its release")
-    assert best < 200e-6

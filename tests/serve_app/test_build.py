@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,7 @@ from lexshard.serve_app.build import app, read_args
 from tests.support.mock_server import model_folder
 from tests.support.paths import DEMO, SERVE_EXAMPLE
 
-
-@pytest.fixture(autouse=True)
-def _no_options_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in list(os.environ):
-        if name.startswith("LEXSHARD_"):
-            monkeypatch.delenv(name)
+pytestmark = pytest.mark.usefixtures("no_options_of_the_machine")
 
 
 def bundles_of(args: dict[str, Any]) -> list[dict[str, float]]:

@@ -184,16 +184,6 @@ def test_status_takes_an_address_as_people_write_it(capsys: Captured) -> None:
             assert json.loads(capsys.readouterr().out)["ready"] is True
 
 
-def test_status_says_in_one_sentence_that_no_server_answers(capsys: Captured) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-        assert ended(["status", "--url", f":{port}"]) == 1
-        assert capsys.readouterr().err == (
-            f"lexshard: no server answers at http://127.0.0.1:{port}: connection refused\n"
-        )
-
-
 @pytest.mark.parametrize("body", [b"<html>", b"[]", b'{"status": "ok"}'])
 def test_status_of_what_is_no_server_of_ours_is_told(body: bytes, capsys: Captured) -> None:
     with answering(body) as port:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import socket
 import subprocess
@@ -24,14 +23,9 @@ from lexshard.serve_app.cli import main
 from tests.support.mock_server import model_folder
 from tests.support.paths import DEMO, DEMO_DRAFT
 
+pytestmark = pytest.mark.usefixtures("no_options_of_the_machine")
+
 Captured = pytest.CaptureFixture[str]
-
-
-@pytest.fixture(autouse=True)
-def _no_options_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in list(os.environ):
-        if name.startswith("LEXSHARD_"):
-            monkeypatch.delenv(name)
 
 
 def written(folder: Path, **values: object) -> str:

@@ -10,7 +10,7 @@ import httpx
 import openai
 import pytest
 
-from tests.support.mock_engine import MockEngine, Script, spell
+from tests.support.mock_engine import MockEngine, spell
 from tests.support.mock_server import HELLO, listening
 
 KEY = "the-key"
@@ -126,14 +126,6 @@ def test_too_much_of_one_client_is_a_rate_limit_and_no_engine_is_no_service() ->
             ask(model="mock", prompt="a")
         assert absent.value.status_code == 503
         assert (absent.value.code, absent.value.type) == (None, "service_unavailable_error")
-
-
-def test_a_failure_in_a_stream_has_its_type() -> None:
-    engine = MockEngine(script=lambda _: Script([(97,)], error="broken"))
-    with listening(engine) as url:
-        with pytest.raises(openai.APIError) as failed:
-            list(client(url).completions.create(model="mock", prompt="a", stream=True))
-        assert (failed.value.code, failed.value.type) == (None, "server_error")
 
 
 # -- words that help -------------------------------------------------------------------------------

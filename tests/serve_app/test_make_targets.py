@@ -95,22 +95,6 @@ def test_one_engine_decides_alone_and_a_cluster_has_an_actor_for_each_part(
     assert len({apart[part] for part in parts}) == len(parts)
 
 
-def test_status_tells_of_either_in_a_page(one: Server, cluster: Server) -> None:
-    for server, what in ((one, "body 0"), (cluster, "sampler 1")):
-        page = subprocess.run(
-            [sys.executable, "-m", "lexshard.serve_app.cli", "status", "--url", server.url],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        assert page.startswith("lexshard-demo, lexshard ")
-        assert what in page
-        for name, process_id in roles(server):
-            if not name.startswith("api"):
-                assert f"{process_id}" in page
-
-
 @pytest.mark.skipif(
     sys.platform != "linux", reason="tells what a process has loaded on Linux alone"
 )

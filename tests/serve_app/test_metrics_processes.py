@@ -20,18 +20,20 @@ def test_every_process_tells_the_sum(tmp_path: Path) -> None:
         first.observe(record())
     second.observe(record())
     second.observe(record(404, "/somewhere", "PUT"))
+    first.observe(record(200, "/health", "HEAD"))
     told = values(first.text())
     assert told == values(second.text())
     assert told[ANSWERED] == 4
     other = 'lexshard_http_requests_total{method="other",path="other",status="404"}'
     assert told[other] == 1
-    assert told['lexshard_http_tokens_total{kind="completion"}'] == 50
+    assert told['lexshard_http_requests_total{method="HEAD",path="/health",status="200"}'] == 1
+    assert told['lexshard_http_tokens_total{kind="completion"}'] == 60
     assert told['lexshard_time_to_first_token_seconds_bucket{le="0.05"}'] == 0
-    assert told['lexshard_time_to_first_token_seconds_bucket{le="+Inf"}'] == 5
-    assert told["lexshard_time_to_first_token_seconds_count"] == 5
-    assert abs(told["lexshard_time_to_first_token_seconds_sum"] - 0.5) < 1e-9
+    assert told['lexshard_time_to_first_token_seconds_bucket{le="+Inf"}'] == 6
+    assert told["lexshard_time_to_first_token_seconds_count"] == 6
+    assert abs(told["lexshard_time_to_first_token_seconds_sum"] - 0.6) < 1e-9
     assert told['lexshard_request_seconds_bucket{le="0.2"}'] == 0
-    assert told['lexshard_request_seconds_bucket{le="1.0"}'] == 5
+    assert told['lexshard_request_seconds_bucket{le="1.0"}'] == 6
 
 
 def test_what_a_killed_process_has_counted_stays_and_is_gone_on_with(tmp_path: Path) -> None:

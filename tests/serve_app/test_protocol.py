@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from functools import partial
 from typing import Any
@@ -10,43 +9,37 @@ from typing import Any
 import httpx
 import pytest
 
-from lexshard.cluster.config import ServeConfig
-from lexshard.cluster.config_sources import ConfigError, load_config
-from lexshard.serve_app.app import create_app
 from lexshard.serve_app.openai.errors import TYPES_AND_CODES
 from lexshard.serve_app.request_record import RequestRecord
 from tests.support.mock_engine import VOCABULARY, MockEngine, Script, byte_tokenizer, ids
+from tests.support.mock_server import HELLO, TOKENIZER, Client, serve
 
-HELLO = [{"role": "user", "content": "Hi"}]
+USER = {"role": "user"}
 
 
 def ask(
     path: str,
     body: Any,
     engine: MockEngine | None = None,
-    chat_template: bool = True,
+    template: str | None = TOKENIZER.chat_template,
     **config: Any,
 ) -> httpx.Response:
     """One POST to a fresh application; ``body`` may be raw bytes."""
-    tokenizer = byte_tokenizer() if chat_template else byte_tokenizer(None)
-    settings = ServeConfig(model="mock", **config)
-    app = create_app(settings, engine or MockEngine(), tokenizer)
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
 
-    async def post() -> httpx.Response:
-        transport = httpx.ASGITransport(app=app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-            content = body if isinstance(body, bytes) else json.dumps(body).encode()
-            return await client.post(path, content=content)
+    async def post(client: Client) -> httpx.Response:
+        return await client.post(path, content=content)
 
-    return asyncio.run(post())
+    reply: httpx.Response = serve(post, engine, byte_tokenizer(template), **config)
+    return reply
 
 
 def complete(body: dict[str, Any], engine: MockEngine | None = None) -> httpx.Response:
     return ask("/v1/completions", {"prompt": "abc", **body}, engine)
 
 
-def chat(body: dict[str, Any], engine: MockEngine | None = None) -> httpx.Response:
-    return ask("/v1/chat/completions", {"messages": HELLO, **body}, engine)
+def chat(body: dict[str, Any], engine: MockEngine | None = None, **config: Any) -> httpx.Response:
+    return ask("/v1/chat/completions", {"messages": HELLO, **body}, engine, **config)
 
 
 def assert_refused(response: httpx.Response, parameter: str | None, status: int = 400) -> None:
@@ -60,144 +53,115 @@ def assert_refused(response: httpx.Response, parameter: str | None, status: int 
     assert isinstance(error["message"], str)
 
 
-BAD_IN_BOTH = [
-    ({"no_such_field": 1}, "no_such_field"),
-    ({"stream_options": {"include_usage": True}}, "stream_options"),
-    ({"stream": True, "stream_options": {"what": True}}, "stream_options.what"),
-    ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
-    ({"prompt_logprobs": -1}, "prompt_logprobs"),
-    ({"prompt_logprobs": -2}, "prompt_logprobs"),
-    ({"max_tokens": -1}, "max_tokens"),
-    ({"max_tokens": 0}, "max_tokens"),
-    ({"max_tokens": "16"}, "max_tokens"),
-    ({"max_tokens": 1.5}, "max_tokens"),
-    ({"max_tokens": True}, "max_tokens"),
-    ({"min_tokens": 9, "max_tokens": 8}, "min_tokens"),
-    ({"n": 0}, "n"),
-    ({"n": 129}, "n"),
-    ({"n": False}, "n"),
-    ({"temperature": -0.1}, "temperature"),
-    ({"temperature": True}, "temperature"),
-    ({"temperature": "hot"}, "temperature"),
-    ({"top_p": 1.5}, "top_p"),
-    ({"top_k": -2}, "top_k"),
-    ({"min_p": 2}, "min_p"),
-    ({"repetition_penalty": 0}, "repetition_penalty"),
-    ({"presence_penalty": 2.5}, "presence_penalty"),
-    ({"frequency_penalty": -3}, "frequency_penalty"),
-    ({"seed": 2**63}, "seed"),
-    ({"seed": 1.0}, "seed"),
-    ({"stop": ["a", "b", "c", "d", "e"]}, "stop"),
-    ({"stop": [""]}, "stop"),
-    ({"stop": 3}, "stop"),
-    ({"stop": "a" * 2000}, "stop"),
-    ({"stop_token_ids": [VOCABULARY]}, "stop_token_ids"),
-    ({"stop_token_ids": [-1]}, "stop_token_ids"),
-    ({"allowed_token_ids": []}, "allowed_token_ids"),
-    ({"allowed_token_ids": [VOCABULARY]}, "allowed_token_ids"),
-    ({"logit_bias": {"x": 1}}, "logit_bias"),
-    ({"logit_bias": {"-1": 1}}, "logit_bias"),
-    ({"logit_bias": {str(VOCABULARY): 1}}, "logit_bias"),
-    ({"logit_bias": {"1": 101}}, "logit_bias"),
-    ({"logit_bias": {"1": None}}, "logit_bias"),
-    ({"logit_bias": {str(i): 0 for i in range(1025)}}, "logit_bias"),
-    ({"logit_bias": {"²": 1}}, "logit_bias"),
-    ({"bad_words": [""]}, "bad_words"),
-    ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
-    ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
-    ({"priority": 1.5}, "priority"),
-    ({"priority": -1}, "priority"),
-    ({"request_id": "two words"}, "request_id"),
-    ({"stream": "yes"}, "stream"),
-]
+# Values that are refused, by field; a body, where it takes more than that field.
+BAD_IN_BOTH: dict[str, list[Any]] = {
+    "no_such_field": [1],
+    "stream_options": [{"include_usage": True}],
+    "prompt_logprobs": [-1, -2, {"prompt_logprobs": 1, "stream": True}],
+    "max_tokens": [-1, 0, "16", 1.5, True],
+    "min_tokens": [{"min_tokens": 9, "max_tokens": 8}],
+    "n": [0, 129, False],
+    "temperature": [-0.1, True, "hot"],
+    "top_p": [1.5],
+    "top_k": [-2],
+    "min_p": [2],
+    "repetition_penalty": [0],
+    "presence_penalty": [2.5],
+    "frequency_penalty": [-3],
+    "seed": [2**63, 1.0],
+    "stop": [["a", "b", "c", "d", "e"], [""], 3, "a" * 2000],
+    "stop_token_ids": [[VOCABULARY], [-1]],
+    "allowed_token_ids": [[], [VOCABULARY]],
+    "logit_bias": [
+        *({key: 1} for key in ("x", "-1", str(VOCABULARY), "²")),
+        *({"1": 101}, {"1": None}, {str(i): 0 for i in range(1025)}),
+    ],
+    "bad_words": [[""]],
+    "truncate_prompt_tokens": [0, -2],
+    "priority": [1.5, -1],
+    "request_id": ["two words"],
+    "stream": ["yes"],
+}
+BAD_COMPLETIONS: dict[str, list[Any]] = {
+    "prompt": [
+        *(None, "", [], [[]], ["a", ""], ["a", 1], [1, True], [1.0], [-1], [VOCABULARY]),
+        *({"text": "a"}, ["a"] * 1025, "a" * 5000),
+    ],
+    "logprobs": [-1, 21, True],
+    "best_of": [2],
+    "suffix": ["end"],
+    "messages": [HELLO],
+    "n": [{"n": 100, "prompt": ["a", "b", "c"]}],
+}
+BAD_CHATS: dict[str, list[Any]] = {
+    "messages": [
+        *([], "hi", [HELLO[0], {"role": "system", "content": "late"}]),
+        {"messages": HELLO, "max_completion_tokens": 5000, "max_tokens": 5},
+    ],
+    "top_logprobs": [
+        *(2, {"top_logprobs": 2, "logprobs": False}, {"top_logprobs": 21, "logprobs": True})
+    ],
+    "logprobs": [1],
+    "max_completion_tokens": [0],
+    "continue_final_message": [{"continue_final_message": True, "add_generation_prompt": True}],
+    "chat_template": ["{{ 1 }}"],
+    "chat_template_kwargs": [{"chat_template": "x"}, {"tokenize": True}],
+    "response_format": [{"type": "json_object"}],
+    "tools": [[{"type": "function"}]],
+    "tool_choice": ["required"],
+    "functions": [[{}]],
+    "reasoning_effort": ["high"],
+    "audio": [{"voice": "x"}],
+    "modalities": [["text", "audio"]],
+    "prediction": [{"type": "content"}],
+    "web_search_options": [{}],
+    "prompt": ["x"],
+}
+BAD_MESSAGES: dict[str, Any] = {
+    "0": "hi",
+    "0.role": {"role": "robot", "content": "x"},
+    "0.name": {**USER, "content": "x", "name": 1},
+    "0.content": USER,
+    "0.content.0": {**USER, "content": [{"type": "image_url", "image_url": {}}]},
+}
 
 
-@pytest.mark.parametrize(("fields", "parameter"), BAD_IN_BOTH, ids=lambda value: str(value)[:50])
-def test_bad_fields_are_named(fields: dict[str, Any], parameter: str) -> None:
-    assert_refused(complete(fields), parameter)
-    assert_refused(chat(fields), parameter)
+def cases(table: dict[str, list[Any]]) -> list[tuple[dict[str, Any], str]]:
+    """Bodies that are refused, each with the field that is told."""
+    return [
+        (value if isinstance(value, dict) and field in value else {field: value}, field)
+        for field, values in table.items()
+        for value in values
+    ]
+
+
+@pytest.mark.parametrize(("body", "field"), cases(BAD_IN_BOTH), ids=lambda value: str(value)[:50])
+def test_bad_fields_are_named(body: dict[str, Any], field: str) -> None:
+    assert_refused(complete(body), field)
+    assert_refused(chat(body), field)
 
 
 @pytest.mark.parametrize(
-    ("fields", "parameter"),
-    [
-        ({"prompt": None}, "prompt"),
-        ({"prompt": ""}, "prompt"),
-        ({"prompt": []}, "prompt"),
-        ({"prompt": [[]]}, "prompt"),
-        ({"prompt": ["a", ""]}, "prompt"),
-        ({"prompt": ["a", 1]}, "prompt"),
-        ({"prompt": [1, True]}, "prompt"),
-        ({"prompt": [1.0]}, "prompt"),
-        ({"prompt": [-1]}, "prompt"),
-        ({"prompt": [VOCABULARY]}, "prompt"),
-        ({"prompt": {"text": "a"}}, "prompt"),
-        ({"prompt": ["a"] * 1025}, "prompt"),
-        ({"prompt": "a" * 5000}, "prompt"),
-        ({"logprobs": -1}, "logprobs"),
-        ({"logprobs": 21}, "logprobs"),
-        ({"logprobs": True}, "logprobs"),
-        ({"best_of": 2}, "best_of"),
-        ({"suffix": "end"}, "suffix"),
-        ({"messages": HELLO}, "messages"),
-        ({"n": 100, "prompt": ["a", "b", "c"]}, "n"),
-    ],
-    ids=lambda value: str(value)[:50],
+    ("body", "field"), cases(BAD_COMPLETIONS), ids=lambda value: str(value)[:50]
 )
-def test_bad_completion_fields_are_named(fields: dict[str, Any], parameter: str) -> None:
-    assert_refused(complete(fields), parameter)
+def test_bad_completion_fields_are_named(body: dict[str, Any], field: str) -> None:
+    assert_refused(complete(body), field)
 
 
-@pytest.mark.parametrize(
-    ("fields", "parameter"),
-    [
-        ({"messages": []}, "messages"),
-        ({"messages": "hi"}, "messages"),
-        ({"messages": ["hi"]}, "messages.0"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
-        ({"messages": [{"role": "user", "content": "x", "name": 1}]}, "messages.0.name"),
-        ({"messages": [{"role": "robot", "content": "x"}]}, "messages.0.role"),
-        ({"messages": [{"role": "user"}]}, "messages.0.content"),
-        ({"messages": [{"role": "user", "content": 1}]}, "messages.0.content"),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
-            "messages.0.content.0",
-        ),
-        (
-            {"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]},
-            "messages.0.tool_calls",
-        ),
-        ({"messages": [HELLO[0], {"role": "system", "content": "late"}]}, "messages"),
-        ({"top_logprobs": 2}, "top_logprobs"),
-        ({"logprobs": False, "top_logprobs": 2}, "top_logprobs"),
-        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
-        ({"logprobs": 1}, "logprobs"),
-        ({"max_completion_tokens": 0}, "max_completion_tokens"),
-        ({"max_completion_tokens": 5000, "max_tokens": 5}, "messages"),
-        (
-            {"continue_final_message": True, "add_generation_prompt": True},
-            "continue_final_message",
-        ),
-        ({"chat_template": "{{ 1 }}"}, "chat_template"),
-        ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs"),
-        ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs"),
-        ({"chat_template_kwargs": {"thinking": True}}, "chat_template_kwargs.thinking"),
-        ({"chat_template_kwargs": {"raise_exception": 1}}, "chat_template_kwargs.raise_exception"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"tools": [{"type": "function"}]}, "tools"),
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"functions": [{}]}, "functions"),
-        ({"reasoning_effort": "high"}, "reasoning_effort"),
-        ({"audio": {"voice": "x"}}, "audio"),
-        ({"modalities": ["text", "audio"]}, "modalities"),
-        ({"prediction": {"type": "content"}}, "prediction"),
-        ({"web_search_options": {}}, "web_search_options"),
-        ({"prompt": "x"}, "prompt"),
-    ],
-    ids=lambda value: str(value)[:60],
-)
-def test_bad_chat_fields_are_named(fields: dict[str, Any], parameter: str) -> None:
-    assert_refused(chat(fields), parameter)
+@pytest.mark.parametrize(("body", "field"), cases(BAD_CHATS), ids=lambda value: str(value)[:60])
+def test_bad_chat_fields_are_named(body: dict[str, Any], field: str) -> None:
+    assert_refused(chat(body), field)
+
+
+def test_what_is_wrong_inside_a_field_is_named_by_its_place() -> None:
+    for place, message in BAD_MESSAGES.items():
+        assert_refused(chat({"messages": [message]}), f"messages.{place}")
+    assert_refused(chat({"messages": [{**USER, "content": 1}]}), "messages.0.content")
+    options = {"stream": True, "stream_options": {"what": True}}
+    assert_refused(complete(options), "stream_options.what")
+    for name in ("thinking", "raise_exception"):
+        arguments = {"chat_template_kwargs": {name: True}}
+        assert_refused(chat(arguments), f"chat_template_kwargs.{name}")
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[1]", b'"x"', b"null", b"\xff", b"[" * 5000])
@@ -408,15 +372,8 @@ def test_the_template_sees_parts_names_and_flags() -> None:
 def test_a_template_that_reads_names_gets_them() -> None:
     template = "{% for m in messages %}{{ m.name or m.role }}: {{ m.content }}{% endfor %}"
     engine = MockEngine()
-    app = create_app(ServeConfig(model="mock"), engine, byte_tokenizer(template))
-
-    async def post() -> None:
-        transport = httpx.ASGITransport(app=app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-            body = {"messages": [{"role": "user", "content": "Hi", "name": "Ada"}]}
-            assert (await client.post("/v1/chat/completions", json=body)).status_code == 200
-
-    asyncio.run(post())
+    named = {"messages": [{**HELLO[0], "name": "Ada"}]}
+    assert chat(named, engine, template=template).status_code == 200
     assert engine.requests[0].prompt_ids == ids("Ada: Hi")
 
 
@@ -426,25 +383,19 @@ def test_template_kwargs_are_those_the_template_reads() -> None:
         "{% if thinking is defined and thinking %}{% generation %}hm{% endgeneration %}{% endif %}"
         "{% for message in messages %}{{ told(message.content) }}{% endfor %}{{ bos_token }}"
     )
-    tokenizer = byte_tokenizer(template)
     engine = MockEngine()
-    app = create_app(ServeConfig(model="mock"), engine, tokenizer)
 
-    async def post(arguments: dict[str, Any]) -> httpx.Response:
-        transport = httpx.ASGITransport(app=app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-            body = {"messages": HELLO, "chat_template_kwargs": arguments}
-            return await client.post("/v1/chat/completions", json=body)
+    def post(**arguments: Any) -> httpx.Response:
+        return chat({"chat_template_kwargs": arguments}, engine, template=template)
 
-    known = {"style": "so", "thinking": True, "bos_token": "!", "other": None}
-    assert asyncio.run(post(known)).status_code == 200
+    assert post(style="so", thinking=True, bos_token="!", other=None).status_code == 200
     assert engine.requests[0].prompt_ids == ids("hmso Hi!")
     for name in ("other", "name", "message", "told", "strftime_now"):
-        assert_refused(asyncio.run(post({name: 1})), f"chat_template_kwargs.{name}")
+        assert_refused(post(**{name: 1}), f"chat_template_kwargs.{name}")
 
 
 def test_a_model_without_template_refuses_chat() -> None:
-    response = ask("/v1/chat/completions", {"messages": HELLO}, chat_template=False)
+    response = chat({}, template=None)
     assert_refused(response, "messages")
     assert "no chat template" in response.text
 
@@ -454,11 +405,6 @@ def test_unknown_models_are_404_and_known_names_are_answered() -> None:
     assert complete({"model": "mock"}).json()["model"] == "mock"
 
 
-def test_large_bodies_are_413() -> None:
-    body = {"prompt": "x" * 3000}
-    assert_refused(ask("/v1/completions", body, max_body_bytes=2048), None, 413)
-
-
 def test_engine_refusals_are_400_and_failures_500() -> None:
     refusing = MockEngine(script=lambda _: Script([], error="too odd", refused=True))
     failing = MockEngine(script=lambda _: Script([], error="secret detail"))
@@ -466,18 +412,3 @@ def test_engine_refusals_are_400_and_failures_500() -> None:
     response = complete({}, failing)
     assert_refused(response, None, 500)
     assert "secret" not in response.text
-
-
-def test_configuration_layers_and_strictness(tmp_path: Any) -> None:
-    path = tmp_path / "serve.yaml"
-    path.write_text("model: /models/a\nport: 9000\nthreads: 2\n")
-    config = load_config(path, {"port": 9001})
-    assert (config.model, config.port, config.threads) == ("/models/a", 9001, 2)
-    assert config.model_names == ("a",)
-    path.write_text("model: a\nprot: 1\n")
-    with pytest.raises(ConfigError, match=r"prot.*did you mean port"):
-        load_config(path, {})
-    with pytest.raises(ConfigError, match="no model"):
-        load_config(None, {})
-    with pytest.raises(ConfigError, match="cannot read"):
-        load_config(tmp_path / "absent.yaml", {})

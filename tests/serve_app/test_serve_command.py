@@ -4,7 +4,6 @@ engine."""
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -22,12 +21,7 @@ from lexshard.serve_app.openai.errors import ApiError
 from tests.support.mock_server import model_folder
 from tests.support.paths import ROOT
 
-
-@pytest.fixture(autouse=True)
-def _no_options_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in list(os.environ):
-        if name.startswith("LEXSHARD_"):
-            monkeypatch.delenv(name)
+pytestmark = pytest.mark.usefixtures("no_options_of_the_machine")
 
 
 def test_bad_command_lines_end_with_one_clear_line(
@@ -39,39 +33,33 @@ def test_bad_command_lines_end_with_one_clear_line(
     numbered.write_text("model: a\n1: 2\n")
     mistyped = tmp_path / "mistyped.yaml"
     mistyped.write_text("model: a\nthreads: true\n")
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = str(taken.getsockname()[1])
-        cases = [
-            (["serve"], "no model"),
-            (["serve", "--model", str(tmp_path / "absent")], "no model folder at"),
-            (["serve", "--model", folder, "--draft", str(tmp_path / "absent")], "no model folder"),
-            (["serve", "--model", str(tmp_path)], "has no config.json"),
-            (["serve", str(tmp_path / "absent")], "no model folder at"),
-            (["serve", "org/absent"], "no model folder at org/absent, nor a whole model"),
-            (["serve", folder, "--draft", "org/absent"], "no model folder at org/absent, nor"),
-            (["serve", folder, "--model", "org/other"], "two models given"),
-            (["serve", folder, "--revision", "v1"], "is a path: leave it out"),
-            (["serve", "--model", folder, "--dtype", "int3"], "dtype"),
-            (["serve", "--model", folder, "--kv-cache-memory", "lots"], "kv_cache_memory"),
-            (["serve", "--model", folder, "--port", port], "in use"),
-            (["serve", "--config", str(tmp_path / "absent.yaml")], "cannot read"),
-            (["serve", "--model", folder, "--kv-cache-memory", "0"], "kv_cache_memory"),
-            (["serve", "--model", folder, "--dashboard", "--address", "auto"], "leave it out"),
-            (["serve", "--model", folder, "--replicas", "3", "--max-replicas", "2"], "fewer than"),
-            (["serve", "--model", folder, "--replicas", "2", "--api-processes", "2"], "leave out"),
-            (["serve", "--model", folder, "--routing", "load"], "give --replicas 2"),
-            (["serve", "--model", folder, "--target-ongoing-requests", "4"], "give --max-replicas"),
-            (["serve", "--config", str(latin)], "not valid YAML"),
-            (["serve", "--config", str(numbered)], "must hold a mapping"),
-            (["serve", "--config", str(mistyped)], "threads"),
-        ]
-        for arguments, expected in cases:
-            assert main(arguments) == 2
-            error = capsys.readouterr().err
-            assert expected in error
-            assert error.count("\n") == 1
+    cases = [
+        (["serve"], "no model"),
+        (["serve", "--model", folder, "--draft", str(tmp_path / "absent")], "no model folder"),
+        (["serve", "--model", str(tmp_path)], "has no config.json"),
+        (["serve", str(tmp_path / "absent")], "no model folder at"),
+        (["serve", "org/absent"], "no model folder at org/absent, nor a whole model"),
+        (["serve", folder, "--draft", "org/absent"], "no model folder at org/absent, nor"),
+        (["serve", folder, "--model", "org/other"], "two models given"),
+        (["serve", folder, "--revision", "v1"], "is a path: leave it out"),
+        (["serve", "--model", folder, "--dtype", "int3"], "dtype"),
+        (["serve", "--model", folder, "--kv-cache-memory", "lots"], "kv_cache_memory"),
+        (["serve", "--config", str(tmp_path / "absent.yaml")], "cannot read"),
+        (["serve", "--model", folder, "--kv-cache-memory", "0"], "kv_cache_memory"),
+        (["serve", "--model", folder, "--dashboard", "--address", "auto"], "leave it out"),
+        (["serve", "--model", folder, "--replicas", "3", "--max-replicas", "2"], "fewer than"),
+        (["serve", "--model", folder, "--replicas", "2", "--api-processes", "2"], "leave out"),
+        (["serve", "--model", folder, "--routing", "load"], "give --replicas 2"),
+        (["serve", "--model", folder, "--target-ongoing-requests", "4"], "give --max-replicas"),
+        (["serve", "--config", str(latin)], "not valid YAML"),
+        (["serve", "--config", str(numbered)], "must hold a mapping"),
+        (["serve", "--config", str(mistyped)], "threads"),
+    ]
+    for arguments, expected in cases:
+        assert main(arguments) == 2
+        error = capsys.readouterr().err
+        assert expected in error
+        assert error.count("\n") == 1
     assert main(["frobnicate"]) == 2
     assert main(["--help"]) == 0
 

@@ -168,35 +168,6 @@ def test_metrics_tell_of_engine_and_requests() -> None:
     serve(check)
 
 
-def test_metrics_tell_what_the_head_did() -> None:
-    engine = MockEngine(
-        statistics=EngineStatistics(
-            head_rows=10,
-            head_certified_rows=7,
-            head_opened_share=3.25,
-            head_bytes=2**40,
-            head_rows_by_tier={"int8": 2, "int4": 5, "dense-fp32": 3},
-        )
-    )
-
-    async def check(client: Client) -> None:
-        lines = unlabelled((await client.get("/metrics")).text).splitlines()
-        assert "# TYPE lexshard_head_rows_by_tier_total counter" in lines
-        by_tier = [line for line in lines if line.startswith("lexshard_head_rows_by_tier_total{")]
-        assert by_tier == [
-            'lexshard_head_rows_by_tier_total{tier="dense-fp32"} 3.0',
-            'lexshard_head_rows_by_tier_total{tier="int4"} 5.0',
-            'lexshard_head_rows_by_tier_total{tier="int8"} 2.0',
-        ]
-        assert "lexshard_head_certified_rows_total 7.0" in lines
-        assert "lexshard_head_opened_share_total 3.25" in lines
-        assert "# TYPE lexshard_head_opened_share_total counter" in lines
-        [read] = [line for line in lines if line.startswith("lexshard_head_bytes_total ")]
-        assert float(read.split()[1]) == 2**40
-
-    serve(check, engine)
-
-
 def test_every_statistic_of_the_engine_is_described() -> None:
     names = {field.name for field in fields(EngineStatistics)}
     descriptions = statistics_of(EngineStatistics)

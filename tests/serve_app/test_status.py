@@ -24,24 +24,16 @@ def test_status_names_every_role_with_its_process() -> None:
     serve(check, api_keys=["key"])
 
 
-def test_a_server_that_is_not_ready_says_why() -> None:
+def test_the_page_has_a_line_for_each_role_and_says_what_is_waited_for() -> None:
     async def check(client: Client) -> None:
-        report = (await client.get("/status")).json()
-        page = describe(report)
+        page = describe((await client.get("/status")).json())
+        lines = page.splitlines()
+        assert lines[0].startswith("mock, lexshard ")
+        assert any(line.startswith("body 0 ") and str(os.getpid()) in line for line in lines)
         assert "not ready: it is loading" in page
         assert "0 of 64 in use" in page
 
     serve(check, MockEngine(health_reason="it is loading"))
-
-
-def test_the_page_has_a_line_for_each_role() -> None:
-    async def check(client: Client) -> None:
-        report: dict[str, Any] = (await client.get("/status")).json()
-        lines = describe(report).splitlines()
-        assert lines[0].startswith("mock, lexshard ")
-        assert any(line.startswith("body 0 ") and str(os.getpid()) in line for line in lines)
-
-    serve(check)
 
 
 HEAD_TIMINGS = (

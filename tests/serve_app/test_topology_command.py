@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -11,15 +10,10 @@ import pytest
 from lexshard.serve_app.cli import main
 from tests.support.paths import DEMO, DEMO_DRAFT
 
+pytestmark = pytest.mark.usefixtures("no_options_of_the_machine")
+
 NODE = "cpus=8,memory=16GiB"
 Captured = pytest.CaptureFixture[str]
-
-
-@pytest.fixture(autouse=True)
-def _no_options_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in list(os.environ):
-        if name.startswith("LEXSHARD_"):
-            monkeypatch.delenv(name)
 
 
 def plan(*arguments: str, nodes: str = NODE) -> int:
