@@ -9,10 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from lexshard.kernels.quantize.blocks import row_blocks
 from lexshard.kernels.quantize.layout import BLOCK, GROUP, LINE, aligned, pack_nibbles, padded
 from lexshard.kernels.quantize.one_bit import quantize_one_bit
-from lexshard.kernels.quantize.rounding import SMALLEST_SIZE, norms, round_up
+from lexshard.kernels.quantize.rounding import SMALLEST_SIZE, norms, round_up, row_blocks
 from lexshard.kernels.quantize.tiers import (
     COIN_UNIT,
     CommonDirection,

@@ -45,10 +45,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from lexshard.kernels.quantize.blocks import row_blocks
 from lexshard.kernels.quantize.layout import BLOCK, pack_panels, pack_signs, padded
 from lexshard.kernels.quantize.rotation import draw_rotation, rotate
-from lexshard.kernels.quantize.rounding import SMALLEST_SIZE, norms, round_up
+from lexshard.kernels.quantize.rounding import SMALLEST_SIZE, norms, round_up, row_blocks
 from lexshard.kernels.quantize.tiers import CommonDirection, OneBitTier
 
 FAILURE_PROBABILITY = 1e-12

@@ -9,7 +9,7 @@ from numba import njit
 
 from lexshard.kernels.blocks import BLOCK
 from lexshard.kernels.noise.cpu import block_draw, block_minimum, noise_of, token_noise
-from lexshard.kernels.penalties.cpu import MINUS_INFINITY, adjust_block, adjust_candidates
+from lexshard.kernels.penalties.cpu import MINUS_INFINITY, adjust, adjust_block
 from lexshard.kernels.rounding import NOISE_ROUNDING
 from lexshard.kernels.search.blocks import (
     block_bounds,
@@ -18,7 +18,7 @@ from lexshard.kernels.search.blocks import (
     slack_factors,
     upper_bounds,
 )
-from lexshard.kernels.search.kinds import GREEDY, GUMBEL, TOP_K
+from lexshard.kernels.search.types import GREEDY, GUMBEL, TOP_K
 
 
 @njit(nogil=True, cache=True)
@@ -151,7 +151,7 @@ def narrow(  # type: ignore[no-untyped-def]
             token, value = ids[index], values[index]
             slack = error * row_slack[0, token] + size * row_slack[1, token]
             upper[index] = value + (slack + rest + abs(value) * share)
-    upper = adjust_candidates(ids, upper, offsets, adjustments)
+    upper = adjust(ids, upper, offsets, adjustments)
     kept = np.empty(ids.size, np.int32)
     kept_offsets = np.zeros(rows + 1, np.int64)
     count = 0

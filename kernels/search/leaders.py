@@ -7,19 +7,14 @@ import math
 import numpy as np
 from numba import njit
 
+from lexshard.kernels.block_maxima import block_maxima
 from lexshard.kernels.blocks import BLOCK
 from lexshard.kernels.noise.cpu import block_draw, block_minimum, noise_of, token_noise
 from lexshard.kernels.penalties.cpu import MINUS_INFINITY, adjust_block
 from lexshard.kernels.rounding import NOISE_ROUNDING
-from lexshard.kernels.search.blocks import (
-    NO_SLACK,
-    block_maxima,
-    cover,
-    noise_ceilings,
-    number_of,
-)
-from lexshard.kernels.search.kinds import GUMBEL, TOP_K
+from lexshard.kernels.search.blocks import NO_SLACK, cover, noise_ceilings, number_of
 from lexshard.kernels.search.selection import key_value, kth_largest_key, order_key
+from lexshard.kernels.search.types import GUMBEL, TOP_K
 
 # Of an adjusted row, at least so many blocks are looked at at once.
 FEWEST_BLOCKS = 16
@@ -181,7 +176,7 @@ def find_leaders(  # type: ignore[no-untyped-def]
     found = np.empty(size, np.int32)
     for row in range(rows):
         estimates = values[row]
-        block_maxima(estimates, maxima[row], size)
+        block_maxima(estimates[:size], maxima[row])
         ceilings = maxima[row]
         if adjustments.active[row]:
             ceilings = maxima[row].copy()

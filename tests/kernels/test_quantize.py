@@ -73,7 +73,7 @@ def test_the_low_plane_adds_four_bits() -> None:
 def test_blocks_of_rows_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = weights(1, "mixed", 50, 130)
     whole = [quantize(weight, kind) for kind in KINDS]  # type: ignore[call-overload]
-    monkeypatch.setattr("lexshard.kernels.quantize.blocks.ROW_BLOCK", 7)
+    monkeypatch.setattr("lexshard.kernels.quantize.rounding.ROW_BLOCK", 7)
     for before, kind in zip(whole, KINDS, strict=True):
         after = quantize(weight, kind)  # type: ignore[call-overload]
         for name in before.__slots__:

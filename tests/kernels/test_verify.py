@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from lexshard.kernels import pool
+from lexshard.kernels.block_maxima import block_maxima
 from lexshard.kernels.exponential.bounded_sum import relative_error
 from lexshard.kernels.verify import (
     DenseProposals,
@@ -188,7 +189,7 @@ def test_the_fast_normaliser_keeps_its_margin(
 def test_block_maxima_are_those_of_every_64_logits(size: int) -> None:
     logits = random_logits(np.random.default_rng(size), "special", 1, size)[0]
     maxima = np.empty(-(-size // 64), np.float32)
-    highest = normalizer.block_maxima(logits, maxima)
+    highest = block_maxima(logits, maxima)
     padded = np.pad(logits, (0, -size % 64), constant_values=-np.inf)
     assert np.array_equal(maxima, padded.reshape(-1, 64).max(axis=1))
     assert highest == logits.max()
@@ -276,7 +277,7 @@ def test_a_certain_draw_does_not_depend_on_normalisers_within_their_margins(marg
                 for each, total in zip((p, q), totals, strict=True)
             )
             maxima = np.empty(5, np.float32)
-            normalizer.block_maxima(p, maxima)
+            block_maxima(p, maxima)
             found.append(
                 race.race(
                     row,

@@ -1,6 +1,6 @@
 """Hidden states as bytes on a device: what the tensor cores multiply, in one launch.
 
-The arithmetic is that of `kernels.screen.hidden`; the integers of a hidden state may differ from
+The arithmetic is that of `kernels.screen.types`; the integers of a hidden state may differ from
 the host's in the last place (its step is a little larger), and with them estimates, within the same
 bound.
 """
@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from lexshard.kernels.screen.hidden import (
+from lexshard.kernels.screen.types import (
     LARGEST_PRODUCT,
     NORM_MARGIN,
     ROUNDING,
@@ -31,7 +31,7 @@ _STEP_MARGIN = tl.constexpr(STEP_MARGIN)
 
 
 class HiddenBytes(NamedTuple):
-    """N hidden states as `kernels.screen.hidden` makes them integers. Rows ``2 n`` and ``2 n + 1``
+    """N hidden states as `kernels.screen.types` makes them integers. Rows ``2 n`` and ``2 n + 1``
     of ``halves`` are the low and high bytes of state ``n``."""
 
     halves: torch.Tensor  # [2 N, width] int8

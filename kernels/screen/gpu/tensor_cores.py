@@ -19,8 +19,7 @@ import triton.language as tl
 from lexshard.kernels.quantize.layout import unpack_nibbles
 from lexshard.kernels.quantize.tiers import Int4Tier, Int8Tier, Tier
 from lexshard.kernels.screen.gpu.hidden_bytes import HiddenBytes, hidden_kernel
-from lexshard.kernels.screen.hidden import padded_columns
-from lexshard.kernels.screen.types import Screened
+from lexshard.kernels.screen.types import Screened, padded_columns
 
 LARGEST_HIDDEN_ROWS = 64  # of a program
 ROW_BLOCK = 4096  # rows repacked at a time

@@ -24,7 +24,7 @@ import triton.language as tl
 from lexshard.kernels.blocks import BLOCK
 from lexshard.kernels.noise.triton_kernel import block_draw, gumbel_in_block, gumbel_of
 from lexshard.kernels.rounding import NOISE_ROUNDING, ULP_SHARE
-from lexshard.kernels.search import kinds
+from lexshard.kernels.search import types as kinds
 from lexshard.kernels.search.gpu.triton_adjust import ENTRY, REALS, TILE
 
 ALL_TOKENS, WHOLE_BLOCKS, ANY_TOKENS = 0, 1, 2  # what `OWNED` says
