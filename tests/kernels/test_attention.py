@@ -117,7 +117,7 @@ def cases(draw: st.DrawFn) -> Case:
     )
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(case=cases())
 def test_agrees_with_float64(case: Case) -> None:
     """A score of up to 256 terms of size 2 errs by some 10^-6, values are of size 1."""
@@ -126,7 +126,7 @@ def test_agrees_with_float64(case: Case) -> None:
     assert float((result - expected).abs().max()) < 2e-5
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(case=cases(), data=st.data())
 def test_a_row_has_the_same_bits_in_every_batch(case: Case, data: st.DataObject) -> None:
     """Alone, in any piece of the batch, and wherever its blocks lie."""

@@ -579,11 +579,10 @@ def test_the_search_keeps_its_promises_on_the_gpu(check: object) -> None:
 
 
 COMPILE = """
-import numpy as np, torch
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from tests.support.compile_only import check, compiling
 from lexshard.actors.head.gpu.device_shard import DeviceShard
-from lexshard.actors.head.exchange import merge_candidates
-from lexshard.actors.candidates import Candidates
 from lexshard.actors.head.ladder import Ladder
 from lexshard.actors.states.need import Need
 from lexshard.actors.states.row_table import RowTable
@@ -591,6 +590,11 @@ from lexshard.kernels.quantize import quantize
 from lexshard.kernels.rows import canonical_logits
 weight = torch.randn(1300, 256).bfloat16()
 ladder = Ladder({kind: quantize(weight, kind) for kind in ("int8", "int4")}, ((1, "int8"),))
+operators = set()
+class Recorded(TorchDispatchMode):
+    def __torch_dispatch__(self, operator, types, arguments=(), options=None):
+        operators.add(operator.overloadpacket.__name__)
+        return operator(*arguments, **(options or {}))
 with compiling() as compiled:
     plain = DeviceShard(weight, None, None, 1.0, 1300, ladder, device="cpu")
     plain.screen(torch.zeros(1, 256), RowTable.of([Need("top1")]))
@@ -600,50 +604,20 @@ with compiling() as compiled:
     canonical_logits(torch.zeros(2, 256), weight, implementation="triton")
 check(compiled)
 assert len({kernel.name for kernel in compiled}) >= 11
-"""
-
-LAUNCHES = """
-import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from tests.support.compile_only import compiling
-from lexshard.actors.head.gpu.device_shard import DeviceShard
-from lexshard.actors.head.ladder import Ladder
-from lexshard.actors.states.need import Need
-from lexshard.actors.states.row_table import RowTable
-from lexshard.kernels.quantize import quantize
-weight = torch.randn(1300, 256).bfloat16()
-ladder = Ladder({"int8": quantize(weight, "int8")}, ((1, "int8"),))
-shard = DeviceShard(weight, None, None, 1.0, 1300, ladder, device="cpu")
-operators = set()
-class Recorded(TorchDispatchMode):
-    def __torch_dispatch__(self, operator, types, arguments=(), options=None):
-        operators.add(operator.overloadpacket.__name__)
-        return operator(*arguments, **(options or {}))
-with compiling():
-    shard.screen(torch.zeros(1, 256), RowTable.of([Need("top1")]))
 with compiling() as compiled, Recorded():
-    shard.replay(1)()
+    plain.replay(1)()
 print(*(kernel.name for kernel in compiled))
 assert len(compiled) == 8, "begin, which is beside the screen, the screen's two, and five"
 assert operators <= {"empty", "view", "select", "detach"}, operators  # which launch nothing
 """
 
 
-def test_every_kernel_of_a_step_compiles_for_a_gpu() -> None:
-    """Down to machine code for compute capability 9.0, without a device."""
+def test_a_step_of_the_head_is_eight_launches_that_compile_for_a_gpu() -> None:
+    """Down to machine code for compute capability 9.0, without a device. Where nothing is penalised
+    or post-processed a graph holds nothing but these launches."""
     pytest.importorskip("triton")
-    _run_compiling(COMPILE)
-
-
-def test_a_step_of_the_head_is_eight_launches() -> None:
-    """And nothing else that a graph would hold, where nothing is penalised or post-processed."""
-    pytest.importorskip("triton")
-    _run_compiling(LAUNCHES)
-
-
-def _run_compiling(program: str) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    subprocess.run([sys.executable, "-c", program], check=True, env=environment, cwd=ROOT)
+    subprocess.run([sys.executable, "-c", COMPILE], check=True, env=environment, cwd=ROOT)
 
 
 @pytest.mark.gpu

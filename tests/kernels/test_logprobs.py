@@ -18,7 +18,7 @@ def same(left: RowScores, right: RowScores) -> bool:
     return all(np.array_equal(a, b, equal_nan=True) for a, b in zip(left, right, strict=True))
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(
     seed=st.integers(0, 2**32),
     rows=st.integers(1, 7),

@@ -23,9 +23,6 @@ from tests.support.tier_cases import KINDS, SHAPES, weights
 
 pytestmark = pytest.mark.vectors
 
-settings.register_profile("screen", deadline=None, max_examples=60)
-settings.load_profile("screen")
-
 DETERMINISTIC = ("int8", "int4")
 # Every tier with the widths of hidden states that it can meet.
 WIDTHS = [("int8", 8), *((kind, 16) for kind in KINDS)]
@@ -77,6 +74,7 @@ def _violations(screened: Screened, hidden: np.ndarray, weight: torch.Tensor) ->
     return int(beyond.sum() + (np.abs(screened.estimate - exact) > bound).sum())
 
 
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 2**32),
     kind=st.sampled_from(KINDS),
@@ -107,6 +105,7 @@ def test_no_estimate_is_beyond_its_bound(
         assert _violations(screened, hidden, weight) == 0
 
 
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 2**32),
     width=st.sampled_from(WIDTHS),
@@ -143,6 +142,7 @@ def test_cpu_equals_reference(
         assert np.array_equal(refine(hidden, tier, ids, offsets).estimate, want)
 
 
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 2**32),
     rows=st.integers(1, 13),

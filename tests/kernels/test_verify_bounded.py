@@ -25,9 +25,6 @@ from lexshard.kernels.verify import (
 from lexshard.kernels.verify.reference import acceptance, log_softmax
 from tests.support.decision_cases import FLAVOURS, random_logits
 
-settings.register_profile("verify_bounded", deadline=None)
-settings.load_profile("verify_bounded")
-
 Implementation = Literal["reference", "cpu"]
 IMPLEMENTATIONS: tuple[Implementation, ...] = ("reference", "cpu")
 KINDS = ("certain", "list", "close", "equal", "edge")
