@@ -94,6 +94,7 @@ def find_candidates(  # type: ignore[no-untyped-def]
         if adjustments.active[row]:
             cover(ceilings, values[row], row_slack, factors, size, row, adjustments)
         kind, threshold = needs.kind[row], thresholds[row]
+        key, position = needs.key[row], needs.position[row]
         scale = 1.0 if kind in (GREEDY, TOP_K) else needs.inverse_temperature[row]
         highest = MINUS_INFINITY
         for block in range(ceilings.size):
@@ -115,8 +116,8 @@ def find_candidates(  # type: ignore[no-untyped-def]
                 token_ids,
                 by_block,
                 kind,
-                needs.key[row],
-                needs.position[row],
+                key,
+                position,
                 scale,
                 threshold,
                 ids[count:],
