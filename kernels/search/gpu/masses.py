@@ -27,14 +27,14 @@ from lexshard.kernels.search.gpu.search import (
     screened_rows,
 )
 from lexshard.kernels.search.gpu.triton_adjust import TILE
-from lexshard.kernels.search.gpu.triton_bounds import ScreenedRows
+from lexshard.kernels.search.gpu.triton_bounds import EstimatedRows
 
 
 class SoftmaxRows(NamedTuple):
     """R rows of a softmax over V tokens as a device knows them: adjusted estimates and errors."""
 
     hidden: torch.Tensor  # [R, d]
-    screened: ScreenedRows
+    screened: EstimatedRows
     factors: torch.Tensor  # [R, 3] fp32
     reals: torch.Tensor  # [R, 4] float64, as `Questions`
     tops: torch.Tensor  # [R, tiles] fp32, the best estimates

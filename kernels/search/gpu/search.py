@@ -38,7 +38,7 @@ from lexshard.kernels.search.gpu import triton_adjust as adjusting
 from lexshard.kernels.search.gpu import triton_bounds as bounding
 from lexshard.kernels.search.gpu import triton_candidates, triton_leaders
 from lexshard.kernels.search.gpu.triton_adjust import TILE
-from lexshard.kernels.search.gpu.triton_bounds import BlockDraws, Questions, ScreenedRows
+from lexshard.kernels.search.gpu.triton_bounds import BlockDraws, EstimatedRows, Questions
 from lexshard.kernels.search.gpu.triton_leaders import BLOCKS_AT_A_TIME
 
 ADJUSTING_PROGRAMS = 64
@@ -199,14 +199,16 @@ def unpack_results(memory: torch.Tensor, rows: int) -> Results:
     return Results(largest.view(torch.float32), finite, counts, candidates.view(shape), logits)
 
 
-def screened_rows(screened: Screened, size: int) -> ScreenedRows:
+def screened_rows(screened: Screened, size: int) -> EstimatedRows:
     """Estimates of ``size`` ids as kernels read them."""
     values, row_slack, hidden_slack = screened
     lengths = (size, values.shape[1], row_slack.stride(0), hidden_slack.shape[1])
-    return ScreenedRows(values, row_slack, hidden_slack, *lengths)
+    return EstimatedRows(values, row_slack, hidden_slack, *lengths)
 
 
-def adjust_estimates(screened: ScreenedRows, post: PostProcessing, support: Support | None) -> None:
+def adjust_estimates(
+    screened: EstimatedRows, post: PostProcessing, support: Support | None
+) -> None:
     """Post-processes the estimates in place, and adjusts those of ``support``."""
     rows = len(screened.estimates)
     if any(post.flags.values()):
@@ -220,7 +222,7 @@ def adjust_estimates(screened: ScreenedRows, post: PostProcessing, support: Supp
 
 
 def adjusted_factors(
-    hidden: torch.Tensor, screened: ScreenedRows, post: PostProcessing, reals: torch.Tensor
+    hidden: torch.Tensor, screened: EstimatedRows, post: PostProcessing, reals: torch.Tensor
 ) -> torch.Tensor:
     """[N, 3] fp32: what the errors of adjusted estimates of ``hidden`` [N, d] are made of."""
     rows, columns = hidden.shape

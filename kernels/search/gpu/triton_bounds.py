@@ -54,7 +54,7 @@ class Questions(NamedTuple):
     reals: torch.Tensor  # [N, 4] float64: inverse temperature, ln min_p, slope, size
 
 
-class ScreenedRows(NamedTuple):
+class EstimatedRows(NamedTuple):
     """Estimates of N rows over ``size`` ids and what their errors are made of
     (`kernels.screen.Screened`)."""
 
