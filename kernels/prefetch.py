@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
-from numba.core import types
+from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 AHEAD = 2048  # bytes
@@ -19,12 +19,17 @@ _I32, _I64 = ir.IntType(32), ir.IntType(64)
 _POINTER = ir.IntType(8).as_pointer()
 
 
+def request(builder: ir.IRBuilder, pointer: Any, level: int) -> None:
+    """Asks for the line at ``pointer`` (to bytes), for the cache of a level: 1 or 2. Beyond the end
+    of an array this reads nothing: to ask for an address that is not there has no effect."""
+    kind = ir.FunctionType(ir.VoidType(), [_POINTER, _I32, _I32, _I32])
+    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    builder.call(function, [pointer, _I32(0), _I32(4 - level), _I32(1)])  # to read; data
+
+
 def prefetch_address(builder: ir.IRBuilder, address: Any) -> None:
     """Asks for the line that is AHEAD bytes after ``address`` (an integer), wherever that is."""
-    kind = ir.FunctionType(ir.VoidType(), [_POINTER, _I32, _I32, _I32])
-    request = builder.module.declare_intrinsic("llvm.prefetch", [_POINTER], kind)
-    place = builder.inttoptr(builder.add(address, _I64(AHEAD)), _POINTER)
-    builder.call(request, [place, _I32(0), _I32(3), _I32(1)])  # to read, to be kept, data
+    request(builder, builder.inttoptr(builder.add(address, _I64(AHEAD)), _POINTER), 1)
 
 
 @intrinsic

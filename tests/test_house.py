@@ -31,7 +31,7 @@ PREFIX = "lexshard."  # of every name of ours, left out here
 MOST_MODULES = 16  # side by side in a folder
 # Lines of Python. Whoever raises one says why in the commit; what they are to be is behind them.
 BUDGETS = {
-    "kernels": 15_200,  # 12,000
+    "kernels": 14_830,  # 12,000
     "actors": 18_340,  # 13,000
     "cluster": 7_740,  # 4,500
     "serve_app": 8_350,  # 6,000

@@ -161,7 +161,6 @@ class FusedBody:
     ) -> None:
         self._shape = shape
         self._weights = weights
-        self._stacked = tuple(getattr(weights, each.name) for each in fields(weights))
         self._embedding = embedding
         self._key_cache: np.ndarray[Any, Any] | None = None
         self._value_cache: np.ndarray[Any, Any] | None = None
@@ -263,13 +262,8 @@ class FusedBody:
             batch.row_sequence[rows],
             batch.block_tables,
             batch.output_rows[wanted] - np.int32(rows.start),
-            *self._stacked,
-            shape.heads,
-            shape.kv_heads,
-            shape.head_dim,
-            shape.epsilon,
-            shape.scale,
-            shape.window,
+            *weights,
+            *shape.constants,
             self._key_cache,
             self._value_cache,
             out[wanted],

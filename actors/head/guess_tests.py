@@ -1,7 +1,7 @@
 """Rows that test a guess by distributions, decided without all of their logits.
 
 Such a row emits its guess or one other token (`kernels.verify`). Where bounds on its
-logits tell which (`kernels.verify_bounded`), or the few tokens that truncation leaves, that token
+logits tell which (`kernels.verify`), or the few tokens that truncation leaves, that token
 is the only one that can still win.
 """
 
@@ -24,7 +24,7 @@ from lexshard.actors.states.need import Need
 from lexshard.actors.states.row_table import RowTable
 from lexshard.actors.verification import emitted_tokens
 from lexshard.kernels.mass import adjusted_bounds
-from lexshard.kernels.verify_bounded import (
+from lexshard.kernels.verify import (
     OPEN,
     STANDS,
     BoundedRow,

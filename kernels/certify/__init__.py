@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lexshard.kernels.certify import cpu, reference
-from lexshard.kernels.certify.margins import LARGEST_VOCABULARY, LOG_ROUNDING
+from lexshard.kernels.certify.reference import LARGEST_VOCABULARY, LOG_ROUNDING
 
 Implementation = Literal["reference", "cpu"]
 Float32s = npt.NDArray[np.float32]

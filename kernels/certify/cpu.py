@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import numpy.typing as npt
 from numba import njit
 
-from lexshard.kernels.certify.margins import (
+from lexshard.kernels.certify.reference import (
     HALF_A_UNIT,
     LARGEST_RATIO,
     LOG_ROUNDING,
@@ -19,7 +18,7 @@ from lexshard.kernels.certify.margins import (
 from lexshard.kernels.exponential.double_precision import exponential
 from lexshard.kernels.penalties.cpu import MINUS_INFINITY
 from lexshard.kernels.search.selection import key_value, order_key
-from lexshard.kernels.truncate.cpu import boundary_key, largest
+from lexshard.kernels.truncate.cpu import boundary_key, largest, target_mass
 from lexshard.kernels.truncate.reference import MASS_UNIT
 
 
@@ -41,7 +40,7 @@ def _log_sum_exp(terms, count):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def _known_log_mass(known, scale):  # type: ignore[no-untyped-def]
+def known_log_mass(known, scale):  # type: ignore[no-untyped-def]
     terms = np.empty(known.size, np.float64)
     for index in range(known.size):
         terms[index] = np.float64(known[index]) * scale
@@ -60,12 +59,7 @@ def _size_of_mass(keys, masses, count, target):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def _target(top_p, total):  # type: ignore[no-untyped-def]
-    return min(max(np.int64(math.ceil(top_p * np.float64(total))), 1), total)
-
-
-@njit(nogil=True, cache=True)
-def _nucleus_size(  # type: ignore[no-untyped-def]
+def nucleus_size(  # type: ignore[no-untyped-def]
     known, scale, top_p, outside_log_upper, outside_log_lower, outside_upper, outside_count
 ):
     highest = largest(known)
@@ -97,37 +91,11 @@ def _nucleus_size(  # type: ignore[no-untyped-def]
             least = math.exp(min(outside_log_lower - top, LARGEST_RATIO)) * (1.0 - MASS_ROUNDING)
             low = max(np.int64(math.floor(least * MASS_UNIT - rounding)) - 1, 0)
             low = min(low, high)
-    most_wanted = _target(top_p, total + high)
+    most_wanted = target_mass(top_p, total + high)
     if most_wanted > total:
         return -1
     size, boundary = _size_of_mass(keys, masses, count, most_wanted)
     if not outside_upper < np.float64(key_value(boundary)):
         return -1
-    least_wanted = _target(top_p, total + low)
+    least_wanted = target_mass(top_p, total + low)
     return size if _size_of_mass(keys, masses, count, least_wanted)[0] == size else -1
-
-
-def known_log_mass(known: npt.NDArray[np.float32], inverse_temperature: float) -> float:
-    return float(_known_log_mass(known, inverse_temperature))
-
-
-def nucleus_size(
-    known: npt.NDArray[np.float32],
-    inverse_temperature: float,
-    top_p: float,
-    outside_log_upper: float,
-    outside_log_lower: float,
-    outside_upper: float,
-    outside_count: int,
-) -> int:
-    return int(
-        _nucleus_size(
-            known,
-            inverse_temperature,
-            top_p,
-            outside_log_upper,
-            outside_log_lower,
-            outside_upper,
-            outside_count,
-        )
-    )

@@ -15,17 +15,17 @@ from lexshard.kernels.decision.nucleus import draw_nucleus
 from lexshard.kernels.decision.survivors import draw_truncated
 from lexshard.kernels.decision.winner import best_token, draw_token
 from lexshard.kernels.draw import Controls
-from lexshard.kernels.draw.cpu import draw_row, draw_rows
+from lexshard.kernels.draw.cpu import draw, draw_row
 from lexshard.kernels.penalties import Adjustments
-from lexshard.kernels.penalties.cpu import adjust_candidates, adjust_tokens, lower_bound
+from lexshard.kernels.penalties.cpu import adjust, adjust_tokens, lower_bound
 
 # A row that allows fewer than one of so many tokens looks at these, else at blocks of all.
 MANY_ALLOWED = 16
 
 
 @njit(nogil=True, cache=True)
-def _decide_candidates(ids, raw, offsets, controls, a):  # type: ignore[no-untyped-def]
-    return draw_rows(ids, adjust_candidates(ids, raw, offsets, a), offsets, controls)
+def decide_candidates(ids, raw, offsets, controls, a):  # type: ignore[no-untyped-def]
+    return draw(ids, adjust(ids, raw, offsets, a), offsets, controls)
 
 
 @njit(nogil=True, cache=True)
@@ -157,16 +157,6 @@ def _memory(matrix: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], tuple[int, int]
 def block_maxima(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     memory, strides = _memory(logits)
     return maxima_of_blocks.block_maxima(memory, strides, *logits.shape)
-
-
-def decide_candidates(
-    ids: npt.NDArray[np.int32],
-    raw: npt.NDArray[np.float32],
-    offsets: npt.NDArray[np.int64],
-    controls: Controls,
-    adjustments: Adjustments,
-) -> npt.NDArray[np.int64]:
-    return _decide_candidates(ids, raw, offsets, controls, adjustments)
 
 
 def decide_dense(

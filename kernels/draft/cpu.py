@@ -340,56 +340,27 @@ def _draft(  # type: ignore[no-untyped-def]
 
 def draft(stack: LlamaStack, head: DraftHead, pending: PendingTokens) -> Drafted:
     """See `kernels.draft.draft`."""
-    shape, weights, embedding = stack.shape, stack.weights, stack.embedding
-    shift = 16
+    embedding, shift = stack.embedding, 16
     if embedding.dtype == np.float32:
         embedding, shift = embedding.view(np.uint32), 0
     sequences = len(pending.most)
     longest = max(int(pending.most.max(initial=0)), 0)
     guesses = np.full((sequences, longest), -1, np.int32)
-    states = np.empty((sequences, max(1, longest), shape.hidden), np.float32)
+    states = np.empty((sequences, max(1, longest), stack.shape.hidden), np.float32)
     rows = np.zeros(sequences, np.int64)
     room = (sequences, longest, len(head.ids)) if pending.record else (0, 0, 0)
     recorded = np.full(room, -np.inf, np.float32)
     routed = head.router is not None
     fault = _draft(
-        pending.tokens,
-        pending.offsets,
-        pending.start,
-        pending.block_tables,
-        pending.most,
-        pending.key,
-        pending.inverse_temperature,
-        pending.top_k,
-        pending.top_p,
-        pending.log_min_p,
+        *pending[:10],
         pending.state_before.copy() if routed else pending.state_before[:0],
         embedding,
         shift,
-        weights.attention_norm,
-        weights.qkv,
-        weights.qkv_bias,
-        weights.query_norm,
-        weights.key_norm,
-        weights.attention_output,
-        weights.mlp_norm,
-        weights.gate_up,
-        weights.down,
-        weights.final_norm,
-        weights.cosine,
-        weights.sine,
-        shape.heads,
-        shape.kv_heads,
-        shape.head_dim,
-        shape.epsilon,
-        shape.scale,
-        shape.window,
+        *stack.weights,
+        *stack.shape.constants,
         stack.key_cache,
         stack.value_cache,
-        head.panels,
-        head.ids,
-        head.offsets,
-        head.always,
+        *head[:4],
         *(head.router or NO_ROUTER),
         guesses,
         states,

@@ -13,12 +13,12 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
+from lexshard.kernels.block_maxima import block_maxima
 from lexshard.kernels.blocks import BLOCK
 from lexshard.kernels.linear.tile import PANEL
 from lexshard.kernels.noise.cpu import SIX, block_draw, noise_ceiling, noise_of
 from lexshard.kernels.penalties.cpu import MINUS_INFINITY
 from lexshard.kernels.truncate.cpu import largest, truncate_row
-from lexshard.kernels.verify.normalizer import block_maxima
 
 BLOCK_BITS = np.int32(SIX)
 # How far below the best the tokens lie that are sorted out first, in nats: mostly top-k are nearer.

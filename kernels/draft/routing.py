@@ -6,6 +6,7 @@ import numpy as np
 from numba import njit
 
 from lexshard.kernels.decision.maxima import LOWEST_RANK, rank
+from lexshard.kernels.decision.survivors import count_reaching
 from lexshard.kernels.exponential.single_precision import silu
 from lexshard.kernels.linear.cpu import multiply
 
@@ -22,14 +23,6 @@ def score_clusters(features, inner, inner_bias, outer, outer_bias, scores):  # t
     for row in range(gates.shape[0]):
         for cluster in range(outer_bias.size):
             scores[row, cluster] += outer_bias[cluster]
-
-
-@njit(nogil=True, cache=True)
-def _count_from(ranks, least):  # type: ignore[no-untyped-def]
-    count = 0
-    for index in range(ranks.size):
-        count += ranks[index] >= least
-    return count
 
 
 @njit(nogil=True, cache=True)
@@ -53,9 +46,9 @@ def choose_clusters(scores, budget, always, chosen):  # type: ignore[no-untyped-
     threshold = np.int64(LOWEST_RANK)
     for bit in range(31, -1, -1):
         higher = threshold + (np.int64(1) << bit)
-        if higher < 2**31 and _count_from(ranks, np.int32(higher)) >= budget:
+        if higher < 2**31 and count_reaching(ranks, np.int32(higher)) >= budget:
             threshold = higher
-    equal = budget - _count_from(ranks, np.int32(threshold + 1))
+    equal = budget - count_reaching(ranks, np.int32(threshold + 1))
     for cluster in range(clusters):
         if chosen[cluster] or ranks[cluster] < threshold:
             continue

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lexshard.kernels.draw import cpu, reference
-from lexshard.kernels.draw.types import Controls
+from lexshard.kernels.draw.reference import Controls
 
 Implementation = Literal["reference", "cpu"]
 

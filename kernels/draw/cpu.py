@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import numpy.typing as npt
 from numba import njit
 
 from lexshard.kernels.blocks import BLOCK
-from lexshard.kernels.draw.types import Controls
 from lexshard.kernels.noise.cpu import block_draw, block_minimum, noise_ceiling, token_noise
 from lexshard.kernels.penalties.cpu import MINUS_INFINITY
 from lexshard.kernels.rounding import NOISE_ROUNDING
@@ -90,19 +88,11 @@ def draw_row(ids, logits, controls, row):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def draw_rows(ids, logits, offsets, controls):  # type: ignore[no-untyped-def]
+def draw(ids, logits, offsets, controls):  # type: ignore[no-untyped-def]
+    """See `kernels.draw.draw`."""
     rows = offsets.size - 1
     tokens = np.empty(rows, np.int64)
     for row in range(rows):
         own = slice(offsets[row], offsets[row + 1])
         tokens[row] = draw_row(ids[own], logits[own], controls, row)
     return tokens
-
-
-def draw(
-    ids: npt.NDArray[np.int32],
-    logits: npt.NDArray[np.float32],
-    offsets: npt.NDArray[np.int64],
-    controls: Controls,
-) -> npt.NDArray[np.int64]:
-    return draw_rows(ids, logits, offsets, controls)

@@ -15,6 +15,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from lexshard.kernels.prefetch import request
+
 AHEAD = 4096  # bytes between the weights in use and those being fetched
 PANEL = 16  # outputs side by side in one panel of packed weights: two AVX2 or one AVX-512 vector
 
@@ -41,18 +43,6 @@ def _load_weights(builder: Any, address: Any, bfloat16: bool) -> Any:
     halves = builder.load(builder.bitcast(address, _HALF_VECTOR.as_pointer()), align=2)
     words = builder.zext(halves, _WORD_VECTOR)
     return builder.bitcast(builder.shl(words, ir.Constant(_WORD_VECTOR, [16] * PANEL)), _VECTOR)
-
-
-def _prefetch(builder: Any, address: Any, distance: int) -> None:
-    """Fetch the line ``distance`` weights further on; beyond the last weight this does nothing."""
-    byte = ir.IntType(8).as_pointer()
-    prefetch = cgutils.get_or_insert_function(
-        builder.module,
-        ir.FunctionType(ir.VoidType(), [byte, _LANE, _LANE, _LANE]),
-        "llvm.prefetch.p0",
-    )
-    ahead = builder.bitcast(builder.gep(address, [ir.IntType(64)(distance)]), byte)
-    builder.call(prefetch, [ahead, _LANE(0), _LANE(3), _LANE(1)])  # to read, first level, data
 
 
 @intrinsic(prefer_literal=True)
@@ -120,7 +110,8 @@ def tile(
             accumulator.add_incoming(ir.Constant(_VECTOR, [0.0] * PANEL), before)
         place = builder.mul(column, step)
         if fetches:
-            _prefetch(builder, builder.gep(weight_start, [place]), distance)
+            ahead = builder.gep(weight_start, [builder.add(place, index(distance))])
+            request(builder, builder.bitcast(ahead, ir.IntType(8).as_pointer()), 1)
         vectors = [
             _load_weights(
                 builder,

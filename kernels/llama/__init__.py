@@ -9,13 +9,12 @@ arithmetic is independent of the rows beside it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy.typing as npt
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LlamaShape:
+class LlamaShape(NamedTuple):
     """Sizes and constants of the stack. ``window`` 0 means full attention."""
 
     layers: int
@@ -28,10 +27,15 @@ class LlamaShape:
     scale: float
     window: int
 
+    @property
+    def constants(self) -> tuple[float, ...]:
+        """From the number of heads on: what `kernels.llama.cpu.forward` takes."""
+        return self[3:]
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LlamaWeights:
-    """All layers stacked along the first axis, products packed as ``kernels.linear.pack`` does.
+
+class LlamaWeights(NamedTuple):
+    """All layers stacked along the first axis, products packed as ``kernels.linear.pack`` does, in
+    the order in which kernels take them.
 
     Arrays that a family lacks (biases, query and key norms) have size 0 along the last axis.
     ``gate_up`` holds the gate's panels, then the up projection's.

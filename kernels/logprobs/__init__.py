@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lexshard.kernels.logprobs import cpu, reference
-from lexshard.kernels.logprobs.types import RowScores
+from lexshard.kernels.logprobs.reference import RowScores
 
 Implementation = Literal["reference", "cpu"]
 

@@ -10,7 +10,7 @@ from numba import njit
 
 from lexshard.kernels.blocks import BLOCK, blocks_of
 from lexshard.kernels.exponential.double_precision import exponential
-from lexshard.kernels.logprobs.types import RowScores
+from lexshard.kernels.logprobs.reference import RowScores
 from lexshard.kernels.penalties.cpu import MINUS_INFINITY
 
 

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from lexshard.kernels.exponential.double_precision import exponential_array
-from lexshard.kernels.logprobs.types import RowScores
 from lexshard.kernels.truncate import best_ids
+
+
+class RowScores(NamedTuple):
+    """Log-probabilities of N rows: of one token each, and of the k best."""
+
+    logprob: npt.NDArray[np.float64]  # [N] of the row's token
+    rank: npt.NDArray[np.int64]  # [N] of the row's token, from 1; equal logits share the best
+    best_ids: npt.NDArray[np.int64]  # [N, k] largest logit first, ties to the lower id
+    best_logprobs: npt.NDArray[np.float64]  # [N, k]
 
 
 def log_normalizer(logits: npt.NDArray[np.float32]) -> float:

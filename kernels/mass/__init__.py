@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lexshard.kernels.mass import cpu, reference
-from lexshard.kernels.mass.types import Outline, OutsideMass
+from lexshard.kernels.mass.reference import Outline, OutsideMass
 from lexshard.kernels.penalties import Adjustments
 from lexshard.kernels.search import Estimates, Needs
 

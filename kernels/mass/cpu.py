@@ -10,8 +10,15 @@ import numpy.typing as npt
 from numba import njit
 
 from lexshard.kernels.exponential.double_precision import exponential
-from lexshard.kernels.mass.reference import BIN_WIDTH, BINS, CONFIDENCE, LARGEST_PLACE, MASS_MARGIN
-from lexshard.kernels.mass.types import Outline, OutsideMass
+from lexshard.kernels.mass.reference import (
+    BIN_WIDTH,
+    BINS,
+    CONFIDENCE,
+    LARGEST_PLACE,
+    MASS_MARGIN,
+    Outline,
+    OutsideMass,
+)
 from lexshard.kernels.penalties import Adjustments
 from lexshard.kernels.penalties.cpu import MINUS_INFINITY, adjust_block
 from lexshard.kernels.search import Estimates, Needs

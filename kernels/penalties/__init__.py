@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lexshard.kernels.penalties import cpu, reference
-from lexshard.kernels.penalties.types import Adjustments
+from lexshard.kernels.penalties.reference import Adjustments
 
 Implementation = Literal["reference", "cpu"]
 

@@ -6,10 +6,7 @@ Nothing here walks over a history: what was seen is looked up by token.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 from numba import njit
-
-from lexshard.kernels.penalties.types import Adjustments
 
 MINUS_INFINITY = np.float32(-np.inf)
 NO_TABLE = np.empty(0, np.int32)
@@ -153,7 +150,8 @@ def adjust_tokens(ids, logits, row, a):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def adjust_candidates(ids, logits, offsets, a):  # type: ignore[no-untyped-def]
+def adjust(ids, logits, offsets, a):  # type: ignore[no-untyped-def]
+    """See `kernels.penalties.adjust`."""
     result = logits.copy()
     for row in range(offsets.size - 1):
         if a.active[row]:
@@ -205,12 +203,3 @@ def adjust_block(logits, first, row, a):  # type: ignore[no-untyped-def]
                 logits[excluded - first] = MINUS_INFINITY
             token = following + 1
             index += 1
-
-
-def adjust(
-    ids: npt.NDArray[np.int32],
-    logits: npt.NDArray[np.float32],
-    offsets: npt.NDArray[np.int64],
-    adjustments: Adjustments,
-) -> npt.NDArray[np.float32]:
-    return adjust_candidates(ids, logits, offsets, adjustments)

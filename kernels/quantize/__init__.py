@@ -9,10 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from lexshard.kernels.quantize.blocks import row_blocks
 from lexshard.kernels.quantize.layout import BLOCK, GROUP, LINE, aligned, pack_nibbles, padded
 from lexshard.kernels.quantize.one_bit import quantize_one_bit
-from lexshard.kernels.quantize.rounding import SMALLEST_SIZE, norms, round_up
+from lexshard.kernels.quantize.rounding import SMALLEST_SIZE, norms, round_up, row_blocks
 from lexshard.kernels.quantize.tiers import (
     COIN_UNIT,
     CommonDirection,
@@ -62,7 +61,7 @@ def quantize(
       with probability at least ``1 - delta``; here ``delta`` is 1e-12, the largest step of a row
       stands for all of them, and where ``||W_i - What_i||`` is smaller it is used instead.
     - ``1-bit``: the signs of randomly rotated rows (the rotation is drawn from ``seed``), with a
-      bound that holds with probability at least ``1 - 1e-12``; see `kernels.quantize.one_bit`.
+      bound that holds with probability at least ``1 - 1e-12``; see docs/index-file.md.
 
     ``direction`` [d] is a direction common to all hidden states, for example their mean: its
     products with the rows are kept in fp32, and only what is left of a hidden state meets the

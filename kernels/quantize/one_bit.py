@@ -1,40 +1,7 @@
 """The 1-bit tier: signs of randomly rotated rows, after RaBitQ (Gao and Long, 2024).
 
-What is random is the rotation ``R`` of `kernels.quantize.rotation`, drawn from a seed. Weights and
-hidden states must not depend on it; those of a model do not, and tokens do not either as long as
-certified outputs equal the exact ones.
-
-**The estimator.** A row without its centre and without what it has along the common direction is
-``V_i``; turned, and cut into blocks of b = 128, it is ``v_k = (R V_i)_k``. The signs ``x_k`` and
-the scale ``s_k = ||v_k||^2 / sum_j |v_kj|`` make ``s_k x_k - v_k`` orthogonal to ``v_k``; its
-length is ``E_k = sqrt(s_k^2 b - ||v_k||^2)``. A hidden state ``r``, turned, is ``q_k = (R r)_k``.
-
-**Its error.** For a fixed pair of row and hidden state let ``V_k`` and ``Q_k`` be the blocks
-before their own random matrices ``B_k``: ``v_k = B_k V_k`` and ``q_k = B_k Q_k``. Split ``Q_k``
-into a part along ``V_k`` and a rest ``P_k`` orthogonal to it. The first contributes ``<V_k, Q_k>``
-exactly, as ``<s_k x_k, v_k> = ||v_k||^2``. Given ``v_k``, which alone decides ``x_k`` and ``s_k``,
-the direction of ``B_k P_k`` is uniform on the unit sphere of the ``b - 1`` dimensions orthogonal
-to ``v_k``, because ``B_k`` has the Haar distribution. So, with ``T_k`` a coordinate of a uniform
-point of that sphere, independently for every block,
-
-    sum_k <s_k x_k, q_k> - <V_i, r> = sum_k E_k ||P_k|| T_k.
-
-It has mean zero, and variance ``sum_k E_k^2 ||P_k||^2 / (b - 1)``. The even moments of ``T_k`` are
-``(2m - 1)!! / ((b - 1)(b + 1)...(b + 2m - 3))``, none above those of a Gaussian of variance
-``1 / (b - 1)``, and the odd ones vanish; so ``E exp(l T_k) <= exp(l^2 / (2 (b - 1)))``. For the
-sum Chernoff gives, with ``t = sqrt(2 ln(2 / delta))``,
-
-    |error| <= t / sqrt(b - 1) * sqrt(sum_k E_k^2 ||q_k||^2)    with probability >= 1 - delta,
-
-and by Cauchy and Schwarz the last root is at most ``(sum_k E_k^4)^(1/4) (sum_k ||q_k||^4)^(1/4)``:
-a factor of the row times a factor of the hidden state. Where the mixing has spread both evenly
-over the blocks, this is tight. ``delta`` is 1e-12: t = 7.53 standard deviations.
-
-**What is stored differs a little**, in ways bounded without probability. ``s_k`` is rounded to
-``scale_i`` times an integer up to 255; and where a turned weight is so near zero that rounding
-could have changed its sign, the sign may not be the one the derivation means. If the stored block
-differs from the ideal one by at most ``D_k``, this costs ``sum_k D_k ||q_k||``, by Hoelder at most
-``(sum_k D_k^(4/3))^(3/4)`` times the same factor of the hidden state.
+Blocks of 128 turned columns keep their signs and a scale. The bound that `error_bound` computes,
+over the draw of the rotation, is derived in docs/index-file.md, whose names are used here.
 """
 
 from __future__ import annotations
@@ -45,10 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from lexshard.kernels.quantize.blocks import row_blocks
 from lexshard.kernels.quantize.layout import BLOCK, pack_panels, pack_signs, padded
 from lexshard.kernels.quantize.rotation import draw_rotation, rotate
-from lexshard.kernels.quantize.rounding import SMALLEST_SIZE, norms, round_up
+from lexshard.kernels.quantize.rounding import SMALLEST_SIZE, norms, round_up, row_blocks
 from lexshard.kernels.quantize.tiers import CommonDirection, OneBitTier
 
 FAILURE_PROBABILITY = 1e-12

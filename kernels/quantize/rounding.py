@@ -1,9 +1,14 @@
-"""Bounds rounded outward: what is stored in fp32 is never below what float64 stood for."""
+"""Weights in float64, and bounds rounded outward: what is stored in fp32 is never below them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import numpy.typing as npt
+import torch
+
+ROW_BLOCK = 256  # rows in float64 at a time: 2 MiB at d = 1,024
 
 # Every stored size is at least this: far below any real row, and times the smallest factor of a
 # hidden state (2**-88) still above the spacing of fp32 numbers around zero.
@@ -24,3 +29,15 @@ def norms(rows: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """
     exact = np.sqrt(np.einsum("rd,rd->r", rows, rows))
     return exact * (1.0 + (rows.shape[1] + 8) * 2.0**-52)
+
+
+def row_blocks(weight: torch.Tensor, columns: int) -> Iterator[tuple[int, npt.NDArray[np.float64]]]:
+    """(first row, rows in float64 zero-padded to ``columns``) of every block.
+
+    Raises ValueError for weights with NaN or infinity.
+    """
+    for first in range(0, weight.shape[0], ROW_BLOCK):
+        block = weight[first : first + ROW_BLOCK].detach().double().numpy()
+        if not np.isfinite(block).all():
+            raise ValueError("the output weights contain NaN or infinity: they cannot be quantised")
+        yield first, np.pad(block, ((0, 0), (0, columns - block.shape[1])))

@@ -118,7 +118,7 @@ class OneBitTier:
     """The signs of randomly rotated rows, with a scale per 128 of them.
 
     With ``R`` the rotation, ``What_i = centre + R^T (scale_i multipliers_ik signs_ij)``, where
-    ``j`` lies in block ``k``. `kernels.quantize.one_bit` derives the bound: it is probabilistic,
+    ``j`` lies in block ``k``. docs/index-file.md derives the bound: it is probabilistic,
     over the draw of the rotation, and holds for every row and every hidden state that does not
     depend on the rotation with probability at least ``1 - failure_probability``.
 

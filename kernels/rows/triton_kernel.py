@@ -7,6 +7,8 @@ Products are exact in float64, so it does not matter whether the compiler fuses 
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -35,27 +37,33 @@ def _added(lanes, TOKENS: tl.constexpr):  # type: ignore[no-untyped-def]
     return tl.reshape(_halve(two, TOKENS, 1), (TOKENS,)).to(tl.float32)
 
 
+class Factors(NamedTuple):
+    """What is multiplied: hidden states [N, d] fp32 and output weights [V, d]."""
+
+    hidden: torch.Tensor
+    weight: torch.Tensor
+    columns: int  # d
+    hidden_stride: int
+    weight_stride: int
+
+    @classmethod
+    def of(cls, hidden: torch.Tensor, weight: torch.Tensor) -> Factors:
+        return cls(hidden, weight, hidden.shape[1], hidden.stride(0), weight.stride(0))
+
+
 @triton.jit
-def row_dots(  # type: ignore[no-untyped-def]
-    hidden_row,
-    weight,
-    tokens,
-    inside,
-    columns,
-    weight_stride,
-    TOKENS: tl.constexpr,
-    UNROLL: tl.constexpr,
-):
+def row_dots(factors, row, tokens, inside, TOKENS: tl.constexpr, UNROLL: tl.constexpr):  # type: ignore[no-untyped-def]
     """The canonical logits [TOKENS] of int64 ``tokens`` with one hidden row."""
+    hidden_row = factors.hidden + row * factors.hidden_stride
     lane = tl.arange(0, 16)
     lanes = tl.zeros((TOKENS, 16), tl.float64)
-    for column in range(0, columns, 16 * UNROLL):
+    for column in range(0, factors.columns, 16 * UNROLL):
         for step in tl.static_range(UNROLL):
             place = column + step * 16 + lane
-            valid = place < columns
+            valid = place < factors.columns
             h = tl.load(hidden_row + place, mask=valid, other=0.0)
             w = tl.load(
-                weight + tokens[:, None] * weight_stride + place[None, :],
+                factors.weight + tokens[:, None] * factors.weight_stride + place[None, :],
                 mask=inside[:, None] & valid[None, :],
                 other=0.0,
             )
@@ -65,15 +73,11 @@ def row_dots(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _kernel(  # type: ignore[no-untyped-def]
-    hidden,
-    weight,
+    factors,
     ids,
     starts,
     counts,
     result,
-    columns,
-    hidden_stride,
-    weight_stride,
     largest_count,
     FIXED: tl.constexpr,
     TOKENS: tl.constexpr,
@@ -91,23 +95,16 @@ def _kernel(  # type: ignore[no-untyped-def]
         index = first + tl.arange(0, TOKENS)
         inside = index < count
         tokens = tl.load(ids + start + index, mask=inside, other=0).to(tl.int64)
-        row_of_hidden = hidden + row * hidden_stride
-        dots = row_dots(
-            row_of_hidden, weight, tokens, inside, columns, weight_stride, TOKENS, UNROLL
-        )
+        dots = row_dots(factors, row, tokens, inside, TOKENS, UNROLL)
         tl.store(result + start + index, dots, mask=inside)
 
 
 @triton.jit(do_not_specialize=["rows"])
 def _every_kernel(  # type: ignore[no-untyped-def]
-    hidden,
-    weight,
+    factors,
     result,
     rows,
     size,
-    columns,
-    hidden_stride,
-    weight_stride,
     TOKENS: tl.constexpr,
     ROWS: tl.constexpr,
     UNROLL: tl.constexpr,
@@ -118,17 +115,17 @@ def _every_kernel(  # type: ignore[no-untyped-def]
     inside, present = token < size, row < rows
     lane = tl.arange(0, 16)
     lanes = tl.zeros((ROWS, TOKENS, 16), tl.float64)
-    for column in range(0, columns, 16 * UNROLL):
+    for column in range(0, factors.columns, 16 * UNROLL):
         for step in tl.static_range(UNROLL):
             place = column + step * 16 + lane
-            valid = place < columns
+            valid = place < factors.columns
             h = tl.load(
-                hidden + row[:, None] * hidden_stride + place[None, :],
+                factors.hidden + row[:, None] * factors.hidden_stride + place[None, :],
                 mask=present[:, None] & valid[None, :],
                 other=0.0,
             )
             w = tl.load(
-                weight + token[:, None] * weight_stride + place[None, :],
+                factors.weight + token[:, None] * factors.weight_stride + place[None, :],
                 mask=inside[:, None] & valid[None, :],
                 other=0.0,
             )
@@ -150,6 +147,11 @@ def unroll(columns: int) -> int:
     return min(LARGEST_UNROLL, triton.next_power_of_2(triton.cdiv(columns, 16)))
 
 
+def gathering(columns: int) -> dict[str, int]:
+    """The options of launches that multiply a few tokens of ``columns`` columns."""
+    return {"TOKENS": GATHERED_TOKENS, "UNROLL": unroll(columns), "num_warps": 2}
+
+
 def canonical_logits(
     hidden: torch.Tensor,
     weight: torch.Tensor,
@@ -159,54 +161,36 @@ def canonical_logits(
     """See `kernels.rows.canonical_logits`. With ids the device is waited for once."""
     rows, columns = hidden.shape
     device = weight.device
-    hidden = hidden.to(device=device, dtype=torch.float32).contiguous()
+    factors = Factors.of(hidden.to(device=device, dtype=torch.float32).contiguous(), weight)
     if ids is None or offsets is None:
-        return _every_logit(hidden, weight)
+        return _every_logit(factors)
     offsets = offsets.to(device=device, dtype=torch.int64)
     ids = ids.to(device).contiguous()
     starts, counts = offsets[:-1].contiguous(), offsets.diff().int()
     result = torch.empty(ids.numel(), device=device, dtype=torch.float32)
     longest = int(counts.max()) if rows else 0
     if result.numel():
-        _kernel[(triton.cdiv(longest, GATHERED_TOKENS), rows)](
-            hidden,
-            weight,
-            ids,
-            starts,
-            counts,
-            result,
-            columns,
-            hidden.stride(0),
-            weight.stride(0),
-            longest,
-            FIXED=False,
-            TOKENS=GATHERED_TOKENS,
-            UNROLL=unroll(columns),
-            num_warps=2,
-            enable_fp_fusion=True,
-        )
+        grid = (triton.cdiv(longest, GATHERED_TOKENS), rows)
+        lists = (ids, starts, counts, result, longest)
+        _kernel[grid](factors, *lists, FIXED=False, **gathering(columns), enable_fp_fusion=True)
     return result
 
 
-def _every_logit(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """[N, V] of ``hidden`` [N, d] fp32, contiguous; waits for nothing."""
-    (rows, columns), size = hidden.shape, weight.shape[0]
-    result = torch.empty(rows, size, device=weight.device, dtype=torch.float32)
+def _every_logit(factors: Factors) -> torch.Tensor:
+    """[N, V] of the rows' hidden states, contiguous; waits for nothing."""
+    rows, size = len(factors.hidden), len(factors.weight)
+    result = torch.empty(rows, size, device=factors.weight.device, dtype=torch.float32)
     if not result.numel():
         return result
     together = min(LARGEST_ROWS, triton.next_power_of_2(rows))
     _every_kernel[(triton.cdiv(size, TOKENS), triton.cdiv(rows, together))](
-        hidden,
-        weight,
+        factors,
         result,
         rows,
         size,
-        columns,
-        hidden.stride(0),
-        weight.stride(0),
         TOKENS=TOKENS,
         ROWS=together,
-        UNROLL=max(1, unroll(columns) // together),
+        UNROLL=max(1, unroll(factors.columns) // together),
         num_warps=4,
         enable_fp_fusion=True,
     )
@@ -228,20 +212,7 @@ def gather_logits(
     """
     rows, columns = hidden.shape
     room = ids.shape[1]
+    lists = (ids, counts, counts, result, room)
     _kernel[(gathering_programs(room, rows), rows)](
-        hidden,
-        weight,
-        ids,
-        counts,
-        counts,
-        result,
-        columns,
-        hidden.stride(0),
-        weight.stride(0),
-        room,
-        FIXED=True,
-        TOKENS=GATHERED_TOKENS,
-        UNROLL=unroll(columns),
-        num_warps=2,
-        enable_fp_fusion=True,
+        Factors.of(hidden, weight), *lists, FIXED=True, **gathering(columns), enable_fp_fusion=True
     )

@@ -10,13 +10,7 @@ import torch
 
 from lexshard.kernels.quantize.tiers import Int4Tier, Tier
 from lexshard.kernels.screen import reference
-from lexshard.kernels.screen.hidden import (
-    HiddenBits,
-    QuantizedHidden,
-    quantize_hidden,
-    tier_vectors,
-)
-from lexshard.kernels.screen.types import Screened
+from lexshard.kernels.screen.types import HiddenBits, QuantizedHidden, Screened
 
 Implementation = Literal["reference", "cpu"]
 
@@ -89,15 +83,6 @@ def _quantized(
         raise ValueError(
             f"hidden [N, {tier.columns}] in fp32 expected, got {tuple(hidden.shape)} {hidden.dtype}"
         )
-    if implementation == "reference":
-        states = torch.as_tensor(hidden).detach()
-        if not torch.isfinite(states).all():
-            raise ValueError("hidden states contain NaN or infinity: nothing can be screened")
-        quantized = quantize_hidden(states, tier, tier_vectors(tier, "cpu"), hidden_bits or 16)
-        return QuantizedHidden(*(part.numpy() for part in quantized))
-    from lexshard.kernels.screen import (
-        hidden_cpu,
-    )  # numba compiles on first use; keep the import cheap
-
     array = hidden.detach().numpy() if isinstance(hidden, torch.Tensor) else hidden
-    return hidden_cpu.quantize_hidden(array, tier, hidden_bits)
+    quantized: QuantizedHidden = _module(implementation).quantize_hidden(array, tier, hidden_bits)
+    return quantized

@@ -15,9 +15,10 @@ from numba import njit
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
+from lexshard.kernels.prefetch import request
 from lexshard.kernels.processor import has_feature
 from lexshard.kernels.quantize.layout import BLOCK, PANEL_ROWS
-from lexshard.kernels.screen.tile import I8, I16, I32, I64, prefetch
+from lexshard.kernels.screen.tile import I8, I16, I32, I64
 
 HALF_BITS = 7
 OFFSET = 1 << (2 * HALF_BITS - 1)  # makes every sum of four positive
@@ -91,7 +92,7 @@ def _sum_block(typingctx, codes, tables, multipliers, sums):  # type: ignore[no-
         mixed = [[zero, zero] for _ in range(VECTORS)]
         odd = [[zero, zero] for _ in range(VECTORS)]
         for step in range(STEPS):
-            prefetch(builder, builder.gep(rows, [I64(PANEL_ROWS * (step + AHEAD * STEPS))]))
+            request(builder, builder.gep(rows, [I64(PANEL_ROWS * (step + AHEAD * STEPS))]), 2)
             place = [I64(TABLE * step + ENTRIES * part) for part in range(4)]
             tables_of = [_load(builder, lookups, offset, _ENTRIES) for offset in place]
             for number in range(VECTORS):

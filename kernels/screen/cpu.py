@@ -17,9 +17,12 @@ from lexshard.kernels import pool
 from lexshard.kernels.quantize.layout import PANEL_ROWS
 from lexshard.kernels.quantize.tiers import DitheredInt4Tier, Int4Tier, Int8Tier, OneBitTier, Tier
 from lexshard.kernels.screen.bits import fill_tables, sum_panel
-from lexshard.kernels.screen.hidden import QuantizedHidden
+from lexshard.kernels.screen.hidden import quantize_hidden
 from lexshard.kernels.screen.tile import BYTE_ROWS, PANEL, ROWS, dot_bytes, dot_nibbles, fetch_row
+from lexshard.kernels.screen.types import QuantizedHidden
 from lexshard.kernels.screen.vnni import HEIGHT, dot_signed_bytes
+
+__all__ = ["quantize_hidden", "refine", "screen"]
 
 # Below this many products a second thread costs more than it saves.
 MULTIPLICATIONS_PER_THREAD = 2_000_000

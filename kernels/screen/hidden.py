@@ -1,188 +1,253 @@
-"""Hidden states as 16-bit integers, and what that and all later roundings can cost.
+"""Hidden states as integers, in numba: `kernels.screen.types` says which.
 
-With a common direction ``m`` a hidden state is ``h = share m + r``; without one ``r = h``. Then
-``r``, for a 1-bit tier turned by its rotation, is ``step values`` plus a loss. The step is as fine
-as 16 bits (12 bits for a 1-bit tier, whose tables hold sums of four; 8 bits where int8 products are
-worth more than a fine step) and the tier allow: sums of integer products must stay inside 32 bits,
-so ``||values||`` stays below ``tier.hidden_limit``.
-
-This is the form in torch, for all devices; `kernels.screen.hidden_cpu` is the fast one.
+Every row is worked on alone, by the same instructions whatever is beside it.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, NamedTuple
 
-import torch
+import numpy as np
+import numpy.typing as npt
+from numba import njit
 
-from lexshard.kernels.quantize.layout import BLOCK, SUMS
+import lexshard.kernels.screen.vnni as vnni
+from lexshard.kernels.quantize.layout import BLOCK, aligned
 from lexshard.kernels.quantize.rotation import ROTATION_ERROR
 from lexshard.kernels.quantize.tiers import COIN_UNIT, DitheredInt4Tier, Int8Tier, OneBitTier, Tier
-from lexshard.kernels.rounding import UNIT_ROUNDOFF
+from lexshard.kernels.screen.types import (
+    CENTRE_ROUNDING,
+    LARGEST_PRODUCT,
+    NORM_MARGIN,
+    ROUNDING,
+    SMALLEST_LOSS,
+    STEP_MARGIN,
+    HiddenBits,
+    QuantizedHidden,
+    largest_integer,
+    padded_columns,
+)
 
-LARGEST_INTEGER = 32767
-LARGEST_EIGHT_BITS = 127
-LARGEST_ROTATED = 2047  # a sum of four, and 8,192 more, is in two 7-bit halves
-# One rounding to fp32, and every float64 rounding besides.
-ROUNDING = UNIT_ROUNDOFF * 1.01
-# The float64 roundings of a norm.
-NORM_MARGIN = 1.0 + 1e-9
-# Of the smallest step: sums of its integers stay inside 32 bits whatever the norm was rounded to.
-STEP_MARGIN = 1.0 + 1e-6
-# Above every underflow of a loss.
-SMALLEST_LOSS = 2.0**-88
-# What float64 roundings of the product with a centre may cost, per unit of its vectors.
-CENTRE_ROUNDING = 1e-12
-# Beyond this fp32 may overflow somewhere: no estimate, an infinite bound.
-LARGEST_PRODUCT = 1e37
+# From this many hidden states on products cost more than reading the tier: bytes are cheaper.
+EIGHT_BIT_ROWS = 5
+# The most a hidden state may lose to 8 bits, per unit of its norm. The bound of an int8 tier has
+# about 0.008 of its own; smooth hidden states lose as much, those with large outliers far more.
+EIGHT_BIT_LOSS = 0.02
 
-
-HiddenBits = Literal[8, 16]
-
-
-class QuantizedHidden(NamedTuple):
-    """N hidden states for the kernels of one tier: arrays on the CPU, tensors on a device."""
-
-    values: Any  # [N, D] int16, or int8 where `HiddenBits` is 8, in the tier's order of columns
-    starts: Any  # [N, D / 16] int32, see `dot_nibbles`; [N, 0] where there are no nibbles
-    step: Any  # [N] float64
-    share: Any  # [N] float64, how much of the common direction
-    offset: Any  # [N] float64, the product with the centre of a 1-bit tier
-    hidden_slack: Any  # [N, 2] float64, meets `row_slack` [2, V]
+NO_FLOATS = np.empty(0, np.float32)
+NO_COINS = np.empty(0, np.int16)
+NO_MIXING = np.empty((0, 0))
+NO_BLOCKS = np.empty((0, 0, 0), np.float32)
 
 
-class TierVectors(NamedTuple):
-    """What a tier does to hidden states, on their device; None where it does not."""
-
-    direction: torch.Tensor | None  # [d] fp32
-    coins: torch.Tensor | None  # [D] int16
-    signs: torch.Tensor | None  # [D] fp32, and the rest of a rotation
-    mixing: torch.Tensor | None  # [K, K] float64
-    blocks: torch.Tensor | None  # [K, 128, 128] float64
-    centre: torch.Tensor | None  # [d] fp32
+@njit(nogil=True, cache=True, fastmath={"reassoc"})
+def _dot(left, right):  # type: ignore[no-untyped-def]
+    total = 0.0
+    for column in range(left.size):
+        total += np.float64(left[column]) * np.float64(right[column])
+    return total
 
 
-def tier_vectors(tier: Tier, device: torch.device | str) -> TierVectors:
-    def move(array: Any) -> torch.Tensor:
-        return torch.from_numpy(array).to(device)
+@njit(nogil=True, cache=True)
+def _largest(values):  # type: ignore[no-untyped-def]
+    """The largest magnitude; eight maxima side by side, as one would wait for itself."""
+    peaks = np.zeros(8)
+    for start in range(0, values.size - 7, 8):
+        for lane in range(8):
+            peaks[lane] = max(peaks[lane], abs(values[start + lane]))
+    peak = 0.0
+    for column in range(values.size - values.size % 8, values.size):
+        peak = max(peak, abs(values[column]))
+    for lane in range(8):
+        peak = max(peak, peaks[lane])
+    return peak
 
-    direction = None if tier.common is None else move(tier.common.vector)
-    if isinstance(tier, OneBitTier):
-        turn = tier.rotation
-        blocks = move(turn.blocks).double()
-        signs, mixing, centre = map(move, (turn.signs, turn.mixing, tier.centre))
-        return TierVectors(direction, None, signs, mixing, blocks, centre)
-    coins = move(tier.coins) if isinstance(tier, DitheredInt4Tier) else None
-    return TierVectors(direction, coins, None, None, None, None)
+
+@njit(nogil=True, cache=True)
+def _rotate(rest, signs, mixing, blocks, mixed):  # type: ignore[no-untyped-def]
+    """Turns ``rest`` [D] in place; ``mixed`` [D] is working space."""
+    count = mixing.shape[0]
+    for column in range(rest.size):
+        rest[column] *= signs[column]
+    for block in range(count):
+        target = mixed[block * BLOCK : (block + 1) * BLOCK]
+        target[:] = 0.0
+        for other in range(count):
+            factor = mixing[block, other]
+            source = rest[other * BLOCK : (other + 1) * BLOCK]
+            for column in range(BLOCK):
+                target[column] += factor * source[column]
+    for block in range(count):
+        target = rest[block * BLOCK : (block + 1) * BLOCK]
+        source = mixed[block * BLOCK : (block + 1) * BLOCK]
+        target[:] = 0.0
+        for row in range(0, BLOCK, 4):
+            a, b, c, d = source[row], source[row + 1], source[row + 2], source[row + 3]
+            first, second = blocks[block, row], blocks[block, row + 1]
+            third, fourth = blocks[block, row + 2], blocks[block, row + 3]
+            for column in range(BLOCK):
+                target[column] += (
+                    first[column] * a + second[column] * b + third[column] * c + fourth[column] * d
+                )
+
+
+@njit(nogil=True, cache=True)
+def _block_factor(turned):  # type: ignore[no-untyped-def]
+    """The fourth root of the sum of ``||r_k||^4`` over blocks."""
+    total = 0.0
+    for start in range(0, turned.size, BLOCK):
+        part = turned[start : start + BLOCK]
+        square = _dot(part, part)
+        total += square * square
+    return math.sqrt(math.sqrt(total))
+
+
+@njit(nogil=True, cache=True)
+def _arrange(integers, coins, nibbles, values, starts):  # type: ignore[no-untyped-def]
+    """Integers [D] to int16 in the tier's order; for coins what their sums start from."""
+    if not nibbles:
+        for column in range(integers.size):
+            values[column] = np.int16(integers[column])
+        return
+    for block in range(0, integers.size, BLOCK):
+        for place in range(8):
+            for step in range(8):
+                column = block + 16 * place + 2 * step
+                stored = (step & 4) + 2 * (step & 1) + (step >> 1 & 1)
+                target = block + 16 * stored + 2 * place
+                values[target] = np.int16(integers[column])
+                values[target + 1] = np.int16(integers[column + 1])
+    for begin in range(starts.size if coins.size else 0):
+        total = 0.0
+        for column in range(16 * begin, 16 * begin + 16):
+            total += integers[column] * (np.float64(coins[column]) * COIN_UNIT)
+        starts[begin] = -np.int32(np.rint(total))
+
+
+@njit(nogil=True, cache=True)
+def _quantize(  # type: ignore[no-untyped-def]
+    hidden,
+    direction,
+    coins,
+    signs,
+    mixing,
+    blocks,
+    centre,
+    nibbles,
+    largest,
+    room,
+    largest_size,
+    values,
+    starts,
+    results,
+):
+    """Fills ``values``, ``starts`` and ``results`` [N, 6]: step, share, offset, two slacks and
+    the loss, per unit of what was turned into integers.
+
+    Returns whether all hidden states are finite.
+    """
+    columns = hidden.shape[1]
+    rest = np.empty(values.shape[1])
+    working = np.empty(values.shape[1])
+    length = math.sqrt(_dot(direction, direction))
+    for query in range(hidden.shape[0]):
+        state = hidden[query]
+        size = math.sqrt(_dot(state, state))
+        if not math.isfinite(size):
+            return False
+        share = 0.0
+        rest[columns:] = 0.0
+        if direction.size:
+            share = np.float64(np.float32(_dot(state, direction) / (length * length)))
+            for column in range(columns):
+                rest[column] = state[column] - share * direction[column]
+        else:
+            rest[:columns] = state
+        along = abs(share) * length
+        norm = math.sqrt(_dot(rest, rest))
+        usable = largest_size * (size + norm + along) < LARGEST_PRODUCT
+        if not usable:
+            share = 0.0
+            rest[:] = 0.0
+        factor, certain, offset = norm, 0.0, 0.0
+        if signs.size:
+            if direction.size:
+                certain = abs(_dot(rest[:columns], direction)) / length
+            certain += (ROTATION_ERROR + ROUNDING) * norm
+            certain += CENTRE_ROUNDING * (norm + along + size)
+            offset = _dot(rest[:columns], centre)
+            _rotate(rest, signs, mixing, blocks, working)
+            factor = _block_factor(rest) + ROTATION_ERROR * norm
+        step = max(_largest(rest) / largest, norm * STEP_MARGIN / room)
+        if not usable or step == 0.0:
+            step = 1.0
+        for column in range(rest.size):
+            integer = np.rint(rest[column] / step)
+            working[column] = integer
+            rest[column] -= step * integer
+        loss = math.sqrt(_dot(rest, rest))
+        reached = step * math.sqrt(_dot(working, working))
+        _arrange(working, coins, nibbles, values[query], starts[query])
+        roundings = ROUNDING * (reached + 2.0 * along + size)
+        scaled = loss * NORM_MARGIN + roundings + SMALLEST_LOSS
+        results[query, 0] = step
+        results[query, 1] = share
+        results[query, 2] = offset
+        results[query, 3] = factor * NORM_MARGIN
+        results[query, 4] = scaled + certain if usable else np.inf
+        results[query, 5] = loss / norm if norm > 0.0 else 0.0
+    return True
 
 
 def quantize_hidden(
-    hidden: torch.Tensor, tier: Tier, vectors: TierVectors, bits: HiddenBits = 16
+    hidden: npt.NDArray[np.float32], tier: Tier, bits: HiddenBits | None = None
 ) -> QuantizedHidden:
-    """``hidden`` [N, d] in the integers that ``tier`` multiplies, as tensors.
+    """`kernels.screen.reference.quantize_hidden`: its bounds, from sums in other orders.
 
-    ``vectors`` are the tier's on the device of ``hidden``. ``|estimate - canonical| <=
-    hidden_slack @ row_slack``:
-
-    - ``||r||``, or in a 1-bit tier the fourth root of the sum of ``||r_k||^4`` over turned blocks,
-      meets the row's error bound;
-    - the row's size meets ``||r - step values||``, one fp32 rounding each of the estimate, of the
-      kept product with the common direction and of the canonical logit, and float64 roundings. In
-      a 1-bit tier it also meets the error of turning ``r``, and what ``r`` still has along the
-      common direction, which the rows have not.
+    Without ``bits``, 8 where that is faster and loses little of any of the hidden states, else 16.
+    Raises ValueError for NaN or infinity, or if the tier has no use for 8 bits.
     """
-    exact = hidden.double()
-    size = torch.linalg.vector_norm(exact, dim=1)
-    share = leftover = torch.zeros_like(size)
-    rest, along = exact, share
-    if vectors.direction is not None:
-        wide = vectors.direction.double()
-        length = torch.linalg.vector_norm(wide)
-        share = (exact @ wide / (length * length)).float().double()
-        rest = exact - share[:, None] * wide
-        along = share.abs() * length
-        leftover = (rest @ wide).abs() / length
-    norm = torch.linalg.vector_norm(rest, dim=1)
-    usable = tier.largest_size * (size + norm + along) < LARGEST_PRODUCT
-    share = torch.where(usable, share, 0.0)
-    rest = torch.where(usable[:, None], rest, 0.0)
-    factor, certain, offset = norm, torch.zeros_like(norm), torch.zeros_like(norm)
-    if vectors.centre is not None:
-        offset = rest @ vectors.centre.double()
-        rest = _rotate(rest, vectors)
-        squares = rest.reshape(len(rest), -1, BLOCK).square().sum(dim=2)
-        factor = squares.square().sum(dim=1).sqrt().sqrt() + ROTATION_ERROR * norm
-        certain = (
-            ROTATION_ERROR * norm
-            + leftover
-            + ROUNDING * norm
-            + CENTRE_ROUNDING * (norm + along + size)
-        )
-    columns = padded_columns(tier)
-    peak = rest.abs().amax(dim=1)
-    room = tier.hidden_limit - math.sqrt(columns) / 2.0 - 1.0  # rounding adds a half per column
-    step = torch.maximum(peak / largest_integer(tier, bits), norm * STEP_MARGIN / room)
-    step = torch.where(usable & (step > 0), step, 1.0)
-    integers = torch.round(rest / step[:, None])
-    approximation = step[:, None] * integers
-    loss = torch.linalg.vector_norm(rest - approximation, dim=1)
-    reached = torch.linalg.vector_norm(approximation, dim=1)
-    roundings = ROUNDING * (reached + 2.0 * along + size)
-    scaled = loss * NORM_MARGIN + roundings + SMALLEST_LOSS + certain
-    slack = torch.stack([factor * NORM_MARGIN, torch.where(usable, scaled, torch.inf)], dim=1)
-    values, starts = _arrange(integers, columns, tier, vectors.coins)
-    values = values if bits == 16 else values.char()
-    return QuantizedHidden(values, starts, step, share, offset, slack)
+    pays = isinstance(tier, Int8Tier) and vnni.AVAILABLE and len(hidden) >= EIGHT_BIT_ROWS
+    if bits is None and pays:
+        quantized, loss = _quantized(hidden, tier, 8)
+        if loss <= EIGHT_BIT_LOSS:
+            return quantized
+    return _quantized(hidden, tier, bits or 16)[0]
 
 
-def _rotate(rest: torch.Tensor, vectors: TierVectors) -> torch.Tensor:
-    """``rest`` [N, d] turned: [N, D]."""
-    assert vectors.signs is not None
-    assert vectors.mixing is not None
-    assert vectors.blocks is not None
-    padded = torch.nn.functional.pad(rest, (0, len(vectors.signs) - rest.shape[1]))
-    mixed = vectors.mixing @ (padded * vectors.signs).reshape(len(rest), -1, BLOCK)
-    turned = mixed.transpose(0, 1) @ vectors.blocks  # [K, N, 128]
-    return turned.transpose(0, 1).reshape(len(rest), -1)
-
-
-def _arrange(
-    integers: torch.Tensor, columns: int, tier: Tier, coins: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The integers [N, d] as int16 [N, D] in the tier's order, and what sums start from."""
-    count = len(integers)
-    padded = torch.nn.functional.pad(integers, (0, columns - integers.shape[1]))
-    if isinstance(tier, Int8Tier | OneBitTier):
-        return padded.short(), torch.zeros(count, 0, dtype=torch.int32, device=integers.device)
-    blocks = columns // BLOCK
-    # A step is (half of a block, 16 bytes of 32, nibble); the order is half, nibble, bytes.
-    values = padded.reshape(count, blocks, SUMS, 2, 2, 2, 2).permute(0, 1, 3, 5, 4, 2, 6)
-    values = values.reshape(count, columns)
-    if coins is None:
-        starts = torch.zeros(count, blocks * SUMS, dtype=torch.int32, device=integers.device)
-    else:
-        shares = padded * (coins.double() * COIN_UNIT)
-        starts = -torch.round(shares.reshape(count, blocks * SUMS, 16).sum(dim=2)).int()
-    return values.short().contiguous(), starts
-
-
-def largest_integer(tier: Tier, bits: HiddenBits = 16) -> int:
-    """The largest integer a hidden state of this tier may hold.
-
-    Raises ValueError for 8 bits and a tier that does not multiply bytes.
-    """
-    if bits == 8:
-        if not isinstance(tier, Int8Tier):
-            raise ValueError("only int8 tiers multiply 8-bit hidden states; leave hidden_bits out")
-        return LARGEST_EIGHT_BITS
-    return LARGEST_ROTATED if isinstance(tier, OneBitTier) else LARGEST_INTEGER
-
-
-def padded_columns(tier: Tier) -> int:
-    """The stored width D of a tier."""
-    if isinstance(tier, Int8Tier):
-        return tier.values.shape[1]
+def _quantized(
+    hidden: npt.NDArray[np.float32], tier: Tier, bits: HiddenBits
+) -> tuple[QuantizedHidden, float]:
+    """Also the largest loss of a hidden state, relative to it."""
+    count, width = len(hidden), padded_columns(tier)
+    nibbles = not isinstance(tier, Int8Tier | OneBitTier)
+    values = aligned((count, width), np.int16)
+    starts = np.zeros((count, width // 16 if nibbles else 0), np.int32)
+    results = np.empty((count, 6))
+    signs, mixing, blocks, centre = NO_FLOATS, NO_MIXING, NO_BLOCKS, NO_FLOATS
     if isinstance(tier, OneBitTier):
-        return 8 * tier.signs.shape[1]
-    return 2 * (tier.nibbles if isinstance(tier, DitheredInt4Tier) else tier.high).shape[1]
+        signs, mixing, blocks = tier.rotation.signs, tier.rotation.mixing, tier.rotation.blocks
+        centre = tier.centre
+    finite = _quantize(
+        np.ascontiguousarray(hidden),
+        NO_FLOATS if tier.common is None else tier.common.vector,
+        tier.coins if isinstance(tier, DitheredInt4Tier) else NO_COINS,
+        signs,
+        mixing,
+        blocks,
+        centre,
+        nibbles,
+        np.float64(largest_integer(tier, bits)),
+        tier.hidden_limit - math.sqrt(width) / 2.0 - 1.0,
+        tier.largest_size,
+        values,
+        starts,
+        results,
+    )
+    if not finite:
+        raise ValueError("hidden states contain NaN or infinity: nothing can be screened")
+    step, share, offset = (np.ascontiguousarray(results[:, column]) for column in range(3))
+    if bits == 8:
+        values = values.astype(np.int8)
+    quantized = QuantizedHidden(values, starts, step, share, offset, results[:, 3:5])
+    return quantized, float(results[:, 5].max(initial=0.0))

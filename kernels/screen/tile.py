@@ -17,6 +17,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
+from lexshard.kernels.prefetch import request
 from lexshard.kernels.processor import has_feature
 
 I8, I16, I32, I64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
@@ -51,20 +52,10 @@ def _load(builder: ir.IRBuilder, base: Any, offset: Any, vector: ir.VectorType, 
     return builder.load(address, align=align)
 
 
-def prefetch(builder: ir.IRBuilder, address: Any) -> None:
-    """Fetches a line into the second-level cache. Beyond the end of an array this reads nothing:
-    prefetching an unmapped address has no effect."""
-    function = cgutils.get_or_insert_function(
-        builder.module,
-        ir.FunctionType(ir.VoidType(), [I8.as_pointer(), I32, I32, I32]),
-        "llvm.prefetch.p0",
-    )
-    builder.call(function, [address, I32(0), I32(2), I32(1)])  # to read, second level, data
-
-
 def _prefetch_ahead(builder: ir.IRBuilder, row: Any, offset: Any, width: Any) -> None:
     """Fetches the line at ``offset`` of the row one panel further on."""
-    prefetch(builder, builder.gep(row, [builder.add(offset, builder.mul(width, I64(PANEL)))]))
+    ahead = builder.gep(row, [builder.add(offset, builder.mul(width, I64(PANEL)))])
+    request(builder, ahead, 2)
 
 
 def matrix_row(
@@ -157,7 +148,7 @@ def fetch_row(typingctx, matrix, row):  # type: ignore[no-untyped-def]
     def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
         start, width = matrix_row(context, builder, matrix, *arguments)
         with cgutils.for_range_slice(builder, I64(0), width, I64(LINE)) as (offset, _):
-            prefetch(builder, builder.gep(start, [offset]))
+            request(builder, builder.gep(start, [offset]), 2)
         return context.get_dummy_value()
 
     return signature, codegen

@@ -15,6 +15,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
+from lexshard.kernels.prefetch import request
 from lexshard.kernels.processor import has_feature
 from lexshard.kernels.screen.tile import (
     I8,
@@ -24,7 +25,6 @@ from lexshard.kernels.screen.tile import (
     following,
     four_totals,
     matrix_row,
-    prefetch,
 )
 
 AVAILABLE = has_feature("avx512vnni")
@@ -88,7 +88,7 @@ def dot_signed_bytes(  # type: ignore[no-untyped-def]
         for phi, beginning in zip(totals, beginnings, strict=True):
             phi.add_incoming(beginning, before)
         for weight in following(builder, fetched, width, fetches):
-            prefetch(builder, builder.gep(weight, [column]))
+            request(builder, builder.gep(weight, [column]), 2)
         unsigned = [
             builder.bitcast(builder.xor(load(weight, column), flip), _TOTALS) for weight in weights
         ]

@@ -20,8 +20,17 @@ import numpy.typing as npt
 from lexshard.kernels.blocks import BLOCK
 from lexshard.kernels.penalties import Adjustments
 from lexshard.kernels.search import cpu, reference
-from lexshard.kernels.search.kinds import GREEDY, GUMBEL, MIN_P, TOP_K
-from lexshard.kernels.search.types import Estimates, Found, Leaders, Needs, Ragged
+from lexshard.kernels.search.types import (
+    GREEDY,
+    GUMBEL,
+    MIN_P,
+    TOP_K,
+    Estimates,
+    Found,
+    Leaders,
+    Needs,
+    Ragged,
+)
 
 Implementation = Literal["reference", "cpu"]
 

@@ -58,25 +58,6 @@ def upper_bounds(values, row_slack, factors, first, upper):  # type: ignore[no-u
         upper[i] = estimates[i] + (slack + abs(estimates[i]) * share)
 
 
-# The flags let the maxima vectorise; no value is NaN, and the sign of a zero does not matter.
-@njit(nogil=True, cache=True, fastmath={"nnan", "nsz"})
-def block_maxima(values, maxima, size):  # type: ignore[no-untyped-def]
-    """The largest value of every block."""
-    for block in range(maxima.size):
-        start = block * BLOCK
-        length = BLOCK if start + BLOCK <= size else size - start
-        highest = MINUS_INFINITY
-        if length == BLOCK:
-            for offset in range(BLOCK):
-                value = values[start + offset]
-                highest = value if value > highest else highest
-        else:
-            for offset in range(length):
-                value = values[start + offset]
-                highest = value if value > highest else highest
-        maxima[block] = highest
-
-
 @njit(nogil=True, cache=True)
 def block_bounds(maxima, block_slack, factors):  # type: ignore[no-untyped-def]
     """Per block a bound on every upper bound in it, from the largest estimate and slacks."""

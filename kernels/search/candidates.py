@@ -9,7 +9,7 @@ from numba import njit
 
 from lexshard.kernels.blocks import BLOCK
 from lexshard.kernels.noise.cpu import block_draw, block_minimum, noise_of, token_noise
-from lexshard.kernels.penalties.cpu import MINUS_INFINITY, adjust_block, adjust_candidates
+from lexshard.kernels.penalties.cpu import MINUS_INFINITY, adjust, adjust_block
 from lexshard.kernels.rounding import NOISE_ROUNDING
 from lexshard.kernels.search.blocks import (
     block_bounds,
@@ -18,7 +18,7 @@ from lexshard.kernels.search.blocks import (
     slack_factors,
     upper_bounds,
 )
-from lexshard.kernels.search.kinds import GREEDY, GUMBEL, TOP_K
+from lexshard.kernels.search.types import GREEDY, GUMBEL, TOP_K
 
 
 @njit(nogil=True, cache=True)
@@ -94,6 +94,7 @@ def find_candidates(  # type: ignore[no-untyped-def]
         if adjustments.active[row]:
             cover(ceilings, values[row], row_slack, factors, size, row, adjustments)
         kind, threshold = needs.kind[row], thresholds[row]
+        key, position = needs.key[row], needs.position[row]
         scale = 1.0 if kind in (GREEDY, TOP_K) else needs.inverse_temperature[row]
         highest = MINUS_INFINITY
         for block in range(ceilings.size):
@@ -115,8 +116,8 @@ def find_candidates(  # type: ignore[no-untyped-def]
                 token_ids,
                 by_block,
                 kind,
-                needs.key[row],
-                needs.position[row],
+                key,
+                position,
                 scale,
                 threshold,
                 ids[count:],
@@ -151,7 +152,7 @@ def narrow(  # type: ignore[no-untyped-def]
             token, value = ids[index], values[index]
             slack = error * row_slack[0, token] + size * row_slack[1, token]
             upper[index] = value + (slack + rest + abs(value) * share)
-    upper = adjust_candidates(ids, upper, offsets, adjustments)
+    upper = adjust(ids, upper, offsets, adjustments)
     kept = np.empty(ids.size, np.int32)
     kept_offsets = np.zeros(rows + 1, np.int64)
     count = 0

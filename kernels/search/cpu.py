@@ -13,14 +13,22 @@ from numba import njit
 import lexshard.kernels.search.candidates as candidates
 import lexshard.kernels.search.leaders as leaders
 from lexshard.kernels.noise.cpu import noise_of
-from lexshard.kernels.penalties.types import Adjustments
-from lexshard.kernels.search.kinds import GREEDY, GUMBEL, TOP_K
+from lexshard.kernels.penalties.reference import Adjustments
 from lexshard.kernels.search.selection import key_value, kth_largest_key, order_key
-from lexshard.kernels.search.types import Estimates, Found, Leaders, Needs, Ragged
+from lexshard.kernels.search.types import (
+    GREEDY,
+    GUMBEL,
+    TOP_K,
+    Estimates,
+    Found,
+    Leaders,
+    Needs,
+    Ragged,
+)
 
 
 @njit(nogil=True, cache=True)
-def _find_thresholds(ids, logits, offsets, needs):  # type: ignore[no-untyped-def]
+def find_thresholds(ids, logits, offsets, needs):  # type: ignore[no-untyped-def]
     rows = offsets.size - 1
     result = np.full(rows, -np.inf)
     for row in range(rows):
@@ -63,15 +71,6 @@ def find_leaders(
             adjustments,
         )
     )
-
-
-def find_thresholds(
-    ids: npt.NDArray[np.int32],
-    logits: npt.NDArray[np.float32],
-    offsets: npt.NDArray[np.int64],
-    needs: Needs,
-) -> npt.NDArray[np.float64]:
-    return _find_thresholds(ids, logits, offsets, needs)
 
 
 def find_candidates(

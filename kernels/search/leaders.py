@@ -7,19 +7,14 @@ import math
 import numpy as np
 from numba import njit
 
+from lexshard.kernels.block_maxima import block_maxima
 from lexshard.kernels.blocks import BLOCK
 from lexshard.kernels.noise.cpu import block_draw, block_minimum, noise_of, token_noise
 from lexshard.kernels.penalties.cpu import MINUS_INFINITY, adjust_block
 from lexshard.kernels.rounding import NOISE_ROUNDING
-from lexshard.kernels.search.blocks import (
-    NO_SLACK,
-    block_maxima,
-    cover,
-    noise_ceilings,
-    number_of,
-)
-from lexshard.kernels.search.kinds import GUMBEL, TOP_K
+from lexshard.kernels.search.blocks import NO_SLACK, cover, noise_ceilings, number_of
 from lexshard.kernels.search.selection import key_value, kth_largest_key, order_key
+from lexshard.kernels.search.types import GUMBEL, TOP_K
 
 # Of an adjusted row, at least so many blocks are looked at at once.
 FEWEST_BLOCKS = 16
@@ -119,45 +114,25 @@ def _best_score_of_block(  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def _best_score(  # type: ignore[no-untyped-def]
-    values,
-    ceilings,
-    noise,
-    token_ids,
-    by_block,
-    size,
-    key,
-    position,
-    inverse_temperature,
-    row,
-    adjustments,
-    work,
+    values, ceilings, noise, token_ids, by_block, size, key, position, scale, row, adjustments, work
 ):
-    """Where ``estimate * inverse_temperature + noise`` is largest, -1 where all are excluded.
+    """Where ``estimate * scale + noise`` is largest, -1 where all are excluded.
 
     ``noise`` bounds that of every block.
     """
-    scores = ceilings.astype(np.float64) * inverse_temperature + noise
+    scores = ceilings.astype(np.float64) * scale + noise
     first = 0
     for block in range(scores.size):
         if scores[block] > scores[first]:
             first = block
-    estimates = _estimates(values, size, first, row, adjustments, work)
-    place, best = _best_score_of_block(
-        estimates, first, token_ids, by_block, key, position, inverse_temperature, -1, -np.inf
-    )
-    for block in range(scores.size):
-        if scores[block] > best:
+    place, best = -1, -np.inf
+    for step in range(-1, scores.size):
+        # The likeliest block sets a high mark, which most of the others cannot reach.
+        block = first if step < 0 else step
+        if step < 0 or scores[block] > best:
             estimates = _estimates(values, size, block, row, adjustments, work)
             place, best = _best_score_of_block(
-                estimates,
-                block,
-                token_ids,
-                by_block,
-                key,
-                position,
-                inverse_temperature,
-                place,
-                best,
+                estimates, block, token_ids, by_block, key, position, scale, place, best
             )
     return place
 
@@ -181,7 +156,7 @@ def find_leaders(  # type: ignore[no-untyped-def]
     found = np.empty(size, np.int32)
     for row in range(rows):
         estimates = values[row]
-        block_maxima(estimates, maxima[row], size)
+        block_maxima(estimates[:size], maxima[row])
         ceilings = maxima[row]
         if adjustments.active[row]:
             ceilings = maxima[row].copy()
@@ -189,16 +164,17 @@ def find_leaders(  # type: ignore[no-untyped-def]
         if needs.kind[row] == GUMBEL:
             key, position = needs.key[row], needs.position[row]
             noise_ceilings(key, position, token_ids, by_block, size, noise[row])
+            scale, own = needs.inverse_temperature[row], noise[row]
             place = _best_score(
                 estimates,
                 ceilings,
-                noise[row],
+                own,
                 token_ids,
                 by_block,
                 size,
                 key,
                 position,
-                needs.inverse_temperature[row],
+                scale,
                 row,
                 adjustments,
                 work,

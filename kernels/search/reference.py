@@ -9,8 +9,16 @@ from lexshard.kernels.noise.reference import gumbel_row
 from lexshard.kernels.penalties import Adjustments, select_row
 from lexshard.kernels.penalties.reference import adjust
 from lexshard.kernels.rounding import INFLATION, SMALLEST_SLACK, SMALLEST_STEP, ULP_SHARE
-from lexshard.kernels.search.kinds import GREEDY, GUMBEL, TOP_K
-from lexshard.kernels.search.types import Estimates, Found, Leaders, Needs, Ragged
+from lexshard.kernels.search.types import (
+    GREEDY,
+    GUMBEL,
+    TOP_K,
+    Estimates,
+    Found,
+    Leaders,
+    Needs,
+    Ragged,
+)
 
 
 def outward(

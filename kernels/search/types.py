@@ -7,6 +7,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+# The kinds of search, as numbers that numba kernels compare.
+GREEDY, GUMBEL, TOP_K, MIN_P = 0, 1, 2, 3
+
 # The token ids of rows that are numbered like them.
 EVERY_TOKEN = np.empty(0, np.int32)
 

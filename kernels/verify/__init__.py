@@ -10,6 +10,14 @@ are. With the paper's -10^4 and 10^4 every weight is 0.6225, nearly every draft 
 target thinks of it, and what replaces one is drawn from nearly all tokens alike. On a pair that is
 a total variation of 0.449 apart, what is emitted is 0.410 from the target with -1 and 1, 0.443 with
 -10 and 10, 0.449 with -1000 and 1000 (`tests/kernels/test_sigmoid.py`).
+
+`try_guess` decides the same from bounds on the logits of a row: a guess stands where ``u < p(x) /
+q(x)`` for every normaliser of ``p`` within them, and not where for none. What takes its place is
+the argmax of ``log max(0, p - q)`` plus noise. With ``Z`` the row's mass that is the argmax of
+``log(exp(s l) - q Z)`` plus noise: outside of what the drafter looked at it is ``s l`` plus noise,
+without any normaliser. Tokens whose upper bound of that reaches the best lower bound are its only
+candidates. Wherever float64's roundings in `verify` might tell otherwise (``GAP``), nothing is
+decided.
 """
 
 from __future__ import annotations
@@ -19,20 +27,41 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from lexshard.kernels.verify import cpu, reference
+from lexshard.kernels.verify import bounded, cpu, reference
 from lexshard.kernels.verify.checks import check
 from lexshard.kernels.verify.types import (
+    OPEN,
+    REPLACED,
+    STANDS,
+    BoundedRow,
     DenseProposals,
     DraftedRows,
+    Finding,
     Limits,
     Proposals,
+    ProposedGuess,
     SparseProposals,
     Verdict,
 )
 
 Implementation = Literal["reference", "cpu"]
 
-__all__ = ["DenseProposals", "DraftedRows", "Limits", "SparseProposals", "Verdict", "verify"]
+__all__ = [
+    "OPEN",
+    "REPLACED",
+    "STANDS",
+    "BoundedRow",
+    "DenseProposals",
+    "DraftedRows",
+    "Finding",
+    "Limits",
+    "ProposedGuess",
+    "SparseProposals",
+    "Verdict",
+    "replacement",
+    "try_guess",
+    "verify",
+]
 
 
 def verify(
@@ -59,3 +88,30 @@ def verify(
     check(logits, rows, proposals, sigmoid)
     module = reference if implementation == "reference" else cpu
     return module.verify(logits, rows, proposals, sigmoid)
+
+
+def try_guess(
+    row: BoundedRow, guess: ProposedGuess, *, implementation: Implementation | None = None
+) -> Finding:
+    """What the bounds of ``row`` say of ``guess``, whose own logit they enclose exactly
+    (``lower[token] == upper[token]``).
+
+    OPEN where they are too loose, where a bound is infinite above, where nothing may be left to
+    take the guess's place, or where there are more candidates than are worth a look.
+    """
+    module = reference if implementation == "reference" else bounded
+    return module.try_guess(row, guess)
+
+
+def replacement(
+    logits: npt.NDArray[np.float32],
+    finding: Finding,
+    row: BoundedRow,
+    guess: ProposedGuess,
+    *,
+    implementation: Implementation | None = None,
+) -> int:
+    """The token that takes the guess's place, given the ``logits`` [K] of the finding's ``ids``; -1
+    where the bounds on the row's mass are too loose to tell."""
+    module = reference if implementation == "reference" else bounded
+    return module.replacement(logits, finding, row, guess)

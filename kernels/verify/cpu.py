@@ -17,6 +17,7 @@ import numpy.typing as npt
 from numba import njit
 
 from lexshard.kernels import pool
+from lexshard.kernels.block_maxima import block_maxima
 from lexshard.kernels.blocks import blocks_of
 from lexshard.kernels.exponential.bounded_sum import factor_of, shift_of
 from lexshard.kernels.noise.cpu import TWELVE, TWENTY, ZERO, philox
@@ -27,7 +28,6 @@ from lexshard.kernels.verify.normalizer import (
     LOG_MARGIN,
     TOP_MARGIN,
     add_chunk,
-    block_maxima,
     exact_log_total,
     fast_total,
     is_bounded,

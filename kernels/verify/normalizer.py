@@ -25,7 +25,6 @@ from lexshard.kernels.exponential.bounded_sum import (
 )
 from lexshard.kernels.exponential.double_precision import exponential
 from lexshard.kernels.penalties.cpu import MINUS_INFINITY
-from lexshard.kernels.verify.block_maximum import block_maximum
 
 CHUNK = 64 * BLOCK
 # Above the error of the log of a fast total with shift 0, and what a unit of its top adds to it
@@ -41,20 +40,6 @@ LN_2 = math.log(2.0)
 @njit(nogil=True, cache=True)
 def largest(logits):  # type: ignore[no-untyped-def]
     return np.int32(rank(largest_rank(logits.view(np.int32)))).view(np.float32)
-
-
-@njit(nogil=True, cache=True)
-def block_maxima(logits, maxima):  # type: ignore[no-untyped-def]
-    """Writes the largest of every 64 logits; returns the largest of all."""
-    highest = MINUS_INFINITY
-    whole = logits.size // BLOCK
-    for block in range(whole):
-        maxima[block] = block_maximum(logits, block * BLOCK)
-        highest = max(highest, maxima[block])
-    if whole * BLOCK < logits.size:
-        maxima[whole] = largest(logits[whole * BLOCK :])
-        highest = max(highest, maxima[whole])
-    return highest
 
 
 @njit(nogil=True, cache=True)

@@ -44,7 +44,6 @@ OURS = "certified"
 # What each tier is good for: int4's certain bounds leave too much of a top-50.
 TIERS: tuple[tuple[Kind, tuple[str, ...]], ...] = (
     ("int8", ("greedy", "sample", "top-50")),
-    ("int4-dither", ("greedy", "sample", "top-50")),
     ("int4", ("greedy", "sample")),
 )
 METHODS = {
@@ -254,7 +253,7 @@ def quantize_in_parallel(weight: torch.Tensor, kind: Kind, threads: int) -> Tier
     }
     for each in fields(first):
         value = getattr(first, each.name)
-        if each.name == "coins" or not isinstance(value, np.ndarray):
+        if not isinstance(value, np.ndarray):
             continue
         axis = 1 if each.name.endswith("row_slack") else 0
         joined[each.name] = np.concatenate([getattr(tier, each.name) for tier in tiers], axis)

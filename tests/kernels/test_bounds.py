@@ -12,9 +12,6 @@ from lexshard.kernels.bounds import Clusters, cluster_bounds, remaining_bias, su
 from lexshard.kernels.rows import canonical_logits, postprocess
 from tests.support.cluster_cases import aimed, nearby, partition, weights
 
-settings.register_profile("bounds", deadline=None, max_examples=150)
-settings.load_profile("bounds")
-
 KINDS = ("ball", "cone", "best")
 FLAVOURS = (
     "random",
@@ -77,6 +74,7 @@ def _case(
     return weight, bias, clusters, aimed(random, weight, clusters, 6)
 
 
+@settings(max_examples=150)
 @CASES
 def test_no_bound_is_below_a_canonical_logit(**case: object) -> None:
     weight, bias, clusters, hidden = _case(**case)  # type: ignore[arg-type]
@@ -147,6 +145,7 @@ def test_bounds_of_a_single_row_are_its_logit(columns: int) -> None:
     assert np.all(cluster_bounds(hidden, clusters, kind="cone") - logits < 1e-2 * size)
 
 
+@settings(max_examples=150)
 @given(seed=st.integers(0, 2**32), size=st.integers(1, 60), count=st.integers(1, 10))
 def test_the_remaining_bias_bounds_every_row_not_opened(seed: int, size: int, count: int) -> None:
     random = np.random.default_rng(seed)

@@ -17,9 +17,6 @@ from lexshard.kernels.certify import (
 from lexshard.kernels.truncate import best_ids, truncate
 from tests.support.outside_masses import outside_log_mass
 
-settings.register_profile("certify", deadline=None, max_examples=200)
-settings.load_profile("certify")
-
 IMPLEMENTATIONS = ("cpu", "reference")
 FLAVOURS = ("random", "flat", "ties", "peaked", "huge", "infinite")
 
@@ -84,6 +81,7 @@ CASES = given(
 )
 
 
+@settings(max_examples=200)
 @CASES
 def test_no_share_outside_is_understated(**arguments: object) -> None:
     """An epsilon is certified only where no more is outside; 0 only where nothing is."""
@@ -103,6 +101,7 @@ def test_no_share_outside_is_understated(**arguments: object) -> None:
                 assert outside <= epsilon
 
 
+@settings(max_examples=200)
 @CASES
 def test_masses_are_rounded_outward_in_both_implementations(**arguments: object) -> None:
     case = Case(**arguments)  # type: ignore[arg-type]
@@ -115,6 +114,7 @@ def test_masses_are_rounded_outward_in_both_implementations(**arguments: object)
         assert math.isclose(value, exact, rel_tol=1e-11, abs_tol=1e-10)
 
 
+@settings(max_examples=200)
 @CASES
 def test_a_certified_nucleus_is_what_truncation_keeps_of_the_whole_row(**arguments: object) -> None:
     case = Case(**arguments)  # type: ignore[arg-type]

@@ -44,7 +44,7 @@ def objective(weight: torch.Tensor, order: Order, offsets: Offsets, kind: str) -
     return float(total)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     rows=st.integers(1, 120),
     columns=st.integers(1, 20),

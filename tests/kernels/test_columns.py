@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lexshard.kernels.columns import write_columns
@@ -20,7 +20,6 @@ def written(rows: np.ndarray, implementation: str | None = None) -> tuple[np.nda
     return logits, maxima
 
 
-@settings(deadline=None)
 @given(seed=st.integers(0, 2**32), count=st.integers(1, 27), size=st.integers(1, 300))
 def test_cpu_equals_reference(seed: int, count: int, size: int) -> None:
     random = np.random.default_rng(seed)

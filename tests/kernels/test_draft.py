@@ -191,7 +191,7 @@ def test_the_most_likely_of_equal_rows_is_the_lowest_id() -> None:
     assert set(found.guesses[found.guesses >= 0].tolist()) == {7}
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(
     seed=st.integers(0, 2**32),
     size=st.sampled_from([1, 16, 65, 500, 3000]),

@@ -21,9 +21,6 @@ from lexshard.kernels.exponential.bounded_sum import (
 
 pytestmark = pytest.mark.vectors
 
-settings.register_profile("exponential", deadline=None)
-settings.load_profile("exponential")
-
 
 @njit
 def _sum(logits, first, stop, shift, factor):  # type: ignore[no-untyped-def]

@@ -8,16 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lexshard.actors.states.row_table import RowTable, flatten_adjustments
 from lexshard.kernels.mass import Outline, outline, outside_mass, plan
 from lexshard.kernels.penalties import adjust
 from tests.support.search_cases import canonical_row, estimates_of, random_need
-
-settings.register_profile("mass", deadline=None)
-settings.load_profile("mass")
 
 
 def _outside_mass_holds(

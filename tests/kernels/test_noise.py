@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -17,9 +17,6 @@ from lexshard.kernels.noise import gumbel_noise, gumbel_row
 from lexshard.kernels.noise.cpu import block_draw, block_minimum, noise_ceiling
 from lexshard.kernels.noise.reference import philox
 from tests.support.paths import ROOT
-
-settings.register_profile("noise", deadline=None)
-settings.load_profile("noise")
 
 KEYS = st.integers(0, 2**64 - 1)
 POSITIONS = st.integers(0, 2**32 - 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lexshard.actors.states.need import Adjustment
@@ -17,9 +17,6 @@ from lexshard.kernels.penalties.cpu import (
     raised,
 )
 from tests.support.penalty_cases import random_adjustment
-
-settings.register_profile("penalties", deadline=None)
-settings.load_profile("penalties")
 
 
 @given(st.integers(0, 2**32), st.integers(1, 5), st.integers(1, 200))

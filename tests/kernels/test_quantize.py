@@ -19,14 +19,12 @@ from lexshard.kernels.quantize import (
 from lexshard.kernels.quantize.layout import pack_nibbles, unpack_nibbles
 from tests.support.tier_cases import KINDS, SHAPES, weights
 
-settings.register_profile("quantize", deadline=None, max_examples=40)
-settings.load_profile("quantize")
-
 
 def _every_row(tier: Tier) -> np.ndarray:
     return np.arange(len(tier.scale))
 
 
+@settings(max_examples=40)
 @given(
     seed=st.integers(0, 2**32),
     kind=st.sampled_from(KINDS),
@@ -59,6 +57,7 @@ def test_error_norms_and_sizes_hold(
         assert np.all(tier.fine_row_slack[0] <= fine * (1 + 1e-6) + 1e-44)
 
 
+@settings(max_examples=40)
 @given(seed=st.integers(0, 2**32), rows=st.integers(1, 5), blocks=st.integers(1, 3))
 def test_nibbles_survive_packing(seed: int, rows: int, blocks: int) -> None:
     values = np.random.default_rng(seed).integers(-8, 8, (rows, 128 * blocks))
@@ -73,7 +72,7 @@ def test_the_low_plane_adds_four_bits() -> None:
 def test_blocks_of_rows_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = weights(1, "mixed", 50, 130)
     whole = [quantize(weight, kind) for kind in KINDS]  # type: ignore[call-overload]
-    monkeypatch.setattr("lexshard.kernels.quantize.blocks.ROW_BLOCK", 7)
+    monkeypatch.setattr("lexshard.kernels.quantize.rounding.ROW_BLOCK", 7)
     for before, kind in zip(whole, KINDS, strict=True):
         after = quantize(weight, kind)  # type: ignore[call-overload]
         for name in before.__slots__:

@@ -9,16 +9,13 @@ import sys
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lexshard.kernels.rows import canonical_logits, postprocess
 from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.vectors
-
-settings.register_profile("rows", deadline=None)
-settings.load_profile("rows")
 
 
 def _case(

@@ -16,15 +16,12 @@ from hypothesis import strategies as st
 from lexshard.kernels import pool
 from lexshard.kernels.quantize import Int4Tier, Int8Tier, Tier, quantize
 from lexshard.kernels.rows import canonical_logits
-from lexshard.kernels.screen import Screened, cpu, hidden_cpu, reference, refine, screen, vnni
-from lexshard.kernels.screen.hidden import HiddenBits
+from lexshard.kernels.screen import Screened, cpu, reference, refine, screen, vnni
+from lexshard.kernels.screen.types import HiddenBits
 from tests.support.paths import ROOT
 from tests.support.tier_cases import KINDS, SHAPES, weights
 
 pytestmark = pytest.mark.vectors
-
-settings.register_profile("screen", deadline=None, max_examples=60)
-settings.load_profile("screen")
 
 DETERMINISTIC = ("int8", "int4")
 # Every tier with the widths of hidden states that it can meet.
@@ -77,6 +74,7 @@ def _violations(screened: Screened, hidden: np.ndarray, weight: torch.Tensor) ->
     return int(beyond.sum() + (np.abs(screened.estimate - exact) > bound).sum())
 
 
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 2**32),
     kind=st.sampled_from(KINDS),
@@ -107,6 +105,7 @@ def test_no_estimate_is_beyond_its_bound(
         assert _violations(screened, hidden, weight) == 0
 
 
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 2**32),
     width=st.sampled_from(WIDTHS),
@@ -129,7 +128,7 @@ def test_cpu_equals_reference(
     kind, bits = width
     hidden = _hidden(seed, rows, columns, False)
     tier = _tier(weights(seed, shape, size, columns), kind, hidden[0] if centred else None)
-    quantized = hidden_cpu.quantize_hidden(hidden, tier, bits)
+    quantized = cpu.quantize_hidden(hidden, tier, bits)
     assert np.array_equal(cpu.screen(quantized, tier), reference.screen(quantized, tier))
     whole = screen(hidden, tier, implementation="reference", hidden_bits=bits)
     here = screen(hidden, tier, hidden_bits=bits)
@@ -143,6 +142,7 @@ def test_cpu_equals_reference(
         assert np.array_equal(refine(hidden, tier, ids, offsets).estimate, want)
 
 
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 2**32),
     rows=st.integers(1, 13),
@@ -159,7 +159,7 @@ def test_eight_bits_give_the_same_with_and_without_their_instructions(
     bytes_of = [-128, 127] if extreme else range(-128, 128)
     tier.values[:] = random.choice(bytes_of, tier.values.shape)
     hidden = _hidden(seed, rows, 64 * columns, False)
-    quantized = hidden_cpu.quantize_hidden(hidden, tier, 8)
+    quantized = cpu.quantize_hidden(hidden, tier, 8)
     assert quantized.values.dtype == np.int8
     quantized.values[:] = random.choice(bytes_of, quantized.values.shape)
     here = cpu.screen(quantized, tier)
@@ -175,7 +175,7 @@ def test_eight_bits_are_for_several_hidden_states_that_lose_little(
     tier = _tier(weight, "int8")
 
     def bits(states: np.ndarray) -> int:
-        return 8 * int(hidden_cpu.quantize_hidden(states, tier).values.dtype.itemsize)
+        return 8 * int(cpu.quantize_hidden(states, tier).values.dtype.itemsize)
 
     with monkeypatch.context() as patch:
         patch.setattr(vnni, "AVAILABLE", False)
@@ -245,7 +245,7 @@ def test_the_largest_sums_fit_32_bits(kind: str, bits: HiddenBits, columns: int)
     weight[2:] = weights(9, "random", 16, columns)
     hidden = np.full((6, columns), 5.0, np.float32)
     tier = _tier(weight, kind)
-    quantized = hidden_cpu.quantize_hidden(hidden, tier, bits)
+    quantized = cpu.quantize_hidden(hidden, tier, bits)
     screened = screen(hidden, tier, hidden_bits=bits)
     assert np.array_equal(screened.estimate, reference.screen(quantized, tier))
     assert _violations(screened, hidden, weight) == 0
@@ -317,7 +317,7 @@ def test_what_cannot_be_screened_is_refused() -> None:
 PORTABLE = """
 import torch
 from lexshard.kernels.quantize import quantize
-from lexshard.kernels.screen import bits, cpu, hidden_cpu, reference, tile, vnni
+from lexshard.kernels.screen import bits, cpu, reference, tile, vnni
 assert tile.LANES == 16 and bits.WIDTH == 32 and not vnni.AVAILABLE
 generator = torch.Generator().manual_seed(0)
 for size, columns, rows in ((70, 200, 5), (35, 640, 6)):
@@ -326,7 +326,7 @@ for size, columns, rows in ((70, 200, 5), (35, 640, 6)):
     for kind in ("int8", "int4", "int4-dither", "1-bit"):
         tier = quantize(weight, kind, direction=hidden[0])
         for width in (16, 8) if kind == "int8" else (16,):
-            quantized = hidden_cpu.quantize_hidden(hidden, tier, width)
+            quantized = cpu.quantize_hidden(hidden, tier, width)
             want = reference.screen(quantized, tier)
             assert (cpu.screen(quantized, tier) == want).all(), kind
 """

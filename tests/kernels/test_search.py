@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lexshard.actors.states.need import Adjustment, Need
+from lexshard.actors.states.need import Need
 from lexshard.actors.states.row_table import RowTable, flatten_adjustments
 from lexshard.kernels.penalties import Adjustments, adjust
 from lexshard.kernels.search import (
@@ -28,9 +26,6 @@ from lexshard.kernels.search.selection import key_value, kth_largest_key, order_
 from lexshard.kernels.truncate.reference import best_ids
 from tests.support.search_answers import answer
 from tests.support.search_cases import canonical_row, estimates_of, random_adjustment, random_need
-
-settings.register_profile("search", deadline=None)
-settings.load_profile("search")
 
 
 def _check_equal(ours: tuple, expected: tuple) -> None:
@@ -146,65 +141,15 @@ def test_a_wrong_slack_is_noticed(slack_factor: float, size: int, adjusted: floa
     assert lost > 10
 
 
-HISTORIES = (100, 32_000)
-
-
-def _penalised(random: np.random.Generator, size: int, length: int) -> Adjustment:
-    tables = np.zeros((1, size), np.int32)
-    tables[0, random.choice(size, length, replace=False)] = random.integers(1, 5, length)
-    return replace(
-        random_adjustment(np.random.default_rng(5), 2),
-        repetition=1.1,
-        frequency=0.2,
-        presence=0.3,
-        tables=tables,
-        table=0,
-        allowed=None,
-    )
-
-
-@pytest.mark.parametrize("kind", ["topk", "top1", "minp"])
-def test_a_long_history_costs_what_a_short_one_costs(kind: str) -> None:
-    """The best of many runs each; twenty takes before it fails, for a busy machine."""
-    size = 151_936
-    random = np.random.default_rng(3)
-    canonical = (3 * random.standard_normal((1, size))).astype(np.float32)
-    row_slack = random.random((2, size)).astype(np.float32)
-    slack = np.array([[0.02, 0.0, 1e-4]])
-    estimates = Estimates(canonical, row_slack, slack, block_slack(row_slack))
-    steps = []
-    for length in HISTORIES:
-        adjustment = _penalised(random, size, length)
-        need = Need(
-            kind=kind,  # type: ignore[arg-type]
-            k=50,
-            min_p=0.05,
-            inverse_temperature=1.0,
-            adjustment=adjustment,
-        )
-        needs, flat = RowTable.of([need]).search(), flatten_adjustments([adjustment])
-        best = find_leaders(estimates, size, needs, flat)
-        exact = adjust(best.ids, canonical[0, best.ids], best.offsets, flat)
-        tau = find_thresholds(best.ids, exact, best.offsets, needs)
-        steps.append((needs, flat, tau))
-    seconds = [math.inf, math.inf]
-    for _ in range(20):
-        for index, (needs, flat, tau) in enumerate(steps):
-            for _ in range(10):
-                started = time.perf_counter()
-                best = find_leaders(estimates, size, needs, flat)
-                find_candidates(estimates, size, needs, flat, tau, best)
-                seconds[index] = min(seconds[index], time.perf_counter() - started)
-        if seconds[1] < 1.3 * seconds[0]:
-            return
-    assert seconds[1] < 1.5 * seconds[0]
-
-
 def test_a_history_travels_by_reference() -> None:
     """What a step hands to the kernels is as large for a long history as for a short one."""
     sizes = []
-    for length in HISTORIES:
-        adjustment = _penalised(np.random.default_rng(4), 40_000, length)
+    for length in (100, 32_000):
+        tables = np.zeros((1, 40_000), np.int32)
+        tables[0, :length] = 2
+        adjustment = replace(
+            random_adjustment(np.random.default_rng(5), 2), tables=tables, table=0, allowed=None
+        )
         flat = flatten_adjustments([adjustment, None, adjustment])
         assert flat.tables is adjustment.tables
         sizes.append(sum(field.nbytes for field in flat) - flat.tables.nbytes)

@@ -20,14 +20,13 @@ GROUPS = (
     "attention-fp32",
     "int8",
     "int4",
-    "int4-dither",
     "search",
     "masses",
     "rows",
 )
 # Instructions in the loop of one row's screen, which reads 128 rows of 128 or 32 bytes a time. More
 # would bind the screen by arithmetic, not by memory.
-MOST_INSTRUCTIONS = {"int8": 300, "int4": 300, "int4-dither": 300}
+MOST_INSTRUCTIONS = {"int8": 300, "int4": 300}
 
 
 def _compile(group: str) -> list[str]:

@@ -13,9 +13,6 @@ from lexshard.kernels.exponential.double_precision import exponential, exponenti
 from lexshard.kernels.logprobs.reference import log_normalizer
 from lexshard.kernels.truncate import best_ids, truncate
 
-settings.register_profile("truncate", deadline=None)
-settings.load_profile("truncate")
-
 LOGITS = st.one_of(
     st.lists(st.sampled_from([-np.inf, np.inf, -3.0, -0.0, 0.0, 0.5, 0.5000001, 2.0]), min_size=1),
     st.lists(st.floats(-30, 30, width=32), min_size=1, max_size=300),

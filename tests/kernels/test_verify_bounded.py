@@ -10,21 +10,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lexshard.kernels.verify import DenseProposals, DraftedRows, verify
-from lexshard.kernels.verify.reference import acceptance, log_softmax
-from lexshard.kernels.verify_bounded import (
+from lexshard.kernels.verify import (
     OPEN,
     REPLACED,
     STANDS,
     BoundedRow,
+    DenseProposals,
+    DraftedRows,
     ProposedGuess,
     replacement,
     try_guess,
+    verify,
 )
+from lexshard.kernels.verify.reference import acceptance, log_softmax
 from tests.support.decision_cases import FLAVOURS, random_logits
-
-settings.register_profile("verify_bounded", deadline=None)
-settings.load_profile("verify_bounded")
 
 Implementation = Literal["reference", "cpu"]
 IMPLEMENTATIONS: tuple[Implementation, ...] = ("reference", "cpu")

@@ -108,7 +108,6 @@ def placed_tier(kind: str, shape: HeadShape, *, common: bool) -> tensor_cores.Pl
         grown(placed.row_slack, 1),
         None if placed.direction is None else placed.direction.to(META),
         grown(placed.products, 0),
-        None if placed.coins is None else placed.coins.to(META),
         placed.constants.to(META),
     )
 
@@ -127,7 +126,7 @@ def launch_search(shape: HeadShape, rows: int) -> None:
         empty(rows, 5, dtype=torch.int64), empty(rows, 4, dtype=torch.float64)
     )
     workspace = device_search.allocate(rows, size, capacity=CAPACITY, leaders=LEADERS, device=META)
-    device_search.begin(hidden, questions, workspace, size)
+    device_search.begin(hidden, questions, workspace)
     device_search.search(
         hidden,
         empty(size, shape.columns, dtype=torch.bfloat16),
@@ -190,7 +189,6 @@ GROUPS: dict[str, dict[str, Callable[[], None]]] = {
     "attention-fp32": attention_cases(torch.float32),
     "int8": screen_cases("int8"),
     "int4": screen_cases("int4"),
-    "int4-dither": screen_cases("int4-dither"),
     "search": head_cases(launch_search),
     "masses": head_cases(launch_masses),
     "rows": head_cases(launch_dense_rows, (1, 4, 32)),

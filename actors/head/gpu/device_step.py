@@ -100,7 +100,6 @@ class DeviceStep:
         self._weight = weight
         self._screen = screen
         self._post = post
-        self._tokens = tokens
         self._pool = pool
         # With the launch that adjusts estimates and without it, and which of them ran last.
         self._graphs: dict[bool, torch.cuda.CUDAGraph] = {}
@@ -112,7 +111,9 @@ class DeviceStep:
         integers, reals, offsets = self._words.split([5 * rows, 4 * rows, rows + 1])
         self._questions = Questions(integers.view(rows, 5), reals.view(torch.float64).view(rows, 4))
         self._support = Support(offsets, entries)
-        self._workspace = allocate(rows, size, capacity=capacity, leaders=leaders, device=device)
+        self._workspace = allocate(
+            rows, size, capacity=capacity, leaders=leaders, device=device, tokens=tokens
+        )
 
     def launch(self, hidden: torch.Tensor, packed: PackedStep) -> StepResults:
         """Starts the step of ``hidden`` [N, d] fp32, N up to ``rows``, wherever it lies."""
@@ -161,12 +162,11 @@ class DeviceStep:
             self._questions,
             self._support,
             self._workspace,
-            self._tokens,
             adjusts=adjusts,
         )
 
     def _begin(self) -> None:
-        begin(self._hidden, self._questions, self._workspace, len(self._weight), self._tokens)
+        begin(self._hidden, self._questions, self._workspace)
 
     def _capture(self) -> None:
         """The first launch compiles, which a capture must not see."""
@@ -184,13 +184,13 @@ class DeviceStep:
 
     def _results(self) -> StepResults:
         workspace, cuda = self._workspace, self._weight.is_cuda
-        memory = torch.empty(workspace.results.shape, dtype=torch.int32, pin_memory=cuda)
-        memory.copy_(workspace.results, non_blocking=True)
+        memory = torch.empty(workspace.memory.shape, dtype=torch.int32, pin_memory=cuda)
+        memory.copy_(workspace.memory, non_blocking=True)
         if not cuda:
-            return StepResults(memory, workspace.thresholds, self.rows, lambda: None)
+            return StepResults(memory, workspace.buffers.thresholds, self.rows, lambda: None)
         event = torch.cuda.Event()
         event.record()
-        return StepResults(memory, workspace.thresholds, self.rows, event.synchronize)
+        return StepResults(memory, workspace.buffers.thresholds, self.rows, event.synchronize)
 
     def _send(self, target: torch.Tensor, values: torch.Tensor) -> None:
         if target.is_cuda and not values.is_cuda:

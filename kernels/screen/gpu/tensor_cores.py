@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,10 +17,9 @@ import triton
 import triton.language as tl
 
 from lexshard.kernels.quantize.layout import unpack_nibbles
-from lexshard.kernels.quantize.tiers import DitheredInt4Tier, Int4Tier, Int8Tier, Tier
-from lexshard.kernels.screen.gpu.hidden_bytes import hidden_kernel
-from lexshard.kernels.screen.hidden import padded_columns
-from lexshard.kernels.screen.types import Screened
+from lexshard.kernels.quantize.tiers import Int4Tier, Int8Tier, Tier
+from lexshard.kernels.screen.gpu.hidden_bytes import HiddenBytes, hidden_kernel
+from lexshard.kernels.screen.types import Screened, padded_columns
 
 LARGEST_HIDDEN_ROWS = 64  # of a program
 ROW_BLOCK = 4096  # rows repacked at a time
@@ -33,40 +33,36 @@ class PlacedTier:
     column ``k`` of the second in its high one.
     """
 
-    tier: Int8Tier | Int4Tier | DitheredInt4Tier
+    tier: Int8Tier | Int4Tier
     values: torch.Tensor  # [V, D] int8, or [V, D / 2] int8 of two nibbles
     multipliers: torch.Tensor | None  # [D / 32, V] uint8; None for int8
     scale: torch.Tensor  # [V] float64, what an integer of the screen stands for
     row_slack: torch.Tensor  # [2, V] fp32
     direction: torch.Tensor | None  # [d] fp32
     products: torch.Tensor | None  # [V] fp32
-    coins: torch.Tensor | None  # [D] int16
     constants: torch.Tensor  # [3] float64: room for hidden integers, largest size, ||direction||
 
 
 def place(tier: Tier, device: torch.device | str) -> PlacedTier:
     """``tier`` on a device, for `screen`; of an int4 tier the high plane.
 
-    Raises ValueError for a 1-bit tier, whose products are not of bytes.
+    Raises ValueError for tiers whose bounds are probabilistic.
     """
-    if not isinstance(tier, Int8Tier | Int4Tier | DitheredInt4Tier):
-        raise ValueError("1-bit tiers are screened on the CPU alone: --tier int8 or int4 on a GPU")
-    columns = padded_columns(tier)
+    if not isinstance(tier, Int8Tier | Int4Tier):
+        raise ValueError(
+            "1-bit and int4-dither are screened on a CPU alone: --tier int8 or int4 on a GPU"
+        )
     scale = torch.from_numpy(tier.scale).to(device).double()
-    multipliers = coins = None
+    multipliers = None
     if isinstance(tier, Int8Tier):
         values = torch.from_numpy(tier.values).to(device)
     else:
-        nibbles = tier.nibbles if isinstance(tier, DitheredInt4Tier) else tier.high
-        values = _repack(nibbles, device)
+        values = _repack(tier.high, device)
         multipliers = torch.from_numpy(tier.multipliers).to(device).T.contiguous()
-        if isinstance(tier, DitheredInt4Tier):
-            coins = torch.from_numpy(tier.coins).to(device)
-        else:
-            scale = 16.0 * scale
+        scale = 16.0 * scale
     common = tier.common
     length = 1.0 if common is None else float(np.linalg.norm(common.vector.astype(np.float64)))
-    room = float(tier.hidden_limit) - math.sqrt(columns) / 2.0 - 1.0
+    room = float(tier.hidden_limit) - math.sqrt(padded_columns(tier)) / 2.0 - 1.0
     return PlacedTier(
         tier,
         values,
@@ -75,7 +71,6 @@ def place(tier: Tier, device: torch.device | str) -> PlacedTier:
         torch.from_numpy(tier.row_slack).to(device),
         None if common is None else torch.from_numpy(common.vector).to(device),
         None if common is None else torch.from_numpy(common.products).to(device),
-        coins,
         torch.tensor([room, tier.largest_size, length], dtype=torch.float64, device=device),
     )
 
@@ -90,18 +85,22 @@ def _repack(nibbles: np.ndarray, device: torch.device | str) -> torch.Tensor:
     return torch.cat(parts)
 
 
+class Target(NamedTuple):
+    """Where the estimates of V rows go, and what turns sums of integers into them."""
+
+    scale: torch.Tensor  # [V] float64
+    products: torch.Tensor  # [V] fp32, or anything without a common direction
+    result: torch.Tensor  # [N, V] fp32
+    size: int  # V
+
+
 @triton.jit
 def _store(  # type: ignore[no-untyped-def]
     total,
-    scale,
-    products,
-    step,
-    share,
-    result,
     row,
     first,
-    size,
-    rows,
+    hidden,
+    target,
     COMMON: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -110,30 +109,23 @@ def _store(  # type: ignore[no-untyped-def]
     low, high = tl.split(tl.reshape(total, (ROWS, COLUMNS // 2, 2)))
     sums = low + high * 256
     query = first + tl.arange(0, COLUMNS // 2)
-    inside = row < size
-    present = query < rows
-    unit = tl.load(scale + row, mask=inside, other=0.0)[:, None]
-    unit = unit * tl.load(step + query, mask=present, other=0.0)[None, :]
+    inside = row < target.size
+    present = query < hidden.rows
+    unit = tl.load(target.scale + row, mask=inside, other=0.0)[:, None]
+    unit = unit * tl.load(hidden.step + query, mask=present, other=0.0)[None, :]
     value = sums.to(tl.float64) * unit
     if COMMON:
-        product = tl.load(products + row, mask=inside, other=0.0).to(tl.float64)
-        value += tl.load(share + query, mask=present, other=0.0)[None, :] * product[:, None]
-    place = query.to(tl.int64)[None, :] * size + row[:, None]
-    tl.store(result + place, value.to(tl.float32), mask=inside[:, None] & present[None, :])
+        product = tl.load(target.products + row, mask=inside, other=0.0).to(tl.float64)
+        value += tl.load(hidden.share + query, mask=present, other=0.0)[None, :] * product[:, None]
+    place = query.to(tl.int64)[None, :] * target.size + row[:, None]
+    tl.store(target.result + place, value.to(tl.float32), mask=inside[:, None] & present[None, :])
 
 
 @triton.jit
 def bytes_kernel(  # type: ignore[no-untyped-def]
     values,
-    halves,
-    scale,
-    products,
-    step,
-    share,
-    result,
-    size,
-    rows,
-    width,
+    hidden,
+    target,
     COMMON: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -142,21 +134,19 @@ def bytes_kernel(  # type: ignore[no-untyped-def]
     """ROWS weight rows x COLUMNS rows of hidden bytes."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     half = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    weight_rows = values + row.to(tl.int64)[:, None] * width
-    hidden_rows = halves + half.to(tl.int64)[None, :] * width
-    inside = (row < size)[:, None]
-    present = (half < 2 * rows)[None, :]
+    weight_rows = values + row.to(tl.int64)[:, None] * hidden.width
+    hidden_rows = hidden.halves + half.to(tl.int64)[None, :] * hidden.width
+    inside = (row < target.size)[:, None]
+    present = (half < 2 * hidden.rows)[None, :]
     total = tl.zeros((ROWS, COLUMNS), tl.int32)
-    for start in range(0, width, DEPTH):
+    for start in range(0, hidden.width, DEPTH):
         place = start + tl.arange(0, DEPTH)
-        valid = place < width
+        valid = place < hidden.width
         weights = tl.load(weight_rows + place[None, :], mask=inside & valid[None, :], other=0)
         words = tl.load(hidden_rows + place[:, None], mask=present & valid[:, None], other=0)
         total = tl.dot(weights, words, total, out_dtype=tl.int32)
     first = tl.program_id(1) * (COLUMNS // 2)
-    _store(
-        total, scale, products, step, share, result, row, first, size, rows, COMMON, ROWS, COLUMNS
-    )
+    _store(total, row, first, hidden, target, COMMON, ROWS, COLUMNS)
 
 
 @triton.jit
@@ -189,31 +179,13 @@ def _high_nibbles(both, ASSEMBLY: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _group_sums(  # type: ignore[no-untyped-def]
-    weights,
-    group,
-    multipliers,
-    hidden_rows,
-    starts,
-    row,
-    half,
-    inside,
-    present,
-    size,
-    rows,
-    COINS: tl.constexpr,
-):
+def _group_sums(weights, factor, place, hidden_rows, present):  # type: ignore[no-untyped-def]
     """The products of one group of 32 columns, times the multipliers of its rows.
 
     ``weights`` are 16 times the nibbles.
     """
-    place = group * 32 + tl.arange(0, 32)
     words = tl.load(hidden_rows + place[:, None], mask=present[None, :], other=0)
     sums = tl.dot(weights, words, out_dtype=tl.int32) >> 4
-    if COINS:
-        begin = tl.load(starts + group * (2 * rows) + half, mask=present, other=0)
-        sums += begin[None, :]
-    factor = tl.load(multipliers + group * size + row, mask=inside, other=0)
     return sums * factor.to(tl.int32)[:, None]
 
 
@@ -221,18 +193,9 @@ def _group_sums(  # type: ignore[no-untyped-def]
 def nibbles_kernel(  # type: ignore[no-untyped-def]
     values,
     multipliers,
-    halves,
-    starts,
-    scale,
-    products,
-    step,
-    share,
-    result,
-    size,
-    rows,
-    width,
+    hidden,
+    target,
     COMMON: tl.constexpr,
-    COINS: tl.constexpr,
     ASSEMBLY: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -240,46 +203,24 @@ def nibbles_kernel(  # type: ignore[no-untyped-def]
     """ROWS weight rows x COLUMNS rows of hidden bytes, two groups of columns at a time."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     half = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    weight_rows = values + row.to(tl.int64)[:, None] * (width // 2)
-    hidden_rows = halves + half.to(tl.int64)[None, :] * width
-    inside = row < size
-    present = half < 2 * rows
+    weight_rows = values + row.to(tl.int64)[:, None] * (hidden.width // 2)
+    hidden_rows = hidden.halves + half.to(tl.int64)[None, :] * hidden.width
+    inside = row < target.size
+    present = half < 2 * hidden.rows
     total = tl.zeros((ROWS, COLUMNS), tl.int32)
-    for pair in range(width // 64):
+    for pair in range(hidden.width // 64):
         byte = pair * 32 + tl.arange(0, 32)
         both = tl.load(weight_rows + byte[None, :], mask=inside[:, None], other=0)
+        factors = multipliers + 2 * pair * target.size + row
+        columns = pair * 64 + tl.arange(0, 32)
+        low = tl.load(factors, mask=inside, other=0)
+        total += _group_sums(_low_nibbles(both, ASSEMBLY), low, columns, hidden_rows, present)
+        high = tl.load(factors + target.size, mask=inside, other=0)
         total += _group_sums(
-            _low_nibbles(both, ASSEMBLY),
-            2 * pair,
-            multipliers,
-            hidden_rows,
-            starts,
-            row,
-            half,
-            inside,
-            present,
-            size,
-            rows,
-            COINS,
-        )
-        total += _group_sums(
-            _high_nibbles(both, ASSEMBLY),
-            2 * pair + 1,
-            multipliers,
-            hidden_rows,
-            starts,
-            row,
-            half,
-            inside,
-            present,
-            size,
-            rows,
-            COINS,
+            _high_nibbles(both, ASSEMBLY), high, columns + 32, hidden_rows, present
         )
     first = tl.program_id(1) * (COLUMNS // 2)
-    _store(
-        total, scale, products, step, share, result, row, first, size, rows, COMMON, ROWS, COLUMNS
-    )
+    _store(total, row, first, hidden, target, COMMON, ROWS, COLUMNS)
 
 
 def screen(hidden: torch.Tensor, placed: PlacedTier) -> Screened:
@@ -289,37 +230,33 @@ def screen(hidden: torch.Tensor, placed: PlacedTier) -> Screened:
     estimates with an infinite slack.
     """
     rows, columns = hidden.shape
-    tier, device = placed.tier, placed.values.device
-    size, width = len(placed.scale), padded_columns(tier)
-    common, coins = placed.direction is not None, placed.coins is not None
+    device = placed.values.device
+    size, width = len(placed.scale), padded_columns(placed.tier)
+    common = placed.direction is not None
 
     def empty(dtype: torch.dtype, *shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
 
-    halves = empty(torch.int8, 2 * rows, width)
-    starts = empty(torch.int32, width // 32, 2 * rows)
-    step, share = empty(torch.float64, rows), empty(torch.float64, rows)
-    slack = empty(torch.float64, rows, 2)
-    result = empty(torch.float32, rows, size)
+    states = HiddenBytes(
+        empty(torch.int8, 2 * rows, width),
+        empty(torch.float64, rows),
+        empty(torch.float64, rows),
+        empty(torch.float64, rows, 2),
+        rows,
+        width,
+    )
     hidden_kernel[(rows,)](
         hidden,
         placed.direction if common else hidden,
-        placed.coins if coins else halves,
         placed.constants,
-        halves,
-        starts,
-        step,
-        share,
-        slack,
+        states,
         columns,
-        width,
-        rows,
         COMMON=common,
-        COINS=coins,
         num_warps=8,
         enable_fp_fusion=False,
     )
-    products = placed.products if common else placed.scale
+    products = placed.products if placed.products is not None else placed.scale
+    target = Target(placed.scale, products, empty(torch.float32, rows, size), size)
     # The tensor cores want 16 columns at least.
     halves_at_a_time = min(max(triton.next_power_of_2(2 * rows), 16), 2 * LARGEST_HIDDEN_ROWS)
     # As many weight rows as leave the sums in registers; nibbles need two tiles of them. Every
@@ -327,12 +264,11 @@ def screen(hidden: torch.Tensor, placed: PlacedTier) -> Screened:
     many = halves_at_a_time > (64 if placed.multipliers is None else 32)
     block = (256 if placed.multipliers is None else 64) if many else 128
     grid = (triton.cdiv(size, block), triton.cdiv(2 * rows, halves_at_a_time))
-    last = (placed.scale, products, step, share, result, size, rows, width)
     if placed.multipliers is None:
         bytes_kernel[grid](
             placed.values,
-            halves,
-            *last,
+            states,
+            target,
             COMMON=common,
             ROWS=block,
             COLUMNS=halves_at_a_time,
@@ -345,17 +281,15 @@ def screen(hidden: torch.Tensor, placed: PlacedTier) -> Screened:
         nibbles_kernel[grid](
             placed.values,
             placed.multipliers,
-            halves,
-            starts,
-            *last,
+            states,
+            target,
             COMMON=common,
-            COINS=coins,
             # Triton's interpreter, which runs on a CPU, knows no assembly.
             ASSEMBLY=device.type != "cpu",
             ROWS=block,
             COLUMNS=halves_at_a_time,
-            num_warps=8 if many and coins else 4,  # coins need registers of their own
+            num_warps=4,
             num_stages=4,
             enable_fp_fusion=False,
         )
-    return Screened(result, placed.row_slack, slack)
+    return Screened(target.result, placed.row_slack, states.slack)

@@ -7,7 +7,6 @@ bin on exactly and bounds all others; and a host decides (`kernels.certify`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -25,36 +24,21 @@ from lexshard.kernels.search.gpu.search import (
     Support,
     adjust_estimates,
     adjusted_factors,
+    screened_rows,
 )
 from lexshard.kernels.search.gpu.triton_adjust import TILE
+from lexshard.kernels.search.gpu.triton_bounds import EstimatedRows
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class SoftmaxRows:
+class SoftmaxRows(NamedTuple):
     """R rows of a softmax over V tokens as a device knows them: adjusted estimates and errors."""
 
     hidden: torch.Tensor  # [R, d]
-    values: torch.Tensor  # [R, >= V] fp32
-    row_slack: torch.Tensor  # [2, V] fp32
+    screened: EstimatedRows
     factors: torch.Tensor  # [R, 3] fp32
     reals: torch.Tensor  # [R, 4] float64, as `Questions`
     tops: torch.Tensor  # [R, tiles] fp32, the best estimates
-    size: int
-
-    @property
-    def grid(self) -> tuple[int, int]:
-        return self.tops.shape[1], len(self.hidden)
-
-    @property
-    def bounded(self) -> tuple[torch.Tensor, ...]:
-        """What bounds are made of."""
-        return self.values, self.row_slack, self.factors, self.reals, self.tops
-
-    @property
-    def lengths(self) -> tuple[int, int, int, int]:
-        """V, and how far rows lie apart in ``values``, ``row_slack`` and ``tops``."""
-        slack_width = self.row_slack.stride(0)
-        return self.size, self.values.shape[1], slack_width, self.tops.shape[1]
+    tiles: int
 
 
 class BoundedSoftmax(NamedTuple):
@@ -77,12 +61,13 @@ def softmax_rows(
 ) -> SoftmaxRows:
     """From estimates [R, >= V] of ``hidden`` [R, d], which are overwritten."""
     rows, tiles = len(hidden), triton.cdiv(size, TILE)
-    values = screened.estimate
-    factors = adjusted_factors(hidden, screened, post, reals)
-    adjust_estimates(values, post, support, size)
+    estimates = screened_rows(screened, size)
+    factors = adjusted_factors(hidden, estimates, post, reals)
+    adjust_estimates(estimates, post, support)
     tops = torch.empty(rows, tiles, device=hidden.device)
-    triton_masses.tops_kernel[(tiles, rows)](values, tops, size, values.shape[1], tiles)
-    return SoftmaxRows(hidden, values, screened.row_slack, factors, reals, tops, size)
+    softmax = SoftmaxRows(hidden, estimates, factors, reals, tops, tiles)
+    triton_masses.tops_kernel[(tiles, rows)](softmax)
+    return softmax
 
 
 def outline_rows(rows: SoftmaxRows) -> list[Outline | None]:
@@ -94,19 +79,13 @@ def outline_rows(rows: SoftmaxRows) -> list[Outline | None]:
 def launch_outlines(rows: SoftmaxRows) -> tuple[torch.Tensor, ...]:
     """What `outline_rows` reads, row by row: tokens and errors of bins, the largest error, the
     best estimate in bins, and whether estimates tell. Waits for nothing."""
-    tiles, count = rows.grid
-    device = rows.values.device
+    count, device = len(rows.hidden), rows.hidden.device
     counts = torch.zeros(count, BINS, dtype=torch.int32, device=device)
     errors = torch.zeros(count, BINS, dtype=torch.int64, device=device)
     widest = torch.zeros(count, dtype=torch.int64, device=device)
-    triton_masses.outline_kernel[rows.grid](
-        *rows.bounded,
-        counts,
-        errors,
-        widest,
-        *rows.lengths,
-        TILES=triton.next_power_of_2(tiles),
-        enable_fp_fusion=False,
+    width = triton.next_power_of_2(rows.tiles)
+    triton_masses.outline_kernel[(rows.tiles, count)](
+        rows, counts, errors, widest, TILES=width, enable_fp_fusion=False
     )
     best = rows.tops.max(dim=1).values.double() * rows.reals[:, 0] / BIN_WIDTH
     known = rows.factors.isfinite().all(dim=1) & (best.abs() < LARGEST_PLACE)
@@ -147,37 +126,18 @@ def launch_bounds(
 ) -> tuple[torch.Tensor, ...]:
     """What `bound_rows` reads, row by row: the chosen tokens, their products, how many they are,
     both sums of bounds, the largest bound, and what the sums are relative to. Waits for nothing."""
-    tiles, count = rows.grid
-    device = rows.values.device
+    tiles, count, device = rows.tiles, len(rows.hidden), rows.hidden.device
     width = triton.next_power_of_2(tiles)
     tile_counts = torch.empty(count, tiles, dtype=torch.int32, device=device)
     sums = torch.empty(2, count, tiles, dtype=torch.float64, device=device)
     largest = torch.empty(count, tiles, device=device)
-    triton_masses.bounds_kernel[rows.grid](
-        *rows.bounded,
-        bins,
-        tile_counts,
-        *sums,
-        largest,
-        *rows.lengths,
-        TILES=width,
-        enable_fp_fusion=False,
+    triton_masses.bounds_kernel[(tiles, count)](
+        rows, bins, tile_counts, *sums, largest, TILES=width, enable_fp_fusion=False
     )
     chosen = torch.zeros(count, room, dtype=torch.int32, device=device)
     counts = torch.empty(count, dtype=torch.int32, device=device)
-    triton_masses.chosen_kernel[rows.grid](
-        rows.values,
-        rows.reals,
-        bins,
-        tile_counts,
-        chosen,
-        counts,
-        rows.size,
-        rows.values.shape[1],
-        tiles,
-        room,
-        TILES=width,
-        enable_fp_fusion=False,
+    triton_masses.chosen_kernel[(tiles, count)](
+        rows, bins, tile_counts, chosen, counts, room, TILES=width, enable_fp_fusion=False
     )
     products = torch.zeros(count, room, device=device)
     gather_logits(rows.hidden, weight, chosen, counts, products)

@@ -7,7 +7,7 @@ launches that a CUDA graph can hold:
 2. estimates are post-processed and adjusted in place, where there is anything to do;
 3. per block of ids: a bound on every score, for which the error of each row is widened by what
    those operations can cost, and what the best estimate promises;
-4. the leaders (at most `Workspace.leaders.shape[1]` a row);
+4. the leaders (at most `Buffers.leaders.shape[1]` a row);
 5. their canonical products, and from these scores that they certainly reach;
 6. every id whose upper bound reaches the best of these scores (or the k-th), tile by tile;
 7. these in one sorted list, and their canonical products.
@@ -27,12 +27,18 @@ import torch
 import triton
 
 from lexshard.kernels.blocks import blocks_of
-from lexshard.kernels.rows.triton_kernel import GATHERED_TOKENS, gathering_programs, unroll
+from lexshard.kernels.rows.triton_kernel import (
+    GATHERED_TOKENS,
+    Factors,
+    gathering,
+    gathering_programs,
+)
 from lexshard.kernels.screen import Screened
 from lexshard.kernels.search.gpu import triton_adjust as adjusting
 from lexshard.kernels.search.gpu import triton_bounds as bounding
 from lexshard.kernels.search.gpu import triton_candidates, triton_leaders
 from lexshard.kernels.search.gpu.triton_adjust import TILE
+from lexshard.kernels.search.gpu.triton_bounds import BlockDraws, EstimatedRows, Questions
 from lexshard.kernels.search.gpu.triton_leaders import BLOCKS_AT_A_TIME
 
 ADJUSTING_PROGRAMS = 64
@@ -63,13 +69,6 @@ class PostProcessing:
         return self.constants if self.bias is None else self.bias
 
 
-class Questions(NamedTuple):
-    """What the rows ask, as `kernels.search.gpu` reads it; IDLE rows ask nothing."""
-
-    integers: torch.Tensor  # [N, 5] int64: kind, k, low and high half of the key, position
-    reals: torch.Tensor  # [N, 4] float64: inverse temperature, ln min_p, slope, size
-
-
 class Tokens(NamedTuple):
     """Which tokens of the vocabulary the rows are, by whose ids their noise is drawn."""
 
@@ -87,13 +86,10 @@ class Support(NamedTuple):
 EVERY_TOKEN = Tokens(None)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Workspace:
-    """The buffers of one search of N rows over V ids; the last five are its result."""
+class Buffers(NamedTuple):
+    """What launches of a search of N rows leave for those that follow."""
 
     norms: torch.Tensor  # [N] float64, of hidden states
-    draws: torch.Tensor  # [N, blocks] float64, the smallest exponential of each
-    winners: torch.Tensor  # [N, blocks] int32, which of a block's ids has it
     factors: torch.Tensor  # [N, 3] fp32
     tops: torch.Tensor  # [N, blocks] fp32
     ceilings: torch.Tensor  # [N, blocks] float64
@@ -104,12 +100,27 @@ class Workspace:
     leader_scores: torch.Tensor  # [N, L] float64
     thresholds: torch.Tensor  # [N] float64
     tile_counts: torch.Tensor  # [N, tiles] int32
-    results: torch.Tensor  # [N (3 + 2 C)] int32, the memory of all that follows
+
+
+class Results(NamedTuple):
+    """What a search of N rows has found."""
+
     largest: torch.Tensor  # [N] fp32, the largest upper bound of a logit
     finite: torch.Tensor  # [N] int32, 0 where the hidden state has NaN or infinity
     counts: torch.Tensor  # [N] int32, above C where there was no room for all
     candidates: torch.Tensor  # [N, C] int32
     logits: torch.Tensor  # [N, C] fp32, canonical products before post-processing
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Workspace:
+    """The memory of one search of N rows; ``memory`` [N (3 + 2 C)] int32 is that of its results."""
+
+    draws: BlockDraws
+    buffers: Buffers
+    memory: torch.Tensor
+    results: Results
+    owned: int  # what `OWNED` says
 
 
 def post_processing(
@@ -132,13 +143,16 @@ def post_processing(
 
 
 def allocate(
-    rows: int, size: int, *, capacity: int, leaders: int, device: torch.device | str
+    rows: int,
+    size: int,
+    *,
+    capacity: int,
+    leaders: int,
+    device: torch.device | str,
+    tokens: Tokens = EVERY_TOKEN,
 ) -> Workspace:
-    """Buffers for ``rows`` hidden states over ``size`` ids; ``leaders`` is a power of two.
-
-    The results lie in one piece of memory (`Workspace.results`). Raises ValueError for a number of
-    leaders that is not a power of two.
-    """
+    """Memory for ``rows`` hidden states over ``size`` ids, which are ``tokens``; ``leaders`` is a
+    power of two, or ValueError is raised."""
     if leaders & (leaders - 1) or leaders < bounding.FEW:
         raise ValueError(f"{leaders} leaders: take a power of two from {bounding.FEW} on")
     blocks, tiles = blocks_of(size), triton.cdiv(size, TILE)
@@ -146,12 +160,14 @@ def allocate(
     def zeros(dtype: torch.dtype, *shape: int) -> torch.Tensor:
         return torch.zeros(shape, dtype=dtype, device=device)
 
-    results = zeros(torch.int32, rows * (3 + 2 * capacity))
-    largest, finite, counts, candidates, logits = unpack_results(results, rows)
-    return Workspace(
+    memory = zeros(torch.int32, rows * (3 + 2 * capacity))
+    ids, owned = tokens.ids, bounding.ALL_TOKENS
+    if ids is not None:
+        owned = bounding.WHOLE_BLOCKS if tokens.by_block else bounding.ANY_TOKENS
+    winners = zeros(torch.int32, rows, blocks)
+    smallest = zeros(torch.float64, rows, blocks)
+    buffers = Buffers(
         norms=zeros(torch.float64, rows),
-        draws=zeros(torch.float64, rows, blocks),
-        winners=zeros(torch.int32, rows, blocks),
         factors=zeros(torch.float32, rows, 3),
         tops=zeros(torch.float32, rows, blocks),
         ceilings=zeros(torch.float64, rows, blocks),
@@ -162,75 +178,62 @@ def allocate(
         leader_scores=zeros(torch.float64, rows, leaders),
         thresholds=zeros(torch.float64, rows),
         tile_counts=zeros(torch.int32, rows, tiles),
-        results=results,
-        largest=largest,
-        finite=finite,
-        counts=counts,
-        candidates=candidates,
-        logits=logits,
+    )
+    return Workspace(
+        BlockDraws(winners if ids is None else ids, smallest, winners, size, blocks),
+        buffers,
+        memory,
+        unpack_results(memory, rows),
+        owned,
     )
 
 
-def unpack_results(
-    results: torch.Tensor, rows: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """``largest``, ``finite``, ``counts``, ``candidates`` and ``logits`` of `Workspace.results`."""
-    capacity = (results.numel() // rows - 3) // 2
-    largest, finite, counts, candidates, logits = results.split(
+def unpack_results(memory: torch.Tensor, rows: int) -> Results:
+    """What lies in `Workspace.memory`, or in a copy of it."""
+    capacity = (memory.numel() // rows - 3) // 2
+    largest, finite, counts, candidates, logits = memory.split(
         [rows, rows, rows, rows * capacity, rows * capacity]
     )
     shape = (rows, capacity)
-    return (
-        largest.view(torch.float32),
-        finite,
-        counts,
-        candidates.view(shape),
-        logits.view(torch.float32).view(shape),
-    )
+    logits = logits.view(torch.float32).view(shape)
+    return Results(largest.view(torch.float32), finite, counts, candidates.view(shape), logits)
+
+
+def screened_rows(screened: Screened, size: int) -> EstimatedRows:
+    """Estimates of ``size`` ids as kernels read them."""
+    values, row_slack, hidden_slack = screened
+    lengths = (size, values.shape[1], row_slack.stride(0), hidden_slack.shape[1])
+    return EstimatedRows(values, row_slack, hidden_slack, *lengths)
 
 
 def adjust_estimates(
-    values: torch.Tensor, post: PostProcessing, support: Support | None, size: int
+    screened: EstimatedRows, post: PostProcessing, support: Support | None
 ) -> None:
-    """Post-processes the estimates ``values`` [N, W] of ``size`` tokens in place, and adjusts those
-    of ``support``."""
-    rows, width = values.shape
+    """Post-processes the estimates in place, and adjusts those of ``support``."""
+    rows = len(screened.estimates)
     if any(post.flags.values()):
-        adjusting.postprocess_kernel[(triton.cdiv(size, TILE), rows)](
-            values,
-            post.bias_or_nothing,
-            post.constants,
-            size,
-            width,
-            **post.flags,
-            enable_fp_fusion=False,
+        adjusting.postprocess_kernel[(triton.cdiv(screened.size, TILE), rows)](
+            screened, post.bias_or_nothing, post.constants, **post.flags, enable_fp_fusion=False
         )
     if support is not None:
         adjusting.adjust_kernel[(ADJUSTING_PROGRAMS,)](
-            values,
-            support.entries,
-            support.entries.view(torch.float32),
-            support.offsets,
-            rows,
-            width,
-            enable_fp_fusion=False,
+            screened, support, rows, enable_fp_fusion=False
         )
 
 
 def adjusted_factors(
-    hidden: torch.Tensor, screened: Screened, post: PostProcessing, reals: torch.Tensor
+    hidden: torch.Tensor, screened: EstimatedRows, post: PostProcessing, reals: torch.Tensor
 ) -> torch.Tensor:
     """[N, 3] fp32: what the errors of adjusted estimates of ``hidden`` [N, d] are made of."""
     rows, columns = hidden.shape
     factors = torch.empty(rows, 3, device=hidden.device)
     adjusting.factors_kernel[(rows,)](
         hidden,
-        screened.hidden_slack,
+        columns,
+        screened,
         reals,
         post.constants,
         factors,
-        columns,
-        screened.hidden_slack.shape[1],
         **post.flags,
         COLUMNS=COLUMNS,
         enable_fp_fusion=False,
@@ -238,40 +241,22 @@ def adjusted_factors(
     return factors
 
 
-def begin(
-    hidden: torch.Tensor,
-    questions: Questions,
-    workspace: Workspace,
-    size: int,
-    tokens: Tokens = EVERY_TOKEN,
-) -> None:
+def begin(hidden: torch.Tensor, questions: Questions, workspace: Workspace) -> None:
     """What a `search` needs and no estimate tells: it may run beside the screen."""
     rows, columns = hidden.shape
-    blocks = workspace.draws.shape[1]
-    owned, token_ids = _owned(questions, tokens)
-    drawing = 0 if owned == bounding.ANY_TOKENS else triton.cdiv(blocks, BLOCKS_AT_A_TIME)
+    draws, owned = workspace.draws, workspace.owned
+    drawing = 0 if owned == bounding.ANY_TOKENS else triton.cdiv(draws.blocks, BLOCKS_AT_A_TIME)
     triton_leaders.begin_kernel[(1 + drawing, rows)](
         hidden,
-        questions.integers,
-        token_ids,
-        workspace.norms,
-        workspace.finite,
-        workspace.draws,
-        workspace.winners,
         columns,
-        size,
-        blocks,
+        questions,
+        draws,
+        workspace.buffers.norms,
+        workspace.results.finite,
         OWNED=owned,
         COLUMNS=COLUMNS,
         enable_fp_fusion=False,
     )
-
-
-def _owned(questions: Questions, tokens: Tokens) -> tuple[int, torch.Tensor]:
-    """What `OWNED` says of ``tokens``, and their ids, or what kernels do not read then."""
-    if tokens.ids is None:
-        return bounding.ALL_TOKENS, questions.integers
-    return bounding.WHOLE_BLOCKS if tokens.by_block else bounding.ANY_TOKENS, tokens.ids
 
 
 def search(
@@ -282,7 +267,6 @@ def search(
     questions: Questions,
     support: Support,
     workspace: Workspace,
-    tokens: Tokens = EVERY_TOKEN,
     *,
     adjusts: bool = True,
 ) -> None:
@@ -293,98 +277,43 @@ def search(
     Triton's interpreter, the CPU. Unless it ``adjusts``, ``support`` must be empty.
     """
     rows, columns = hidden.shape
-    size, width = weight.shape[0], screened.estimate.shape[1]
-    values, row_slack = screened.estimate, screened.row_slack
-    leaders, capacity = workspace.leaders.shape[1], workspace.candidates.shape[1]
-    blocks, tiles = workspace.ceilings.shape[1], workspace.tile_counts.shape[1]
-    owned, token_ids = _owned(questions, tokens)
-    drawn = (token_ids, workspace.draws, workspace.winners)
-    products = {"TOKENS": GATHERED_TOKENS, "UNROLL": unroll(columns), "num_warps": 2}
-    adjust_estimates(values, post, support if adjusts else None, size)
+    estimates = screened_rows(screened, weight.shape[0])
+    buffers, results, draws = workspace.buffers, workspace.results, workspace.draws
+    leaders, capacity = buffers.leaders.shape[1], results.candidates.shape[1]
+    tiles, owned = buffers.tile_counts.shape[1], workspace.owned
+    asked = (questions, draws, buffers)
+    products = Factors.of(hidden, weight)
+    adjust_estimates(estimates, post, support if adjusts else None)
     triton_leaders.summary_kernel[(tiles, rows)](
-        values,
-        row_slack,
-        screened.hidden_slack,
-        workspace.norms,
-        questions.integers,
-        questions.reals,
-        post.constants,
-        *drawn,
-        workspace.factors,
-        workspace.tops,
-        workspace.ceilings,
-        workspace.promises,
-        size,
-        width,
-        row_slack.stride(0),
-        screened.hidden_slack.shape[1],
-        blocks,
-        **post.flags,
-        OWNED=owned,
-        enable_fp_fusion=False,
+        estimates, *asked, post.constants, **post.flags, OWNED=owned, enable_fp_fusion=False
     )
     triton_leaders.leaders_kernel[(rows,)](
-        values,
-        questions.integers,
-        questions.reals,
-        *drawn,
-        workspace.tops,
-        workspace.promises,
-        workspace.largest,
-        workspace.chosen,
-        workspace.leaders,
-        workspace.leader_counts,
-        size,
-        width,
-        blocks,
-        BLOCKS=triton.next_power_of_2(blocks),
+        estimates,
+        *asked,
+        results.largest,
+        BLOCKS=triton.next_power_of_2(draws.blocks),
         LEADERS=leaders,
         OWNED=owned,
         num_warps=16,
         enable_fp_fusion=False,
     )
     triton_leaders.scores_kernel[(triton.cdiv(leaders, GATHERED_TOKENS), rows)](
-        hidden,
-        weight,
-        workspace.leaders,
-        workspace.leader_counts,
-        questions.integers,
-        questions.reals,
-        *drawn,
+        products,
+        *asked,
         post.bias_or_nothing,
         post.constants,
-        support.entries,
-        support.entries.view(torch.float32),
-        support.offsets,
-        workspace.leader_scores,
-        columns,
-        weight.stride(0),
-        size,
-        blocks,
+        support,
         **post.flags,
         OWNED=owned,
         LEADERS=leaders,
-        **products,
+        **gathering(columns),
         enable_fp_fusion=False,
     )
-    found = torch.empty(rows, tiles * TILE, dtype=torch.int32, device=values.device)
+    found = torch.empty(rows, tiles * TILE, dtype=torch.int32, device=hidden.device)
     triton_candidates.collect_kernel[(tiles, rows)](
-        values,
-        row_slack,
-        workspace.factors,
-        questions.integers,
-        questions.reals,
-        *drawn,
-        workspace.leader_scores,
-        workspace.leader_counts,
-        workspace.ceilings,
-        workspace.thresholds,
-        workspace.tile_counts,
+        estimates,
+        *asked,
         found,
-        size,
-        width,
-        row_slack.stride(0),
-        blocks,
         tiles,
         LEADERS=leaders,
         OWNED=owned,
@@ -392,18 +321,13 @@ def search(
         enable_fp_fusion=False,
     )
     triton_candidates.candidates_kernel[(gathering_programs(capacity, rows), rows)](
-        hidden,
-        weight,
-        workspace.tile_counts,
+        products,
+        buffers.tile_counts,
         found,
-        workspace.candidates,
-        workspace.counts,
-        workspace.logits,
-        columns,
-        weight.stride(0),
+        results,
         tiles,
         capacity,
         TILES=triton.next_power_of_2(tiles),
-        **products,
+        **gathering(columns),
         enable_fp_fusion=True,
     )

@@ -27,8 +27,9 @@ _SOFTCAP_ERROR = tl.constexpr(2.0**-18)
 
 
 @triton.jit
-def adjusted(logit, terms, entry, inside):  # type: ignore[no-untyped-def]
+def adjusted(logit, entries, entry, inside):  # type: ignore[no-untyped-def]
     """`kernels.penalties` of the tokens at ``entry`` of the support, where ``inside``."""
+    terms = entries.to(tl.pointer_type(tl.float32), bitcast=True)
     place = terms + entry.to(tl.int64) * _ENTRY
     bias = tl.load(place + 2, mask=inside, other=0.0)
     repetition = tl.load(place + 3, mask=inside, other=1.0)
@@ -63,11 +64,10 @@ def norm_of(hidden, row, columns, COLUMNS: tl.constexpr):  # type: ignore[no-unt
 @triton.jit
 def factors_of(  # type: ignore[no-untyped-def]
     norm,
-    hidden_slack,
+    screened,
     reals,
     constants,
     row,
-    terms,
     BIAS: tl.constexpr,
     SCALE: tl.constexpr,
     SOFTCAP: tl.constexpr,
@@ -81,9 +81,11 @@ def factors_of(  # type: ignore[no-untyped-def]
     largest_bias = tl.load(constants + 1)
     stretch = tl.load(constants + 2)
     softcap = tl.load(constants + 3)
-    error = tl.load(hidden_slack + row * terms)
-    size = tl.load(hidden_slack + row * terms + 1)
-    rest = tl.load(hidden_slack + row * terms + 2, mask=terms > 2, other=0.0)
+    terms = screened.slack_terms
+    slack = screened.hidden_slack + row * terms
+    error = tl.load(slack)
+    size = tl.load(slack + 1)
+    rest = tl.load(slack + 2, mask=terms > 2, other=0.0)
     # No canonical logit is larger, and no estimate: it is a sum of up to three such products.
     reach = 3.0 * largest_size * norm * _INFLATION
     if BIAS:
@@ -120,12 +122,11 @@ def store_factors(factors, row, error, size, rest):  # type: ignore[no-untyped-d
 @triton.jit
 def factors_kernel(  # type: ignore[no-untyped-def]
     hidden,
-    hidden_slack,
+    columns,
+    screened,
     reals,
     constants,
     factors,
-    columns,
-    terms,
     BIAS: tl.constexpr,
     SCALE: tl.constexpr,
     SOFTCAP: tl.constexpr,
@@ -134,28 +135,19 @@ def factors_kernel(  # type: ignore[no-untyped-def]
     """`factors_of` every row."""
     row = tl.program_id(0).to(tl.int64)
     norm = norm_of(hidden, row, columns, COLUMNS)
-    error, size, rest = factors_of(
-        norm, hidden_slack, reals, constants, row, terms, BIAS, SCALE, SOFTCAP
-    )
+    error, size, rest = factors_of(norm, screened, reals, constants, row, BIAS, SCALE, SOFTCAP)
     store_factors(factors, row, error, size, rest)
 
 
 @triton.jit
 def postprocess_kernel(  # type: ignore[no-untyped-def]
-    values,
-    bias,
-    constants,
-    size,
-    width,
-    BIAS: tl.constexpr,
-    SCALE: tl.constexpr,
-    SOFTCAP: tl.constexpr,
+    screened, bias, constants, BIAS: tl.constexpr, SCALE: tl.constexpr, SOFTCAP: tl.constexpr
 ):
     """Bias, scale and soft-cap of estimates, in place (`kernels.rows.postprocess`)."""
     row = tl.program_id(1).to(tl.int64)
     index = tl.program_id(0) * _TILE + tl.arange(0, _TILE)
-    inside = index < size
-    place = values + row * width + index
+    inside = index < screened.size
+    place = screened.estimates + row * screened.width + index
     value = tl.load(place, mask=inside, other=0.0)
     if BIAS:
         value += tl.load(bias + index, mask=inside, other=0.0)
@@ -167,17 +159,14 @@ def postprocess_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def adjust_kernel(values, entries, terms, offsets, rows, width):  # type: ignore[no-untyped-def]
-    """The adjusted estimates of the support, in place; its (row, id) pairs are distinct.
-
-    ``entries`` and ``terms`` are the same memory, read as int32 and as fp32.
-    """
-    total = tl.load(offsets + rows)
+def adjust_kernel(screened, support, rows):  # type: ignore[no-untyped-def]
+    """The adjusted estimates of the support, in place; its (row, id) pairs are distinct."""
+    total = tl.load(support.offsets + rows)
     for first in range(tl.program_id(0) * _TILE, total, tl.num_programs(0) * _TILE):
         entry = first + tl.arange(0, _TILE)
         inside = entry < total
-        row = tl.load(entries + entry * _ENTRY, mask=inside, other=0).to(tl.int64)
-        token = tl.load(entries + entry * _ENTRY + 1, mask=inside, other=0)
-        place = values + row * width + token
+        row = tl.load(support.entries + entry * _ENTRY, mask=inside, other=0).to(tl.int64)
+        token = tl.load(support.entries + entry * _ENTRY + 1, mask=inside, other=0)
+        place = screened.estimates + row * screened.width + token
         value = tl.load(place, mask=inside, other=0.0)
-        tl.store(place, adjusted(value, terms, entry, inside), mask=inside)
+        tl.store(place, adjusted(value, support.entries, entry, inside), mask=inside)

@@ -1,4 +1,4 @@
-"""What all launches of the search in Triton share: constants, bounds of tokens, their noise.
+"""What all launches of the search in Triton share: what they read, bounds of tokens, their noise.
 
 The search is a fixed sequence of launches with fixed buffers; the host reads no value on the way.
 
@@ -15,13 +15,16 @@ vocabulary (1) or not (2): then no block has a bound on its noise.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+import torch
 import triton
 import triton.language as tl
 
 from lexshard.kernels.blocks import BLOCK
 from lexshard.kernels.noise.triton_kernel import block_draw, gumbel_in_block, gumbel_of
 from lexshard.kernels.rounding import NOISE_ROUNDING, ULP_SHARE
-from lexshard.kernels.search import kinds
+from lexshard.kernels.search import types as kinds
 from lexshard.kernels.search.gpu.triton_adjust import ENTRY, REALS, TILE
 
 ALL_TOKENS, WHOLE_BLOCKS, ANY_TOKENS = 0, 1, 2  # what `OWNED` says
@@ -44,21 +47,51 @@ C_NOISE_ROUNDING = tl.constexpr(NOISE_ROUNDING)
 C_EXACT_SOFTCAP_ERROR = tl.constexpr(2.0**-40)
 
 
+class Questions(NamedTuple):
+    """What the rows ask, as `kernels.search.gpu` reads it; IDLE rows ask nothing."""
+
+    integers: torch.Tensor  # [N, 5] int64: kind, k, low and high half of the key, position
+    reals: torch.Tensor  # [N, 4] float64: inverse temperature, ln min_p, slope, size
+
+
+class EstimatedRows(NamedTuple):
+    """Estimates of N rows over ``size`` ids and what their errors are made of
+    (`kernels.screen.Screened`)."""
+
+    estimates: torch.Tensor  # [N, width] fp32
+    row_slack: torch.Tensor  # [2, slack_width] fp32
+    hidden_slack: torch.Tensor  # [N, slack_terms] float64
+    size: int
+    width: int
+    slack_width: int
+    slack_terms: int
+
+
+class BlockDraws(NamedTuple):
+    """The noise of blocks of ids."""
+
+    token_ids: torch.Tensor  # [size] int32 as ``OWNED`` says, or anything where it is 0
+    smallest: torch.Tensor  # [N, blocks] float64, the smallest exponential of each
+    winners: torch.Tensor  # [N, blocks] int32, which of a block's ids has it
+    size: int
+    blocks: int
+
+
 @triton.jit
-def slack_by(value, row_slack, error, size, rest, ids, inside, slack_width):  # type: ignore[no-untyped-def]
+def slack_by(screened, value, error, size, rest, ids, inside):  # type: ignore[no-untyped-def]
     """How far canonical logits may lie from estimates by the factors of a row, fp32."""
-    errors = tl.load(row_slack + ids, mask=inside, other=0.0)
-    sizes = tl.load(row_slack + slack_width + ids, mask=inside, other=0.0)
+    errors = tl.load(screened.row_slack + ids, mask=inside, other=0.0)
+    sizes = tl.load(screened.row_slack + screened.slack_width + ids, mask=inside, other=0.0)
     return error * errors + size * sizes + rest + tl.abs(value) * C_ULP_SHARE
 
 
 @triton.jit
-def slack_of(value, row_slack, factors, row, ids, inside, slack_width):  # type: ignore[no-untyped-def]
+def slack_of(screened, value, factors, row, ids, inside):  # type: ignore[no-untyped-def]
     """`slack_by` of a row whose factors are stored."""
     error = tl.load(factors + row * 3)
     size = tl.load(factors + row * 3 + 1)
     rest = tl.load(factors + row * 3 + 2)
-    return slack_by(value, row_slack, error, size, rest, ids, inside, slack_width)
+    return slack_by(screened, value, error, size, rest, ids, inside)
 
 
 @triton.jit
@@ -69,49 +102,39 @@ def raised(value, slack):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def upper_bound(value, row_slack, factors, row, ids, inside, slack_width):  # type: ignore[no-untyped-def]
-    """`raised` by the slack of a row whose factors are stored."""
-    return raised(value, slack_of(value, row_slack, factors, row, ids, inside, slack_width))
-
-
-@triton.jit
-def scale_of(integers, reals, row):  # type: ignore[no-untyped-def]
+def scale_of(questions, row):  # type: ignore[no-untyped-def]
     """What a row multiplies its logits with before it compares them, float64."""
-    kind = tl.load(integers + row * C_INTEGERS)
-    scale = tl.load(reals + row * C_REALS)
+    kind = tl.load(questions.integers + row * C_INTEGERS)
+    scale = tl.load(questions.reals + row * C_REALS)
     return tl.where((kind == C_GREEDY) | (kind == C_TOP_K), 1.0, scale)
 
 
 @triton.jit
-def draw_blocks(integers, row, block, token_ids, size, OWNED: tl.constexpr):  # type: ignore[no-untyped-def]
+def draw_blocks(questions, row, block, draws, OWNED: tl.constexpr):  # type: ignore[no-untyped-def]
     """The smallest exponential and the winning offset of each block of 64 ids."""
     number = block
     if OWNED == 1:
         first = block * C_BLOCK
-        number = tl.load(token_ids + first, mask=first < size, other=0) // C_BLOCK
-    return block_draw(
-        number.to(tl.uint32),
-        tl.load(integers + row * C_INTEGERS + 2),
-        tl.load(integers + row * C_INTEGERS + 3),
-        tl.load(integers + row * C_INTEGERS + 4),
-    )
+        number = tl.load(draws.token_ids + first, mask=first < draws.size, other=0) // C_BLOCK
+    asked = questions.integers + row * C_INTEGERS
+    low, high, position = tl.load(asked + 2), tl.load(asked + 3), tl.load(asked + 4)
+    return block_draw(number.to(tl.uint32), low, high, position)
 
 
 @triton.jit
-def noise_of(integers, row, ids, token_ids, draws, winners, size, blocks, OWNED: tl.constexpr):  # type: ignore[no-untyped-def]
+def noise_of(questions, row, ids, draws, OWNED: tl.constexpr):  # type: ignore[no-untyped-def]
     """Gumbel noise of int32 ids, float64; that of their blocks is drawn already, if they have
     any."""
-    tokens = ids
+    tokens, inside = ids, ids < draws.size
     if OWNED > 0:
-        tokens = tl.load(token_ids + ids, mask=ids < size, other=0)
-    low = tl.load(integers + row * C_INTEGERS + 2)
-    high = tl.load(integers + row * C_INTEGERS + 3)
-    position = tl.load(integers + row * C_INTEGERS + 4)
+        tokens = tl.load(draws.token_ids + ids, mask=inside, other=0)
+    asked = questions.integers + row * C_INTEGERS
+    low, high, position = tl.load(asked + 2), tl.load(asked + 3), tl.load(asked + 4)
     if OWNED == 2:
         noise = gumbel_of(tokens, low, high, position)
     else:
-        place = row * blocks + ids // C_BLOCK
-        smallest = tl.load(draws + place, mask=ids < size, other=1.0)
-        winner = tl.load(winners + place, mask=ids < size, other=0).to(tl.uint32)
+        place = row * draws.blocks + ids // C_BLOCK
+        smallest = tl.load(draws.smallest + place, mask=inside, other=1.0)
+        winner = tl.load(draws.winners + place, mask=inside, other=0).to(tl.uint32)
         noise = gumbel_in_block(tokens, smallest, winner, low, high, position)
     return noise.to(tl.float64)

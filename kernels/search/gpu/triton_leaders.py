@@ -37,18 +37,7 @@ _BLOCKS_AT_A_TIME = tl.constexpr(BLOCKS_AT_A_TIME)
 
 @triton.jit
 def begin_kernel(  # type: ignore[no-untyped-def]
-    hidden,
-    integers,
-    token_ids,
-    norms,
-    finite,
-    draws,
-    winners,
-    columns,
-    size,
-    blocks,
-    OWNED: tl.constexpr,
-    COLUMNS: tl.constexpr,
+    hidden, columns, questions, draws, norms, finite, OWNED: tl.constexpr, COLUMNS: tl.constexpr
 ):
     """What needs no estimates: the norms of hidden states, and the noise of blocks of ids.
 
@@ -60,34 +49,21 @@ def begin_kernel(  # type: ignore[no-untyped-def]
         norm = norm_of(hidden, row, columns, COLUMNS)
         tl.store(norms + row, norm)
         tl.store(finite + row, ((norm < float("inf")) & (norm == norm)).to(tl.int32))
-    elif tl.load(integers + row * C_INTEGERS) == C_GUMBEL:
+    elif tl.load(questions.integers + row * C_INTEGERS) == C_GUMBEL:
         block = part * _BLOCKS_AT_A_TIME + tl.arange(0, _BLOCKS_AT_A_TIME)
-        smallest, winner = draw_blocks(integers, row, block, token_ids, size, OWNED)
-        tl.store(draws + row * blocks + block, smallest, mask=block < blocks)
-        tl.store(winners + row * blocks + block, winner.to(tl.int32), mask=block < blocks)
+        smallest, winner = draw_blocks(questions, row, block, draws, OWNED)
+        inside = block < draws.blocks
+        tl.store(draws.smallest + row * draws.blocks + block, smallest, mask=inside)
+        tl.store(draws.winners + row * draws.blocks + block, winner.to(tl.int32), mask=inside)
 
 
 @triton.jit
 def summary_kernel(  # type: ignore[no-untyped-def]
-    values,
-    row_slack,
-    hidden_slack,
-    norms,
-    integers,
-    reals,
-    constants,
-    token_ids,
+    screened,
+    questions,
     draws,
-    winners,
-    factors,
-    tops,
-    ceilings,
-    promises,
-    size,
-    width,
-    slack_width,
-    slack_terms,
-    blocks,
+    buffers,
+    constants,
     BIAS: tl.constexpr,
     SCALE: tl.constexpr,
     SOFTCAP: tl.constexpr,
@@ -96,44 +72,41 @@ def summary_kernel(  # type: ignore[no-untyped-def]
     """Per block the largest upper bound, a bound on every score, and what the best estimate
     promises."""
     row = tl.program_id(1).to(tl.int64)
-    kind = tl.load(integers + row * C_INTEGERS)
+    kind = tl.load(questions.integers + row * C_INTEGERS)
     if kind >= 0:
-        norm = tl.load(norms + row)
+        norm = tl.load(buffers.norms + row)
         error, length, rest = factors_of(
-            norm, hidden_slack, reals, constants, row, slack_terms, BIAS, SCALE, SOFTCAP
+            norm, screened, questions.reals, constants, row, BIAS, SCALE, SOFTCAP
         )
         if tl.program_id(0) == 0:
-            store_factors(factors, row, error, length, rest)
+            store_factors(buffers.factors, row, error, length, rest)
         block = tl.program_id(0) * C_TILE_BLOCKS + tl.arange(0, C_TILE_BLOCKS)
         ids = block[:, None] * C_BLOCK + tl.arange(0, C_BLOCK)[None, :]
-        inside = ids < size
-        value = tl.load(values + row * width + ids, mask=inside, other=float("-inf"))
-        slack = slack_by(value, row_slack, error, length, rest, ids, inside, slack_width)
+        inside = ids < screened.size
+        values = screened.estimates + row * screened.width
+        value = tl.load(values + ids, mask=inside, other=float("-inf"))
+        slack = slack_by(screened, value, error, length, rest, ids, inside)
         highest = tl.max(raised(value, slack), 1)
         best = tl.max(value, 1)
-        scale = scale_of(integers, reals, row)
+        scale = scale_of(questions, row)
         ceiling = highest.to(tl.float64) * scale
         promise = best.to(tl.float64)
+        place, present = row * draws.blocks + block, block < draws.blocks
         if kind == C_GUMBEL:
             # Of a block's tokens, the likeliest and the one with most noise are good for a guess.
             likeliest = tl.min(tl.where(value == best[:, None], ids, 2147483647), 1)
-            noise = noise_of(
-                integers, row, likeliest, token_ids, draws, winners, size, blocks, OWNED
-            )
-            promise = promise * scale + noise
+            promise = promise * scale + noise_of(questions, row, likeliest, draws, OWNED)
             if OWNED == 2:
                 ceiling = tl.where(highest > float("-inf"), float("inf"), ceiling)
             else:
-                place = row * blocks + block
-                smallest = tl.load(draws + place, mask=block < blocks, other=1.0)
-                highest_noise = -tl.log(smallest)
+                highest_noise = -tl.log(tl.load(draws.smallest + place, mask=present, other=1.0))
                 ceiling += highest_noise + C_NOISE_ROUNDING
-                won = block * C_BLOCK + tl.load(winners + place, mask=block < blocks, other=0)
-                winning = tl.load(values + row * width + won, mask=won < size, other=float("-inf"))
+                won = block * C_BLOCK + tl.load(draws.winners + place, mask=present, other=0)
+                winning = tl.load(values + won, mask=won < screened.size, other=float("-inf"))
                 promise = tl.maximum(promise, winning.to(tl.float64) * scale + highest_noise)
-        tl.store(tops + row * blocks + block, highest, mask=block < blocks)
-        tl.store(ceilings + row * blocks + block, ceiling, mask=block < blocks)
-        tl.store(promises + row * blocks + block, promise.to(tl.float32), mask=block < blocks)
+        tl.store(buffers.tops + place, highest, mask=present)
+        tl.store(buffers.ceilings + place, ceiling, mask=present)
+        tl.store(buffers.promises + place, promise.to(tl.float32), mask=present)
 
 
 @triton.jit
@@ -178,21 +151,11 @@ def _best(values, wanted, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def leaders_kernel(  # type: ignore[no-untyped-def]
-    values,
-    integers,
-    reals,
-    token_ids,
+    screened,
+    questions,
     draws,
-    winners,
-    tops,
-    promises,
+    buffers,
     largest,
-    chosen,
-    leaders,
-    leader_counts,
-    size,
-    width,
-    blocks,
     BLOCKS: tl.constexpr,
     LEADERS: tl.constexpr,
     OWNED: tl.constexpr,
@@ -200,38 +163,40 @@ def leaders_kernel(  # type: ignore[no-untyped-def]
     """The best estimates of the best blocks (the k best tokens lie in the k best blocks), sorted by
     id, and the largest upper bound of all."""
     row = tl.program_id(0).to(tl.int64)
-    kind = tl.load(integers + row * C_INTEGERS)
+    kind = tl.load(questions.integers + row * C_INTEGERS)
     if kind >= 0:
-        k = tl.load(integers + row * C_INTEGERS + 1)
+        k = tl.load(questions.integers + row * C_INTEGERS + 1)
         wanted = tl.minimum(tl.where(kind == C_TOP_K, k, C_FEW), LEADERS).to(tl.int32)
         block = tl.arange(0, BLOCKS)
-        inside = block < blocks
-        top = tl.load(tops + row * blocks + block, mask=inside, other=float("-inf"))
-        tl.store(largest + row, tl.max(top, 0))
-        promise = tl.load(promises + row * blocks + block, mask=inside, other=float("-inf"))
+        inside, own = block < draws.blocks, row * draws.blocks + block
+        tl.store(
+            largest + row, tl.max(tl.load(buffers.tops + own, mask=inside, other=float("-inf")), 0)
+        )
+        promise = tl.load(buffers.promises + own, mask=inside, other=float("-inf"))
         kept = _best(promise, wanted, BLOCKS) & (promise > float("-inf"))
         rank = tl.cumsum(kept.to(tl.int32), 0) - 1
-        tl.store(chosen + row * LEADERS + rank, block, mask=kept)
+        chosen, leaders = buffers.chosen + row * LEADERS, buffers.leaders + row * LEADERS
+        tl.store(chosen + rank, block, mask=kept)
         count = tl.sum(kept.to(tl.int32), 0)
         # What some threads of this program have chosen, others read.
         tl.debug_barrier()
         place = tl.arange(0, LEADERS * C_BLOCK)
         present = place // C_BLOCK < count
-        block = tl.load(chosen + row * LEADERS + place // C_BLOCK, mask=present, other=0)
+        block = tl.load(chosen + place // C_BLOCK, mask=present, other=0)
         ids = block * C_BLOCK + place % C_BLOCK
-        inside = present & (ids < size)
-        value = tl.load(values + row * width + ids, mask=inside, other=float("-inf"))
+        inside = present & (ids < screened.size)
+        values = screened.estimates + row * screened.width
+        value = tl.load(values + ids, mask=inside, other=float("-inf"))
         score = value
         if kind == C_GUMBEL:
-            scaled = value.to(tl.float64) * scale_of(integers, reals, row)
-            noise = noise_of(integers, row, ids, token_ids, draws, winners, size, blocks, OWNED)
-            score = (scaled + noise).to(tl.float32)
+            scaled = value.to(tl.float64) * scale_of(questions, row)
+            score = (scaled + noise_of(questions, row, ids, draws, OWNED)).to(tl.float32)
         kept = _best(score, wanted, LEADERS * C_BLOCK) & (score > float("-inf"))
         rank = tl.cumsum(kept.to(tl.int32), 0) - 1
-        tl.store(leaders + row * LEADERS + rank, ids, mask=kept)
-        tl.store(leader_counts + row, tl.sum(kept.to(tl.int32), 0))
+        tl.store(leaders + rank, ids, mask=kept)
+        tl.store(buffers.leader_counts + row, tl.sum(kept.to(tl.int32), 0))
     else:
-        tl.store(leader_counts + row, 0)
+        tl.store(buffers.leader_counts + row, 0)
 
 
 @triton.jit
@@ -254,25 +219,13 @@ def _lookup(entries, start, stop, tokens):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def scores_kernel(  # type: ignore[no-untyped-def]
-    hidden,
-    weight,
-    leaders,
-    leader_counts,
-    integers,
-    reals,
-    token_ids,
+    products,
+    questions,
     draws,
-    winners,
+    buffers,
     bias,
     constants,
-    entries,
-    terms,
-    offsets,
-    leader_scores,
-    columns,
-    weight_stride,
-    size,
-    blocks,
+    support,
     BIAS: tl.constexpr,
     SCALE: tl.constexpr,
     SOFTCAP: tl.constexpr,
@@ -283,21 +236,12 @@ def scores_kernel(  # type: ignore[no-untyped-def]
 ):
     """From the leaders' canonical products scores that they certainly reach."""
     row = tl.program_id(1).to(tl.int64)
-    count = tl.load(leader_counts + row)
+    count = tl.load(buffers.leader_counts + row)
     place = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     if tl.program_id(0) * TOKENS < count:
         inside = place < count
-        ids = tl.load(leaders + row * LEADERS + place, mask=inside, other=0)
-        logit = row_dots(
-            hidden + row * columns,
-            weight,
-            ids.to(tl.int64),
-            inside,
-            columns,
-            weight_stride,
-            TOKENS,
-            UNROLL,
-        )
+        ids = tl.load(buffers.leaders + row * LEADERS + place, mask=inside, other=0)
+        logit = row_dots(products, row, ids.to(tl.int64), inside, TOKENS, UNROLL)
         if BIAS:
             logit += tl.load(bias + ids, mask=inside, other=0.0)
         if SCALE:
@@ -307,13 +251,12 @@ def scores_kernel(  # type: ignore[no-untyped-def]
             # The host's hyperbolic tangent may be a little lower.
             capped = softcapped(logit.to(tl.float64), cap) - C_EXACT_SOFTCAP_ERROR * cap
             logit = capped.to(tl.float32)
-        start = tl.load(offsets + row)
-        stop = tl.load(offsets + row + 1)
+        start = tl.load(support.offsets + row)
+        stop = tl.load(support.offsets + row + 1)
         if stop > start:
-            entry, found = _lookup(entries, start, stop, ids)
-            logit = adjusted(logit, terms, entry, found & inside)
-        score = logit.to(tl.float64) * scale_of(integers, reals, row)
-        if tl.load(integers + row * C_INTEGERS) == C_GUMBEL:
-            noise = noise_of(integers, row, ids, token_ids, draws, winners, size, blocks, OWNED)
-            score += noise - C_NOISE_ROUNDING
-        tl.store(leader_scores + row * LEADERS + place, score, mask=inside)
+            entry, found = _lookup(support.entries, start, stop, ids)
+            logit = adjusted(logit, support.entries, entry, found & inside)
+        score = logit.to(tl.float64) * scale_of(questions, row)
+        if tl.load(questions.integers + row * C_INTEGERS) == C_GUMBEL:
+            score += noise_of(questions, row, ids, draws, OWNED) - C_NOISE_ROUNDING
+        tl.store(buffers.leader_scores + row * LEADERS + place, score, mask=inside)

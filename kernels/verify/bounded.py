@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
+from lexshard.kernels.block_maxima import block_maxima
 from lexshard.kernels.blocks import BLOCK
 from lexshard.kernels.noise.cpu import (
     block_draw,
@@ -23,12 +24,11 @@ from lexshard.kernels.verify.normalizer import (
     LN_2,
     LOG_MARGIN,
     TOP_MARGIN,
-    block_maxima,
     fast_total,
     is_bounded,
 )
-from lexshard.kernels.verify_bounded.reference import GAP, GAP_PER_UNIT, MOST_CANDIDATES
-from lexshard.kernels.verify_bounded.types import (
+from lexshard.kernels.verify.reference import GAP, GAP_PER_UNIT, MOST_CANDIDATES
+from lexshard.kernels.verify.types import (
     OPEN,
     REPLACED,
     STANDS,
