@@ -7,14 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from lexshard.actors.configuration import EngineConfiguration
 from lexshard.actors.drafter.protocol import Drafter
 from lexshard.actors.drafter.task import Draft, DraftTask
 from lexshard.actors.engine.completion import Completion, run_to_completion
 from lexshard.actors.engine.engine import Engine
 from lexshard.actors.messages import Request, SamplingParameters
-from lexshard.cluster.samplers.start import start_sampler
-from tests.support.paths import DEMO
+from tests.support.demo_engine import demo_engine
 
 KINDS = (
     SamplingParameters(temperature=0.0),
@@ -87,11 +85,7 @@ def requests_of(prompt_ids: list[tuple[int, ...]], count: int) -> list[Request]:
 
 def drafting_engine(drafter: Drafter | None = None, **changes: Any) -> Engine:
     """The demo in 128 tokens of context."""
-    settings = {"max_model_len": 128, "draft_length": "fixed", **changes}
-    configuration = EngineConfiguration(
-        str(DEMO), dtype="float32", device="cpu", threads=1, **settings
-    )
-    return Engine(configuration, start_sampler, drafter)
+    return demo_engine(drafter, **{"max_model_len": 128, "draft_length": "fixed", **changes})
 
 
 def run_and_close(engine: Engine, requests: list[Request]) -> list[Completion]:
