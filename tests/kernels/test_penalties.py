@@ -16,7 +16,7 @@ from lexshard.kernels.penalties.cpu import (
     penalise,
     raised,
 )
-from tests.support.penalty_cases import random_adjustment
+from tests.support.search_cases import random_adjustment
 
 settings.register_profile("penalties", deadline=None)
 settings.load_profile("penalties")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -70,16 +71,15 @@ def requests_of(prompt_ids: list[tuple[int, ...]], count: int) -> list[Request]:
     random = np.random.default_rng(3)
     requests = []
     for index in range(count):
-        kind = KINDS[index % len(KINDS)]
-        fields = {name: getattr(kind, name) for name in kind.__slots__}
-        fields |= {
-            "max_tokens": int(random.integers(1, 30)),
-            "seed": int(random.integers(0, 2**63)),
-            "ignore_eos": index % 3 != 0,
-            "stop_token_ids": tuple(random.integers(0, 2000, 40).tolist()),
-        }
+        parameters = replace(
+            KINDS[index % len(KINDS)],
+            max_tokens=int(random.integers(1, 30)),
+            seed=int(random.integers(0, 2**63)),
+            ignore_eos=index % 3 != 0,
+            stop_token_ids=tuple(random.integers(0, 2000, 40).tolist()),
+        )
         prompt = (index + 20, *prompt_ids[index][:60])
-        requests.append(Request(str(index), 0, prompt, SamplingParameters(**fields)))
+        requests.append(Request(str(index), 0, prompt, parameters))
     return requests
 
 

@@ -16,7 +16,6 @@ import pytest
 import torch
 
 from lexshard.actors.candidates import Candidates
-from lexshard.actors.decision.plane import PendingStep
 from lexshard.actors.engine.completion import run_to_completion
 from lexshard.actors.engine.engine import Engine
 from lexshard.actors.messages import Request, SamplingParameters
@@ -66,7 +65,7 @@ def compare_decisions(engine: Engine) -> Counter[str]:
         dense.append(screened(hidden, replace(rows, kinds=("dense",) * len(rows)), *about))
         return screened(hidden, rows, *about)
 
-    def submit_both(step: int, names: RowNames, candidates: Candidates) -> PendingStep:
+    def submit_both(step: int, names: RowNames, candidates: Candidates) -> Any:
         expected = submit(step, names, dense.pop()).result()
         found = submit(step, names, candidates).result()
         for ours, theirs, certificate in zip(found, expected, candidates.certificates, strict=True):
@@ -78,7 +77,7 @@ def compare_decisions(engine: Engine) -> Counter[str]:
         return submit(step, names, candidates)
 
     head._decide = decide  # type: ignore[method-assign]
-    plane.submit = submit_both  # type: ignore[method-assign,assignment]
+    plane.submit = submit_both  # type: ignore[method-assign]
     return counts
 
 

@@ -1,4 +1,4 @@
-"""Who computes what: clients get equal parts of every step, all finish, and no block is lost."""
+"""What a step computes: clients get equal parts of every step, all finish, and no block is lost."""
 
 from __future__ import annotations
 
