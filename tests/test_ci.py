@@ -38,7 +38,7 @@ def start(script: str, folder: Path, **variables: str) -> subprocess.Popen[bytes
         cwd=folder,
         env=environment,
         start_new_session=True,
-        # Whoever runs the tests in the background may ignore it, and shells trap no such signal.
+        # In the background it may be ignored, and shells trap no such signal.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
@@ -76,7 +76,7 @@ def test_kernels_run_again_as_without_avx512(script: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("script", ["test", "prove"])
-def test_whoever_interrupts_one_part_has_interrupted_all(script: str, tmp_path: Path) -> None:
+def test_an_interrupt_of_one_part_interrupts_all(script: str, tmp_path: Path) -> None:
     running = start(script, tmp_path, FAILING="nothing", WAITING="yes")
     while not (tmp_path / "calls").exists():
         time.sleep(0.05)

@@ -16,7 +16,7 @@ from tests.support.paths import ROOT
 
 LAYERS = ("kernels", "actors", "cluster", "serve_app")
 PRODUCT = (*LAYERS, "loadtest")
-# Inside actors: who may import whom (and itself). Messages and configuration are for all.
+# Inside actors: what each may import (and itself). Messages and configuration are for all.
 ROOMS = {
     "text": set(),
     "states": set(),
@@ -29,7 +29,7 @@ ROOMS = {
 }
 PREFIX = "lexshard."  # of every name of ours, left out here
 MOST_MODULES = 16  # side by side in a folder
-# Lines of Python. Whoever raises one says why in the commit; what they are to be is behind them.
+# Lines of Python. A commit that raises one says why; what they are to be is behind them.
 BUDGETS = {
     "kernels": 14_830,  # 12,000
     "actors": 18_340,  # 13,000
@@ -37,7 +37,7 @@ BUDGETS = {
     "serve_app": 8_350,  # 6,000
     "loadtest": 12_800,  # 9,000
     "models": 2_800,
-    "tests": 38_550,  # 27,000
+    "tests": 38_280,  # 27,000
 }
 
 

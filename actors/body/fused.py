@@ -9,7 +9,7 @@ layers).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -254,7 +254,7 @@ class FusedBody:
         """The batch's ``rows`` into the ``wanted`` rows of ``out``."""
         from lexshard.kernels.llama import cpu
 
-        shape = self._shape
+        shape, weights = self._shape, self._weights
         cpu.forward(
             self.embed(batch.token_ids[rows]),
             batch.positions[rows],

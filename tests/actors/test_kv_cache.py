@@ -57,17 +57,6 @@ TestPool = PoolMachine.TestCase
 TestPool.settings = settings(deadline=None, max_examples=60, stateful_step_count=40)
 
 
-def test_a_shared_block_survives_its_first_owner() -> None:
-    pool = BlockPool(2)
-    name = block_hash(b"", range(16))
-    block = pool.allocate()
-    pool.publish(block, name)
-    pool.share(block)
-    pool.release([block])
-    assert pool.used == 1
-    assert pool.find(name) == block
-
-
 def test_least_recently_used_cached_block_goes_first() -> None:
     pool = BlockPool(2)
     first, second = pool.allocate(), pool.allocate()

@@ -35,8 +35,7 @@ from lexshard.kernels.search.reference import compared_values, outward
 from lexshard.kernels.truncate import truncate
 from tests.support.decisions import screen_and_decide
 from tests.support.paths import ROOT
-from tests.support.search_answers import answer
-from tests.support.search_cases import random_adjustment
+from tests.support.search_cases import answer, random_adjustment
 
 KINDS = ("greedy", "top1", "topk", "minp")
 # Post-processing: nothing, bias, scale, soft-cap, all of it.

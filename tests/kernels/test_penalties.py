@@ -16,7 +16,7 @@ from lexshard.kernels.penalties.cpu import (
     penalise,
     raised,
 )
-from tests.support.penalty_cases import random_adjustment
+from tests.support.search_cases import random_adjustment
 
 
 @given(st.integers(0, 2**32), st.integers(1, 5), st.integers(1, 200))

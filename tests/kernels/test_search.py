@@ -24,8 +24,13 @@ from lexshard.kernels.search import (
 from lexshard.kernels.search.reference import adjusted_row, compared_values
 from lexshard.kernels.search.selection import key_value, kth_largest_key, order_key
 from lexshard.kernels.truncate.reference import best_ids
-from tests.support.search_answers import answer
-from tests.support.search_cases import canonical_row, estimates_of, random_adjustment, random_need
+from tests.support.search_cases import (
+    answer,
+    canonical_row,
+    estimates_of,
+    random_adjustment,
+    random_need,
+)
 
 
 def _check_equal(ours: tuple, expected: tuple) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -192,7 +192,7 @@ def hidden_states(
     for number, kind in enumerate(kinds):
         own = chosen == number
         if own.any():
-            result[own] = _MAKERS[kind](random, head, screen, int(own.sum()))
+            result[own] = _states(random, head, screen, kind, int(own.sum()))
     with np.errstate(over="ignore"):
         hidden = result.astype(np.float32)
     hidden[~np.isfinite(hidden).all(axis=1)] = 0.0
@@ -208,35 +208,38 @@ def _gained(random: np.random.Generator, head: Head, states: Array, low: float, 
         return unit * (10.0 ** random.uniform(low, high, (len(states), 1)) / typical)
 
 
-def _random(random: np.random.Generator, head: Head, screen: str, count: int) -> Array:
-    states = random.standard_normal((count, head.wide.shape[1]))
-    return _gained(random, head, states, -0.5, 2.0)
+def _states(random: np.random.Generator, head: Head, screen: str, kind: str, count: int) -> Array:
+    """States [count, d] of one kind, float64."""
+    wide = head.wide
+    some = random.standard_normal((count, wide.shape[1]))
+    first, second = random.integers(0, len(wide), (2, count))
+    if kind == "flat":
+        return _gained(random, head, some, -9, -0.5) * (random.random((count, 1)) < 0.95)
+    if kind == "rounding edge":
+        return _rounding_edge(random, head, first)
+    if kind == "extreme size":
+        return some * 10.0 ** random.choice([-44.0, -40.0, -20.0, 10.0, 18.0, 30.0], (count, 1))
+    if kind in AIMED:
+        loss = _aimed_loss(head, screen, random)
+        if kind == "along the loss":
+            states = loss[first]
+        else:
+            blend = 10.0 ** random.uniform(-1.0, 1.0, count)
+            states = near_ties(wide, loss, first, blend, 1e-6)
+        return _gained(random, head, states, 0.0, 3.5)
+    if kind == "along a row":
+        some = wide[first]
+    elif kind == "along a difference":
+        some = wide[first] - wide[second]
+    elif kind == "outlier channel":
+        some[np.arange(count), random.integers(0, some.shape[1], count)] *= 100.0
+    return _gained(random, head, some, -0.5, 2.0)
 
 
-def _flat(random: np.random.Generator, head: Head, screen: str, count: int) -> Array:
-    states = random.standard_normal((count, head.wide.shape[1]))
-    return _gained(random, head, states, -9, -0.5) * (random.random((count, 1)) < 0.95)
-
-
-def _along_row(random: np.random.Generator, head: Head, screen: str, count: int) -> Array:
-    rows = head.wide[random.integers(0, len(head.wide), count)]
-    return _gained(random, head, rows, -0.5, 2.0)
-
-
-def _along_difference(random: np.random.Generator, head: Head, screen: str, count: int) -> Array:
-    first, second = random.integers(0, len(head.wide), (2, count))
-    return _gained(random, head, head.wide[first] - head.wide[second], -0.5, 2.0)
-
-
-def _outlier(random: np.random.Generator, head: Head, screen: str, count: int) -> Array:
-    states = random.standard_normal((count, head.wide.shape[1]))
-    states[np.arange(count), random.integers(0, states.shape[1], count)] *= 100.0
-    return _gained(random, head, states, -0.5, 2.0)
-
-
-def _rounding_edge(random: np.random.Generator, head: Head, screen: str, count: int) -> Array:
-    """16-bit integers plus almost a half in the direction of a row: every rounding goes astray."""
-    rows = head.wide[random.integers(0, len(head.wide), count)]
+def _rounding_edge(random: np.random.Generator, head: Head, which: Array) -> Array:
+    """16-bit integers plus almost a half in the direction of rows ``which``: every rounding goes
+    astray."""
+    rows, count = head.wide[which], len(which)
     largest = 10.0 ** random.uniform(0.5, 4.5, (count, 1))
     integers = np.rint(random.uniform(-1.0, 1.0, rows.shape) * np.minimum(largest, 32000.0))
     states = integers + 0.499 * np.sign(rows) * random.choice([-1.0, 1.0], (count, 1))
@@ -246,28 +249,11 @@ def _rounding_edge(random: np.random.Generator, head: Head, screen: str, count: 
         return np.asarray(states * (2.0 ** random.integers(-16, -8, (count, 1)) / typical))
 
 
-def _extreme(random: np.random.Generator, head: Head, screen: str, count: int) -> Array:
-    states = random.standard_normal((count, head.wide.shape[1]))
-    return states * 10.0 ** random.choice([-44.0, -40.0, -20.0, 10.0, 18.0, 30.0], (count, 1))
-
-
 def _aimed_loss(head: Head, screen: str, random: np.random.Generator) -> Array:
     """The losses [V, d] that hidden states of this screen are aimed at."""
     if screen == "int4":
         return head.losses[random.choice(["int4", "int4 fine"])]
     return head.losses[screen if screen in head.losses else "int8"]
-
-
-def _along_loss(random: np.random.Generator, head: Head, screen: str, count: int) -> Array:
-    rows = random.integers(0, len(head.wide), count)
-    return _gained(random, head, _aimed_loss(head, screen, random)[rows], 0.0, 3.5)
-
-
-def _near_tie(random: np.random.Generator, head: Head, screen: str, count: int) -> Array:
-    first = random.integers(0, len(head.wide), count)
-    loss = _aimed_loss(head, screen, random)
-    blend = 10.0 ** random.uniform(-1.0, 1.0, count)
-    return _gained(random, head, near_ties(head.wide, loss, first, blend, 1e-6), 0.0, 3.5)
 
 
 def near_ties(wide: Array, loss: Array, first: Array, blend: Array, gap: float) -> Array:
@@ -292,17 +278,3 @@ def near_ties(wide: Array, loss: Array, first: Array, blend: Array, gap: float) 
         wanted = gap * np.linalg.norm(states, axis=1) * np.linalg.norm(wide[first], axis=1)
         missing = wanted - np.einsum("nd,nd->n", between, states)
         return np.nan_to_num(states + (missing / length)[:, None] * between)
-
-
-Maker = Callable[[np.random.Generator, Head, str, int], Array]
-_MAKERS: dict[str, Maker] = {
-    "random": _random,
-    "flat": _flat,
-    "along a row": _along_row,
-    "along a difference": _along_difference,
-    "outlier channel": _outlier,
-    "rounding edge": _rounding_edge,
-    "extreme size": _extreme,
-    "along the loss": _along_loss,
-    "near tie, along two losses": _near_tie,
-}

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lexshard.actors.states.need import Adjustment, Need
+from lexshard.actors.states.need import Need
+from lexshard.actors.states.row_table import RowTable
 from lexshard.kernels.draw import Controls
 from lexshard.kernels.noise import gumbel_row
 from tests.support.certificate_heads import Array
+from tests.support.search_cases import random_adjustment
 
 KINDS = ("greedy", "gumbel", "topk", "minp", "nucleus", "epsilon")
 
@@ -33,29 +35,6 @@ class NeedBatch:
             self.noise[rows],
             Controls._make(field[rows] for field in self.controls),
         )
-
-
-def random_adjustment(random: np.random.Generator, size: int) -> Adjustment:
-    """Penalties, biases, bans and, at times, an allow list."""
-
-    def some(most: int) -> Array:
-        count = int(random.integers(0, most))
-        return np.array(sorted(set(random.integers(0, size, count).tolist())), np.int32)
-
-    tables, bias = np.zeros((2, size), np.int32), some(6)
-    seen = some(40)
-    tables[1, seen] = random.integers(1, 5, len(seen))
-    return Adjustment(
-        repetition=float(random.choice([1.0, 1.3, 0.7])),
-        frequency=float(random.choice([0.0, 0.5, -0.3])),
-        presence=float(random.choice([0.0, 0.9, -1.1])),
-        tables=tables,
-        table=1,
-        bias_ids=bias,
-        bias_values=random.choice([-100.0, 0.3, 5.0], len(bias)).astype(np.float32),
-        banned=some(6),
-        allowed=some(60) if random.random() < 0.1 else None,
-    )
 
 
 def random_needs(
@@ -97,14 +76,6 @@ def with_noise(needs: Sequence[Need], kinds: Array, size: int) -> NeedBatch:
     for row, need in enumerate(needs):
         if need.inverse_temperature:
             noise[row] = gumbel_row(need.key, need.position, size)
-    logarithms = [np.log(need.min_p) if need.min_p else -np.inf for need in needs]
-    controls = Controls(
-        inverse_temperature=np.array([need.inverse_temperature for need in needs]),
-        top_k=np.array([need.k for need in needs], np.int64),
-        top_p=np.ones(len(needs)),
-        log_min_p=np.array(logarithms),
-        key=np.array([need.key for need in needs], np.uint64),
-        position=np.array([need.position for need in needs], np.uint64),
-    )
+    controls = RowTable.of(needs).controls._replace(top_p=np.ones(len(needs)))
     adjusted = np.array([need.adjustment is not None for need in needs])
     return NeedBatch(tuple(needs), kinds, adjusted, noise, controls)

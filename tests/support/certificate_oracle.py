@@ -35,19 +35,17 @@ def adjusted_logits(raw: Array, adjustment: Adjustment) -> Array:
     """The processors of one row on all its logits [V], as `Adjustment` states them."""
     logits = raw.copy()
     logits[adjustment.bias_ids] += adjustment.bias_values
-    assert adjustment.tables is not None
-    table = adjustment.tables[adjustment.table, : len(logits)]
-    repetition = np.float32(adjustment.repetition)
-    repeated = np.where(logits > 0, logits / repetition, logits * repetition)
-    logits = np.where(table > 0, repeated, logits)
-    lowered = logits - np.float32(adjustment.frequency) * (table - 1).astype(np.float32)
-    logits = np.where(table > 1, lowered - np.float32(adjustment.presence), logits)
-    excluded = np.zeros(len(logits), np.bool_)
-    excluded[adjustment.banned] = True
+    if adjustment.tables is not None and adjustment.table >= 0:
+        table = adjustment.tables[adjustment.table, : len(logits)]
+        repetition = np.float32(adjustment.repetition)
+        repeated = np.where(logits > 0, logits / repetition, logits * repetition)
+        logits = np.where(table > 0, repeated, logits)
+        lowered = logits - np.float32(adjustment.frequency) * (table - 1).astype(np.float32)
+        logits = np.where(table > 1, lowered - np.float32(adjustment.presence), logits)
+    ids = np.arange(len(logits))
+    excluded = np.isin(ids, adjustment.banned)
     if adjustment.allowed is not None:
-        allowed = np.zeros(len(logits), np.bool_)
-        allowed[adjustment.allowed] = True
-        excluded |= ~allowed
+        excluded |= ~np.isin(ids, adjustment.allowed)
     logits[excluded] = -np.inf
     return logits
 
@@ -160,10 +158,6 @@ def outside_share(logits: Array, held: Array, need: Need) -> float:
 # -- many rows ------------------------------------------------------------------------------------
 
 
-def tally_counter() -> Counter[str]:
-    return Counter()
-
-
 @dataclass(slots=True, eq=False)
 class Tally:
     """How many rows were decided with a certificate, of which kinds, and what was wrong.
@@ -175,10 +169,10 @@ class Tally:
     certified: int = 0
     dense: int = 0
     adjusted: int = 0
-    kinds: Counter[str] = field(default_factory=tally_counter)
-    flavours: Counter[str] = field(default_factory=tally_counter)
-    hidden: Counter[str] = field(default_factory=tally_counter)
-    tiers: Counter[str] = field(default_factory=tally_counter)
+    kinds: Counter[str] = field(default_factory=Counter)
+    flavours: Counter[str] = field(default_factory=Counter)
+    hidden: Counter[str] = field(default_factory=Counter)
+    tiers: Counter[str] = field(default_factory=Counter)
     chance: float = 0.0  # union bound of all certificates' failure probabilities
     wrong: list[str] = field(default_factory=list)
 

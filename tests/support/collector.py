@@ -5,57 +5,42 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from dataclasses import dataclass, field
 from typing import Any
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-
-class CollectorStandIn(ThreadingHTTPServer):
-    """``spans`` is what has come; with ``seconds`` each batch is answered so late."""
-
-    daemon_threads = True
-
-    def __init__(self, seconds: float = 0.0) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.spans: list[Any] = []
-        self.resources: list[Any] = []
-        self.late = threading.Event()
-        self.seconds = seconds
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
+from tests.support.http_stand_in import StandInHandler, serving
 
 
-class _Handler(BaseHTTPRequestHandler):
-    server: CollectorStandIn
+@dataclass
+class CollectorStandIn:
+    """What has come; each batch is answered ``seconds`` late."""
 
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        self.server.late.wait(self.server.seconds)
-        assert self.path == "/v1/traces"
-        for each in ExportTraceServiceRequest.FromString(body).resource_spans:
-            self.server.resources.append(each.resource)
-            for scope in each.scope_spans:
-                self.server.spans.extend(scope.spans)
-        self.send_response(200)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def log_message(self, format: str, *arguments: object) -> None:
-        pass
+    seconds: float
+    url: str = ""
+    spans: list[Any] = field(default_factory=list)
+    resources: list[Any] = field(default_factory=list)
+    late: threading.Event = field(default_factory=threading.Event)
 
 
 @contextmanager
 def collector(seconds: float = 0.0) -> Iterator[CollectorStandIn]:
-    server = CollectorStandIn(seconds)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.late.set()
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    there = CollectorStandIn(seconds)
+
+    class Handler(StandInHandler):
+        def answer(self) -> None:
+            body = self.content()
+            there.late.wait(seconds)
+            assert self.path == "/v1/traces"
+            for each in ExportTraceServiceRequest.FromString(body).resource_spans:
+                there.resources.append(each.resource)
+                for scope in each.scope_spans:
+                    there.spans.extend(scope.spans)
+            self.say(200)
+
+    with serving(Handler) as there.url:
+        try:
+            yield there
+        finally:
+            there.late.set()

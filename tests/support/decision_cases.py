@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
+from lexshard.actors.states.need import Adjustment
+from lexshard.actors.states.row_table import flatten_adjustments
 from lexshard.kernels.draw import Controls
 from lexshard.kernels.penalties import Adjustments
+from tests.support.search_cases import random_adjustment
 
 FLAVOURS = ["plain", "narrow", "coarse", "special", "equal", "mostly excluded", "huge", "peaked"]
 LAYOUTS = ["vocabulary-major", "row-major", "padded columns", "padded rows", "every second"]
@@ -55,64 +59,20 @@ def laid_out(layout: str, logits: np.ndarray) -> np.ndarray:
 
 
 def random_adjustments(random: np.random.Generator, rows: int, size: int) -> Adjustments:
-    def ids(share: float, limit: int = size) -> list[np.ndarray]:
-        chosen = [
-            np.flatnonzero(random.random(limit) < random.choice([0.01, 0.3]))
-            if random.random() < share
-            else np.empty(0)
-            for _ in range(rows)
-        ]
-        return [each.astype(np.int32) for each in chosen]
-
-    def offsets(lists: list[np.ndarray]) -> np.ndarray:
-        return np.cumsum([0, *map(len, lists)], dtype=np.int64)
-
-    seen = random.random((3, size + int(random.integers(0, 5)))) < random.choice([0.02, 0.5])
-    restricted = random.random(rows) < 0.15
-    bias, banned = ids(0.3), ids(0.3)
-    # Ids beyond the vocabulary may be allowed; they are never drawn.
-    allowed = [
-        own if limited else own[:0]
-        for own, limited in zip(ids(0.9, size + 2), restricted, strict=True)
-    ]
-    return Adjustments(
-        active=random.random(rows) < 0.7,
-        repetition=random.choice([1.0, 1.0, 1.3, 0.7], rows).astype(np.float32),
-        frequency=random.choice([0.0, 0.0, 0.5, -0.3], rows).astype(np.float32),
-        presence=random.choice([0.0, 0.0, 0.9, -1.1], rows).astype(np.float32),
-        tables=(seen * random.integers(1, random.choice([3, 40]), seen.shape)).astype(np.int32),
-        table=random.integers(-1, 3, rows),
-        bias_ids=np.concatenate(bias),
-        bias_values=random.choice([-100, -1.5, 0.3, 100], sum(map(len, bias))).astype(np.float32),
-        bias_offsets=offsets(bias),
-        banned=np.concatenate(banned),
-        banned_offsets=offsets(banned),
-        allowed=np.concatenate(allowed),
-        allowed_offsets=offsets(allowed),
-        restricted=restricted,
-    )
+    """Of some rows; ids beyond the vocabulary may be allowed, which are never drawn."""
+    beyond = np.array([size, size + 1], np.int32)
+    made: list[Adjustment | None] = [None] * rows
+    for row in np.flatnonzero(random.random(rows) < 0.7).tolist():
+        own = random_adjustment(random, size)
+        if own.allowed is not None:
+            own = replace(own, allowed=np.append(own.allowed, beyond))
+        made[row] = own
+    return flatten_adjustments(made)
 
 
 def no_adjustments(rows: int) -> Adjustments:
     """Rows without any adjustment, whose penalties would be those given by ``_replace``."""
-    ids, offsets = np.empty(0, np.int32), np.zeros(rows + 1, np.int64)
-    ones, zeros = np.ones(rows, np.float32), np.zeros(rows, np.float32)
-    return Adjustments(
-        np.zeros(rows, np.bool_),
-        ones,
-        zeros,
-        zeros,
-        np.zeros((0, 0), np.int32),
-        np.full(rows, -1),
-        ids,
-        np.empty(0, np.float32),
-        offsets,
-        ids,
-        offsets,
-        ids,
-        offsets,
-        np.zeros(rows, np.bool_),
-    )
+    return flatten_adjustments([None] * rows)
 
 
 def random_controls(random: np.random.Generator, rows: int) -> Controls:

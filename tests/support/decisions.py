@@ -19,7 +19,7 @@ from lexshard.actors.states.sequence_state import SequenceState, SequenceStates
 
 
 class LooseStates(SequenceStates):
-    """States that somebody else keeps."""
+    """States that the test keeps."""
 
     def __init__(self, vocabulary_size: int, states: Sequence[SequenceState]) -> None:
         super().__init__(vocabulary_size, (), 1)

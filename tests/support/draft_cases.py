@@ -21,6 +21,7 @@ from lexshard.kernels.linear.tile import PANEL
 from lexshard.kernels.llama import LlamaShape, LlamaStack, LlamaWeights
 
 WIDTH = 32
+PER_SEQUENCE = set(PendingTokens._fields) - {"tokens", "offsets", "record"}
 VERY_MANY = 5000  # as top-k: more than there are
 
 
@@ -178,19 +179,9 @@ def sequence_of(pending: PendingTokens, sequence: int) -> PendingTokens:
     """One of the sequences, alone."""
     own = slice(sequence, sequence + 1)
     first, stop = pending.offsets[sequence : sequence + 2]
-    return PendingTokens(
-        tokens=pending.tokens[first:stop],
-        offsets=np.array([0, stop - first]),
-        start=pending.start[own],
-        block_tables=pending.block_tables[own],
-        most=pending.most[own],
-        key=pending.key[own],
-        inverse_temperature=pending.inverse_temperature[own],
-        top_k=pending.top_k[own],
-        top_p=pending.top_p[own],
-        log_min_p=pending.log_min_p[own],
-        state_before=pending.state_before[own],
-    )
+    each = {name: rows[own] for name, rows in pending._asdict().items() if name in PER_SEQUENCE}
+    offsets = np.array([0, stop - first])
+    return PendingTokens(tokens=pending.tokens[first:stop], offsets=offsets, **each)
 
 
 def full_head(model: LoadedModel, ids: np.ndarray | None = None) -> DraftHead:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+import httpx
+
 _ORIGIN = re.compile(r'(model|replica)="[^"]*",?')
 _SUFFIXES = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}
 
@@ -12,6 +14,12 @@ def unlabelled(text: str) -> str:
     """``text`` without the labels that every sample of a server has."""
     text = _ORIGIN.sub("", text)
     return text.replace(",}", "}").replace("{}", "")
+
+
+def metric(url: str, name: str) -> float:
+    """The sample of this name and these labels that the server at ``url`` tells."""
+    lines = unlabelled(httpx.get(f"{url}/metrics").text).splitlines()
+    return next(float(line.split()[-1]) for line in lines if line.startswith(f"{name} "))
 
 
 def exported_names(text: str) -> set[str]:

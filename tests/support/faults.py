@@ -1,10 +1,11 @@
-"""Processes of a running server, and what kills and stops do to those who talk to it."""
+"""Processes of a running server, and what kills and stops do to its clients."""
 
 from __future__ import annotations
 
 import json
 import threading
 import time
+from contextlib import suppress
 from typing import Any
 
 import httpx
@@ -18,27 +19,24 @@ PROMPT = "Once upon a time there was a little girl who"
 
 def processes_of(server: Server, role: Role) -> list[psutil.Process]:
     """Those of a role that live."""
-    piece, found = COMMANDS[server.backend, role], []
-    for child in family(server):
-        try:
-            if piece in " ".join(child.cmdline()):
-                found.append(child)
-        except psutil.Error:
-            continue
-    return alive(found)
+    return alive(named(server, COMMANDS[server.backend, role]))
 
 
 def process_of(server: Server, name: str) -> psutil.Process:
     """The only process the server has started whose command line holds ``name``."""
-    found = []
-    for child in psutil.Process(server.process.pid).children(recursive=True):
-        try:
-            if name in " ".join(child.cmdline()):
-                found.append(child)
-        except psutil.Error:
-            continue
+    found = named(server, name)
     assert len(found) == 1, f"{name}: {found}"
     return found[0]
+
+
+def named(server: Server, piece: str) -> list[psutil.Process]:
+    """Those that the server has started whose command line holds ``piece``."""
+    found = []
+    for child in family(server):
+        with suppress(psutil.Error):
+            if piece in " ".join(child.cmdline()):
+                found.append(child)
+    return found
 
 
 def family(server: Server) -> list[psutil.Process]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
+
+from tests.support.http_stand_in import StandInHandler, serving
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 # What is neither of these is kept in git itself, under a SHA-1.
@@ -23,7 +23,7 @@ CHUNK_BYTES = 64 << 10
 @dataclass
 class Repository:
     """Files by name, and what is said of them. ``claims`` are sizes that are told of weights that
-    nobody could have on a disk; ``parameters`` what is told of their numbers, by type."""
+    no disk here could hold; ``parameters`` what is told of their numbers, by type."""
 
     files: dict[str, bytes]
     commit: str = COMMIT
@@ -86,38 +86,19 @@ def hub_serving(repositories: dict[str, Repository]) -> Iterator[HubServer]:
     class Handler(_Handler):
         server_of = hub
 
-    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    http.daemon_threads = True
-    hub.url = f"http://127.0.0.1:{http.server_port}"
-    hub.cdn = f"http://localhost:{http.server_port}"  # to a client another host
-    thread = threading.Thread(target=http.serve_forever, args=[0.05], daemon=True)
-    thread.start()
-    try:
+    with serving(Handler) as hub.url:
+        hub.cdn = hub.url.replace("127.0.0.1", "localhost")  # to a client another host
         yield hub
-    finally:
-        http.shutdown()
-        http.server_close()
-        thread.join()
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(StandInHandler):
     server_of: HubServer
-    protocol_version = "HTTP/1.1"
 
-    def log_message(self, format: str, *values: Any) -> None:
-        pass
-
-    def do_HEAD(self) -> None:
-        self._answer()
-
-    def do_GET(self) -> None:
-        self._answer()
-
-    def _answer(self) -> None:
+    def answer(self) -> None:
         hub = self.server_of
         parts = unquote(urlsplit(self.path).path).strip("/").split("/")
         if hub.status is not None:
-            self._say(hub.status)
+            self.say(hub.status)
         elif parts[0] == "cdn":
             self._send_file("/".join(parts[1:3]), "/".join(parts[3:]))
         elif parts[:2] == ["api", "models"] and len(parts) >= 6 and parts[4] == "revision":
@@ -138,7 +119,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _known(self, name: str, revision: str) -> Repository | None:
         repository = self.server_of.repositories.get(name)
         if repository is None:
-            # So that nobody learns which private ones there are.
+            # So that no stranger learns which private ones there are.
             self._fail(401 if self._token is None else 404, "RepoNotFound")
         elif revision not in (*repository.revisions, repository.commit):
             self._fail(404, "RevisionNotFound")
@@ -161,7 +142,7 @@ class _Handler(BaseHTTPRequestHandler):
         if repository.parameters is not None:
             total = sum(repository.parameters.values())
             data["safetensors"] = {"parameters": repository.parameters, "total": total}
-        self._say(200, json.dumps(data).encode(), {"Content-Type": "application/json"})
+        self.say(200, json.dumps(data).encode(), {"Content-Type": "application/json"})
 
     def _resolve(self, name: str, revision: str, file: str) -> None:
         repository = self._known(name, revision)
@@ -188,7 +169,7 @@ class _Handler(BaseHTTPRequestHandler):
             "X-Xet-Refresh-Route": self.server_of.url + token_route,
             "Location": f"{self.server_of.cdn}/cdn/{name}/{file}",
         }
-        self._say(302, b"", headers)
+        self.say(302, b"", headers)
 
     def _send_file(self, name: str, file: str) -> None:
         content = self.server_of.repositories[name].files[file]
@@ -206,7 +187,7 @@ class _Handler(BaseHTTPRequestHandler):
             }
         if self.command == "HEAD":
             self._note(file)
-            self._say(status, b"", headers | {"Content-Length": str(len(content))})
+            self.say(status, b"", headers | {"Content-Length": str(len(content))})
             return
         end = len(content)
         cuts = hub.cuts.get(file, [])
@@ -215,10 +196,7 @@ class _Handler(BaseHTTPRequestHandler):
         if file in hub.wrong:
             content = bytes(len(content))
         self._note(file, begin, end)
-        self.send_response(status)
-        for key, value in (headers | {"Content-Length": str(len(content) - begin)}).items():
-            self.send_header(key, value)
-        self.end_headers()
+        self.head(status, headers | {"Content-Length": str(len(content) - begin)})
         for place in range(begin, end, CHUNK_BYTES):
             self.wfile.write(content[place : min(place + CHUNK_BYTES, end)])
         if end < len(content):
@@ -226,15 +204,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
 
     def _fail(self, status: int, code: str, headers: dict[str, str] | None = None) -> None:
-        self._say(status, b"", {"X-Error-Code": code} | (headers or {}))
-
-    def _say(self, status: int, body: bytes = b"", headers: dict[str, str] | None = None) -> None:
-        self.send_response(status)
-        for key, value in ({"Content-Length": str(len(body))} | (headers or {})).items():
-            self.send_header(key, value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
+        self.say(status, b"", {"X-Error-Code": code} | (headers or {}))
 
 
 def _sha256(content: bytes) -> str:

@@ -16,7 +16,7 @@ STEPS = ["calibration", "clusters", *(f"tier.{kind}" for kind in TIER_KINDS), "w
 
 
 class Silent:
-    """Progress that nobody sees, kept for the test to read."""
+    """Progress that is kept for the test to read."""
 
     def __init__(self) -> None:
         self.begun: list[str] = []

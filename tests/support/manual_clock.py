@@ -1,4 +1,4 @@
-"""A clock that stands still until somebody sleeps."""
+"""A clock that stands still until a sleep."""
 
 from __future__ import annotations
 

@@ -22,7 +22,6 @@ from lexshard.actors.messages import (
 )
 from lexshard.actors.role import RunningRole, here
 from lexshard.actors.text.token_bytes import byte_level_alphabet
-from lexshard.cluster.config import ServeConfig
 from lexshard.cluster.engine.journal import JournalStream
 from lexshard.serve_app.openai.tokenization import ModelTokenizer
 
@@ -246,8 +245,3 @@ class MockEngine:
             )
             return
         await asyncio.Event().wait()
-
-
-def connect_mock(config: ServeConfig) -> MockEngine:
-    """An ``EngineConnector``: every sequence counts, then ends."""
-    return MockEngine(script=lambda request: spell(f"one two three {request.choice}"))

@@ -41,7 +41,7 @@ class NodeApart:
     cable: str
 
     def cut(self) -> None:
-        """Nothing comes through any more, and nobody is told so."""
+        """Nothing comes through any more, and no end is told so."""
         _ip("link", "set", self.cable, "down")
 
     def mend(self) -> None:

@@ -28,7 +28,7 @@ def holders(inode: int) -> list[int]:
 
 
 def gone(process_id: int, seconds: float) -> bool:
-    """Whether a process ends in time (a zombie nobody has waited for counts)."""
+    """Whether a process ends in time (a zombie counts)."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         try:

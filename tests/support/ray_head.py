@@ -20,7 +20,7 @@ CPUS = 4
 
 def ray_environment() -> dict[str, str]:
     """Of commands that share a cluster on the loopback interface: with a token of their own, and
-    without the options of whoever runs the tests."""
+    without options of the person that runs the tests."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("LEXSHARD_")}
     return kept | ENVIRONMENT | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
 

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 import venv
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,8 @@ import httpx
 import psutil
 import yaml
 
-from lexshard.cluster.config import OPTIONS
 from tests.support.paths import ROOT
+from tests.support.real_server import healthy, wait
 
 TOOLS = ("sshd", "ssh", "ssh-keygen", "rsync", "unshare", "ip")
 USER = pwd.getpwuid(os.getuid())
@@ -33,14 +34,7 @@ HOME = Path(USER.pw_dir)
 MAY_STAY = {".ray", ".bashrc", "lexshard", "lexshard-environment", "ray_bootstrap_config.yaml"}
 MAY_STAY |= {"ray_bootstrap_key.pem", ".cache", ".config"}
 PROMPT = "Once upon a time"
-SAMPLING: dict[str, Any] = {
-    "max_tokens": 40,
-    "seed": 7,
-    "temperature": 0.8,
-    "top_k": 50,
-    "top_p": 0.95,
-}
-JOINS = any(option.key == "address" for option in OPTIONS)
+SAMPLING = {"max_tokens": 40, "seed": 7, "temperature": 0.8, "top_k": 50, "top_p": 0.95}
 
 # Instead of $1, an empty folder in which only $2, $3, ... are where they were.
 _HIDE = """
@@ -142,13 +136,8 @@ def cluster_file(key: Path) -> Path:
 def launcher(*words: str) -> str:
     """The output of a command of Ray's launcher, which must succeed."""
     script = "from ray.scripts.scripts import main; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", script, *words],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=900,
-    )
+    command = [sys.executable, "-c", script, *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
     print(done.stdout[-6000:], done.stderr[-6000:], flush=True)
     assert done.returncode == 0, f"ray {words[0]} ended with {done.returncode}"
     return done.stdout
@@ -162,6 +151,7 @@ def listening() -> dict[int, str]:
 
 def served_text(key: Path) -> str:
     """What a server that joins the cluster says."""
+    url = "http://127.0.0.1:8000"
     ssh = ["ssh", "-tt", "-i", str(key), "-o", "StrictHostKeyChecking=no"]
     ssh += ["-o", "UserKnownHostsFile=/dev/null"]  # a home of ours is looked at afterwards
     serve = "lexshard serve --model ~/lexshard/models/lexshard-demo --address auto --head dense"
@@ -169,14 +159,10 @@ def served_text(key: Path) -> str:
     with Path("/tmp/server.log").open("wb") as log:
         process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=log, stderr=log)
     try:
-        deadline = time.monotonic() + 300
-        while not _healthy():
-            told = Path("/tmp/server.log").read_text()
-            assert process.poll() is None, told
-            assert time.monotonic() < deadline, told
-            time.sleep(0.5)
+        wait(lambda: healthy(url) or process.poll() is not None, 300, "a server")
+        assert process.poll() is None, Path("/tmp/server.log").read_text()
         body = {"model": "lexshard-demo", "prompt": PROMPT, **SAMPLING}
-        reply = httpx.post("http://127.0.0.1:8000/v1/completions", json=body, timeout=60)
+        reply = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
         return str(reply.json()["choices"][0]["text"])
     finally:
         assert process.stdin is not None
@@ -185,37 +171,23 @@ def served_text(key: Path) -> str:
         process.wait(90)
 
 
-def _healthy() -> bool:
-    try:
-        return httpx.get("http://127.0.0.1:8000/health", timeout=5).status_code == 200
-    except httpx.HTTPError:
-        return False
-
-
 def running(own: set[int]) -> list[str]:
-    """Command lines of processes but ``own``. Nobody here waits for children of others."""
-    found = []
-    for each in psutil.process_iter(["cmdline", "status"]):
-        if each.pid not in own and each.info["status"] != psutil.STATUS_ZOMBIE:
-            found.append(" ".join(each.info["cmdline"] or []))
-    return found
+    """Command lines of processes but ``own``; children of others stay zombies here."""
+    return [
+        " ".join(each.info["cmdline"] or [])
+        for each in psutil.process_iter(["cmdline", "status"])
+        if each.pid not in own and each.info["status"] != psutil.STATUS_ZOMBIE
+    ]
 
 
 def left_behind(sshd: psutil.Process, ports: set[int], files: set[str]) -> dict[str, list[str]]:
     """What was not there before: ``ports``, ``files`` of the home."""
-    deadline = time.monotonic() + 30  # connections that ssh keeps, for ten seconds
     own = {os.getpid(), sshd.pid}
-    while True:
-        others, opened = running(own), sorted(listening().keys() - ports)
-        if not (others or opened) or time.monotonic() > deadline:
-            break
-        time.sleep(0.5)
+    with suppress(AssertionError):  # ssh keeps connections for ten seconds
+        wait(lambda: not running(own) and listening().keys() <= ports, 30, "what stays")
     made = {each.name for each in HOME.iterdir()} - files - MAY_STAY
-    return {
-        "processes": others,
-        "ports": [str(port) for port in opened],
-        "files": sorted(made),
-    }
+    opened = [str(port) for port in sorted(listening().keys() - ports)]
+    return {"processes": running(own), "ports": opened, "files": sorted(made)}
 
 
 def inside() -> dict[str, Any]:
@@ -235,11 +207,9 @@ def inside() -> dict[str, Any]:
     status = launcher("exec", path, "RAY_AUTH_MODE=token ray status")
     open_to_all = launcher("exec", path, "RAY_AUTH_MODE=disabled ray status || echo refused")
     dashboard = listening().get(8265, "")
-    text = None
-    if JOINS:
-        started = time.monotonic()
-        text = served_text(key)
-        seconds["serve"] = time.monotonic() - started
+    started = time.monotonic()
+    text = served_text(key)
+    seconds["serve"] = time.monotonic() - started
     started = time.monotonic()
     launcher("down", "--yes", path)
     seconds["ray down"] = time.monotonic() - started

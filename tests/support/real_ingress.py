@@ -7,7 +7,6 @@ import re
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Literal
 from lexshard.cluster.ingress import HEADER_SECONDS, haproxy_binary, ingress_environment
 from lexshard.cluster.ports import free_port
 from tests.support.paths import ROOT
+from tests.support.real_server import wait
 
 
 def serves_configuration(
@@ -42,14 +42,16 @@ api = HAProxyApi(cfg=config, backend_configs=backends, config_file_path=str(fold
 api._generate_config_file_internal()
 print((folder / "cfg").read_text())
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return done.stdout
+    command = [sys.executable, "-c", program]
+    return subprocess.check_output(command, env=os.environ | environment, text=True)
+
+
+def listens(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port)).close()
+    except OSError:
+        return False
+    return True
 
 
 @contextmanager
@@ -71,15 +73,8 @@ def running_ingress(
         env=os.environ | environment,
     )
     try:
-        deadline = time.monotonic() + 20
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", port)).close()
-                break
-            except OSError:
-                assert process.poll() is None
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
+        wait(lambda: listens(port) or process.poll() is not None, 20, "HAProxy")
+        assert process.poll() is None
         yield port
     finally:
         process.kill()

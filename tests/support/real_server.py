@@ -24,7 +24,7 @@ from lexshard.cluster.ports import free_port
 from lexshard.kernels.compile_cache import compiled_folder
 from lexshard.kernels.home import VARIABLE as HOME
 from tests.support.backends import Backend
-from tests.support.exposition import unlabelled
+from tests.support.exposition import metric
 from tests.support.mock_server import model_folder
 from tests.support.paths import DEMO, ROOT
 
@@ -40,8 +40,7 @@ class Server:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
 
     def metric(self, name: str) -> float:
-        lines = unlabelled(httpx.get(f"{self.url}/metrics").text).splitlines()
-        return next(float(line.split()[-1]) for line in lines if line.startswith(f"{name} "))
+        return metric(self.url, name)
 
 
 def wait(condition: Any, seconds: float, what: str) -> float:
@@ -57,6 +56,14 @@ def healthy(url: str) -> bool:
         return httpx.get(f"{url}/health", timeout=5).status_code == 200
     except httpx.HTTPError:
         return False
+
+
+def started(server: Server, seconds: float) -> Server:
+    """The server once it is healthy; fails with its log where it ends before."""
+    process = server.process
+    wait(lambda: healthy(server.url) or process.poll() is not None, seconds, "the server")
+    assert process.poll() is None, server.log.read_text()
+    return server
 
 
 def limit_files(most: int) -> None:
@@ -78,21 +85,10 @@ def running_server(
     of what a process may have open."""
     port = free_port()
     log = folder / "log"
+    options = f"--port {port} --threads 1 --dtype float32 --device cpu --backend {backend}"
     command = [sys.executable, "-m", "lexshard.serve_app.cli", "serve", model]
-    command += [
-        "--port",
-        str(port),
-        "--threads",
-        "1",
-        "--dtype",
-        "float32",
-        "--device",
-        "cpu",
-        "--backend",
-        backend,
-        *flags,
-    ]
-    # Whoever runs the tests may have options of their own there.
+    command += [*options.split(), *flags]
+    # The person that runs the tests may have options there.
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith("LEXSHARD_")
     }
@@ -108,11 +104,8 @@ def running_server(
             start_new_session=True,
             preexec_fn=None if most_files is None else partial(limit_files, most_files),
         )
-    url = f"http://127.0.0.1:{port}"
     try:
-        wait(lambda: healthy(url) or process.poll() is not None, 240, "the server")
-        assert process.poll() is None, log.read_text()
-        yield Server(url, log, process, backend)
+        yield started(Server(f"http://127.0.0.1:{port}", log, process, backend), 240)
     finally:
         process.send_signal(signal.SIGTERM)
         try:
@@ -143,11 +136,8 @@ def running_scripted_server(
     assert process.stdin is not None
     process.stdin.write(config.model_dump_json(by_alias=True).encode() + b"\n")
     process.stdin.flush()
-    url = f"http://127.0.0.1:{port}"
     try:
-        wait(lambda: healthy(url) or process.poll() is not None, 120, "the server")
-        assert process.poll() is None, log.read_text()
-        yield Server(url, log, process, backend)
+        yield started(Server(f"http://127.0.0.1:{port}", log, process, backend), 120)
     finally:
         everything: list[psutil.Process] = []
         if process.poll() is None:

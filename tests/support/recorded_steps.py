@@ -78,47 +78,22 @@ class RecordingCapture:
         return result, tape.replay
 
 
-@torch.library.custom_op("lexshard_test::write_cache", mutates_args=("key_cache", "value_cache"))
-def _write_cache(
-    key: torch.Tensor,
-    value: torch.Tensor,
-    slots: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-) -> None:
-    reference.write_cache(key, value, slots, key_cache, value_cache)
+_CACHES = "Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_tables"
+_ROWS = "Tensor row_sequence, Tensor positions, float scale, int window, float softcap"
+
+# `kernels.attention.write_cache` as an operator that a tape can hold.
+write_cache = torch.library.custom_op(
+    "lexshard_test::write_cache", reference.write_cache, mutates_args=("key_cache", "value_cache")
+)
 
 
-@torch.library.custom_op("lexshard_test::paged_attention", mutates_args=("out",))
-def _paged_attention(
-    query: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-    block_tables: torch.Tensor,
-    row_sequence: torch.Tensor,
-    positions: torch.Tensor,
-    scale: float,
-    window: int,
-    softcap: float,
-    out: torch.Tensor,
-) -> None:
-    reference.paged_attention(
-        query,
-        key_cache,
-        value_cache,
-        block_tables,
-        row_sequence,
-        positions,
-        scale,
-        window,
-        softcap,
-        out,
-    )
-
-
-def write_cache(*arguments: Any) -> None:
-    """`kernels.attention.write_cache` as an operator that a tape can hold."""
-    _write_cache(*arguments)
+@torch.library.custom_op(
+    "lexshard_test::paged_attention",
+    mutates_args=("out",),
+    schema=f"({_CACHES}, {_ROWS}, Tensor(a!) out) -> ()",
+)
+def _paged_attention(*arguments: Any) -> None:
+    reference.paged_attention(*arguments)
 
 
 def paged_attention(*arguments: Any) -> torch.Tensor:

@@ -4,39 +4,31 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from tests.support.http_stand_in import StandInHandler, serving
 
 left = threading.Event()
 
 
-class ReplicaStandIn(BaseHTTPRequestHandler):
+class ReplicaStandIn(StandInHandler):
     """Tells the headers it was sent and its own process (to GET, and to POST of ``/answer``), or
-    begins a stream with the latter, says nothing more and listens to who asks; ``left`` is set once
-    that one has gone."""
+    begins a stream with the latter, says nothing more and listens to its client; ``left`` is set
+    once that one has gone."""
 
-    protocol_version = "HTTP/1.1"
-
-    def do_GET(self) -> None:
-        self._tell()
-
-    def _tell(self) -> None:
-        told: dict[str, object] = {name.lower(): value for name, value in self.headers.items()}
-        body = json.dumps(told | {"process": os.getpid()}).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
-        if self.path == "/answer":
-            self._tell()
+    def answer(self) -> None:
+        if self.command == "POST":
+            self.content()
+        if self.command == "POST" and self.path != "/answer":
+            self.listen()
             return
+        told: dict[str, object] = {name.lower(): value for name, value in self.headers.items()}
+        self.say(200, json.dumps(told | {"process": os.getpid()}).encode())
+
+    def listen(self) -> None:
         if self.path == "/stream":
-            self.send_response(200)
-            self.send_header("Transfer-Encoding", "chunked")
-            self.end_headers()
+            self.head(200, {"Transfer-Encoding": "chunked"})
             process = f"{os.getpid():08d}".encode()
             self.wfile.write(b"%x\r\n%s\r\n" % (len(process), process))
         try:
@@ -47,16 +39,8 @@ class ReplicaStandIn(BaseHTTPRequestHandler):
             left.set()
         self.close_connection = True
 
-    def log_message(self, format: str, *arguments: object) -> None:
-        pass
-
-
-def main() -> None:
-    """Serves until it is killed; prints its port."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), ReplicaStandIn)
-    print(server.server_address[1], flush=True)
-    server.serve_forever()
-
 
 if __name__ == "__main__":
-    main()
+    with serving(ReplicaStandIn) as url:
+        print(url.rpartition(":")[2], flush=True)
+        signal.pause()

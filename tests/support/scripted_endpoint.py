@@ -11,10 +11,11 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from tests.support.http_stand_in import StandInHandler, serving
 
 TOKENS_PER_WORD = 2.0
 TEMPLATE_TOKENS = 7  # what a chat template adds
@@ -40,15 +41,13 @@ class EndpointScript:
 def scripted_endpoint(script: EndpointScript, port: int = 0) -> Iterator[str]:
     """Its address; without a ``port`` it has one that is free."""
 
-    class _Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_GET(self) -> None:
-            model = {"id": MODEL, "max_model_len": script.max_model_len}
-            self._whole(200, {"data": [model]})
-
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+    class Handler(StandInHandler):
+        def answer(self) -> None:
+            if self.command == "GET":
+                model = {"id": MODEL, "max_model_len": script.max_model_len}
+                self._whole(200, {"data": [model]})
+                return
+            body = json.loads(self.content())
             if not body.get("stream"):
                 self._whole(200, {"choices": [], "usage": _usage(body)})
                 return
@@ -58,10 +57,7 @@ def scripted_endpoint(script: EndpointScript, port: int = 0) -> Iterator[str]:
             if fault == "status":
                 self._whole(503, {"error": {"message": "full", "type": "overloaded"}})
                 return
-            self.send_response(200)
-            self.send_header("Content-Type", "text/event-stream")
-            self.send_header("Transfer-Encoding", "chunked")
-            self.end_headers()
+            self.head(200, {"Content-Type": "text/event-stream", "Transfer-Encoding": "chunked"})
             try:
                 self._stream(body, fault)
             except OSError:
@@ -101,27 +97,10 @@ def scripted_endpoint(script: EndpointScript, port: int = 0) -> Iterator[str]:
             self.wfile.flush()
 
         def _whole(self, status: int, fields: dict[str, Any]) -> None:
-            content = json.dumps(fields).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
+            self.say(status, json.dumps(fields).encode(), {"Content-Type": "application/json"})
 
-        def log_message(self, format: str, *args: Any) -> None:
-            """Tests print enough."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", port), _Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        with suppress(OSError):
-            server.server_close()
-        thread.join()
+    with serving(Handler, port) as url:
+        yield url
 
 
 def prompt_of(body: dict[str, Any]) -> str:

@@ -1,11 +1,13 @@
-"""Random rows, needs and estimates for the tests of the search and of masses."""
+"""Random rows, processors, needs and estimates, and what a search must find."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from lexshard.actors.states.need import Adjustment, Need
+from lexshard.kernels.noise import gumbel_noise
 from lexshard.kernels.search import Estimates, block_slack
+from lexshard.kernels.truncate.reference import best_ids
 
 
 def canonical_row(random: np.random.Generator, size: int, flavour: str) -> np.ndarray:
@@ -21,26 +23,26 @@ def canonical_row(random: np.random.Generator, size: int, flavour: str) -> np.nd
     return logits
 
 
-def random_tables(random: np.random.Generator, size: int, share: float) -> np.ndarray:
-    """A few histories over the vocabulary and a bit beyond; about ``share`` of it is seen."""
-    tables = random.integers(1, 5, (int(random.integers(1, 4)), size + int(random.integers(0, 9))))
-    return (tables * (random.random(tables.shape) < share)).astype(np.int32)
-
-
 def random_adjustment(random: np.random.Generator, size: int) -> Adjustment:
-    tables = random_tables(random, size, random.choice([0.0, 0.02, 0.3, 1.0]))
-    bias = np.flatnonzero(random.random(size) < random.choice([0.0, 0.01, 0.1])).astype(np.int32)
-    allowed = np.flatnonzero(random.random(size) < random.choice([0.01, 0.1, 0.5, 0.95]))
+    """Histories of few tokens or of all, in tables a bit wider than the vocabulary; biases, bans
+    and, at times, an allow list."""
+
+    def some(*shares: float) -> np.ndarray:
+        return np.flatnonzero(random.random(size) < random.choice(shares)).astype(np.int32)
+
+    tables = random.integers(1, 5, (int(random.integers(1, 4)), size + int(random.integers(0, 9))))
+    tables *= random.random(tables.shape) < random.choice([0.0, 0.02, 0.3, 1.0])
+    bias = some(0.0, 0.01, 0.1)
     return Adjustment(
         repetition=float(random.choice([1.0, 1.3, 0.7])),
         frequency=float(random.choice([0.0, 0.5, -0.3])),
         presence=float(random.choice([0.0, 0.9, -1.1])),
-        tables=tables,
+        tables=tables.astype(np.int32),
         table=int(random.integers(-1, len(tables))),
         bias_ids=bias,
-        bias_values=random.choice([-100.0, 0.3, 5.0], len(bias)).astype(np.float32),
-        banned=np.flatnonzero(random.random(size) < 0.05).astype(np.int32),
-        allowed=allowed.astype(np.int32) if random.random() < 0.2 else None,
+        bias_values=random.choice([-100.0, -1.5, 0.3, 5.0], len(bias)).astype(np.float32),
+        banned=some(0.05),
+        allowed=some(0.01, 0.1, 0.5, 0.95) if random.random() < 0.2 else None,
     )
 
 
@@ -76,3 +78,19 @@ def estimates_of(
     padded[:, :size] = canonical + error * (1 - 1e-6)
     hidden_slack[:, 2] += np.abs(canonical).max(axis=1) * 2.0**-22
     return Estimates(padded, row_slack, slack_factor * hidden_slack, block_slack(row_slack))
+
+
+def answer(need: Need, ids: np.ndarray, logits: np.ndarray) -> list[int]:
+    """The tokens that a need is about, in order, by brute force over the given ones."""
+    ids, logits = ids[logits > -np.inf], logits[logits > -np.inf]
+    if not len(ids):
+        return []
+    scaled = logits.astype(np.float64) * need.inverse_temperature
+    if need.kind == "topk":
+        return ids[best_ids(logits, need.k)].tolist()
+    if need.kind == "minp":
+        return ids[scaled >= scaled.max() + np.log(need.min_p)].tolist()
+    if need.inverse_temperature == 0:
+        return [int(ids[np.argmax(logits)])]
+    noise = gumbel_noise(need.key, need.position, ids, implementation="reference")
+    return [int(ids[np.argmax(scaled + noise)])]

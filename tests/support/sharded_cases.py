@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,11 +15,13 @@ from lexshard.actors.head.owned_rows import OwnedRows
 from lexshard.actors.head.shard import Shard
 from lexshard.actors.messages import Request, SamplingParameters
 from lexshard.actors.states.need import Need
+from lexshard.actors.states.row_table import RowTable
 from lexshard.kernels.blocks import blocks_of
-from lexshard.kernels.draw import Controls, draw
+from lexshard.kernels.draw import draw
 from lexshard.kernels.quantize import quantize
 from tests.support.certificate_heads import Array
-from tests.support.penalty_cases import random_adjustment
+from tests.support.certificate_needs import KINDS
+from tests.support.certificate_needs import random_needs as needs_of_all_kinds
 
 
 def shard_of(
@@ -37,49 +40,23 @@ def shard_of(
 
 
 def random_needs(random: np.random.Generator, size: int, rows: int) -> list[Need]:
-    """Every kind of need, noise of 64-bit keys, half of them with processors."""
-    needs = []
-    for _ in range(rows):
-        kind = str(random.choice(["top1", "gumbel", "topk", "minp", "nucleus", "epsilon", "dense"]))
-        inverse = float(np.float32(1 / random.choice([0.5, 1.0, 1.7])))
-        need = Need(
-            "top1" if kind == "gumbel" else kind,  # type: ignore[arg-type]
-            k=int(random.integers(1, min(size, 60))),
-            min_p=float(random.uniform(0.01, 0.5)),
-            top_p=float(random.uniform(0.2, 0.95)),
-            epsilon=0.3,
-            key=int(random.integers(0, 2**64, dtype=np.uint64)),
-            position=int(random.integers(0, 5000)),
-            inverse_temperature=0.0 if kind == "top1" else inverse,
-            adjustment=random_adjustment(random, size) if random.random() < 0.5 else None,
-        )
-        needs.append(need)
-    return needs
+    """Every kind of need, half of them with processors."""
+    kinds = (*KINDS, "dense")
+    shares = [1 / len(kinds)] * len(kinds)
+    return list(
+        needs_of_all_kinds(random, size, rows, kinds=kinds, shares=shares, adjusted=0.5).needs
+    )
 
 
 def drawn(found: Candidates, needs: Sequence[Need]) -> list[int]:
     """The token that each row's candidates give."""
-    truncated = [each.truncated for each in found.certificates]
-    controls = Controls(
-        np.array([need.inverse_temperature for need in needs]),
-        np.array([need.k if need.kind == "topk" else 0 for need in needs]),
-        np.array(
-            [
-                need.top_p if need.kind == "nucleus" and not done else 1.0
-                for need, done in zip(needs, truncated, strict=True)
-            ]
-        ),
-        np.array([np.log(need.min_p) if need.kind == "minp" else -np.inf for need in needs]),
-        np.array([need.key for need in needs], np.uint64),
-        np.array([need.position for need in needs], np.uint64),
-    )
-    tokens: list[int] = draw(found.ids, found.logits, found.offsets, controls).tolist()
-    return tokens
+    done = [each.truncated for each in found.certificates]
+    controls = RowTable.of(needs).controls
+    controls = controls._replace(top_p=np.where(done, 1.0, controls.top_p))
+    return draw(found.ids, found.logits, found.offsets, controls).tolist()
 
 
 # -- heads that several processes build alike -----------------------------------------------------
-
-ASSIGNMENTS = ("round-robin", "contiguous", "uneven", "tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +94,9 @@ class HeadCase:
         rows = random.standard_normal((self.size, self.columns), np.float32) * self.scale
         if self.ties:
             rows = rows[random.integers(0, self.size // 4, self.size)]
-        bias = random.standard_normal(self.size).astype(np.float32) if self.bias else None
-        return torch.from_numpy(
-            rows.astype(np.float32)
-        ), None if bias is None else torch.from_numpy(bias)
+        bias = random.standard_normal(self.size).astype(np.float32)
+        weight = torch.from_numpy(rows.astype(np.float32))
+        return weight, torch.from_numpy(bias) if self.bias else None
 
     def shard(self, owned: OwnedRows) -> Shard:
         return shard_of(*self.weights(), owned, self.screens, self.softcap)
@@ -139,11 +115,10 @@ def every_kind_of_request(random: np.random.Generator, size: int) -> list[Reques
     requests = []
     for processed in (False, True):
         for kind in kinds:
-            parameters = {name: getattr(kind, name) for name in kind.__slots__}
-            parameters["seed"] = int(random.integers(0, 2**63))
+            own: dict[str, Any] = {"seed": int(random.integers(0, 2**63))}
             if processed:
                 some = random.integers(0, size, 6).tolist()
-                parameters |= {
+                own |= {
                     "repetition_penalty": float(random.choice([1.3, 0.8])),
                     "frequency_penalty": float(random.choice([0.4, -0.3])),
                     "presence_penalty": 0.2,
@@ -153,14 +128,10 @@ def every_kind_of_request(random: np.random.Generator, size: int) -> list[Reques
                     "stop_token_ids": (some[5],),
                 }
             prompt = tuple(random.integers(1, size, 8).tolist())
-            requests.append(
-                Request(f"{len(requests)}", 0, prompt, SamplingParameters(**parameters))
-            )
+            requests.append(Request(f"{len(requests)}", 0, prompt, replace(kind, **own)))
     allowed = tuple(random.integers(0, size, size // 4).tolist())
-    requests.append(
-        Request("allowed", 0, (1, 2), SamplingParameters(top_k=50, allowed_ids=allowed))
-    )
-    return requests
+    few = SamplingParameters(top_k=50, allowed_ids=allowed)
+    return [*requests, Request("allowed", 0, (1, 2), few)]
 
 
 def same_candidates(ours: Candidates, theirs: Candidates) -> None:

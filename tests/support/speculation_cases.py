@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from lexshard.actors.configuration import EngineConfiguration
 from lexshard.actors.drafter.protocol import Drafter
 from lexshard.actors.drafter.task import Draft, DraftTask
 from lexshard.actors.engine.completion import Completion, run_to_completion
 from lexshard.actors.engine.engine import Engine
 from lexshard.actors.messages import Request, SamplingParameters
-from lexshard.cluster.samplers.start import start_sampler
-from tests.support.paths import DEMO
+from tests.support.demo_engine import demo_engine
 
 KINDS = (
     SamplingParameters(temperature=0.0),
@@ -72,26 +71,21 @@ def requests_of(prompt_ids: list[tuple[int, ...]], count: int) -> list[Request]:
     random = np.random.default_rng(3)
     requests = []
     for index in range(count):
-        kind = KINDS[index % len(KINDS)]
-        fields = {name: getattr(kind, name) for name in kind.__slots__}
-        fields |= {
-            "max_tokens": int(random.integers(1, 30)),
-            "seed": int(random.integers(0, 2**63)),
-            "ignore_eos": index % 3 != 0,
-            "stop_token_ids": tuple(random.integers(0, 2000, 40).tolist()),
-        }
+        parameters = replace(
+            KINDS[index % len(KINDS)],
+            max_tokens=int(random.integers(1, 30)),
+            seed=int(random.integers(0, 2**63)),
+            ignore_eos=index % 3 != 0,
+            stop_token_ids=tuple(random.integers(0, 2000, 40).tolist()),
+        )
         prompt = (index + 20, *prompt_ids[index][:60])
-        requests.append(Request(str(index), 0, prompt, SamplingParameters(**fields)))
+        requests.append(Request(str(index), 0, prompt, parameters))
     return requests
 
 
 def drafting_engine(drafter: Drafter | None = None, **changes: Any) -> Engine:
     """The demo in 128 tokens of context."""
-    settings = {"max_model_len": 128, "draft_length": "fixed", **changes}
-    configuration = EngineConfiguration(
-        str(DEMO), dtype="float32", device="cpu", threads=1, **settings
-    )
-    return Engine(configuration, start_sampler, drafter)
+    return demo_engine(drafter, **{"max_model_len": 128, "draft_length": "fixed", **changes})
 
 
 def run_and_close(engine: Engine, requests: list[Request]) -> list[Completion]:

@@ -20,7 +20,7 @@ from lexshard.cluster.collective.star import StarCollective
 from lexshard.cluster.topology.configured import configured_assignment
 
 PATIENCE = 300.0  # kernels may have to be compiled first
-Letters = queue.SimpleQueue[torch.Tensor | None]  # None: who sends has left
+Letters = queue.SimpleQueue[torch.Tensor | None]  # None: the sender has left
 
 
 class Arrived:
@@ -83,7 +83,7 @@ def thread_group(size: int) -> list[StarCollective]:
 class ThreadGang:
     """A thread for each of ``parts`` while a group lasts (`actors.head.sharded.recovering_head`).
 
-    They take the first of their tiers: who is timed beside other threads is timed wrong.
+    They take the first of their tiers: what is timed beside other threads is timed wrong.
     """
 
     def __init__(self, parts: Sequence[ShardPart]) -> None:

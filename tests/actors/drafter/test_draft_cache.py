@@ -1,4 +1,4 @@
-"""Which tokens a draft model's cache gets next, and who has to make room."""
+"""Which tokens a draft model's cache gets next, and which sequence has to make room."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_the_least_recently_drafted_makes_room() -> None:
     cache.check()
 
 
-def test_who_finds_no_room_holds_none() -> None:
+def test_a_sequence_that_finds_no_room_holds_none() -> None:
     """Half a sequence is of no use, and keeps others out."""
     cache = DraftCache(4, 256)
     one, other = list(range(30)), list(range(30))

@@ -67,7 +67,7 @@ def test_nothing_is_guessed_where_a_row_more_costs_as_much_as_a_step() -> None:
     assert best_lengths([0.9, 0.9], 5, curve({1: 1.0, 12: 12.0}), curve({2: 0.1})) == [0, 0]
 
 
-def test_who_is_guessed_better_is_guessed_further() -> None:
+def test_what_is_guessed_better_is_guessed_further() -> None:
     first, second = best_lengths([0.9, 0.3], 5, curve({1: 1.0, 12: 2.0}), curve({2: 0.05}))
     assert first > second
 
@@ -148,7 +148,7 @@ def test_measured_lengths_follow_acceptance_and_stop_where_guessing_does_not_pay
     assert after(stands=True) == 5
     assert after(stands=False) <= 1
     for _ in range(60):
-        rule.drafting_took(1, 1, 50.0)  # so slow a drafter helps nobody
+        rule.drafting_took(1, 1, 50.0)  # so slow a drafter is no help
     for _ in range(9):
         assert after(stands=True) == 0
 

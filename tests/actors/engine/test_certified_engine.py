@@ -10,15 +10,13 @@ from typing import Any
 
 import pytest
 
-from lexshard.actors.configuration import EngineConfiguration, HeadChoice
 from lexshard.actors.engine.completion import run_to_completion
 from lexshard.actors.engine.engine import Engine
 from lexshard.actors.head.ladder import STEP_KINDS
 from lexshard.actors.head.screens import DENSE
 from lexshard.actors.messages import EngineStatistics, Request, SamplingParameters
-from tests.support.paths import DEMO, ROOT
-
-Tokens = dict[str, list[tuple[int, ...]]]
+from tests.support.demo_engine import demo_engine
+from tests.support.paths import ROOT
 
 MAX_TOKENS = 24
 PLAIN = SamplingParameters(max_tokens=MAX_TOKENS, ignore_eos=True)
@@ -40,19 +38,6 @@ SETTINGS: dict[str, SamplingParameters] = {
 }
 
 
-def make_engine(head: HeadChoice, index: Path | None) -> Engine:
-    return Engine(
-        EngineConfiguration(
-            str(DEMO),
-            dtype="float32",
-            device="cpu",
-            threads=1,
-            head=head,
-            index=None if index is None else str(index),
-        )
-    )
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where indexes are built: nothing is taken from an earlier run."""
@@ -61,14 +46,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def certified(folder: Path) -> Iterator[Engine]:
-    engine = make_engine("certified", folder / "certified.safetensors")
+    engine = demo_engine(head="certified", index=str(folder / "certified.safetensors"))
     yield engine
     engine.check_idle()
 
 
 @pytest.fixture(scope="module")
 def dense() -> Iterator[Engine]:
-    engine = make_engine("dense", None)
+    engine = demo_engine(head="dense")
     yield engine
     engine.check_idle()
 
@@ -95,40 +80,34 @@ def _tokens(
     return [each.token_ids for each in done]
 
 
-def _compare(ours: Engine, theirs: Engine, prompts: list[tuple[int, ...]], name: str) -> int:
-    """Both engines' tokens with one setting; returns how many there are."""
-    parameters = SETTINGS[name]
-    expected = _tokens(theirs, prompts, parameters)
-    result = _tokens(ours, prompts, parameters)
-    assert result == expected, name
-    return sum(map(len, result))
+def _compare(ours: Engine, theirs: Engine, prompts: list[tuple[int, ...]], name: str) -> None:
+    """Both engines' tokens with one setting."""
+    expected = _tokens(theirs, prompts, SETTINGS[name])
+    assert _tokens(ours, prompts, SETTINGS[name]) == expected, name
+    assert sum(map(len, expected)) == len(prompts) * MAX_TOKENS
 
 
 @pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("count", [20, pytest.param(500, marks=pytest.mark.slow)])
 def test_certified_equals_dense(
-    certified: Engine, dense: Engine, prompt_ids: list[tuple[int, ...]], name: str
+    certified: Engine,
+    dense: Engine,
+    more_prompt_ids: list[tuple[int, ...]],
+    count: int,
+    name: str,
 ) -> None:
-    """20 prompts, 24 tokens each, with every setting."""
-    assert _compare(certified, dense, prompt_ids[:20], name) == 20 * MAX_TOKENS
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SETTINGS)
-def test_certified_equals_dense_on_500_prompts(
-    certified: Engine, dense: Engine, more_prompt_ids: list[tuple[int, ...]], name: str
-) -> None:
-    """12,000 tokens with each of eight settings."""
+    """24 tokens of each prompt, with each of eight settings."""
     assert len(more_prompt_ids) == 500
-    assert _compare(certified, dense, more_prompt_ids, name) == 500 * MAX_TOKENS
+    _compare(certified, dense, more_prompt_ids[:count], name)
 
 
 def test_the_papers_head_equals_dense(
     dense: Engine, folder: Path, prompt_ids: list[tuple[int, ...]]
 ) -> None:
     """20 prompts with half of the settings, by cluster bounds alone."""
-    paper = make_engine("paper", folder / "paper.safetensors")
+    paper = demo_engine(head="paper", index=str(folder / "paper.safetensors"))
     for name in list(SETTINGS)[::2]:
-        assert _compare(paper, dense, prompt_ids[:20], name) == 20 * MAX_TOKENS
+        _compare(paper, dense, prompt_ids[:20], name)
     paper.check_idle()
 
 
@@ -161,7 +140,7 @@ def test_auto_takes_certificates_or_says_why_not(
     folder: Path, prompt_ids: list[tuple[int, ...]]
 ) -> None:
     """Where the fastest head is not the certified one, the dense one was measured to be faster."""
-    engine = make_engine("auto", folder / "certified.safetensors")
+    engine = demo_engine(head="auto", index=str(folder / "certified.safetensors"))
     _tokens(engine, prompt_ids[:8], DEFAULT)
     _, share = _increase(EngineStatistics(), engine.statistics())
     timings = engine.information.head_timings

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import torch
 
-from lexshard.actors.configuration import EngineConfiguration
 from lexshard.actors.engine.completion import Collector, Completion, run_to_completion
 from lexshard.actors.engine.engine import Engine
 from lexshard.actors.messages import Request, SamplingParameters, SequenceEvent
 from lexshard.kernels import pool
+from tests.support.demo_engine import demo_engine
 from tests.support.paths import DEMO
 
 PromptIds = list[tuple[int, ...]]
@@ -26,14 +26,9 @@ GREEDY = SamplingParameters(temperature=0.0, max_tokens=64, ignore_eos=True)
 SAMPLED = SamplingParameters(temperature=0.8, max_tokens=40, ignore_eos=True, seed=11)
 
 
-def make_engine(**settings: object) -> Engine:
-    settings = {"dtype": "float32", "device": "cpu", "threads": 1, **settings}
-    return Engine(EngineConfiguration(str(DEMO), **settings))  # type: ignore[arg-type]
-
-
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
-    engine = make_engine()
+    engine = demo_engine()
     yield engine
     engine.check_idle()
 
@@ -46,52 +41,38 @@ def _tokens(completions: list[Completion]) -> list[tuple[int, ...]]:
 # -- right ----------------------------------------------------------------------------------------
 
 
-def _compare_with_generate(engine: Engine, prompt_ids: PromptIds, count: int) -> None:
-    """Greedy tokens equal `generate`'s; a first difference must be a tie closer than 1e-3."""
+@pytest.fixture(scope="module")
+def plain() -> Any:
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(DEMO, dtype=torch.float32)
+    return AutoModelForCausalLM.from_pretrained(DEMO, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("count", [20, pytest.param(100, marks=pytest.mark.slow)])
+def test_greedy_equals_transformers_generate(
+    engine: Engine, plain: Any, prompt_ids: PromptIds, count: int
+) -> None:
+    """A first difference must be a tie closer than 1e-3."""
     ours = _tokens(engine.generate(prompt_ids[:count], GREEDY))
-    ties = 0
     for prompt, mine in zip(prompt_ids, ours, strict=False):
-        theirs = model.generate(
+        theirs = plain.generate(
             torch.tensor([prompt]),
             attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
             max_new_tokens=64,
             min_new_tokens=64,
             do_sample=False,
-            use_cache=True,
             eos_token_id=None,
-            temperature=None,
-            top_k=None,
-            top_p=None,
         )[0, len(prompt) :].tolist()
         if theirs == list(mine):
             continue
         place = next(i for i, (a, b) in enumerate(zip(mine, theirs, strict=True)) if a != b)
         with torch.no_grad():
-            logits = model(torch.tensor([[*prompt, *mine[:place]]])).logits[0, -1]
+            logits = plain(torch.tensor([[*prompt, *mine[:place]]])).logits[0, -1]
         gap = abs(float(logits[mine[place]] - logits[theirs[place]]))
         assert gap < 1e-3, f"token {place} of prompt {prompt[:5]} differs by {gap}"
-        ties += 1
-    print(f"greedy against generate: {count} prompts x 64 tokens, {ties} ties closer than 1e-3")
 
 
-def test_greedy_equals_transformers_generate(engine: Engine, prompt_ids: PromptIds) -> None:
-    _compare_with_generate(engine, prompt_ids, 20)
-
-
-@pytest.mark.slow
-def test_greedy_equals_transformers_generate_on_100_prompts(
-    engine: Engine, prompt_ids: PromptIds
-) -> None:
-    _compare_with_generate(engine, prompt_ids, 100)
-
-
-def test_logprobs_equal_the_plain_models(engine: Engine, prompt_ids: PromptIds) -> None:
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(DEMO, dtype=torch.float32)
+def test_logprobs_equal_the_plain_models(engine: Engine, plain: Any, prompt_ids: PromptIds) -> None:
     prompt = prompt_ids[3]
     parameters = SamplingParameters(
         temperature=0.7, seed=3, max_tokens=12, logprobs=5, prompt_logprobs=3, ignore_eos=True
@@ -99,7 +80,7 @@ def test_logprobs_equal_the_plain_models(engine: Engine, prompt_ids: PromptIds) 
     done = engine.generate([prompt], parameters)[0]
     everything = [*prompt, *done.token_ids]
     with torch.no_grad():
-        expected = model(torch.tensor([everything])).logits[0].double().log_softmax(dim=-1)
+        expected = plain(torch.tensor([everything])).logits[0].double().log_softmax(dim=-1)
     assert done.prompt_logprobs is not None
     assert done.prompt_logprobs[0] is None
     scored = [*done.prompt_logprobs[1:], *done.logprobs]
@@ -170,7 +151,7 @@ def test_chunked_preempted_uncached_and_restarted(engine: Engine, prompt_ids: Pr
         {"max_model_len": 512, "kv_cache_bytes": 36 * block_bytes},
         {"max_running": 3},
     ):
-        other = make_engine(**settings)
+        other = demo_engine(**settings)
         result = _tokens(run_to_completion(other, requests))
         assert result == expected, settings
         other.check_idle()
@@ -181,10 +162,10 @@ def test_chunked_preempted_uncached_and_restarted(engine: Engine, prompt_ids: Pr
 def test_blocks_that_a_sequence_computed_itself_are_not_told_as_found(
     prompt_ids: PromptIds,
 ) -> None:
-    """Who was preempted finds its own blocks again: nothing of a new prompt was cached."""
+    """A preempted sequence finds its own blocks again: nothing of a new prompt was cached."""
     parameters = SamplingParameters(temperature=0.0, max_tokens=110, ignore_eos=True)
     requests = [Request(str(i), 0, (i, *prompt_ids[i][:60]), parameters) for i in range(4)]
-    engine = make_engine(step_tokens=64, max_model_len=176, kv_cache_bytes=20 * 65_536)
+    engine = demo_engine(step_tokens=64, max_model_len=176, kv_cache_bytes=20 * 65_536)
     for request in requests:
         engine.submit(request)
     events: list[SequenceEvent] = []
@@ -211,7 +192,7 @@ def test_replay_from_received_tokens_continues_the_same(
 
 
 def test_the_general_body_keeps_the_promise_too(engine: Engine, prompt_ids: PromptIds) -> None:
-    general = make_engine(body="general", step_tokens=50)
+    general = demo_engine(body="general", step_tokens=50)
     assert general.information.batch_invariant
     requests = _mixed_requests(prompt_ids, 8)
     together = _tokens(run_to_completion(general, requests))
@@ -303,9 +284,10 @@ def test_text_in_text_out_and_stop_strings(engine: Engine, demo_tokenizer: Any) 
 # -- tidy -----------------------------------------------------------------------------------------
 
 
-def _run_with_cancellations(count: int, prompt_ids: PromptIds) -> None:
-    """A third of the requests is cancelled at random; survivors are right, blocks come back."""
-    engine = make_engine(max_running=32, kv_cache_bytes=600 * 65_536)
+@pytest.mark.parametrize("count", [120, pytest.param(1000, marks=pytest.mark.slow)])
+def test_cancelling_a_third_leaks_nothing(prompt_ids: PromptIds, count: int) -> None:
+    """At random; survivors are right, blocks and memory come back."""
+    engine = demo_engine(max_running=32, kv_cache_bytes=600 * 65_536)
     chance = random.Random(9)
     kinds = _mixed_requests(prompt_ids, 40)
     expected = _alone(engine, kinds)
@@ -345,19 +327,10 @@ def _run_with_cancellations(count: int, prompt_ids: PromptIds) -> None:
     assert sum(outcomes.values()) == count
 
 
-def test_cancelling_leaks_nothing(prompt_ids: PromptIds) -> None:
-    _run_with_cancellations(120, prompt_ids)
-
-
-@pytest.mark.slow
-def test_cancelling_a_third_of_1000_requests_leaks_nothing(prompt_ids: PromptIds) -> None:
-    _run_with_cancellations(1000, prompt_ids)
-
-
 def test_threads_change_no_token(engine: Engine, prompt_ids: PromptIds) -> None:
     requests = _mixed_requests(prompt_ids, 9)
     expected = _tokens(run_to_completion(engine, requests))
-    other = make_engine(threads=3)
+    other = demo_engine(threads=3)
     try:
         assert _tokens(run_to_completion(other, requests)) == expected
     finally:

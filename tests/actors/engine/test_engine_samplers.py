@@ -1,11 +1,10 @@
-"""Samplers beside the engine: the same tokens, whoever dies, leaves or is preempted."""
+"""Samplers beside the engine: the same tokens, whatever dies, leaves or is preempted."""
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 from threading import Event
 from typing import Any
 
@@ -15,94 +14,52 @@ import torch
 from lexshard.actors.configuration import EngineConfiguration, SamplerPlacement
 from lexshard.actors.decision.messages import SamplerSettings
 from lexshard.actors.decision.plane import SamplerHandle
-from lexshard.actors.engine.completion import run_to_completion
+from lexshard.actors.engine.completion import Completion
 from lexshard.actors.engine.engine import Engine
 from lexshard.actors.engine.loop import run_engine
-from lexshard.actors.messages import Commands, Request, SamplingParameters
+from lexshard.actors.messages import Commands, Request, SamplingParameters, StepOutput
 from lexshard.cluster.samplers.start import start_sampler
+from tests.support.demo_engine import demo_engine
 from tests.support.paths import DEMO
+from tests.support.speculation_cases import requests_of, run_and_close
 
 PromptIds = list[tuple[int, ...]]
-
-# Every way of deciding: certified candidates and dense rows, with and without a history.
-KINDS = (
-    SamplingParameters(temperature=0.0),
-    SamplingParameters(temperature=0.9),
-    SamplingParameters(temperature=0.8, top_k=40, top_p=0.95, min_p=0.01),
-    SamplingParameters(temperature=0.7, top_p=0.9),
-    SamplingParameters(
-        temperature=0.8,
-        top_k=50,
-        top_p=0.95,
-        repetition_penalty=1.2,
-        presence_penalty=0.3,
-        frequency_penalty=0.2,
-    ),
-    SamplingParameters(temperature=1.0, top_p=0.8, repetition_penalty=0.9, min_tokens=5),
-    SamplingParameters(temperature=0.7, logprobs=3),
-    SamplingParameters(temperature=0.9, logit_bias=((5, 3.0), (9, -100.0)), bad_words=((11,),)),
-    SamplingParameters(temperature=1.0, allowed_ids=tuple(range(40, 90))),
-)
-
-
-def requests_of(prompt_ids: PromptIds, count: int) -> list[Request]:
-    return [
-        Request(
-            str(index),
-            0,
-            prompt_ids[index % len(prompt_ids)],
-            replace(KINDS[index % len(KINDS)], seed=index, max_tokens=24, ignore_eos=True),
-        )
-        for index in range(count)
-    ]
-
-
-def make_engine(**settings: object) -> Engine:
-    settings = {"dtype": "float32", "device": "cpu", "threads": 1, **settings}
-    return Engine(EngineConfiguration(str(DEMO), **settings), start_sampler)  # type: ignore[arg-type]
+GREEDY = SamplingParameters(temperature=0.0, max_tokens=8, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
-def expected(prompt_ids: PromptIds) -> list[tuple[tuple[int, ...], Any]]:
-    """What the engine decides by itself."""
-    done = run_to_completion(make_engine(), requests_of(prompt_ids, 27))
-    return [(each.token_ids, each.logprobs) for each in done]
+def expected(prompt_ids: PromptIds) -> list[Completion]:
+    """What the engine decides by itself: certified candidates and dense rows, with and without a
+    history, scored prompts."""
+    return run_and_close(demo_engine(), requests_of(prompt_ids, 27))
 
 
 @pytest.mark.parametrize(
     ("count", "threads", "blocks"),
     [
-        (3, 1, 1100),  # too little memory for all at once: sequences are preempted
         (1, 2, None),
         (2, 1, None),
+        (3, 1, 17),  # too little memory for all at once: sequences are preempted
     ],
 )
 def test_samplers_change_no_token(
-    expected: list[Any],
+    expected: list[Completion],
     prompt_ids: PromptIds,
     count: int,
     threads: int,
     blocks: int | None,
 ) -> None:
-    settings: dict[str, object] = {}
-    if blocks is not None:
-        settings = {"kv_cache_bytes": blocks * 1024, "max_model_len": 256}
-    engine = make_engine(samplers=count, sampler_threads=threads, **settings)
-    try:
-        done = run_to_completion(engine, requests_of(prompt_ids, 27))
-        assert [(each.token_ids, each.logprobs) for each in done] == expected
-        engine.check_idle()
-        statistics = engine.statistics()
-        assert statistics.sampler_busy_seconds > 0
-        assert statistics.samplers_lost == 0
-        if blocks is not None:
-            assert statistics.preemptions > 0
-    finally:
-        engine.close()
+    room = {} if blocks is None else {"kv_cache_bytes": blocks * 65_536, "max_model_len": 256}
+    engine = demo_engine(samplers=count, sampler_threads=threads, **room)
+    assert run_and_close(engine, requests_of(prompt_ids, 27)) == expected
+    statistics = engine.statistics()
+    assert statistics.sampler_busy_seconds > 0
+    assert statistics.samplers_lost == 0
+    assert (statistics.preemptions > 0) == (blocks is not None)
 
 
 def test_a_killed_sampler_loses_no_request_and_changes_no_token(
-    expected: list[Any], prompt_ids: PromptIds
+    expected: list[Completion], prompt_ids: PromptIds
 ) -> None:
     """Samplers are killed with a step in their hands, again and again."""
     handles: list[Any] = []
@@ -122,7 +79,7 @@ def test_a_killed_sampler_loses_no_request_and_changes_no_token(
     unfinished = set(tokens)
     for request in waiting:
         engine.submit(request)
-    flight, steps, killed = None, 0, 0
+    flight, steps = None, 0
     while unfinished:
         plan = engine.steps.plan()
         hidden = None if plan is None else engine.steps.forward(plan)
@@ -138,9 +95,9 @@ def test_a_killed_sampler_loses_no_request_and_changes_no_token(
             if steps in (5, 20):
                 victim = handles[0] if steps == 5 else handles[1]
                 os.kill(victim.process_id, signal.SIGKILL)
-                killed += 1
-    assert [tuple(tokens[str(index)]) for index in range(27)] == [each[0] for each in expected]
-    assert killed == 2
+    assert [tuple(tokens[str(index)]) for index in range(27)] == [
+        each.token_ids for each in expected
+    ]
     assert engine.statistics().samplers_lost == 2
     engine.check_idle()
     engine.close()
@@ -157,7 +114,7 @@ def _children() -> set[int]:
 def test_a_request_cancelled_while_its_token_is_decided_leaves_nothing(
     prompt_ids: PromptIds,
 ) -> None:
-    engine = make_engine(samplers=1)
+    engine = demo_engine(samplers=1)
     for request in requests_of(prompt_ids, 4):
         engine.submit(request)
     plan = engine.steps.plan()
@@ -175,70 +132,56 @@ def test_a_request_cancelled_while_its_token_is_decided_leaves_nothing(
 # -- what comes and goes while decisions are on their way ------------------------------------------
 
 
-def _drive(engine: Engine, way: str, requests: Sequence[Request], cancel: set[str]) -> dict:
-    """Runs requests to their ends; those in ``cancel`` are cancelled with a forward in flight."""
-    ends: dict[str, Any] = {}
-    events: list[Any] = []
-    waiting = list(requests)
+def ends_of(
+    engine: Engine, way: str, requests: Sequence[Request], cancel: Sequence[str] = ()
+) -> dict[str, str | None]:
+    """How requests end, each once; those of ``cancel`` are cancelled with a forward in flight."""
+    ends: dict[str, str | None] = {}
+
+    def emit(output: StepOutput) -> None:
+        for event in output.events:
+            assert event.request_id not in ends, "ended twice"
+            if event.finish_reason is not None:
+                ends[event.request_id] = event.finish_reason
+
     if way == "loop":
-        commands: list[Commands | None] = [Commands(submit=tuple(waiting))]
+        commands = [Commands(submit=tuple(requests)), None, Commands(cancel=tuple(cancel))]
 
         class Source:
             def receive(self, wait_seconds: float) -> Commands | None:
                 if commands:
                     return commands.pop(0)
-                if len(ends) + len(cancel) == len(requests):
-                    return Commands(stop=True)
-                return None
+                return Commands(stop=True) if len(ends) + len(cancel) == len(requests) else None
 
-        def emit(output: Any) -> None:
-            for event in output.events:
-                assert event.request_id not in ends, "ended twice"
-                if event.finish_reason is not None:
-                    ends[event.request_id] = event
-
-        commands.extend([None, Commands(cancel=tuple(cancel)), None])
         run_engine(engine, Source(), emit, report_seconds=0.01)
         return ends
-    for request in waiting:
-        events.extend(filter(None, [engine.submit(request)]))
+    emit(StepOutput(tuple(filter(None, map(engine.submit, requests)))))
     for step in range(2000):
-        if step == 1:
-            for name in cancel:
-                engine.cancel(name)
-        events.extend(engine.step())
-        for event in events:
-            assert event.request_id not in ends, "ended twice"
-            if event.finish_reason is not None:
-                ends[event.request_id] = event
-        events = []
+        for name in cancel if step == 1 else ():
+            engine.cancel(name)
+        emit(StepOutput(tuple(engine.step())))
         if len(ends) + len(cancel) == len(requests):
             break
     return ends
 
 
 @pytest.fixture(scope="module")
-def overlapping() -> Any:
-    engine = make_engine(samplers=1, step_tokens=64)
+def overlapping() -> Iterator[Engine]:
+    engine = demo_engine(samplers=1, step_tokens=64)
     yield engine
     engine.check_idle()
     engine.close()
 
 
 @pytest.mark.parametrize("way", ["step", "loop"])
-def test_leaving_while_a_long_prompt_is_computed_harms_nobody(
+def test_leaving_while_a_long_prompt_is_computed_harms_no_other(
     overlapping: Engine, prompt_ids: PromptIds, way: str
 ) -> None:
     long = tuple(prompt_ids[0] * 40)[:400]  # many steps of 64 tokens
-    parameters = SamplingParameters(temperature=0.0, max_tokens=8, ignore_eos=True)
-    requests = [Request("long", 0, long, parameters)]
-    requests += [Request(str(index), 0, prompt_ids[index], parameters) for index in range(3)]
-    ends = _drive(overlapping, way, requests, {"long"})
-    assert {name: event.finish_reason for name, event in ends.items()} == {
-        "0": "length",
-        "1": "length",
-        "2": "length",
-    }
+    requests = [Request("long", 0, long, GREEDY)]
+    requests += [Request(str(index), 0, prompt_ids[index], GREEDY) for index in range(3)]
+    ends = ends_of(overlapping, way, requests, ["long"])
+    assert ends == {"0": "length", "1": "length", "2": "length"}
 
 
 @pytest.mark.parametrize("way", ["step", "loop"])
@@ -247,7 +190,7 @@ def test_no_tokens_wanted_ends_once(overlapping: Engine, prompt_ids: PromptIds, 
         Request(str(index), 0, prompt_ids[index], SamplingParameters(max_tokens=index % 2 * 4))
         for index in range(6)
     ]
-    assert len(_drive(overlapping, way, requests, set())) == 6
+    assert len(ends_of(overlapping, way, requests)) == 6
 
 
 @pytest.mark.parametrize("way", ["step", "loop"])
@@ -268,31 +211,6 @@ def test_a_hidden_state_that_is_not_finite_harms_only_its_own(
         return hidden
 
     monkeypatch.setattr(steps, "forward", damaged)
-    parameters = SamplingParameters(temperature=0.0, max_tokens=6, ignore_eos=True)
-    requests = [Request(str(index), 0, prompt_ids[index], parameters) for index in range(4)]
-    ends = _drive(overlapping, way, requests, set())
-    assert {name: event.finish_reason for name, event in sorted(ends.items())} == {
-        "0": "length",
-        "1": "error",
-        "2": "length",
-        "3": "length",
-    }
-
-
-def test_prompt_logprobs_survive_preemption(prompt_ids: PromptIds) -> None:
-    engine = make_engine(
-        samplers=1,
-        max_model_len=128,
-        kv_cache_bytes=24 * 16 * 4 * 2 * 4 * 256 // 2,
-    )
-    parameters = SamplingParameters(
-        temperature=0.7, max_tokens=40, prompt_logprobs=2, ignore_eos=True
-    )
-    prompts = [tuple(each * 50)[: 30 + index] for index, each in enumerate(prompt_ids[:12])]
-    done = engine.generate(prompts, parameters)
-    for prompt, completion in zip(prompts, done, strict=True):
-        assert completion.prompt_logprobs is not None
-        assert len(completion.prompt_logprobs) == len(prompt)
-    assert engine.statistics().preemptions > 0
-    engine.check_idle()
-    engine.close()
+    requests = [Request(str(index), 0, prompt_ids[index], GREEDY) for index in range(4)]
+    ends = ends_of(overlapping, way, requests)
+    assert ends == {"0": "length", "1": "error", "2": "length", "3": "length"}

@@ -180,7 +180,7 @@ def test_guesses_stand_as_often_as_the_formula_says(
         expected += share * formula(p, q)
     statistics = engine.statistics()
     engine.close()
-    tested = statistics.draft_tokens  # who is not caught up with in time gets no guess
+    tested = statistics.draft_tokens  # one that is not caught up with in time gets no guess
     assert tested > count / 4
     error = np.sqrt(expected * (1 - expected) / tested)
     assert abs(statistics.draft_accepted_tokens / tested - expected) < 4 * error

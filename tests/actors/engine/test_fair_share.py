@@ -1,4 +1,4 @@
-"""Clients share: equal parts of every step, a place for everybody, and nobody waits in vain."""
+"""What a step computes: clients get equal parts of every step, all finish, and no block is lost."""
 
 from __future__ import annotations
 
@@ -193,7 +193,8 @@ def test_no_budget_is_left_while_anything_is_to_be_computed(
             st.sampled_from("abcd"),
             st.integers(1, 90),
             st.integers(1, 40),
-            st.integers(0, 1),
+            st.integers(0, 2),
+            st.booleans(),
             st.booleans(),
         ),
         min_size=1,
@@ -201,25 +202,30 @@ def test_no_budget_is_left_while_anything_is_to_be_computed(
     ),
     data=st.data(),
 )
-def test_everybody_finishes_whoever_competes(
+def test_every_sequence_finishes_and_every_block_comes_back(
     blocks: int,
     step_tokens: int,
     max_running: int,
-    jobs: list[tuple[str, int, int, int, bool]],
+    jobs: list[tuple[str, int, int, int, bool, bool]],
     data: st.DataObject,
 ) -> None:
-    """Too little memory, few places, priorities, scored prompts, arrivals at any time."""
+    """Too little memory, few places, priorities, scored and equal prompts, arrivals and
+    cancellations at any time."""
     clients = Clients(step_tokens=step_tokens, max_running=max_running, blocks=blocks)
     jobs = list(jobs)
     steps = 0
     while jobs or not clients.scheduler.idle:
         while jobs and (clients.scheduler.idle or data.draw(st.booleans())):
-            client, prompt, output, priority, scored = jobs.pop()
-            clients.submit(client, prompt, output, priority=priority, scored=scored)
+            client, prompt, output, priority, scored, same = jobs.pop()
+            clients.submit(client, prompt, output, priority=priority, scored=scored, same=same)
         plan = clients.step()
         assert plan.chunks, "an engine with work must compute something"
         assert plan.tokens <= step_tokens
         assert clients.scheduler.running <= max_running
+        if clients.unfinished and data.draw(st.integers(0, 60)) == 0:
+            victim = min(clients.unfinished, key=lambda each: each.arrival)
+            clients.scheduler.remove(victim)
+            clients.unfinished.remove(victim)
         clients.scheduler.pool.check()
         steps += 1
         assert steps < 20_000
@@ -259,7 +265,7 @@ def test_choices_of_a_scored_prompt_do_not_hold_up_another_client(running_for: i
     assert short not in clients.unfinished
 
 
-def test_a_place_is_taken_from_who_holds_more_than_an_equal_part() -> None:
+def test_a_place_is_taken_from_a_client_that_holds_more_than_an_equal_part() -> None:
     clients = Clients(step_tokens=64, max_running=6)
     many = [clients.submit("many", 4, 500) for _ in range(9)]
     clients.step()
@@ -267,11 +273,11 @@ def test_a_place_is_taken_from_who_holds_more_than_an_equal_part() -> None:
     plan = clients.step()
     assert {chunk.sequence for chunk in plan.chunks} == {*many[:5], one}
     assert clients.scheduler.preemptions == 1
-    # Whoever runs something already waits for a free place.
+    # A client that runs something already waits for a free place.
     clients.submit("one", 4, 500)
     clients.step()
     assert clients.scheduler.preemptions == 1
-    # With as many clients as places everybody keeps the one they have.
+    # With as many clients as places each keeps the one it has.
     for client in "abcdefgh":
         clients.submit(client, 4, 500)
         clients.step()
@@ -280,7 +286,7 @@ def test_a_place_is_taken_from_who_holds_more_than_an_equal_part() -> None:
     assert clients.scheduler.preemptions == 5
 
 
-def test_blocks_are_taken_from_who_runs_more_than_an_equal_part() -> None:
+def test_blocks_are_taken_from_a_client_that_runs_more_than_an_equal_part() -> None:
     """Another client's long sequences hold all the memory there is."""
     clients = Clients(step_tokens=512, max_running=64, blocks=64)
     for _ in range(8):
@@ -343,14 +349,34 @@ def test_streams_go_before_prompts_and_priority_before_both() -> None:
         assert tokens_of(clients.step())[urgent.arrival] == count
 
 
-def test_equal_prompts_of_other_clients_wait_for_nobody() -> None:
+def test_first_come_first_served_within_a_priority() -> None:
+    clients = Clients(step_tokens=64, max_running=1)
+    for priority in (1, 0, 1, 0):
+        clients.submit("a", 20, 2, priority=priority)
+    order = []
+    while before := set(clients.unfinished):
+        clients.step()
+        order += [done.arrival for done in before - clients.unfinished]
+    assert order == [2, 4, 1, 3]
+
+
+def test_choices_share_the_prompt_they_have_in_common() -> None:
+    """The others wait for the first one's prompt, then take its blocks without a copy."""
+    clients = Clients(step_tokens=512, max_running=8)
+    for _ in range(4):
+        clients.submit("a", 100, 3, same=True)
+    assert tokens_of(clients.step()) == {1: 100}
+    plan = clients.step()
+    assert tokens_of(plan) == {1: 1, 2: 4, 3: 4, 4: 4}
+    assert len({tuple(chunk.sequence.blocks[:6]) for chunk in plan.chunks}) == 1
+
+
+def test_equal_prompts_of_other_clients_are_not_waited_for() -> None:
     """A client's own choices wait for the first one's prompt; another client never does."""
-    scheduler = Scheduler(BlockPool(1_000), step_tokens=64, max_running=8)
-    prompt = tuple(range(200))
-    for arrival, client in enumerate("aab"):
-        request = Request(str(arrival), 0, prompt, SamplingParameters(), client=client)
-        scheduler.add(Sequence(request, arrival, cast(Any, None), list(prompt)))
-    assert tokens_of(scheduler.plan()) == {0: 32, 2: 32}
+    clients = Clients(step_tokens=64, max_running=8)
+    for client in "aab":
+        clients.submit(client, 200, same=True)
+    assert tokens_of(clients.step()) == {1: 32, 3: 32}
 
 
 # -- counters -------------------------------------------------------------------------------------
@@ -371,7 +397,7 @@ def test_a_newcomer_starts_with_the_least_of_those_that_wait() -> None:
     share.open(_waiting("new", 2))
     assert share.served("new") == 300
     assert share.in_turn(["old", "new", "busy"]) == ["busy", "new", "old"]
-    # Who comes back has saved nothing up, and who ran ahead still has.
+    # A client that comes back has saved nothing up, and one that ran ahead still has.
     share.leave(busy)
     share.charge("new", 400)
     share.wait(busy)
@@ -382,7 +408,7 @@ def test_a_newcomer_starts_with_the_least_of_those_that_wait() -> None:
     assert share.served("old") == 900
 
 
-def test_who_has_nothing_left_is_forgotten() -> None:
+def test_a_client_that_has_nothing_left_is_forgotten() -> None:
     share = FairShare()
     one = _waiting("one", 0)
     share.open(one)

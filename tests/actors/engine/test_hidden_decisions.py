@@ -28,12 +28,12 @@ from lexshard.actors.states.row_table import RowTable
 from lexshard.actors.states.sequence_state import SequenceStates
 from tests.support.thread_sampler import ThreadSampler
 
-PromptIds = list[tuple[int, ...]]
 Floats = npt.NDArray[np.float64]
 
 
 SIZE = 151_936
 WARM_UP, MEASURED = 6, 18
+FORWARD = 0.04
 
 
 class _Head:
@@ -87,7 +87,7 @@ class _Slow:
 
 def _steps(
     body: _Body, handle: SamplerHandle, size: int, sequences: int, parameters: SamplingParameters
-) -> tuple[Floats, Steps, DecisionPlane]:
+) -> tuple[Floats, DecisionPlane]:
     """Seconds of each step of half of the sequences, all of them decoding."""
     states = SequenceStates(size, (), sequences)
     plane = DecisionPlane(lambda: handle, 1, lambda: handle, size)
@@ -110,46 +110,26 @@ def _steps(
         started = time.perf_counter()
         steps.step()
         seconds.append(time.perf_counter() - started)
-    return np.array(seconds[WARM_UP:]), steps, plane
-
-
-def _beside(seconds: Floats, body: _Body) -> float:
-    """The least that a step took beside its forward pass: it takes one that nothing disturbed,
-    whatever else the machine does."""
-    return float((seconds - np.array(body.took[-len(seconds) :])).min())
-
-
-FORWARD = 0.04
+    return np.array(seconds[WARM_UP:]), plane
 
 
 @pytest.mark.parametrize("share", [0.3, 0.9])
 def test_deciding_is_hidden_while_it_is_shorter_than_the_forward_pass(share: float) -> None:
     """A step takes what its forward pass takes: 1.3 and 1.9 of it, if deciding came after it.
 
-    What is beside that is the engine's own work.
+    What is beside that is the engine's own work; the least of it is what nothing disturbed.
     """
-    settings = SamplerSettings(1000, ())
-    slow: Any = _Slow(settings, share * FORWARD)
-    handle = ThreadSampler(slow)
-    body = _Body(FORWARD)
-    seconds, _, plane = _steps(body, handle, 1000, 8, SamplingParameters(top_k=50))
-    assert _beside(seconds, body) < 0.5 * share * FORWARD
+    slow: Any = _Slow(SamplerSettings(1000, ()), share * FORWARD)
+    handle, body = ThreadSampler(slow), _Body(FORWARD)
+    seconds, plane = _steps(body, handle, 1000, 8, SamplingParameters(top_k=50))
+    assert (seconds - np.array(body.took[-len(seconds) :])).min() < 0.5 * share * FORWARD
     assert plane.counters.hidden > 0.5 * plane.counters.busy
-    plane.shut_down()
-
-
-def test_deciding_longer_than_the_forward_pass_shows() -> None:
-    slow: Any = _Slow(SamplerSettings(1000, ()), 1.5 * FORWARD)
-    handle = ThreadSampler(slow)
-    seconds, _, plane = _steps(_Body(FORWARD), handle, 1000, 8, SamplingParameters(top_k=50))
-    assert np.median(seconds) > 1.4 * FORWARD
-    assert plane.counters.wait > 0
     plane.shut_down()
 
 
 def test_inline_decisions_are_not_called_hidden() -> None:
     handle = InlineSampler(Sampler(SamplerSettings(1000, ())))
-    _, _, plane = _steps(_Body(0.001), handle, 1000, 4, SamplingParameters(top_k=50))
+    _, plane = _steps(_Body(0.001), handle, 1000, 4, SamplingParameters(top_k=50))
     assert plane.counters.hidden == 0
     assert plane.counters.wait >= plane.counters.busy
 
@@ -168,7 +148,7 @@ def test_a_process_with_every_control_on_every_logit_is_hidden() -> None:
         presence_penalty=0.2,
         frequency_penalty=0.1,
     )
-    _, _, plane = _steps(_Body(FORWARD), handle, SIZE, 8, parameters)
+    _, plane = _steps(_Body(FORWARD), handle, SIZE, 8, parameters)
     busy = plane.counters.busy / MEASURED
     assert 0 < busy < FORWARD
     assert plane.counters.hidden > 0.5 * plane.counters.busy

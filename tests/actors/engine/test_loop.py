@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-from lexshard.actors.configuration import EngineConfiguration
-from lexshard.actors.engine.engine import Engine
 from lexshard.actors.engine.loop import COMMAND_SECONDS, run_engine
 from lexshard.actors.engine.steps import Steps
 from lexshard.actors.messages import (
@@ -19,16 +17,15 @@ from lexshard.actors.messages import (
     SequenceEvent,
     StepOutput,
 )
-from tests.support.paths import DEMO
+from tests.support.demo_engine import demo_engine
 
 
 @pytest.mark.parametrize("launches", [False, True])
 def test_tokens_are_told_before_a_computation_and_beside_one_that_is_only_launched(
     launches: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A GPU computes the next step while its host tells of the one before: nobody waits for
-    that."""
-    engine = Engine(EngineConfiguration(str(DEMO), dtype="float32", device="cpu", threads=1))
+    """A GPU computes the next step while its host tells of the one before."""
+    engine = demo_engine()
     monkeypatch.setattr(Steps, "launches", launches)
     happened: list[str] = []
     forward = engine.steps.forward
@@ -68,7 +65,7 @@ def asked(name: str, choices: int, **changes: Any) -> Commands:
 
 def test_what_others_ask_for_holds_up_no_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps go on while requests wait to begin; one that was cancelled before costs nothing."""
-    engine = Engine(EngineConfiguration(str(DEMO), dtype="float32", device="cpu", threads=1))
+    engine = demo_engine()
     happened: list[str] = []
     submit, forward = engine.submit, engine.steps.forward
 

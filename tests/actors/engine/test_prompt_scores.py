@@ -1,4 +1,4 @@
-"""Prompts are scored once, a few rows a step, whoever leaves; and salts keep prompts apart."""
+"""Prompts are scored once, a few rows a step, whichever leaves; and salts keep prompts apart."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lexshard.actors.configuration import EngineConfiguration
 from lexshard.actors.decision.sampler import token_logprobs
 from lexshard.actors.engine import scoring
 from lexshard.actors.engine.completion import Collector, Completion, run_to_completion
@@ -20,8 +19,7 @@ from lexshard.actors.engine.engine import Engine
 from lexshard.actors.engine.loop import Commands
 from lexshard.actors.engine.prompt_scores import SCORED_ROW_TOKENS, PromptScores, SharedScores
 from lexshard.actors.messages import Request, SamplingParameters
-from lexshard.cluster.samplers.start import start_sampler
-from tests.support.paths import DEMO
+from tests.support.demo_engine import demo_engine
 
 PromptIds = list[tuple[int, ...]]
 
@@ -31,9 +29,8 @@ SCORED = SamplingParameters(
 CHOICES = 4
 
 
-def make_engine(**settings: object) -> Engine:
-    settings = {"dtype": "float32", "device": "cpu", "threads": 1, "step_tokens": 128, **settings}
-    return Engine(EngineConfiguration(str(DEMO), **settings), start_sampler)  # type: ignore[arg-type]
+def make_engine(**settings: Any) -> Engine:
+    return demo_engine(**{"step_tokens": 128, **settings})
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +101,7 @@ def test_the_choices_of_a_prompt_are_scored_once(
 def test_what_was_scored_before_a_preemption_stays(
     expected: list[Completion], prompt: tuple[int, ...], scored_rows: Counter[int]
 ) -> None:
-    """A stream that came first takes the blocks of who is being scored."""
+    """A stream that came first takes the blocks of those that are being scored."""
     engine = make_engine(step_tokens=20, max_model_len=176, kv_cache_bytes=14 * 65_536)
     stream = replace(SCORED, prompt_logprobs=None, logprobs=None, max_tokens=110)
     requests = [Request("stream", 0, prompt[:60], stream), *choices(prompt)]
@@ -115,7 +112,7 @@ def test_what_was_scored_before_a_preemption_stays(
 
 
 @pytest.mark.parametrize("steps", [1, 3, 6, 8])
-def test_who_leaves_takes_no_scores_along(
+def test_a_choice_that_leaves_takes_no_scores_along(
     engine: Engine,
     expected: list[Completion],
     prompt: tuple[int, ...],
@@ -140,7 +137,7 @@ def test_who_leaves_takes_no_scores_along(
 def test_a_prompt_that_was_scored_before_is_scored_again(
     engine: Engine, expected: list[Completion], prompt: tuple[int, ...]
 ) -> None:
-    """Scores are kept as long as anybody wants them, blocks longer."""
+    """Scores are kept as long as a request wants them, blocks longer."""
     again = run_to_completion(engine, choices(prompt, 1))
     assert again == expected[:1]
     other = replace(SCORED, prompt_logprobs=2)
@@ -158,34 +155,32 @@ def test_a_prompt_of_one_token_has_nothing_to_be_scored(engine: Engine) -> None:
 # -- a few rows a step ----------------------------------------------------------------------------
 
 
-def test_a_scored_prompt_holds_nobody_up(engine: Engine, prompt_ids: PromptIds) -> None:
+def test_a_scored_prompt_holds_no_other_up(
+    engine: Engine, prompt_ids: PromptIds, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No step costs more than its budget, and another client's two tokens take three steps."""
     long = tuple(token for ids in prompt_ids for token in ids)[:1_500]
     for request in choices(long, 6):
         engine.submit(replace(request, client="long"))
     engine.step()
     engine.submit(Request("short", 0, (5, 6, 7), SamplingParameters(max_tokens=2), client="short"))
-    finished = None
-    steps = 0
+    costs: list[int] = []
+    plan = engine._scheduler.plan
+
+    def planned() -> Any:
+        made = plan()
+        rows = sum(len(chunk.scored) for chunk in made.chunks)
+        costs.append(made.tokens + rows * (SCORED_ROW_TOKENS - 1))
+        return made
+
+    monkeypatch.setattr(engine._scheduler, "plan", planned)
+    finished = []
     while not engine._scheduler.idle:
-        plan = engine._scheduler.plan
-        costs: list[int] = []
-
-        def planned(plan: Any = plan, costs: list[int] = costs) -> Any:
-            made = plan()
-            rows = sum(len(chunk.scored) for chunk in made.chunks)
-            costs.append(made.tokens + rows * (SCORED_ROW_TOKENS - 1))
-            return made
-
-        engine._scheduler.plan = planned  # type: ignore[method-assign]
-        steps += 1
         for event in engine.step():
             if event.request_id == "short" and event.finish_reason:
-                finished = steps
-        engine._scheduler.plan = plan  # type: ignore[method-assign]
-        assert max(costs) < 128 + SCORED_ROW_TOKENS
-    assert finished is not None
-    assert finished <= 3
+                finished.append(len(costs))
+    assert max(costs) < 128 + SCORED_ROW_TOKENS
+    assert 0 < finished[0] <= 3
 
 
 @given(
@@ -206,7 +201,7 @@ def test_as_many_tokens_as_the_budget_pays_for(
 
 
 def test_few_choices_are_told_their_prompt_in_one_step(engine: Engine) -> None:
-    """What a step says must be read, too, before anybody hears of the next one."""
+    """What a step says must be read, too, before a client hears of the next one."""
     parameters = replace(SCORED, prompt_logprobs=20, max_tokens=2)
     prompt = tuple(range(1_900))
     for choice in range(12):
@@ -218,7 +213,7 @@ def test_few_choices_are_told_their_prompt_in_one_step(engine: Engine) -> None:
     assert max(told) == 1  # 266 tokens' worth, of 128 that a step has
 
 
-def test_scores_are_shared_by_those_who_want_the_same_and_then_forgotten() -> None:
+def test_scores_are_shared_by_requests_that_want_the_same_and_then_forgotten() -> None:
     shared = SharedScores()
     request = Request("a", 0, (1, 2, 3), SCORED)
     first = shared.of(request)
@@ -257,7 +252,9 @@ def test_salts_share_no_blocks_and_see_no_hits(engine: Engine, prompt: tuple[int
     assert len(tokens) == 1, "a salt changes no token"
 
 
-def test_nobody_waits_for_a_prompt_of_another_salt(engine: Engine, prompt: tuple[int, ...]) -> None:
+def test_a_prompt_of_another_salt_is_not_waited_for(
+    engine: Engine, prompt: tuple[int, ...]
+) -> None:
     plain = replace(SCORED, prompt_logprobs=None, logprobs=None)
     for salt in ("red", "red", "blue"):
         engine.submit(Request(f"w-{salt}", 0, prompt[:60], plain, cache_salt=salt))

@@ -100,25 +100,23 @@ def test_what_the_timings_are_of_is_compared(measured: Measured) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "replacement"),
+    ("module", "name", "replacement"),
     [
-        ("sources_digest", lambda folder: "other sources"),
-        ("_version", lambda library: "99.0"),
-        ("processor_model", lambda: "another processor"),
+        (remembered, "sources_digest", lambda folder: "other sources"),
+        (remembered, "_version", lambda library: "99.0"),
+        (remembered, "processor_model", lambda: "another processor"),
+        (os, "sched_getaffinity", lambda process: set(range(77))),
     ],
 )
 def test_another_machine_or_software_measures_again(
-    measured: Measured, monkeypatch: pytest.MonkeyPatch, name: str, replacement: Callable[..., str]
+    measured: Measured,
+    monkeypatch: pytest.MonkeyPatch,
+    module: Any,
+    name: str,
+    replacement: Callable[..., Any],
 ) -> None:
     measured.start()
-    monkeypatch.setattr(remembered, name, replacement)
-    remembered.software_and_machine.cache_clear()
-    assert [measured.start(), measured.start()] == [3, 0]
-
-
-def test_fewer_cores_measure_again(measured: Measured, monkeypatch: pytest.MonkeyPatch) -> None:
-    measured.start()
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(77)))
+    monkeypatch.setattr(module, name, replacement)
     remembered.software_and_machine.cache_clear()
     assert [measured.start(), measured.start()] == [3, 0]
 

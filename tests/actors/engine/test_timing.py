@@ -8,19 +8,16 @@ from collections.abc import Iterator
 import pytest
 
 from lexshard.actors.collective import Traffic
-from lexshard.actors.configuration import EngineConfiguration
 from lexshard.actors.engine.engine import Engine
 from lexshard.actors.engine.statistics import Counters
 from lexshard.actors.head.sequence_head import ShardCounters
 from lexshard.actors.messages import STEP_SECONDS, Request, SamplingParameters, SequenceEvent
-from tests.support.paths import DEMO
+from tests.support.demo_engine import demo_engine
 
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
-    engine = Engine(
-        EngineConfiguration(str(DEMO), dtype="float32", device="cpu", threads=1, head="dense")
-    )
+    engine = demo_engine(head="dense")
     yield engine
     engine.close()
 
@@ -43,7 +40,7 @@ def test_the_first_and_the_last_event_tell_the_time_before_the_first_token(engin
     assert first.queued >= 0.05
     assert 0 < first.prefill <= prefill
     assert (last.queued, last.prefill) == (first.queued, first.prefill)
-    assert (last.verify, last.exchange) == (0.0, 0.0)  # nobody guesses, and there is one shard
+    assert (last.verify, last.exchange) == (0.0, 0.0)  # no drafter, and one shard
 
 
 def test_every_step_is_observed_once_in_every_phase(engine: Engine) -> None:

@@ -22,7 +22,7 @@ from lexshard.kernels.draw import Controls
 from lexshard.kernels.penalties import adjust
 from lexshard.kernels.quantize import Kind, Tier, quantize
 from lexshard.kernels.verify import DenseProposals, DraftedRows, verify
-from tests.support.certificate_needs import random_adjustment
+from tests.support.search_cases import random_adjustment
 
 SIZE, COLUMNS, ROWS = 900, 64, 24
 EVERY = np.arange(SIZE, dtype=np.int32)

@@ -21,8 +21,8 @@ from lexshard.kernels.penalties import adjust
 from lexshard.kernels.rows import canonical_logits
 from lexshard.kernels.truncate import truncate
 from tests.support.cluster_cases import NEEDS, partition, weights
-from tests.support.penalty_cases import random_adjustment
 from tests.support.sampler_cases import DenseHead, decide_step, parameters_of, state_of, weight_of
+from tests.support.search_cases import random_adjustment
 
 settings.register_profile("paper", deadline=None)
 settings.load_profile("paper")

@@ -52,7 +52,7 @@ def test_the_list_of_what_was_seen_follows_its_table(
     prompt: list[int], steps: list[tuple[int, bool]], asked: bool
 ) -> None:
     """From whenever it is first asked for, through tokens that come and guesses that are taken
-    back; who has the row next has another list."""
+    back; the next owner of the row has another list."""
     tables = PenaltyTables(VOCABULARY, 1)
     row = tables.open(prompt, [])
     undo: list[tuple[int, int]] = []
@@ -67,22 +67,6 @@ def test_the_list_of_what_was_seen_follows_its_table(
     tables.close(row, list(range(VOCABULARY)))
     assert tables.open([5], [5]) == row
     assert tables.seen(row).tolist() == [5]
-
-
-def test_a_closed_row_is_used_again() -> None:
-    tables = PenaltyTables(VOCABULARY, 2)
-    rows = [tables.open([1, 2], [3]), tables.open([4], [])]
-    first = tables.tables
-    tables.close(rows[0], [1, 2, 3])
-    assert tables.open([5], []) == rows[0]
-    assert tables.tables is first
-
-
-def test_many_tokens_are_cleared_too() -> None:
-    tables = PenaltyTables(VOCABULARY, 1)
-    row = tables.open(list(range(VOCABULARY)), [3, 3])
-    tables.close(row, [*range(VOCABULARY), 3, 3])
-    assert not tables.tables.any()
 
 
 def test_rows_are_contiguous_in_one_array() -> None:

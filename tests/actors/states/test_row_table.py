@@ -1,4 +1,4 @@
-"""The row table of a step: kept from earlier steps or made anew, it asks the same."""
+"""The row table of a step: a row that assumes guesses asks what its sequence would after them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lexshard.actors.messages import Request, SamplingParameters
+from lexshard.actors.states.deltas import Deltas
+from lexshard.actors.states.follower import FollowedSequence, Follower
 from lexshard.actors.states.row_table import RowNames, RowTable
 from lexshard.actors.states.sequence_state import SequenceStates
 from lexshard.kernels.penalties import adjust
@@ -21,8 +23,9 @@ PARAMETERS = st.builds(
     min_p=st.sampled_from([0.0, 0.1]),
     seed=st.integers(0, 5),
     repetition_penalty=st.sampled_from([1.0, 1.3]),
-    frequency_penalty=st.sampled_from([0.0, 0.5]),
-    bad_words=st.sampled_from([(), ((5, 6),)]),
+    frequency_penalty=st.sampled_from([0.0, 0.5, -0.5]),
+    presence_penalty=st.sampled_from([0.0, 0.2]),
+    bad_words=st.sampled_from([(), ((5, 6),), ((1,), (2, 3, 4))]),
     min_tokens=st.integers(0, 4),
     logit_bias=st.sampled_from([(), ((7, 1.0),)]),
     logprobs=st.sampled_from([None, 2]),
@@ -53,30 +56,37 @@ def asked(table: RowTable) -> list[object]:
         st.tuples(IDS, st.booleans(), st.lists(IDS, min_size=3, max_size=3)), max_size=6
     ),
 )
-def test_a_table_that_was_kept_asks_what_a_new_one_asks(
+def test_a_table_asks_what_rows_of_their_own_sequences_ask(
     parameters: list[SamplingParameters],
     steps: list[tuple[tuple[int, ...], bool, list[tuple[int, ...]]]],
 ) -> None:
-    """Steps with guesses, of all rows or the last, and without; every sequence then says others."""
-    requests = [Request(str(n), 0, (n, 4), each) for n, each in enumerate(parameters)]
+    """Kept from earlier steps or not, with guesses, of all rows or the last, and without: each row
+    is compared with a new sequence whose own tokens the guesses are. Then every sequence goes on
+    with other tokens; guesses leave no trace."""
     kept = SequenceStates(SIZE, EOS, 1)
-    outputs: list[tuple[int, ...]] = [()] * len(requests)
-    for name, request in enumerate(requests):
-        kept.open(name, request)
+    outputs: list[tuple[int, ...]] = [()] * len(parameters)
+    for name, each in enumerate(parameters):
+        kept.open(name, Request(str(name), 0, (name, 4), each))
     for guesses, last_alone, said in [((), False, [()] * 3), *steps]:
-        places = range(len(guesses) if last_alone else 0, len(guesses) + 1)
-        names = tuple(name for name in range(len(requests)) for _ in places)
-        drafted = tuple(guesses[:place] for _ in requests for place in places)
-        asks = RowNames(names, drafted if guesses else ())
-        fresh = SequenceStates(SIZE, EOS, 1)
-        for name, request in enumerate(requests):
-            fresh.open(name, request).append(*outputs[name])
+        prefixes = [
+            guesses[:count] for count in range(len(guesses) if last_alone else 0, len(guesses) + 1)
+        ]
+        rows = [(name, prefix) for name in range(len(parameters)) for prefix in prefixes]
+        drafted = tuple(prefix for _, prefix in rows) if guesses else ()
+        asks = RowNames(tuple(name for name, _ in rows), drafted)
         table = kept.table(asks)
         assert kept.table(asks) is table  # for the sampler beside the head
-        assert asked(table) == asked(fresh.table(RowNames(*asks)))
-        for name, tokens in zip(range(len(requests)), said, strict=False):
+        plain = SequenceStates(SIZE, EOS, 1)
+        for row, (name, prefix) in enumerate(rows):
+            own = outputs[name] + prefix
+            plain.open(row, Request(str(row), 0, (name, 4), parameters[name], resumed_ids=own))
+        assert asked(table) == asked(plain.table(RowNames(tuple(range(len(rows))))))
+        for name, tokens in zip(range(len(parameters)), said, strict=False):
             kept[name].append(*tokens)
             outputs[name] += tokens
+    for name in range(len(parameters)):
+        kept.close(name)
+    assert not kept.tables.any()
 
 
 def test_some_rows_ask_what_they_ask_among_all() -> None:
@@ -95,3 +105,34 @@ def test_some_rows_ask_what_they_ask_among_all() -> None:
         assert some.kinds[place] == table.kinds[row]
         assert some.adjustments[place] is table.adjustments[row]
         assert [each[place] for each in some.controls] == [each[row] for each in table.controls]
+
+
+def test_rows_of_a_step_share_one_array_when_tables_grow() -> None:
+    parameters = SamplingParameters(frequency_penalty=1.0)
+    states = SequenceStates(SIZE, EOS, 1)
+    for name in range(3):
+        states.open(name, Request("a", 0, (name,), parameters))
+    drafted = ((), (4,), (4, 5), (), (6,), ())
+    table = states.table(RowNames((0, 0, 0, 1, 1, 2), drafted))
+    assert {id(each.tables) for each in table.adjustments if each} == {id(states.tables)}
+    rows = [each.table for each in table.adjustments if each is not None]
+    assert len(set(rows)) == 6
+    assert states.tables[rows[2], [0, 4, 5]].tolist() == [1, 2, 2]
+
+
+def test_several_tokens_travel_as_one_delta() -> None:
+    follower = Follower()
+    request = Request("a", 0, (1, 2), SamplingParameters(presence_penalty=1.0))
+    follower.open(5, FollowedSequence(request, [1, 2]))
+    there = SequenceStates(SIZE, EOS, 1)
+    there.apply(follower.take())
+    follower.append(5, (7, 8, 9))
+    follower.append(5, (3,))
+    deltas = follower.take()
+    assert deltas == Deltas(appended=((5, (7, 8, 9)), (5, (3,))))
+    there.apply(deltas)
+    assert there[5].history == [1, 2, 7, 8, 9, 3]
+    adjustment = there[5].adjustment()
+    assert adjustment is not None
+    assert adjustment.tables is not None
+    assert np.flatnonzero(adjustment.tables[adjustment.table]).tolist() == [1, 2, 3, 7, 8, 9]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -144,10 +142,3 @@ def test_a_decoder_that_is_no_concatenation_is_refused() -> None:
     tokenizer.decoder = decoders.WordPiece()
     with pytest.raises(ValueError, match="WordPiece"):
         TokenBytes(PreTrainedTokenizerFast(tokenizer_object=tokenizer), False)
-
-
-def test_long_streams_equal_their_decoding() -> None:
-    generator = random.Random(5)
-    text = "".join(generator.choice("aé漢🙂 b\n") for _ in range(5000))
-    pieces, _ = stream(text.encode(), Detokenizer(TOKENIZER.token_bytes, ["never seen"]))
-    assert "".join(pieces) == text

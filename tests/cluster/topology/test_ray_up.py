@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from lexshard.actors.configuration import EngineConfiguration
+from lexshard.actors.engine.engine import Engine
+from lexshard.actors.messages import SamplingParameters
 from tests.support.paths import DEMO, ROOT
-from tests.support.ray_up import JOINS, PROMPT, SAMPLING, command, missing
+from tests.support.ray_up import PROMPT, SAMPLING, command, missing
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -23,15 +26,9 @@ def test_ray_up_over_ssh_and_down_again(tmp_path: Path) -> None:
     assert done.returncode == 0
     told = json.loads(done.stdout.splitlines()[-1])
     assert "0.0/2.0 CPU" in told["status"]
-    assert told["refused"], "Ray answers who has no token"
+    assert told["refused"], "Ray answers without a token"
     assert told["dashboard"] == "127.0.0.1"
     assert told["left"] == {"processes": [], "ports": [], "files": []}
-    if JOINS:
-        from lexshard.actors.configuration import EngineConfiguration
-        from lexshard.actors.engine.engine import Engine
-        from lexshard.actors.messages import SamplingParameters
-
-        engine = Engine(EngineConfiguration(model=str(DEMO), head="dense", threads=1))
-        parameters = SamplingParameters(**SAMPLING)
-        [expected] = engine.generate([PROMPT], parameters)
-        assert told["text"] == expected.text
+    engine = Engine(EngineConfiguration(model=str(DEMO), head="dense", threads=1))
+    [expected] = engine.generate([PROMPT], SamplingParameters(**SAMPLING))
+    assert told["text"] == expected.text
