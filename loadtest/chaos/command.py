@@ -99,11 +99,11 @@ def campaign(report: Any, arguments: argparse.Namespace) -> None:
 
     Raises ValueError for an unknown case, RuntimeError where a server does not start.
     """
-    from lexshard.loadtest.chaos import combinations, fuzz, kills, neighbours, soak
+    from lexshard.loadtest.chaos import combinations, fuzz, hostile, kills, neighbours, soak
 
     quick, only, own = arguments.quick, arguments.only, arguments.options
     shapes = combinations.shapes(arguments.draft)
-    cases = (*shapes, *fuzz.KINDS, *(each.name for each in kills.FAULTS), *kills.LAST_FAULTS)
+    cases = (*shapes, *hostile.KINDS, *(each.name for each in kills.FAULTS), *kills.LAST_FAULTS)
     if only is not None and only.partition("/")[0] not in cases:
         raise ValueError(f"no case is called {only}; there are {', '.join(cases)}")
 
