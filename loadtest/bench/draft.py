@@ -1,15 +1,10 @@
-"""``lexshard bench draft``: how long drafts stand with each draft head.
+"""``lexshard bench draft``: how long drafts stand with each draft head, and how fast the engine is.
 
-The target writes a text after every prompt once, with the noise that drafting in ``coupled`` mode
-shares. The draft computes its hidden states over those texts; a guess depends on the true text
-before it alone, since nothing behind a wrong guess counts, so every head is counted on the same
-positions without drafting again. Heads: all rows; the router with its position-aware budgets, with
-the paper's, with one for every step; a static list of the most frequent tokens. All but the first
-look at equally many tokens in every case; ``--shares`` compares them at other sizes too.
-
-Then the engine decodes with each head, and with none, taking turns: tokens per second. One request
-at a time, always the same number of guesses: what is chosen elsewhere, how far to guess, would hide
-what a head costs.
+The target writes a text after every prompt once, with the noise that drafting shares. A guess
+depends on the true text before it alone, since nothing behind a wrong guess counts, so every head
+is counted on the same positions without drafting again. All heads but the one with all rows look at
+equally many tokens. The engine then takes one request at a time and makes always the same number of
+guesses: how far to guess would hide what a head costs.
 """
 
 from __future__ import annotations
@@ -28,13 +23,10 @@ import torch
 
 from lexshard.actors.body.loading import load
 from lexshard.actors.configuration import EngineConfiguration
-from lexshard.actors.drafter.acceptance import StandingGuesses, accepted_lengths, standing_guesses
 from lexshard.actors.drafter.heads import frequency_head, full_head, routed_head
 from lexshard.actors.drafter.loading import draftable
 from lexshard.actors.drafter.model import ModelDrafter
-from lexshard.actors.drafter.router.budgets import Budgets, fixed_budgets, paper_budgets_of
 from lexshard.actors.drafter.router.file import FILE_NAME, RouterFile, read_router_file
-from lexshard.actors.drafter.router.texts import DraftPositions, WrittenText, draft_positions
 from lexshard.actors.engine.completion import complete_with_seeds
 from lexshard.actors.engine.engine import Engine
 from lexshard.actors.index.build import own_rows
@@ -48,6 +40,13 @@ from lexshard.loadtest.bench.frame import in_turns, run_bench
 from lexshard.loadtest.bench.options.draft import PROMPTS, QUICK_PROMPTS
 from lexshard.loadtest.bench.record import CaseLabels, Measure, Report
 from lexshard.loadtest.bench.synthetic.tasks import read_tasks, sample
+from lexshard.loadtest.draft_heads.budgets import Budgets, fixed_budgets, paper_budgets_of
+from lexshard.loadtest.draft_heads.standing import (
+    StandingGuesses,
+    accepted_lengths,
+    standing_guesses,
+)
+from lexshard.loadtest.draft_heads.texts import DraftPositions, WrittenText, draft_positions
 
 SPEED_PROMPTS, SPEED_PROMPT_TOKENS = 16, 64
 MOST_PROMPT_TOKENS = 1024

@@ -16,7 +16,6 @@ import torch
 from lexshard.actors.body.loading import load
 from lexshard.actors.configuration import EngineConfiguration
 from lexshard.actors.drafter.router.file import FILE_NAME, read_router_file
-from lexshard.actors.drafter.router.texts import Tokens, WrittenText
 from lexshard.actors.engine.completion import complete_with_seeds
 from lexshard.actors.engine.engine import Engine
 from lexshard.actors.index.build import own_rows
@@ -29,6 +28,7 @@ from lexshard.cluster.models.folders import model_folder
 from lexshard.cluster.models.progress import tell
 from lexshard.cluster.models.refusal import LoadingOptions
 from lexshard.kernels import pool
+from lexshard.loadtest.draft_heads.texts import Tokens, WrittenText
 from lexshard.serve_app.commands.argument_types import at_least
 from models.recipes.router.report import describe
 from models.recipes.router.training import BUNDLED_PROMPTS, RouterSettings, Target, train_router

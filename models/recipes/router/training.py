@@ -22,10 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 from lexshard.actors.body.loading import LoadedModel
-from lexshard.actors.drafter.acceptance import accepted_lengths, blocks, standing_guesses
 from lexshard.actors.drafter.heads import frequency_head, full_head, routed_head
 from lexshard.actors.drafter.loading import draftable
-from lexshard.actors.drafter.router.budgets import fixed_budgets
 from lexshard.actors.drafter.router.file import (
     CLUSTERS,
     NETWORK,
@@ -35,17 +33,19 @@ from lexshard.actors.drafter.router.file import (
     TrainingReport,
     training_report,
 )
-from lexshard.actors.drafter.router.texts import (
-    DraftPositions,
-    Tokens,
-    WrittenText,
-    draft_positions,
-)
 from lexshard.actors.index.build import own_rows
 from lexshard.actors.index.container import Part
 from lexshard.actors.index.format import describe_weights
 from lexshard.actors.index.metadata import Spread
 from lexshard.actors.index.steps import BuildSteps, Progress, ProgressBar, alone
+from lexshard.loadtest.draft_heads.budgets import fixed_budgets
+from lexshard.loadtest.draft_heads.standing import accepted_lengths, blocks, standing_guesses
+from lexshard.loadtest.draft_heads.texts import (
+    DraftPositions,
+    Tokens,
+    WrittenText,
+    draft_positions,
+)
 from models.recipes.router.budgets import choose_budgets
 from models.recipes.router.clusters import tokens_by_frequency, vocabulary_clusters
 from models.recipes.router.labels import cluster_shares
