@@ -1,9 +1,8 @@
 """``lexshard bench shards``: an output head in 1, 2, 4 and 8 processes.
 
-Shards are processes on this machine that speak over gloo, each pinned to a core. A step of several
-is taken three times: by all processes together; by the same shards one after the other in this
-process, where each is timed alone; and by processes that only repeat what they have said, so that
-nothing but the exchange is left. The tokens are compared with those of one shard.
+A step is taken three times: by all processes together; by the same shards one after the other in
+this process, where each is timed alone; and by processes that only repeat what they have said, so
+that nothing but the exchange is left. The tokens are compared with those of one shard.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
@@ -29,20 +28,19 @@ from lexshard.actors.head.sharded.part import ShardPart, build_ladder, cut_head
 from lexshard.actors.states.need import Need
 from lexshard.actors.states.row_table import RowTable
 from lexshard.cluster.topology.assignment import assign
-from lexshard.kernels.draw import Controls, draw
+from lexshard.kernels.draw import draw
 from lexshard.loadtest.bench.frame import frozen_garbage, run_bench
 from lexshard.loadtest.bench.record import CaseLabels, Measure, Report, percentile
 from lexshard.loadtest.bench.shard_processes import shard_processes
 from lexshard.loadtest.bench.synthetic.head_workload import (
     SAMPLING_METHODS,
     HeadWorkload,
+    needs,
     synthetic_workload,
 )
 
 WARM_UP = 2
 REPEATS = 2  # times that every computed step is repeated
-TOP_P = 0.9
-TOP_P_TEMPERATURE = 0.3  # at 1 a synthetic head has no nucleus that bounds could decide
 TIMED = ("screen", "mass_rows", "outline_masses", "bound_masses", "rescore")
 
 STEP = Measure("step", "ms", higher_is_better=False)
@@ -66,14 +64,10 @@ apart. Where there are fewer cores than shards, processes run in turns: their st
 exchanges are NOT those of a cluster."""
 
 
-def _top_p(key: int, position: int) -> Need:
-    inverse = 1 / TOP_P_TEMPERATURE
-    return Need("nucleus", top_p=TOP_P, key=key, position=position, inverse_temperature=inverse)
-
-
-NEEDS: dict[str, Callable[[int, int], Need]] = {  # of a key and a position
-    **{name: SAMPLING_METHODS[name].need for name in ("greedy", "gumbel", "top50")},
-    "top-p": _top_p,
+# By name; at temperature 1 a synthetic head has no nucleus that bounds could decide.
+NEEDS = {
+    **{name: SAMPLING_METHODS[name] for name in ("greedy", "gumbel", "top50")},
+    "top-p": Need("nucleus", top_p=0.9, inverse_temperature=1 / 0.3),
 }
 
 
@@ -265,8 +259,8 @@ def measure(report: Report, arguments: argparse.Namespace) -> int:
 
 
 def step_of(workload: HeadWorkload, need: str, batch: int, number: int) -> MeasuredStep:
-    wanted = [NEEDS[need](key, number) for key in range(batch)]
-    return MeasuredStep(number, workload.states(number, batch), wanted)
+    states = workload.states(number, batch)
+    return MeasuredStep(number, states, needs(NEEDS[need], batch, number))
 
 
 def parts_of(head: HeadWorkload, tier: Any, largest: int, shards: int) -> list[ShardPart]:
@@ -286,18 +280,9 @@ def parts_of(head: HeadWorkload, tier: Any, largest: int, shards: int) -> list[S
     return cut_head(whole, [assignment.owned(shard) for shard in range(shards)])
 
 
-def drawn(found: Candidates, needs: Sequence[Need]) -> npt.NDArray[np.int64]:
+def drawn(found: Candidates, asked: Sequence[Need]) -> npt.NDArray[np.int64]:
     """The token [N] that each row's candidates give, by the served noise."""
-    top_p = [
-        need.top_p if need.kind == "nucleus" and not each.truncated else 1.0
-        for need, each in zip(needs, found.certificates, strict=True)
-    ]
-    controls = Controls(
-        inverse_temperature=np.array([need.inverse_temperature for need in needs]),
-        top_k=np.array([need.k for need in needs], np.int64),
-        top_p=np.array(top_p),
-        log_min_p=np.full(len(needs), -np.inf),
-        key=np.array([need.key for need in needs], np.uint64),
-        position=np.array([need.position for need in needs], np.uint64),
-    )
+    controls = RowTable.of(asked).controls
+    cut = np.array([each.truncated for each in found.certificates])  # to their nucleus, already
+    controls = controls._replace(top_p=np.where(cut, 1.0, controls.top_p))
     return draw(found.ids, found.logits, found.offsets, controls)

@@ -1,19 +1,13 @@
 """``lexshard bench start``: seconds from the start of a process to the first token over HTTP.
 
-Cases: ``warm``, as a server starts that has started here before; ``first``, as it starts without
-compiled kernels, remembered timings (a ``LEXSHARD_HOME`` of its own) and vocabulary index (a copy
-of the model); ``after-kill``, from SIGKILL of the engine under a stream until the stream goes on,
-with the text that it has undisturbed; ``status``, how long ``lexshard status`` takes. Options after
-``--`` are those of ``lexshard serve``. Others, given by their command lines (``--against``), take
-turns with ours at the warm start.
-
 The server is looked for every 50 ms, its port first and ``/health`` then, and asked for one token
-when it is well. Phases are told by what it prints meanwhile.
+when it is well. Phases are told by what it prints meanwhile. Cases: docs/benchmarks.md.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import re
 import shutil
 import signal
@@ -123,7 +117,7 @@ def measure(report: Report, arguments: argparse.Namespace) -> int:
         killed = _on_one_server(report, ours, cases, runs, seed)
     if WARM in cases:
         # The first of each is not measured: it leaves behind what a first start does.
-        servers = {each.name: partial(_start, each, seed) for each in (ours, *others)}
+        servers = {each.name: partial(start_once, each, seed) for each in (ours, *others)}
         record_starts(report, WARM, in_turns(servers, runs, tell=tell))
     if FIRST in cases:
         first = {OURS: lambda turn: first_start(arguments.options, seed)}
@@ -150,8 +144,8 @@ def record_starts(report: Report, case: str, starts: Mapping[str, Sequence[Start
 # -- starts ---------------------------------------------------------------------------------------
 
 
-def start_once(server: ServerCommand, seed: int) -> StartRun:
-    """Starts a server, asks it for a token and ends it."""
+def start_once(server: ServerCommand, seed: int, turn: int = 0) -> StartRun:
+    """Starts a server, asks it for a token and ends it; alike in every turn."""
     with running(server) as started:
         port_open = started.wait_for_port()
         healthy = started.wait_until_healthy()
@@ -159,10 +153,6 @@ def start_once(server: ServerCommand, seed: int) -> StartRun:
         first_token = started.seconds()
         lines = list(started.lines)
     return StartRun(port_open, healthy, first_token, phases(lines, healthy, first_token))
-
-
-def _start(server: ServerCommand, seed: int, turn: int) -> StartRun:
-    return start_once(server, seed)
 
 
 def phases(
@@ -230,11 +220,11 @@ class _Killer(StreamedAnswer):
     def __init__(self, victim: psutil.Process) -> None:
         super().__init__()
         self._victim = victim
-        self.killed: float | None = None
+        self.killed = math.inf
 
     def feed(self, data: bytes, now: float) -> None:
         super().feed(data, now)
-        if self.killed is None and len(self.pieces) >= PIECES_BEFORE:
+        if self.killed == math.inf and len(self.pieces) >= PIECES_BEFORE:
             self._victim.kill()
             self.killed = time.perf_counter()
 
@@ -270,10 +260,8 @@ def kill_under_stream(server: RunningServer, asker: Asker, seed: int) -> KilledS
     undisturbed, stream = StreamedAnswer(), _Killer(server.find("engine"))
     asker.hear(body, undisturbed)
     asker.hear(body, stream)
-    after = (
-        [] if stream.killed is None else [each for each in stream.pieces if each > stream.killed]
-    )
-    if stream.killed is None or not after:
+    after = [each for each in stream.pieces if each > stream.killed]
+    if not after:
         raise RuntimeError(f"a stream of {KILLED_TOKENS} tokens had ended before its engine died")
     return KilledStream(silence_after(stream.killed, after), stream.texts == undisturbed.texts)
 

@@ -1,11 +1,7 @@
 """``lexshard bench verify``: from the logits of target and drafter to the tokens that are emitted.
 
-Exact and sigmoid verification (`kernels.verify`) beside
-``_speculative_sampling`` of transformers, which takes one sequence and is called once for each,
-beside the same algorithm in plain torch for a whole batch, and beside the floor: the time to read
-all inputs once. All start from logits, take turns run by run on the same arrays, and a run is 16
-sequences with other logits each, whatever the batch. Beside the speed of a sigmoid stands how far
-from the target what it emits is.
+All contenders start from logits and take turns run by run on the same arrays; a run is 16 sequences
+whatever the batch. Beside the speed of a sigmoid stands how far from the target what it emits is.
 """
 
 from __future__ import annotations

@@ -1,19 +1,5 @@
-"""``lexshard chaos``: does a server keep its promises under attack?
-
-Starts a server of its own and goes at it in parts:
-
-- ``combinations``: 20,000 random combinations of everything a request may ask for, on engines of
-  eight shapes, without a server;
-- ``neighbours``: what the dearest requests of one client do to another's stream;
-- ``fuzz``: thousands of malformed and hostile requests on every route, good ones between them;
-- ``streams``: 300 seeded streams at once, each to say what it says alone;
-- ``soak``: minutes of mixed load, with an eye on what every process holds;
-- ``kills``: SIGKILL and SIGSTOP of every process under 40 seeded streams, on a server with a
-  sampler, and of Ray's own two, each on a server of its own;
-- ``faults``: SIGKILL and SIGSTOP of shards and samplers at random moments of 200 streams, on a
-  server that has several of both.
-
-Exits with 1 where a promise was broken. What is promised is in docs/reliability.md.
+"""``lexshard chaos``: does a server keep its promises under attack? It starts servers of its own
+and goes at them in parts (docs/reliability.md).
 """
 
 from __future__ import annotations

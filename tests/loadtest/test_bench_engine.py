@@ -17,6 +17,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from lexshard.actors.body.loading import load
+from lexshard.actors.configuration import EngineConfiguration
+from lexshard.actors.messages import SamplingParameters
 from lexshard.loadtest.bench import engine
 from lexshard.loadtest.bench.engine_runs import (
     Difference,
@@ -308,6 +310,9 @@ def test_a_random_model_reads_text_as_the_demo_does(random_model: Path) -> None:
 
 
 def test_a_random_models_greedy_text_does_not_repeat_one_token(random_model: Path) -> None:
-    runner = EngineRunner(str(random_model), "bfloat16", 1, "auto", "dense", name="test")
+    runner = EngineRunner(
+        EngineConfiguration(str(random_model), dtype="bfloat16", threads=1, head="dense"),
+        SamplingParameters(temperature=0.0),
+    )
     (tokens,) = runner.run([Job((5, 6, 7), 48)]).token_ids
     assert len(set(tokens)) > 36
