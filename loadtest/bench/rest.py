@@ -70,13 +70,14 @@ class RestRun:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "--seconds",
         type=float,
         metavar="S",
         help=f"of rest (default {REST_SECONDS:g}, quick {QUICK_REST_SECONDS:g})",
     )
-    parser.add_argument(
+    add(
         "--settle",
         type=float,
         default=SETTLE_SECONDS,

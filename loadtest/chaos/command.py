@@ -26,27 +26,26 @@ ON_RAY = ("--backend", "ray")  # where there are a controller, a raylet and a GC
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", default="models/lexshard-demo", metavar="DIR")
-    parser.add_argument("--draft", default="models/lexshard-demo-draft", metavar="DIR")
-    parser.add_argument(
+    add = parser.add_argument
+    add("--model", default="models/lexshard-demo", metavar="DIR")
+    add("--draft", default="models/lexshard-demo-draft", metavar="DIR")
+    add(
         "--parts",
         type=names_of(PARTS),
         default=PARTS,
         metavar="A,B",
         help=f"default {','.join(PARTS)}",
     )
-    parser.add_argument(
+    add(
         "--only",
         metavar="CASE",
         help="one case of combinations, fuzz or kills as the table names it; of fuzz also "
         "'CASE/NUMBER'",
     )
-    parser.add_argument("--quick", action="store_true", help="less of everything: a few minutes")
-    parser.add_argument("--seed", type=int, default=17, metavar="N")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything found there")
-    parser.add_argument(
-        "options", nargs="*", metavar="OPTION", help="after --: options of lexshard serve"
-    )
+    add("--quick", action="store_true", help="less of everything: a few minutes")
+    add("--seed", type=int, default=17, metavar="N")
+    add("--json", type=Path, metavar="FILE", help="write everything found there")
+    add("options", nargs="*", metavar="OPTION", help="after --: options of lexshard serve")
 
 
 def run(arguments: argparse.Namespace) -> int:
