@@ -32,7 +32,14 @@ from lexshard.loadtest.bench.engine_runs import (
 )
 from lexshard.loadtest.bench.frame import in_turns, run_bench
 from lexshard.loadtest.bench.machine import pinned_to_cores, read_bandwidth
-from lexshard.loadtest.bench.options.engine import QUICK_REPEATS, REPEATS, REQUESTS, SHAPE_REQUESTS
+from lexshard.loadtest.bench.options.engine import (
+    QUICK_REPEATS,
+    REPEATS,
+    REQUESTS,
+    SHAPE_REQUESTS,
+    opponent,
+    refuse_other_laws,
+)
 from lexshard.loadtest.bench.peers.beside_vllm import (
     Worker,
     alternate,
@@ -77,29 +84,6 @@ def measure(report: Report, arguments: argparse.Namespace) -> int:
     if arguments.vllm_python is None:
         report.notes.append("vLLM: not measured, give --vllm-python PATH.")
     return 0
-
-
-def opponent(arguments: argparse.Namespace) -> str:
-    """What ours takes turns with in one process."""
-    default = "generate" if arguments.shape is None else "dense"
-    against: str = arguments.against or (default if arguments.draft is None else "plain")
-    return against
-
-
-def refuse_other_laws(arguments: argparse.Namespace) -> None:
-    """Raises ValueError where engines would draw with noise of their own, or cannot draw."""
-    if not 0 <= arguments.temperature < float("inf"):
-        raise ValueError(f"--temperature {arguments.temperature}: give 0 or more")
-    if arguments.top_k < 0 or not 0 < arguments.top_p <= 1:
-        raise ValueError("--top-k is 0 (all) or more, --top-p above 0 and at most 1")
-    if arguments.temperature == 0 and (arguments.top_k > 0 or arguments.top_p < 1):
-        raise ValueError("--top-k and --top-p change nothing at temperature 0: give --temperature")
-    others = opponent(arguments) == "generate" or arguments.vllm_python is not None
-    if arguments.temperature > 0 and others:
-        raise ValueError(
-            "only our engines draw the same tokens above temperature 0: give --against plain, "
-            "dense or samplers, and no --vllm-python"
-        )
 
 
 @contextmanager

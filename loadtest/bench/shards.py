@@ -13,14 +13,14 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from lexshard.actors.candidates import Candidates
-from lexshard.actors.collective import Operation, Traffic
+from lexshard.actors.collective import Operation
 from lexshard.actors.head.owned_rows import OwnedRows
 from lexshard.actors.head.shard_group import ShardGroup
 from lexshard.actors.head.sharded.collective_head import CollectiveHead
@@ -31,7 +31,7 @@ from lexshard.cluster.topology.assignment import assign
 from lexshard.kernels.draw import draw
 from lexshard.loadtest.bench.frame import frozen_garbage, run_bench
 from lexshard.loadtest.bench.record import CaseLabels, Measure, Report, percentile
-from lexshard.loadtest.bench.shard_processes import shard_processes
+from lexshard.loadtest.bench.shard_processes import TimedShard, shard_processes
 from lexshard.loadtest.bench.synthetic.head_workload import (
     SAMPLING_METHODS,
     HeadWorkload,
@@ -41,7 +41,6 @@ from lexshard.loadtest.bench.synthetic.head_workload import (
 
 WARM_UP = 2
 REPEATS = 2  # times that every computed step is repeated
-TIMED = ("screen", "mass_rows", "outline_masses", "bound_masses", "rescore")
 
 STEP = Measure("step", "ms", higher_is_better=False)
 COMPUTE = Measure("compute of the slowest shard, alone", "ms", higher_is_better=False)
@@ -71,57 +70,31 @@ NEEDS = {
 }
 
 
-class TimedShard:
-    """A `MassShard` with a watch: ``milliseconds`` of its screen, bounds and rescoring since it was
-    last set to 0, and the ``rescored`` rows of the last step."""
+class Count(NamedTuple):
+    """What the root's collective has done of one operation."""
 
-    def __init__(self, shard: Any) -> None:
-        self.milliseconds = 0.0
-        self.rescored = 0
-        self._shard = shard
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._shard, name)
-        if name not in TIMED:
-            return found
-
-        def watched(*arguments: Any, **named: Any) -> Any:
-            started = time.perf_counter()
-            result = found(*arguments, **named)
-            self.milliseconds += 1e3 * (time.perf_counter() - started)
-            if name == "rescore":
-                self.rescored = sum(each.rescored_rows for each in result.certificates)
-            return result
-
-        return watched
+    calls: int
+    microseconds: float
+    bytes: int  # sent and received by the root
 
 
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """What the root's collective has done since another count, or ever."""
+def counted(head: CollectiveHead) -> dict[Operation, Count]:
+    """What there was of every operation so far."""
+    return {
+        name: Count(each.calls, each.microseconds, each.bytes_sent + each.bytes_received)
+        for name, each in head.traffic.items()
+    }
 
-    calls: dict[Operation, int]
-    microseconds: dict[Operation, float]
-    bytes: dict[Operation, int]  # sent and received by the root
 
-    @classmethod
-    def of(cls, traffic: Mapping[Operation, Traffic]) -> Counts:
-        return cls(
-            {name: each.calls for name, each in traffic.items()},
-            {name: each.microseconds for name, each in traffic.items()},
-            {name: each.bytes_sent + each.bytes_received for name, each in traffic.items()},
-        )
-
-    def since(self, before: Counts) -> Counts:
-        return Counts(
-            {name: count - before.calls[name] for name, count in self.calls.items()},
-            {name: each - before.microseconds[name] for name, each in self.microseconds.items()},
-            {name: each - before.bytes[name] for name, each in self.bytes.items()},
-        )
-
-    @property
-    def milliseconds(self) -> float:
-        return sum(self.microseconds.values()) / 1e3
+def counted_since(
+    head: CollectiveHead, before: Mapping[Operation, Count]
+) -> tuple[dict[Operation, Count], float]:
+    """The same of a step, and the milliseconds of it all."""
+    step: dict[Operation, Count] = {}
+    for name, now in counted(head).items():
+        calls, microseconds, size = before[name]
+        step[name] = Count(now.calls - calls, now.microseconds - microseconds, now.bytes - size)
+    return step, sum(each.microseconds for each in step.values()) / 1e3
 
 
 @dataclass(slots=True, eq=False)
@@ -143,10 +116,10 @@ class ShardCase:
         step: MeasuredStep,
     ) -> None:
         """A step of all processes together, and of the same shards in this one."""
-        before, started = Counts.of(head.traffic), time.perf_counter()
+        before, started = counted(head), time.perf_counter()
         found = head.rescore(head.screen(step.hidden, RowTable.of(step.needs)))
         elapsed = 1e3 * (time.perf_counter() - started)
-        counts = Counts.of(head.traffic).since(before)
+        counts, milliseconds = counted_since(head, before)
         self.tokens.append(drawn(found, step.needs))
         for shard in alone:
             shard.milliseconds = 0.0
@@ -159,24 +132,24 @@ class ShardCase:
         self._add(CANDIDATES, len(found.ids) / self.batch)
         if self.shards > 1:
             per_token = self.batch * (self.shards - 1)
-            hidden = counts.bytes["hidden"]
-            self._add(OPERATIONS, counts.milliseconds)
-            self._add(BYTES, (sum(counts.bytes.values()) - hidden) / per_token)
+            hidden, every = counts["hidden"].bytes, sum(each.bytes for each in counts.values())
+            self._add(OPERATIONS, milliseconds)
+            self._add(BYTES, (every - hidden) / per_token)
             self._add(HIDDEN_BYTES, hidden / per_token)
 
     def repeat(self, head: CollectiveHead, step: MeasuredStep) -> None:
         """A step of which nothing is computed."""
-        before, started = Counts.of(head.traffic), time.perf_counter()
+        before, started = counted(head), time.perf_counter()
         head.rescore(head.screen(step.hidden, RowTable.of(step.needs)))
         elapsed = 1e3 * (time.perf_counter() - started)
-        counts = Counts.of(head.traffic).since(before)
+        counts, milliseconds = counted_since(head, before)
         if step.number < WARM_UP or self.shards == 1:
             return
-        self._add(EXCHANGE, counts.milliseconds)
-        self._add(PACKING, elapsed - counts.milliseconds)
-        for name, calls in counts.calls.items():
-            if calls:
-                self.operation.setdefault(name, []).append(counts.microseconds[name] / calls)
+        self._add(EXCHANGE, milliseconds)
+        self._add(PACKING, elapsed - milliseconds)
+        for name, each in counts.items():
+            if each.calls:
+                self.operation.setdefault(name, []).append(each.microseconds / each.calls)
 
     def wrong(self, single: ShardCase) -> int:
         """How many tokens are not those of one shard with every row."""

@@ -7,7 +7,6 @@ when it is well. Phases are told by what it prints meanwhile. Cases: docs/benchm
 from __future__ import annotations
 
 import argparse
-import math
 import re
 import shutil
 import signal
@@ -20,11 +19,9 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import psutil
-
 from lexshard.loadtest.bench.frame import add_common_arguments, in_turns, names_of, run_bench
 from lexshard.loadtest.bench.record import Measure, Report
-from lexshard.loadtest.bench.servers.asking import Asker
+from lexshard.loadtest.bench.servers.asking import Asker, KilledStream, kill_under_stream
 from lexshard.loadtest.bench.servers.command import (
     DRAFT,
     HOME,
@@ -36,14 +33,12 @@ from lexshard.loadtest.bench.servers.command import (
     option_value,
     our_server,
 )
-from lexshard.loadtest.bench.servers.running import RunningServer, running
-from lexshard.loadtest.client import StreamedAnswer
+from lexshard.loadtest.bench.servers.running import running
 
 WARM, FIRST, AFTER_KILL, STATUS = CASES = ("warm", "first", "after-kill", "status")
 QUICK_CASES = (WARM, AFTER_KILL, STATUS)
 STATUS_RUNS = 3  # at least: it takes no time
 SEED = 17
-KILLED_TOKENS, PIECES_BEFORE, TEMPERATURE = 400, 20, 0.8
 APART_SECONDS = 7.0  # an engine that dies again sooner is started after a pause
 
 # "[  1.3 s] engine: loading the weights". These seconds count from the start of the process that
@@ -205,30 +200,6 @@ def copy_without_index(model: Path, place: Path) -> Path:
 # -- a server that runs ---------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class KilledStream:
-    """``seconds`` from the kill until the stream went on. ``same``: its text is that of the same
-    request on the undisturbed server."""
-
-    seconds: float
-    same: bool
-
-
-class _Killer(StreamedAnswer):
-    """Hears a stream, and kills a process after its first pieces."""
-
-    def __init__(self, victim: psutil.Process) -> None:
-        super().__init__()
-        self._victim = victim
-        self.killed = math.inf
-
-    def feed(self, data: bytes, now: float) -> None:
-        super().feed(data, now)
-        if self.killed == math.inf and len(self.pieces) >= PIECES_BEFORE:
-            self._victim.kill()
-            self.killed = time.perf_counter()
-
-
 def _on_one_server(
     report: Report, ours: ServerCommand, cases: Sequence[str], runs: int, seed: int
 ) -> list[KilledStream]:
@@ -249,30 +220,6 @@ def _on_one_server(
                 killed.append(kill_under_stream(server, asker, seed + turn))
             report.add({"case": AFTER_KILL}, GOES_ON, {OURS: [each.seconds for each in killed]})
     return killed
-
-
-def kill_under_stream(server: RunningServer, asker: Asker, seed: int) -> KilledStream:
-    """Kills the engine's process under the one stream of a server that does nothing else.
-
-    Raises RuntimeError where there is no engine, or the stream is refused or ends too early.
-    """
-    body = asker.body(KILLED_TOKENS, seed=seed, temperature=TEMPERATURE)
-    undisturbed, stream = StreamedAnswer(), _Killer(server.find("engine"))
-    asker.hear(body, undisturbed)
-    asker.hear(body, stream)
-    after = [each for each in stream.pieces if each > stream.killed]
-    if not after:
-        raise RuntimeError(f"a stream of {KILLED_TOKENS} tokens had ended before its engine died")
-    return KilledStream(silence_after(stream.killed, after), stream.texts == undisturbed.texts)
-
-
-def silence_after(killed: float, moments: Sequence[float]) -> float:
-    """Seconds from the kill to the end of the longest silence after it: what the engine had sent
-    before it died may come a little later."""
-    gaps = [
-        (now - before, now) for before, now in zip([killed, *moments[:-1]], moments, strict=True)
-    ]
-    return max(gaps)[1] - killed
 
 
 def status_seconds(url: str) -> float:

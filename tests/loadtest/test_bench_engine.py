@@ -18,22 +18,12 @@ from lexshard.actors.body.loading import load
 from lexshard.actors.configuration import EngineConfiguration
 from lexshard.actors.messages import SamplingParameters
 from lexshard.loadtest.bench import engine
-from lexshard.loadtest.bench.engine_runs import (
-    Difference,
-    EngineRun,
-    check_lengths,
-    compare,
-)
+from lexshard.loadtest.bench.engine_runs import Difference, EngineRun, check_lengths, compare
 from lexshard.loadtest.bench.options import engine as engine_options
 from lexshard.loadtest.bench.peers.beside_vllm import Worker, alternate
 from lexshard.loadtest.bench.peers.own_engine import EngineRunner
 from lexshard.loadtest.bench.peers.transformers_generate import GenerateRunner, left_padded
-from lexshard.loadtest.bench.synthetic.jobs import (
-    OUTPUT_TOKENS,
-    PROMPT_TOKENS,
-    Job,
-    mixed_jobs,
-)
+from lexshard.loadtest.bench.synthetic.jobs import OUTPUT_TOKENS, PROMPT_TOKENS, Job, mixed_jobs
 from lexshard.loadtest.bench.synthetic.random_model import DEMO, write_random_model
 from tests.support.tiny_models import save_tiny
 
@@ -201,20 +191,12 @@ def test_a_peer_in_its_own_process_is_paired_with_ours_in_one(
         assert len({str(task["cases"]) for task in tasks}) == len(tasks)  # no text decides alone
         for slowness, task in enumerate(tasks, 1):
             cases = [[Job(**job) for job in case] for case in task["cases"]]
-            yield [
-                {
-                    "versions": versions,
-                    "cases": [
-                        [asdict(StubRunner(name, seconds * slowness, []).run(jobs))]
-                        * task["repeats"]
-                        for jobs in cases
-                    ],
-                }
-                for name, seconds, versions in (
-                    ("lexshard", 0.01, {}),
-                    ("vllm", 0.03, {"vllm": "0"}),
-                )
-            ]
+            told: list[dict[str, Any]] = []
+            for name, seconds, versions in (("lexshard", 0.01, {}), ("vllm", 0.03, {"vllm": "0"})):
+                stub = StubRunner(name, seconds * slowness, [])
+                runs = [[asdict(stub.run(jobs))] * task["repeats"] for jobs in cases]
+                told.append({"versions": versions, "cases": runs})
+            yield told
 
     monkeypatch.setattr(engine, "alternate", reports)
     path = tmp_path / "engine.json"

@@ -88,3 +88,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         help="interpreter of an environment that has vLLM for CPUs: measure against it too",
     )
+
+
+def opponent(arguments: argparse.Namespace) -> str:
+    """What ours takes turns with in one process."""
+    default = "generate" if arguments.shape is None else "dense"
+    against: str = arguments.against or (default if arguments.draft is None else "plain")
+    return against
+
+
+def refuse_other_laws(arguments: argparse.Namespace) -> None:
+    """Raises ValueError where engines would draw with noise of their own, or cannot draw."""
+    if not 0 <= arguments.temperature < float("inf"):
+        raise ValueError(f"--temperature {arguments.temperature}: give 0 or more")
+    if arguments.top_k < 0 or not 0 < arguments.top_p <= 1:
+        raise ValueError("--top-k is 0 (all) or more, --top-p above 0 and at most 1")
+    if arguments.temperature == 0 and (arguments.top_k > 0 or arguments.top_p < 1):
+        raise ValueError("--top-k and --top-p change nothing at temperature 0: give --temperature")
+    others = opponent(arguments) == "generate" or arguments.vllm_python is not None
+    if arguments.temperature > 0 and others:
+        raise ValueError(
+            "only our engines draw the same tokens above temperature 0: give --against plain, "
+            "dense or samplers, and no --vllm-python"
+        )
