@@ -35,8 +35,8 @@ BUDGETS = {
     "actors": 18_500,  # 13,000
     "cluster": 7_740,  # 4,500
     "serve_app": 8_700,  # 6,000
-    "loadtest": 12_800,  # 9,000
-    "models": 2_800,
+    "loadtest": 12_650,  # 9,000
+    "models": 2_790,
     "tests": 38_550,  # 27,000
 }
 
