@@ -40,29 +40,26 @@ class StreamError(Exception):
 @events.init_command_line_parser.add_listener
 def add_arguments(parser: ArgumentParser) -> None:
     group = parser.add_argument_group("lexshard", "What users ask, and how many there are when")
-    group.add_argument("--model", default="", help="its name there (default: the first it lists)")
-    group.add_argument("--chat", action="store_true", help="ask /v1/chat/completions")
-    group.add_argument(
+    add = group.add_argument
+    add("--model", default="", help="its name there (default: the first it lists)")
+    add("--chat", action="store_true", help="ask /v1/chat/completions")
+    add(
         "--trace",
         default="azure-conversation",
         help=f"lengths, and shared beginnings: a file, {', '.join(SAMPLES)}",
     )
-    group.add_argument("--length-scale", type=float, default=0.1, help="of the trace's lengths")
-    group.add_argument("--max-prompt-tokens", type=int, default=1000)
-    group.add_argument("--max-output-tokens", type=int, default=256)
-    group.add_argument("--temperature", type=float, default=0.8)
-    group.add_argument("--respect-eos", action="store_true", help="do not send ignore_eos")
-    group.add_argument(
-        "--cancel-share", type=float, default=0.0, help="of requests left in mid-stream, 0 to 1"
-    )
-    group.add_argument("--think-seconds", type=float, default=0.5, help="mean, between requests")
-    group.add_argument("--shape", choices=SHAPES, default="constant", help="of the number of users")
-    group.add_argument("--period", type=float, default=60.0, help="seconds of a ramp or a spike")
-    group.add_argument(
-        "--silence-seconds", type=float, default=120.0, help="longest wait for a piece"
-    )
-    group.add_argument("--key-variable", default="", help="environment variable with the API key")
-    group.add_argument("--prompt-seed", type=int, default=17)
+    add("--length-scale", type=float, default=0.1, help="of the trace's lengths")
+    add("--max-prompt-tokens", type=int, default=1000)
+    add("--max-output-tokens", type=int, default=256)
+    add("--temperature", type=float, default=0.8)
+    add("--respect-eos", action="store_true", help="do not send ignore_eos")
+    add("--cancel-share", type=float, default=0.0, help="of requests left in mid-stream, 0 to 1")
+    add("--think-seconds", type=float, default=0.5, help="mean, between requests")
+    add("--shape", choices=SHAPES, default="constant", help="of the number of users")
+    add("--period", type=float, default=60.0, help="seconds of a ramp or a spike")
+    add("--silence-seconds", type=float, default=120.0, help="longest wait for a piece")
+    add("--key-variable", default="", help="environment variable with the API key")
+    add("--prompt-seed", type=int, default=17)
 
 
 class Workload:

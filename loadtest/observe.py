@@ -107,9 +107,10 @@ def _start_grafana(folder: Path, prometheus_port: int, port: int) -> subprocess.
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs until SIGINT or SIGTERM, or until Prometheus has ended; the exit status."""
     parser = argparse.ArgumentParser("python -m lexshard.loadtest.observe", description=__doc__)
-    parser.add_argument("--url", default="http://127.0.0.1:8000", help="of the server")
-    parser.add_argument("--prometheus-port", type=int, default=9090, metavar="PORT")
-    parser.add_argument("--grafana-port", type=int, default=3000, metavar="PORT")
+    add = parser.add_argument
+    add("--url", default="http://127.0.0.1:8000", help="of the server")
+    add("--prometheus-port", type=int, default=9090, metavar="PORT")
+    add("--grafana-port", type=int, default=3000, metavar="PORT")
     given = parser.parse_args(arguments)
     program = shutil.which("prometheus")
     if program is None:

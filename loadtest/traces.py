@@ -97,12 +97,21 @@ def _lines(path: Path, name: str) -> list[str]:
         raise TraceError(f"{name}: not a text file ({error})") from None
 
 
-def _azure(name: str, lines: Sequence[str]) -> Iterator[TracedRequest]:
-    first: datetime | None = None
+def _rows(
+    name: str, lines: Sequence[str], columns: Sequence[str], more: bool
+) -> Iterator[tuple[str, list[str]]]:
+    """Where each row of a CSV file is, and the row, which may have ``more`` columns; no header."""
     for number, row in enumerate(csv.reader(lines[1:]), start=2):
         where = f"{name}, line {number}"
-        if len(row) != len(_AZURE):
-            raise TraceError(f"{where}: {len(row)} columns, expected {','.join(_AZURE)}")
+        if len(row) < len(columns) or (len(row) > len(columns) and not more):
+            expected = ",".join(columns) + (",..." if more else "")
+            raise TraceError(f"{where}: {len(row)} columns, expected {expected}")
+        yield where, row
+
+
+def _azure(name: str, lines: Sequence[str]) -> Iterator[TracedRequest]:
+    first: datetime | None = None
+    for where, row in _rows(name, lines, _AZURE, more=False):
         try:
             moment = datetime.fromisoformat(row[0])
         except ValueError:
@@ -115,10 +124,7 @@ def _azure(name: str, lines: Sequence[str]) -> Iterator[TracedRequest]:
 
 
 def _vidur(name: str, lines: Sequence[str]) -> Iterator[TracedRequest]:
-    for number, row in enumerate(csv.reader(lines[1:]), start=2):
-        where = f"{name}, line {number}"
-        if len(row) < len(_VIDUR):
-            raise TraceError(f"{where}: {len(row)} columns, expected {','.join(_VIDUR)},...")
+    for where, row in _rows(name, lines, _VIDUR, more=True):
         prompt, output = (_tokens(where, *pair) for pair in zip(_VIDUR, row, strict=False))
         yield TracedRequest(0.0, prompt, output)
 

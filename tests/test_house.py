@@ -31,13 +31,13 @@ PREFIX = "lexshard."  # of every name of ours, left out here
 MOST_MODULES = 16  # side by side in a folder
 # Lines of Python. A commit that raises one says why; what they are to be is behind them.
 BUDGETS = {
-    "kernels": 14_830,  # 12,000
-    "actors": 18_340,  # 13,000
-    "cluster": 7_740,  # 4,500
-    "serve_app": 8_350,  # 6,000
-    "loadtest": 12_800,  # 9,000
-    "models": 2_800,
-    "tests": 38_280,  # 27,000
+    "kernels": 14_840,  # 12,000
+    "actors": 18_310,  # 13,000
+    "cluster": 7_720,  # 4,500
+    "serve_app": 8_340,  # 6,000
+    "loadtest": 12_650,  # 9,000
+    "models": 2_790,
+    "tests": 37_260,  # 27,000
 }
 
 

@@ -46,7 +46,7 @@ class GuessBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class BatchVerdict:
     """``stood`` guesses of batch ``number`` stand; ``token_id`` follows them, None at the end."""
 
     number: int
@@ -124,7 +124,7 @@ class FrameCodec:
         bits.end()
         return GuessBatch(number, position, tuple(token_ids), tuple(lattices))
 
-    def encode_verdict(self, verdict: Verdict) -> bytes:
+    def encode_verdict(self, verdict: BatchVerdict) -> bytes:
         bits = _Writer()
         bits.write(VERSION, VERSION_BITS)
         bits.write(verdict.number % (1 << NUMBER_BITS), NUMBER_BITS)
@@ -133,7 +133,7 @@ class FrameCodec:
         bits.write(verdict.token_id or 0, self.token_bits)
         return bits.content()
 
-    def decode_verdict(self, content: bytes) -> Verdict:
+    def decode_verdict(self, content: bytes) -> BatchVerdict:
         """Raises `FrameError`."""
         bits = _Reader(content)
         if bits.read(VERSION_BITS) != VERSION:
@@ -141,7 +141,7 @@ class FrameCodec:
         number, stood = bits.read(NUMBER_BITS), bits.read(COUNT_BITS)
         ended, token_id = bits.read(1), self._token(bits)
         bits.end()
-        return Verdict(number, stood, None if ended else token_id)
+        return BatchVerdict(number, stood, None if ended else token_id)
 
     @property
     def _size(self) -> int:

@@ -1,40 +1,28 @@
-"""``lexshard bench draft``: how long drafts stand with each draft head.
+"""``lexshard bench draft``: how long drafts stand with each draft head, and how fast the engine is.
 
-The target writes a text after every prompt once, with the noise that drafting in ``coupled`` mode
-shares. The draft computes its hidden states over those texts; a guess depends on the true text
-before it alone, since nothing behind a wrong guess counts, so every head is counted on the same
-positions without drafting again. Heads: all rows; the router with its position-aware budgets, with
-the paper's, with one for every step; a static list of the most frequent tokens. All but the first
-look at equally many tokens in every case; ``--shares`` compares them at other sizes too.
-
-Then the engine decodes with each head, and with none, taking turns: tokens per second. One request
-at a time, always the same number of guesses: what is chosen elsewhere, how far to guess, would hide
-what a head costs.
+The target writes a text after every prompt once, with the noise that drafting shares. A guess
+depends on the true text before it alone, since nothing behind a wrong guess counts, so every head
+is counted on the same positions without drafting again. All heads but the one with all rows look at
+equally many tokens. The engine then takes one request at a time and makes always the same number of
+guesses: how far to guess would hide what a head costs.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
-import torch
 
 from lexshard.actors.body.loading import load
 from lexshard.actors.configuration import EngineConfiguration
-from lexshard.actors.drafter.acceptance import StandingGuesses, accepted_lengths, standing_guesses
-from lexshard.actors.drafter.heads import frequency_head, full_head, routed_head
 from lexshard.actors.drafter.loading import draftable
 from lexshard.actors.drafter.model import ModelDrafter
-from lexshard.actors.drafter.router.budgets import Budgets, fixed_budgets, paper_budgets_of
-from lexshard.actors.drafter.router.file import FILE_NAME, RouterFile, read_router_file
-from lexshard.actors.drafter.router.texts import DraftPositions, WrittenText, draft_positions
+from lexshard.actors.drafter.router.file import FILE_NAME, read_router_file
 from lexshard.actors.engine.completion import complete_with_seeds
 from lexshard.actors.engine.engine import Engine
 from lexshard.actors.index.build import own_rows
@@ -42,19 +30,26 @@ from lexshard.actors.index.format import describe_weights
 from lexshard.actors.index.hidden import load_tokenizer
 from lexshard.actors.kv_cache import BLOCK_TOKENS
 from lexshard.actors.messages import SamplingParameters
-from lexshard.actors.states.noise_key import noise_key
 from lexshard.kernels.draft import DraftHead
 from lexshard.loadtest.bench.frame import in_turns, run_bench
 from lexshard.loadtest.bench.options.draft import PROMPTS, QUICK_PROMPTS
 from lexshard.loadtest.bench.record import CaseLabels, Measure, Report
 from lexshard.loadtest.bench.synthetic.tasks import read_tasks, sample
+from lexshard.loadtest.draft_heads.compared import (
+    AS_TRAINED,
+    FULL,
+    PAPER,
+    ROUTER,
+    STATIC,
+    DraftHeads,
+    DraftLengths,
+)
+from lexshard.loadtest.draft_heads.texts import draft_positions, written_texts
 
 SPEED_PROMPTS, SPEED_PROMPT_TOKENS = 16, 64
 MOST_PROMPT_TOKENS = 1024
 TEMPERATURES = (0.0, 0.8)
-FULL, STATIC, PLAIN = "full head", "static list", "no drafts"
-ROUTER, PAPER, FIXED = "router", "router, paper's budgets", "router, fixed budget"
-AS_TRAINED = "as trained"  # how much of the vocabulary: the mean of the router file's own budgets
+PLAIN = "no drafts"
 
 ACCEPTED = Measure("accepted guesses", "per draft", higher_is_better=True)
 LOOKED = Measure("vocabulary looked at", "%", higher_is_better=False)
@@ -99,12 +94,7 @@ def measure(report: Report, arguments: argparse.Namespace) -> int:
         chosen = sample(prompts, count, arguments.seed)
         seeds = [arguments.seed + number for number in range(len(chosen))]
         for temperature in TEMPERATURES:
-            parameters = SamplingParameters(temperature=temperature, max_tokens=arguments.tokens)
-            written = complete_with_seeds(engine, chosen, parameters, seeds)
-            texts = [
-                WrittenText(done.prompt_ids, done.token_ids, temperature, noise_key(seed, 0))
-                for done, seed in zip(written, seeds, strict=True)
-            ]
+            texts = written_texts(engine, chosen, temperature, seeds, arguments.tokens)
             lengths = heads.lengths(draft_positions(draftable(draft), texts))
             labels: CaseLabels = {"task": task, "temperature": temperature, "prompts": len(chosen)}
             record_lengths(report, labels, lengths)
@@ -174,81 +164,6 @@ def summary(measured: Sequence[Mapping[str, Mapping[str, DraftLengths]]]) -> lis
                 words += f", equal in {equal}"
             lines.append(words)
     return lines
-
-
-@dataclass(frozen=True, slots=True)
-class DraftLengths:
-    """Accepted guesses of every draft with one head, and the mean share of V it looked at."""
-
-    accepted: npt.NDArray[np.int64]
-    share: float
-
-    @property
-    def mean(self) -> float:
-        return float(self.accepted.mean())
-
-
-class DraftHeads:
-    """The heads that are compared, of one draft model.
-
-    ``shares`` of the vocabulary are compared beside that of the router's own budgets; none of
-    these is in the router file, so there the paper's budgets are the position-aware ones.
-    """
-
-    def __init__(
-        self, weight: torch.Tensor, router: RouterFile, steps: int, shares: Sequence[float] = ()
-    ) -> None:
-        self._weight = weight  # [V, d]
-        self._router = router
-        self._steps = steps
-        self._shares = tuple(shares)
-        self.full = full_head(weight)
-        self.routed = routed_head(weight, router)
-        self.budgets = tuple(
-            int(router.budgets[min(t, len(router.budgets) - 1)]) for t in range(steps)
-        )
-
-    def static(self, tokens: float) -> DraftHead:
-        """The most frequent tokens, ``tokens`` of them, rounded up."""
-        return frequency_head(self._weight, self._router.frequent[: math.ceil(tokens)])
-
-    def lengths(self, positions: DraftPositions) -> dict[str, dict[str, DraftLengths]]:
-        """By size and head. Heads of one size look at as many tokens as the first of them (the
-        full one apart), or a few more."""
-        size = len(self._weight)
-        guesses = standing_guesses(self.full, positions, size)
-        full = self._lengths(positions, guesses, (0,) * self._steps)
-        routed = standing_guesses(self.routed, positions, size)
-        tokens = routed.tokens(self.budgets)
-        paper = paper_budgets_of(routed, tokens, self._steps)
-        own = {ROUTER: self.budgets, PAPER: paper}
-        compared = {AS_TRAINED: {FULL: full, **self._of_size(positions, routed, tokens, own)}}
-        for share in self._shares:
-            paper = paper_budgets_of(routed, share * size, self._steps)
-            rivals = self._of_size(positions, routed, routed.tokens(paper), {PAPER: paper})
-            compared[f"{100 * share:g}%"] = {FULL: full, **rivals}
-        return compared
-
-    def _of_size(
-        self,
-        positions: DraftPositions,
-        routed: StandingGuesses,
-        tokens: float,
-        own: Mapping[str, Budgets],
-    ) -> dict[str, DraftLengths]:
-        """The router with its ``own`` budgets and with a fixed one, and a static list."""
-        listed = standing_guesses(self.static(tokens), positions, len(self._weight))
-        tried = {**own, FIXED: fixed_budgets(routed, tokens, self._steps)}
-        return {
-            **{name: self._lengths(positions, routed, budgets) for name, budgets in tried.items()},
-            STATIC: self._lengths(positions, listed, (0,) * self._steps),
-        }
-
-    def _lengths(
-        self, positions: DraftPositions, guesses: StandingGuesses, budgets: Budgets
-    ) -> DraftLengths:
-        accepted = accepted_lengths(positions.text, guesses.by_step(budgets))
-        return DraftLengths(accepted, guesses.tokens(budgets) / len(self._weight))
 
 
 def record_lengths(

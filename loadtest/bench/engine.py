@@ -1,14 +1,9 @@
 """``lexshard bench engine``: continuous batches of mixed lengths, without HTTP.
 
-Every engine generates the same tokens: greedy, end of sequence ignored, same checkpoint, dtype,
-number of threads and cores, warm. With ``--temperature`` ours is compared with ours, same seeds.
-``generate`` takes turns with the engine run by run in one process; vLLM, which needs an environment
-of its own, takes turns with it process by process. Throughput counts the tokens the requests asked
-for over the time until the last is done, prompts included. Every run has prompts of its own, the
-same for all engines.
-
-``--shape large-vocabulary`` measures a random checkpoint of these dimensions instead (see
-``synthetic.random_model``): our certified head takes turns with our dense one, then with vLLM.
+Every engine generates the same tokens from prompts that are others in every run. ``generate``, or
+another engine of ours, takes turns with ours run by run in one process; vLLM, which needs an
+environment of its own, process by process. ``--shape large-vocabulary`` measures a random
+checkpoint (``synthetic.random_model``).
 """
 
 from __future__ import annotations
@@ -17,15 +12,17 @@ import argparse
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from transformers import AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
 from lexshard.actors.configuration import NGRAM
+from lexshard.actors.messages import SamplingParameters
 from lexshard.loadtest.bench.engine_runs import (
     EngineRun,
     Runner,
@@ -40,6 +37,8 @@ from lexshard.loadtest.bench.options.engine import (
     REPEATS,
     REQUESTS,
     SHAPE_REQUESTS,
+    opponent,
+    refuse_other_laws,
 )
 from lexshard.loadtest.bench.peers.beside_vllm import (
     Worker,
@@ -47,13 +46,19 @@ from lexshard.loadtest.bench.peers.beside_vllm import (
     lexshard_worker,
     vllm_worker,
 )
-from lexshard.loadtest.bench.peers.own_engine import EngineRunner
+from lexshard.loadtest.bench.peers.own_engine import OPTIONS, EngineRunner, configuration_of
 from lexshard.loadtest.bench.peers.transformers_generate import GenerateRunner
 from lexshard.loadtest.bench.record import CaseLabels, Report
 from lexshard.loadtest.bench.synthetic.jobs import Job, mixed_jobs
 from lexshard.loadtest.bench.synthetic.random_model import write_random_model
 
-TASK = ("dtype", "threads", "body", "head", "tiers", "draft", "draft_head", "draft_tokens")
+TASK = (*OPTIONS, "tiers", "draft_tokens")
+# Ours beside ours, in one process: how the other is called, and in what it differs.
+OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "plain": ("lexshard, no draft", {}),
+    "samplers": ("lexshard, a sampler beside", {"samplers": 1}),
+    "dense": ("lexshard, dense head", {"head": "dense"}),
+}
 NOTES = """\
 TTFT and TPOT: median over the requests of a run. In brackets: median of the ratios of neighbouring
 runs, above 1 where lexshard is better. generate: one left-padded batch that runs to its longest
@@ -79,29 +84,6 @@ def measure(report: Report, arguments: argparse.Namespace) -> int:
     if arguments.vllm_python is None:
         report.notes.append("vLLM: not measured, give --vllm-python PATH.")
     return 0
-
-
-def opponent(arguments: argparse.Namespace) -> str:
-    """What ours takes turns with in one process."""
-    default = "generate" if arguments.shape is None else "dense"
-    against: str = arguments.against or (default if arguments.draft is None else "plain")
-    return against
-
-
-def refuse_other_laws(arguments: argparse.Namespace) -> None:
-    """Raises ValueError where engines would draw with noise of their own, or cannot draw."""
-    if not 0 <= arguments.temperature < float("inf"):
-        raise ValueError(f"--temperature {arguments.temperature}: give 0 or more")
-    if arguments.top_k < 0 or not 0 < arguments.top_p <= 1:
-        raise ValueError("--top-k is 0 (all) or more, --top-p above 0 and at most 1")
-    if arguments.temperature == 0 and (arguments.top_k > 0 or arguments.top_p < 1):
-        raise ValueError("--top-k and --top-p change nothing at temperature 0: give --temperature")
-    others = opponent(arguments) == "generate" or arguments.vllm_python is not None
-    if arguments.temperature > 0 and others:
-        raise ValueError(
-            "only our engines draw the same tokens above temperature 0: give --against plain, "
-            "dense or samplers, and no --vllm-python"
-        )
 
 
 @contextmanager
@@ -140,25 +122,19 @@ def measure_on_cores(
         vllm = vllm_worker(arguments.vllm_python, cores, arguments.threads)
     tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)
     jobs_of = partial(mixed_jobs, tokenizer)
-    ours_as = partial(
-        EngineRunner,
-        *(model, arguments.dtype, arguments.threads, arguments.body),
-        tiers=arguments.tiers,
-        temperature=arguments.temperature,
-        top_k=arguments.top_k,
-        top_p=arguments.top_p,
+    configuration = configuration_of(model, vars(arguments))
+    sampling = SamplingParameters(
+        temperature=arguments.temperature, top_k=arguments.top_k, top_p=arguments.top_p
     )
-    ours = ours_as(arguments.head, draft=arguments.draft, draft_head=arguments.draft_head)
+    ours = EngineRunner(configuration, sampling)
     other: Runner
     against = opponent(arguments)
     if against == "generate":
         other = GenerateRunner(model, arguments.dtype, arguments.threads, arguments.draft)
-    elif against == "plain":
-        other = ours_as(arguments.head, name="lexshard, no draft")
-    elif against == "samplers":
-        other = ours_as(arguments.head, name="lexshard, a sampler beside", samplers=1)
     else:
-        other = ours_as("dense", name="lexshard, dense head")
+        name, changes = OTHERS[against]
+        plain = replace(configuration, draft=None, draft_head="auto", **changes)
+        other = EngineRunner(plain, sampling, name)
     information = ours.information
     print(
         f"{arguments.model}: {information.parameters / 1e6:.1f}M parameters, "
@@ -254,12 +230,9 @@ def measure_beside_vllm(
 
 
 def labels_of(arguments: argparse.Namespace, requests: int, setting: str) -> CaseLabels:
+    named = ("model", "dtype", "threads", "body", "head")
     return {
-        "model": arguments.model,
-        "dtype": arguments.dtype,
-        "threads": arguments.threads,
-        "body": arguments.body,
-        "head": arguments.head,
+        **{name: getattr(arguments, name) for name in named},
         "tiers": ",".join(arguments.tiers),
         "draft": arguments.draft or "none",
         "draft head": arguments.draft_head,

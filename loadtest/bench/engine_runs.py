@@ -6,8 +6,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol
 
 from lexshard.loadtest.bench.record import CaseLabels, Measure, Report
 from lexshard.loadtest.bench.synthetic.jobs import Job
@@ -84,13 +83,6 @@ def check_lengths(name: str, run: EngineRun, jobs: Sequence[Job]) -> None:
             )
 
 
-@runtime_checkable
-class HasLogits(Protocol):
-    """A runner that can say how close two next tokens are."""
-
-    def logit_gap(self, token_ids: Sequence[int], first: int, second: int) -> float: ...
-
-
 def add_measures(
     report: Report, labels: CaseLabels, groups: Mapping[str, Sequence[Sequence[EngineRun]]]
 ) -> None:
@@ -103,15 +95,12 @@ def add_measures(
         raw = {name: [_median(value, each) for each in turns] for name, turns in groups.items()}
         report.add(labels, measured, raw, ours="lexshard")
     for part in groups["lexshard"][0][0].shares:
-        report.add(
-            labels,
-            Measure(f"{part} share", "%", higher_is_better=False),
-            {
-                name: [_median(partial(_percent, part=part), each) for each in turns]
-                for name, turns in groups.items()
-                if part in turns[0][0].shares
-            },
-        )
+        shares = {
+            name: [_median(lambda run, of=part: 100 * run.shares[of], each) for each in turns]  # type: ignore[misc]
+            for name, turns in groups.items()
+            if part in turns[0][0].shares
+        }
+        report.add(labels, Measure(f"{part} share", "%", higher_is_better=False), shares)
 
 
 def add_agreement(
@@ -137,28 +126,24 @@ def add_agreement(
         f"{labels['requests']} at once, lexshard and {against}: {equal} of {tokens} tokens are "
         f"equal, {parted} first difference{'' if parted == 1 else 's'}"
     )
-    if not isinstance(reference, HasLogits):
+    logit_gap = getattr(reference, "logit_gap", None)
+    if logit_gap is None:
         return
     for jobs, ours, agreement in found:
         for each in agreement.differences:
             prefix = (*jobs[each.request].prompt_ids, *ours[each.request][: each.position])
-            gap = reference.logit_gap(prefix, each.ours, each.theirs)
+            gap = logit_gap(prefix, each.ours, each.theirs)
             print(
                 f"  request {each.request} parts at token {each.position}: {each.ours} and "
                 f"{each.theirs}, whose logits in the plain forward are {gap:.2g} apart"
             )
 
 
-def _percent(run: EngineRun, part: str) -> float:
-    return 100 * run.shares[part]
-
-
 def _median(value: Callable[[EngineRun], float], runs: Sequence[EngineRun]) -> float:
     return statistics.median(map(value, runs))
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
+class Difference(NamedTuple):
     """The first place where a request's two outputs part."""
 
     request: int
@@ -167,12 +152,9 @@ class Difference:
     theirs: int
 
 
-@dataclass(frozen=True, slots=True)
-class Agreement:
-    """Tokens before each request's first difference, of all tokens, and those differences.
-
-    Tokens after a first difference follow other texts and are not compared.
-    """
+class Agreement(NamedTuple):
+    """Tokens before each request's first difference, of all tokens, and those differences: tokens
+    after one follow other texts and are not compared."""
 
     equal_tokens: int
     tokens: int

@@ -27,13 +27,12 @@ def add_common_arguments(
 ) -> None:
     """How often, how quick, with which seed, and where to write it; without ``--runs``, `run_bench`
     puts the number that belongs to ``--quick`` or not there."""
-    parser.add_argument(
-        "--runs", type=count, metavar="N", help=f"default {runs}, quick {quick_runs}"
-    )
-    parser.add_argument("--quick", action="store_true", help="the same cases, fewer runs: a minute")
+    add = parser.add_argument
+    add("--runs", type=count, metavar="N", help=f"default {runs}, quick {quick_runs}")
+    add("--quick", action="store_true", help="the same cases, fewer runs: a minute")
     if seed is not None:
-        parser.add_argument("--seed", type=int, default=seed, metavar="N")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there")
+        add("--seed", type=int, default=seed, metavar="N")
+    add("--json", type=Path, metavar="FILE", help="write every figure there")
     parser.set_defaults(default_runs=(runs, quick_runs), **({"seed": 0} if seed is None else {}))
 
 

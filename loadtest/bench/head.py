@@ -1,10 +1,7 @@
 """``lexshard bench head``: from hidden states to tokens, the certified head beside dense ones.
 
-All contenders take turns step by step in one process on the same hidden states: the certified head
-(screen, rescoring, draw), our dense head (the row kernel screens, then the same), the bare row
-kernel and torch in fp32 and bf16, each with torch's own choice of a token. Every step has other
-hidden states and other noise. Afterwards the tokens of the certified head are compared with those
-of canonical logits of every row.
+All contenders take turns step by step on the same hidden states, which are others in every step.
+Afterwards the tokens of the certified head are compared with those of all canonical logits.
 """
 
 from __future__ import annotations
@@ -15,10 +12,10 @@ from functools import partial
 from itertools import product
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from lexshard.kernels.draw import draw
-from lexshard.kernels.rows import canonical_logits, postprocess
+from lexshard.actors.states.need import Need
 from lexshard.loadtest.bench.contenders.head import (
     DENSE_HEAD,
     OURS,
@@ -35,8 +32,7 @@ from lexshard.loadtest.bench.record import CaseLabels, Measure, Report
 from lexshard.loadtest.bench.synthetic.head_workload import (
     SAMPLING_METHODS,
     HeadWorkload,
-    SamplingMethod,
-    controls,
+    draw_from_all,
     model_workload,
     needs,
     synthetic_workload,
@@ -134,13 +130,8 @@ def load_workload(arguments: argparse.Namespace) -> HeadWorkload:
     return workload
 
 
-def step_of(workload: HeadWorkload, method: SamplingMethod, batch: int, number: int) -> HeadStep:
-    return HeadStep(
-        hidden=workload.states(number, batch),
-        method=method,
-        needs=needs(method, batch, number),
-        controls=controls(method, batch, number),
-    )
+def step_of(workload: HeadWorkload, method: Need, batch: int, number: int) -> HeadStep:
+    return HeadStep(workload.states(number, batch), method, needs(method, batch, number))
 
 
 def _answer(
@@ -150,15 +141,9 @@ def _answer(
     return timed(lambda: contender.answer(step))
 
 
-def canonical_tokens(workload: HeadWorkload, step: HeadStep) -> np.ndarray:
+def canonical_tokens(workload: HeadWorkload, step: HeadStep) -> npt.NDArray[np.int64]:
     """The tokens [B] that the canonical logits of every row give."""
-    rows, size = len(step.hidden), len(workload.weight)
-    bias = None if workload.bias is None else workload.bias.numpy()
-    raw = canonical_logits(step.hidden, workload.weight)
-    logits = postprocess(raw, bias=bias, scale=workload.scale, softcap=workload.softcap)
-    ids = np.tile(np.arange(size, dtype=np.int32), rows)
-    offsets = np.arange(rows + 1, dtype=np.int64) * size
-    return draw(ids, logits.reshape(-1), offsets, step.controls)
+    return draw_from_all(workload.logits(step.hidden), step.needs)
 
 
 def record_certificates(report: Report, labels: CaseLabels, outputs: Sequence[HeadOutput]) -> None:

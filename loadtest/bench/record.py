@@ -1,10 +1,5 @@
 """What a benchmark writes down: results, paired ratios, the table and the JSON file.
 
-    report = Report(describe_machine(), installed_versions(), command, seed)
-    report.add({"requests": 16}, THROUGHPUT, {"lexshard": [..], "peer": [..]}, ours="lexshard")
-    print(report.table())
-    report.write(path)
-
 A *case* says what was measured (its last entry is the measure), a *name* who was measured. A ratio
 above 1 says that we are that many times better, whichever direction is better for the measure.
 """

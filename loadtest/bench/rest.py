@@ -1,10 +1,7 @@
 """``lexshard bench rest``: what a server costs while nothing asks it anything.
 
-A server is started as ``make serve`` starts it (options after ``--`` are its own), answers a few
-requests, settles, and rests. Then every process of it is accounted for: CPU time, wakeups and
-memory. The first request after the rest shows whether it woke up late: its time to the first token
-beside that of requests right after one another. Others, given by their command lines
-(``--against``), take turns with ours, one server at a time.
+A server answers a few requests, settles, and rests. Then every process of it is accounted for, and
+the first request after the rest shows whether it woke up late.
 """
 
 from __future__ import annotations
@@ -73,13 +70,14 @@ class RestRun:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "--seconds",
         type=float,
         metavar="S",
         help=f"of rest (default {REST_SECONDS:g}, quick {QUICK_REST_SECONDS:g})",
     )
-    parser.add_argument(
+    add(
         "--settle",
         type=float,
         default=SETTLE_SECONDS,

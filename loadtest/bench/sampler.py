@@ -1,14 +1,6 @@
 """``lexshard bench sampler``: from logits or certified candidates to tokens, beside vLLM's sampler.
 
-The variants of SIMPLE's ablation (section 7.4), all on one core, taking turns run by run on the
-same logits and histories:
-
-- ``vllm``: vLLM's own Sampler in a process of its environment; ``naive torch``: our port of the
-  same tensor program.
-- ``offloaded``: our sampler on all logits, vocabulary-major, with the block maxima their producer
-  writes; ``offloaded + maxima``: the sampler computes those too.
-- ``certified candidates``: our sampler on the tokens a certificate leaves; ``cold caches``: the
-  same where other work has filled the processor's caches since its last step.
+Variants (docs/benchmarks.md) take turns run by run on the same logits and histories, on one core.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+import pickle
 import subprocess
 import sys
 import tempfile
@@ -20,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from tqdm import tqdm
 
@@ -33,8 +34,8 @@ from lexshard.loadtest.bench.load.plan import (
     Wording,
     plan_requests,
 )
-from lexshard.loadtest.bench.load.sender import ClientTask, read_outcome, write_task
-from lexshard.loadtest.bench.load.timeline import LoadRun, RequestTimeline
+from lexshard.loadtest.bench.load.sender import ClientTask, Outcome
+from lexshard.loadtest.bench.load.timeline import LoadRun
 from lexshard.loadtest.bench.options.serve import QUICK_SECONDS, REQUESTS
 from lexshard.loadtest.bench.record import CaseLabels, Report
 from lexshard.loadtest.bench.servers.endpoint import Endpoint, served_model, tokens_per_word
@@ -184,7 +185,7 @@ def _ask(
     contestant: _Contestant,
     requests: list[PlannedRequest],
     bar: Any,
-) -> tuple[list[RequestTimeline], list[float]]:
+) -> Outcome:
     """One run of the client, in a process of its own.
 
     Raises RuntimeError with what it said if it fails.
@@ -199,7 +200,7 @@ def _ask(
     )
     with tempfile.TemporaryDirectory() as folder:
         task_path, outcome, said = (Path(folder) / name for name in ("task", "outcome", "said"))
-        write_task(task, task_path)
+        task_path.write_bytes(pickle.dumps(task))
         command = [sys.executable, "-m", "lexshard.loadtest.bench.load.sender"]
         command += [str(task_path), str(outcome)]
         shown = 0
@@ -217,7 +218,7 @@ def _ask(
             raise RuntimeError(f"the client of {contestant.endpoint.name} failed: {tail}")
         if bar is not None:
             bar.update(len(requests) - shown)
-        return read_outcome(outcome)
+        return cast(Outcome, pickle.loads(outcome.read_bytes()))
 
 
 def _rate(arrivals: Arrivals) -> float | str:

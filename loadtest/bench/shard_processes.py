@@ -15,6 +15,7 @@ import pickle
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -35,7 +36,33 @@ from lexshard.cluster.process_tree import die_with_parent
 from lexshard.kernels import pool
 
 HOST = "127.0.0.1"
+TIMED = ("screen", "mass_rows", "outline_masses", "bound_masses", "rescore")
 PATIENCE = 300.0  # kernels may have to be compiled first
+
+
+class TimedShard:
+    """A `MassShard` with a watch: ``milliseconds`` of its screen, bounds and rescoring since it was
+    last set to 0, and the ``rescored`` rows of the last step."""
+
+    def __init__(self, shard: Any) -> None:
+        self.milliseconds = 0.0
+        self.rescored = 0
+        self._shard = shard
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._shard, name)
+        if name not in TIMED:
+            return found
+
+        def watched(*arguments: Any, **named: Any) -> Any:
+            started = time.perf_counter()
+            result = found(*arguments, **named)
+            self.milliseconds += 1e3 * (time.perf_counter() - started)
+            if name == "rescore":
+                self.rescored = sum(each.rescored_rows for each in result.certificates)
+            return result
+
+        return watched
 
 
 class RecordedShard:

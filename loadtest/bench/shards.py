@@ -1,9 +1,8 @@
 """``lexshard bench shards``: an output head in 1, 2, 4 and 8 processes.
 
-Shards are processes on this machine that speak over gloo, each pinned to a core. A step of several
-is taken three times: by all processes together; by the same shards one after the other in this
-process, where each is timed alone; and by processes that only repeat what they have said, so that
-nothing but the exchange is left. The tokens are compared with those of one shard.
+A step is taken three times: by all processes together; by the same shards one after the other in
+this process, where each is timed alone; and by processes that only repeat what they have said, so
+that nothing but the exchange is left. The tokens are compared with those of one shard.
 """
 
 from __future__ import annotations
@@ -11,17 +10,17 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from lexshard.actors.candidates import Candidates
-from lexshard.actors.collective import Operation, Traffic
+from lexshard.actors.collective import Operation
 from lexshard.actors.head.owned_rows import OwnedRows
 from lexshard.actors.head.shard_group import ShardGroup
 from lexshard.actors.head.sharded.collective_head import CollectiveHead
@@ -29,21 +28,19 @@ from lexshard.actors.head.sharded.part import ShardPart, build_ladder, cut_head
 from lexshard.actors.states.need import Need
 from lexshard.actors.states.row_table import RowTable
 from lexshard.cluster.topology.assignment import assign
-from lexshard.kernels.draw import Controls, draw
+from lexshard.kernels.draw import draw
 from lexshard.loadtest.bench.frame import frozen_garbage, run_bench
 from lexshard.loadtest.bench.record import CaseLabels, Measure, Report, percentile
-from lexshard.loadtest.bench.shard_processes import shard_processes
+from lexshard.loadtest.bench.shard_processes import TimedShard, shard_processes
 from lexshard.loadtest.bench.synthetic.head_workload import (
     SAMPLING_METHODS,
     HeadWorkload,
+    needs,
     synthetic_workload,
 )
 
 WARM_UP = 2
 REPEATS = 2  # times that every computed step is repeated
-TOP_P = 0.9
-TOP_P_TEMPERATURE = 0.3  # at 1 a synthetic head has no nucleus that bounds could decide
-TIMED = ("screen", "mass_rows", "outline_masses", "bound_masses", "rescore")
 
 STEP = Measure("step", "ms", higher_is_better=False)
 COMPUTE = Measure("compute of the slowest shard, alone", "ms", higher_is_better=False)
@@ -66,68 +63,38 @@ apart. Where there are fewer cores than shards, processes run in turns: their st
 exchanges are NOT those of a cluster."""
 
 
-def _top_p(key: int, position: int) -> Need:
-    inverse = 1 / TOP_P_TEMPERATURE
-    return Need("nucleus", top_p=TOP_P, key=key, position=position, inverse_temperature=inverse)
-
-
-NEEDS: dict[str, Callable[[int, int], Need]] = {  # of a key and a position
-    **{name: SAMPLING_METHODS[name].need for name in ("greedy", "gumbel", "top50")},
-    "top-p": _top_p,
+# By name; at temperature 1 a synthetic head has no nucleus that bounds could decide.
+NEEDS = {
+    **{name: SAMPLING_METHODS[name] for name in ("greedy", "gumbel", "top50")},
+    "top-p": Need("nucleus", top_p=0.9, inverse_temperature=1 / 0.3),
 }
 
 
-class TimedShard:
-    """A `MassShard` with a watch: ``milliseconds`` of its screen, bounds and rescoring since it was
-    last set to 0, and the ``rescored`` rows of the last step."""
+class Count(NamedTuple):
+    """What the root's collective has done of one operation."""
 
-    def __init__(self, shard: Any) -> None:
-        self.milliseconds = 0.0
-        self.rescored = 0
-        self._shard = shard
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._shard, name)
-        if name not in TIMED:
-            return found
-
-        def watched(*arguments: Any, **named: Any) -> Any:
-            started = time.perf_counter()
-            result = found(*arguments, **named)
-            self.milliseconds += 1e3 * (time.perf_counter() - started)
-            if name == "rescore":
-                self.rescored = sum(each.rescored_rows for each in result.certificates)
-            return result
-
-        return watched
+    calls: int
+    microseconds: float
+    bytes: int  # sent and received by the root
 
 
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """What the root's collective has done since another count, or ever."""
+def counted(head: CollectiveHead) -> dict[Operation, Count]:
+    """What there was of every operation so far."""
+    return {
+        name: Count(each.calls, each.microseconds, each.bytes_sent + each.bytes_received)
+        for name, each in head.traffic.items()
+    }
 
-    calls: dict[Operation, int]
-    microseconds: dict[Operation, float]
-    bytes: dict[Operation, int]  # sent and received by the root
 
-    @classmethod
-    def of(cls, traffic: Mapping[Operation, Traffic]) -> Counts:
-        return cls(
-            {name: each.calls for name, each in traffic.items()},
-            {name: each.microseconds for name, each in traffic.items()},
-            {name: each.bytes_sent + each.bytes_received for name, each in traffic.items()},
-        )
-
-    def since(self, before: Counts) -> Counts:
-        return Counts(
-            {name: count - before.calls[name] for name, count in self.calls.items()},
-            {name: each - before.microseconds[name] for name, each in self.microseconds.items()},
-            {name: each - before.bytes[name] for name, each in self.bytes.items()},
-        )
-
-    @property
-    def milliseconds(self) -> float:
-        return sum(self.microseconds.values()) / 1e3
+def counted_since(
+    head: CollectiveHead, before: Mapping[Operation, Count]
+) -> tuple[dict[Operation, Count], float]:
+    """The same of a step, and the milliseconds of it all."""
+    step: dict[Operation, Count] = {}
+    for name, now in counted(head).items():
+        calls, microseconds, size = before[name]
+        step[name] = Count(now.calls - calls, now.microseconds - microseconds, now.bytes - size)
+    return step, sum(each.microseconds for each in step.values()) / 1e3
 
 
 @dataclass(slots=True, eq=False)
@@ -149,10 +116,10 @@ class ShardCase:
         step: MeasuredStep,
     ) -> None:
         """A step of all processes together, and of the same shards in this one."""
-        before, started = Counts.of(head.traffic), time.perf_counter()
+        before, started = counted(head), time.perf_counter()
         found = head.candidates(step.hidden, RowTable.of(step.needs))
         elapsed = 1e3 * (time.perf_counter() - started)
-        counts = Counts.of(head.traffic).since(before)
+        counts, milliseconds = counted_since(head, before)
         self.tokens.append(drawn(found, step.needs))
         for shard in alone:
             shard.milliseconds = 0.0
@@ -165,24 +132,24 @@ class ShardCase:
         self._add(CANDIDATES, len(found.ids) / self.batch)
         if self.shards > 1:
             per_token = self.batch * (self.shards - 1)
-            hidden = counts.bytes["hidden"]
-            self._add(OPERATIONS, counts.milliseconds)
-            self._add(BYTES, (sum(counts.bytes.values()) - hidden) / per_token)
+            hidden, every = counts["hidden"].bytes, sum(each.bytes for each in counts.values())
+            self._add(OPERATIONS, milliseconds)
+            self._add(BYTES, (every - hidden) / per_token)
             self._add(HIDDEN_BYTES, hidden / per_token)
 
     def repeat(self, head: CollectiveHead, step: MeasuredStep) -> None:
         """A step of which nothing is computed."""
-        before, started = Counts.of(head.traffic), time.perf_counter()
+        before, started = counted(head), time.perf_counter()
         head.candidates(step.hidden, RowTable.of(step.needs))
         elapsed = 1e3 * (time.perf_counter() - started)
-        counts = Counts.of(head.traffic).since(before)
+        counts, milliseconds = counted_since(head, before)
         if step.number < WARM_UP or self.shards == 1:
             return
-        self._add(EXCHANGE, counts.milliseconds)
-        self._add(PACKING, elapsed - counts.milliseconds)
-        for name, calls in counts.calls.items():
-            if calls:
-                self.operation.setdefault(name, []).append(counts.microseconds[name] / calls)
+        self._add(EXCHANGE, milliseconds)
+        self._add(PACKING, elapsed - milliseconds)
+        for name, each in counts.items():
+            if each.calls:
+                self.operation.setdefault(name, []).append(each.microseconds / each.calls)
 
     def wrong(self, single: ShardCase) -> int:
         """How many tokens are not those of one shard with every row."""
@@ -265,8 +232,8 @@ def measure(report: Report, arguments: argparse.Namespace) -> int:
 
 
 def step_of(workload: HeadWorkload, need: str, batch: int, number: int) -> MeasuredStep:
-    wanted = [NEEDS[need](key, number) for key in range(batch)]
-    return MeasuredStep(number, workload.states(number, batch), wanted)
+    states = workload.states(number, batch)
+    return MeasuredStep(number, states, needs(NEEDS[need], batch, number))
 
 
 def parts_of(head: HeadWorkload, tier: Any, largest: int, shards: int) -> list[ShardPart]:
@@ -286,18 +253,9 @@ def parts_of(head: HeadWorkload, tier: Any, largest: int, shards: int) -> list[S
     return cut_head(whole, [assignment.owned(shard) for shard in range(shards)])
 
 
-def drawn(found: Candidates, needs: Sequence[Need]) -> npt.NDArray[np.int64]:
+def drawn(found: Candidates, asked: Sequence[Need]) -> npt.NDArray[np.int64]:
     """The token [N] that each row's candidates give, by the served noise."""
-    top_p = [
-        need.top_p if need.kind == "nucleus" and not each.truncated else 1.0
-        for need, each in zip(needs, found.certificates, strict=True)
-    ]
-    controls = Controls(
-        inverse_temperature=np.array([need.inverse_temperature for need in needs]),
-        top_k=np.array([need.k for need in needs], np.int64),
-        top_p=np.array(top_p),
-        log_min_p=np.full(len(needs), -np.inf),
-        key=np.array([need.key for need in needs], np.uint64),
-        position=np.array([need.position for need in needs], np.uint64),
-    )
+    controls = RowTable.of(asked).controls
+    cut = np.array([each.truncated for each in found.certificates])  # to their nucleus, already
+    controls = controls._replace(top_p=np.where(cut, 1.0, controls.top_p))
     return draw(found.ids, found.logits, found.offsets, controls)

@@ -1,14 +1,7 @@
 """``lexshard bench start``: seconds from the start of a process to the first token over HTTP.
 
-Cases: ``warm``, as a server starts that has started here before; ``first``, as it starts without
-compiled kernels, remembered timings (a ``LEXSHARD_HOME`` of its own) and vocabulary index (a copy
-of the model); ``after-kill``, from SIGKILL of the engine under a stream until the stream goes on,
-with the text that it has undisturbed; ``status``, how long ``lexshard status`` takes. Options after
-``--`` are those of ``lexshard serve``. Others, given by their command lines (``--against``), take
-turns with ours at the warm start.
-
 The server is looked for every 50 ms, its port first and ``/health`` then, and asked for one token
-when it is well. Phases are told by what it prints meanwhile.
+when it is well. Phases are told by what it prints meanwhile. Cases: docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -26,11 +19,9 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import psutil
-
 from lexshard.loadtest.bench.frame import add_common_arguments, in_turns, names_of, run_bench
 from lexshard.loadtest.bench.record import Measure, Report
-from lexshard.loadtest.bench.servers.asking import Asker
+from lexshard.loadtest.bench.servers.asking import Asker, KilledStream, kill_under_stream
 from lexshard.loadtest.bench.servers.command import (
     DRAFT,
     HOME,
@@ -42,14 +33,12 @@ from lexshard.loadtest.bench.servers.command import (
     option_value,
     our_server,
 )
-from lexshard.loadtest.bench.servers.running import RunningServer, running
-from lexshard.loadtest.client import StreamedAnswer
+from lexshard.loadtest.bench.servers.running import running
 
 WARM, FIRST, AFTER_KILL, STATUS = CASES = ("warm", "first", "after-kill", "status")
 QUICK_CASES = (WARM, AFTER_KILL, STATUS)
 STATUS_RUNS = 3  # at least: it takes no time
 SEED = 17
-KILLED_TOKENS, PIECES_BEFORE, TEMPERATURE = 400, 20, 0.8
 APART_SECONDS = 7.0  # an engine that dies again sooner is started after a pause
 
 # "[  1.3 s] engine: loading the weights". These seconds count from the start of the process that
@@ -123,7 +112,7 @@ def measure(report: Report, arguments: argparse.Namespace) -> int:
         killed = _on_one_server(report, ours, cases, runs, seed)
     if WARM in cases:
         # The first of each is not measured: it leaves behind what a first start does.
-        servers = {each.name: partial(_start, each, seed) for each in (ours, *others)}
+        servers = {each.name: partial(start_once, each, seed) for each in (ours, *others)}
         record_starts(report, WARM, in_turns(servers, runs, tell=tell))
     if FIRST in cases:
         first = {OURS: lambda turn: first_start(arguments.options, seed)}
@@ -150,8 +139,8 @@ def record_starts(report: Report, case: str, starts: Mapping[str, Sequence[Start
 # -- starts ---------------------------------------------------------------------------------------
 
 
-def start_once(server: ServerCommand, seed: int) -> StartRun:
-    """Starts a server, asks it for a token and ends it."""
+def start_once(server: ServerCommand, seed: int, turn: int = 0) -> StartRun:
+    """Starts a server, asks it for a token and ends it; alike in every turn."""
     with running(server) as started:
         port_open = started.wait_for_port()
         healthy = started.wait_until_healthy()
@@ -159,10 +148,6 @@ def start_once(server: ServerCommand, seed: int) -> StartRun:
         first_token = started.seconds()
         lines = list(started.lines)
     return StartRun(port_open, healthy, first_token, phases(lines, healthy, first_token))
-
-
-def _start(server: ServerCommand, seed: int, turn: int) -> StartRun:
-    return start_once(server, seed)
 
 
 def phases(
@@ -215,30 +200,6 @@ def copy_without_index(model: Path, place: Path) -> Path:
 # -- a server that runs ---------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class KilledStream:
-    """``seconds`` from the kill until the stream went on. ``same``: its text is that of the same
-    request on the undisturbed server."""
-
-    seconds: float
-    same: bool
-
-
-class _Killer(StreamedAnswer):
-    """Hears a stream, and kills a process after its first pieces."""
-
-    def __init__(self, victim: psutil.Process) -> None:
-        super().__init__()
-        self._victim = victim
-        self.killed: float | None = None
-
-    def feed(self, data: bytes, now: float) -> None:
-        super().feed(data, now)
-        if self.killed is None and len(self.pieces) >= PIECES_BEFORE:
-            self._victim.kill()
-            self.killed = time.perf_counter()
-
-
 def _on_one_server(
     report: Report, ours: ServerCommand, cases: Sequence[str], runs: int, seed: int
 ) -> list[KilledStream]:
@@ -259,32 +220,6 @@ def _on_one_server(
                 killed.append(kill_under_stream(server, asker, seed + turn))
             report.add({"case": AFTER_KILL}, GOES_ON, {OURS: [each.seconds for each in killed]})
     return killed
-
-
-def kill_under_stream(server: RunningServer, asker: Asker, seed: int) -> KilledStream:
-    """Kills the engine's process under the one stream of a server that does nothing else.
-
-    Raises RuntimeError where there is no engine, or the stream is refused or ends too early.
-    """
-    body = asker.body(KILLED_TOKENS, seed=seed, temperature=TEMPERATURE)
-    undisturbed, stream = StreamedAnswer(), _Killer(server.find("engine"))
-    asker.hear(body, undisturbed)
-    asker.hear(body, stream)
-    after = (
-        [] if stream.killed is None else [each for each in stream.pieces if each > stream.killed]
-    )
-    if stream.killed is None or not after:
-        raise RuntimeError(f"a stream of {KILLED_TOKENS} tokens had ended before its engine died")
-    return KilledStream(silence_after(stream.killed, after), stream.texts == undisturbed.texts)
-
-
-def silence_after(killed: float, moments: Sequence[float]) -> float:
-    """Seconds from the kill to the end of the longest silence after it: what the engine had sent
-    before it died may come a little later."""
-    gaps = [
-        (now - before, now) for before, now in zip([killed, *moments[:-1]], moments, strict=True)
-    ]
-    return max(gaps)[1] - killed
 
 
 def status_seconds(url: str) -> float:

@@ -1,11 +1,7 @@
 """``lexshard bench verify``: from the logits of target and drafter to the tokens that are emitted.
 
-Exact and sigmoid verification (`kernels.verify`) beside
-``_speculative_sampling`` of transformers, which takes one sequence and is called once for each,
-beside the same algorithm in plain torch for a whole batch, and beside the floor: the time to read
-all inputs once. All start from logits, take turns run by run on the same arrays, and a run is 16
-sequences with other logits each, whatever the batch. Beside the speed of a sigmoid stands how far
-from the target what it emits is.
+All contenders start from logits and take turns run by run on the same arrays; a run is 16 sequences
+whatever the batch. Beside the speed of a sigmoid stands how far from the target what it emits is.
 """
 
 from __future__ import annotations
@@ -63,11 +59,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def measure(report: Report, arguments: argparse.Namespace) -> int:
     """Every case on every contender; returns how many sequences were not the reference's."""
-    grid = list(
-        itertools.product(
-            arguments.vocabulary, arguments.gamma, arguments.batch, arguments.agreement
-        )
-    )
+    sizes = (arguments.vocabulary, arguments.gamma, arguments.batch)
+    grid = list(itertools.product(*sizes, arguments.agreement))
     wrong = compared = 0
     for vocabulary, gamma, batch, agreement in tqdm(grid, unit="case", disable=None):
         steps = steps_of(vocabulary, gamma, batch, agreement, arguments.seed)
@@ -92,7 +85,10 @@ def measure(report: Report, arguments: argparse.Namespace) -> int:
         found = compare_with_reference(contenders, steps, COMPARED)
         report.add(labels, EQUAL, {"lexshard": [100.0 * (1 - found[0] / found[1])]})
         wrong, compared = wrong + found[0], compared + found[1]
-        told = {name: _ratio(times[EXACT], times[name]) for name in (TRANSFORMERS, READ)}
+        told = {
+            name: paired_ratio(times[EXACT], times[name], higher_is_better=False)
+            for name in (TRANSFORMERS, READ)
+        }
         report.notes.append(
             f"V {vocabulary}, gamma {gamma}, batch {batch}, {agreement} (TV "
             f"{np.mean(distances):.2f}): exact is {told[TRANSFORMERS]:.1f}x transformers; "
@@ -107,10 +103,6 @@ def _run_time(contender: VerifyContender, steps: int, turn: int) -> float:
     """Milliseconds per step of a run."""
     elapsed, _ = timed(lambda: [contender.decide(number) for number in range(steps)])
     return elapsed / steps
-
-
-def _ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    return paired_ratio(ours, theirs, higher_is_better=False)
 
 
 def record_once(
@@ -144,8 +136,8 @@ def compare_with_reference(
             continue
         left = count
         for number, step in enumerate(steps):
-            part = step.first(min(left, step.batch))
-            expected = contender.verify(part, "reference").tokens
+            part = step.some(0, min(left, step.batch))
+            expected = contender.by_reference(part).tokens
             found = contender.decide(number).tokens[: len(expected)]
             same = (found == expected).reshape(part.batch, -1).all(axis=1)
             wrong, compared = wrong + int((~same).sum()), compared + part.batch

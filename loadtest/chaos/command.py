@@ -1,19 +1,5 @@
-"""``lexshard chaos``: does a server keep its promises under attack?
-
-Starts a server of its own and goes at it in parts:
-
-- ``combinations``: 20,000 random combinations of everything a request may ask for, on engines of
-  eight shapes, without a server;
-- ``neighbours``: what the dearest requests of one client do to another's stream;
-- ``fuzz``: thousands of malformed and hostile requests on every route, good ones between them;
-- ``streams``: 300 seeded streams at once, each to say what it says alone;
-- ``soak``: minutes of mixed load, with an eye on what every process holds;
-- ``kills``: SIGKILL and SIGSTOP of every process under 40 seeded streams, on a server with a
-  sampler, and of Ray's own two, each on a server of its own;
-- ``faults``: SIGKILL and SIGSTOP of shards and samplers at random moments of 200 streams, on a
-  server that has several of both.
-
-Exits with 1 where a promise was broken. What is promised is in docs/reliability.md.
+"""``lexshard chaos``: does a server keep its promises under attack? It starts servers of its own
+and goes at them in parts (docs/reliability.md).
 """
 
 from __future__ import annotations
@@ -40,27 +26,26 @@ ON_RAY = ("--backend", "ray")  # where there are a controller, a raylet and a GC
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", default="models/lexshard-demo", metavar="DIR")
-    parser.add_argument("--draft", default="models/lexshard-demo-draft", metavar="DIR")
-    parser.add_argument(
+    add = parser.add_argument
+    add("--model", default="models/lexshard-demo", metavar="DIR")
+    add("--draft", default="models/lexshard-demo-draft", metavar="DIR")
+    add(
         "--parts",
         type=names_of(PARTS),
         default=PARTS,
         metavar="A,B",
         help=f"default {','.join(PARTS)}",
     )
-    parser.add_argument(
+    add(
         "--only",
         metavar="CASE",
         help="one case of combinations, fuzz or kills as the table names it; of fuzz also "
         "'CASE/NUMBER'",
     )
-    parser.add_argument("--quick", action="store_true", help="less of everything: a few minutes")
-    parser.add_argument("--seed", type=int, default=17, metavar="N")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything found there")
-    parser.add_argument(
-        "options", nargs="*", metavar="OPTION", help="after --: options of lexshard serve"
-    )
+    add("--quick", action="store_true", help="less of everything: a few minutes")
+    add("--seed", type=int, default=17, metavar="N")
+    add("--json", type=Path, metavar="FILE", help="write everything found there")
+    add("options", nargs="*", metavar="OPTION", help="after --: options of lexshard serve")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -99,11 +84,11 @@ def campaign(report: Any, arguments: argparse.Namespace) -> None:
 
     Raises ValueError for an unknown case, RuntimeError where a server does not start.
     """
-    from lexshard.loadtest.chaos import combinations, fuzz, kills, neighbours, soak
+    from lexshard.loadtest.chaos import combinations, fuzz, hostile, kills, neighbours, soak
 
     quick, only, own = arguments.quick, arguments.only, arguments.options
     shapes = combinations.shapes(arguments.draft)
-    cases = (*shapes, *fuzz.KINDS, *(each.name for each in kills.FAULTS), *kills.LAST_FAULTS)
+    cases = (*shapes, *hostile.KINDS, *(each.name for each in kills.FAULTS), *kills.LAST_FAULTS)
     if only is not None and only.partition("/")[0] not in cases:
         raise ValueError(f"no case is called {only}; there are {', '.join(cases)}")
 

@@ -5,24 +5,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-import random
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 from lexshard.loadtest.bench.servers.running import RunningServer
-from lexshard.loadtest.chaos import hostile
-from lexshard.loadtest.chaos.hostile import END, LEAVES, HostileRequest
-from lexshard.loadtest.chaos.report import ChaosReport, ChaosRow, counted
+from lexshard.loadtest.chaos.hostile import END, KINDS, LEAVES, HostileRequest, hostile_request
+from lexshard.loadtest.chaos.report import ChaosReport, ChaosRow
 from lexshard.loadtest.chaos.requests import (
-    CUT,
-    KEPT,
-    REFUSED,
-    Heard,
-    difference,
-    fate,
     is_error,
+    judge,
     listen,
     new_client,
     seeded_requests,
@@ -37,45 +29,6 @@ GOOD_SECONDS = 5.0
 GOOD_PAUSE = 0.3
 CATCH_BREATH = 1.0
 KEPT_BYTES = 2000  # of a request that broke a promise, in the JSON file
-
-
-@dataclass(frozen=True, slots=True)
-class FuzzKind:
-    """A class of requests: how one is made, how many there are in full and with ``--quick``, and
-    how many are sent at once."""
-
-    make: Callable[[random.Random], HostileRequest]
-    count: int
-    quick: int
-    at_once: int = 8
-
-
-KINDS = {
-    "wrong types": FuzzKind(hostile.wrong_types, 900, 80),
-    "odd numbers": FuzzKind(hostile.odd_numbers, 500, 50),
-    "nesting": FuzzKind(hostile.nesting, 300, 25),
-    "broken JSON": FuzzKind(hostile.broken_json, 500, 50),
-    "broken UTF-8": FuzzKind(hostile.broken_utf8, 400, 40),
-    "unknown fields": FuzzKind(hostile.unknown_fields, 300, 25),
-    "empty": FuzzKind(hostile.empty, 150, 40),
-    "control characters": FuzzKind(hostile.control_characters, 300, 40),
-    "odd sampling": FuzzKind(hostile.odd_sampling, 400, 40),
-    "odd conversations": FuzzKind(hostile.odd_conversations, 300, 25),
-    "methods and paths": FuzzKind(hostile.methods_and_paths, 300, 60),
-    "odd headers": FuzzKind(hostile.odd_headers, 250, 50),
-    "broken HTTP": FuzzKind(hostile.broken_http, 300, 40),
-    "half-sent": FuzzKind(hostile.halves, 100, 30, at_once=50),
-    "bodies that stop": FuzzKind(hostile.stopping_bodies, 20, 0, at_once=20),
-    "clients that leave": FuzzKind(hostile.leaving, 150, 30),
-    "many keys": FuzzKind(hostile.many_keys, 30, 8, at_once=1),
-    "giant prompts": FuzzKind(hostile.giant_prompts, 40, 8, at_once=1),
-    "large bodies": FuzzKind(hostile.large_bodies, 15, 5, at_once=1),
-}
-
-
-def hostile_request(kind: str, seed: int, number: int) -> HostileRequest:
-    """The same for the same arguments."""
-    return KINDS[kind].make(random.Random(f"{kind} {number} of {seed}"))
 
 
 async def exchange(url: str, request: HostileRequest) -> HttpAnswer:
@@ -99,7 +52,6 @@ async def run_fuzz(
                 report.add(await attack(server.url, name, numbers, report.seed, watch))
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
-        between.broken = counted(between.broken)
         between.expect(between.requests > 0, "not one good request was answered")
         report.add(between)
         row = ChaosRow(PART, "afterwards")
@@ -112,9 +64,8 @@ async def attack(
     url: str, name: str, numbers: Sequence[int], seed: int, watch: HealthWatch
 ) -> ChaosRow:
     """Those requests of a kind."""
-    row = ChaosRow(PART, name, requests=len(numbers), slowest=0.0)
-    reasons: list[str] = []
     examples: list[dict[str, Any]] = []
+    row = ChaosRow(PART, name, len(numbers), slowest=0.0, details={"breaches": examples})
     left = iter(numbers)
     alone = KINDS[name].at_once == 1
 
@@ -128,23 +79,20 @@ async def attack(
             row.slowest = max(row.slowest or 0.0, answer.seconds)
             place = f"number {number}: {request.begins()}"
             if reason := breach(request, answer):
-                row.wrong += 1
-                reasons.append(f"{reason} | {place}")
+                row.break_promise(f"{reason} | {place}")
                 examples.append(_example(number, reason, request, answer))
             if alone and (seconds := watch.slowest_since(sent)) > HEALTH_SECONDS:
                 told = f"/health took over {HEALTH_SECONDS:.0f} s"
-                reasons.append(f"{told} | {seconds:.1f} s, {place}")
+                row.broken.append(f"{told} | {seconds:.1f} s, {place}")
 
     began = time.monotonic()
     await asyncio.gather(*(worker() for _ in range(KINDS[name].at_once)))
     await asyncio.sleep(CATCH_BREATH)  # what has been set off may show only now
     health = watch.slowest_since(began)
     row.note = f"slowest /health {health:.2f} s"
-    row.broken = counted(reasons)
     row.expect(alone or health < HEALTH_SECONDS, f"/health took {health:.1f} s")
     sick = sorted({look.words for look in watch.since(began) if look.status != 200})
     row.expect(not sick, f"/health said {sick}")
-    row.details = {"breaches": examples}
     return row
 
 
@@ -170,24 +118,13 @@ async def _ask_on(url: str, seed: int, row: ChaosRow) -> None:
     expected = await undisturbed(client, requests)
     while True:
         for request, known in zip(requests, expected, strict=True):
-            judge_good(row, await listen(client, request), known)
+            heard = await listen(client, request)
+            row.requests += 1
+            judge(row, heard, known)
+            row.slowest = max(row.slowest or 0.0, heard.seconds)
+            if heard.seconds > GOOD_SECONDS:
+                row.broken.append(f"a good request took over 5 s | {heard.seconds:.1f} s")
             await asyncio.sleep(GOOD_PAUSE)
-
-
-def judge_good(row: ChaosRow, heard: Heard, expected: Heard) -> None:
-    """Counts what became of a good request beside others."""
-    result = fate(heard, expected)
-    row.requests += 1
-    row.kept += result == KEPT
-    row.refused += result == REFUSED
-    row.slowest = max(row.slowest or 0.0, heard.seconds)
-    if result not in (KEPT, REFUSED):
-        row.cut += result == CUT
-        row.wrong += result != CUT
-        cut = f"a good request was cut | {heard.message}"
-        row.broken.append(cut if result == CUT else difference(heard, expected))
-    if heard.seconds > GOOD_SECONDS:
-        row.broken.append(f"a good request took over 5 s | {heard.seconds:.1f} s")
 
 
 # -- what is promised of an answer ----------------------------------------------------------------
@@ -206,7 +143,7 @@ def breach(request: HostileRequest, answer: HttpAnswer) -> str | None:
     if answer.ended != WHOLE:
         return None if request.expects == LEAVES else f"status {status} that broke off"
     if status < 300:
-        return _wrong_content(answer)
+        return _wrong_content(kind, answer.body)
     if status == 503:
         if "retry-after" not in answer.headers:
             return "503 without Retry-After"
@@ -219,26 +156,22 @@ def breach(request: HostileRequest, answer: HttpAnswer) -> str | None:
     return None
 
 
-def _wrong_content(answer: HttpAnswer) -> str | None:
-    kind = answer.headers.get("content-type", "")
+def _wrong_content(kind: str, body: bytes) -> str | None:
+    """What is wrong with a body of status 200."""
     try:
-        if kind.startswith("text/event-stream"):
-            return _wrong_events(answer.body)
-        if kind.startswith("application/json") and answer.body:
-            json.loads(answer.body, parse_constant=_not_a_number)
+        if kind.startswith("application/json") and body:
+            json.loads(body, parse_constant=_not_a_number)
+        if not kind.startswith("text/event-stream"):
+            return None
+        events = [line.removeprefix(b"data: ") for line in body.splitlines() if line]
+        if not events or events[-1] != b"[DONE]":
+            return "a stream that ended silently"
+        for event in events[:-1]:
+            error = json.loads(event, parse_constant=_not_a_number).get("error")
+            if error is not None and error["type"] == TYPES_AND_CODES[500][0]:
+                return f"a stream with {error['type']}: {error['message']}"
     except ValueError as error:
-        return f"status {answer.status} with a body that is no JSON: {error}"
-    return None
-
-
-def _wrong_events(body: bytes) -> str | None:
-    events = [line.removeprefix(b"data: ") for line in body.splitlines() if line]
-    if not events or events[-1] != b"[DONE]":
-        return "a stream that ended silently"
-    for event in events[:-1]:
-        error = json.loads(event, parse_constant=_not_a_number).get("error")
-        if error is not None and error["type"] == TYPES_AND_CODES[500][0]:
-            return f"a stream with {error['type']}: {error['message']}"
+        return f"a body that is no JSON: {error}"
     return None
 
 

@@ -16,7 +16,7 @@ from statistics import median
 import psutil
 
 from lexshard.loadtest.bench.servers.running import RunningServer, alive
-from lexshard.loadtest.chaos.report import ChaosReport, ChaosRow, counted
+from lexshard.loadtest.chaos.report import ChaosReport, ChaosRow
 from lexshard.loadtest.chaos.requests import (
     Heard,
     SeededRequest,
@@ -234,9 +234,8 @@ def judge_newcomers(
     row.slowest = max((each.seconds for each in late), default=0.0)
     counts = Counter(str(each.answer.status or each.answer.ended) for each in here)
     row.note = ", ".join(f"{count} x {status}" for status, count in sorted(counts.items()))
-    reasons = [trouble for each in late if (trouble := _trouble(each, no_ingress))]
-    reasons += [trouble for each in here if (trouble := _wrong_status(each))]
-    row.broken.extend(counted(reasons))
+    row.broken += [trouble for each in late if (trouble := _trouble(each, no_ingress))]
+    row.broken += [trouble for each in here if (trouble := _wrong_status(each))]
     row.expect(row.recovered is not None, "requests were never served again")
     texts = {text for e in newcomers if e.whole for text in e.stream.texts.values()}
     row.expect(len(texts) <= 1, f"new requests of one seed say different things: {texts}")

@@ -12,7 +12,7 @@ import json
 import multiprocessing
 import random
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
 from typing import Any
@@ -50,85 +50,51 @@ def neighbours(chance: random.Random) -> dict[str, Neighbour]:
     ids = [chance.randrange(1, VOCABULARY) for _ in range(1900)]
     words = [f"w{index} {chance.randrange(1000)}" for index in range(1024)]
     phrases = [f"the {index}"[:16] for index in range(1024)]
-    short = {"prompt": ids[:20], "n": MOST_CHOICES, "max_tokens": 60, "ignore_eos": True}
     bias = {str(token): 1.0 for token in chance.sample(range(VOCABULARY), 1024)}
-    dear = {
-        **short,
-        "stream": True,
-        "temperature": 1.5,
-        "top_p": 0.95,
-        "min_p": 1e-9,
-        "repetition_penalty": 1.2,
-        "frequency_penalty": 0.5,
-        "presence_penalty": 0.5,
-        "logit_bias": bias,
-        "bad_words": phrases,
-        "allowed_token_ids": list(range(0, VOCABULARY, 2)),
-        "min_tokens": 30,
-        "stop": ["x" * 1024, "y" * 1024, "z" * 1024, "q" * 1024],
-        "stop_token_ids": list(range(1024)),
-        "certificate": True,
-        "draft": True,
-        "return_token_ids": True,
-    }
+    every, half = list(range(VOCABULARY)), list(range(0, VOCABULARY, 2))
     megabytes = "once upon a time " * 920_000
-    messages = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi"}]
+    turns = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi"}]
+    short = {"prompt": ids[:20], "n": MOST_CHOICES, "max_tokens": 60, "ignore_eos": True}
+    penalties = ("frequency_penalty", "presence_penalty")
+    switches = ("stream", "certificate", "draft", "return_token_ids")
+    dear: dict[str, Any] = (
+        short
+        | dict.fromkeys(penalties, 0.5)
+        | dict.fromkeys(switches, True)
+        | {"temperature": 1.5, "top_p": 0.95, "min_p": 1e-9, "repetition_penalty": 1.2}
+        | {"logit_bias": bias, "bad_words": phrases, "allowed_token_ids": half, "min_tokens": 30}
+        | {"stop": [letter * 1024 for letter in "xyzq"], "stop_token_ids": list(range(1024))}
+    )
+    cut = {"truncate_prompt_tokens": 10, "max_tokens": 1}
+    scored = [[index, *ids[:1000]] for index in range(1, 60)]
+    one = {"max_tokens": 1}
+
+    def short_and(**fields: Any) -> Neighbour:
+        return Neighbour(COMPLETIONS, {**short, **fields})
+
     return {
-        "many ids, left at once": Neighbour(
-            COMPLETIONS,
-            {**short, "n": 128, "allowed_token_ids": list(range(VOCABULARY))},
-            times=10,
-            leaves=True,
+        "many ids, left at once": replace(
+            short_and(n=128, allowed_token_ids=every), times=10, leaves=True
         ),
-        "many ids": Neighbour(
-            COMPLETIONS, {**short, "allowed_token_ids": list(range(0, VOCABULARY, 2))}
-        ),
-        "phrases": Neighbour(COMPLETIONS, {**short, "bad_words": words}),
-        "phrases in the text": Neighbour(
-            COMPLETIONS, {**short, "prompt": "the " * 30, "bad_words": phrases}
-        ),
-        "log-probabilities": Neighbour(COMPLETIONS, {**short, "logprobs": 20, "stream": True}),
-        "scores of a prompt": Neighbour(
-            COMPLETIONS,
-            # As many as are taken.
-            {**short, "n": 12, "prompt": ids, "prompt_logprobs": 20, "max_tokens": 1},
-        ),
+        "many ids": short_and(allowed_token_ids=half),
+        "phrases": short_and(bad_words=words),
+        "phrases in the text": short_and(prompt="the " * 30, bad_words=phrases),
+        "log-probabilities": short_and(logprobs=20, stream=True),
         "scores of many prompts": Neighbour(
-            COMPLETIONS,
-            {
-                "prompt": [[index, *ids[:1000]] for index in range(1, 60)],
-                "echo": True,
-                "logprobs": 7,
-                "max_tokens": 1,
-            },
+            COMPLETIONS, {**one, "prompt": scored, "echo": True, "logprobs": 7}
         ),
         "long prompts": Neighbour(
-            COMPLETIONS,
-            {"prompt": [[index, *ids] for index in range(1, 60)], "max_tokens": 1},
+            COMPLETIONS, {**one, "prompt": [[index, *ids] for index in range(1, 60)]}
         ),
         "almost everything": Neighbour(COMPLETIONS, dear),
         "everything": Neighbour(COMPLETIONS, {**dear, "logprobs": 20}),
-        "hot and wide": Neighbour(
-            COMPLETIONS, {**short, "temperature": 100, "top_p": 0.999999, "stream": True}
-        ),
-        "text to be cut": Neighbour(
-            COMPLETIONS,
-            {"prompt": megabytes, "truncate_prompt_tokens": 10, "max_tokens": 1},
-            times=2,
-        ),
-        "one long word": Neighbour(
-            COMPLETIONS,
-            {"prompt": "a" * 15_000_000, "truncate_prompt_tokens": 10, "max_tokens": 1},
-            times=2,
-        ),
-        "a long conversation": Neighbour(
-            CHAT, {"messages": messages * 8000, "max_tokens": 1}, times=4
-        ),
+        "hot and wide": short_and(temperature=100, top_p=0.999999, stream=True),
+        "text to be cut": Neighbour(COMPLETIONS, {**cut, "prompt": megabytes}, times=2),
+        "one long word": Neighbour(COMPLETIONS, {**cut, "prompt": "a" * 15_000_000}, times=2),
+        "a long conversation": Neighbour(CHAT, {**one, "messages": turns * 8000}, times=4),
         "ids to be read": Neighbour("/detokenize", {"tokens": ids * 500}, times=4),
         "text to be counted": Neighbour("/tokenize", {"prompt": megabytes}, times=2),
-        "250 tiny requests": Neighbour(
-            COMPLETIONS, {"prompt": [1], "max_tokens": 1, "n": 1}, times=250
-        ),
+        "250 tiny requests": Neighbour(COMPLETIONS, {**one, "prompt": [1], "n": 1}, times=250),
     }
 
 
@@ -215,12 +181,10 @@ class Senders:
         context = multiprocessing.get_context("fork")
         self._told = context.SimpleQueue()
         self._ended = 0.0
-        arguments = (url, neighbour, body)
-        self._process = context.Process(target=self._send_all, args=arguments, daemon=True)
+        self._process = context.Process(
+            target=lambda: asyncio.run(self._send(url, neighbour, body)), daemon=True
+        )
         self._process.start()
-
-    def _send_all(self, url: str, neighbour: Neighbour, body: bytes) -> None:
-        asyncio.run(self._send(url, neighbour, body))
 
     async def _send(self, url: str, neighbour: Neighbour, body: bytes) -> None:
         seconds = LEAVING_SECONDS if neighbour.leaves else 2 * BESIDE_SECONDS

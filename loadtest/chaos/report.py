@@ -39,6 +39,11 @@ class ChaosRow:
         if not fulfilled:
             self.broken.append(otherwise)
 
+    def break_promise(self, reason: str) -> None:
+        """A request whose answer is wrong: ``KIND | EXAMPLE``, see `counted`."""
+        self.wrong += 1
+        self.broken.append(reason)
+
     def count(self, status: int) -> None:
         """An answer by its status, 0 where there was none; one that fits nowhere is counted by what
         judges it."""
@@ -71,7 +76,8 @@ class ChaosReport:
     started: float = field(default_factory=time.monotonic)
 
     def add(self, row: ChaosRow) -> None:
-        """Takes a row in, and says so."""
+        """Takes a row in, what was broken alike as one line, and says so."""
+        row.broken = counted(row.broken)
         self.rows.append(row)
         found = "; ".join([row.note] * bool(row.note) + [f"BROKEN: {each}" for each in row.broken])
         self.tell(row.part, f"{row.case}: {found or 'as promised'}")
@@ -85,14 +91,8 @@ class ChaosReport:
 
     def table(self) -> str:
         """All rows, and below them every promise that was broken."""
-        headers = [
-            "part",
-            "case",
-            *_COUNTS,
-            *(f"{name} s" for name in _SECONDS),
-            "promises",
-            "note",
-        ]
+        seconds = [f"{name} s" for name in _SECONDS]
+        headers = ["part", "case", *_COUNTS, *seconds, "promises", "note"]
         lines = [format_table(headers, [row.cells() for row in self.rows]), ""]
         if not self.broken:
             return "\n".join([*lines, "Every promise was kept."])
@@ -100,19 +100,19 @@ class ChaosReport:
 
     def write(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        whole = asdict(self) | {
-            "started": None,
-            "seconds": time.monotonic() - self.started,
-            "broken": self.broken,
-        }
+        seconds = time.monotonic() - self.started
+        whole = asdict(self) | {"started": None, "seconds": seconds, "broken": self.broken}
         path.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
 
 
 def counted(reasons: Sequence[str]) -> list[str]:
     """Reasons of the same kind (what stands before the first ``|``) as one line with the first
-    example: thousands of requests may fail alike."""
+    example, for thousands of requests may fail alike; those without an example as they are."""
     examples: dict[str, list[str]] = {}
     for reason in reasons:
-        kind, _, example = reason.partition("|")
-        examples.setdefault(kind.strip(), []).append(example.strip())
-    return [f"{kind} ({len(each)} times; {each[0]})" for kind, each in examples.items()]
+        kind, _, example = reason.partition(" | ")
+        examples.setdefault(kind, []).append(example)
+    return [
+        f"{kind} ({len(each)} times; {each[0]})" if each[0] else kind
+        for kind, each in examples.items()
+    ]

@@ -10,12 +10,11 @@ import asyncio
 import json
 import random
 import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lexshard.loadtest.chaos.report import ChaosRow, counted
+from lexshard.loadtest.chaos.report import ChaosRow
 from lexshard.loadtest.client import (
     CLOSED,
     LATE,
@@ -100,19 +99,13 @@ def seeded_requests(
     for index in range(count):
         start = chance.randrange(len(story) - 400)
         text = story[start : start + chance.randrange(20, 400)]
-        body = {
-            "max_tokens": tokens,
-            "seed": chance.randrange(2**31),
-            "ignore_eos": True,
-            "stream": stream,
-            **CONTROLS[index % len(CONTROLS)],
-        }
+        body = {"max_tokens": tokens, "seed": chance.randrange(2**31), "ignore_eos": True}
+        body |= {"stream": stream, **CONTROLS[index % len(CONTROLS)]}
         if index % 4 == 3:
-            body["messages"] = [{"role": "user", "content": text}]
-            requests.append(SeededRequest("/v1/chat/completions", body))
+            asked = {"messages": [{"role": "user", "content": text}]}
+            requests.append(SeededRequest("/v1/chat/completions", body | asked))
         else:
-            body["prompt"] = text
-            requests.append(SeededRequest("/v1/completions", body))
+            requests.append(SeededRequest("/v1/completions", body | {"prompt": text}))
     return requests
 
 
@@ -189,23 +182,28 @@ def difference(heard: Heard, expected: Heard) -> str:
     return f"wrong tokens | {said.texts} {said.finished}, not {wanted.texts}"
 
 
+def judge(row: ChaosRow, heard: Heard, expected: Heard, *, may_cut: bool = False) -> None:
+    """Counts what became of a request that may be refused; none may be wrong, and none cut that
+    could survive."""
+    result = fate(heard, expected)
+    row.kept += result == KEPT
+    row.refused += result == REFUSED
+    row.cut += result == CUT
+    if result == CUT and not may_cut:
+        row.broken.append(f"a stream was cut | {heard.message}")
+    elif result == WRONG:
+        row.break_promise(difference(heard, expected))
+
+
 def judge_streams(
     row: ChaosRow, heard: Sequence[Heard], expected: Sequence[Heard], *, may_cut: bool
 ) -> None:
-    """Counts what became of the streams; none may be wrong, and none cut that could survive."""
-    fates = [fate(each, known) for each, known in zip(heard, expected, strict=True)]
-    counts = Counter(fates)
-    row.kept, row.cut = counts[KEPT], counts[CUT]
-    reasons = [
-        difference(each, known)
-        for each, known, result in zip(heard, expected, fates, strict=True)
-        if result not in (KEPT, CUT)
-    ]
-    row.broken.extend(counted(reasons))
-    row.wrong = len(reasons)
-    if row.cut and not may_cut:
-        first = next(each for each, result in zip(heard, fates, strict=True) if result == CUT)
-        row.broken.append(f"{row.cut} streams were cut: {first.message}")
+    """The same for streams that were taken in: none of them may be refused."""
+    for each, known in zip(heard, expected, strict=True):
+        if each.refused:
+            row.break_promise(difference(each, known))
+        else:
+            judge(row, each, known, may_cut=may_cut)
 
 
 def is_error(body: bytes, status: int) -> bool:

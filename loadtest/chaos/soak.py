@@ -7,20 +7,17 @@ import asyncio
 import random
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from lexshard.loadtest.bench.record import percentile
 from lexshard.loadtest.bench.servers.running import RunningServer
-from lexshard.loadtest.chaos.fuzz import breach, exchange, hostile_request
-from lexshard.loadtest.chaos.report import ChaosReport, ChaosRow, counted
+from lexshard.loadtest.chaos.fuzz import breach, exchange
+from lexshard.loadtest.chaos.hostile import hostile_request
+from lexshard.loadtest.chaos.report import ChaosReport, ChaosRow
 from lexshard.loadtest.chaos.requests import (
-    KEPT,
-    REFUSED,
     Heard,
     SeededRequest,
-    difference,
-    fate,
+    judge,
     judge_streams,
     listen,
     new_client,
@@ -111,13 +108,6 @@ class MixedLoad:
         self._ids = b""
         self._rows = {kind: ChaosRow("soak", kind) for kind in WEIGHTS}
         self._seconds: dict[str, list[float]] = defaultdict(list)
-        self._ask: dict[str, Callable[[random.Random], Awaitable[None]]] = {
-            GOOD: self._good,
-            BAD: self._bad,
-            LEAVING: self._leaving,
-            TOKENIZED: self._tokenized,
-            METRICS: self._metrics,
-        }
 
     async def prepare(self) -> None:
         """Learns what good requests are answered."""
@@ -137,61 +127,46 @@ class MixedLoad:
             [kind] = chance.choices(kinds, weights)
             asked = time.monotonic()
             self._rows[kind].requests += 1
-            await self._ask[kind](chance)
+            await self._ask(kind, self._rows[kind], chance)
             self._seconds[kind].append(time.monotonic() - asked)
 
     def rows(self) -> list[ChaosRow]:
-        for kind, row in self._rows.items():
-            row.broken = counted(row.broken)
-            if seconds := self._seconds[kind]:
-                row.slowest = max(seconds)
-                middle, high = percentile(seconds, 50), percentile(seconds, 99)
-                row.note = f"p50 {1e3 * middle:.0f} ms, p99 {1e3 * high:.0f} ms"
+        for kind, seconds in self._seconds.items():
+            middle, high = percentile(seconds, 50), percentile(seconds, 99)
+            self._rows[kind].slowest = max(seconds)
+            self._rows[kind].note = f"p50 {1e3 * middle:.0f} ms, p99 {1e3 * high:.0f} ms"
         return list(self._rows.values())
 
-    def _wrong(self, kind: str, reason: str) -> None:
-        self._rows[kind].wrong += 1
-        self._rows[kind].broken.append(reason)
-
-    async def _good(self, chance: random.Random) -> None:
-        request, expected = chance.choice(self._pairs)
-        heard = await listen(self._client, request)
-        result = fate(heard, expected)
-        self._rows[GOOD].kept += result == KEPT
-        self._rows[GOOD].refused += result == REFUSED
-        if result not in (KEPT, REFUSED):
-            self._wrong(GOOD, difference(heard, expected))
-
-    async def _leaving(self, chance: random.Random) -> None:
-        request, expected = chance.choice(self._long)
-        heard = Heard()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(chance.random()):
-                await listen(self._client, request, heard)
-        self._rows[LEAVING].cut += not heard.answered
-        for index, text in heard.stream.texts.items():
-            if not expected.stream.texts[index].startswith(text):
-                self._wrong(LEAVING, f"wrong tokens | {text}")
-
-    async def _bad(self, chance: random.Random) -> None:
-        request = hostile_request(chance.choice(BAD_KINDS), self._seed, chance.randrange(2**31))
-        answer = await exchange(self._url, request)
-        self._rows[BAD].count(answer.status)
-        if reason := breach(request, answer):
-            self._wrong(BAD, f"{reason} | {request.begins()}")
-
-    async def _tokenized(self, _: random.Random) -> None:
-        self._expect(TOKENIZED, answer := await self._tokenize(), answer.body == self._ids)
-
-    async def _metrics(self, _: random.Random) -> None:
-        self._expect(METRICS, await self._client.get("/metrics"), True)
-
-    def _expect(self, kind: str, answer: HttpAnswer, right: bool) -> None:
-        kept = answer.status == 200 and right
-        self._rows[kind].kept += kept
-        if not kept:
-            self._wrong(kind, f"status {answer.status} | {answer.fault or answer.body[:200]!r}")
+    async def _ask(self, kind: str, row: ChaosRow, chance: random.Random) -> None:
+        if kind == GOOD:
+            request, expected = chance.choice(self._pairs)
+            judge(row, await listen(self._client, request), expected)
+        elif kind == LEAVING:
+            request, expected = chance.choice(self._long)
+            heard = Heard()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(chance.random()):
+                    await listen(self._client, request, heard)
+            row.cut += not heard.answered
+            for index, text in heard.stream.texts.items():
+                if not expected.stream.texts[index].startswith(text):
+                    row.break_promise(f"wrong tokens | {text}")
+        elif kind == BAD:
+            kind = chance.choice(BAD_KINDS)
+            hostile = hostile_request(kind, self._seed, chance.randrange(2**31))
+            answer = await exchange(self._url, hostile)
+            row.count(answer.status)
+            if reason := breach(hostile, answer):
+                row.break_promise(f"{reason} | {hostile.begins()}")
+        else:
+            ids = kind == TOKENIZED
+            answer = await (self._tokenize() if ids else self._client.get(METRICS))
+            right = answer.status == 200 and (not ids or answer.body == self._ids)
+            row.kept += right
+            if not right:
+                told = answer.fault or repr(answer.body[:200])
+                row.break_promise(f"status {answer.status} | {told}")
 
     async def _tokenize(self) -> HttpAnswer:
         body = {"prompt": "Once upon a time there was a child. " * 20}
-        return await self._client.post("/tokenize", body)
+        return await self._client.post(TOKENIZED, body)

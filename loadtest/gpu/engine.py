@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,7 @@ def measure_engine(report: Report, budget: Budget) -> list[str]:
             left_out.append(f"engine, {name}")
             continue
         engine = _make_engine(name)
-        with _without_graphs(engine.model.body) if name == PLAIN else _as_it_is():
+        with _without_graphs(engine.model.body) if name == PLAIN else nullcontext():
             _measure_steps(engine, name, report, budget, left_out)
             if budget.spent:
                 left_out.append(f"engine, {name}: {DEPENDENT.name}")
@@ -66,11 +66,6 @@ def _make_engine(name: str) -> Engine:
             prefix_cache=False,
         )
     )
-
-
-@contextmanager
-def _as_it_is() -> Iterator[None]:
-    yield
 
 
 @contextmanager

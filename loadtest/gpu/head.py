@@ -27,7 +27,11 @@ from lexshard.kernels.rows import canonical_logits
 from lexshard.kernels.screen.gpu.tensor_cores import place, screen
 from lexshard.loadtest.bench.contenders.head import choose
 from lexshard.loadtest.bench.record import CaseLabels, Measure, Report
-from lexshard.loadtest.bench.synthetic.head_workload import SAMPLING_METHODS, controls, needs
+from lexshard.loadtest.bench.synthetic.head_workload import (
+    SAMPLING_METHODS,
+    draw_from_all,
+    needs,
+)
 from lexshard.loadtest.bench.synthetic.heads import synthetic_head, synthetic_hidden
 from lexshard.loadtest.gpu.timing import Budget, Call, Timer, in_turns
 
@@ -185,11 +189,10 @@ class Bench:
                 for name, times in device.items()
             }
             self.report.add(labels, BANDWIDTH, rates)
-        drawn = controls(METHODS[wish], rows, POSITION)
 
         def step() -> object:
             found = shard.rescore(shard.screen(hidden, asked))
-            return draw(found.ids, found.logits, found.offsets, drawn)
+            return draw(found.ids, found.logits, found.offsets, asked.controls)
 
         walls = {OURS: step, **{name: _to_host(call) for name, call in peers.items()}}
         times = in_turns(self.timer.wall_run, walls, self.settings.runs, self.budget)
@@ -198,18 +201,14 @@ class Bench:
     def _count_wrong(self, shard: DeviceShard, kind: Kind, wishes: tuple[str, ...]) -> int:
         """Tokens of the certified head that are not those of all canonical logits."""
         states = self.hidden[: self.settings.checked_rows]
-        rows, size = len(states), self.dimensions.vocabulary
-        logits = canonical_logits(states, self.weight, implementation="triton")
-        every = logits.cpu().numpy().reshape(-1)
-        ids = np.tile(np.arange(size, dtype=np.int32), rows)
-        offsets = np.arange(rows + 1, dtype=np.int64) * size
+        logits = canonical_logits(states, self.weight, implementation="triton").cpu().numpy()
         wrong = 0
         for wish in wishes:
-            asked = RowTable.of(needs(METHODS[wish], rows, POSITION))
-            found = shard.rescore(shard.screen(states, asked))
-            drawn = controls(METHODS[wish], rows, POSITION)
-            ours = draw(found.ids, found.logits, found.offsets, drawn)
-            expected = draw(ids, every, offsets, drawn)
+            asked = needs(METHODS[wish], len(states), POSITION)
+            rows = RowTable.of(asked)
+            found = shard.rescore(shard.screen(states, rows))
+            ours = draw(found.ids, found.logits, found.offsets, rows.controls)
+            expected = draw_from_all(logits, asked)
             differences = {OURS: [float(np.mean(ours != expected))]}
             if wish == "greedy":
                 theirs = (states.to(self.weight.dtype) @ self.weight.T).argmax(dim=1)

@@ -27,12 +27,13 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         prog="python -m loadtest.gpu",
         description="Every GPU test and benchmark, in less than 9 minutes.",
     )
-    parser.add_argument("--out", type=Path, required=True, help="folder for gpu.json and gpu.md")
-    parser.add_argument("--seconds", type=float, default=WHOLE_SECONDS, help="for everything")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--skip-tests", action="store_true", help="benchmarks only")
-    parser.add_argument("--skip-engine", action="store_true", help="no engine")
-    parser.add_argument("--skip-heads", action="store_true", help="no heads")
+    add = parser.add_argument
+    add("--out", type=Path, required=True, help="folder for gpu.json and gpu.md")
+    add("--seconds", type=float, default=WHOLE_SECONDS, help="for everything")
+    add("--seed", type=int, default=0)
+    add("--skip-tests", action="store_true", help="benchmarks only")
+    add("--skip-engine", action="store_true", help="no engine")
+    add("--skip-heads", action="store_true", help="no heads")
     return parser.parse_args(arguments)
 
 
@@ -60,9 +61,12 @@ def main(arguments: Sequence[str]) -> int:
         run.left_out += run.tests.left_out
         print(run.tests.log[-3000:] if not run.tests.sound else "tests passed", flush=True)
     if not options.skip_engine:
-        _serve(run, budget.part(ENGINE_SECONDS))
+        from lexshard.loadtest.gpu.engine import measure_engine
+
+        run.left_out += measure_engine(report, budget.part(ENGINE_SECONDS))
+        run.save()
     if not options.skip_heads:
-        _measure(run, budget, options.seed)
+        _measure_heads(run, budget, options.seed)
     run.save()
     print(run.page())
     failed = run.tests is not None and not run.tests.sound
@@ -89,14 +93,7 @@ class GpuRun:
             (self._folder / "tests.log").write_text(self.tests.log, encoding="utf-8")
 
 
-def _serve(run: GpuRun, budget: Budget) -> None:
-    from lexshard.loadtest.gpu.engine import measure_engine
-
-    run.left_out += measure_engine(run.report, budget)
-    run.save()
-
-
-def _measure(run: GpuRun, budget: Budget, seed: int) -> None:
+def _measure_heads(run: GpuRun, budget: Budget, seed: int) -> None:
     from lexshard.loadtest.gpu.head import BANDWIDTH, HEADS, Bench, Settings
     from lexshard.loadtest.gpu.timing import CudaTimer, copy_bandwidth
 
@@ -129,18 +126,22 @@ def summary_page(
 ) -> str:
     """Markdown: the machine, the tests, the engine, the heads. Nothing stands in it that was not
     run; ``left_out`` is what did not fit the time."""
-    machine = report.machine
+    versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
+    gpu = report.machine.get("gpu", "a machine without a GPU")
+    told = "**Time ran out. Not run, or not to the end:**"
+    missing = [told, "", *(f"- {each}" for each in left_out), ""] if left_out else []
+    ended = "Not run."
+    if tests is not None:
+        ended = f"{tests.passed} passed, {tests.failed} failed, {tests.skipped} skipped."
     lines = [
         "# GPU run",
         "",
-        f"`{report.command}` on {machine.get('gpu', 'a machine without a GPU')}, "
-        + ", ".join(f"{name} {version}" for name, version in report.versions.items())
-        + ".",
+        f"`{report.command}` on {gpu}, {versions}.",
         "",
-        *_left_out(left_out),
+        *missing,
         "## Tests",
         "",
-        _tests(tests),
+        ended,
         "",
         f"Tokens of the certified head that the canonical logits do not give: **{wrong}**.",
         "",
@@ -155,20 +156,3 @@ def summary_page(
         "",
     ]
     return "\n".join(lines)
-
-
-def _tests(tests: TestOutcome | None) -> str:
-    if tests is None:
-        return "Not run."
-    return f"{tests.passed} passed, {tests.failed} failed, {tests.skipped} skipped."
-
-
-def _left_out(names: Sequence[str]) -> list[str]:
-    if not names:
-        return []
-    return [
-        "**Time ran out. Not run, or not to the end:**",
-        "",
-        *(f"- {each}" for each in names),
-        "",
-    ]

@@ -8,8 +8,10 @@ is there once. Windows and chunks are longer than the sequences of the self-test
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 VOCABULARY = 97
@@ -42,61 +44,10 @@ _SIZES: tuple[tuple[str, int], ...] = (
 _LAYER_COUNTS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
 
 # What a family counts in a way of its own, or cannot be without.
-_SHARING = {
-    "intermediate_size": 96,
-    "num_hidden_layers": 4,
-    "layer_types": ["sliding_attention", "full_attention"] * 2,
-    "num_kv_shared_layers": 2,
-}
-_DOTS3 = {
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "swa_num_attention_heads": 4,
-    "swa_num_key_value_heads": 4,
-    "swa_q_lora_rank": 16,
-    "swa_kv_lora_rank": 16,
-    "swa_head_dim": 24,
-    "swa_qk_nope_head_dim": 16,
-    "swa_v_head_dim": 16,
-}
-_INDEXER = {
-    "head_dim": 16,
-    "indexer_n_heads": 4,
-    "indexer_kv_heads": 1,
-    "indexer_head_dim": 16,
-    "indexer_budget": 16,
-    "indexer_compress_ratio": 4,
-}
-_OWN: dict[str, dict[str, Any]] = {
-    "bamba": {"mamba_n_heads": 8},
-    "cohere_compass_text": {
-        "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}
-    },
-    "dbrx": {"attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8.0}},
-    "dots1": {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1},
-    "dots3_note": {"text_config": _DOTS3},
-    "dots3_note_text": _DOTS3,
+_DATA = Path(__file__).parents[1] / "data" / "model_families.json"
+_OWN: dict[str, dict[str, Any]] = json.loads(_DATA.read_text(encoding="utf-8")) | {
     "emu3": {"vocabulary_map": {"<image>": LAST_TOKEN, "<|extra_200|>": LAST_TOKEN - 1}},
-    "falcon_h1": {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16},
-    "gemma3n": {"text_config": _SHARING},
-    "gemma3n_text": _SHARING,
-    "gemma4_assistant": {
-        "text_config": {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}
-    },
-    "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
-    "granitemoehybrid": {"mamba_n_heads": 8},
-    "lfm2": {"layer_types": ["full_attention", "conv"]},
-    "lfm2_moe": {"layer_types": ["full_attention", "conv"]},
-    "mamba2": {"num_heads": 8},
-    "minimax_m3_vl_text": {"layer_types": ["full_attention", "minimax_m3_sparse"]},
-    "qwen4_exp": {"text_config": _INDEXER},
-    "qwen4_exp_text": _INDEXER,
     "reformer": {"axial_pos_embds_dim": (16, 48), "axial_pos_shape": (8, 16)},
-    "xmod": {"default_language": "en_XX"},
-    "zamba": {
-        "num_hidden_layers": 4,
-        "layers_block_type": ["linear_attention", "hybrid"] * 2,
-    },
 }
 
 

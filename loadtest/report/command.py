@@ -1,9 +1,4 @@
-"""``lexshard report FILE... --out PAGE``: a page with plots from the files of ``--json``.
-
-The page is one file without scripts and without anything from elsewhere. A load (``lexshard bench
-serve``) has its distributions and what happened over time; every other benchmark its ratios and its
-results.
-"""
+"""``lexshard report FILE... --out PAGE``: a page with plots from what ``--json`` wrote."""
 
 from __future__ import annotations
 

@@ -15,23 +15,19 @@ from lexshard.actors.configuration import EngineConfiguration
 from lexshard.actors.drafter.heads import frequency_head, full_head
 from lexshard.actors.messages import SamplingParameters
 from lexshard.loadtest.bench import draft
-from lexshard.loadtest.bench.draft import (
+from lexshard.loadtest.bench.draft import PLAIN, SHORTLIST, SPEED, DraftingEngine, record_speed
+from lexshard.loadtest.bench.options.draft import add_arguments
+from lexshard.loadtest.bench.record import Report
+from lexshard.loadtest.bench.synthetic.tasks import read_tasks
+from lexshard.loadtest.draft_heads.compared import (
     AS_TRAINED,
     FIXED,
     FULL,
     PAPER,
-    PLAIN,
     ROUTER,
-    SHORTLIST,
-    SPEED,
     STATIC,
     DraftHeads,
-    DraftingEngine,
-    record_speed,
 )
-from lexshard.loadtest.bench.options.draft import add_arguments
-from lexshard.loadtest.bench.record import Report
-from lexshard.loadtest.bench.synthetic.tasks import read_tasks
 from tests.support.router_cases import TinyPair, router_file, some_positions
 
 

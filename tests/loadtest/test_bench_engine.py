@@ -12,29 +12,20 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoTokenizer
 
 from lexshard.actors.body.loading import load
+from lexshard.actors.configuration import EngineConfiguration
+from lexshard.actors.messages import SamplingParameters
 from lexshard.loadtest.bench import engine
-from lexshard.loadtest.bench.engine_runs import (
-    Difference,
-    EngineRun,
-    check_lengths,
-    compare,
-)
+from lexshard.loadtest.bench.engine_runs import Difference, EngineRun, check_lengths, compare
 from lexshard.loadtest.bench.options import engine as engine_options
 from lexshard.loadtest.bench.peers.beside_vllm import Worker, alternate
 from lexshard.loadtest.bench.peers.own_engine import EngineRunner
 from lexshard.loadtest.bench.peers.transformers_generate import GenerateRunner, left_padded
-from lexshard.loadtest.bench.synthetic.jobs import (
-    OUTPUT_TOKENS,
-    PROMPT_TOKENS,
-    Job,
-    mixed_jobs,
-)
+from lexshard.loadtest.bench.synthetic.jobs import OUTPUT_TOKENS, PROMPT_TOKENS, Job, mixed_jobs
 from lexshard.loadtest.bench.synthetic.random_model import DEMO, write_random_model
+from tests.support.tiny_models import save_tiny
 
 
 class WordTokenizer:
@@ -200,20 +191,12 @@ def test_a_peer_in_its_own_process_is_paired_with_ours_in_one(
         assert len({str(task["cases"]) for task in tasks}) == len(tasks)  # no text decides alone
         for slowness, task in enumerate(tasks, 1):
             cases = [[Job(**job) for job in case] for case in task["cases"]]
-            yield [
-                {
-                    "versions": versions,
-                    "cases": [
-                        [asdict(StubRunner(name, seconds * slowness, []).run(jobs))]
-                        * task["repeats"]
-                        for jobs in cases
-                    ],
-                }
-                for name, seconds, versions in (
-                    ("lexshard", 0.01, {}),
-                    ("vllm", 0.03, {"vllm": "0"}),
-                )
-            ]
+            told: list[dict[str, Any]] = []
+            for name, seconds, versions in (("lexshard", 0.01, {}), ("vllm", 0.03, {"vllm": "0"})):
+                stub = StubRunner(name, seconds * slowness, [])
+                runs = [[asdict(stub.run(jobs))] * task["repeats"] for jobs in cases]
+                told.append({"versions": versions, "cases": runs})
+            yield told
 
     monkeypatch.setattr(engine, "alternate", reports)
     path = tmp_path / "engine.json"
@@ -232,32 +215,8 @@ def test_a_peer_in_its_own_process_is_paired_with_ours_in_one(
 # -- real models ----------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A random Llama of two layers with a byte tokenizer."""
-    folder = str(tmp_path_factory.mktemp("tiny"))
-    torch.manual_seed(17)
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE({symbol: i for i, symbol in enumerate(alphabet)}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
-    configuration = LlamaConfig(
-        vocab_size=512,
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        eos_token_id=0,
-        tie_word_embeddings=True,
-    )
-    LlamaForCausalLM(configuration).save_pretrained(folder)
-    return folder
-
-
-def test_generate_pads_left_and_never_stops_early(tiny_checkpoint: str) -> None:
+def test_generate_pads_left_and_never_stops_early(tmp_path: Path) -> None:
+    tiny_checkpoint = str(save_tiny("llama", tmp_path / "tiny"))
     input_ids, mask = left_padded([(7, 8, 9), (5,)])
     assert input_ids.tolist() == [[7, 8, 9], [0, 0, 5]]
     assert mask.tolist() == [[1, 1, 1], [0, 0, 1]]
@@ -286,28 +245,20 @@ SMALL = {
 }
 
 
-@pytest.fixture(scope="module")
-def random_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("random")
-    write_random_model(folder, seed=12, **SMALL)
-    return folder
-
-
-def test_a_random_model_loads_with_every_row_of_its_vocabulary(random_model: Path) -> None:
-    model = load(random_model, device="cpu")
-    assert model.body.name == "fused"
-    assert model.dtype == "bfloat16"
+def test_a_random_model_reads_text_as_the_demo_does_and_does_not_repeat_itself(
+    tmp_path: Path,
+) -> None:
+    write_random_model(tmp_path, seed=12, **SMALL)
+    model = load(tmp_path, device="cpu")
+    assert (model.body.name, model.dtype) == ("fused", "bfloat16")
     assert model.vocabulary_size == SMALL["vocab_size"]
-
-
-def test_a_random_model_reads_text_as_the_demo_does(random_model: Path) -> None:
-    mine, demo = (AutoTokenizer.from_pretrained(folder) for folder in (random_model, DEMO))
+    mine, demo = (AutoTokenizer.from_pretrained(folder) for folder in (tmp_path, DEMO))
     text = "Once upon a time, in 1904, there was a letter."
     assert mine.encode(text) == demo.encode(text)
     assert len(mine) == SMALL["vocab_size"]
-
-
-def test_a_random_models_greedy_text_does_not_repeat_one_token(random_model: Path) -> None:
-    runner = EngineRunner(str(random_model), "bfloat16", 1, "auto", "dense", name="test")
+    runner = EngineRunner(
+        EngineConfiguration(str(tmp_path), dtype="bfloat16", threads=1, head="dense"),
+        SamplingParameters(temperature=0.0),
+    )
     (tokens,) = runner.run([Job((5, 6, 7), 48)]).token_ids
     assert len(set(tokens)) > 36

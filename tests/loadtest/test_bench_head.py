@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,6 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from lexshard.kernels.rows import canonical_logits
 from lexshard.loadtest.bench import head, machine
 from lexshard.loadtest.bench.contenders.head import OURS, head_contenders
 from lexshard.loadtest.bench.options import head as head_options
@@ -21,8 +19,6 @@ from lexshard.loadtest.bench.options.head import TIERS
 from lexshard.loadtest.bench.synthetic.head_workload import (
     SAMPLING_METHODS,
     HeadWorkload,
-    controls,
-    needs,
     synthetic_workload,
 )
 from lexshard.loadtest.bench.synthetic.heads import (
@@ -71,17 +67,6 @@ def test_certified_tokens_are_those_of_all_canonical_logits(
         assert len(output.certificates) == 3
 
 
-@pytest.mark.parametrize("name", SAMPLING_METHODS)
-def test_a_need_and_its_controls_ask_for_the_same_draw(name: str) -> None:
-    method = SAMPLING_METHODS[name]
-    for row, need in enumerate(needs(method, 3, step=9)):
-        asked = controls(method, 3, step=9)
-        assert (need.key, need.position) in {(row, 9), (0, 0)}
-        assert need.inverse_temperature == asked.inverse_temperature[row]
-        assert need.k == asked.top_k[row]
-        assert asked.log_min_p[row] == (math.log(need.min_p) if need.min_p else -math.inf)
-
-
 # -- the command ----------------------------------------------------------------------------------
 
 
@@ -107,32 +92,25 @@ def test_a_run_writes_times_certificates_and_ratios(
     written = json.loads(path.read_text())
     assert set(written) == {"machine", "versions", "command", "seed", "results", "ratios"}
     times = [each for each in written["results"] if each["case"]["measure"] == "time"]
-    assert {each["name"] for each in times} == {
-        "certified",
-        "own dense",
-        "row kernel",
-        "torch fp32",
-        "torch bf16",
-    }
+    names = {each["name"] for each in times}
+    assert names == {"certified", "own dense", "row kernel", "torch fp32", "torch bf16"}
     assert len(times) == 2 * 4 * 5
     assert all(each["runs"] == 2 and each["median"] > 0 for each in times)
     equal = [each for each in written["results"] if "equal" in each["case"]["measure"]]
     assert [each["median"] for each in equal] == [100.0] * 8
-    assert {each["against"] for each in written["ratios"]} == {each["name"] for each in times} - {
-        "certified"
-    }
+    assert {each["against"] for each in written["ratios"]} == names - {"certified"}
 
 
 def test_a_wrong_token_fails_the_command(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(machine, "ARRAY_BYTES", 1 << 22)
-    original = canonical_logits
+    original = HeadWorkload.logits
 
-    def shifted(*arguments: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        return -original(*arguments)
+    def shifted(self: HeadWorkload, hidden: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        return -original(self, hidden)
 
-    monkeypatch.setattr(head, "canonical_logits", shifted)
+    monkeypatch.setattr(HeadWorkload, "logits", shifted)
     assert head.run(parse(*SMALL, "--need", "greedy", "--tier", "int8")) == 1
     captured = capsys.readouterr()
     assert "8 certified tokens are wrong" in captured.err

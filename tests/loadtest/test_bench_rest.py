@@ -151,33 +151,30 @@ def test_ours_is_what_make_serve_starts_unless_options_say_otherwise() -> None:
 
 
 def test_others_are_given_by_command_lines_with_a_port_or_an_address() -> None:
-    given = parsed(
-        "--against",
-        "a=env X=1 sleep 'a b' {port}",
-        "--against",
-        "b=sleep",
-        "--against-url",
-        "b=http://h:1/v1",
-    )
+    second = ("--against", "b=sleep", "--against-url", "b=http://h:1/v1")
+    given = parsed("--against", "a=env X=1 sleep 'a b' {port}", *second)
     _, a, b = asked_servers(given)
     assert (a.name, a.at(7).command) == ("a", ("env", "X=1", "sleep", "a b", "7"))
     assert (b.command, b.url) == (("sleep",), "http://h:1")
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("words", "said"),
     [
-        (["--against", "a=sleep 9"], "the command line has no {port}: give --against-url a="),
-        (["--against", "a=no-such-program {port}"], "there is no program no-such-program"),
-        (["--against-url", "a=http://h:1"], "no --against has this name"),
-        (["--against", "lexshard=sleep {port}"], "lexshard is taken"),
-        (["--seconds", "-1"], "give positive numbers"),
+        (["rest", "--against", "a=sleep 9"], "line has no {port}: give --against-url a="),
+        (["rest", "--against", "a=no-such-program {port}"], "is no program no-such-program"),
+        (["rest", "--against-url", "a=http://h:1"], "no --against has this name"),
+        (["rest", "--against", "lexshard=sleep {port}"], "lexshard is taken"),
+        (["rest", "--seconds", "-1"], "give positive numbers"),
+        (["start", "--against", "a=sleep 9"], "the command line has no {port}"),
+        (["start", "--case", "status", "--against", "a=sleep {port}"], "is for --case warm"),
+        (["start", "--case", "first", "--", "--config", "f"], "by --model, not in --config"),
     ],
 )
 def test_what_cannot_be_measured_is_said_before_anything_starts(
-    options: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["bench", "rest", *options]) == 1
+    assert main(["bench", *words]) == 1
     assert said in capsys.readouterr().err
 
 

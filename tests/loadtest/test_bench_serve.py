@@ -87,15 +87,18 @@ def test_the_command_loads_endpoints_by_turns_and_writes_everything(
     quick, slow = EndpointScript(), EndpointScript(first_seconds=0.06, gap_seconds=0.006)
     path = tmp_path / "load.json"
     with scripted_endpoint(quick) as ours, scripted_endpoint(slow) as theirs:
-        command = [
-            "bench",
-            "serve",
-            "--against",
-            f"ours={ours}",
-            "--against",
+        command = ["bench", "serve", "--against", f"ours={ours}", "--against"]
+        command += [
             f"theirs={theirs}/v1",
+            "--rate",
+            "20,40",
+            "--requests",
+            "8",
+            "--prompt-tokens",
+            "30",
+            "--warm-up",
+            "1",
         ]
-        command += ["--rate", "20,40", "--requests", "8", "--prompt-tokens", "30", "--warm-up", "1"]
         command += ["--output-tokens", "5", "--goodput", "ttft:45", "e2el:2000", *PATIENT]
         assert main([*command, "--json", str(path)]) == 0
     printed = capsys.readouterr().out

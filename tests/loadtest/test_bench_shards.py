@@ -16,11 +16,10 @@ from lexshard.actors.head.sharded.part import build_ladder
 from lexshard.actors.states.row_table import RowTable
 from lexshard.loadtest.bench import shards
 from lexshard.loadtest.bench.options.shards import add_arguments
-from lexshard.loadtest.bench.shard_processes import RecordedShard
+from lexshard.loadtest.bench.shard_processes import RecordedShard, TimedShard
 from lexshard.loadtest.bench.shards import (
     NEEDS,
     ShardCase,
-    TimedShard,
     drawn,
     parts_of,
     step_of,

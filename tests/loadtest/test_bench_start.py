@@ -11,6 +11,7 @@ import pytest
 from lexshard.actors.index.automatic import FILE_NAME
 from lexshard.loadtest.bench import start
 from lexshard.loadtest.bench.record import Report
+from lexshard.loadtest.bench.servers.asking import KilledStream, silence_after
 from lexshard.loadtest.bench.servers.command import ServerCommand
 from lexshard.loadtest.bench.start import (
     BEFORE,
@@ -19,7 +20,6 @@ from lexshard.loadtest.bench.start import (
     first_start,
     phases,
     record_starts,
-    silence_after,
     start_once,
 )
 from lexshard.serve_app.cli import main
@@ -115,25 +115,10 @@ def test_another_server_is_timed_by_its_command_line(monkeypatch: pytest.MonkeyP
     assert sum(run.phases.values()) == pytest.approx(run.first_token)
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (["--case", "status", "--against", "a=sleep {port}"], "--against is for --case warm"),
-        (["--case", "first", "--", "--config", "f.yaml"], "name it by --model, not in --config"),
-        (["--against", "a=sleep 9"], "the command line has no {port}"),
-    ],
-)
-def test_what_cannot_be_measured_is_said_before_anything_starts(
-    options: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["bench", "start", *options]) == 1
-    assert said in capsys.readouterr().err
-
-
 def test_a_stream_with_another_text_is_an_exit_status(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(start, "_on_one_server", lambda *_: [start.KilledStream(7.0, same=False)])
+    monkeypatch.setattr(start, "_on_one_server", lambda *_: [KilledStream(7.0, same=False)])
     assert main(["bench", "start", "--case", "after-kill"]) == 1
     printed = capsys.readouterr()
     assert "undisturbed: 0 of 1" in printed.out

@@ -13,16 +13,16 @@ from lexshard.actors.body.batch import whole_text
 from lexshard.actors.body.loading import load
 from lexshard.actors.drafter.loading import draftable
 from lexshard.actors.drafter.router.file import RouterFile, TrainingReport
-from lexshard.actors.drafter.router.texts import (
+from lexshard.actors.index.build import own_rows
+from lexshard.actors.index.metadata import Spread
+from lexshard.kernels.attention import BLOCK_SIZE
+from lexshard.kernels.noise import gumbel_row
+from lexshard.loadtest.draft_heads.texts import (
     DraftPositions,
     Tokens,
     WrittenText,
     draft_positions,
 )
-from lexshard.actors.index.build import own_rows
-from lexshard.actors.index.metadata import Spread
-from lexshard.kernels.attention import BLOCK_SIZE
-from lexshard.kernels.noise import gumbel_row
 from tests.support.tiny_models import save_tiny
 
 WIDTH = 16

@@ -6,17 +6,16 @@ race ``argmax(p / q)`` of vLLM, gpt-fast and `torch.multinomial`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch.nn import functional
 
-from lexshard.actors.candidates import Candidates
 from lexshard.actors.configuration import DEFAULT_TIERS
 from lexshard.actors.head.calibration import LadderHead, calibrate
 from lexshard.actors.head.calibration import choose as choose_screens
@@ -26,19 +25,14 @@ from lexshard.actors.head.shard import Shard
 from lexshard.actors.messages import Certificate
 from lexshard.actors.states.need import Need
 from lexshard.actors.states.row_table import RowTable
-from lexshard.kernels.draw import Controls, draw
+from lexshard.kernels.draw import draw
 from lexshard.kernels.linear import linear, pack
 from lexshard.kernels.quantize import Tier, quantize
 from lexshard.loadtest.bench.options.head import TIERS
-from lexshard.loadtest.bench.synthetic.head_workload import HeadWorkload, SamplingMethod
+from lexshard.loadtest.bench.synthetic.head_workload import HeadWorkload
 
-_BUILDERS: dict[str, Callable[..., Tier]] = {
-    kind: partial(quantize, kind=kind)  # type: ignore[arg-type]
-    for kind in TIERS
-}
 CALIBRATED = {"auto": DEFAULT_TIERS, "any": TIERS}
 OURS, DENSE_HEAD, ROW_KERNEL = "certified", "own dense", "row kernel"
-CandidateSearch = Callable[[npt.NDArray[np.float32], Sequence[Need]], Candidates]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +46,11 @@ class HeadOutput:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeadStep:
-    """What a contender is asked: hidden states [B, d], and the same wish in two forms."""
+    """What a contender is asked: hidden states [B, d], and how to choose each row's token."""
 
     hidden: npt.NDArray[np.float32]
-    method: SamplingMethod
+    method: Need
     needs: Sequence[Need]
-    controls: Controls
 
 
 class HeadContender(Protocol):
@@ -69,12 +62,13 @@ class HeadContender(Protocol):
 class CertifiedContender:
     """The whole of ours: screen, rescoring, draw."""
 
-    def __init__(self, decide: CandidateSearch) -> None:
-        self._decide = decide
+    def __init__(self, head: Shard) -> None:
+        self._head = head
 
     def answer(self, step: HeadStep) -> HeadOutput:
-        candidates = self._decide(step.hidden, step.needs)
-        tokens = draw(candidates.ids, candidates.logits, candidates.offsets, step.controls)
+        rows = RowTable.of(step.needs)
+        candidates = self._head.rescore(self._head.screen(step.hidden, rows))
+        tokens = draw(candidates.ids, candidates.logits, candidates.offsets, rows.controls)
         read = sum(each.bytes_read for each in candidates.certificates)
         return HeadOutput(tokens, read, candidates.certificates)
 
@@ -103,14 +97,12 @@ class LogitsContender:
         return HeadOutput(tokens.numpy(), self._bytes)
 
 
-def choose(
-    logits: torch.Tensor, method: SamplingMethod, generator: torch.Generator | None
-) -> torch.Tensor:
+def choose(logits: torch.Tensor, method: Need, generator: torch.Generator | None) -> torch.Tensor:
     """Tokens [B] of ``logits`` [B, V] at temperature 1, the usual way in torch."""
-    if method.greedy:
+    if not method.inverse_temperature:
         return logits.argmax(dim=1)
-    if method.top_k:
-        values, ids = logits.topk(method.top_k, dim=1)
+    if method.k:
+        values, ids = logits.topk(method.k, dim=1)
         return ids.gather(1, _race(values.float(), generator)[:, None])[:, 0]
     if method.min_p:
         floor = logits.amax(dim=1, keepdim=True).float() + float(np.log(method.min_p))
@@ -128,7 +120,7 @@ def build_tiers(workload: HeadWorkload, names: Sequence[str]) -> dict[str, Tier]
     """Low-precision copies of the weights, with the mean of the calibration states kept apart as
     a common direction."""
     direction = workload.calibration.mean(axis=0)
-    return {name: _BUILDERS[name](workload.weight, direction=direction) for name in names}
+    return {name: quantize(workload.weight, name, direction=direction) for name in names}  # type: ignore[arg-type]
 
 
 def head_contenders(workload: HeadWorkload, tier: str, largest: int) -> dict[str, HeadContender]:
@@ -147,25 +139,14 @@ def head_contenders(workload: HeadWorkload, tier: str, largest: int) -> dict[str
     dense = _shard(workload, row_kernel, None)
     wide, half, count = weight.float(), weight.bfloat16(), weight.numel()
     return {
-        OURS: CertifiedContender(search_of(shard)),
-        DENSE_HEAD: CertifiedContender(search_of(dense)),
+        OURS: CertifiedContender(shard),
+        DENSE_HEAD: CertifiedContender(dense),
         ROW_KERNEL: LogitsContender(row_kernel, workload, count * weight.element_size()),
         "torch fp32": LogitsContender(partial(functional.linear, weight=wide), workload, 4 * count),
         "torch bf16": LogitsContender(
             lambda hidden: functional.linear(hidden.bfloat16(), half), workload, 2 * count
         ),
     }
-
-
-class _Searches(Protocol):
-    def screen(self, hidden: Any, rows: RowTable) -> Any: ...
-
-    def rescore(self, thresholds: Any) -> Candidates: ...
-
-
-def search_of(head: _Searches) -> CandidateSearch:
-    """Screen and rescoring as one call."""
-    return lambda hidden, needs: head.rescore(head.screen(hidden, RowTable.of(needs)))
 
 
 def calibrated(

@@ -50,19 +50,14 @@ class OwnVerify:
         self._limits = limits
 
     def decide(self, number: int) -> Verdict:
-        step = self._steps[number]
-        return verify(
-            self._targets[number], step.rows, proposals=step.proposals, sigmoid=self._limits
-        )
+        return self._verify(self._targets[number], self._steps[number])
 
-    def verify(self, step: VerifyStep, implementation: Any) -> Verdict:
-        return verify(
-            step.tested_logits,
-            step.rows,
-            proposals=step.proposals,
-            sigmoid=self._limits,
-            implementation=implementation,
-        )
+    def by_reference(self, step: VerifyStep) -> Verdict:
+        """What the plain reference decides."""
+        return self._verify(step.tested_logits, step, implementation="reference")
+
+    def _verify(self, logits: npt.NDArray[np.float32], step: VerifyStep, **how: Any) -> Verdict:
+        return verify(logits, step.rows, proposals=step.proposals, sigmoid=self._limits, **how)
 
     def output(self, answer: Verdict, step: VerifyStep) -> VerifyOutput:
         stands = (answer.tokens == step.rows.drafts).reshape(step.batch, -1)

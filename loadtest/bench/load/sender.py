@@ -12,10 +12,11 @@ import asyncio
 import gc
 import json
 import os
+import pickle
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from lexshard.loadtest.bench.load.plan import PlannedRequest
@@ -38,6 +39,9 @@ class ClientTask:
     timeout: float
     max_concurrency: int | None = None
     key_variable: str | None = None
+
+
+Outcome = tuple[list[RequestTimeline], list[float]]
 
 
 class LoadClient:
@@ -106,35 +110,18 @@ class LoadClient:
                 print(self.ended, flush=True)
 
 
-async def follow(task: ClientTask) -> tuple[list[RequestTimeline], list[float]]:
+async def follow(task: ClientTask) -> Outcome:
     """The timelines of a task's requests and the delays of the client's own clock."""
     client = LoadClient(task)
     return await client.run(), client.loop_delays
-
-
-def write_task(task: ClientTask, path: Path) -> None:
-    path.write_text(json.dumps(asdict(task)), encoding="utf-8")
-
-
-def read_task(path: Path) -> ClientTask:
-    fields = json.loads(path.read_text(encoding="utf-8"))
-    return ClientTask(
-        **{**fields, "requests": [PlannedRequest(*each) for each in fields["requests"]]}
-    )
-
-
-def read_outcome(path: Path) -> tuple[list[RequestTimeline], list[float]]:
-    fields = json.loads(path.read_text(encoding="utf-8"))
-    return [RequestTimeline.from_json(each) for each in fields["requests"]], fields["loop_delays"]
 
 
 def main(arguments: Sequence[str]) -> None:
     import uvloop
 
     task_path, outcome_path = map(Path, arguments)
-    requests, delays = uvloop.run(follow(read_task(task_path)))
-    outcome = {"requests": [asdict(each) for each in requests], "loop_delays": delays}
-    outcome_path.write_text(json.dumps(outcome), encoding="utf-8")
+    outcome = uvloop.run(follow(pickle.loads(task_path.read_bytes())))
+    outcome_path.write_bytes(pickle.dumps(outcome))
 
 
 if __name__ == "__main__":

@@ -14,14 +14,11 @@ STEPS = 5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", type=Path, default=Path("models/lexshard-demo"), metavar="DIR")
-    parser.add_argument(
-        "--draft", type=Path, default=Path("models/lexshard-demo-draft"), metavar="DIR"
-    )
-    parser.add_argument(
-        "--router", type=Path, metavar="FILE", help="default: the one beside the draft"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("--model", type=Path, default=Path("models/lexshard-demo"), metavar="DIR")
+    add("--draft", type=Path, default=Path("models/lexshard-demo-draft"), metavar="DIR")
+    add("--router", type=Path, metavar="FILE", help="default: the one beside the draft")
+    add(
         "--data",
         type=Path,
         required=True,
@@ -29,21 +26,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="folder of spec_bench_question.jsonl, mt_bench_question.jsonl, gsm8k_test.jsonl and "
         "HumanEval.jsonl.gz, as published; any of them",
     )
-    parser.add_argument(
+    add(
         "--prompts",
         type=int,
         metavar="N",
         help=f"of a task: default {PROMPTS}, quick {QUICK_PROMPTS}",
     )
-    parser.add_argument("--tokens", type=int, default=TOKENS, metavar="N", help="after a prompt")
-    parser.add_argument(
+    add("--tokens", type=int, default=TOKENS, metavar="N", help="after a prompt")
+    add(
         "--gamma",
         type=int,
         default=STEPS,
         metavar="N",
         help=f"guesses of a draft (default {STEPS})",
     )
-    parser.add_argument(
+    add(
         "--shares",
         type=_shares,
         default=(),

@@ -14,68 +14,67 @@ REPEATS, QUICK_REPEATS = 3, 1  # of a process
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "--model",
         default="models/lexshard-demo",
         metavar="MODEL",
         help="folder, or ORG/NAME on the Hub",
     )
-    parser.add_argument(
+    add(
         "--requests",
         type=numbers,
         metavar="N,N",
         help="numbers of concurrent requests (default 1,4,16; with --shape 1,8)",
     )
-    parser.add_argument(
+    add(
         "--shape",
         choices=("large-vocabulary",),
         help="random weights of these dimensions instead of --model: 18 layers, V=262,144",
     )
-    parser.add_argument(
+    add(
         "--dtype",
         choices=("float32", "bfloat16"),
         help="of every engine (default float32; with --shape bfloat16)",
     )
     add_threads(parser)
-    parser.add_argument("--body", choices=("auto", "general", "fused"), default="auto")
-    parser.add_argument(
-        "--head", choices=("auto", "certified", "paper", "dense"), default="auto", help="ours"
-    )
-    parser.add_argument(
+    add("--body", choices=("auto", "general", "fused"), default="auto")
+    add("--head", choices=("auto", "certified", "paper", "dense"), default="auto", help="ours")
+    add(
         "--draft",
         metavar="DIR",
         help="draft model of ours, of generate (assisted, one request at a time) and of vLLM",
     )
-    parser.add_argument(
+    add(
         "--draft-head",
         choices=get_args(DraftHeadChoice),
         default="auto",
         help="what ours looks at (default auto)",
     )
-    parser.add_argument(
+    add(
         "--temperature",
         type=float,
         default=0.0,
         metavar="T",
         help="of every request, each with a seed of its own; above 0 only against ours (default 0)",
     )
-    parser.add_argument("--top-k", type=int, default=0, metavar="K", help="of every request")
-    parser.add_argument("--top-p", type=float, default=1.0, metavar="P", help="of every request")
-    parser.add_argument(
+    add("--top-k", type=int, default=0, metavar="K", help="of every request")
+    add("--top-p", type=float, default=1.0, metavar="P", help="of every request")
+    add(
         "--draft-tokens",
         type=int,
         default=3,
         metavar="N",
         help="how far vLLM drafts; ours and generate choose by themselves (default 3)",
     )
-    parser.add_argument(
+    add(
         "--against",
         choices=("generate", "dense", "samplers", "plain"),
         help="in one process: transformers' generate, ours with a dense head, ours with one "
         "sampler process, which gets a core of its own, or ours without --draft (default generate; "
         "with --shape dense, with --draft plain)",
     )
-    parser.add_argument(
+    add(
         "--tiers",
         type=names_of(get_args(TierName)),
         default=DEFAULT_TIERS,
@@ -83,9 +82,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what may screen: int8, int4, int4-dither, 1-bit (default int8,int4)",
     )
     add_common_arguments(parser, runs=5, quick_runs=1, seed=17)
-    parser.add_argument(
+    add(
         "--vllm-python",
         type=Path,
         metavar="PATH",
         help="interpreter of an environment that has vLLM for CPUs: measure against it too",
     )
+
+
+def opponent(arguments: argparse.Namespace) -> str:
+    """What ours takes turns with in one process."""
+    default = "generate" if arguments.shape is None else "dense"
+    against: str = arguments.against or (default if arguments.draft is None else "plain")
+    return against
+
+
+def refuse_other_laws(arguments: argparse.Namespace) -> None:
+    """Raises ValueError where engines would draw with noise of their own, or cannot draw."""
+    if not 0 <= arguments.temperature < float("inf"):
+        raise ValueError(f"--temperature {arguments.temperature}: give 0 or more")
+    if arguments.top_k < 0 or not 0 < arguments.top_p <= 1:
+        raise ValueError("--top-k is 0 (all) or more, --top-p above 0 and at most 1")
+    if arguments.temperature == 0 and (arguments.top_k > 0 or arguments.top_p < 1):
+        raise ValueError("--top-k and --top-p change nothing at temperature 0: give --temperature")
+    others = opponent(arguments) == "generate" or arguments.vllm_python is not None
+    if arguments.temperature > 0 and others:
+        raise ValueError(
+            "only our engines draw the same tokens above temperature 0: give --against plain, "
+            "dense or samplers, and no --vllm-python"
+        )

@@ -14,21 +14,13 @@ VOCABULARY, COLUMNS = 131_072, 1_024
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--vocabulary", "-V", type=int, metavar="N", help=f"default {VOCABULARY:,}")
-    parser.add_argument("--columns", "-d", type=int, metavar="N", help=f"default {COLUMNS:,}")
-    parser.add_argument(
-        "--model", type=Path, metavar="DIR", help="a checkpoint's head with real hidden states"
-    )
-    parser.add_argument("--batch", type=numbers, default=(1, 8, 32), metavar="N,N")
-    parser.add_argument(
-        "--need",
-        type=names_of(NEEDS),
-        default=("greedy", "gumbel", "top50"),
-        metavar="A,B",
-    )
-    parser.add_argument("--tier", choices=("auto", "any", *TIERS, "dense"), default="auto")
-    parser.add_argument(
-        "--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="of synthetic weights"
-    )
+    add = parser.add_argument
+    add("--vocabulary", "-V", type=int, metavar="N", help=f"default {VOCABULARY:,}")
+    add("--columns", "-d", type=int, metavar="N", help=f"default {COLUMNS:,}")
+    add("--model", type=Path, metavar="DIR", help="a checkpoint's head with real hidden states")
+    add("--batch", type=numbers, default=(1, 8, 32), metavar="N,N")
+    add("--need", type=names_of(NEEDS), default=("greedy", "gumbel", "top50"), metavar="A,B")
+    add("--tier", choices=("auto", "any", *TIERS, "dense"), default="auto")
+    add("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="of synthetic weights")
     add_threads(parser)
     add_common_arguments(parser, runs=15, quick_runs=3, seed=17)

@@ -97,29 +97,26 @@ SETTINGS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--vocabulary", "-V", type=numbers, default=VOCABULARY, metavar="N,N")
-    parser.add_argument(
-        "--model", type=Path, metavar="DIR", help="a checkpoint's own logits instead, its own V"
-    )
-    parser.add_argument("--batch", type=numbers, default=BATCH, metavar="N,N")
-    parser.add_argument(
+    add = parser.add_argument
+    add("--vocabulary", "-V", type=numbers, default=VOCABULARY, metavar="N,N")
+    add("--model", type=Path, metavar="DIR", help="a checkpoint's own logits instead, its own V")
+    add("--batch", type=numbers, default=BATCH, metavar="N,N")
+    add(
         "--controls",
         type=names_of(SETTINGS),
         default=CONTROLS,
         metavar="A,B",
         help=f"{', '.join(SETTINGS)} (default {','.join(CONTROLS)})",
     )
-    parser.add_argument(
-        "--history", type=numbers, default=HISTORY, metavar="N,N", help="tokens before step 0"
-    )
-    parser.add_argument(
+    add("--history", type=numbers, default=HISTORY, metavar="N,N", help="tokens before step 0")
+    add(
         "--variants",
         type=names_of(VARIANTS),
         default=VARIANTS,
         metavar="A,B",
         help=f"{', '.join(VARIANTS)} (default all)",
     )
-    parser.add_argument(
+    add(
         "--vllm-python",
         type=Path,
         metavar="PATH",

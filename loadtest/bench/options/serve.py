@@ -23,7 +23,8 @@ LATE_LIMIT_MS = 20.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options to a parser."""
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "--against",
         type=endpoint,
         action="append",
@@ -31,10 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="[NAME=]URL",
         help="an OpenAI endpoint; repeatable: they take turns, ratios are the first one's",
     )
-    parser.add_argument(
-        "--model", metavar="NAME", help="as the endpoints call it (default: theirs)"
-    )
-    parser.add_argument("--chat", action="store_true", help="ask /v1/chat/completions")
+    add("--model", metavar="NAME", help="as the endpoints call it (default: theirs)")
+    add("--chat", action="store_true", help="ask /v1/chat/completions")
     when = parser.add_argument_group("when requests come")
     when.add_argument(
         "--arrivals", choices=(*ARRIVALS, "trace"), default="poisson", help="(default poisson)"
@@ -83,7 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--body", type=_fields, default={}, metavar="JSON", help="more request fields"
     )
-    parser.add_argument(
+    add(
         "--slo",
         "--goodput",
         type=objective,
@@ -93,22 +92,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MEASURE:MS",
         help="goodput counts requests within all of them: ttft:200 tpot:50 e2e:3000 itl_p99:50",
     )
-    parser.add_argument(
-        "--warm-up", type=int, default=WARM_UP, metavar="N", help=f"(default {WARM_UP})"
-    )
-    parser.add_argument("--timeout", type=float, default=TIMEOUT_SECONDS, metavar="S")
-    parser.add_argument(
+    add("--warm-up", type=int, default=WARM_UP, metavar="N", help=f"(default {WARM_UP})")
+    add("--timeout", type=float, default=TIMEOUT_SECONDS, metavar="S")
+    add(
         "--late-limit",
         type=float,
         default=LATE_LIMIT_MS,
         metavar="MS",
         help=f"p99 by which the client may be late (default {LATE_LIMIT_MS:g})",
     )
-    parser.add_argument(
-        "--key-variable", metavar="NAME", help="environment variable with the API key"
-    )
+    add("--key-variable", metavar="NAME", help="environment variable with the API key")
     add_common_arguments(parser, runs=1, quick_runs=1, seed=SEED)
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with plots there")
+    add("--html", type=Path, metavar="FILE", help="write a page with plots there")
 
 
 def _rates(text: str) -> tuple[float, ...]:

@@ -14,19 +14,18 @@ LIMITS = ((-1.0, 1.0), (-10.0, 10.0), (-1e3, 1e3), (-1e4, 1e4))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--vocabulary", "-V", type=numbers, default=VOCABULARY, metavar="N,N")
-    parser.add_argument(
-        "--gamma", type=numbers, default=GAMMA, metavar="N,N", help="drafts of a sequence"
-    )
-    parser.add_argument("--batch", type=numbers, default=BATCH, metavar="N,N")
-    parser.add_argument(
+    add = parser.add_argument
+    add("--vocabulary", "-V", type=numbers, default=VOCABULARY, metavar="N,N")
+    add("--gamma", type=numbers, default=GAMMA, metavar="N,N", help="drafts of a sequence")
+    add("--batch", type=numbers, default=BATCH, metavar="N,N")
+    add(
         "--agreement",
         type=names_of(AGREEMENTS),
         default=("close",),
         metavar="A,B",
         help=f"of drafter and target: {', '.join(AGREEMENTS)} (default close)",
     )
-    parser.add_argument(
+    add(
         "--limits",
         type=_limits,
         default=LIMITS,

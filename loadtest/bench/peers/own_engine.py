@@ -11,19 +11,12 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
-from lexshard.actors.configuration import (
-    DEFAULT_TIERS,
-    BodyChoice,
-    DataType,
-    DraftHeadChoice,
-    EngineConfiguration,
-    HeadChoice,
-    TierName,
-)
+from lexshard.actors.configuration import EngineConfiguration
 from lexshard.actors.engine.engine import Engine
 from lexshard.actors.messages import Request, SamplingParameters
 from lexshard.cluster.samplers.start import start_sampler
@@ -31,66 +24,39 @@ from lexshard.loadtest.bench.engine_runs import EngineRun
 from lexshard.loadtest.bench.frame import frozen_garbage
 from lexshard.loadtest.bench.synthetic.jobs import Job
 
+OPTIONS = ("dtype", "threads", "body", "head", "draft", "draft_head")  # of ours, in a task, too
+
+
+def configuration_of(model: str, asked: Mapping[str, Any]) -> EngineConfiguration:
+    """Ours as the bench's options ask for it, on the CPU, where the peers are measured, and without
+    prefix cache, so that repeated prompts are computed each time."""
+    options = {name: asked[name] for name in OPTIONS} | {"tiers": tuple(asked["tiers"])}
+    return EngineConfiguration(model, device="cpu", prefix_cache=False, **options)
+
 
 class EngineRunner:
-    """A warm engine without prefix cache, so that repeated prompts are computed each time."""
+    """A warm engine."""
 
     def __init__(
         self,
-        model: str,
-        dtype: DataType,
-        threads: int,
-        body: BodyChoice,
-        head: HeadChoice = "auto",
-        tiers: Sequence[TierName] = DEFAULT_TIERS,
-        *,
+        configuration: EngineConfiguration,
+        sampling: SamplingParameters,
         name: str = "lexshard",
-        samplers: int = 0,
-        draft: str | None = None,
-        draft_head: DraftHeadChoice = "auto",
-        temperature: float = 0.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
     ) -> None:
         self.name = name
-        self._sampling = SamplingParameters(
-            temperature=temperature, top_k=top_k, top_p=top_p, ignore_eos=True
-        )
-        self._drafts = draft is not None
+        self._sampling = replace(sampling, ignore_eos=True)
+        self._drafts = configuration.draft is not None
         self._runs = 0  # other seeds in every run: one text says little of how often guesses stand
-        self._engine = Engine(
-            EngineConfiguration(
-                model=model,
-                dtype=dtype,
-                device="cpu",  # where the peers are measured
-                threads=threads,
-                body=body,
-                head=head,
-                tiers=tuple(tiers),
-                prefix_cache=False,
-                samplers=samplers,
-                draft=draft,
-                draft_head=draft_head,
-            ),
-            start_sampler,
-        )
+        self._engine = Engine(configuration, start_sampler)
         self._engine.warm_up()
         self.information = self._engine.information
 
     def run(self, jobs: Sequence[Job]) -> EngineRun:
-        requests = [
-            Request(
-                request_id=str(index),
-                choice=0,
-                prompt_ids=job.prompt_ids,
-                parameters=replace(
-                    self._sampling,
-                    seed=1000 * self._runs + index,
-                    max_tokens=job.output_tokens,
-                ),
-            )
-            for index, job in enumerate(jobs)
-        ]
+        requests = []
+        for index, job in enumerate(jobs):
+            seed = 1000 * self._runs + index
+            own = replace(self._sampling, seed=seed, max_tokens=job.output_tokens)
+            requests.append(Request(str(index), 0, job.prompt_ids, own))
         self._runs += 1
         token_ids: list[list[int]] = [[] for _ in jobs]
         token_seconds: list[list[float]] = [[] for _ in jobs]
@@ -110,31 +76,23 @@ class EngineRunner:
                 token_seconds[index].extend([now] * len(event.token_ids))
                 unfinished -= event.finish_reason is not None
         wall = time.perf_counter() - started
+        shares = {part: (ended - before[part]) / wall for part, ended in self._parts().items()}
         return EngineRun(
-            wall_seconds=wall,
-            token_ids=tuple(map(tuple, token_ids)),
-            token_seconds=tuple(map(tuple, token_seconds)),
-            shares={
-                part: (seconds - before[part]) / wall for part, seconds in self._parts().items()
-            },
+            wall, tuple(map(tuple, token_ids)), tuple(map(tuple, token_seconds)), shares
         )
 
     def _parts(self) -> dict[str, float]:
         """Seconds spent in parts of the engine so far."""
         told = self._engine.statistics()
-        parts = {
-            "body": told.body_seconds,
-            "head": told.head_seconds,
-            "decisions": told.decide_seconds,
-        }
+        parts = {"body": told.body_seconds, "head": told.head_seconds}
+        parts["decisions"] = told.decide_seconds
         return {**parts, "drafting": told.draft_seconds} if self._drafts else parts
 
 
 def main(path: str) -> None:
     task = json.loads(Path(path).read_text(encoding="utf-8"))
-    names = ("model", "dtype", "threads", "body", "head", "tiers")
-    drafting = {name: task[name] for name in ("draft", "draft_head")}
-    runner = EngineRunner(*(task[name] for name in names), **drafting)
+    greedy = SamplingParameters(temperature=0.0)
+    runner = EngineRunner(configuration_of(task["model"], task), greedy)
     cases = []
     for case in task["cases"]:
         jobs = [Job(tuple(job["prompt_ids"]), job["output_tokens"]) for job in case]

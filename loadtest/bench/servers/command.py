@@ -77,7 +77,8 @@ def option_value(flags: Sequence[str], option: str) -> str | None:
 
 def add_server_arguments(parser: argparse.ArgumentParser) -> None:
     """Who is measured beside ours, and with which options ours is started."""
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "--against",
         type=_other,
         action="append",
@@ -86,7 +87,7 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
         help="another OpenAI-compatible server, started by its command line, in which {port} is "
         "a free port; repeatable",
     )
-    parser.add_argument(
+    add(
         "--against-url",
         type=endpoint,
         action="append",
@@ -94,9 +95,7 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=URL",
         help="where that server is, if its command line has no {port}",
     )
-    parser.add_argument(
-        "options", nargs="*", metavar="OPTION", help="after --: options of lexshard serve"
-    )
+    add("options", nargs="*", metavar="OPTION", help="after --: options of lexshard serve")
 
 
 def asked_servers(arguments: argparse.Namespace) -> list[ServerCommand]:

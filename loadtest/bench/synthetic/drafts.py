@@ -46,13 +46,14 @@ class VerifyStep:
     def input_bytes(self) -> int:
         return self.logits.nbytes + self.proposed.nbytes
 
-    def first(self, count: int) -> VerifyStep:
-        """Its first sequences alone."""
-        gamma = self.gamma
-        drafts, scales, keys, positions = (each[: count * gamma] for each in self.rows)
+    def some(self, first: int, count: int) -> VerifyStep:
+        """``count`` of its sequences alone, from the ``first`` on."""
+        target, drafter = (
+            slice(first * rows, (first + count) * rows) for rows in (self.gamma + 1, self.gamma)
+        )
+        drafts, scales, keys, positions = (each[drafter] for each in self.rows)
         own = DraftedRows(drafts, scales, keys, positions)  # type: ignore[arg-type]
-        logits, proposed = self.logits[: count * (gamma + 1)], self.proposed[: count * gamma]
-        return VerifyStep(logits, proposed, own, count)
+        return VerifyStep(self.logits[target], self.proposed[drafter], own, count)
 
 
 def steps_of(
@@ -74,17 +75,11 @@ def steps_of(
             for index, row in enumerate(proposed)
         ]
     )
-    return [
-        VerifyStep(
-            logits[first * (gamma + 1) : (first + batch) * (gamma + 1)],
-            proposed[first * gamma : (first + batch) * gamma],
-            DraftedRows(
-                drafts[first * gamma : (first + batch) * gamma],
-                np.ones(batch * gamma),
-                np.arange(first, first + batch, dtype=np.uint64).repeat(gamma),
-                np.tile(np.arange(gamma, dtype=np.uint64), batch),
-            ),
-            batch,
-        )
-        for first in range(0, sequences, batch)
-    ]
+    rows = DraftedRows(
+        drafts,
+        np.ones(len(drafts)),
+        np.arange(sequences, dtype=np.uint64).repeat(gamma),
+        np.tile(np.arange(gamma, dtype=np.uint64), sequences),
+    )
+    whole = VerifyStep(logits, proposed, rows, sequences)
+    return [whole.some(first, batch) for first in range(0, sequences, batch)]

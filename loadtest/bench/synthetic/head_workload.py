@@ -1,9 +1,9 @@
-"""What the head benchmark measures on: heads with hidden states, and what each row asks for."""
+"""What head benchmarks measure on: heads with hidden states, and what each row asks for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -11,46 +11,32 @@ import numpy.typing as npt
 import torch
 
 from lexshard.actors.states.need import Need
-from lexshard.kernels.draw import Controls
+from lexshard.actors.states.row_table import RowTable
+from lexshard.kernels.draw import draw
+from lexshard.kernels.rows import canonical_logits, postprocess
 from lexshard.loadtest.bench.synthetic.heads import synthetic_head, synthetic_hidden
 
-TOP_K = 50
-MIN_P = 0.05
 STATES = 96  # hidden states of a synthetic head; twice as many for calibration and measurement
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingMethod:
-    """A way to choose tokens: all but greedy at temperature 1."""
-
-    name: str
-    need: Callable[[int, int], Need]  # of a key and a position
-    greedy: bool = False
-    top_k: int = 0
-    min_p: float = 0.0
-
-
-def _gumbel(key: int, position: int) -> Need:
-    return Need("top1", key=key, position=position, inverse_temperature=1.0)
-
-
-def _top_k(key: int, position: int) -> Need:
-    return Need("topk", k=TOP_K, key=key, position=position, inverse_temperature=1.0)
-
-
-def _min_p(key: int, position: int) -> Need:
-    return Need("minp", min_p=MIN_P, key=key, position=position, inverse_temperature=1.0)
-
-
+# Ways to choose tokens, as a row asks a head for them: all but greedy at temperature 1.
 SAMPLING_METHODS = {
-    method.name: method
-    for method in (
-        SamplingMethod("greedy", lambda key, position: Need("top1"), greedy=True),
-        SamplingMethod("gumbel", _gumbel),
-        SamplingMethod("top50", _top_k, top_k=TOP_K),
-        SamplingMethod("minp", _min_p, min_p=MIN_P),
-    )
+    "greedy": Need("top1"),
+    "gumbel": Need("top1", inverse_temperature=1.0),
+    "top50": Need("topk", k=50, inverse_temperature=1.0),
+    "minp": Need("minp", min_p=0.05, inverse_temperature=1.0),
 }
+
+
+def needs(method: Need, batch: int, step: int) -> list[Need]:
+    """What ``batch`` rows of different keys ask in a step."""
+    return [replace(method, key=key, position=step) for key in range(batch)]
+
+
+def draw_from_all(logits: npt.NDArray[np.float32], asked: Sequence[Need]) -> npt.NDArray[np.int64]:
+    """The tokens [B] that rows draw from the logits [B, V] of every token."""
+    rows, size = logits.shape
+    ids = np.tile(np.arange(size, dtype=np.int32), rows)
+    offsets = np.arange(rows + 1, dtype=np.int64) * size
+    return draw(ids, logits.reshape(-1), offsets, RowTable.of(asked).controls)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,26 +51,16 @@ class HeadWorkload:
     calibration: npt.NDArray[np.float32]  # [M, d]
     hidden: npt.NDArray[np.float32]  # [M, d]
 
+    def logits(self, hidden: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """The canonical logits [N, V] of hidden states [N, d]."""
+        bias = None if self.bias is None else self.bias.numpy()
+        raw = canonical_logits(hidden, self.weight)
+        return postprocess(raw, bias=bias, scale=self.scale, softcap=self.softcap)
+
     def states(self, step: int, batch: int) -> npt.NDArray[np.float32]:
         """The hidden states [batch, d] of a step; later steps take the following ones."""
         places = (np.arange(batch) + step * batch) % len(self.hidden)
         return np.ascontiguousarray(self.hidden[places])
-
-
-def needs(method: SamplingMethod, batch: int, step: int) -> list[Need]:
-    return [method.need(key, step) for key in range(batch)]
-
-
-def controls(method: SamplingMethod, batch: int, step: int) -> Controls:
-    """The same as `needs`, for the draw."""
-    return Controls(
-        inverse_temperature=np.full(batch, 0.0 if method.greedy else 1.0),
-        top_k=np.full(batch, method.top_k, np.int64),
-        top_p=np.ones(batch),
-        log_min_p=np.full(batch, np.log(method.min_p) if method.min_p else -np.inf),
-        key=np.arange(batch, dtype=np.uint64),
-        position=np.full(batch, step, np.uint64),
-    )
 
 
 def synthetic_workload(

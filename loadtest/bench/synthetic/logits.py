@@ -13,12 +13,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from lexshard.kernels.draw import Controls, draw
+from lexshard.actors.states.need import Need
 from lexshard.kernels.noise import gumbel_row
-from lexshard.kernels.rows import canonical_logits, postprocess
 from lexshard.kernels.truncate import best_ids, truncate
 from lexshard.loadtest.bench.options.sampler import Setting
-from lexshard.loadtest.bench.synthetic.head_workload import model_workload
+from lexshard.loadtest.bench.synthetic.head_workload import draw_from_all, model_workload, needs
 
 POOL, CALIBRATION = 96, 32  # rows; as many as the batch where that is more
 CANDIDATES = 90  # what a top-50 certificate leaves
@@ -95,13 +94,8 @@ def synthetic_pool(vocabulary: int, count: int, seed: int) -> Pool:
 def model_pool(folder: Path, count: int, seed: int) -> Pool:
     """Canonical logits of a checkpoint's own hidden states; no more rows than it has states."""
     head = model_workload(folder, seed)
-    bias = None if head.bias is None else head.bias.numpy()
-
-    def logits(hidden: npt.NDArray[np.float32]) -> Rows:
-        raw = canonical_logits(hidden, head.weight)
-        return postprocess(raw, bias=bias, scale=head.scale, softcap=head.softcap)
-
-    return Pool.of(head.name, logits(head.hidden[:count]), logits(head.calibration[:CALIBRATION]))
+    calibration = head.calibration[:CALIBRATION]
+    return Pool.of(head.name, head.logits(head.hidden[:count]), head.logits(calibration))
 
 
 class SamplerWorkload:
@@ -166,21 +160,10 @@ class SamplerWorkload:
 
     def plain_draw(self, step: int) -> npt.NDArray[np.int64]:
         """The tokens [B] that a step draws from all adjusted logits."""
-        setting, rows, size = self.setting, self.batch, self.vocabulary_size
+        setting = self.setting
         scale = 0.0 if setting.greedy else float(np.float32(1 / setting.temperature))
-        return draw(
-            np.tile(np.arange(size, dtype=np.int32), rows),
-            self.adjusted(step).reshape(-1),
-            np.arange(rows + 1, dtype=np.int64) * size,
-            Controls(
-                inverse_temperature=np.full(rows, scale),
-                top_k=np.full(rows, setting.top_k, np.int64),
-                top_p=np.full(rows, setting.top_p),
-                log_min_p=np.full(rows, np.log(setting.min_p) if setting.min_p else -np.inf),
-                key=np.arange(rows, dtype=np.uint64),
-                position=np.full(rows, self.history + step, np.uint64),
-            ),
-        )
+        wish = Need("top1", setting.top_k, setting.min_p, setting.top_p, inverse_temperature=scale)
+        return draw_from_all(self.adjusted(step), needs(wish, self.batch, self.history + step))
 
     def kept(self, step: int) -> npt.NDArray[np.bool_]:
         """The tokens [B, V] that our definition of truncation keeps."""

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from lexshard.actors.drafter.acceptance import StandingGuesses
-from lexshard.actors.drafter.router.budgets import Budgets
+from lexshard.loadtest.draft_heads.budgets import Budgets
+from lexshard.loadtest.draft_heads.standing import StandingGuesses
 
 INCREMENTS = (1, 2, 4, 8, 16)  # clusters: one more may add nothing where eight add much
 

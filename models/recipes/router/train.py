@@ -9,6 +9,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -16,19 +17,16 @@ import torch
 from lexshard.actors.body.loading import load
 from lexshard.actors.configuration import EngineConfiguration
 from lexshard.actors.drafter.router.file import FILE_NAME, read_router_file
-from lexshard.actors.drafter.router.texts import Tokens, WrittenText
-from lexshard.actors.engine.completion import complete_with_seeds
 from lexshard.actors.engine.engine import Engine
 from lexshard.actors.index.build import own_rows
 from lexshard.actors.index.format import describe_weights
 from lexshard.actors.index.hidden import load_tokenizer
-from lexshard.actors.messages import SamplingParameters
-from lexshard.actors.states.noise_key import noise_key
 from lexshard.actors.text.traces import read_traces
 from lexshard.cluster.models.folders import model_folder
 from lexshard.cluster.models.progress import tell
 from lexshard.cluster.models.refusal import LoadingOptions
 from lexshard.kernels import pool
+from lexshard.loadtest.draft_heads.texts import written_texts
 from lexshard.serve_app.commands.argument_types import at_least
 from models.recipes.router.report import describe
 from models.recipes.router.training import BUNDLED_PROMPTS, RouterSettings, Target, train_router
@@ -97,16 +95,6 @@ def run(given: argparse.Namespace) -> None:
     pool.set_threads(given.threads)
     prompts = read_traces(given.prompts, load_tokenizer(folder), draft.vocabulary_size)
 
-    def write(
-        asked: Sequence[Tokens], temperature: float, seeds: Sequence[int], count: int
-    ) -> list[WrittenText]:
-        parameters = SamplingParameters(temperature=temperature, max_tokens=count)
-        written = complete_with_seeds(engine, asked, parameters, seeds)
-        return [
-            WrittenText(done.prompt_ids, done.token_ids, temperature, noise_key(seed, 0))
-            for done, seed in zip(written, seeds, strict=True)
-        ]
-
     print(
         f"router: {given.draft} guesses for {given.model}; {len(prompts.texts):,} prompts of "
         f"{', '.join(prompts.sources)}; seed {settings.seed}; {given.threads} threads",
@@ -115,7 +103,13 @@ def run(given: argparse.Namespace) -> None:
     head = own_rows(engine.model)
     weights = describe_weights(head.weight, head.bias).hash
     out = given.out or given.draft / FILE_NAME
-    train_router(Target(folder.resolve().name, weights, write), draft, prompts.texts, out, settings)
+    train_router(
+        Target(folder.resolve().name, weights, partial(written_texts, engine)),
+        draft,
+        prompts.texts,
+        out,
+        settings,
+    )
     own = describe_weights(own_rows(draft).weight, None)
     print(describe(out, read_router_file(out, own)))
 

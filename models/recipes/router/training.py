@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -22,10 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lexshard.actors.body.loading import LoadedModel
-from lexshard.actors.drafter.acceptance import accepted_lengths, blocks, standing_guesses
-from lexshard.actors.drafter.heads import frequency_head, full_head, routed_head
 from lexshard.actors.drafter.loading import draftable
-from lexshard.actors.drafter.router.budgets import fixed_budgets
 from lexshard.actors.drafter.router.file import (
     CLUSTERS,
     NETWORK,
@@ -35,17 +31,20 @@ from lexshard.actors.drafter.router.file import (
     TrainingReport,
     training_report,
 )
-from lexshard.actors.drafter.router.texts import (
-    DraftPositions,
-    Tokens,
-    WrittenText,
-    draft_positions,
-)
 from lexshard.actors.index.build import own_rows
 from lexshard.actors.index.container import Part
 from lexshard.actors.index.format import describe_weights
 from lexshard.actors.index.metadata import Spread
 from lexshard.actors.index.steps import BuildSteps, Progress, ProgressBar, alone
+from lexshard.loadtest.draft_heads.compared import FULL, DraftHeads
+from lexshard.loadtest.draft_heads.compared import ROUTER as ROUTED_HEAD
+from lexshard.loadtest.draft_heads.standing import blocks, standing_guesses
+from lexshard.loadtest.draft_heads.texts import (
+    DraftPositions,
+    Tokens,
+    WrittenText,
+    draft_positions,
+)
 from models.recipes.router.budgets import choose_budgets
 from models.recipes.router.clusters import tokens_by_frequency, vocabulary_clusters
 from models.recipes.router.labels import cluster_shares
@@ -273,34 +272,25 @@ class _Training:
     ) -> tuple[tuple[int, ...], TrainingReport]:
         """The budgets, and what the router is worth with them."""
         weight, size, steps = self._head.weight, self._size, self._settings.steps
-        full = standing_guesses(full_head(weight), measured, size, progress)
+        heads = DraftHeads(weight, file, steps)
+        full = standing_guesses(heads.full, measured, size, progress)
         stands = full.stand(0)
         if not stands.any():
             raise ValueError(
                 f"none of {len(stands):,} guesses was what {self._target.name} drew: name its draft"
             )
-        routed = standing_guesses(routed_head(weight, file), measured, size, progress)
+        routed = standing_guesses(heads.routed, measured, size, progress)
         budgets = choose_budgets(routed, measured.text, steps, self._settings.share * size)
         tokens = routed.tokens(budgets)
-        listed = frequency_head(weight, file.frequent[: math.ceil(tokens)])
-        static = standing_guesses(listed, measured, size)
-        everywhere = (0,) * steps
-        tried = {
-            "full head": (full, everywhere),
-            "router": (routed, budgets),
-            "router, fixed budget": (routed, fixed_budgets(routed, tokens, steps)),
-            "static list": (static, everywhere),
+        found = {
+            FULL: heads.counted(measured, full, (0,) * steps),
+            **heads.of_size(measured, routed, tokens, {ROUTED_HEAD: budgets}),
         }
         report = replace(
             file.report,
             recall=tuple(float((routed.least[stands] <= k).mean()) for k in budgets),
-            accepted={
-                name: float(accepted_lengths(measured.text, guesses.by_step(chosen)).mean())
-                for name, (guesses, chosen) in tried.items()
-            },
-            share={
-                name: guesses.tokens(chosen) / size for name, (guesses, chosen) in tried.items()
-            },
+            accepted={name: each.mean for name, each in found.items()},
+            share={name: each.share for name, each in found.items()},
         )
         return budgets, report
 

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from lexshard.actors.edge.frames import (
     HEADER_BITS,
+    BatchVerdict,
     EdgeMode,
     FrameCodec,
     FrameError,
     GuessBatch,
-    Verdict,
 )
 from lexshard.kernels.lattice import draw, quantise, sparsify
 
@@ -63,7 +63,7 @@ def test_a_batch_is_read_as_it_was_written(mode: EdgeMode, count: int, seed: int
 @given(st.integers(0, 65_535), st.integers(0, 255), st.none() | st.integers(0, SIZE - 1))
 def test_so_is_a_verdict(number: int, stood: int, token_id: int | None) -> None:
     codec = FrameCodec("csqs", SIZE)
-    verdict = Verdict(number, stood, token_id)
+    verdict = BatchVerdict(number, stood, token_id)
     assert codec.decode_verdict(codec.encode_verdict(verdict)) == verdict
 
 

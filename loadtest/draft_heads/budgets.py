@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from lexshard.actors.drafter.acceptance import StandingGuesses
+from lexshard.loadtest.draft_heads.standing import StandingGuesses
 
 Budgets = tuple[int, ...]
 

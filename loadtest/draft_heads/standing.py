@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.nn import functional
 
 from lexshard.actors.drafter.heads import FILLER
-from lexshard.actors.drafter.router.network import router_scores
-from lexshard.actors.drafter.router.texts import DraftPositions
-from lexshard.kernels.draft.types import DraftHead
+from lexshard.kernels.draft.types import DraftHead, Router
 from lexshard.kernels.linear import PackedWeight, unpack
 from lexshard.kernels.linear.tile import PANEL
 from lexshard.kernels.noise import gumbel_row
+from lexshard.loadtest.draft_heads.texts import DraftPositions, Floats
 
 ROWS = 128  # positions at a time
 
@@ -125,6 +125,16 @@ def _ranks(head: DraftHead, block: DraftPositions) -> Counts:
     np.put_along_axis(rank, order, np.arange(1, clusters + 1)[None], axis=1)
     rank[:, head.always] = 0
     return rank
+
+
+def router_scores(router: Router, embedded: Floats, before: Floats) -> Floats:
+    """Scores [N, M] of the clusters from embeddings and hidden states before, [N, d] each."""
+    width, depth = len(router.inner_bias), 2 * embedded.shape[1]
+    inner = unpack(PackedWeight(router.inner, width, depth))
+    outer = unpack(PackedWeight(router.outer, len(router.outer_bias), width))
+    inputs = torch.from_numpy(np.concatenate([embedded, before], axis=1))
+    middle = functional.silu(inputs @ inner.T + torch.from_numpy(router.inner_bias))
+    return (middle @ outer.T + torch.from_numpy(router.outer_bias)).numpy()
 
 
 def _range(

@@ -11,6 +11,10 @@ import torch
 
 from lexshard.actors.body.batch import whole_text
 from lexshard.actors.body.fused import FusedBody
+from lexshard.actors.engine.completion import complete_with_seeds
+from lexshard.actors.engine.engine import Engine
+from lexshard.actors.messages import SamplingParameters
+from lexshard.actors.states.noise_key import noise_key
 from lexshard.kernels.attention import BLOCK_SIZE
 
 Tokens = tuple[int, ...]
@@ -25,6 +29,22 @@ class WrittenText:
     output_ids: Tokens
     temperature: float
     key: int
+
+
+def written_texts(
+    engine: Engine,
+    prompts: Sequence[Tokens],
+    temperature: float,
+    seeds: Sequence[int],
+    count: int,
+) -> list[WrittenText]:
+    """What an engine of the target writes after each prompt, ``count`` tokens at most."""
+    parameters = SamplingParameters(temperature=temperature, max_tokens=count)
+    written = complete_with_seeds(engine, prompts, parameters, seeds)
+    return [
+        WrittenText(done.prompt_ids, done.token_ids, temperature, noise_key(seed, 0))
+        for done, seed in zip(written, seeds, strict=True)
+    ]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

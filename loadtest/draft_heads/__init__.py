@@ -1,0 +1,1 @@
+"""How many guesses of a draft stand with each of its heads: for `bench draft` and the recipe."""
