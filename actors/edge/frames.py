@@ -157,6 +157,10 @@ class FrameCodec:
         size = self._size
         if self.mode == "csqs":
             size = bits.read(size_bits(self.vocabulary_size)) + 1
+            if size > self.vocabulary_size:
+                raise FrameError(
+                    f"{size} tokens are more than the {self.vocabulary_size} there are"
+                )
         if least_bits(self.vocabulary_size, size, self.resolution) > bits.left:
             raise FrameError("the frame ends within a distribution")  # and its width costs seconds
         width = lattice_bits(self.vocabulary_size, size, self.resolution)

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +68,7 @@ def assert_same(first: LoadedModel, second: LoadedModel) -> None:
     for name in LoadedModel.__slots__:
         if name not in ("body", "head"):
             assert getattr(first, name) == getattr(second, name), name
-    assert asdict(first.body._shape) == asdict(second.body._shape)  # type: ignore[attr-defined]
+    assert first.body._shape == second.body._shape  # type: ignore[attr-defined]
     assert first.body.batch_invariant == second.body.batch_invariant
 
 

@@ -99,6 +99,12 @@ def test_bytes_that_no_frame_has_are_refused_or_say_something_sound(
     assert all(each.counts.sum() == codec.resolution for each in found.lattices)
 
 
+def test_a_frame_that_claims_more_than_the_vocabulary_is_refused() -> None:
+    content = bytes.fromhex("01 0000 00000000 01") + (1_023 << 6).to_bytes(2, "big") + bytes(99)
+    with pytest.raises(FrameError, match="1024 tokens are more"):
+        FrameCodec("csqs", SIZE).decode(content)
+
+
 def test_a_frame_that_claims_half_the_vocabulary_costs_nothing() -> None:
     codec = FrameCodec("csqs", 262_144)
     content = bytes.fromhex("01 0000 00000000 01") + (131_071).to_bytes(3, "big") + bytes(2_000)
