@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from starlette.requests import Request as HttpRequest
 from starlette.types import ASGIApp
 
-from lexshard.actors.messages import Request, SamplingParameters
+from lexshard.actors.messages import Drafting, Request, SamplingParameters
 from lexshard.actors.text.token_bytes import TokenBytes
 from lexshard.serve_app.admission import Ticket, waiting_cost
 from lexshard.serve_app.openai.choice import Choice, OutputOptions
@@ -160,6 +160,7 @@ class _Preparation:
                     priority,
                     client=record.client,
                     cache_salt=record.cache_salt,
+                    drafting=Drafting(most=fields.draft_tokens),
                 )
                 choices.append(Choice(len(choices), engine_request, echo_text, options, visible))
         kind = self._wanted.writer

@@ -18,6 +18,9 @@ from hypothesis import strategies as st
 
 from lexshard.actors.messages import (
     Commands,
+    DraftDistribution,
+    Drafting,
+    Drafts,
     EngineStatistics,
     Request,
     SamplingParameters,
@@ -62,12 +65,27 @@ ASKED = st.builds(
         stop_token_ids=LISTS,
     ),
     resumed_ids=LISTS,
+    drafting=st.sampled_from([Drafting(), Drafting("client", "same-distribution", 3)]),
+)
+DRAFTS = st.sampled_from(
+    [
+        Drafts("a", 0, 7),
+        Drafts("a", 1, 7, (4, 5)),
+        Drafts("b", 0, 7, (4,), (DraftDistribution((4, 9), (0.5, -1e9)),)),
+    ]
 )
 
 
-@given(st.lists(ASKED, max_size=4), st.lists(st.text(max_size=3), max_size=2), st.booleans())
-def test_what_is_asked_arrives(asked: list[Request], cancelled: list[str], stop: bool) -> None:
-    commands = Commands((*asked, *asked), tuple(cancelled), stop)
+@given(
+    st.lists(ASKED, max_size=4),
+    st.lists(st.text(max_size=3), max_size=2),
+    st.booleans(),
+    st.lists(DRAFTS, max_size=3),
+)
+def test_what_is_asked_arrives(
+    asked: list[Request], cancelled: list[str], stop: bool, drafts: list[Drafts]
+) -> None:
+    commands = Commands((*asked, *asked), tuple(cancelled), stop, tuple(drafts))
     assert submissions.decode(submissions.encode(commands)) == commands
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from lexshard.actors.messages import Drafting
 from lexshard.serve_app.openai.errors import TYPES_AND_CODES
 from lexshard.serve_app.request_record import RequestRecord
 from tests.support.mock_engine import VOCABULARY, MockEngine, Script, byte_tokenizer, ids
@@ -79,6 +80,7 @@ BAD_IN_BOTH: dict[str, list[Any]] = {
     "bad_words": [[""]],
     "truncate_prompt_tokens": [0, -2],
     "priority": [1.5, -1],
+    "draft_tokens": [-1, 256, 1.5],
     "request_id": ["two words"],
     "stream": ["yes"],
 }
@@ -270,6 +272,7 @@ def test_parameters_reach_the_engine() -> None:
         "ignore_eos": True,
         "seed": -1,
         "priority": 4,
+        "draft_tokens": 2,
         "logprobs": 2,
     }
     assert complete(fields, engine).status_code == 200
@@ -277,6 +280,7 @@ def test_parameters_reach_the_engine() -> None:
     parameters = request.parameters
     assert request.prompt_ids == ids("abc")
     assert request.priority == 4
+    assert request.drafting == Drafting(most=2)
     assert (parameters.temperature, parameters.top_k, parameters.top_p) == (0.6, 20, 0.5)
     assert (parameters.min_p, parameters.repetition_penalty) == (0.1, 1.1)
     assert (parameters.presence_penalty, parameters.frequency_penalty) == (1.0, -1.0)

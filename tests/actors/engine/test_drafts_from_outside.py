@@ -193,6 +193,7 @@ def test_lengths_and_modes_are_a_sequence_s_own(prompt_ids: list[tuple[int, ...]
         replace(request, request_id="one", drafting=Drafting(most=1)),
         replace(request, request_id="law", drafting=Drafting(verify="same-distribution")),
         replace(request, request_id="five"),
+        replace(request, request_id="zero", drafting=Drafting(most=0)),
     ]
     model = {"draft": str(DEMO_DRAFT), "draft_length": "fixed"}
     engine = drafting_engine(**model)
@@ -206,11 +207,12 @@ def test_lengths_and_modes_are_a_sequence_s_own(prompt_ids: list[tuple[int, ...]
         each.request_id: [e for e in events if e.request_id == each.request_id] for each in wanted
     }
     texts = {name: [id for event in own for id in event.token_ids] for name, own in told.items()}
-    assert texts["none"] == texts["one"] == texts["five"]
+    assert texts["none"] == texts["one"] == texts["five"] == texts["zero"]
     law = drafting_engine(verify="same-distribution", **model)
     [completion] = run_and_close(law, [request])
     assert texts["law"] == list(completion.token_ids) != texts["none"]
-    assert max(len(event.token_ids) for event in told["none"]) == 1
+    for name in ("none", "zero"):
+        assert max(len(event.token_ids) for event in told[name]) == 1
     assert max(len(event.token_ids) for event in told["one"]) == 2
     assert max(len(event.token_ids) for event in told["five"]) > 2
 
