@@ -150,6 +150,8 @@ def outside_share(logits: Array, held: Array, need: Need) -> float:
     """The share of the softmax outside of ``held`` [V], less what float64 may be off by."""
     scaled = logits.astype(np.float64) * need.inverse_temperature
     top = scaled.max()
+    if top == -np.inf:  # every token is excluded: there is nothing to be outside
+        return 0.0
     with np.errstate(invalid="ignore"):  # inf - inf, where the answer is 0
         masses = np.exp(np.where(scaled == top, 0.0, scaled - top))
     return float(masses[~held].sum() / masses.sum()) * (1.0 - 1e-11)
