@@ -69,21 +69,19 @@ class FrameCodec:
 
     @property
     def token_bits(self) -> int:
-        return (self.vocabulary_size - 1).bit_length()
+        return size_bits(self.vocabulary_size)
 
     def guess_bits(self, lattice: Lattice | None) -> int:
-        """Bits of one guess in a batch."""
+        """Bits of one guess in a batch, by what it was drawn from."""
         if lattice is None:
             return self.token_bits
         size = len(lattice.ids)
         told = lattice_bits(self.vocabulary_size, size, self.resolution) + _place_bits(lattice)
-        return told + (size_bits(self.vocabulary_size) if self.mode == "csqs" else 0)
+        return told + (self.token_bits if self.mode == "csqs" else 0)
 
     def encode(self, batch: GuessBatch) -> bytes:
         """Raises ValueError for a batch that this mode cannot say."""
-        bits = _Writer()
-        bits.write(VERSION, VERSION_BITS)
-        bits.write(batch.number % (1 << NUMBER_BITS), NUMBER_BITS)
+        bits = _Writer(batch.number)
         bits.write(batch.position, POSITION_BITS)
         bits.write(len(batch.token_ids), COUNT_BITS)
         if self.mode == "same-token":
@@ -93,7 +91,7 @@ class FrameCodec:
         for token_id, lattice in zip(batch.token_ids, batch.lattices, strict=True):
             size = len(lattice.ids)
             if self.mode == "csqs":
-                bits.write(size - 1, size_bits(self.vocabulary_size))
+                bits.write(size - 1, self.token_bits)
             elif size != self._size:
                 raise ValueError(f"a distribution has {size} tokens, not {self._size}")
             number = encode(lattice, self.vocabulary_size)
@@ -104,10 +102,7 @@ class FrameCodec:
     def decode(self, content: bytes) -> GuessBatch:
         """Raises `FrameError`."""
         bits = _Reader(content)
-        if bits.read(VERSION_BITS) != VERSION:
-            raise FrameError(f"this is no frame of version {VERSION}")
-        number, position = bits.read(NUMBER_BITS), bits.read(POSITION_BITS)
-        count = bits.read(COUNT_BITS)
+        position, count = bits.read(POSITION_BITS), bits.read(COUNT_BITS)
         token_ids: list[int] = []
         lattices: list[Lattice] = []
         for _ in range(count):
@@ -122,12 +117,10 @@ class FrameCodec:
             token_ids.append(likely[place])
             lattices.append(lattice)
         bits.end()
-        return GuessBatch(number, position, tuple(token_ids), tuple(lattices))
+        return GuessBatch(bits.number, position, tuple(token_ids), tuple(lattices))
 
     def encode_verdict(self, verdict: BatchVerdict) -> bytes:
-        bits = _Writer()
-        bits.write(VERSION, VERSION_BITS)
-        bits.write(verdict.number % (1 << NUMBER_BITS), NUMBER_BITS)
+        bits = _Writer(verdict.number)
         bits.write(verdict.stood, COUNT_BITS)
         bits.write(verdict.token_id is None, 1)
         bits.write(verdict.token_id or 0, self.token_bits)
@@ -136,12 +129,9 @@ class FrameCodec:
     def decode_verdict(self, content: bytes) -> BatchVerdict:
         """Raises `FrameError`."""
         bits = _Reader(content)
-        if bits.read(VERSION_BITS) != VERSION:
-            raise FrameError(f"this is no frame of version {VERSION}")
-        number, stood = bits.read(NUMBER_BITS), bits.read(COUNT_BITS)
-        ended, token_id = bits.read(1), self._token(bits)
+        stood, ended, token_id = bits.read(COUNT_BITS), bits.read(1), self._token(bits)
         bits.end()
-        return BatchVerdict(number, stood, None if ended else token_id)
+        return BatchVerdict(bits.number, stood, None if ended else token_id)
 
     @property
     def _size(self) -> int:
@@ -156,13 +146,15 @@ class FrameCodec:
     def _lattice(self, bits: _Reader) -> Lattice:
         size = self._size
         if self.mode == "csqs":
-            size = bits.read(size_bits(self.vocabulary_size)) + 1
+            size = bits.read(self.token_bits) + 1
             if size > self.vocabulary_size:
                 raise FrameError(
                     f"{size} tokens are more than the {self.vocabulary_size} there are"
                 )
         if least_bits(self.vocabulary_size, size, self.resolution) > bits.left:
-            raise FrameError("the frame ends within a distribution")  # and its width costs seconds
+            raise FrameError(
+                "the frame ends within a distribution"
+            )  # its width alone costs half a second
         width = lattice_bits(self.vocabulary_size, size, self.resolution)
         try:
             return decode(bits.read(width), self.vocabulary_size, size, self.resolution)
@@ -171,36 +163,45 @@ class FrameCodec:
 
 
 class _Writer:
-    def __init__(self) -> None:
-        self._number = 0
+    """A frame about batch ``number``, while it is written."""
+
+    def __init__(self, number: int) -> None:
+        self._content = 0
         self._width = 0
+        self.write(VERSION, VERSION_BITS)
+        self.write(number % (1 << NUMBER_BITS), NUMBER_BITS)
 
     def write(self, value: int, width: int) -> None:
         if not 0 <= value < 1 << width:
             raise ValueError(f"{value} does not fit {width} bits")
-        self._number = self._number << width | value
+        self._content = self._content << width | value
         self._width += width
 
     def content(self) -> bytes:
         filling = -self._width % 8
-        return (self._number << filling).to_bytes((self._width + filling) // 8, "big")
+        return (self._content << filling).to_bytes((self._width + filling) // 8, "big")
 
 
 class _Reader:
+    """A frame while it is read; ``number`` is its batch's."""
+
     def __init__(self, content: bytes) -> None:
-        self._number = int.from_bytes(content, "big")
+        self._content = int.from_bytes(content, "big")
         self.left = 8 * len(content)
+        if self.read(VERSION_BITS) != VERSION:
+            raise FrameError(f"this is no frame of version {VERSION}")
+        self.number = self.read(NUMBER_BITS)
 
     def read(self, width: int) -> int:
         if width > self.left:
             raise FrameError("the frame ends within a field")
         self.left -= width
-        value = self._number >> self.left
-        self._number &= (1 << self.left) - 1
+        value = self._content >> self.left
+        self._content &= (1 << self.left) - 1
         return value
 
     def end(self) -> None:
-        if self.left >= 8 or self._number:
+        if self.left >= 8 or self._content:
             raise FrameError("the frame goes on behind its end")
 
 

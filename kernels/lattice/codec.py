@@ -35,7 +35,8 @@ def lattice_bits(vocabulary_size: int, size: int, resolution: int) -> int:
 
 
 def least_bits(vocabulary_size: int, size: int, resolution: int) -> float:
-    """A little less than `lattice_bits`, in no time: large binomials take seconds."""
+    """A little less than `lattice_bits`, in no time: binomials of half a vocabulary take
+    half a second."""
     chosen = (vocabulary_size, size), (resolution + size - 1, size - 1)
     nats = sum(math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1) for n, k in chosen)
     return nats / math.log(2) * (1 - 1e-9) - 1
@@ -47,14 +48,11 @@ def ways_to_share(resolution: int, size: int) -> int:
     return math.comb(resolution + size - 1, min(resolution, size - 1))
 
 
-def encode(
-    lattice: Lattice, vocabulary_size: int, *, implementation: Implementation | None = None
-) -> int:
+def encode(lattice: Lattice, vocabulary_size: int) -> int:
     """The number, below 2 ** `lattice_bits`, that stands for ``lattice``.
 
     Raises ValueError for ids or counts that no lattice has.
     """
-    coder = _coder(implementation)
     ids, counts = lattice.ids.tolist(), lattice.counts.tolist()
     size, resolution = len(ids), sum(counts)
     if not ids or sorted(set(ids)) != ids or ids[0] < 0 or ids[-1] >= vocabulary_size:
@@ -62,8 +60,8 @@ def encode(
     if len(counts) != size or min(counts) < 0 or not resolution:
         raise ValueError("there must be a count for each id, none negative, and some above 0")
     members = _fewer(ids, vocabulary_size)
-    place: int = coder.rank(members) * ways_to_share(resolution, size)
-    return place + _counts_rank(coder, counts, resolution)
+    place = reference.rank(members) * ways_to_share(resolution, size)
+    return place + _counts_rank(counts, resolution)
 
 
 def decode(
@@ -76,7 +74,7 @@ def decode(
 ) -> Lattice:
     """The lattice that `encode` made ``number`` of. Raises ValueError for a number that it cannot
     have made."""
-    coder = _coder(implementation)
+    coder = reference if implementation == "reference" else cpu
     if not 1 <= size <= vocabulary_size or resolution < 1 or number < 0:
         raise ValueError(f"no lattice has {size} of {vocabulary_size} tokens")
     place, counts_place = divmod(number, ways_to_share(resolution, size))
@@ -85,10 +83,6 @@ def decode(
     ids = _members(coder, place, size, vocabulary_size)
     counts = _counts(coder, counts_place, size, resolution)
     return Lattice(np.array(ids, np.int32), np.array(counts, np.int64))
-
-
-def _coder(implementation: Implementation | None) -> ModuleType:
-    return reference if implementation == "reference" else cpu
 
 
 def _fewer(members: list[int], universe: int) -> list[int]:
@@ -108,11 +102,10 @@ def _others(members: Sequence[int], universe: int) -> list[int]:
     return [member for member in range(universe) if member not in told]
 
 
-def _counts_rank(coder: ModuleType, counts: Sequence[int], resolution: int) -> int:
+def _counts_rank(counts: Sequence[int], resolution: int) -> int:
     """The counts are the gaps between bars among ``resolution`` stars in a row."""
     bars = np.cumsum(np.asarray(counts[:-1], np.int64)) + np.arange(len(counts) - 1)
-    place: int = coder.rank(_fewer(bars.tolist(), resolution + len(counts) - 1))
-    return place
+    return reference.rank(_fewer(bars.tolist(), resolution + len(counts) - 1))
 
 
 def _counts(coder: ModuleType, place: int, size: int, resolution: int) -> list[int]:

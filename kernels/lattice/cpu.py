@@ -7,17 +7,9 @@ A logarithm tells the member to within one or two, and the next binomial is a pr
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 from numba import njit
-
-from lexshard.kernels.lattice.reference import rank as _rank
-
-
-def rank(members: Sequence[int]) -> int:
-    """See `kernels.lattice.reference`."""
-    return _rank(members)
 
 
 def subset(place: int, size: int, universe: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""Nobody outlives the process that owns it, and nobody's folder outlives its owner."""
+"""No process outlives the one that owns it, and no folder outlives its owner."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_folders_without_an_owner_are_removed_and_no_others(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     mine = PrivateFolder()
-    (tmp_path / "lexshard-somebody-elses").mkdir()
+    (tmp_path / "lexshard-of-another").mkdir()
     program = (
         "import os, signal, tempfile; from lexshard.cluster.private_folder import PrivateFolder;"
         f"tempfile.tempdir = {str(tmp_path)!r}; folder = PrivateFolder();"
@@ -102,7 +102,7 @@ def test_folders_without_an_owner_are_removed_and_no_others(
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False)
     assert len(list(tmp_path.iterdir())) == 3
     assert remove_abandoned_folders() == 1
-    assert {path.name for path in tmp_path.iterdir()} == {mine.path.name, "lexshard-somebody-elses"}
+    assert {path.name for path in tmp_path.iterdir()} == {mine.path.name, "lexshard-of-another"}
     assert mine.path.stat().st_mode & 0o077 == 0
     mine.remove()
     mine.remove()

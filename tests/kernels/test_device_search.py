@@ -431,11 +431,13 @@ def check_masses_are_those_of_the_host(device: str) -> None:
     error = hidden_slack @ row_slack.astype(np.float64)
     estimate = np.full((rows, size + 41), 1e30, np.float32)
     estimate[:, :size] = raw + random.choice([-1.0, 1.0, 0.3], error.shape) * error * (1 - 1e-5)
-    # With a repetition penalty the device takes every token's slack for a repeated one's: wider
-    # than the host's, and not compared here.
-    adjusted = [
-        replace(random_adjustment(random, size), allowed=None, repetition=1.0) for _ in range(2)
-    ]
+    adjusted = []
+    for repetition in (1.0, 1.3):
+        each = replace(random_adjustment(random, size), allowed=None, repetition=repetition)
+        assert each.tables is not None
+        adjusted.append(replace(each, tables=each.tables[:, :size], table=0))
+    # With a repetition penalty the device takes every token's slack for a repeated one's.
+    wider = [False, False, True, False, False]
     needs = [
         Need("nucleus", top_p=0.9, inverse_temperature=scale, adjustment=adjustment)
         for scale, adjustment in zip(
@@ -474,12 +476,13 @@ def check_masses_are_those_of_the_host(device: str) -> None:
         size,
     )
     found = [each for each in masses.outline_rows(softmax) if each is not None]
-    for ours, theirs in zip(found, expected, strict=True):
+    for ours, theirs, loose in zip(found, expected, wider, strict=True):
         assert theirs is not None
         assert ours.top == theirs.top
         assert ours.counts.tolist() == theirs.counts.tolist()
-        assert float(ours.errors.sum()) == pytest.approx(float(theirs.errors.sum()), rel=0.02)
-        assert ours.widest == pytest.approx(theirs.widest, rel=0.02)
+        most = 1.35 if loose else 1.02
+        assert 0.98 <= float(ours.errors.sum()) / float(theirs.errors.sum()) <= most
+        assert 0.98 <= ours.widest / theirs.widest <= most
     lowest = np.array([each.top - 9 * row for row, each in enumerate(found) if each is not None])
     counts = [
         each.count_from(low) for each, low in zip(found, lowest.tolist(), strict=True) if each
@@ -504,8 +507,9 @@ def check_masses_are_those_of_the_host(device: str) -> None:
         mass = float(np.logaddexp.reduce(left * needs[row].inverse_temperature))
         assert each.log_lower <= mass <= each.log_upper
         assert left.max() <= each.largest
-        assert each.log_upper <= outside.log_upper[row] + 1e-3
-        assert each.log_lower >= outside.log_lower[row] - 1e-3
+        if not wider[row]:
+            assert each.log_upper <= outside.log_upper[row] + 1e-3
+            assert each.log_lower >= outside.log_lower[row] - 1e-3
 
 
 def check_thresholds_of_many_rows_are_those_of_each(device: str) -> None:

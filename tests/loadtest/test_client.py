@@ -173,9 +173,9 @@ def test_an_answer_to_head_has_no_body_and_pieces_are_sent_apart() -> None:
 
 
 def test_who_is_not_there_or_says_nothing_is_told() -> None:
-    nobody = asyncio.run(once("http://127.0.0.1:9", "/health"))
-    assert (nobody.ended, nobody.status) == (UNREACHABLE, 0)
-    assert nobody.fault.startswith("no connection: ")
+    unreachable = asyncio.run(once("http://127.0.0.1:9", "/health"))
+    assert (unreachable.ended, unreachable.status) == (UNREACHABLE, 0)
+    assert unreachable.fault.startswith("no connection: ")
     silent, _ = asyncio.run(told(b"never", [b"GET"], seconds=0.1))
     assert (silent.ended, silent.fault) == (LATE, "no whole answer within 0.1 s")
     assert not is_healthy("http://127.0.0.1:9")

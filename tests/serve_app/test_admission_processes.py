@@ -1,4 +1,4 @@
-"""Limits hold over all API processes together, and whoever is killed takes nothing along."""
+"""Limits hold over all API processes together, and one that is killed takes nothing along."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def go(process: subprocess.Popen[str]) -> None:
 
 
 def held_at_once(lines: Iterator[str]) -> Iterator[tuple[Counter[str], int, int]]:
-    """Requests by client, sequences and tokens after every time somebody came in."""
+    """Requests by client, sequences and tokens after every time a client came in."""
     moments: list[tuple[int, int, str, int, int]] = []
     for line in lines:
         began, ended, client, sequences, tokens = line.split()
@@ -93,7 +93,7 @@ def test_who_is_killed_while_counting_leaves_every_place_to_others(tmp_path: Pat
 
 
 def test_what_a_dead_process_held_refuses_nobody(tmp_path: Path) -> None:
-    """Nobody has to notice its death first: the request that would be refused does."""
+    """Its death need not be noticed first: the request that would be refused does."""
     own = admission(tmp_path)
     kept = own.admit("mine", 2, 20)
     other = start(tmp_path, "hold", "theirs", PER_CLIENT, 100)
@@ -164,7 +164,7 @@ def test_a_process_that_stops_while_it_counts_holds_up_nobody_for_long(tmp_path:
         began = time.monotonic()
         with pytest.raises(ApiError, match="does not run at the moment") as refused:
             own.admit("a", 1, 1)
-        ticket.release()  # waits for nobody
+        ticket.release()  # waits for no other process
         assert time.monotonic() - began < 20 * LOCK_SECONDS
     assert refused.value.status == 503
     own.admit("a", 1, 1)

@@ -32,7 +32,7 @@ def on_the_host(batch: Batch) -> StepInputs:
 
 
 def sent(batch: Batch, device: torch.device) -> StepInputs:
-    """``batch`` on ``device``, by one copy that nobody waits for."""
+    """``batch`` on ``device``, by one copy that is not waited for."""
     rows, outputs = len(batch.token_ids), len(batch.output_rows)
     sequences, width = batch.block_tables.shape
     inputs = StaticInputs(rows, outputs, sequences, width, device)
@@ -46,7 +46,7 @@ class StaticInputs:
 
     Steps with fewer are padded: rows of token 0 at position 0 of one more sequence, whose only
     block is the scratch block. They write the same key and value to the same slot, each attends
-    itself alone, and nobody reads what becomes of them.
+    itself alone, and what becomes of them is not read.
     """
 
     def __init__(

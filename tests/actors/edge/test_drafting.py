@@ -40,6 +40,7 @@ class Link:
         self.thresholds: list[ConformalThreshold] = []
         self.bits = 0
         self.guesses = 0
+        self.largest = 0  # batch of more than one guess, in bits
 
     def _edge(self) -> EdgeDrafter:
         threshold = None
@@ -71,6 +72,8 @@ class Link:
                 content = self.codec.encode(batch)
                 self.bits += 8 * len(content)
                 self.guesses += len(batch.token_ids)
+                told = sum(map(self.codec.guess_bits, batch.lattices))
+                self.largest = max(self.largest, told if len(batch.token_ids) > 1 else 0)
                 drafted[name] = batch.token_ids
                 self.engine.draft(drafts_of(self.codec.decode(content), name, 0))
         self.engine.check_idle()
@@ -131,6 +134,7 @@ def test_a_batch_keeps_to_its_budget_and_its_bound(prompt_ids: list[tuple[int, .
     link = Link("csqs", budget_bits=1_500)
     link.texts(requests)
     assert link.guesses > 150
+    assert 700 < link.largest <= 1_500
     assert all(each.average <= each.bound for each in link.thresholds)
     assert all(each.tokens > 30 for each in link.thresholds)
     few = Link("ksqs", budget_bits=1)
