@@ -34,7 +34,7 @@ BUDGETS = {
     "kernels": 14_840,  # 12,000
     "actors": 18_310,  # 13,000
     "cluster": 7_720,  # 4,500
-    "serve_app": 8_350,  # 6,000
+    "serve_app": 8_370,  # 6,000
     "loadtest": 12_650,  # 9,000
     "models": 2_790,
     "tests": 37_310,  # 27,000

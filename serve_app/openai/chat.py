@@ -12,7 +12,7 @@ from lexshard.serve_app.openai.choice import Delta
 from lexshard.serve_app.openai.errors import bad_request
 from lexshard.serve_app.openai.preparation import Wanted, answer, read_fields
 from lexshard.serve_app.openai.prompts import Prompt, TextReader
-from lexshard.serve_app.openai.protocol import ChatCompletionRequest
+from lexshard.serve_app.openai.protocol import ChatCompletionRequest, text_of
 from lexshard.serve_app.openai.response_writer import ResponseWriter, encoded
 from lexshard.serve_app.request_record import RequestRecord
 from lexshard.serve_app.server_state import ServerState
@@ -35,7 +35,7 @@ async def create_chat_completion(
     wanted = Wanted(
         ChatWriter,
         "messages",
-        texts=["".join(part.text for message in chat.messages for part in message.content)],
+        texts=["".join(map(text_of, chat.messages))],
         encode=encode,
         max_tokens=limit,
         logprobs=(chat.top_logprobs or 0) if chat.logprobs else None,

@@ -11,7 +11,12 @@ import orjson
 
 from lexshard.actors.configuration import EngineInformation
 from lexshard.serve_app.openai.errors import bad_request, context_length_exceeded
-from lexshard.serve_app.openai.protocol import MAX_PROMPTS, MAX_TEMPLATE_KWARGS_BYTES, ChatFields
+from lexshard.serve_app.openai.protocol import (
+    MAX_PROMPTS,
+    MAX_TEMPLATE_KWARGS_BYTES,
+    ChatFields,
+    plain_message,
+)
 from lexshard.serve_app.openai.tokenization import (
     BYTES_PER_TOKEN,
     ModelTokenizer,
@@ -171,7 +176,7 @@ class TextReader:
         prompting = body.add_generation_prompt
         prompting = not continuing if prompting is None else prompting
         tokenizer, variables = self.tokenizer, body.chat_template_kwargs or {}
-        messages = [message.plain for message in body.messages]
+        messages = list(map(plain_message, body.messages))
         size = sum(text_bytes(text) for message in messages for text in message.values())
         check_texts([size], "messages", self.context)
 

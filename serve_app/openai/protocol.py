@@ -11,8 +11,8 @@ looked at.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Annotated, Any, Final, Literal, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Final, Literal, Required, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -20,11 +20,14 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
+    ValidatorFunctionWrapHandler,
     WithJsonSchema,
+    WrapValidator,
     model_validator,
 )
 from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError
 from pydantic_core.core_schema import no_info_plain_validator_function
+from typing_extensions import TypedDict
 
 from lexshard.cluster.nearest import did_you_mean
 from lexshard.serve_app.openai.errors import (
@@ -127,6 +130,18 @@ def shown_as(*examples: dict[str, Any]) -> Callable[[dict[str, Any]], None]:
     return complete
 
 
+def known_fields(body: dict[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Leaves out what is unknown and null. One that is not ends the matter: a million of them would
+    each become an error."""
+    if body.keys() <= fields.keys():
+        return body
+    for name, value in body.items():
+        if name not in fields and value is not None:
+            near = did_you_mean(name, fields)
+            raise PydanticCustomError(UNKNOWN_FIELD, "{name}", {"name": name, "near": near})
+    return {name: value for name, value in body.items() if name in fields}
+
+
 class StrictModel(BaseModel):
     model_config = ConfigDict(
         extra="forbid", strict=True, allow_inf_nan=False, json_schema_extra=shown_as()
@@ -135,16 +150,7 @@ class StrictModel(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _known_fields(cls, body: Any) -> Any:
-        """Leaves out what is unknown and null. One that is not ends the matter: a million of them
-        would each become an error."""
-        if not isinstance(body, dict):
-            return body
-        known = {name: value for name, value in body.items() if name in cls.model_fields}
-        for name, value in body.items() if len(known) < len(body) else ():
-            if name not in known and value is not None:
-                near = did_you_mean(name, cls.model_fields)
-                raise PydanticCustomError(UNKNOWN_FIELD, "{name}", {"name": name, "near": near})
-        return known
+        return known_fields(body, cls.model_fields) if isinstance(body, dict) else body
 
 
 class StreamOptions(StrictModel):
@@ -268,16 +274,18 @@ TextParts = Annotated[
 ]
 
 
-def _as_parts(content: Any) -> Any:
+def _text_or_parts(content: Any, read: ValidatorFunctionWrapHandler) -> Any:
+    """Text as it is, parts as their models."""
     if isinstance(content, str):
-        return [{"type": "text", "text": content}]
+        return content
     if not isinstance(content, list):
         raise PydanticCustomError("content", "must be a string or a list of text parts")
-    return content
+    return read(content)
 
 
-def _check_tools(message: Any) -> Any:
-    """Refuses a message of a history in which tools were called, for its tools."""
+def _check_message(message: Any) -> Any:
+    """Refuses a message of a history in which tools were called, for its tools; and what `Message`
+    has not."""
     if not isinstance(message, dict):
         raise PydanticCustomError("dict_type", "must be an object")
     called = next((name for name in TOOL_FIELDS if message.get(name)), None)
@@ -288,31 +296,43 @@ def _check_tools(message: Any) -> Any:
             "'function_call' or 'tool_call_id', and no role 'tool' or 'function'",
             {"field": called or "role"},
         )
-    return message
+    return known_fields(message, Message.__annotations__)
 
 
-class Message(StrictModel):
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[
-        TextParts, BeforeValidator(_as_parts, json_schema_input_type=str | TextParts)
+class Message(TypedDict, total=False):
+    """A dictionary of strings, which costs a collection of garbage nothing: models of 16,000
+    messages held other requests up for half a second."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)  # type: ignore[misc]
+
+    role: Required[Literal["system", "developer", "user", "assistant"]]
+    content: Required[
+        Annotated[TextParts, WrapValidator(_text_or_parts, json_schema_input_type=str | TextParts)]
     ]
-    name: str | None = None
+    name: str | None
 
     # Of OpenAI's own reply messages, which clients send back unchanged.
-    refusal: Annotated[Any, NotImplementedField([])] = None
-    annotations: Annotated[Any, NotImplementedField([])] = None
-    audio: Annotated[Any, NotImplementedField([])] = None
-    reasoning: Annotated[Any, NotImplementedField([])] = None
-    reasoning_content: Annotated[Any, NotImplementedField([])] = None
-    tool_calls: Annotated[Any, NotImplementedField([])] = None
-    function_call: Annotated[Any, NotImplementedField([])] = None
-    tool_call_id: Annotated[Any, NotImplementedField([])] = None
+    refusal: Annotated[Any, NotImplementedField([])]
+    annotations: Annotated[Any, NotImplementedField([])]
+    audio: Annotated[Any, NotImplementedField([])]
+    reasoning: Annotated[Any, NotImplementedField([])]
+    reasoning_content: Annotated[Any, NotImplementedField([])]
+    tool_calls: Annotated[Any, NotImplementedField([])]
+    function_call: Annotated[Any, NotImplementedField([])]
+    tool_call_id: Annotated[Any, NotImplementedField([])]
 
-    @property
-    def plain(self) -> dict[str, str]:
-        """What chat templates read."""
-        told = {"role": self.role, "content": "\n".join(part.text for part in self.content)}
-        return told if self.name is None else told | {"name": self.name}
+
+def text_of(message: Message) -> str:
+    """Its text, or that of its parts, a line each."""
+    content: str | list[TextPart] = message["content"]
+    return content if isinstance(content, str) else "\n".join(part.text for part in content)
+
+
+def plain_message(message: Message) -> dict[str, str]:
+    """What chat templates read."""
+    told = {"role": str(message["role"]), "content": text_of(message)}
+    name = message.get("name")
+    return told if name is None else told | {"name": name}
 
 
 def _count_messages(messages: Any) -> Any:
@@ -333,7 +353,7 @@ class ChatFields(StrictModel):
     """A conversation, and how it becomes a prompt."""
 
     messages: Annotated[
-        list[Annotated[Message, BeforeValidator(_check_tools, json_schema_input_type=Message)]],
+        list[Annotated[Message, BeforeValidator(_check_message, json_schema_input_type=Message)]],
         Field(fail_fast=True, min_length=1, json_schema_extra={"maxItems": MAX_MESSAGES}),
         BeforeValidator(_count_messages),
     ]
