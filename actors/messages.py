@@ -6,6 +6,7 @@ travels by reference inside one process and by msgpack or shared memory across a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -92,6 +93,14 @@ class Request:
     drafting: Drafting = Drafting()
 
 
+def guesses_go_on(position: int, guesses: Sequence[int], token_ids: Sequence[int]) -> bool:
+    """Whether ``guesses`` from ``position`` on are guesses behind ``token_ids``: what they begin
+    before its end must be what it says there. Others are dropped, with all that came after them and
+    was built on them."""
+    said = tuple(token_ids[position:])
+    return position <= len(token_ids) and tuple(guesses[: len(said)]) == said
+
+
 @dataclass(frozen=True, slots=True)
 class DraftDistribution:
     """What a guess was drawn from: ``softmax(logits)`` over the distinct ``ids``."""
@@ -105,9 +114,9 @@ class Drafts:
     """Guesses from outside at the tokens of one sequence from ``position`` on, an index in its
     prompt and output; without any, the sequence draws its next token unaided.
 
-    ``proposals`` are what the guesses were drawn from, none where their drafter was certain. What
-    of them the sequence has meanwhile said must be what they begin with; those that it contradicts
-    are dropped. Raises ValueError for proposals that do not fit the guesses.
+    ``proposals`` are what the guesses were drawn from, none where their drafter was certain.
+    ``number`` is what `SequenceEvent.answers` calls them. Raises ValueError for proposals that do
+    not fit the guesses.
     """
 
     request_id: str
@@ -115,6 +124,11 @@ class Drafts:
     position: int
     token_ids: tuple[int, ...] = ()
     proposals: tuple[DraftDistribution, ...] = ()
+    number: int = 0
+
+    def go_on_from(self, token_ids: Sequence[int]) -> bool:
+        """Whether they are guesses behind ``token_ids``, a prompt and its output."""
+        return guesses_go_on(self.position, self.token_ids, token_ids)
 
     def __post_init__(self) -> None:
         if not self.proposals:
@@ -206,7 +220,8 @@ class SequenceEvent:
     ``certificates`` and ``origins`` are those of ``token_ids``, for requests that ask for them.
     With ``finish_reason`` error, ``error`` says why, and ``refused`` that the request asked for
     something impossible (the client's fault) rather than that something broke (ours). ``timing``
-    comes with the first and the last event of a sequence.
+    comes with the first and the last event of a sequence. ``answers`` is the number of the `Drafts`
+    that the step took up, None where it took none.
     """
 
     request_id: str
@@ -222,6 +237,7 @@ class SequenceEvent:
     certificates: tuple[Certificate, ...] = ()
     origins: tuple[TokenOrigin, ...] = ()
     timing: SequenceTiming | None = None
+    answers: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

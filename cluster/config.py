@@ -209,6 +209,12 @@ class ServeConfig(EngineOptions):
     max_requests_per_client: int | None = option(
         None, "open requests of one client", group="limits", metavar="N", ge=1
     )
+    edge_sessions: int = option(
+        256, "texts of edge devices at once (0: none)", group="limits", metavar="N", ge=0
+    )
+    edge_resume_seconds: int = option(
+        30, "how long a lost device's text is kept", group="limits", metavar="N", ge=1
+    )
     max_body_bytes: int = option(
         LARGEST_BODY, "largest body of a request", group="limits", metavar="BYTES", ge=1024
     )

@@ -15,7 +15,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import ASGIApp
 
 from lexshard.actors.faults import listen_for_faults
@@ -25,6 +25,8 @@ from lexshard.serve_app.api_processes.accounts import SharedAccounts
 from lexshard.serve_app.api_processes.seats import Seats
 from lexshard.serve_app.authentication import ApiKeys
 from lexshard.serve_app.body_room import BodyRoom
+from lexshard.serve_app.edge.endpoint import EdgeEndpoint
+from lexshard.serve_app.edge.wire import PATH as EDGE
 from lexshard.serve_app.engine_client import EngineClient
 from lexshard.serve_app.middleware import RECORD_KEY, REQUEST_ID_HEADER, RequestMiddleware
 from lexshard.serve_app.observability.server_metrics import CONTENT_TYPE, ServerMetrics
@@ -128,7 +130,7 @@ OPEN_GETS = {
     "/openapi.json": _openapi,
     "/docs": _docs,
 }
-PATHS = tuple(path for path in (*POSTS, *GUARDED_GETS, *OPEN_GETS) if "{" not in path)
+PATHS = tuple(path for path in (*POSTS, *GUARDED_GETS, *OPEN_GETS, EDGE) if "{" not in path)
 PostHandler = Callable[[ServerState, Request, Any, RequestRecord], Awaitable[ASGIApp]]
 GetHandler = Callable[[ServerState, Request], Awaitable[ASGIApp]]
 
@@ -164,9 +166,12 @@ def _routes(state: ServerState) -> list[BaseRoute]:
 
         return Route(path, endpoint, methods=["GET"])
 
+    edge = EdgeEndpoint(state, keys)
     return [
         *(post(*each) for each in POSTS.items()),
         *(get(*each, guarded=True) for each in GUARDED_GETS.items()),
+        get(EDGE, edge.describe, guarded=True),
+        WebSocketRoute(EDGE, edge.serve),
         *(get(*each, guarded=False) for each in OPEN_GETS.items()),
     ]
 

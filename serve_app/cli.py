@@ -27,6 +27,7 @@ class Command(NamedTuple):
 
 OF_SERVERS = {
     "serve": "serve a model over an OpenAI-compatible API",
+    "edge": "draft on this device what a server verifies",
     "status": "who does what in a running server",
     "completion": "print what makes a shell complete this command",
     "config show": "show the configuration in effect, and where each value comes from",

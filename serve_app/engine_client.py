@@ -11,7 +11,7 @@ from typing import Protocol
 
 from lexshard.actors.configuration import EngineInformation
 from lexshard.actors.faults import LoggedFault
-from lexshard.actors.messages import EngineStatistics, Request, SequenceEvent
+from lexshard.actors.messages import Drafts, EngineStatistics, Request, SequenceEvent
 from lexshard.actors.role import RunningRole
 from lexshard.cluster.config import ServeConfig
 
@@ -30,6 +30,9 @@ class EngineClient(Protocol):
     """The front end's side of one engine. Every method is called in the server's event loop."""
 
     def submit(self, requests: Sequence[Request]) -> EventStream: ...
+
+    def draft(self, drafts: Drafts) -> None:
+        """Guesses for a sequence that waits for them; those for others are ignored."""
 
     def cancel(self, request_id: str) -> None:
         """Forget a request; unknown or finished ones are ignored."""

@@ -45,6 +45,8 @@ class ServerState:
     metrics: ServerMetrics
     created: int
     replica: Replica | None = None
+    # Fields that every reply has beside those of its protocol.
+    marks: Callable[[], dict[str, Any]] = dict
 
     def information(self) -> EngineInformation:
         """Raises:
@@ -58,12 +60,14 @@ class ServerState:
         """The name to answer under; a request may leave it out.
 
         Raises:
-            ApiError: 404 for a model that is not served here.
+            ApiError: 404 for a model that is not served here, 503 while that cannot be known.
         """
         names = self.config.model_names
         if requested is None:
             return names[0]
         if requested not in names:
+            if not self.client.ready:  # a device learns its names from its server
+                raise overloaded(f"not ready: {self.client.health_reason}", retry_after_seconds=2)
             raise model_not_found(requested)
         return requested
 

@@ -13,7 +13,7 @@ from lexshard.actors.drafter.heads import frequency_head, full_head, routed_head
 from lexshard.actors.drafter.loading import load_draft_model
 from lexshard.actors.drafter.lookup import LookupDrafter
 from lexshard.actors.drafter.model import ModelDrafter
-from lexshard.actors.drafter.protocol import Drafter
+from lexshard.actors.drafter.protocol import Drafter, GuessingModel
 from lexshard.actors.drafter.router.file import FILE_NAME, read_router_file
 from lexshard.actors.drafter.step_heads import WholeHead, certified_head
 from lexshard.actors.drafter.stepwise import StepwiseDrafter
@@ -38,6 +38,14 @@ def build_drafter(
     model = load_draft_model(
         configuration.draft, configuration.model, configuration.dtype, device="cpu"
     )
+    return drafter_of(model, configuration, blocks=blocks, vocabulary_size=vocabulary_size)
+
+
+def drafter_of(
+    model: LoadedModel, configuration: EngineConfiguration, *, blocks: int, vocabulary_size: int
+) -> GuessingModel:
+    """The drafter that a loaded draft model is, with the head that ``configuration`` asks for. As
+    `build_drafter`."""
     wanted = configuration.draft_head
     if wanted == "certified":
         certified = certified_head(configuration, model, vocabulary_size)

@@ -112,6 +112,13 @@ class DraftCache:
         if cached is not None:
             self._pool.release(cached.blocks)
 
+    def roll_back(self, sequence: int, length: int) -> None:
+        """Only the first ``length`` tokens of its history still are what was put in; unknown names
+        are ignored."""
+        cached = self._cached.get(sequence)
+        if cached is not None and length <= cached.known:
+            cached.known, cached.guessed = length, []
+
     @property
     def used(self) -> int:
         """Blocks that sequences hold."""

@@ -73,6 +73,10 @@ class ModelDrafter:
                 self._states[turn.task.sequence] = last, states[:known]
         return proposed
 
+    def roll_back(self, sequence: int, length: int) -> None:
+        """See `actors.drafter.protocol.GuessingModel`."""
+        self._cache.roll_back(sequence, length)
+
     def forget(self, sequence: int) -> None:
         """See `actors.drafter.protocol.Drafter`."""
         self._cache.forget(sequence)

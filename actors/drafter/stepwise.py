@@ -66,6 +66,10 @@ class StepwiseDrafter:
             turn.finish(proposed[turn.index])
         return [Draft(*each) for each in zip(proposed, drawn_from, strict=True)]
 
+    def roll_back(self, sequence: int, length: int) -> None:
+        """See `actors.drafter.protocol.GuessingModel`."""
+        self._cache.roll_back(sequence, length)
+
     def forget(self, sequence: int) -> None:
         """See `actors.drafter.protocol.Drafter`."""
         self._cache.forget(sequence)

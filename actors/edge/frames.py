@@ -1,10 +1,10 @@
 """What crosses the thin link, bit by bit: batches of guesses one way, verdicts the other.
 
-A batch says the number that it has among the session's batches, the position of its first guess in
-prompt and output, and how many guesses there are; then of each the token alone (``same-token``), or
-what it was drawn from and which of these tokens it is. A verdict says which batch it answers, how
-many of its guesses stand, and the token that was drawn behind them, or that the text has ended.
-Bits stand most significant first, the last byte is filled up with zeros.
+A batch says the number that it has among the session's batches (modulo 256), the position of its
+first guess in prompt and output, and how many guesses there are; then of each the token alone
+(``same-token``), or what it was drawn from and which of these tokens it is. A verdict says which
+batch it answers, how many of its guesses stand, and the token that was drawn behind them. Bits
+stand most significant first, the last byte is filled up with zeros.
 """
 
 from __future__ import annotations
@@ -25,9 +25,11 @@ from lexshard.kernels.lattice import (
 
 EdgeMode = Literal["same-token", "ksqs", "csqs", "qs"]
 VERSION = 1
-VERSION_BITS, NUMBER_BITS, POSITION_BITS, COUNT_BITS = 8, 16, 32, 8
+VERSION_BITS, NUMBER_BITS, POSITION_BITS, COUNT_BITS = 4, 8, 24, 8
 HEADER_BITS = VERSION_BITS + NUMBER_BITS + POSITION_BITS + COUNT_BITS
+VERDICT_BITS = VERSION_BITS + NUMBER_BITS + COUNT_BITS  # and the token
 MOST_GUESSES = (1 << COUNT_BITS) - 1
+NUMBERS = 1 << NUMBER_BITS
 
 
 class FrameError(ValueError):
@@ -47,11 +49,11 @@ class GuessBatch:
 
 @dataclass(frozen=True, slots=True)
 class BatchVerdict:
-    """``stood`` guesses of batch ``number`` stand; ``token_id`` follows them, None at the end."""
+    """``stood`` guesses of batch ``number`` stand; ``token_id`` follows them."""
 
     number: int
     stood: int
-    token_id: int | None
+    token_id: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,16 +124,15 @@ class FrameCodec:
     def encode_verdict(self, verdict: BatchVerdict) -> bytes:
         bits = _Writer(verdict.number)
         bits.write(verdict.stood, COUNT_BITS)
-        bits.write(verdict.token_id is None, 1)
-        bits.write(verdict.token_id or 0, self.token_bits)
+        bits.write(verdict.token_id, self.token_bits)
         return bits.content()
 
     def decode_verdict(self, content: bytes) -> BatchVerdict:
         """Raises `FrameError`."""
         bits = _Reader(content)
-        stood, ended, token_id = bits.read(COUNT_BITS), bits.read(1), self._token(bits)
+        stood, token_id = bits.read(COUNT_BITS), self._token(bits)
         bits.end()
-        return BatchVerdict(bits.number, stood, None if ended else token_id)
+        return BatchVerdict(bits.number, stood, token_id)
 
     @property
     def _size(self) -> int:
@@ -169,7 +170,7 @@ class _Writer:
         self._content = 0
         self._width = 0
         self.write(VERSION, VERSION_BITS)
-        self.write(number % (1 << NUMBER_BITS), NUMBER_BITS)
+        self.write(number % NUMBERS, NUMBER_BITS)
 
     def write(self, value: int, width: int) -> None:
         if not 0 <= value < 1 << width:

@@ -24,8 +24,8 @@ class ConformalThreshold:
                 f"threshold {first} from 0 to 1"
             )
         self._alpha, self._eta, self._first = alpha, eta, first
-        self._states = [first]  # of the tokens of the batch, and of the next one
-        self._dropped: list[float] = []  # by the tokens of the batch
+        self._states = [first]  # of the tokens on their way, and of the next one
+        self._dropped: list[float] = []  # by the tokens on their way
         self.tokens = 0  # that the verifier has heard of
         self.dropped = 0.0  # by them, in all
 
@@ -40,14 +40,20 @@ class ConformalThreshold:
         state = self._states[-1] - self._eta * (dropped - self._alpha)
         self._states.append(min(1.0, state))
 
-    def heard(self, stood: int) -> None:
-        """The first ``stood`` tokens of the batch stand, and one was drawn in the place of the next
-        where there is one: its distribution was used, too. The others never were."""
-        used = min(stood + 1, len(self._dropped))
+    def heard(self, used: int, *, goes_on: bool = False) -> None:
+        """Of the tokens that were drafted, ``used`` have been said, as they were guessed or, the
+        last one, otherwise. What was drafted behind them ``goes_on``, or never was."""
+        used = min(used, len(self._dropped))
         self.tokens += used
         self.dropped += sum(self._dropped[:used])
-        self._states = [self._states[used]]
-        self._dropped.clear()
+        del self._states[:used], self._dropped[:used]
+        if not goes_on:
+            del self._states[1:], self._dropped[:]
+
+    @property
+    def drafting(self) -> bool:
+        """Whether tokens are on their way."""
+        return bool(self._dropped)
 
     @property
     def average(self) -> float:

@@ -1,12 +1,27 @@
-"""The cloud's end: a batch of guesses as an engine hears it, and a sequence that waits for them."""
+"""The target's end of one text: what batches of guesses become, and what is answered."""
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Sequence
 
-from lexshard.actors.edge.frames import EdgeMode, GuessBatch
-from lexshard.actors.messages import DraftDistribution, Drafting, Drafts
-from lexshard.kernels.lattice import Lattice
+from lexshard.actors.edge.frames import (
+    NUMBERS,
+    BatchVerdict,
+    EdgeMode,
+    FrameCodec,
+    FrameError,
+    GuessBatch,
+)
+from lexshard.actors.messages import (
+    DraftDistribution,
+    Drafting,
+    Drafts,
+    Request,
+    SequenceEvent,
+)
+from lexshard.kernels.lattice import Lattice, log_counts
+
+MOST_UNANSWERED = 12  # batches of one text, each of which may hold 255 distributions
 
 
 def drafting_of(mode: EdgeMode) -> Drafting:
@@ -14,13 +29,77 @@ def drafting_of(mode: EdgeMode) -> Drafting:
     return Drafting("client", "same-token" if mode == "same-token" else "same-distribution")
 
 
-def drafts_of(batch: GuessBatch, request_id: str, choice: int) -> Drafts:
-    """``batch`` for one sequence."""
-    proposals = tuple(map(_distribution, batch.lattices))
-    return Drafts(request_id, choice, batch.position, batch.token_ids, proposals)
+class VerifiedText:
+    """What was said in answer to ``request``, and the batches that are not answered yet."""
+
+    def __init__(self, codec: FrameCodec, request: Request) -> None:
+        self.output = list(request.resumed_ids)
+        self._codec = codec
+        self._request = request
+        self._last = 0  # batch: the numbers of frames are modulo 256
+        self._unanswered: dict[int, GuessBatch] = {}
+
+    @property
+    def length(self) -> int:
+        """Tokens of prompt and output."""
+        return len(self._request.prompt_ids) + len(self.output)
+
+    @property
+    def last(self) -> int:
+        """The number of the last batch that came."""
+        return self._last
+
+    @property
+    def unanswered(self) -> tuple[int, ...]:
+        """The numbers of the batches that are."""
+        return tuple(self._unanswered)
+
+    def arrived(self, content: bytes) -> Drafts:
+        """A frame as the engine hears it.
+
+        Raises:
+            FrameError: it is none, or one that cannot be here and now.
+        """
+        batch = self._codec.decode(content)
+        number = self._last + 1
+        if batch.number != number % NUMBERS:
+            raise FrameError(f"batch {batch.number} where {number % NUMBERS} is the next one")
+        if len(self._unanswered) >= MOST_UNANSWERED:
+            raise FrameError(f"more than {MOST_UNANSWERED} batches before the first is answered")
+        first = len(self._request.prompt_ids)
+        guessed = sum(len(each.token_ids) + 1 for each in self._unanswered.values())
+        if not first <= batch.position <= first + len(self.output) + guessed:
+            raise FrameError(f"guesses from position {batch.position} on are behind no text")
+        self._last = number
+        self._unanswered[number] = GuessBatch(number, batch.position, batch.token_ids)
+        request = self._request
+        proposals = tuple(map(_distribution, batch.lattices))
+        return Drafts(
+            request.request_id, request.choice, batch.position, batch.token_ids, proposals, number
+        )
+
+    def happened(self, event: SequenceEvent) -> BatchVerdict | None:
+        """The verdict that tells of ``event``, as far as its tokens go; None where none can."""
+        self.output.extend(event.token_ids)
+        if event.answers is None:
+            return None
+        batch = self._unanswered[event.answers]
+        for number in [each for each in self._unanswered if each <= event.answers]:
+            del self._unanswered[number]
+        if not event.token_ids:
+            return None
+        stood = self.length - 1 - batch.position
+        return BatchVerdict(batch.number % NUMBERS, stood, event.token_ids[-1])
+
+    def since(self, length: int) -> Sequence[int]:
+        """What was said after the first ``length`` tokens of prompt and output. Raises `FrameError`
+        for more than were said."""
+        told = length - len(self._request.prompt_ids)
+        if not 0 <= told <= len(self.output):
+            raise FrameError(f"{told} tokens cannot have been heard of {len(self.output)}")
+        return self.output[told:]
 
 
 def _distribution(lattice: Lattice) -> DraftDistribution:
-    some = np.flatnonzero(lattice.counts)
-    logits = np.log(lattice.counts[some].astype(np.float64))
-    return DraftDistribution(tuple(lattice.ids[some].tolist()), tuple(logits.tolist()))
+    ids, logits = log_counts(lattice)
+    return DraftDistribution(tuple(ids.tolist()), tuple(logits.tolist()))

@@ -279,6 +279,7 @@ class Engine:
             state,
             state.history,
             verify=request.drafting.verify or self.configuration.verify,
+            held=request.drafting.drafter == "client" and bool(request.resumed_ids),
         )
         self._scheduler.add(sequence)
         return None
@@ -292,7 +293,7 @@ class Engine:
                 if not self._can_test(sequence, drafts):
                     drafts = replace(drafts, token_ids=(), proposals=())
                 if len(sequence.incoming) < MOST_INCOMING:
-                    sequence.incoming.append(drafts)
+                    sequence.hear(drafts)
 
     def _can_test(self, sequence: Sequence, drafts: Drafts) -> bool:
         ids = itertools.chain(drafts.token_ids, *(each.ids for each in drafts.proposals))

@@ -27,7 +27,8 @@ class Sequence:
     are none of them: `roll_back` takes them back, no client hears of them, and no block that
     holds one has a name. ``proposals`` are what they were drawn from, where their drafter tells.
     They are tested as ``verify`` says. ``incoming`` are guesses from outside that wait for their
-    turn; one that is ``held`` draws no token before they come.
+    turn; one that is ``held`` draws no token before they come. ``answers`` is the number of those
+    that it took and has not told of yet.
 
     ``scores`` are the log-probabilities of the prompt, where they are wanted; other sequences that
     want the same may share them.
@@ -49,6 +50,7 @@ class Sequence:
     proposals: Sequenced[Proposal] = ()
     verify: VerifyMode = "same-token"
     incoming: deque[Drafts] = field(default_factory=deque)
+    answers: int | None = None
     held: bool = False
     awaiting: bool = False
     cancelled: bool = False
@@ -104,23 +106,33 @@ class Sequence:
         room = max(0, parameters.max_tokens - self.output_length - 1)
         return room if most is None else min(room, most)
 
-    def take_guesses(self) -> None:
-        """What came from outside for the next token, if anything: then it is held no longer.
+    def hear(self, drafts: Drafts) -> None:
+        """Guesses have come from outside. They wait for their turn, unless they are for a text
+        other than that which waits for guesses now."""
+        if self.incoming or not self.held or drafts.go_on_from(self.token_ids):
+            self.incoming.append(drafts)
 
-        Of guesses that began before tokens it has meanwhile said the rest is taken, where they
-        guessed these. Others are dropped, with all that came after them and was built on them.
-        """
-        while self.incoming:
-            drafts = self.incoming.popleft()
-            said = tuple(self.token_ids[drafts.position :])
-            if drafts.position > len(self.token_ids) or drafts.token_ids[: len(said)] != said:
-                self.incoming.clear()
-                return
-            self.drafted.extend(drafts.token_ids[len(said) :][: self.room])
-            proposals = drafts.proposals[len(said) :][: len(self.drafted)]
-            self.proposals = tuple(map(Proposal.of, proposals))
-            self.held = False
+    def went_on(self, *, ends: bool) -> None:
+        """It has been given tokens. Guesses that they contradict are dropped at once, with all that
+        came after them, so that what comes later, from one that knows of it, is not."""
+        if self.incoming and not self.incoming[0].go_on_from(self.token_ids):
+            self.incoming.clear()
+        self.held = self.drafter == "client" and not ends
+
+    def take_guesses(self) -> None:
+        """What came from outside for the next token, if anything: then it is held no longer. Of
+        those that began before tokens it has meanwhile said the rest is taken."""
+        if not self.incoming or self.answers is not None:
             return
+        drafts = self.incoming.popleft()
+        if not drafts.go_on_from(self.token_ids):
+            return
+        said = len(self.token_ids) - drafts.position
+        self.drafted.extend(drafts.token_ids[said:][: self.room])
+        proposals = drafts.proposals[said:][: len(self.drafted)]
+        self.proposals = tuple(map(Proposal.of, proposals))
+        self.answers = drafts.number
+        self.held = False
 
     def forget_guesses(self) -> None:
         """Guesses that were not computed, or came to nothing, are none any more."""

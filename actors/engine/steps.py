@@ -172,8 +172,7 @@ class Steps:
             return None
         drawing = self._scheduler.drawing()
         for sequence in drawing:
-            if sequence.incoming:
-                sequence.take_guesses()
+            sequence.take_guesses()
         if self._speculation is not None:
             self._speculation.draft(drawing, self.counters)
         self._planned_at = time.perf_counter()
@@ -349,7 +348,7 @@ class Steps:
             if reason is None:  # its last token is computed (again): the next one is drawn there
                 kept = min(kept, len(sequence.token_ids) - 1)
             sequence.roll_back(kept, self._scheduler.pool)
-        sequence.held = sequence.drafter == "client" and reason is None
+        sequence.went_on(ends=reason is not None)
         origins: tuple[TokenOrigin, ...] = ()
         if sequence.request.parameters.draft:
             origins = chunk.origins(token_ids, self._drafter_name(sequence))
@@ -403,7 +402,9 @@ class Steps:
             certificates=certificates,
             origins=origins,
             timing=self._timing(sequence) if first or reason is not None else None,
+            answers=sequence.answers,
         )
+        sequence.answers = None
         if reason is not None:
             self.counters.cached_prompt_tokens += sequence.cached_tokens
             self.counters.finished_prompt_tokens += sequence.prompt_length

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from lexshard.actors.messages import FinishReason, Request, SequenceEvent
+from lexshard.actors.messages import Drafts, FinishReason, Request, SequenceEvent
 
 DEATHS_PER_REQUEST = 2
 
@@ -40,13 +40,23 @@ class JournalStream:
 
 @dataclass(slots=True)
 class _Entry:
-    """One unfinished sequence; ``handed_over``: the engine that lives now has been asked for it."""
+    """One unfinished sequence; ``handed_over``: the engine that lives now has been asked for it.
+    ``drafts`` from outside no event has answered yet."""
 
     request: Request
     stream: JournalStream
     received: list[int] = field(default_factory=list)
+    drafts: list[Drafts] = field(default_factory=list)
     handed_over: bool = False
     deaths: int = 0
+
+    def drop_drafts(self, event: SequenceEvent) -> None:
+        """Those that it answers, and those that it contradicts, as the engine has."""
+        if event.answers is not None:
+            self.drafts = [each for each in self.drafts if each.number > event.answers]
+        said = (*self.request.prompt_ids, *self.received)
+        if self.drafts and not self.drafts[0].go_on_from(said):
+            self.drafts.clear()
 
 
 class Journal:
@@ -65,6 +75,13 @@ class Journal:
                 request, stream
             )
 
+    def note_drafts(self, drafts: Drafts) -> bool:
+        """Whether there is a sequence for them."""
+        entry = self._entries.get(drafts.request_id, {}).get(drafts.choice)
+        if entry is not None:
+            entry.drafts.append(drafts)
+        return entry is not None
+
     def forget(self, request_id: str) -> bool:
         """Whether there was anything of that request."""
         return self._entries.pop(request_id, None) is not None
@@ -77,6 +94,8 @@ class Journal:
             if entry is None:
                 continue
             entry.received.extend(event.token_ids)
+            if entry.drafts:
+                entry.drop_drafts(event)
             if event.finish_reason is not None:
                 self._remove(event.request_id, event.choice)
             entry.stream.put(event)
@@ -87,6 +106,10 @@ class Journal:
             replace(entry.request, resumed_ids=tuple(entry.received))
             for _, _, entry in self._everything()
         ]
+
+    def drafts(self) -> list[Drafts]:
+        """The drafts that a new engine has to be told."""
+        return [drafts for _, _, entry in self._everything() for drafts in entry.drafts]
 
     def hand_over(self, requests: Iterable[Request]) -> None:
         """An engine has been asked for these."""

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from lexshard.actors.configuration import EngineConfiguration, EngineInformation
 from lexshard.actors.faults import LoggedFault
-from lexshard.actors.messages import Commands, EngineStatistics, Request, StepOutput
+from lexshard.actors.messages import Commands, Drafts, EngineStatistics, Request, StepOutput
 from lexshard.actors.role import RunningRole
 from lexshard.cluster.engine.handle import (
     EngineHandle,
@@ -143,6 +143,11 @@ class EngineSupervisor:
         else:
             self._ask_for(requests)
         return stream
+
+    def draft(self, drafts: Drafts) -> None:
+        """Guesses for a sequence that waits for them; those for others are ignored."""
+        if self._journal.note_drafts(drafts) and self._side is not None:
+            self._side.send(Commands(drafts=(drafts,)))
 
     def cancel(self, request_id: str) -> None:
         """Forget a request; unknown or finished ones are ignored."""
@@ -320,6 +325,9 @@ class EngineSupervisor:
         if requests:
             logger.info("replaying %d unfinished sequences", len(requests))
             self._ask_for(requests)
+        for drafts in self._journal.drafts():
+            if self._side is not None:
+                self._side.send(Commands(drafts=(drafts,)))
 
     def _ask_for(self, requests: Sequence[Request]) -> None:
         """Hands them to the engine, if there is one; else they wait in the journal for the next."""

@@ -30,6 +30,7 @@ __all__ = [
     "encode",
     "lattice_bits",
     "least_bits",
+    "log_counts",
     "quantise",
     "size_bits",
     "sparsify",
@@ -78,7 +79,14 @@ def quantise(kept: Kept, resolution: int) -> Lattice:
 
 
 def draw(lattice: Lattice, key: int, position: int) -> int:
-    """A token of ``counts / sum(counts)``, drawn with the noise of (key, position)."""
+    """A token of ``softmax(log_counts(lattice))``, drawn with the noise of (key, position)."""
+    ids, logits = log_counts(lattice)
+    noise = gumbel_noise(key, position, ids)
+    return int(ids[np.argmax(logits.astype(np.float64) + noise)])
+
+
+def log_counts(lattice: Lattice) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+    """The tokens that can be drawn, and what to draw them from and to test them by: the logarithms
+    of their counts as fp32, in which both ends have them."""
     some = np.flatnonzero(lattice.counts)
-    noise = gumbel_noise(key, position, lattice.ids[some])
-    return int(lattice.ids[some[np.argmax(np.log(lattice.counts[some]) + noise)]])
+    return lattice.ids[some], np.log(lattice.counts[some].astype(np.float64)).astype(np.float32)

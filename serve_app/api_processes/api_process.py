@@ -81,6 +81,9 @@ async def serve(order: ApiOrder, config: ServeConfig, connect: EngineConnector) 
             proxy_headers=order.behind_haproxy,
             forwarded_allow_ips="*" if order.behind_haproxy else None,
             server_header=False,
+            ws="websockets-sansio",
+            ws_max_size=config.max_body_bytes,
+            ws_per_message_deflate=False,  # distributions are as short as can be
             access_log=False,
             log_config=None,
             log_level="error",

@@ -49,7 +49,7 @@ class DirectIngress:
         self._application = application
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not scope["path"].startswith(SERVES_OWN):
-            await self._application(scope, receive, send)
-        else:
+        if scope["type"] == "lifespan" or scope["path"].startswith(SERVES_OWN):
             await self._serve(scope, receive, send)
+        else:
+            await self._application(scope, receive, send)

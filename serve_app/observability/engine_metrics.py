@@ -13,7 +13,6 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from lexshard.actors.messages import EngineStatistics
 from lexshard.actors.statistic import Statistic, statistics_of
 from lexshard.serve_app.admission import Admission
 from lexshard.serve_app.api_processes.counters import SharedCounters
@@ -39,7 +38,7 @@ class EngineCollector(Collector):
         own = self._counters.own
         own[RESTARTS] = max(own[RESTARTS], self._earlier_restarts + self._client.restarts)
         statistics = self._client.statistics
-        for name, declared in statistics_of(EngineStatistics).items():
+        for name, declared in statistics_of(type(statistics)).items():
             yield _engine_metric(name, declared, getattr(statistics, name))
         yield GaugeMetricFamily(
             "lexshard_ready", "1 while the engine answers", value=float(self._client.ready)

@@ -85,7 +85,7 @@ async def answer(
         ApiError: 400 for prompts that do not fit or are none of this model, 429 or 503 as
             `Admission.admit` says, and what the engine says of a response that is no stream.
     """
-    preparation = _Preparation(state, fields, wanted, record)
+    preparation = Preparation(state, fields, wanted, record)
     reader = TextReader(state.tokenizer, preparation.information.max_model_len, request.receive)
     ticket = preparation.admitted()
     with ticket.released_on_error():
@@ -95,7 +95,7 @@ async def answer(
     return await respond(request, generation, writer, record, stream=bool(fields.stream))
 
 
-class _Preparation:
+class Preparation:
     """One request on its way to the engine."""
 
     def __init__(
@@ -172,6 +172,7 @@ class _Preparation:
                 "created": int(time.time()),
                 "model": state.model_name(fields.model),
                 "system_fingerprint": state.fingerprint(self.information),
+                **state.marks(),
             },
             options=options,
             formatter=LogprobsFormatter(tokens, options.tokens_as_ids),

@@ -79,6 +79,10 @@ class ModelTokenizer:
                 )
             )
 
+    def vocabulary(self) -> dict[str, int]:
+        """Ids by token, added ones too."""
+        return dict(self._backend.get_vocab())
+
     def normalized_bytes(self, text: str) -> int:
         """What is tokenised of a text: a normaliser may make ten characters of one."""
         normalizer = self._backend.normalizer

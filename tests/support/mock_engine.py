@@ -13,6 +13,7 @@ from lexshard.actors.configuration import EngineInformation
 from lexshard.actors.faults import LoggedFault
 from lexshard.actors.messages import (
     Certificate,
+    Drafts,
     EngineStatistics,
     Request,
     SequenceEvent,
@@ -129,6 +130,7 @@ class MockEngine:
         default_factory=lambda: EngineStatistics(steps=7, running=2, kv_blocks_total=64)
     )
     requests: list[Request] = field(default_factory=list)
+    drafts: list[Drafts] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
     stopped: bool = False
     timing: SequenceTiming | None = None
@@ -173,6 +175,9 @@ class MockEngine:
         for request in requests:
             self._tasks[request.request_id] = asyncio.ensure_future(self._play(request, stream))
         return stream
+
+    def draft(self, drafts: Drafts) -> None:
+        self.drafts.append(drafts)
 
     def cancel(self, request_id: str) -> None:
         task = self._tasks.pop(request_id, None)

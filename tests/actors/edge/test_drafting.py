@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -10,13 +10,15 @@ import pytest
 from scipy import stats
 
 from lexshard.actors.drafter.build import build_drafter
-from lexshard.actors.drafter.task import DraftTask
+from lexshard.actors.drafter.model import ModelDrafter
+from lexshard.actors.edge.chain import GuessChain
 from lexshard.actors.edge.drafting import EdgeDrafter
 from lexshard.actors.edge.frames import EdgeMode, FrameCodec
 from lexshard.actors.edge.threshold import ConformalThreshold
-from lexshard.actors.edge.verifying import drafting_of, drafts_of
+from lexshard.actors.edge.verifying import VerifiedText, drafting_of
 from lexshard.actors.engine.engine import Engine
-from lexshard.actors.messages import Request, SamplingParameters
+from lexshard.actors.messages import Request, SamplingParameters, SequenceEvent
+from lexshard.actors.states.sequence_state import SequenceState
 from tests.support.paths import DEMO_DRAFT
 from tests.support.speculation_cases import drafting_engine, requests_of, run_and_close
 
@@ -24,14 +26,26 @@ FALSE_ALARM = 1e-4
 SIZE = 16_000
 
 
-class Link:
-    """Edges whose frames reach one engine and come back, each text with a drafter of its own."""
+@dataclass
+class Text:
+    """Both ends of one."""
 
-    def __init__(self, mode: EdgeMode, **options: Any) -> None:
+    request: Request
+    chain: GuessChain
+    drafter: EdgeDrafter
+    verified: VerifiedText
+
+
+class Link:
+    """Devices whose frames reach one engine and come back, each text with a drafter of its own.
+    With ``ahead`` a second batch follows the first before that is answered."""
+
+    def __init__(self, mode: EdgeMode, *, ahead: bool = False, **options: Any) -> None:
         self.engine: Engine = drafting_engine()
         self.codec = FrameCodec(mode, self.engine.model.vocabulary_size, size=8)
         self._options = options
-        self._drafter = build_drafter(
+        self._ahead = ahead
+        self._model = build_drafter(
             replace(self.engine.configuration, draft=str(DEMO_DRAFT)),
             blocks=2_000,
             vocabulary_size=self.engine.model.vocabulary_size,
@@ -41,63 +55,79 @@ class Link:
         self.guesses = 0
         self.largest = 0  # batch of more than one guess, in bits
 
-    def _edge(self) -> EdgeDrafter:
+    def _text(self, number: int, request: Request) -> Text:
         threshold = None
         if self.codec.mode == "csqs":
             threshold = ConformalThreshold(0.1, 0.05, 0.02)
             self.thresholds.append(threshold)
-        return EdgeDrafter(self._drafter, self.codec, threshold=threshold, **self._options)
+        model = self.engine.model
+        state = SequenceState(request, model.vocabulary_size, model.eos_token_ids)
+        assert isinstance(self._model, ModelDrafter)
+        drafter = EdgeDrafter(
+            self._model, self.codec, state, number, threshold=threshold, **self._options
+        )
+        verified = VerifiedText(self.codec, request)
+        return Text(request, GuessChain(request.prompt_ids), drafter, verified)
 
     def texts(self, requests: list[Request]) -> list[tuple[int, ...]]:
         """What the target says to each, many of them at once."""
-        edges = {request.request_id: self._edge() for request in requests}
-        said: dict[str, list[int]] = {request.request_id: [] for request in requests}
-        drafted: dict[str, tuple[int, ...]] = {}
-        left = {request.request_id: request for request in requests}
+        texts = {each.request_id: self._text(i, each) for i, each in enumerate(requests)}
+        left = dict(texts)
         for request in requests:
             drafting = drafting_of(self.codec.mode)
             assert self.engine.submit(replace(request, drafting=drafting)) is None
+        silent = 0  # steps
         while left:
-            for event in self.engine.step():
-                name = event.request_id
-                said[name].extend(event.token_ids)
-                if name in drafted:
-                    pairs = zip(drafted.pop(name), event.token_ids, strict=False)
-                    edges[name].heard(sum(guess == token for guess, token in pairs))
+            events = self.engine.step()
+            silent = 0 if events else silent + 1
+            assert silent < 100, "a text waits for ever"
+            for event in events:
+                text = left[event.request_id]
+                self._hear(text, event)
                 if event.finish_reason is not None:
-                    del left[name]
+                    text.drafter.close()
+                    del left[event.request_id]
                     continue
-                batch = edges[name].draft(self._task(left[name], said[name]))
-                content = self.codec.encode(batch)
-                self.bits += 8 * len(content)
-                self.guesses += len(batch.token_ids)
-                told = sum(map(self.codec.guess_bits, batch.lattices))
-                self.largest = max(self.largest, told if len(batch.token_ids) > 1 else 0)
-                drafted[name] = batch.token_ids
-                self.engine.draft(drafts_of(self.codec.decode(content), name, 0))
+                most = 2 if self._ahead else 1
+                while text.chain.going < most and self._send(text):
+                    pass
         self.engine.check_idle()
         self.engine.close()
-        return [tuple(said[request.request_id]) for request in requests]
+        first = {name: len(text.request.prompt_ids) for name, text in texts.items()}
+        return [tuple(text.chain.said[first[name] :]) for name, text in texts.items()]
 
-    def _task(self, request: Request, said: list[int]) -> DraftTask:
-        parameters = request.parameters
-        [sequence] = self.engine.sequences(request.request_id)
-        return DraftTask(
-            sequence.arrival,
-            [*request.prompt_ids, *said],
-            max(1, parameters.max_tokens - len(said)),
-            sequence.state.key,
-            sequence.state.inverse_temperature,
-            top_k=sequence.state.top_k,
-            top_p=parameters.top_p,
-            min_p=parameters.min_p,
-        )
+    def _hear(self, text: Text, event: SequenceEvent) -> None:
+        verdict = text.verified.happened(event)
+        if verdict is None:
+            text.chain.told(event.token_ids, None)
+        else:
+            content = self.codec.encode_verdict(verdict)
+            heard, number = text.chain.heard(self.codec.decode_verdict(content))
+            assert (heard, number) == (event.token_ids, event.answers)
+        text.drafter.heard(len(text.chain.said), goes_on=bool(text.chain.going))
+
+    def _send(self, text: Text) -> bool:
+        history = text.chain.history
+        room = text.request.parameters.max_tokens - (len(history) - len(text.request.prompt_ids))
+        if room < 1 and text.chain.going:
+            return False
+        batch = text.chain.send(text.drafter.draft(history, max(1, room)))
+        content = self.codec.encode(batch)
+        self.bits += 8 * len(content)
+        self.guesses += len(batch.token_ids)
+        told = sum(map(self.codec.guess_bits, batch.lattices))
+        self.largest = max(self.largest, told if len(batch.token_ids) > 1 else 0)
+        self.engine.draft(text.verified.arrived(content))
+        return True
 
 
-def test_guesses_of_the_same_noise_change_no_token(prompt_ids: list[tuple[int, ...]]) -> None:
+@pytest.mark.parametrize("ahead", [False, True])
+def test_guesses_of_the_same_noise_change_no_token(
+    prompt_ids: list[tuple[int, ...]], ahead: bool
+) -> None:
     requests = requests_of(prompt_ids, 16)
     plain = run_and_close(drafting_engine(), requests)
-    link = Link("same-token")
+    link = Link("same-token", ahead=ahead, longest=5)
     assert link.texts(requests) == [completion.token_ids for completion in plain]
     assert link.engine.statistics().draft_accepted_tokens > 100
 
@@ -110,18 +140,18 @@ def test_text_follows_the_target_whatever_is_left_out(
     prompt_ids: list[tuple[int, ...]], mode: EdgeMode
 ) -> None:
     """Pairs of tokens against those of the target alone: chi-square over the common ones."""
-    parameters = SamplingParameters(temperature=1.2, top_k=6, max_tokens=3, ignore_eos=True)
+    parameters = SamplingParameters(temperature=1.2, top_k=3, max_tokens=4, ignore_eos=True)
     prompt = prompt_ids[3][:20]
     count = 1_200
     requests = [Request(str(s), 0, prompt, replace(parameters, seed=s)) for s in range(count)]
-    texts = Link(mode, longest=2).texts(requests)
+    texts = Link(mode, longest=2, ahead=True).texts(requests)
     others = [
         replace(each, parameters=replace(parameters, seed=10_000 + i))
         for i, each in enumerate(requests)
     ]
     plain = [completion.token_ids for completion in run_and_close(drafting_engine(), others)]
     tables = []
-    for first, last in ((0, 2), (1, 3)):
+    for first, last in ((0, 2), (1, 3), (2, 4)):
         found = [text[first:last] for text in texts], [text[first:last] for text in plain]
         pairs = [pair for pair in {*found[0], *found[1]} if sum(f.count(pair) for f in found) > 20]
         tables.append([[each.count(pair) for pair in pairs] for each in found])
@@ -147,8 +177,10 @@ def test_a_batch_keeps_to_its_budget_and_its_bound(prompt_ids: list[tuple[int, .
 def test_what_does_not_fit_together_is_refused() -> None:
     drafter: Any = None
     with pytest.raises(ValueError, match="csqs alone"):
-        EdgeDrafter(drafter, FrameCodec("csqs", SIZE))
+        EdgeDrafter(drafter, FrameCodec("csqs", SIZE), drafter, 0)
     with pytest.raises(ValueError, match="csqs alone"):
-        EdgeDrafter(drafter, FrameCodec("qs", SIZE), threshold=ConformalThreshold(0.1, 1, 0))
+        EdgeDrafter(
+            drafter, FrameCodec("qs", SIZE), drafter, 0, threshold=ConformalThreshold(0.1, 1, 0)
+        )
     with pytest.raises(ValueError, match="1 to 255 guesses"):
-        EdgeDrafter(drafter, FrameCodec("qs", SIZE), longest=256)
+        EdgeDrafter(drafter, FrameCodec("qs", SIZE), drafter, 0, longest=256)

@@ -40,7 +40,7 @@ def test_the_average_keeps_its_bound(
             anything = random.standard_normal(40).astype(np.float32)
             logits = (FLAT, PEAKED, anything)[kind]
             threshold.drafted(dropped_by(logits, threshold.value))
-        threshold.heard(min(stood, len(kinds)))
+        threshold.heard(min(stood, len(kinds)) + 1)
         assert threshold.average <= threshold.bound + 1e-9
 
 
@@ -50,7 +50,7 @@ def test_the_worst_sequence_for_a_clamp_at_zero_keeps_it_too() -> None:
     threshold = ConformalThreshold(0.1, 5.0, 0.0)
     for _ in range(2_000):
         threshold.drafted(dropped_by(FLAT, threshold.value))
-        threshold.heard(0)
+        threshold.heard(1)
     assert threshold.average <= threshold.bound
     assert threshold.bound < 0.101
     clamped, state, total = 0.1, 0.0, 0.0
@@ -79,8 +79,8 @@ def test_tokens_that_never_were_leave_no_trace() -> None:
         one.drafted(dropped)
     for dropped in (0.0, 0.3, 0.2):
         other.drafted(dropped)
-    one.heard(2)
-    other.heard(3)
+    one.heard(3)
+    other.heard(4)
     assert one.value == other.value == pytest.approx(0.2 - 0.5 * (0.5 - 3 * 0.1))
     assert one.average == other.average == pytest.approx(0.5 / 3)
 
