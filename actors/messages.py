@@ -97,6 +97,8 @@ def guesses_go_on(position: int, guesses: Sequence[int], token_ids: Sequence[int
     """Whether ``guesses`` from ``position`` on are guesses behind ``token_ids``: what they begin
     before its end must be what it says there. Others are dropped, with all that came after them and
     was built on them."""
+    if not guesses:
+        return position <= len(token_ids)
     said = tuple(token_ids[position:])
     return position <= len(token_ids) and tuple(guesses[: len(said)]) == said
 
@@ -114,7 +116,8 @@ class Drafts:
     """Guesses from outside at the tokens of one sequence from ``position`` on, an index in its
     prompt and output; without any, the sequence draws its next token unaided.
 
-    ``proposals`` are what the guesses were drawn from, none where their drafter was certain.
+    ``proposals`` are what the guesses were drawn from, none where their drafter was certain. After
+    what these guesses bring, ``alone`` more tokens are drawn unaided before it waits again.
     ``number`` is what `SequenceEvent.answers` calls them. Raises ValueError for proposals that do
     not fit the guesses.
     """
@@ -124,6 +127,7 @@ class Drafts:
     position: int
     token_ids: tuple[int, ...] = ()
     proposals: tuple[DraftDistribution, ...] = ()
+    alone: int = 0
     number: int = 0
 
     def go_on_from(self, token_ids: Sequence[int]) -> bool:

@@ -49,6 +49,7 @@ OF_BENCHES = {
     "shards": "measure a head in several processes",
     "serve": "put any OpenAI endpoints under the same load, by turns",
     "rest": "measure what a server costs at rest",
+    "edge": "measure texts through a thin link",
     "start": "measure a start to the first token, also after a kill",
 }
 BENCHES = "lexshard.loadtest.bench"

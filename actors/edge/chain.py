@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from lexshard.actors.edge.frames import NUMBERS, BatchVerdict, FrameError, GuessBatch
@@ -23,12 +23,28 @@ class GuessChain:
         self.said = list(said)
         self._going: deque[GuessBatch] = deque()  # the target will take them up, for all we know
         self._unanswered: dict[int, GuessBatch] = {}  # by number, those that were dropped, too
+        self._answered: GuessBatch | None = None  # last
         self._last = 0  # number
 
     @property
     def going(self) -> int:
         """How many batches are on their way; without any the target waits."""
         return len(self._going)
+
+    @property
+    def alone(self) -> bool:
+        """Whether the target will go on alone after one of them."""
+        return any(batch.alone for batch in self._going)
+
+    @property
+    def answered(self) -> int | None:
+        """The number of the last batch that was."""
+        return None if self._answered is None else self._answered.number
+
+    @property
+    def granted(self) -> int:
+        """How many tokens the last batch that was answered lets the target draw alone."""
+        return 0 if self._answered is None else self._answered.alone
 
     @property
     def unanswered(self) -> int:
@@ -58,24 +74,35 @@ class GuessChain:
     def heard(self, verdict: BatchVerdict) -> tuple[tuple[int, ...], int]:
         """The tokens that it tells of, and the number of the batch that it answers. Raises
         `FrameError` for one that does not fit."""
-        numbers = [each for each in self._unanswered if each % NUMBERS == verdict.number]
-        if not numbers:
+        batch = next(
+            (each for each in self._known() if each.number % NUMBERS == verdict.number), None
+        )
+        if batch is None:
             raise FrameError(f"a verdict on batch {verdict.number}, which is not on its way")
-        number = numbers[0]
-        batch = self._unanswered[number]
-        if verdict.stood > len(batch.token_ids):
-            raise FrameError(f"{verdict.stood} of {len(batch.token_ids)} guesses cannot stand")
-        text = (*batch.token_ids[: verdict.stood], verdict.token_id)
         before = len(self.said) - batch.position
-        if not 0 <= before < len(text) or tuple(self.said[batch.position :]) != text[:before]:
+        guesses = batch.token_ids[: verdict.place]
+        if verdict.place == before:
+            new: tuple[int, ...] = (verdict.token_id,)
+        elif 0 <= before < len(guesses) == verdict.place and (
+            guesses[:before] == tuple(self.said[batch.position :])
+        ):
+            new = (*guesses[before:], verdict.token_id)
+        else:
             raise FrameError("a verdict contradicts what was said before")
-        self.told(text[before:], number)
-        return text[before:], number
+        self.told(new, batch.number)
+        return new, batch.number
+
+    def _known(self) -> Iterator[GuessBatch]:
+        """The batches that a verdict may be about."""
+        if self._answered is not None:
+            yield self._answered
+        yield from self._unanswered.values()
 
     def told(self, token_ids: Sequence[int], answered: int | None) -> None:
         """The text goes on with ``token_ids``, in answer to batch ``answered``."""
         self.said.extend(token_ids)
-        if answered is not None:
+        if answered in self._unanswered:
+            self._answered = self._unanswered[answered]
             self._forget(number for number in list(self._unanswered) if number <= answered)
         if self._going and not self._goes_on_from_here(self._going[0]):
             self._going.clear()
@@ -93,6 +120,7 @@ class GuessChain:
         """The text goes on in another session: what was on its way is lost."""
         self._going.clear()
         self._unanswered.clear()
+        self._answered = None
         self._last = 0
 
     def _goes_on_from_here(self, batch: GuessBatch) -> bool:

@@ -59,6 +59,10 @@ class EdgeDrafter:
             return GuessBatch(0, len(history), tuple(drafted.token_ids))
         return self._distributions(history, most)
 
+    def probe(self, history: list[int], most: int) -> tuple[int, ...]:
+        """Guesses that are not sent: whether it is worth while to send some."""
+        return tuple(self._propose(history, most).token_ids)
+
     def _propose(self, history: list[int], most: int, *, propose: bool = False) -> Draft:
         """Guesses, as soon as the model has read the history: a long one takes several calls."""
         state, parameters = self._state, self._state.parameters

@@ -1,10 +1,12 @@
 """What crosses the thin link, bit by bit: batches of guesses one way, verdicts the other.
 
 A batch says the number that it has among the session's batches (modulo 256), the position of its
-first guess in prompt and output, and how many guesses there are; then of each the token alone
-(``same-token``), or what it was drawn from and which of these tokens it is. A verdict says which
-batch it answers, how many of its guesses stand, and the token that was drawn behind them. Bits
-stand most significant first, the last byte is filled up with zeros.
+first guess in prompt and output, how many guesses there are, and how many tokens the target may
+draw alone after what they bring; then of each guess the token (``same-token``), or what it was
+drawn from and which of these tokens it is. A verdict says which batch it answers, how many tokens
+there are from that batch's position on before its own, and which token that is: those that were not
+told before are the batch's guesses. Bits stand most significant first, the last byte is filled up
+with zeros.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from lexshard.kernels.lattice import (
 EdgeMode = Literal["same-token", "ksqs", "csqs", "qs"]
 VERSION = 1
 VERSION_BITS, NUMBER_BITS, POSITION_BITS, COUNT_BITS = 4, 8, 24, 8
-HEADER_BITS = VERSION_BITS + NUMBER_BITS + POSITION_BITS + COUNT_BITS
+HEADER_BITS = VERSION_BITS + NUMBER_BITS + POSITION_BITS + 2 * COUNT_BITS
 VERDICT_BITS = VERSION_BITS + NUMBER_BITS + COUNT_BITS  # and the token
 MOST_GUESSES = (1 << COUNT_BITS) - 1
 NUMBERS = 1 << NUMBER_BITS
@@ -39,20 +41,21 @@ class FrameError(ValueError):
 @dataclass(frozen=True, slots=True, eq=False)
 class GuessBatch:
     """Guesses from ``position`` on; ``lattices`` are what they were drawn from, none where the
-    other side draws with the same noise."""
+    other side draws with the same noise. Behind them it may draw ``alone`` tokens unaided."""
 
     number: int
     position: int
     token_ids: tuple[int, ...]
     lattices: tuple[Lattice, ...] = ()
+    alone: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class BatchVerdict:
-    """``stood`` guesses of batch ``number`` stand; ``token_id`` follows them."""
+    """``token_id`` stands ``place`` tokens behind the position of batch ``number``."""
 
     number: int
-    stood: int
+    place: int
     token_id: int
 
 
@@ -86,6 +89,7 @@ class FrameCodec:
         bits = _Writer(batch.number)
         bits.write(batch.position, POSITION_BITS)
         bits.write(len(batch.token_ids), COUNT_BITS)
+        bits.write(batch.alone, COUNT_BITS)
         if self.mode == "same-token":
             for token_id in batch.token_ids:
                 bits.write(token_id, self.token_bits)
@@ -105,6 +109,7 @@ class FrameCodec:
         """Raises `FrameError`."""
         bits = _Reader(content)
         position, count = bits.read(POSITION_BITS), bits.read(COUNT_BITS)
+        alone = bits.read(COUNT_BITS)
         token_ids: list[int] = []
         lattices: list[Lattice] = []
         for _ in range(count):
@@ -119,20 +124,20 @@ class FrameCodec:
             token_ids.append(likely[place])
             lattices.append(lattice)
         bits.end()
-        return GuessBatch(bits.number, position, tuple(token_ids), tuple(lattices))
+        return GuessBatch(bits.number, position, tuple(token_ids), tuple(lattices), alone)
 
     def encode_verdict(self, verdict: BatchVerdict) -> bytes:
         bits = _Writer(verdict.number)
-        bits.write(verdict.stood, COUNT_BITS)
+        bits.write(verdict.place, COUNT_BITS)
         bits.write(verdict.token_id, self.token_bits)
         return bits.content()
 
     def decode_verdict(self, content: bytes) -> BatchVerdict:
         """Raises `FrameError`."""
         bits = _Reader(content)
-        stood, token_id = bits.read(COUNT_BITS), self._token(bits)
+        place, token_id = bits.read(COUNT_BITS), self._token(bits)
         bits.end()
-        return BatchVerdict(bits.number, stood, token_id)
+        return BatchVerdict(bits.number, place, token_id)
 
     @property
     def _size(self) -> int:

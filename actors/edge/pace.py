@@ -1,26 +1,39 @@
-"""How much is guessed for a thin link: what saves waiting for what it costs.
+"""How much is guessed for a thin link, and how far the target goes on alone: what saves waiting for
+what it costs.
 
 A batch of ``k`` guesses takes ``k`` drafts and the bits of ``k`` guesses, then one round trip; of
-guesses that stand with probability ``a`` each it brings ``(1 - a^(k+1)) / (1 - a)`` tokens. The
-length with the most tokens per second is taken, none where guesses do not pay: then the target is
-asked for a token. While a batch travels, guesses go on behind it as long as it is likely enough
-that all before them stand: what is drafted in vain costs energy, and bits.
+guesses that stand with probability ``a`` each it brings ``(1 - a^(k+1)) / (1 - a)`` tokens. While a
+batch travels, guesses go on behind it as long as it is likely enough that all before them stand.
+A target that draws alone takes as long for a token as it takes, however long the round trip is, for
+it is asked for the next ones before it stops. What brings more tokens per second is done.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 WEIGHT = 0.97  # of what was measured before, each time
 LEAST_LIKELY, MOST_LIKELY = 0.02, 0.995  # that a guess stands: one never knows
-FIRST_ACCEPTANCE = 0.7
+FIRST_ACCEPTANCE, PRIOR_GUESSES = 0.7, 4.0
+FIRST_GUESSES, FIRST_ALONE = 4, 8  # while nothing is known
+LEAST_ALONE, MOST_ALONE = 8, 128  # tokens of a run
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """So many guesses, then so many tokens of the target's own."""
+
+    guesses: int
+    alone: int = 0
 
 
 class DraftPace:
     """Learns what drafting, sending and waiting cost on this link, and what guesses are worth.
 
-    ``thrift`` is how likely a guess must be to be of use, from 0 (whatever saves time) to 1 (none
-    beyond the batch that is waited for). A batch has ``longest`` guesses at most. All are seconds.
+    ``thrift`` is how likely a guess must be to be drafted ahead, and by which part a target that
+    draws alone must be the quicker: 0 saves time, 1 energy, the target's and the device's. A batch
+    has ``longest`` guesses at most. All are seconds.
     """
 
     def __init__(self, *, longest: int, thrift: float) -> None:
@@ -28,20 +41,21 @@ class DraftPace:
         self._thrift = thrift
         self._tested = self._stood = 0.0
         self._draft = 0.0  # of one guess
-        self._trips = _Line()  # by the bits of a batch
         self._guess_bits = 0.0
+        self._trips = _Line()  # by the bits of a batch
+        self._alone = 0.0  # of a token of the target's own
 
     @property
     def acceptance(self) -> float:
         """How likely the next guess is to stand."""
-        prior = 4.0  # guesses
-        share = (self._stood + prior * FIRST_ACCEPTANCE) / (self._tested + prior)
+        stood = self._stood + PRIOR_GUESSES * FIRST_ACCEPTANCE
+        share = stood / (self._tested + PRIOR_GUESSES)
         return min(MOST_LIKELY, max(LEAST_LIKELY, share))
 
     @property
     def round_trip(self) -> float:
         """From sending an empty batch to its verdict."""
-        return self._trips.at(0.0)
+        return max(1e-9, self._trips.at(0.0))
 
     def drafted(self, guesses: int, seconds: float, bits: int) -> None:
         """Drafting took so long, and makes a batch of so many bits."""
@@ -52,28 +66,40 @@ class DraftPace:
         """A batch that had the link to itself was answered after so long."""
         self._trips.add(bits, seconds)
 
+    def drew(self, seconds: float) -> None:
+        """A token of the target's own came so long after the one before it."""
+        self._alone = _blend(self._alone, seconds)
+
     def heard(self, tested: int, stood: int) -> None:
         """So many guesses were tested."""
         self._tested = WEIGHT * self._tested + tested
         self._stood = WEIGHT * self._stood + stood
 
-    def length(self) -> int:
-        """Guesses of a batch that is waited for."""
+    def next(self) -> Pace:
+        """For a target that waits, or soon will."""
         if not self._trips.known:
-            return min(4, self._longest)
-        guess = self._draft + self._guess_bits * self._trips.slope
-        best, best_rate = 0, 1.0 / max(self.round_trip, 1e-9)
-        share, tokens = self.acceptance, 1.0
-        for count in range(1, self._longest + 1):
-            tokens += share**count
-            rate = tokens / (count * guess + max(self.round_trip, 1e-9))
-            if rate > best_rate:
-                best, best_rate = count, rate
-        return best
+            return Pace(min(FIRST_GUESSES, self._longest))
+        length, rate = self._length()
+        if self._thrift >= 1:
+            return Pace(length)
+        if not self._alone:
+            return Pace(length, FIRST_ALONE)
+        if (1 - self._thrift) / self._alone > rate:
+            # Twice what it draws in a round trip: it is asked again when half of it has come.
+            run = math.ceil(2 * self.round_trip / self._alone)
+            return Pace(0, min(MOST_ALONE, max(LEAST_ALONE, run)))
+        return Pace(length)
+
+    @property
+    def lead(self) -> int:
+        """So many tokens before a run of the target's own ends it is to be asked for the next."""
+        if not self._alone:
+            return 0
+        return min(MOST_ALONE // 2, math.ceil(self.round_trip / self._alone) + 1)
 
     def ahead(self, guessed: int) -> int:
         """Guesses to add behind ``guessed`` that are on their way, 0: wait."""
-        if not self._trips.known or self.length() == 0:
+        if not self._trips.known or self._length()[0] == 0:
             return 0
         # The one after the last guess is guessed, too; and there is no use in more than the link
         # carries, or the device drafts, until the first is answered.
@@ -85,6 +111,18 @@ class DraftPace:
             count += 1
             likely *= self.acceptance
         return count
+
+    def _length(self) -> tuple[int, float]:
+        """Guesses of a batch that is waited for, and the tokens per second that it brings."""
+        guess = self._draft + self._guess_bits * self._trips.slope
+        best, best_rate = 0, 1.0 / self.round_trip
+        share, tokens = self.acceptance, 1.0
+        for count in range(1, self._longest + 1):
+            tokens += share**count
+            rate = tokens / (count * guess + self.round_trip)
+            if rate > best_rate:
+                best, best_rate = count, rate
+        return best, best_rate
 
 
 class _Line:

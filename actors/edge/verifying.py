@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from lexshard.actors.edge.frames import (
+    MOST_GUESSES,
     NUMBERS,
     BatchVerdict,
     EdgeMode,
@@ -38,6 +40,7 @@ class VerifiedText:
         self._request = request
         self._last = 0  # batch: the numbers of frames are modulo 256
         self._unanswered: dict[int, GuessBatch] = {}
+        self._answered: GuessBatch | None = None  # last
 
     @property
     def length(self) -> int:
@@ -67,29 +70,35 @@ class VerifiedText:
         if len(self._unanswered) >= MOST_UNANSWERED:
             raise FrameError(f"more than {MOST_UNANSWERED} batches before the first is answered")
         first = len(self._request.prompt_ids)
-        guessed = sum(len(each.token_ids) + 1 for each in self._unanswered.values())
-        if not first <= batch.position <= first + len(self.output) + guessed:
-            raise FrameError(f"guesses from position {batch.position} on are behind no text")
+        if not first <= batch.position <= first + self._request.parameters.max_tokens:
+            raise FrameError(f"guesses from position {batch.position} on are of no text")
         self._last = number
-        self._unanswered[number] = GuessBatch(number, batch.position, batch.token_ids)
-        request = self._request
+        self._unanswered[number] = replace(batch, number=number, lattices=())
         proposals = tuple(map(_distribution, batch.lattices))
         return Drafts(
-            request.request_id, request.choice, batch.position, batch.token_ids, proposals, number
+            self._request.request_id,
+            self._request.choice,
+            batch.position,
+            batch.token_ids,
+            proposals,
+            batch.alone,
+            number,
         )
 
     def happened(self, event: SequenceEvent) -> BatchVerdict | None:
         """The verdict that tells of ``event``, as far as its tokens go; None where none can."""
         self.output.extend(event.token_ids)
-        if event.answers is None:
+        if event.answers is not None:
+            self._answered = self._unanswered[event.answers]
+            for number in [each for each in self._unanswered if each <= event.answers]:
+                del self._unanswered[number]
+        batch = self._answered
+        if batch is None or not event.token_ids:
             return None
-        batch = self._unanswered[event.answers]
-        for number in [each for each in self._unanswered if each <= event.answers]:
-            del self._unanswered[number]
-        if not event.token_ids:
+        place = self.length - 1 - batch.position
+        if place > MOST_GUESSES:
             return None
-        stood = self.length - 1 - batch.position
-        return BatchVerdict(batch.number % NUMBERS, stood, event.token_ids[-1])
+        return BatchVerdict(batch.number % NUMBERS, place, event.token_ids[-1])
 
     def since(self, length: int) -> Sequence[int]:
         """What was said after the first ``length`` tokens of prompt and output. Raises `FrameError`

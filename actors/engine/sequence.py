@@ -28,7 +28,7 @@ class Sequence:
     holds one has a name. ``proposals`` are what they were drawn from, where their drafter tells.
     They are tested as ``verify`` says. ``incoming`` are guesses from outside that wait for their
     turn; one that is ``held`` draws no token before they come. ``answers`` is the number of those
-    that it took and has not told of yet.
+    that it took and has not told of yet, ``alone`` how many tokens it may draw before the next.
 
     ``scores`` are the log-probabilities of the prompt, where they are wanted; other sequences that
     want the same may share them.
@@ -51,6 +51,7 @@ class Sequence:
     verify: VerifyMode = "same-token"
     incoming: deque[Drafts] = field(default_factory=deque)
     answers: int | None = None
+    alone: int = 0
     held: bool = False
     awaiting: bool = False
     cancelled: bool = False
@@ -117,7 +118,8 @@ class Sequence:
         came after them, so that what comes later, from one that knows of it, is not."""
         if self.incoming and not self.incoming[0].go_on_from(self.token_ids):
             self.incoming.clear()
-        self.held = self.drafter == "client" and not ends
+        self.held = self.drafter == "client" and not ends and self.alone == 0
+        self.alone = max(0, self.alone - 1)
 
     def take_guesses(self) -> None:
         """What came from outside for the next token, if anything: then it is held no longer. Of
@@ -131,7 +133,7 @@ class Sequence:
         self.drafted.extend(drafts.token_ids[said:][: self.room])
         proposals = drafts.proposals[said:][: len(self.drafted)]
         self.proposals = tuple(map(Proposal.of, proposals))
-        self.answers = drafts.number
+        self.answers, self.alone = drafts.number, drafts.alone
         self.held = False
 
     def forget_guesses(self) -> None:

@@ -12,17 +12,14 @@ from lexshard.kernels.attention.cpu import attention_rows, write_cache_rows
 from lexshard.kernels.exponential.single_precision import silu
 from lexshard.kernels.linear.cpu import multiply
 from lexshard.kernels.linear.tile import PANEL
+from lexshard.kernels.ordered_sums import squares
 
 Array = npt.NDArray[Any]
 
 
-@njit(nogil=True, cache=True, error_model="numpy", fastmath={"reassoc", "nsz"})
+@njit(nogil=True, cache=True, error_model="numpy")
 def _mean_square(row: Array) -> np.float32:
-    """Mean of squares; reassociated into vector lanes, the same way for every row of a width."""
-    total = np.float32(0.0)
-    for j in range(row.shape[0]):
-        total += row[j] * row[j]
-    return total / np.float32(row.shape[0])
+    return squares(row) / np.float32(row.shape[0])
 
 
 @njit(nogil=True, cache=True, error_model="numpy")

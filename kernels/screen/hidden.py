@@ -12,6 +12,7 @@ import numpy.typing as npt
 from numba import njit
 
 import lexshard.kernels.screen.vnni as vnni
+from lexshard.kernels.ordered_sums import dot
 from lexshard.kernels.quantize.layout import BLOCK, aligned
 from lexshard.kernels.quantize.rotation import ROTATION_ERROR
 from lexshard.kernels.quantize.tiers import COIN_UNIT, DitheredInt4Tier, Int8Tier, OneBitTier, Tier
@@ -38,14 +39,6 @@ NO_FLOATS = np.empty(0, np.float32)
 NO_COINS = np.empty(0, np.int16)
 NO_MIXING = np.empty((0, 0))
 NO_BLOCKS = np.empty((0, 0, 0), np.float32)
-
-
-@njit(nogil=True, cache=True, fastmath={"reassoc"})
-def _dot(left, right):  # type: ignore[no-untyped-def]
-    total = 0.0
-    for column in range(left.size):
-        total += np.float64(left[column]) * np.float64(right[column])
-    return total
 
 
 @njit(nogil=True, cache=True)
@@ -97,7 +90,7 @@ def _block_factor(turned):  # type: ignore[no-untyped-def]
     total = 0.0
     for start in range(0, turned.size, BLOCK):
         part = turned[start : start + BLOCK]
-        square = _dot(part, part)
+        square = dot(part, part)
         total += square * square
     return math.sqrt(math.sqrt(total))
 
@@ -149,22 +142,22 @@ def _quantize(  # type: ignore[no-untyped-def]
     columns = hidden.shape[1]
     rest = np.empty(values.shape[1])
     working = np.empty(values.shape[1])
-    length = math.sqrt(_dot(direction, direction))
+    length = math.sqrt(dot(direction, direction))
     for query in range(hidden.shape[0]):
         state = hidden[query]
-        size = math.sqrt(_dot(state, state))
+        size = math.sqrt(dot(state, state))
         if not math.isfinite(size):
             return False
         share = 0.0
         rest[columns:] = 0.0
         if direction.size:
-            share = np.float64(np.float32(_dot(state, direction) / (length * length)))
+            share = np.float64(np.float32(dot(state, direction) / (length * length)))
             for column in range(columns):
                 rest[column] = state[column] - share * direction[column]
         else:
             rest[:columns] = state
         along = abs(share) * length
-        norm = math.sqrt(_dot(rest, rest))
+        norm = math.sqrt(dot(rest, rest))
         usable = largest_size * (size + norm + along) < LARGEST_PRODUCT
         if not usable:
             share = 0.0
@@ -172,10 +165,10 @@ def _quantize(  # type: ignore[no-untyped-def]
         factor, certain, offset = norm, 0.0, 0.0
         if signs.size:
             if direction.size:
-                certain = abs(_dot(rest[:columns], direction)) / length
+                certain = abs(dot(rest[:columns], direction)) / length
             certain += (ROTATION_ERROR + ROUNDING) * norm
             certain += CENTRE_ROUNDING * (norm + along + size)
-            offset = _dot(rest[:columns], centre)
+            offset = dot(rest[:columns], centre)
             _rotate(rest, signs, mixing, blocks, working)
             factor = _block_factor(rest) + ROTATION_ERROR * norm
         step = max(_largest(rest) / largest, norm * STEP_MARGIN / room)
@@ -185,8 +178,8 @@ def _quantize(  # type: ignore[no-untyped-def]
             integer = np.rint(rest[column] / step)
             working[column] = integer
             rest[column] -= step * integer
-        loss = math.sqrt(_dot(rest, rest))
-        reached = step * math.sqrt(_dot(working, working))
+        loss = math.sqrt(dot(rest, rest))
+        reached = step * math.sqrt(dot(working, working))
         _arrange(working, coins, nibbles, values[query], starts[query])
         roundings = ROUNDING * (reached + 2.0 * along + size)
         scaled = loss * NORM_MARGIN + roundings + SMALLEST_LOSS

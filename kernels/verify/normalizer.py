@@ -14,6 +14,7 @@ import math
 import numpy as np
 from numba import njit
 
+from lexshard.kernels import ordered_sums
 from lexshard.kernels.blocks import BLOCK
 from lexshard.kernels.decision.maxima import largest_rank, rank
 from lexshard.kernels.exponential.bounded_sum import (
@@ -101,14 +102,6 @@ def _weigh_exactly(logits, top, scale, weights):  # type: ignore[no-untyped-def]
         weights[index] = exponential(0.0 if scaled == top else scaled - top)
 
 
-@njit(nogil=True, cache=True, fastmath={"reassoc", "nsz"})
-def _sum(weights):  # type: ignore[no-untyped-def]
-    total = 0.0
-    for index in range(weights.size):
-        total += weights[index]
-    return total
-
-
 @njit(nogil=True, cache=True)
 def exact_log_total(row, scale, top, weights):  # type: ignore[no-untyped-def]
     """``log(sum(exp(l scale - top)))`` in float64, where ``top`` is the largest ``l scale``.
@@ -122,5 +115,5 @@ def exact_log_total(row, scale, top, weights):  # type: ignore[no-untyped-def]
         stop = min(first + CHUNK, row.size)
         own = weights[: stop - first]
         _weigh_exactly(row[first:stop], top, scale, own)
-        total += _sum(own)
+        total += ordered_sums.total(own)
     return math.log(total)

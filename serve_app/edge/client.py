@@ -136,8 +136,10 @@ class EdgeClient:
         self._found = found
         self._alone = alone
         self._cloud: Cloud | None = None
+        address = "ws" + url.rstrip("/").removeprefix("http") + wire.PATH
+        self._link = CloudLink(address, headers, vocabulary)
         self.pace = DraftPace(longest=settings.longest, thrift=settings.thrift)
-        self._counters = EdgeCounters()
+        self.counters = EdgeCounters()
         self._executor = executor
         self._texts: dict[str, asyncio.Task[None]] = {}
         self._sequences = 0
@@ -176,7 +178,7 @@ class EdgeClient:
 
     @property
     def statistics(self) -> EdgeStatistics:
-        return self._counters.statistics()
+        return self.counters.statistics()
 
     async def roles(self) -> Sequence[RunningRole]:
         settings = self._settings
@@ -219,6 +221,7 @@ class EdgeClient:
         for task in texts:
             task.cancel()
         await asyncio.gather(*texts, return_exceptions=True)
+        await self._link.close()
 
     def _text(
         self,
@@ -241,10 +244,8 @@ class EdgeClient:
             longest=settings.longest,
             threshold=settings.threshold(),
         )
-        url = "ws" + self._url.rstrip("/").removeprefix("http") + wire.PATH
-        link = CloudLink(url, self._headers, cloud.vocabulary)
         return EdgeText(
-            request, link, codec, drafting, self.pace, self._executor, self._counters, emit
+            request, self._link, codec, drafting, self.pace, self._executor, self.counters, emit
         )
 
     def _emit(self, stream: JournalStream, event: SequenceEvent) -> None:

@@ -6,17 +6,19 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
+from websockets.protocol import State
 
 from lexshard.actors.edge.chain import GuessChain
 from lexshard.actors.edge.drafting import EdgeDrafter
 from lexshard.actors.edge.frames import VERSION, FrameCodec, FrameError, GuessBatch
-from lexshard.actors.edge.pace import DraftPace
+from lexshard.actors.edge.pace import DraftPace, Pace
 from lexshard.actors.edge.verifying import MOST_UNANSWERED
 from lexshard.actors.messages import Request, SequenceEvent
 from lexshard.serve_app.edge import wire
@@ -28,20 +30,28 @@ logger = logging.getLogger("lexshard.edge")
 MOST_GOING = 8  # batches on their way
 PATIENCE_SECONDS = 30.0  # for a server that is away
 RETRY_SECONDS = (0.0, 0.1, 0.3, 1.0)  # before each attempt to come back; then the last
-READING_CALLS = 1000  # of the draft model, that reads a long prompt in pieces
+PROBE_GUESSES, PROBE_EVERY = 4, 32  # while the target goes on alone
+MOST_IDLE = 4  # connections that are kept for the next text
 OPEN_SECONDS = 10.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CloudLink:
-    """Where sessions are held: the WebSocket's address, and the headers that go with it."""
+    """Where sessions are held: the WebSocket's address, and the headers that go with it. A
+    connection whose text has ended is kept for the next one."""
 
     url: str
     headers: dict[str, str]
     vocabulary: str
+    _idle: list[ClientConnection] = field(default_factory=list)
 
-    def connect(self) -> connect:
-        return connect(
+    async def take(self) -> ClientConnection:
+        """Raises what `websockets.connect` raises."""
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.state is State.OPEN:
+                return connection
+        return await connect(
             self.url,
             additional_headers=self.headers,
             compression=None,
@@ -49,6 +59,16 @@ class CloudLink:
             open_timeout=OPEN_SECONDS,
             user_agent_header=None,
         )
+
+    async def give_back(self, connection: ClientConnection) -> None:
+        if len(self._idle) < MOST_IDLE:
+            self._idle.append(connection)
+        else:
+            await connection.close()
+
+    async def close(self) -> None:
+        for connection in self._idle:
+            await connection.close()
 
 
 class EdgeText:
@@ -77,10 +97,14 @@ class EdgeText:
         self._chain = GuessChain(request.prompt_ids)
         self._prompt_length = len(request.prompt_ids)
         self._session: str | None = None
-        self._timed: tuple[int, int, float] | None = None  # batch, its bits, when it was sent
+        self._timed: tuple[int, float] | None = None  # bits of a batch, when it was sent
+        self._heard_at = 0.0
+        self._runs_to = 0  # length of the text up to which the target goes on alone
+        self._probe: tuple[int, tuple[int, ...]] = (0, ())  # guesses that were not sent, from where
         self._unsent: GuessBatch | None = None
         self._comes_back = False  # and has not heard yet what it missed
         self._ended = False
+        self._reusable = False  # its connection
 
     async def run(self) -> None:
         away: float | None = None
@@ -89,8 +113,14 @@ class EdgeText:
             while not self._ended:
                 heard = len(self._chain.said)
                 try:
-                    async with self._link.connect() as connection:
+                    connection = await self._link.take()
+                    try:
                         await self._talk(connection)
+                    finally:
+                        if self._reusable:
+                            await self._link.give_back(connection)
+                        else:
+                            await connection.close()
                 except InvalidStatus as error:
                     if error.response.status_code < 500:
                         self._fail(f"the server refuses the link: {error}", refused=True)
@@ -121,7 +151,7 @@ class EdgeText:
 
     async def _talk(self, connection: ClientConnection) -> None:
         """Over one connection, until it or the text ends. Raises what ends it."""
-        self._timed = None
+        self._timed, self._heard_at = None, 0.0
         inbox: deque[bytes] = deque()
         news = asyncio.Event()
 
@@ -142,13 +172,14 @@ class EdgeText:
                 while inbox and not self._ended:
                     self._hear(inbox.popleft())
                 if self._ended:
-                    await connection.close()
+                    self._reusable = True
                     return
                 if reading.done():
-                    reading.result()
                     if connection.close_code == wire.UNKNOWN_SESSION:
                         self._session = None  # begins anew, with the text as far as it is here
                         self._chain.restarted()
+                        self._runs_to = 0
+                    reading.result()
                     return
                 if self._comes_back:
                     await news.wait()
@@ -156,12 +187,13 @@ class EdgeText:
                     batch = self._chain.send(self._unsent)
                     self._unsent = None
                     await self._send_guesses(connection, batch)
-                elif (count := self._wanted()) is not None:
-                    self._unsent = await self._drafted(count)
+                elif (wanted := self._wanted()) is not None:
+                    self._unsent = await self._drafted(wanted)
                 else:
                     await news.wait()
         finally:
             reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
 
     def _beginning(self) -> bytes:
         self._comes_back = self._session is not None
@@ -184,37 +216,46 @@ class EdgeText:
         )
         return wire.encode_beginning(opening)
 
-    def _wanted(self) -> int | None:
-        """How many guesses to draft now, 0: to ask for a token; None: to wait."""
+    def _wanted(self) -> Pace | None:
+        """What to send next; None: wait."""
         chain, pace = self._chain, self._pace
-        ahead = len(chain.history) - self._prompt_length  # output, guesses with it
-        room = self._request.parameters.max_tokens - ahead - 1
-        if not chain.going:
-            return max(0, min(pace.length(), room, self._most))
-        if chain.going >= MOST_GOING or chain.unanswered >= MOST_UNANSWERED - 1:
-            return None
         guessed = len(chain.history) - len(chain.said)
-        return min(pace.ahead(guessed), room, self._most) if room > 0 and guessed else None
+        said = len(chain.said) - self._prompt_length
+        room = max(0, self._request.parameters.max_tokens - said - guessed - 1)
+        if not chain.going:
+            left = self._runs_to - len(chain.said)
+            wanted = pace.next()
+            if left > pace.lead or (left > 0 and wanted.guesses):
+                return None
+            return Pace(min(wanted.guesses, room, self._most), min(wanted.alone, room))
+        full = chain.going >= MOST_GOING or chain.unanswered >= MOST_UNANSWERED - 1
+        if full or chain.alone or not guessed:
+            return None
+        count = min(pace.ahead(guessed), room, self._most)
+        return Pace(count) if count else None
 
     @property
     def _most(self) -> int:
         most = self._request.drafting.most
         return 255 if most is None else most
 
-    async def _drafted(self, count: int) -> GuessBatch:
-        """A batch of so many guesses at most behind all there is."""
+    async def _drafted(self, wanted: Pace) -> GuessBatch:
+        """A batch behind all there is."""
         started = time.monotonic()
-        history = self._chain.history
-        if count:
-            loop = asyncio.get_running_loop()
-            batch = await loop.run_in_executor(self._executor, self._drafter.draft, history, count)
-        else:
-            batch = GuessBatch(0, len(history), ())
+        history, count = self._chain.history, wanted.guesses
+        in_thread = partial(asyncio.get_running_loop().run_in_executor, self._executor)
+        if not count:
+            if wanted.alone and len(history) >= self._probe[0] + PROBE_EVERY:
+                probed = await in_thread(self._drafter.probe, history, PROBE_GUESSES)
+                self._probe = len(history), probed
+            return GuessBatch(0, len(history), (), alone=wanted.alone)
+        batch = await in_thread(self._drafter.draft, history, count)
         guesses, seconds = len(batch.token_ids), time.monotonic() - started
-        self._counters.drafted(guesses, seconds)
+        bits = self._bits(batch)
+        self._counters.drafted(guesses, bits, seconds)
         if guesses:
-            self._pace.drafted(guesses, seconds, self._bits(batch))
-        return batch
+            self._pace.drafted(guesses, seconds, bits)
+        return replace(batch, alone=wanted.alone)
 
     def _bits(self, batch: GuessBatch) -> int:
         """Of its guesses."""
@@ -225,8 +266,9 @@ class EdgeText:
         started = time.monotonic()
         content = self._codec.encode(batch)
         self._counters.encode_seconds += time.monotonic() - started
-        if self._chain.unanswered == 1 and len(self._chain.said) > self._prompt_length:
-            self._timed = (batch.number, 8 * len(content), time.monotonic())
+        waits = len(self._chain.said) > max(self._prompt_length, self._runs_to - 1)
+        if self._chain.unanswered == 1 and waits:
+            self._timed = (8 * len(content), time.monotonic())
         await self._send(connection, content)
 
     async def _send(self, connection: ClientConnection, content: bytes) -> None:
@@ -236,10 +278,10 @@ class EdgeText:
     def _hear(self, content: bytes) -> None:
         """Raises `FrameError` for what cannot be."""
         self._counters.downlink_bits += 8 * len(content)
-        if wire.is_verdict(content):
-            guessed = self._guessed()
+        if wire.is_frame(content):
+            guessed, before = self._guessed(), self._chain.answered
             new, answered = self._chain.heard(self._codec.decode_verdict(content))
-            self._learn(guessed, new, answered)
+            self._learn(guessed, new, answered != before)
             event = SequenceEvent(self._request.request_id, self._request.choice, new)
             self._emit(event)
             return
@@ -264,15 +306,19 @@ class EdgeText:
     def _take(self, told: Told) -> None:
         guessed = self._guessed()
         self._chain.told(told.token_ids, told.answers)
-        self._learn(guessed, told.token_ids, told.answers)
+        self._learn(guessed, told.token_ids, told.answers is not None)
         self._emit(wire.event_of(told, self._request.request_id, self._request.choice))
         self._ended = told.finish_reason is not None
 
-    def _guessed(self) -> list[int]:
+    def _guessed(self) -> Sequence[int]:
+        """What was guessed to follow, sent or not."""
+        position, guesses = self._probe
+        if position == len(self._chain.said) and not self._chain.going:
+            return guesses
         return self._chain.history[len(self._chain.said) :]
 
-    def _learn(self, guessed: list[int], new: tuple[int, ...], answered: int | None) -> None:
-        """What the text's going on with ``new`` says of what was guessed."""
+    def _learn(self, guessed: Sequence[int], new: tuple[int, ...], answers: bool) -> None:
+        """What the text's going on with ``new`` says of what was guessed, and of the time."""
         pairs = list(zip(guessed, new, strict=False))
         stood = 0
         for guess, token in pairs:
@@ -282,11 +328,15 @@ class EdgeText:
         tested = min(len(pairs), stood + 1)
         if tested:
             self._pace.heard(tested, stood)
-        self._counters.heard(len(new), stood)
-        if self._timed is not None and answered == self._timed[0]:
-            _, bits, sent = self._timed
-            self._pace.travelled(bits, time.monotonic() - sent)
-            self._timed = None
+        self._counters.heard(len(new), tested, stood)
+        now = time.monotonic()
+        if answers:
+            self._runs_to = len(self._chain.said) + self._chain.granted
+            if self._timed is not None:
+                self._pace.travelled(self._timed[0], now - self._timed[1])
+        elif len(new) == 1 and self._heard_at:
+            self._pace.drew(now - self._heard_at)
+        self._timed, self._heard_at = None, now
         self._settle()
 
     def _settle(self) -> None:

@@ -66,11 +66,21 @@ class EdgeEndpoint:
         await device.accept()
         session: EdgeSession | None = None
         try:
-            session = await self._begun(device, record)
-            while session is not None:
-                async with asyncio.timeout(SILENT_SECONDS):
+            seconds = BEGIN_SECONDS
+            while True:
+                async with asyncio.timeout(seconds):
                     content = await device.receive_bytes()
-                session.arrived(content)
+                seconds = SILENT_SECONDS
+                if session is not None and wire.is_frame(content):
+                    session.arrived(content)
+                    continue
+                if session is not None:  # the next text over the same connection
+                    self.sessions.end(session)
+                    self._observe(record)
+                    record = self._next(record)
+                session = await self._begun(device, content, record)
+                if session is None:
+                    return
         except WebSocketDisconnect as error:
             record.status = record.status or 200
             if session is not None and (error.code != LEFT or session.device is not device):
@@ -91,14 +101,14 @@ class EdgeEndpoint:
                 self.sessions.end(session)
             self._observe(record)
 
-    async def _begun(self, device: WebSocket, record: RequestRecord) -> EdgeSession | None:
-        """The session that the first message asks for; None where there is none any more.
+    async def _begun(
+        self, device: WebSocket, content: bytes, record: RequestRecord
+    ) -> EdgeSession | None:
+        """The session that a message asks for; None where there is none any more.
 
         Raises:
             ApiError, FrameError: what is wrong with it.
         """
-        async with asyncio.timeout(BEGIN_SECONDS):
-            content = await device.receive_bytes()
         beginning = wire.decode_beginning(content, self._state.config.max_body_bytes)
         match beginning:
             case Opening():
@@ -139,6 +149,17 @@ class EdgeEndpoint:
     def _record(self, device: WebSocket) -> RequestRecord:
         client = device.client.host if device.client else ""
         return RequestRecord(uuid.uuid4().hex, "GET", wire.PATH, client)
+
+    def _next(self, record: RequestRecord) -> RequestRecord:
+        """Of the next text of the same client."""
+        return RequestRecord(
+            uuid.uuid4().hex,
+            "GET",
+            wire.PATH,
+            record.client,
+            lowest_priority=record.lowest_priority,
+            cache_salt=record.cache_salt,
+        )
 
     def _observe(self, record: RequestRecord) -> None:
         record.status = record.status or 200

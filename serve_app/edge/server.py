@@ -6,6 +6,7 @@ import asyncio
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from typing import Literal
 
 import uvicorn
@@ -70,6 +71,13 @@ def _blocks(model: LoadedModel) -> int:
     return min(MOST_BLOCKS, -(-model.max_positions // BLOCK_TOKENS) * TEXTS)
 
 
+class _HttpServer(HttpServer):
+    """One that leaves signals to the process."""
+
+    def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
+        return nullcontext()
+
+
 class EdgeServer:
     """One run of ``lexshard edge``; the arguments are its options."""
 
@@ -127,7 +135,7 @@ class EdgeServer:
             self._state = app.state.server
             self._state.marks = lambda: {"offline": True} if client.offline else {}
             client.start()
-            http = HttpServer(
+            http = _HttpServer(
                 uvicorn.Config(
                     app,
                     loop="uvloop",

@@ -23,11 +23,11 @@ from lexshard.actors.messages import Request, SequenceEvent
 from lexshard.serve_app.admission import Ticket
 from lexshard.serve_app.edge import wire
 from lexshard.serve_app.edge.wire import Opened, Opening, Resumed, Told
-from lexshard.serve_app.openai.completions import CompletionWriter
+from lexshard.serve_app.openai.completions import CompletionWriter, read_completion
 from lexshard.serve_app.openai.errors import bad_request, overloaded
-from lexshard.serve_app.openai.preparation import Preparation, Wanted, read_fields
+from lexshard.serve_app.openai.preparation import Preparation, Wanted
 from lexshard.serve_app.openai.prompts import Prompt
-from lexshard.serve_app.openai.protocol import MAX_CHOICES, MAX_LIST_ENTRIES, CompletionRequest
+from lexshard.serve_app.openai.protocol import MAX_CHOICES, MAX_LIST_ENTRIES
 from lexshard.serve_app.request_record import RequestRecord
 from lexshard.serve_app.server_state import ServerState
 
@@ -85,7 +85,7 @@ class EdgeSession:
             events = tuple(told for end, told in self._events if end > length)
             if sum(len(told.token_ids) for told in events) != len(missed):
                 raise FrameError(f"no word has ended after {length} tokens")
-            ending = self._events[-1:] if not events and self._ended else []
+            ending = self._events[-1:] if not events and self.ended else []
             before, self.device, self.left_at = self.device, device, None
             resumed = Resumed(
                 self.text.last,
@@ -110,13 +110,13 @@ class EdgeSession:
         self._record.completion_tokens = len(self.text.output)
 
     @property
-    def _ended(self) -> bool:
+    def ended(self) -> bool:
         return bool(self._events) and self._events[-1][1].finish_reason is not None
 
     async def _follow(self) -> None:
         """Tells the device of every event, until the text has ended."""
         try:
-            while not self._ended:
+            while not self.ended:
                 for event in await self._stream.arrived():
                     async with self._saying:
                         content = self._note(event)
@@ -177,8 +177,9 @@ class EdgeSessions:
             FrameError: what it says fits no model.
         """
         state = self._state
-        if len(self._sessions) >= state.config.edge_sessions:
-            raise overloaded(f"{len(self._sessions)} devices are served; try again")
+        served = sum(not session.ended for session in self._sessions.values())
+        if served >= state.config.edge_sessions:
+            raise overloaded(f"{served} texts of devices are being said; try again")
         if opening.vocabulary != await self.vocabulary():
             raise bad_request(
                 "the device's draft model has another tokenizer than the model served here",
@@ -214,7 +215,7 @@ class EdgeSessions:
             body: dict[str, Any] = {**orjson.loads(opening.parameters), "prompt": prompt}
         except (orjson.JSONDecodeError, TypeError) as error:
             raise FrameError(f"'parameters' are no JSON object: {error}") from None
-        fields = read_fields(CompletionRequest, body, self._state, record)
+        fields = read_completion(self._state, body, record)
         if not 0 <= opening.choice < MAX_CHOICES or fields.choices != 1 or fields.stop:
             raise bad_request("a session has one choice, and its device looks for 'stop'", "n")
         entries = sum(map(len, opening.bad_words))

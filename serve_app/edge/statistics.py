@@ -19,6 +19,12 @@ class EdgeStatistics(EngineStatistics):
     edge_downlink_bits: int = field(
         default=0, kw_only=True, metadata=counter("Bits of messages from the server")
     )
+    edge_answers: int = field(
+        default=0, kw_only=True, metadata=counter("Messages of the server that told of tokens")
+    )
+    edge_rejections: int = field(
+        default=0, kw_only=True, metadata=counter("Guesses that were tested and did not stand")
+    )
     edge_lost_links: int = field(
         default=0, kw_only=True, metadata=counter("Connections that were lost")
     )
@@ -42,19 +48,23 @@ class EdgeCounters:
 
     def __init__(self) -> None:
         self.uplink_bits = self.downlink_bits = self.lost_links = self.bounds_broken = 0
+        self.guess_bits = self._answers = self._wrong = 0
         self.encode_seconds = self._draft_seconds = 0.0
         self._batches = self._guesses = self._stood = self._tokens = 0
         self._texts = 0
         self._dropped = self._bound = 0.0
 
-    def drafted(self, guesses: int, seconds: float) -> None:
+    def drafted(self, guesses: int, bits: int, seconds: float) -> None:
         self._batches += 1
+        self.guess_bits += bits
         self._guesses += guesses
         self._draft_seconds += seconds
 
-    def heard(self, tokens: int, stood: int) -> None:
+    def heard(self, tokens: int, tested: int, stood: int) -> None:
+        self._answers += 1
         self._tokens += tokens
         self._stood += stood
+        self._wrong += tested - stood
 
     def ended(self, threshold: ConformalThreshold | None) -> None:
         """A text has."""
@@ -73,6 +83,8 @@ class EdgeCounters:
             draft_seconds=self._draft_seconds,
             edge_uplink_bits=self.uplink_bits,
             edge_downlink_bits=self.downlink_bits,
+            edge_answers=self._answers,
+            edge_rejections=self._wrong,
             edge_lost_links=self.lost_links,
             edge_dropped_mass=self._dropped,
             edge_dropped_bound=self._bound,

@@ -115,7 +115,7 @@ def event_of(told: Told, request_id: str, choice: int) -> SequenceEvent:
 def needs_telling(event: SequenceEvent) -> bool:
     """Whether a verdict is not enough for it."""
     plain = not (event.logprobs or event.certificates or event.origins)
-    return not plain or event.timing is not None or event.answers is None
+    return not plain or event.timing is not None
 
 
 def encode_beginning(beginning: Beginning) -> bytes:
@@ -138,7 +138,7 @@ def encode_reply(reply: Reply) -> bytes:
     return _encoder.encode(reply)
 
 
-def is_verdict(content: bytes) -> bool:
+def is_frame(content: bytes) -> bool:
     return bool(content) and content[0] >> (8 - VERSION_BITS) == VERSION
 
 

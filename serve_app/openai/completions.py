@@ -28,12 +28,7 @@ async def create_completion(
     """Raises:
     ApiError: whatever is wrong with the request.
     """
-    asked = read_fields(CompletionRequest, body, state, record)
-    check_logprob_count(asked.logprobs, "logprobs")
-    if asked.best_of is not None and asked.best_of != asked.choices:
-        raise not_implemented("best_of")
-    if asked.max_tokens == 0 and not asked.echo:
-        raise bad_request("'max_tokens' must be at least 1 unless 'echo' is set", "max_tokens")
+    asked = read_completion(state, body, record)
     prompts = read_prompts(asked.prompt)
     scores = asked.prompt_logprobs
     if asked.echo and asked.logprobs is not None:
@@ -50,6 +45,21 @@ async def create_completion(
         echo=bool(asked.echo),
     )
     return await answer(state, request, asked, wanted, record)
+
+
+def read_completion(state: ServerState, body: Any, record: RequestRecord) -> CompletionRequest:
+    """A body as the request it is.
+
+    Raises:
+        ApiError: whatever is wrong with it, but for its prompts.
+    """
+    asked = read_fields(CompletionRequest, body, state, record)
+    check_logprob_count(asked.logprobs, "logprobs")
+    if asked.best_of is not None and asked.best_of != asked.choices:
+        raise not_implemented("best_of")
+    if asked.max_tokens == 0 and not asked.echo:
+        raise bad_request("'max_tokens' must be at least 1 unless 'echo' is set", "max_tokens")
+    return asked
 
 
 class CompletionWriter(ResponseWriter):

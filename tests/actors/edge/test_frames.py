@@ -109,14 +109,14 @@ def frame_of(*fields: tuple[int, int]) -> bytes:
 
 
 def test_a_frame_that_claims_more_than_the_vocabulary_is_refused() -> None:
-    content = frame_of((1, 4), (0, 8), (0, 24), (1, 8), (1_023, 10), (0, 800))
+    content = frame_of((1, 4), (0, 8), (0, 24), (1, 8), (0, 8), (1_023, 10), (0, 800))
     with pytest.raises(FrameError, match="1024 tokens are more"):
         FrameCodec("csqs", SIZE).decode(content)
 
 
 def test_a_frame_that_claims_half_the_vocabulary_costs_nothing() -> None:
     codec = FrameCodec("csqs", 262_144)
-    content = frame_of((1, 4), (0, 8), (0, 24), (1, 8), (131_071, 18), (0, 16_000))
+    content = frame_of((1, 4), (0, 8), (0, 24), (1, 8), (0, 8), (131_071, 18), (0, 16_000))
     started = time.perf_counter()
     for _ in range(100):
         with pytest.raises(FrameError, match="ends within"):

@@ -1,0 +1,307 @@
+"""``/v1/edge`` before strangers: what is refused, how, and what is left of it."""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import numpy as np
+import psutil
+import pytest
+from starlette.testclient import TestClient, WebSocketDenialResponse, WebSocketTestSession
+from starlette.websockets import WebSocketDisconnect
+
+from lexshard.actors.edge.frames import FrameCodec, GuessBatch
+from lexshard.actors.messages import SamplingParameters
+from lexshard.cluster.config import ServeConfig
+from lexshard.serve_app.app import create_app
+from lexshard.serve_app.edge import wire
+from lexshard.serve_app.edge.wire import Opened, Opening, Refused, Resuming, Told
+from tests.support.mock_engine import EOS, VOCABULARY, MockEngine, Script, ids
+from tests.support.mock_server import TOKENIZER
+
+CODEC = FrameCodec("same-token", VOCABULARY)
+HASH = wire.vocabulary_hash(TOKENIZER.vocabulary())
+PROMPT = tuple(b"Once")
+HANGS = Script([ids("a")], hangs=True)
+
+
+def opening(**changes: Any) -> Opening:
+    asked = changes.pop("asked", SamplingParameters(max_tokens=50, seed=3))
+    whole = Opening(
+        version=1,
+        mode="same-token",
+        vocabulary=HASH,
+        prompt=wire.pack_ids(PROMPT, CODEC.token_bits),
+        parameters=wire.completion_fields(asked),
+    )
+    return msgspec.structs.replace(whole, **changes)
+
+
+@contextmanager
+def connected(script: Script = HANGS, **config: Any) -> Iterator[tuple[TestClient, MockEngine]]:
+    engine = MockEngine(script=lambda _: script)
+    app = create_app(ServeConfig(model="mock", **config), engine, TOKENIZER)
+    with TestClient(app) as client:
+        yield client, engine
+
+
+def begin(device: WebSocketTestSession, message: Opening | Resuming) -> wire.Reply:
+    device.send_bytes(wire.encode_beginning(message))
+    return wire.decode_reply(device.receive_bytes())
+
+
+def refused(client: TestClient, content: bytes | Opening | Resuming) -> int:
+    """The status of what comes back, and then nothing."""
+    raw = content if isinstance(content, bytes) else wire.encode_beginning(content)
+    with client.websocket_connect(wire.PATH) as device:
+        device.send_bytes(raw)
+        reply = wire.decode_reply(device.receive_bytes())
+        assert isinstance(reply, Refused), reply
+        with pytest.raises(WebSocketDisconnect) as closed:
+            device.receive_bytes()
+        assert closed.value.code == 4000 + reply.status
+    return reply.status
+
+
+def test_a_device_reads_what_it_must_know() -> None:
+    with connected() as (client, engine):
+        told = client.get(wire.PATH).json()
+        assert told["vocabulary"] == HASH
+        assert told["models"] == ["mock"]
+        assert told["engine"]["vocabulary_size"] == VOCABULARY
+        engine.health_reason = "starting"
+        assert client.get(wire.PATH).status_code == 503
+    with connected(edge_sessions=0) as (client, _):
+        assert client.get(wire.PATH).status_code == 404
+
+
+def test_a_session_is_one_sequence_that_waits_for_guesses() -> None:
+    with connected() as (client, engine):
+        with client.websocket_connect(wire.PATH) as device:
+            assert isinstance(begin(device, opening()), Opened)
+            told = wire.decode_reply(device.receive_bytes())
+            assert isinstance(told, Told)
+            assert told.token_ids == ids("a")
+            [request] = engine.requests
+            assert request.prompt_ids == PROMPT
+            assert request.drafting.drafter == "client"
+            assert request.parameters.seed == 3
+            device.send_bytes(CODEC.encode(GuessBatch(1, 5, (98, 99))))
+            device.send_bytes(CODEC.encode(GuessBatch(2, 7, (100,), alone=4)))
+            device.close()
+        assert [(each.number, each.token_ids) for each in engine.drafts] == [
+            (1, (98, 99)),
+            (2, (100,)),
+        ]
+        assert engine.drafts[1].alone == 4
+        assert engine.running == 0
+        assert client.get("/status").json()["queue"]["sequences"] == 0
+
+
+def test_parameters_are_those_of_a_completion() -> None:
+    """Whatever a request may ask for crosses, and what it may not ask for is refused as by HTTP."""
+    wanted = SamplingParameters(
+        temperature=0.3,
+        top_k=7,
+        top_p=0.9,
+        min_p=0.01,
+        repetition_penalty=1.2,
+        presence_penalty=0.4,
+        frequency_penalty=-0.5,
+        logit_bias=((3, 1.5), (77, -100.0)),
+        bad_words=((1, 2), (9,)),
+        allowed_ids=(1, 2, 3, 77),
+        min_tokens=2,
+        max_tokens=9,
+        stop_token_ids=(5, 6),
+        ignore_eos=True,
+        seed=2**64 - 5,
+        logprobs=3,
+        certificate=True,
+        draft=True,
+    )
+    with connected() as (client, engine):
+        with client.websocket_connect(wire.PATH) as device:
+            reply = begin(device, opening(asked=wanted, bad_words=wanted.bad_words, choice=5))
+            assert isinstance(reply, Opened)
+            device.close()
+        assert engine.requests[0].parameters == wanted
+        assert engine.requests[0].choice == 5
+        for field, value in (("temperature", -1.0), ("max_tokens", 10**9), ("logprobs", 99)):
+            changed = replace(SamplingParameters(max_tokens=9), **{field: value})
+            assert refused(client, opening(asked=changed)) == 400
+
+
+def test_what_begins_no_session_is_refused() -> None:
+    with connected() as (client, engine):
+        for content in (
+            b"",
+            b"\x78\x9c",
+            zlib.compress(b"no msgpack"),
+            zlib.compress(bytes(100_000_000)),
+            zlib.compress(msgspec.msgpack.encode({"type": "open"})),
+            CODEC.encode(GuessBatch(1, 4, ())),
+            opening(version=9),
+            opening(vocabulary="another"),
+            opening(parameters=b"[1]"),
+            opening(parameters=b"{"),
+            opening(prompt=b""),
+            opening(prompt=wire.pack_ids((VOCABULARY,), CODEC.token_bits)),
+            opening(said=wire.pack_ids(range(60), CODEC.token_bits)),
+            opening(bad_words=((VOCABULARY,),)),
+            opening(choice=-1),
+            opening(size=0),
+            opening(resolution=10**6),
+        ):
+            assert refused(client, content) == 400
+        assert engine.requests == []
+        with (
+            client.websocket_connect(wire.PATH) as device,
+            pytest.raises(WebSocketDisconnect) as closed,
+        ):
+            begin(device, Resuming("no such session", 4))
+        assert closed.value.code == wire.UNKNOWN_SESSION
+
+
+def test_keys_are_asked_for_as_by_http() -> None:
+    with connected(api_keys=["secret", "other"]) as (client, _):
+        with pytest.raises(WebSocketDenialResponse) as denied:
+            client.websocket_connect(wire.PATH).__enter__()
+        assert denied.value.status_code == 401
+        mine, others = ({"authorization": f"Bearer {key}"} for key in ("secret", "other"))
+        with client.websocket_connect(wire.PATH, headers=mine) as device:
+            session = begin(device, opening())
+            assert isinstance(session, Opened)
+            with (
+                client.websocket_connect(wire.PATH, headers=others) as thief,
+                pytest.raises(WebSocketDisconnect) as closed,
+            ):
+                begin(thief, Resuming(session.session, len(PROMPT) + 1))
+            assert closed.value.code == wire.UNKNOWN_SESSION
+            device.close()
+
+
+def test_there_are_only_so_many_sessions() -> None:
+    with (
+        connected(edge_sessions=1) as (client, _),
+        client.websocket_connect(wire.PATH) as device,
+    ):
+        assert isinstance(begin(device, opening()), Opened)
+        assert refused(client, opening()) == 503
+        device.close()
+
+
+def test_a_lost_device_goes_on_where_it_was_and_hears_what_it_missed() -> None:
+    script = Script([ids("a"), ids("bc"), ids("d"), (EOS,)], seconds_per_step=0.05)
+    with connected(script) as (client, engine):
+        with client.websocket_connect(wire.PATH) as device:
+            session = begin(device, opening())
+            assert isinstance(session, Opened)
+            device.close(1011)
+        with client.websocket_connect(wire.PATH) as device:
+            reply = begin(device, Resuming(session.session, len(PROMPT)))
+            assert isinstance(reply, wire.Resumed)
+            heard = list(reply.events)
+            while not heard or heard[-1].finish_reason is None:
+                told = wire.decode_reply(device.receive_bytes())
+                assert isinstance(told, Told)
+                heard.append(told)
+            assert [token for told in heard for token in told.token_ids] == [*ids("abcd"), EOS]
+            # It is told of the end again, and of what it cannot have heard nothing.
+            again = begin_over(client, session, len(PROMPT) + 5)
+            assert isinstance(again, wire.Resumed)
+            assert again.events[-1].finish_reason == "stop"
+        assert isinstance(begin_over(client, session, len(PROMPT) + 2), Refused)
+        assert len(engine.requests) == 1
+
+
+def begin_over(client: TestClient, session: Opened, length: int) -> wire.Reply:
+    with client.websocket_connect(wire.PATH) as device:
+        reply = begin(device, Resuming(session.session, length))
+        device.close(1011)
+    return reply
+
+
+def test_one_that_does_not_come_back_is_forgotten() -> None:
+    with connected(edge_resume_seconds=1) as (client, engine):
+        with client.websocket_connect(wire.PATH) as device:
+            assert isinstance(begin(device, opening()), Opened)
+            device.close(1011)
+        for _ in range(100):
+            if engine.cancelled:
+                break
+            client.get("/health")
+            client.portal.call(_pause)  # type: ignore[union-attr]
+        assert len(engine.cancelled) == 1
+        assert client.get("/status").json()["queue"]["sequences"] == 0
+
+
+async def _pause() -> None:
+    import asyncio
+
+    await asyncio.sleep(0.05)
+
+
+def test_5000_malformed_frames_harm_nobody() -> None:
+    """Cut, lengthened, altered, out of order, of other versions, of noise: each ends its session
+    with a 400 and no other, and nothing of it stays."""
+    chance = random.Random(7)
+    good = CODEC.encode(GuessBatch(1, 5, (98, 99, 100)))
+
+    def altered() -> bytes:
+        kind = chance.randrange(6)
+        if kind == 0:
+            return good[: chance.randrange(1, len(good))]
+        if kind == 1:
+            return good + chance.randbytes(chance.randrange(1, 40))
+        if kind == 2:
+            return CODEC.encode(GuessBatch(chance.choice((0, 2, 7, 255)), 5, (98,)))
+        if kind == 3:
+            return CODEC.encode(GuessBatch(1, chance.choice((0, 3, 500, 2**24 - 1)), (98,)))
+        if kind == 4:
+            return bytes([0x10 | chance.randrange(16)]) + chance.randbytes(chance.randrange(200))
+        return bytes([0x10]) + bytes(wire.MOST_FRAME_BYTES + chance.randrange(1, 9))
+
+    with connected() as (client, engine):
+        warm: Callable[[], int] = lambda: _frame(client, altered())  # noqa: E731
+        for _ in range(200):
+            warm()
+        before = psutil.Process().memory_info().rss
+        statuses = [warm() for _ in range(5_000)]
+        grown = psutil.Process().memory_info().rss - before
+        assert set(statuses) <= {0, 400}
+        assert statuses.count(400) > 4_500  # noise may be a frame
+        assert grown < 64 * 2**20
+        assert engine.running == 0
+        assert client.get("/status").json()["queue"]["sequences"] == 0
+        assert client.get("/health").status_code == 200
+
+
+def _frame(client: TestClient, content: bytes) -> int:
+    """A session that sends ``content`` first: the status that it ends with, 0 if it goes on."""
+    with client.websocket_connect(wire.PATH) as device:
+        assert isinstance(begin(device, opening()), Opened)
+        device.receive_bytes()
+        device.send_bytes(content)
+        device.send_bytes(b"\x00")  # begins nothing: ends it in any case
+        reply = wire.decode_reply(device.receive_bytes())
+        assert isinstance(reply, Refused)
+        last = "a bad frame: no session begins" in reply.error["message"]
+        device.close()
+    return 0 if last else reply.status
+
+
+@pytest.mark.parametrize("bits", [8, 14, 17, 18])
+def test_ids_are_packed_as_tightly_as_can_be(bits: int) -> None:
+    random_ids = np.random.default_rng(bits)
+    for count in (0, 1, 7, 8, 1000):
+        token_ids = random_ids.integers(0, 2**bits, count).tolist()
+        content = wire.pack_ids(token_ids, bits)
+        assert len(content) == -(-count * bits // 8)
+        assert wire.unpack_ids(content, bits) == token_ids

@@ -1,0 +1,281 @@
+"""Devices at a real server: the text is its own, whatever becomes of links and processes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from lexshard.actors.messages import Request, SamplingParameters
+from lexshard.cluster.ports import free_port
+from lexshard.loadtest.shaped_link import LinkShape, ShapedLink
+from lexshard.serve_app.edge.client import EdgeClient, EdgeSettings
+from tests.support.edge_device import device, text_of, tokenizer
+from tests.support.faults import processes_of
+from tests.support.paths import DEMO_DRAFT, ROOT
+from tests.support.real_server import Server, healthy, running_server, wait
+
+STORY = "Once upon a time there was a little girl who lived in a house near the"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with running_server(tmp_path_factory.mktemp("cloud"), "--edge-resume-seconds", "3") as running:
+        yield running
+
+
+def requests(count: int, tokens: int = 40) -> list[Request]:
+    """Of every kind: greedy, drawn, truncated, penalised."""
+    kinds = (
+        SamplingParameters(temperature=0.0),
+        SamplingParameters(temperature=0.8),
+        SamplingParameters(temperature=1.0, top_k=20, top_p=0.9),
+        SamplingParameters(temperature=0.7, repetition_penalty=1.2, frequency_penalty=0.3),
+    )
+    prompts = [tuple(tokenizer().encode(f"{STORY} {i}", True)) for i in range(count)]
+    return [
+        Request(
+            str(i), 0, prompt, replace(kinds[i % 4], max_tokens=tokens, seed=i, ignore_eos=True)
+        )
+        for i, prompt in enumerate(prompts)
+    ]
+
+
+async def own_texts(server: Server, asked: Sequence[Request]) -> list[tuple[int, ...]]:
+    """What the server says to each by itself."""
+    async with httpx.AsyncClient(base_url=server.url, timeout=120) as client:
+        turns = asyncio.Semaphore(32)
+
+        async def one(request: Request) -> tuple[int, ...]:
+            own = request.parameters
+            body = {
+                "prompt": request.prompt_ids,
+                "temperature": own.temperature,
+                "top_k": own.top_k,
+                "top_p": own.top_p,
+                "repetition_penalty": own.repetition_penalty,
+                "frequency_penalty": own.frequency_penalty,
+                "max_tokens": own.max_tokens,
+                "seed": own.seed,
+                "ignore_eos": True,
+                "return_token_ids": True,
+            }
+            async with turns:
+                reply = await client.post("/v1/completions", json=body)
+            assert reply.status_code == 200, reply.text
+            return tuple(reply.json()["choices"][0]["token_ids"])
+
+        return list(await asyncio.gather(*map(one, asked)))
+
+
+async def texts_of(client: EdgeClient, asked: Sequence[Request]) -> list[tuple[int, ...]]:
+    return list(await asyncio.gather(*(text_of(client, request) for request in asked)))
+
+
+def link_to(server: Server, shape: LinkShape) -> ShapedLink:
+    address = urlsplit(server.url)
+    return ShapedLink(address.hostname or "", address.port or 0, shape)
+
+
+def is_at_rest(server: Server) -> bool:
+    counted = [
+        server.metric("lexshard_admitted_sequences"),
+        server.metric("lexshard_running"),
+        server.metric("lexshard_kv_blocks_used"),
+    ]
+    return counted == [0, 0, 0]
+
+
+def test_the_text_is_the_server_s_own_at_any_pace(server: Server) -> None:
+    """Drafts that are waited for, drafts ahead, and a target that goes on alone."""
+
+    async def run() -> None:
+        asked = requests(24)
+        expected = await own_texts(server, asked)
+        for thrift in (0.0, 0.5, 1.0):
+            async with device(server.url, EdgeSettings(thrift=thrift)) as client:
+                assert await texts_of(client, asked) == expected
+                if thrift == 1.0:
+                    assert client.statistics.draft_accepted_tokens > 200
+
+    asyncio.run(run())
+    wait(lambda: is_at_rest(server), 10, "the sessions to be freed")
+
+
+@pytest.mark.parametrize("lost", [0.2, pytest.param(0.05, marks=pytest.mark.slow)])
+def test_lost_connections_change_no_token(server: Server, lost: float) -> None:
+    """Links are cut at random moments, in the midst of frames too, by a link of 300 kbit/s."""
+
+    async def run() -> None:
+        asked = requests(12)
+        expected = await own_texts(server, asked)
+        chance = random.Random(int(100 * lost))
+        async with link_to(server, LinkShape(3e5, 0.005)) as link:
+            url = f"http://127.0.0.1:{link.port}"
+            async with device(url, EdgeSettings(thrift=1.0)) as client:
+                saying = asyncio.ensure_future(texts_of(client, asked))
+                while not saying.done():
+                    await asyncio.sleep(0.02 / lost * chance.uniform(0.2, 1.8))
+                    link.cut()
+                assert await saying == expected
+                assert client.statistics.edge_lost_links > 0
+
+    asyncio.run(run())
+    wait(lambda: is_at_rest(server), 15, "the sessions to be freed")
+
+
+@pytest.mark.slow
+def test_200_devices_beside_plain_requests(server: Server) -> None:
+    async def run() -> None:
+        asked = requests(200, tokens=24)
+        expected = await own_texts(server, asked)
+        async with device(server.url, EdgeSettings(thrift=0.5)) as client:
+            plain = asyncio.ensure_future(own_texts(server, asked[:40]))
+            assert await texts_of(client, asked) == expected
+            assert await plain == expected[:40]
+
+    asyncio.run(run())
+    wait(lambda: is_at_rest(server), 15, "the sessions to be freed")
+
+
+@pytest.mark.parametrize("role", ["engine", "api"])
+def test_texts_go_on_when_a_process_is_killed(server: Server, role: Any) -> None:
+    """The engine's successor is told the guesses again; with the API process the sessions are lost,
+    and begun anew behind what the device has."""
+
+    async def run() -> None:
+        asked = requests(8, tokens=200)
+        expected = await own_texts(server, asked)
+        async with device(server.url, EdgeSettings(thrift=1.0)) as client:
+            saying = asyncio.ensure_future(texts_of(client, asked))
+            await asyncio.sleep(0.3)
+            processes_of(server, role)[0].send_signal(signal.SIGKILL)
+            assert await asyncio.wait_for(saying, 120) == expected
+
+    asyncio.run(run())
+    wait(lambda: healthy(server.url), 60, "the server to be well")
+    wait(lambda: is_at_rest(server), 15, "the sessions to be freed")
+
+
+@pytest.mark.parametrize("mode", ["ksqs", "csqs"])
+def test_sparse_distributions_are_sent_and_their_bound_kept(server: Server, mode: Any) -> None:
+    """Over a link that is long enough for guesses to pay."""
+
+    async def run() -> None:
+        async with (
+            link_to(server, LinkShape(1e7, 0.03)) as link,
+            device(f"http://127.0.0.1:{link.port}", EdgeSettings(mode=mode, thrift=1.0)) as client,
+        ):
+            texts = await texts_of(client, requests(8))
+            assert all(len(text) == 40 for text in texts)
+            counted = client.statistics
+            assert counted.draft_accepted_tokens > 50
+            assert counted.edge_bounds_broken == 0
+            assert counted.edge_dropped_mass <= counted.edge_dropped_bound
+
+    asyncio.run(run())
+
+
+def test_the_command_answers_as_the_server_does(server: Server, tmp_path: Path) -> None:
+    """`lexshard edge`: the same reply, but for its id, to whatever a client asks; 503 while the
+    server is away, or the draft model alone, which says so."""
+    port, offline_port = free_port(), free_port()
+    command = [sys.executable, "-m", "lexshard.serve_app.cli", "edge", "--draft", str(DEMO_DRAFT)]
+    away = f"http://127.0.0.1:{free_port()}"
+    with (tmp_path / "log").open("wb") as log:
+        there = subprocess.Popen(
+            [*command, "--cloud", server.url, "--port", str(port)], cwd=ROOT, stderr=log, stdout=log
+        )
+        alone = subprocess.Popen(
+            [*command, "--cloud", away, "--port", str(offline_port), "--offline", "draft"],
+            cwd=ROOT,
+            stderr=log,
+            stdout=log,
+        )
+    try:
+        wait(lambda: healthy(f"http://127.0.0.1:{port}"), 120, "the device")
+        wait(lambda: healthy(f"http://127.0.0.1:{offline_port}"), 120, "the other")
+        chat = {"messages": [{"role": "user", "content": "Tell me a story."}], "max_tokens": 60}
+        bodies: list[tuple[str, dict[str, Any]]] = [
+            (
+                "/v1/completions",
+                {"prompt": STORY, "max_tokens": 50, "seed": 4, "stop": ["\n", "."]},
+            ),
+            ("/v1/completions", {"prompt": STORY, "seed": 4, "logprobs": 3, "certificate": True}),
+            ("/v1/completions", {"prompt": STORY, "seed": 4, "n": 3, "bad_words": ["the", "she"]}),
+            ("/v1/completions", {"prompt": STORY, "seed": 4, "max_tokens": 0}),
+            ("/v1/chat/completions", {**chat, "seed": 9, "min_tokens": 20}),
+            ("/v1/chat/completions", {**chat, "seed": 9, "stream": True}),
+            ("/v1/chat/completions", {**chat, "temperature": 9e9}),
+        ]
+        for path, body in bodies:
+            mine = httpx.post(f"http://127.0.0.1:{port}{path}", json=body, timeout=60)
+            own = httpx.post(f"{server.url}{path}", json=body, timeout=60)
+            assert mine.status_code == own.status_code
+            assert comparable(mine.text) == comparable(own.text)
+        body = {"prompt": STORY, "max_tokens": 20, "seed": 4}
+        reply = httpx.post(f"http://127.0.0.1:{offline_port}/v1/completions", json=body, timeout=60)
+        assert reply.json()["offline"] is True
+        assert reply.json()["usage"]["completion_tokens"] == 20
+        body["logit_bias"] = {"5": 1}  # type: ignore[assignment]
+        reply = httpx.post(f"http://127.0.0.1:{offline_port}/v1/completions", json=body, timeout=60)
+        assert reply.status_code == 400
+        assert "draft model alone" in reply.text
+    finally:
+        for process in (there, alone):
+            process.send_signal(signal.SIGTERM)
+        codes = [process.wait(30) for process in (there, alone)]
+        print((tmp_path / "log").read_text())
+    assert codes == [0, 0]
+
+
+def comparable(text: str) -> list[Any]:
+    """What a reply says, without its id and time; a stream without where it is cut."""
+    if not text.startswith("data:"):
+        told = json.loads(text)
+        for name in ("id", "created", "system_fingerprint"):
+            told.pop(name, None)
+        for choice in told.get("choices", ()):
+            for certificate in choice.get("certificates", ()):
+                certificate.clear()  # what was read depends on the batch
+        told.get("usage", {}).pop("prompt_tokens_details", None)
+        return [told]
+    chunks = [json.loads(each[5:]) for each in text.split("\n\n") if each.startswith("data: {")]
+    pieces = [chunk["choices"][0] for chunk in chunks if chunk["choices"]]
+    said = "".join(piece["delta"].get("content") or "" for piece in pieces)
+    return [said, [piece["finish_reason"] for piece in pieces if piece["finish_reason"]]]
+
+
+def test_a_device_that_the_server_cannot_use_is_told_why(server: Server, tmp_path: Path) -> None:
+    """A draft model with another tokenizer, and a server that is away."""
+    other = tmp_path / "draft"
+    other.mkdir()
+    for file in DEMO_DRAFT.iterdir():
+        (other / file.name).write_bytes(file.read_bytes())
+    told = json.loads((other / "tokenizer.json").read_text())
+    vocabulary = told["model"]["vocab"]
+    first, second = list(vocabulary)[300:302]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    (other / "tokenizer.json").write_text(json.dumps(told))
+    command = [sys.executable, "-m", "lexshard.serve_app.cli", "edge", "--cloud", server.url]
+    done = subprocess.run(
+        [*command, "--draft", str(other), "--port", str(free_port())],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "tokenizer is not that of lexshard-demo" in done.stderr
