@@ -12,18 +12,13 @@ with zeros.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from lexshard.kernels.lattice import (
-    Lattice,
-    decode,
-    encode,
-    lattice_bits,
-    least_bits,
-    size_bits,
-)
+if TYPE_CHECKING:
+    # A server that hears of tokens alone needs nothing that compiles: the others import it below.
+    from lexshard.kernels.lattice import Lattice
 
 EdgeMode = Literal["same-token", "ksqs", "csqs", "qs"]
 VERSION = 1
@@ -74,13 +69,15 @@ class FrameCodec:
 
     @property
     def token_bits(self) -> int:
-        return size_bits(self.vocabulary_size)
+        return (self.vocabulary_size - 1).bit_length()
 
     def guess_bits(self, lattice: Lattice | None) -> int:
         """Bits of one guess in a batch, by what it was drawn from."""
         if lattice is None:
             return self.token_bits
         size = len(lattice.ids)
+        from lexshard.kernels.lattice import lattice_bits
+
         told = lattice_bits(self.vocabulary_size, size, self.resolution) + _place_bits(lattice)
         return told + (self.token_bits if self.mode == "csqs" else 0)
 
@@ -94,6 +91,8 @@ class FrameCodec:
             for token_id in batch.token_ids:
                 bits.write(token_id, self.token_bits)
             return bits.content()
+        from lexshard.kernels.lattice import encode, lattice_bits
+
         for token_id, lattice in zip(batch.token_ids, batch.lattices, strict=True):
             size = len(lattice.ids)
             if self.mode == "csqs":
@@ -157,6 +156,8 @@ class FrameCodec:
                 raise FrameError(
                     f"{size} tokens are more than the {self.vocabulary_size} there are"
                 )
+        from lexshard.kernels.lattice import decode, lattice_bits, least_bits
+
         if least_bits(self.vocabulary_size, size, self.resolution) > bits.left:
             raise FrameError(
                 "the frame ends within a distribution"

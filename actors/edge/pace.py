@@ -16,7 +16,8 @@ from dataclasses import dataclass
 WEIGHT = 0.97  # of what was measured before, each time
 LEAST_LIKELY, MOST_LIKELY = 0.02, 0.995  # that a guess stands: one never knows
 FIRST_ACCEPTANCE, PRIOR_GUESSES = 0.7, 4.0
-FIRST_GUESSES, FIRST_ALONE = 4, 8  # while nothing is known
+FIRST_GUESSES, FIRST_ALONE = 4, 16  # while nothing is known
+HICCUP_SECONDS = 0.02
 LEAST_ALONE, MOST_ALONE = 8, 128  # tokens of a run
 
 
@@ -62,8 +63,16 @@ class DraftPace:
         self._draft = _blend(self._draft, seconds / guesses)
         self._guess_bits = _blend(self._guess_bits, bits / guesses)
 
+    def connected(self, seconds: float) -> None:
+        """A connection took so long: the first that is heard of the way."""
+        if not self._trips.known:
+            self._trips.add(0.0, seconds)
+
     def travelled(self, bits: int, seconds: float) -> None:
-        """A batch that had the link to itself was answered after so long."""
+        """A batch that had the link to itself was answered after so long. A hiccup, a kernel that
+        was compiled, counts as twice what was expected: a slower link is believed soon enough."""
+        if self._trips.known:
+            seconds = min(seconds, 2 * self._trips.at(bits) + HICCUP_SECONDS)
         self._trips.add(bits, seconds)
 
     def drew(self, seconds: float) -> None:
@@ -80,6 +89,8 @@ class DraftPace:
         if not self._trips.known:
             return Pace(min(FIRST_GUESSES, self._longest))
         length, rate = self._length()
+        if length == 0:  # what was dear once is tried again, or nothing would ever tell
+            self._draft *= 0.9
         if self._thrift >= 1:
             return Pace(length)
         if not self._alone:

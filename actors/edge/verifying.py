@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from lexshard.actors.edge.frames import (
     MOST_GUESSES,
@@ -21,7 +22,9 @@ from lexshard.actors.messages import (
     Request,
     SequenceEvent,
 )
-from lexshard.kernels.lattice import Lattice, log_counts
+
+if TYPE_CHECKING:
+    from lexshard.kernels.lattice import Lattice
 
 MOST_UNANSWERED = 12  # batches of one text, each of which may hold 255 distributions
 
@@ -110,5 +113,7 @@ class VerifiedText:
 
 
 def _distribution(lattice: Lattice) -> DraftDistribution:
+    from lexshard.kernels.lattice import log_counts  # compiles; see `frames`
+
     ids, logits = log_counts(lattice)
     return DraftDistribution(tuple(ids.tolist()), tuple(logits.tolist()))

@@ -76,6 +76,9 @@ OPERATIONS = (
         ASKED,
     ),
     Operation("/tokenizer_info", "The tokenizer", replies.TokenizerReply, errors=(503,)),
+    Operation(
+        "/v1/edge", "What a device that drafts must know", replies.EdgeReply, errors=(404, 503)
+    ),
     Operation("/status", "Who does what, and how busy all are", replies.StatusReply),
     Operation(
         "/health",

@@ -210,5 +210,13 @@ class HealthReply(Reply):
     status: Literal["ok"]
 
 
+class EdgeReply(Reply):
+    version: int
+    models: list[str]
+    vocabulary: str
+    chat_template: str | None
+    engine: dict[str, Any]
+
+
 class VersionReply(Reply):
     version: str

@@ -23,7 +23,7 @@ from lexshard.actors.edge.frames import VERSION, EdgeMode, FrameCodec
 from lexshard.actors.edge.pace import DraftPace
 from lexshard.actors.edge.threshold import ConformalThreshold
 from lexshard.actors.faults import LoggedFault
-from lexshard.actors.messages import Drafts, Request, SequenceEvent
+from lexshard.actors.messages import Drafts, Request, SamplingParameters, SequenceEvent
 from lexshard.actors.role import RunningRole, here
 from lexshard.actors.states.sequence_state import SequenceState
 from lexshard.cluster.engine.journal import JournalStream
@@ -286,6 +286,16 @@ class EdgeClient:
             self._found(cloud)
             self._away = self._looking = None
             return
+
+
+def warm_up(drafter: GuessingModel, settings: EdgeSettings, vocabulary_size: int) -> None:
+    """Compiles what drafting in this mode takes: the first text is not to take it for its price."""
+    codec = FrameCodec(settings.mode, vocabulary_size, settings.resolution, settings.size)
+    request = Request("warm up", 0, (0, 1), SamplingParameters())
+    state = SequenceState(request, vocabulary_size, ())
+    drafting = EdgeDrafter(drafter, codec, state, 0, threshold=settings.threshold())
+    codec.decode(codec.encode(drafting.draft([0, 1], 2)))
+    drafting.close()
 
 
 def _away(request: Request, reason: str) -> SequenceEvent:

@@ -113,7 +113,9 @@ class EdgeText:
             while not self._ended:
                 heard = len(self._chain.said)
                 try:
+                    asked = time.monotonic()
                     connection = await self._link.take()
+                    self._pace.connected(time.monotonic() - asked)
                     try:
                         await self._talk(connection)
                     finally:
@@ -177,8 +179,6 @@ class EdgeText:
                 if reading.done():
                     if connection.close_code == wire.UNKNOWN_SESSION:
                         self._session = None  # begins anew, with the text as far as it is here
-                        self._chain.restarted()
-                        self._runs_to = 0
                     reading.result()
                     return
                 if self._comes_back:
@@ -200,6 +200,9 @@ class EdgeText:
         if self._session is not None:
             resuming = Resuming(self._session, len(self._chain.said))
             return wire.encode_beginning(resuming)
+        self._chain.restarted()
+        self._runs_to, self._unsent = 0, None
+        self._settle()
         request, codec = self._request, self._codec
         said = self._chain.said[self._prompt_length :]
         opening = Opening(
@@ -207,7 +210,7 @@ class EdgeText:
             mode=codec.mode,
             vocabulary=self._link.vocabulary,
             prompt=wire.pack_ids(request.prompt_ids, codec.token_bits),
-            parameters=wire.completion_fields(request.parameters),
+            parameters=wire.completion_fields(request.parameters, request.priority),
             bad_words=request.parameters.bad_words,
             choice=request.choice,
             said=wire.pack_ids(said, codec.token_bits),

@@ -11,6 +11,7 @@ from typing import Literal
 
 import uvicorn
 import uvloop
+from transformers.utils.logging import disable_progress_bar
 
 from lexshard.actors.body.loading import LoadedModel
 from lexshard.actors.configuration import DraftHeadChoice, EngineConfiguration, EngineInformation
@@ -24,7 +25,7 @@ from lexshard.serve_app.api_processes.api_process import HttpServer
 from lexshard.serve_app.app import create_app
 from lexshard.serve_app.edge import wire
 from lexshard.serve_app.edge.alone import LoneDrafter
-from lexshard.serve_app.edge.client import Cloud, EdgeClient, EdgeSettings
+from lexshard.serve_app.edge.client import Cloud, EdgeClient, EdgeSettings, warm_up
 from lexshard.serve_app.observability.logs import log_to, print_lines
 from lexshard.serve_app.openai.tokenization import ModelTokenizer
 from lexshard.serve_app.start.banner import base_url
@@ -39,6 +40,7 @@ def load_drafter(
     folder: str, head: DraftHeadChoice = "auto"
 ) -> tuple[GuessingModel, EngineInformation]:
     """The draft model in ``folder``, its kernels compiled, and what it is by itself."""
+    disable_progress_bar()
     configuration = EngineConfiguration(model=folder, draft=folder, draft_head=head)
     model = load_draft_model(folder, folder)
     blocks = _blocks(model)
@@ -109,6 +111,7 @@ class EdgeServer:
         stop.listen()
         self._say(f"loading the draft model {self._draft}")
         drafter, information = load_drafter(self._draft, self._draft_head)
+        warm_up(drafter, self._settings, information.vocabulary_size)
         tokenizer = ModelTokenizer.load(self._draft)
         return uvloop.run(self._serve(stop.then, drafter, information, tokenizer))
 

@@ -12,6 +12,7 @@ import logging
 import secrets
 from contextlib import suppress
 from dataclasses import replace
+from importlib import import_module
 from typing import Any
 
 import orjson
@@ -185,6 +186,8 @@ class EdgeSessions:
                 "the device's draft model has another tokenizer than the model served here",
                 "vocabulary",
             )
+        if opening.mode != "same-token":  # takes a second the first time
+            await asyncio.to_thread(import_module, "lexshard.kernels.lattice")
         size = state.information().vocabulary_size
         if not 1 <= opening.size <= size or not 1 <= opening.resolution <= MOST_RESOLUTION:
             raise FrameError(f"distributions of {opening.size} tokens, {opening.resolution} parts")

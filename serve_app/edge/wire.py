@@ -171,7 +171,7 @@ def unpack_ids(content: bytes, token_bits: int) -> list[int]:
     return ids
 
 
-def completion_fields(parameters: SamplingParameters) -> bytes:
+def completion_fields(parameters: SamplingParameters, priority: int = 0) -> bytes:
     """The fields of ``POST /v1/completions`` that ask for ``parameters``, as JSON, but for bad
     words, which are ids already."""
     own = parameters
@@ -186,6 +186,7 @@ def completion_fields(parameters: SamplingParameters) -> bytes:
         "min_tokens": own.min_tokens,
         "max_tokens": own.max_tokens,
         "ignore_eos": own.ignore_eos,
+        "priority": priority,
         # Seeds are any 64 bits here, an int64 in a request.
         "seed": own.seed - 2**64 if own.seed >= 2**63 else own.seed,
     }

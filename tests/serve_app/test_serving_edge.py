@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -113,12 +114,19 @@ def test_the_text_is_the_server_s_own_at_any_pace(server: Server) -> None:
     wait(lambda: is_at_rest(server), 10, "the sessions to be freed")
 
 
-@pytest.mark.parametrize("lost", [0.2, pytest.param(0.05, marks=pytest.mark.slow)])
-def test_lost_connections_change_no_token(server: Server, lost: float) -> None:
+@pytest.mark.parametrize(
+    ("count", "lost"),
+    [
+        (12, 0.2),
+        pytest.param(200, 0.2, marks=pytest.mark.slow),
+        pytest.param(200, 0.05, marks=pytest.mark.slow),
+    ],
+)
+def test_lost_connections_change_no_token(server: Server, count: int, lost: float) -> None:
     """Links are cut at random moments, in the midst of frames too, by a link of 300 kbit/s."""
 
     async def run() -> None:
-        asked = requests(12)
+        asked = requests(count)
         expected = await own_texts(server, asked)
         chance = random.Random(int(100 * lost))
         async with link_to(server, LinkShape(3e5, 0.005)) as link:
@@ -232,12 +240,21 @@ def test_the_command_answers_as_the_server_does(server: Server, tmp_path: Path) 
         reply = httpx.post(f"http://127.0.0.1:{offline_port}/v1/completions", json=body, timeout=60)
         assert reply.status_code == 400
         assert "draft model alone" in reply.text
+        body = {"prompt": STORY, "max_tokens": 1500, "ignore_eos": True, "stream": True}
+        with (
+            suppress(httpx.HTTPError),
+            httpx.stream("POST", f"http://127.0.0.1:{port}/v1/completions", json=body) as stream,
+        ):
+            for line in stream.iter_lines():
+                assert line != "data: [DONE]"
+                there.kill()
+        wait(lambda: is_at_rest(server), 15, "the session of the dead device to be freed")
     finally:
         for process in (there, alone):
             process.send_signal(signal.SIGTERM)
         codes = [process.wait(30) for process in (there, alone)]
         print((tmp_path / "log").read_text())
-    assert codes == [0, 0]
+    assert codes == [-9, 0]
 
 
 def comparable(text: str) -> list[Any]:

@@ -11,7 +11,7 @@ from functools import lru_cache
 from lexshard.actors.drafter.protocol import GuessingModel
 from lexshard.actors.messages import Request, SequenceEvent
 from lexshard.serve_app.edge import wire
-from lexshard.serve_app.edge.client import EdgeClient, EdgeSettings
+from lexshard.serve_app.edge.client import EdgeClient, EdgeSettings, warm_up
 from lexshard.serve_app.edge.server import load_drafter
 from lexshard.serve_app.openai.tokenization import ModelTokenizer
 from tests.support.paths import DEMO_DRAFT
@@ -34,6 +34,7 @@ async def device(
     url: str, settings: EdgeSettings = SETTINGS, key: str | None = None
 ) -> AsyncIterator[EdgeClient]:
     """One that has found its server at ``url``."""
+    warm_up(drafter(), settings, 16_384)
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
     vocabulary = wire.vocabulary_hash(tokenizer().vocabulary())
     with ThreadPoolExecutor(1) as executor:
