@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import uuid
 from dataclasses import asdict
 from typing import Any
@@ -15,13 +14,11 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from lexshard.actors.edge.frames import VERSION, FrameError
 from lexshard.serve_app.authentication import ApiKeys
 from lexshard.serve_app.edge import wire
-from lexshard.serve_app.edge.sessions import EdgeSession, EdgeSessions, closed
+from lexshard.serve_app.edge.sessions import EdgeSession, EdgeSessions, closed, observe
 from lexshard.serve_app.edge.wire import Opening, Refused, Resuming
 from lexshard.serve_app.openai.errors import ApiError, json_response, overloaded
 from lexshard.serve_app.request_record import RequestRecord
 from lexshard.serve_app.server_state import ServerState
-
-logger = logging.getLogger("lexshard.edge")
 
 BEGIN_SECONDS = 10.0  # for a device's first message
 SILENT_SECONDS = 120.0  # between two frames of a device
@@ -57,7 +54,7 @@ class EdgeEndpoint:
             self._check_enabled()
         except ApiError as error:
             record.status = error.status
-            self._observe(record)
+            observe(self._state, record)
             await device.send_denial_response(error.response())
             return
         if owner is not None:
@@ -76,8 +73,7 @@ class EdgeEndpoint:
                     continue
                 if session is not None:  # the next text over the same connection
                     self.sessions.end(session)
-                    self._observe(record)
-                    record = self._next(record)
+                    session, record = None, self._next(record)
                 session = await self._begun(device, content, record)
                 if session is None:
                     return
@@ -99,7 +95,8 @@ class EdgeEndpoint:
         finally:
             if session is not None:
                 self.sessions.end(session)
-            self._observe(record)
+            if not record.prompt_tokens:  # a session's own record is told of when that ends
+                observe(self._state, record)
 
     async def _begun(
         self, device: WebSocket, content: bytes, record: RequestRecord
@@ -115,7 +112,11 @@ class EdgeEndpoint:
                 if beginning.version != VERSION:
                     raise FrameError(f"version {beginning.version}; this server has {VERSION}")
                 session = await self.sessions.open(beginning, record)
-                await session.begin(device)
+                try:
+                    await session.begin(device)
+                except BaseException:
+                    self.sessions.end(session)
+                    raise
                 return session
             case Resuming(name, length):
                 found = self.sessions.find(name, record.client)
@@ -159,16 +160,4 @@ class EdgeEndpoint:
             record.client,
             lowest_priority=record.lowest_priority,
             cache_salt=record.cache_salt,
-        )
-
-    def _observe(self, record: RequestRecord) -> None:
-        record.status = record.status or 200
-        self._state.metrics.observe(record)
-        logger.info(
-            "id=%s edge session status=%d prompt=%d completion=%d duration=%.3fs",
-            record.request_id,
-            record.status,
-            record.prompt_tokens,
-            record.completion_tokens,
-            record.seconds,
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import time
 from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
@@ -60,6 +61,7 @@ class EdgeSession:
         self._record = record
         self._events: list[tuple[int, Told]] = []  # with the length of the text after each
         self._saying = asyncio.Lock()
+        self._over = False
         self._stream = state.client.submit([request])
         self._following = asyncio.get_running_loop().create_task(self._follow())
 
@@ -93,7 +95,11 @@ class EdgeSession:
                 self.text.unanswered,
                 (*events, *(told for _, told in ending)),
             )
-            await device.send_bytes(wire.encode_reply(resumed))
+            try:
+                await device.send_bytes(wire.encode_reply(resumed))
+            except BaseException:
+                self.leave(device)
+                raise
         if before is not None:
             await closed(before, wire.TAKEN_OVER, "the session goes on over another connection")
 
@@ -105,10 +111,13 @@ class EdgeSession:
 
     def end(self) -> None:
         """Nothing of it stays; twice does no harm."""
-        self._following.cancel()
-        self._stream.close()
-        self._ticket.release()
-        self._record.completion_tokens = len(self.text.output)
+        if not self._over:
+            self._over = True
+            self._following.cancel()
+            self._stream.close()
+            self._ticket.release()
+            self._record.completion_tokens = len(self.text.output)
+            observe(self._state, self._record)
 
     @property
     def ended(self) -> bool:
@@ -133,6 +142,8 @@ class EdgeSession:
         self._ticket.set_waiting(0)
         if event.timing is not None:
             self._record.note_timing(event.timing)
+        if event.token_ids and self._record.first_token_time is None:
+            self._record.first_token_time = time.monotonic()
         verdict = self.text.happened(event)
         told = wire.told(event)
         self._events.append((self.text.length, told))
@@ -268,6 +279,20 @@ async def closed(device: WebSocket, code: int, reason: str) -> None:
     if device.application_state is not WebSocketState.DISCONNECTED:
         with suppress(WebSocketDisconnect, RuntimeError):
             await device.close(code, reason[:120])
+
+
+def observe(state: ServerState, record: RequestRecord) -> None:
+    """Counts a session, or what was to be one, and writes its line in the log."""
+    record.status = record.status or 200
+    state.metrics.observe(record)
+    logger.info(
+        "id=%s edge session status=%d prompt=%d completion=%d duration=%.3fs",
+        record.request_id,
+        record.status,
+        record.prompt_tokens,
+        record.completion_tokens,
+        record.seconds,
+    )
 
 
 async def _never(_: object) -> list[Prompt]:

@@ -115,7 +115,7 @@ def event_of(told: Told, request_id: str, choice: int) -> SequenceEvent:
 def needs_telling(event: SequenceEvent) -> bool:
     """Whether a verdict is not enough for it."""
     plain = not (event.logprobs or event.certificates or event.origins)
-    return not plain or event.timing is not None
+    return not plain or event.timing is not None or event.finish_reason is not None
 
 
 def encode_beginning(beginning: Beginning) -> bytes:
