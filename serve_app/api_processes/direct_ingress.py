@@ -49,7 +49,8 @@ class DirectIngress:
         self._application = application
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan" or scope["path"].startswith(SERVES_OWN):
-            await self._serve(scope, receive, send)
-        else:
+        asks = scope["type"] in ("http", "websocket")
+        if asks and not scope["path"].startswith(SERVES_OWN):
             await self._application(scope, receive, send)
+        else:
+            await self._serve(scope, receive, send)

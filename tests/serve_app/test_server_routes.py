@@ -245,12 +245,13 @@ def test_in_a_replica_serve_keeps_its_own_paths_and_hands_on_the_rest() -> None:
         ingress = DirectIngress(app("serve"), app("ours"))
         for path in ("/-/healthz", "/-/routes", "/v1/completions", "/", "/-"):
             await ingress({"type": "http", "path": path}, None, None)  # type: ignore[arg-type]
-        await ingress({"type": "websocket"}, None, None)  # type: ignore[arg-type]
+        for kind in ("websocket", "lifespan"):
+            await ingress({"type": kind, "path": kind}, None, None)  # type: ignore[arg-type]
 
     asyncio.run(check())
     serves = [("serve", "/-/healthz"), ("serve", "/-/routes")]
     ours = [("ours", "/v1/completions"), ("ours", "/"), ("ours", "/-")]
-    assert asked == [*serves, *ours, ("serve", "websocket")]
+    assert asked == [*serves, *ours, ("ours", "websocket"), ("serve", "lifespan")]
 
 
 def test_the_application_is_called_in_its_own_loop_alone(monkeypatch: pytest.MonkeyPatch) -> None:
