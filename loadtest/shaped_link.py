@@ -58,7 +58,7 @@ class ShapedLink:
         self._shape = shape
         self._chance = random.Random(seed)
         self._connections: set[asyncio.Task[None]] = set()
-        self._writers: set[asyncio.StreamWriter] = set()
+        self._open: set[tuple[asyncio.StreamWriter, asyncio.StreamWriter]] = set()
 
     async def __aenter__(self) -> ShapedLink:
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
@@ -81,12 +81,14 @@ class ShapedLink:
         """Nothing has passed yet."""
         self.up, self.down, self.answers = Way(), Way(), []
 
-    def cut(self) -> int:
-        """Ends every connection at once, in the midst of whatever is on its way; how many."""
-        writers = list(self._writers)
-        for writer in writers:
-            writer.transport.abort()
-        return len(writers) // 2
+    def cut(self, share: float = 1.0) -> int:
+        """Ends connections at once, each as likely as ``share``, in the midst of whatever is on its
+        way; how many."""
+        chosen = [each for each in self._open if self._chance.random() < share]
+        for ends in chosen:
+            for writer in ends:
+                writer.transport.abort()
+        return len(chosen)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.ensure_future(self._serve(reader, writer))
@@ -96,13 +98,13 @@ class ShapedLink:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError):
             there, back = await asyncio.open_connection(self._host, self._target)
-            self._writers |= {writer, back}
+            self._open.add((writer, back))
             try:
                 await asyncio.gather(
                     self._pass_on(reader, back, up=True), self._pass_on(there, writer, up=False)
                 )
             finally:
-                self._writers -= {writer, back}
+                self._open.discard((writer, back))
                 writer.transport.abort()
                 back.transport.abort()
 

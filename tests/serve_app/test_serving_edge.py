@@ -134,8 +134,8 @@ def test_lost_connections_change_no_token(server: Server, count: int, lost: floa
             async with device(url, EdgeSettings(thrift=1.0)) as client:
                 saying = asyncio.ensure_future(texts_of(client, asked))
                 while not saying.done():
-                    await asyncio.sleep(0.02 / lost * chance.uniform(0.2, 1.8))
-                    link.cut()
+                    await asyncio.sleep(0.1 * chance.uniform(0.2, 1.8))
+                    link.cut(lost)
                 assert await saying == expected
                 assert client.statistics.edge_lost_links > 0
 
