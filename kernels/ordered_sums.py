@@ -2,7 +2,8 @@
 
 A compiler that may reorder a sum takes as many partial sums as fit the vectors that it likes best,
 which are of 256 bits for some processors and of 512 for others. Here they are counted: 32 of fp32
-or 16 of float64, added up by quarters and then by halves; what is left of a row comes after that.
+or 16 of float64, added up by quarters (of products one after the other, of numbers two and two)
+and then by halves; what is left of a row comes after that: as 256-bit processors always had it.
 The loops are written as LLVM vector code, for numba vectorises no sum that it may not reorder.
 """
 
@@ -61,10 +62,18 @@ def _dot(typingctx, left, right, count):  # type: ignore[no-untyped-def]
 
 @intrinsic
 def _total(typingctx, values, count):  # type: ignore[no-untyped-def]
-    return _summed(types.float64, 16, (values,), count, lambda builder, own: own[0])
+    return _summed(types.float64, 16, (values,), count, lambda builder, own: own[0], by_pairs=True)
 
 
-def _summed(result: Any, lanes: int, arrays: tuple[Any, ...], count: Any, term: Any) -> Any:
+def _summed(
+    result: Any,
+    lanes: int,
+    arrays: tuple[Any, ...],
+    count: Any,
+    term: Any,
+    *,
+    by_pairs: bool = False,
+) -> Any:
     """Signature and code of a sum of ``term`` over the first ``count`` numbers, a multiple of
     ``lanes``, of contiguous ``arrays``."""
     if not all(array.layout == "C" and array.ndim == 1 for array in arrays):
@@ -95,7 +104,7 @@ def _summed(result: Any, lanes: int, arrays: tuple[Any, ...], count: Any, term: 
         sums.add_incoming(after, body)
         builder.branch(head)
         builder.position_at_end(done)
-        return _folded(builder, sums, lanes)
+        return _folded(builder, sums, lanes, by_pairs=by_pairs)
 
     return result(*arrays, count), codegen
 
@@ -108,17 +117,22 @@ def _loaded(context: Any, builder: Any, array: Any, base: Any, column: Any, vect
     return loaded if stored == vector else builder.fpext(loaded, vector)
 
 
-def _folded(builder: Any, sums: Any, lanes: int) -> Any:
-    """The quarters one after the other, then halves of what they came to."""
+def _folded(builder: Any, sums: Any, lanes: int, *, by_pairs: bool) -> Any:
+    """The quarters, then halves of what they came to."""
     width = lanes // _PARTS
 
     def some(vector: Any, first: int, count: int) -> Any:
         mask = ir.Constant(ir.VectorType(I32, count), list(range(first, first + count)))
         return builder.shuffle_vector(vector, vector, mask)
 
-    folded = some(sums, 0, width)
-    for part in range(1, _PARTS):
-        folded = builder.fadd(folded, some(sums, part * width, width))
+    first, *others = (some(sums, part * width, width) for part in range(_PARTS))
+    if by_pairs:
+        last = builder.fadd(others[1], others[2])
+        folded = builder.fadd(builder.fadd(first, others[0]), last)
+    else:
+        folded = first
+        for other in others:
+            folded = builder.fadd(folded, other)
     while width > 1:
         width //= 2
         folded = builder.fadd(some(folded, 0, width), some(folded, width, width))

@@ -31,7 +31,7 @@ PREFIX = "lexshard."  # of every name of ours, left out here
 MOST_MODULES = 16  # side by side in a folder
 # Lines of Python. A commit that raises one says why; what they are to be is behind them.
 BUDGETS = {
-    "kernels": 14_950,  # 12,000
+    "kernels": 14_970,  # 12,000
     "actors": 18_850,  # 13,000, and 2,000 for grammar and edge
     "cluster": 7_760,  # 4,500
     "serve_app": 10_270,  # 6,000, and 3,000 for protocol and page
