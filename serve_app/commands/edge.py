@@ -6,7 +6,8 @@ import argparse
 import os
 from typing import get_args
 
-from lexshard.actors.edge.frames import EdgeMode
+from lexshard.actors.configuration import DraftHeadChoice
+from lexshard.actors.edge.frames import MOST_GUESSES, EdgeMode
 from lexshard.cluster.config_sources import ConfigError
 from lexshard.cluster.models.folders import model_folder
 from lexshard.cluster.models.progress import tell
@@ -18,7 +19,12 @@ KEY_VARIABLE = "LEXSHARD_CLOUD_KEY"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options to a parser."""
-    parser.add_argument("--cloud", required=True, metavar="URL", help="of a lexshard server")
+    parser.add_argument(
+        "--cloud",
+        required=True,
+        metavar="URL",
+        help=f"of a lexshard server (its key: {KEY_VARIABLE})",
+    )
     parser.add_argument(
         "--draft", required=True, metavar="MODEL", help="folder, or ORG/NAME on the Hub"
     )
@@ -64,7 +70,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--first-threshold", type=float, default=0.01, metavar="BETA", help="of csqs (0.01)"
     )
-    parser.add_argument("--draft-head", default="auto", help="as of lexshard serve")
+    parser.add_argument(
+        "--draft-head",
+        choices=get_args(DraftHeadChoice),
+        default="auto",
+        help="as of lexshard serve",
+    )
     parser.add_argument("--log-format", choices=("text", "json"), default="text")
 
 
@@ -81,13 +92,15 @@ def run(arguments: argparse.Namespace) -> int:
         size=arguments.size,
         resolution=arguments.resolution,
         budget_bits=arguments.budget_bits,
-        longest=min(255, arguments.longest),
+        longest=arguments.longest,
         thrift=arguments.thrift,
         alpha=arguments.alpha,
         eta=arguments.eta,
         first_threshold=arguments.first_threshold,
     )
     settings.threshold()  # what bounds nothing is refused before anything is loaded
+    if arguments.longest > MOST_GUESSES or not 0 <= arguments.thrift <= 1:
+        raise ValueError(f"--longest is at most {MOST_GUESSES}, --thrift from 0 to 1")
     return EdgeServer(
         arguments.cloud,
         str(folder),

@@ -295,6 +295,7 @@ class EdgeText:
                 self._take(told)
             case Resumed() as resumed:
                 for told in resumed.events:
+                    self._heard_at = 0.0  # they come at once, which says nothing of their drawing
                     self._take(told)
                 self._chain.resumed(resumed.last, resumed.unanswered)
                 self._comes_back = False

@@ -138,9 +138,7 @@ class EdgeEndpoint:
     async def _refuse(self, device: WebSocket, record: RequestRecord, error: ApiError) -> None:
         """Says what is wrong, and ends the connection."""
         record.status = error.status
-        retry = error.headers.get("Retry-After")
-        after = None if retry is None else int(retry)
-        refused = Refused(error.status, error.body()["error"], after)
+        refused = Refused(error.status, error.body()["error"])
         try:
             await device.send_bytes(wire.encode_reply(refused))
         except (WebSocketDisconnect, RuntimeError):

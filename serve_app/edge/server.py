@@ -18,7 +18,6 @@ from lexshard.actors.configuration import DraftHeadChoice, EngineConfiguration, 
 from lexshard.actors.drafter.build import drafter_of
 from lexshard.actors.drafter.loading import load_draft_model
 from lexshard.actors.drafter.protocol import GuessingModel
-from lexshard.actors.drafter.task import DraftTask
 from lexshard.actors.kv_cache import BLOCK_TOKENS
 from lexshard.cluster.config import ServeConfig
 from lexshard.serve_app.api_processes.api_process import HttpServer
@@ -39,16 +38,12 @@ MOST_BLOCKS = 16_384
 def load_drafter(
     folder: str, head: DraftHeadChoice = "auto"
 ) -> tuple[GuessingModel, EngineInformation]:
-    """The draft model in ``folder``, its kernels compiled, and what it is by itself."""
+    """The draft model in ``folder``, and what it is by itself."""
     disable_progress_bar()
     configuration = EngineConfiguration(model=folder, draft=folder, draft_head=head)
     model = load_draft_model(folder, folder)
     blocks = _blocks(model)
     drafter = drafter_of(model, configuration, blocks=blocks, vocabulary_size=model.vocabulary_size)
-    # Compiles, or loads what was compiled.
-    drafter.propose([DraftTask(0, [0, 1], 2, key=0, inverse_temperature=1.0)])
-    drafter.propose([DraftTask(0, [0, 1], 2, key=0, inverse_temperature=1.0, propose=True)])
-    drafter.forget(0)
     return drafter, EngineInformation(
         model=folder,
         dtype=model.dtype,

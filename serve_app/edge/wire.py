@@ -63,7 +63,8 @@ class Opened(msgspec.Struct, frozen=True, tag="opened"):
 
 class Told(msgspec.Struct, frozen=True, omit_defaults=True, tag="told"):
     """An event that is more than a verdict: the first and the last of a text, and those of requests
-    that ask for more than tokens. The fields are those of `actors.messages.SequenceEvent`."""
+    that ask for more than tokens. The fields are those of `actors.messages.SequenceEvent`, which as
+    a dataclass would name every one of them on the link."""
 
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
@@ -93,7 +94,6 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
 
     status: int
     error: dict[str, Any]
-    retry_after: int | None = None
 
 
 Beginning = Opening | Resuming

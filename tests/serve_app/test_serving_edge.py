@@ -89,6 +89,12 @@ def link_to(server: Server, shape: LinkShape) -> ShapedLink:
     return ShapedLink(address.hostname or "", address.port or 0, shape)
 
 
+def share_that_stood(client: EdgeClient) -> float:
+    """Of the guesses that were tested, of which there must be some."""
+    stood, fell = client.statistics.draft_accepted_tokens, client.statistics.edge_rejections
+    return stood / (stood + fell)
+
+
 def is_at_rest(server: Server) -> bool:
     counted = [
         server.metric("lexshard_admitted_sequences"),
@@ -107,8 +113,8 @@ def test_the_text_is_the_server_s_own_at_any_pace(server: Server) -> None:
         for thrift in (0.0, 0.5, 1.0):
             async with device(server.url, EdgeSettings(thrift=thrift)) as client:
                 assert await texts_of(client, asked) == expected
-                if thrift == 1.0:  # how many depends on how busy the machine is
-                    assert client.statistics.draft_accepted_tokens > 20
+                if thrift == 1.0:  # how many are drafted depends on how busy the machine is
+                    assert share_that_stood(client) > 0.5
 
     asyncio.run(run())
     wait(lambda: is_at_rest(server), 10, "the sessions to be freed")
@@ -188,7 +194,7 @@ def test_sparse_distributions_are_sent_and_their_bound_kept(server: Server, mode
             texts = await texts_of(client, requests(8))
             assert all(len(text) == 40 for text in texts)
             counted = client.statistics
-            assert counted.draft_accepted_tokens > 20
+            assert share_that_stood(client) > 0.5
             assert counted.edge_bounds_broken == 0
             assert counted.edge_dropped_mass <= counted.edge_dropped_bound
 
