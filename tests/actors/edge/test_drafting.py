@@ -160,6 +160,18 @@ def test_text_follows_the_target_whatever_is_left_out(
         assert np.sum(table) > count
 
 
+@pytest.mark.parametrize("mode", ["ksqs", "csqs"])
+def test_greedy_texts_are_the_target_s_own_in_every_mode(
+    prompt_ids: list[tuple[int, ...]], mode: EdgeMode
+) -> None:
+    parameters = SamplingParameters(temperature=0.0, max_tokens=30, ignore_eos=True)
+    requests = [Request(str(i), 0, prompt_ids[i][:40], parameters) for i in range(4)]
+    plain = run_and_close(drafting_engine(), requests)
+    link = Link(mode, ahead=True, longest=4)
+    assert link.texts(requests) == [completion.token_ids for completion in plain]
+    assert link.engine.statistics().draft_accepted_tokens > 30
+
+
 def test_a_batch_keeps_to_its_budget_and_its_bound(prompt_ids: list[tuple[int, ...]]) -> None:
     parameters = SamplingParameters(temperature=1.0, max_tokens=60, ignore_eos=True, seed=5)
     requests = [Request(str(i), 0, prompt_ids[i][:40], parameters) for i in range(4)]
