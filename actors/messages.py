@@ -32,7 +32,9 @@ class SamplingParameters:
     ``temperature`` 0 is greedy. ``top_k`` 0 and ``top_p`` 1 and ``min_p`` 0 are off.
     ``logprobs`` None is off, 0 asks for the chosen token alone. ``seed`` is always given: the
     front end draws one for requests that name none. ``stop`` strings are applied where text is
-    made (the detokeniser), never in the engine loop.
+    made (the detokeniser), never in the engine loop. ``grammar`` is what the whole output must be,
+    as llguidance reads it (`actors.grammar`): it allows ids step by step, in place of
+    ``allowed_ids``.
     """
 
     temperature: float = 1.0
@@ -45,6 +47,7 @@ class SamplingParameters:
     logit_bias: tuple[tuple[int, float], ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()
     allowed_ids: tuple[int, ...] | None = None
+    grammar: str | None = None
     min_tokens: int = 0
     max_tokens: int = 16
     stop_token_ids: tuple[int, ...] = ()
