@@ -13,7 +13,7 @@ from typing import Literal
 from lexshard.actors.statistic import counter, gauge, histogram
 
 FinishReason = Literal["stop", "length", "abort", "error"]
-NeedKind = Literal["top1", "topk", "minp", "nucleus", "epsilon", "dense"]
+NeedKind = Literal["top1", "topk", "minp", "nucleus", "epsilon", "dense", "forced"]
 Guarantee = Literal["deterministic", "probabilistic", "relaxed", "dense"]
 # How guesses are tested. "same-token": a guess stands if the target draws it: when tokens come
 # changes, never which. "greedy": the same, for sequences at temperature 0 only.
@@ -22,6 +22,8 @@ Guarantee = Literal["deterministic", "probabilistic", "relaxed", "dense"]
 # approximation of that, which is not exact.
 VerifyMode = Literal["same-token", "greedy", "same-distribution", "sigmoid"]
 BY_DISTRIBUTION: tuple[VerifyMode, ...] = ("same-distribution", "sigmoid")
+# The tier of rows whose few allowed tokens are all computed, and of those that have only one.
+MASK_TIER = "mask"
 LARGEST_LOGIT = 1e30  # of guesses from outside: fp32 holds it, and sums of many
 
 
@@ -177,7 +179,8 @@ class Certificate:
     ``opened_share`` is the share of the vocabulary whose canonical logits were computed;
     ``tightness`` the best canonical logit over the best upper bound (the paper's xi, at most 1;
     0 where it says nothing because one of them is not positive). ``fallback`` says that a
-    cheaper way was tried first and did not suffice.
+    cheaper way was tried first and did not suffice. A token that alone was allowed is ``forced``:
+    nothing was computed for it.
     """
 
     need: NeedKind
@@ -193,13 +196,16 @@ class Certificate:
     @property
     def truncated(self) -> bool:
         """Whether top-p has been applied: the candidates are the nucleus itself."""
-        return self.need == "nucleus" and self.guarantee != "dense"
+        if self.need != "nucleus" or self.guarantee == "dense":
+            return False
+        return self.tier != MASK_TIER
 
 
 @dataclass(frozen=True, slots=True)
 class TokenOrigin:
     """Where a token came from. ``drafted_by`` names the drafter that had guessed it, None where
-    none had; ``rejected`` is the guess it was drawn instead of, if there was one."""
+    none had, "grammar" where a grammar allowed it alone; ``rejected`` is the guess it was drawn
+    instead of, if there was one."""
 
     drafted_by: str | None = None
     rejected: int | None = None
@@ -287,7 +293,10 @@ class EngineStatistics:
         default=0, kw_only=True, metadata=gauge("Free KV blocks that still hold a prefix")
     )
     prompt_tokens: int = field(default=0, metadata=counter("Prompt tokens computed"))
-    generated_tokens: int = field(default=0, metadata=counter("Tokens drawn"))
+    generated_tokens: int = field(default=0, metadata=counter("Tokens drawn, or forced"))
+    forced_tokens: int = field(
+        default=0, metadata=counter("Tokens that a grammar allowed alone: they took no step")
+    )
     cached_prompt_tokens: int = field(
         default=0, metadata=counter("Prompt tokens found in the prefix cache")
     )

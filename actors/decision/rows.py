@@ -66,8 +66,9 @@ def _candidate_rows(rows: Sequence[int], names: RowNames, candidates: Candidates
         raw = np.concatenate([raw[each] for each in own])
         offsets = np.cumsum([0, *np.diff(offsets)[list(rows)]], dtype=np.int64)
         names = names.some(rows)
-    if names.tests:  # a candidate is what is left of a row that tested
-        names = names._replace(tests=NO_TESTS)
+    # A candidate is what is left of a row that tested, and what its mask holds.
+    if names.tests or names.masks:
+        names = names._replace(tests=NO_TESTS, masks=())
     return CandidateRows(names, ids, raw, offsets, truncated)
 
 

@@ -139,5 +139,5 @@ def _without(banned: npt.NDArray[np.int32]) -> Adjustment | None:
         bias_ids=np.empty(0, np.int32),
         bias_values=np.empty(0, np.float32),
         banned=banned,
-        allowed=None,
+        mask=None,
     )

@@ -33,6 +33,7 @@ from lexshard.actors.drafter.length import length_rule
 from lexshard.actors.drafter.protocol import Drafter
 from lexshard.actors.engine.accelerator import describe_device, measure_device
 from lexshard.actors.engine.completion import Completion, run_to_completion
+from lexshard.actors.engine.constraints import Constraints, check_grammar
 from lexshard.actors.engine.memory import default_kv_bytes, device_kv_bytes
 from lexshard.actors.engine.scheduler import Scheduler
 from lexshard.actors.engine.sequence import Sequence
@@ -42,6 +43,7 @@ from lexshard.actors.engine.statistics import Counters
 from lexshard.actors.engine.steps import Steps
 from lexshard.actors.engine.threads.choice import EngineThreads
 from lexshard.actors.engine.warm_up import sized_requests, warm_up_requests
+from lexshard.actors.grammar.grammars import Grammars
 from lexshard.actors.head.build import build_head
 from lexshard.actors.head.sharded.checks import check_shards
 from lexshard.actors.kv_cache import BLOCK_TOKENS, BlockPool
@@ -129,12 +131,16 @@ class Engine:
                 vocabulary_size=model.vocabulary_size,
             )
         self._speculation = None if drafter is None else self._make_speculation(drafter)
+        vocabulary = model.vocabulary_size, model.eos_token_ids
+        self._grammars = Grammars(configuration.model, *vocabulary)
+        self._constraints = Constraints(*vocabulary)
         self.steps = Steps(
             model,
             built,
             self._plane,
             self._states,
             self._scheduler,
+            constraints=self._constraints,
             overlaps=self.overlaps,
             speculation=self._speculation,
         )
@@ -218,6 +224,8 @@ class Engine:
 
     def close(self) -> None:
         """End samplers and shards; the engine is of no use any more."""
+        self._grammars.close()
+        self._constraints.close()
         self._plane.shut_down()
         self._head.shut_down()
 
@@ -256,10 +264,21 @@ class Engine:
 
     # -- requests ---------------------------------------------------------------------------------
 
+    def prepared(self, request: Request) -> bool:
+        """Whether a request can be submitted without a wait; begins to prepare it where it has a
+        grammar that is not known yet."""
+        grammar = request.parameters.grammar
+        return grammar is None or self._grammars.ready(grammar)
+
     def submit(self, request: Request) -> SequenceEvent | None:
-        """Queue a sequence; returns an error event if it can never be served."""
+        """Queue a sequence; returns an event if it ends at once: an error if it can never be
+        served, all of its output where a grammar says it."""
+        matcher = None
         try:
             self._check(request)
+            if request.parameters.grammar is not None and request.parameters.max_tokens:
+                matcher = self._grammars.matcher(request.parameters.grammar)
+                matcher.consume(request.resumed_ids)
             state = self._states.open(self._arrivals + 1, request)
         except ValueError as error:
             return SequenceEvent(
@@ -280,9 +299,10 @@ class Engine:
             state.history,
             verify=request.drafting.verify or self.configuration.verify,
             held=request.drafting.drafter == "client" and bool(request.resumed_ids),
+            matcher=matcher,
         )
         self._scheduler.add(sequence)
-        return None
+        return self.steps.begin(sequence)
 
     def draft(self, drafts: Drafts) -> None:
         """Guesses from outside for a sequence that waits for them, or soon will. Those that cannot
@@ -310,6 +330,7 @@ class Engine:
                 f"{length} prompt tokens and {wanted} to generate exceed the context of "
                 f"{self.max_model_len} tokens"
             )
+        check_grammar(request.parameters)
         if request.drafting.verify == "sigmoid" and self.configuration.draft == NGRAM:
             raise ValueError("sigmoids compare what guesses were drawn from, which n-grams are not")
         if not -(2**63) <= request.parameters.seed < 2**64:

@@ -26,6 +26,7 @@ STATISTICS_SECONDS = 0.1  # between two, while the engine is busy
 # What is asked for may take so long, and one request longer, before steps go on. To begin an
 # ordinary request takes a twentieth of a millisecond.
 COMMAND_SECONDS = 0.01
+PREPARING_SECONDS = 0.001  # between two looks at what is being prepared, where there is no more
 
 
 class CommandSource(Protocol):
@@ -63,7 +64,10 @@ def run_engine(
     def obey(wait_seconds: float) -> bool:
         """Does what has been asked for meanwhile, or a part of it; False when that is to stop.
         What is cancelled before it has begun costs nothing."""
-        received = commands.receive(0.0 if waiting else wait_seconds)
+        if waiting:
+            first = next(iter(waiting.values()))[0]
+            wait_seconds = 0.0 if engine.prepared(first) else min(wait_seconds, PREPARING_SECONDS)
+        received = commands.receive(wait_seconds)
         deadline = time.monotonic() + COMMAND_SECONDS
         while received is not None:
             if received.stop:
@@ -75,11 +79,11 @@ def run_engine(
                 waiting.setdefault(request.request_id, deque()).append(request)
             early.extend(received.drafts)
             received = commands.receive(0.0) if time.monotonic() < deadline else None
-        while waiting:
-            request_id, requests = next(iter(waiting.items()))
-            refusal = engine.submit(requests.popleft())
-            if refusal is not None:
-                pending.append(refusal)
+        for request_id, requests in list(waiting.items()):
+            while requests and engine.prepared(requests[0]) and time.monotonic() < deadline:
+                at_once = engine.submit(requests.popleft())
+                if at_once is not None:
+                    pending.append(at_once)
             if not requests:
                 del waiting[request_id]
             if time.monotonic() >= deadline:

@@ -209,7 +209,7 @@ class Scheduler:
         """What an unfinished sequence that is in no plan for long waits for; None where that is
         nothing: one that runs is computed or decided."""
         if sequence in self._running:
-            return "drafts" if sequence.held else None
+            return "drafts" if sequence.held else "its grammar" if sequence.masking else None
         if self._prompt_is_coming(sequence):
             return "another choice that computes its prompt"
         if len(self._running) >= self._max_running:
@@ -219,7 +219,11 @@ class Scheduler:
     def drawing(self) -> list[Sequence]:
         """The running sequences that the next step may draw a token for, held ones among them: all
         but one of their tokens are computed."""
-        return [each for each in self._running if not each.awaiting and each.caught_up]
+        return [
+            each
+            for each in self._running
+            if each.caught_up and not each.awaiting and not each.masking
+        ]
 
     def plan(self) -> StepPlan:
         """The next step; empty when nothing can be computed."""

@@ -8,9 +8,12 @@ from collections.abc import Sequence as Sequenced
 from dataclasses import dataclass, field
 
 from lexshard.actors.engine.prompt_scores import PromptScores
+from lexshard.actors.grammar.matcher import Matcher
+from lexshard.actors.grammar.step_masks import PendingMasks
 from lexshard.actors.kv_cache import BLOCK_TOKENS, BlockHash, BlockPool, block_hash, first_parent
 from lexshard.actors.messages import BY_DISTRIBUTION, Drafts, FinishReason, Request, VerifyMode
 from lexshard.actors.proposal import Proposal
+from lexshard.actors.states.mask import Mask
 from lexshard.actors.states.sequence_state import SequenceState
 
 
@@ -29,6 +32,10 @@ class Sequence:
     They are tested as ``verify`` says. ``incoming`` are guesses from outside that wait for their
     turn; one that is ``held`` draws no token before they come. ``answers`` is the number of those
     that it took and has not told of yet, ``alone`` how many tokens it may draw before the next.
+
+    ``matcher`` is where it stands in its grammar, if it has one; ``masks`` are those of its rows in
+    a step, which are on their way as ``pending_masks``. While it is ``masking`` they are late, and
+    it draws no token. ``untold`` are forced tokens that no event has told of.
 
     ``scores`` are the log-probabilities of the prompt, where they are wanted; other sequences that
     want the same may share them.
@@ -53,6 +60,11 @@ class Sequence:
     answers: int | None = None
     alone: int = 0
     held: bool = False
+    matcher: Matcher | None = None
+    pending_masks: PendingMasks | None = None
+    masks: Sequenced[Mask] = ()
+    masking: bool = False
+    untold: tuple[int, ...] = ()
     awaiting: bool = False
     cancelled: bool = False
     arrived_at: float = field(default_factory=time.perf_counter)
@@ -76,8 +88,9 @@ class Sequence:
     @property
     def uncomputed(self) -> int:
         """How many tokens, own and drafted ones, are still to be computed; the last one of a
-        sequence that is held is not yet."""
-        return len(self.token_ids) + len(self.drafted) - self.computed - self.held
+        sequence that is held, or waits for its mask, is not yet."""
+        waits = self.held or self.masking
+        return len(self.token_ids) + len(self.drafted) - self.computed - waits
 
     @property
     def caught_up(self) -> bool:
@@ -135,6 +148,11 @@ class Sequence:
         self.proposals = tuple(map(Proposal.of, proposals))
         self.answers, self.alone = drafts.number, drafts.alone
         self.held = False
+
+    def keep_guesses(self, count: int) -> None:
+        """Of its guesses the first ``count`` are of use."""
+        del self.drafted[count:]
+        self.proposals = self.proposals[:count]
 
     def forget_guesses(self) -> None:
         """Guesses that were not computed, or came to nothing, are none any more."""

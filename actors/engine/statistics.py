@@ -35,6 +35,7 @@ class Counters:
     steps: int = 0
     prompt_tokens: int = 0
     generated_tokens: int = 0
+    forced_tokens: int = 0
     cached_prompt_tokens: int = 0
     finished_prompt_tokens: int = 0
     finished: int = 0

@@ -17,6 +17,7 @@ from lexshard.actors.body.loading import LoadedModel
 from lexshard.actors.decision.own import OwnDecisions, OwnStep
 from lexshard.actors.decision.plane import DecisionPlane, PendingStep
 from lexshard.actors.decision.sampler import AllTokensExcludedError
+from lexshard.actors.engine.constraints import BY_GRAMMAR, FORCED, Constraints, ForcedRun
 from lexshard.actors.engine.scheduler import Chunk, Scheduler, StepPlan
 from lexshard.actors.engine.scoring import score_prompt
 from lexshard.actors.engine.sequence import Sequence
@@ -24,6 +25,7 @@ from lexshard.actors.engine.speculation import Speculation
 from lexshard.actors.engine.statistics import Counters
 from lexshard.actors.engine.step_batch import build_batch
 from lexshard.actors.engine.threads.choice import begin_step
+from lexshard.actors.grammar.matcher import GrammarError
 from lexshard.actors.head.build import BuiltHead
 from lexshard.actors.head.output_rows import NonFiniteHiddenError
 from lexshard.actors.messages import (
@@ -36,6 +38,7 @@ from lexshard.actors.messages import (
     TokenOrigin,
 )
 from lexshard.actors.proposal import GuessTest
+from lexshard.actors.states.mask import Mask
 from lexshard.actors.states.row_table import RowNames
 from lexshard.actors.states.sequence_state import SequenceStates
 
@@ -61,6 +64,7 @@ class InFlightStep:
     plan: StepPlan
     pending: PendingRows | None
     broken: dict[Sequence, Exception]
+    late: set[Sequence]  # their masks were not there: what they draw comes in another step
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +100,7 @@ class Steps:
         states: SequenceStates,
         scheduler: Scheduler,
         *,
+        constraints: Constraints,
         overlaps: bool,
         speculation: Speculation | None = None,
     ) -> None:
@@ -108,6 +113,7 @@ class Steps:
         self._states = states
         self._scheduler = scheduler
         self._speculation = speculation
+        self._constraints = constraints
         self._planned_at = 0.0
         self._in_flight: InFlightStep | None = None
 
@@ -140,7 +146,7 @@ class Steps:
         while True:
             plan = self.plan()
             if plan is None:
-                yield _IDLE
+                yield _BETWEEN if self._constraints.wait() else _IDLE
                 continue
             hidden = start(plan)
             yield _COMPUTING
@@ -154,7 +160,8 @@ class Steps:
             before, self._in_flight = self._in_flight, None
             events = [] if before is None else self.commit(before)
             if plan is None or hidden is None:
-                yield StepProgress(events, idle=before is None)
+                late = before is None and self._constraints.wait()
+                yield StepProgress(events, idle=before is None and not late)
                 continue
             yield StepProgress(events, computing=True)
             self._in_flight = self.decide(plan, hidden())
@@ -175,8 +182,10 @@ class Steps:
             sequence.take_guesses()
         if self._speculation is not None:
             self._speculation.draft(drawing, self.counters)
+        self._constraints.prepare(drawing)
         self._planned_at = time.perf_counter()
         plan = self._scheduler.plan()
+        self._constraints.start(plan)
         return plan if plan.chunks else None
 
     def forward(self, plan: StepPlan) -> torch.Tensor:
@@ -194,6 +203,7 @@ class Steps:
         rows: list[int] = []
         chunks: list[Chunk] = []
         broken: dict[Sequence, Exception] = {}
+        late = self._constraints.take(plan, broken)
         row = 0
         for chunk in plan.chunks:
             scored = len(chunk.scored)
@@ -204,7 +214,7 @@ class Steps:
                     broken[chunk.sequence] = error
                 row += scored
             if chunk.draws:
-                if chunk.sequence not in broken:
+                if chunk.sequence not in broken and chunk.sequence not in late:
                     rows.extend(range(row, row + chunk.draws))
                     chunks.append(chunk)
                 row += chunk.draws
@@ -223,7 +233,7 @@ class Steps:
             sequence.awaiting = stop >= len(sequence.token_ids) or sequence in broken
         if self.overlaps:
             self._tell_cost(plan)
-        return InFlightStep(plan, pending, broken)
+        return InFlightStep(plan, pending, broken, late)
 
     def commit(self, step: InFlightStep) -> list[SequenceEvent]:
         """Wait for a step's decisions and book them; what the clients are told."""
@@ -237,11 +247,17 @@ class Steps:
         for chunk in step.plan.chunks:
             sequence = chunk.sequence
             first = row
-            row += 0 if sequence in step.broken else chunk.draws
+            undecided = sequence in step.broken or sequence in step.late
+            row += 0 if undecided else chunk.draws
             awaited, sequence.awaiting = sequence.awaiting, False
             if sequence.cancelled:
                 if awaited:  # otherwise it was closed when it was cancelled
                     self._close(sequence)
+                continue
+            if sequence in step.late and sequence not in step.broken and chunk.draws:
+                # Its last token is computed again, where the next one is drawn.
+                kept = min(sequence.computed, len(sequence.token_ids) - 1)
+                sequence.roll_back(kept, self._scheduler.pool)
                 continue
             event = self._book(step, chunk, decisions, first)
             if event is not None:
@@ -266,7 +282,12 @@ class Steps:
         names: list[int] = []
         drafted: list[tuple[int, ...]] = []
         tests: dict[int, GuessTest] = {}  # by row
+        masks: list[Mask | None] = []
         for chunk in chunks:
+            own = chunk.sequence.masks
+            if own or masks:
+                masks = masks or [None] * len(names)
+                masks.extend(own or [None] * chunk.draws)
             if chunk.drafted or drafted:
                 drafted = drafted or [()] * len(names)
                 drafted.extend(chunk.drafted[:place] for place in range(chunk.draws))
@@ -274,7 +295,7 @@ class Steps:
             names.extend([chunk.sequence.arrival] * chunk.draws)
         exchanged = self._head.counters.exchange_seconds
         try:
-            asked = RowNames(tuple(names), tuple(drafted), tests)
+            asked = RowNames(tuple(names), tuple(drafted), tests, tuple(masks))
             candidates = self._head.candidates(hidden, asked)
         except NonFiniteHiddenError as error:
             owners = [chunk.sequence for chunk in chunks for _ in range(chunk.draws)]
@@ -336,9 +357,6 @@ class Steps:
             reason, stop = sequence.finish_reason(token_id, self._model.eos_token_ids)
             if reason is not None or chunk.drafted[place : place + 1] != (token_id,):
                 break
-        self._plane.append(sequence.arrival, *token_ids)
-        self._head.append(sequence.arrival, *token_ids)
-        self.counters.generated_tokens += len(token_ids)
         if chunk.drafted:
             stood = chunk.stood(token_ids)
             self.counters.count_guesses(len(chunk.drafted), stood)
@@ -348,23 +366,56 @@ class Steps:
             if reason is None:  # its last token is computed (again): the next one is drawn there
                 kept = min(kept, len(sequence.token_ids) - 1)
             sequence.roll_back(kept, self._scheduler.pool)
-        sequence.went_on(ends=reason is not None)
         origins: tuple[TokenOrigin, ...] = ()
         if sequence.request.parameters.draft:
             origins = chunk.origins(token_ids, self._drafter_name(sequence))
         certificates: tuple[Certificate, ...] = ()
         if sequence.request.parameters.certificate and step.pending is not None:
             certificates = step.pending.certificates[first : first + len(token_ids)]
+        forced = ForcedRun()
+        if sequence.matcher is not None and reason is None and token_ids:
+            try:
+                forced = self._constraints.go_on(sequence, token_ids)
+            except GrammarError as error:
+                return self._event(sequence, told, (), reason="error", error=error)
+            reason, stop = forced.reason, forced.stop
+        self._note(sequence, token_ids + forced.token_ids)
+        sequence.went_on(ends=reason is not None)
         return self._event(
             sequence,
             told,
             token_ids,
+            forced=forced.token_ids,
             logprobs=logprobs,
             certificates=certificates,
             origins=origins,
             reason=reason,
             stop=stop,
         )
+
+    def begin(self, sequence: Sequence) -> SequenceEvent | None:
+        """A sequence that the scheduler has been given; what its client is told where a grammar
+        says all of its output."""
+        if sequence.matcher is None or sequence.scores is not None:
+            return None
+        told = sequence.output_length
+        try:
+            forced = self._constraints.go_on(sequence, ())
+        except GrammarError as error:
+            return self._event(sequence, told, (), reason="error", error=error)
+        self._note(sequence, forced.token_ids)
+        if forced.reason is None:
+            sequence.untold = forced.token_ids
+            return None
+        return self._event(
+            sequence, told, (), forced=forced.token_ids, reason=forced.reason, stop=forced.stop
+        )
+
+    def _note(self, sequence: Sequence, token_ids: tuple[int, ...]) -> None:
+        """A sequence has been given tokens: all that follow it are told."""
+        self._plane.append(sequence.arrival, *token_ids)
+        self._head.append(sequence.arrival, *token_ids)
+        self.counters.generated_tokens += len(token_ids)
 
     def _drafter_name(self, sequence: Sequence) -> str:
         if sequence.drafter == "client" or self._speculation is None:
@@ -377,6 +428,7 @@ class Steps:
         told: int,
         token_ids: tuple[int, ...],
         *,
+        forced: tuple[int, ...] = (),
         logprobs: tuple[TokenLogprobs, ...] = (),
         certificates: tuple[Certificate, ...] = (),
         origins: tuple[TokenOrigin, ...] = (),
@@ -384,10 +436,20 @@ class Steps:
         stop: int | None = None,
         error: Exception | None = None,
     ) -> SequenceEvent:
-        """What a client is told that has been told ``told`` output tokens; with a ``reason`` the
-        sequence ends."""
-        request = sequence.request
-        first = told <= len(request.resumed_ids)
+        """What a client is told of ``token_ids``, and of those that a grammar has ``forced`` behind
+        them, or before where they are untold. The sequence had ``told`` output tokens before; with
+        a ``reason`` it ends."""
+        request, parameters = sequence.request, sequence.request.parameters
+        untold, sequence.untold = sequence.untold, ()
+        first = told - len(untold) <= len(request.resumed_ids)
+        self.counters.forced_tokens += len(untold) + len(forced)
+        if untold or forced:
+            before, behind = len(untold), len(forced)
+            token_ids = (*untold, *token_ids, *forced)
+            if parameters.certificate:
+                certificates = (*[FORCED] * before, *certificates, *[FORCED] * behind)
+            if parameters.draft:
+                origins = (*[BY_GRAMMAR] * before, *origins, *[BY_GRAMMAR] * behind)
         event = SequenceEvent(
             request.request_id,
             request.choice,

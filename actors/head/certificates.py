@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from lexshard.actors.head.screens import DENSE, ScreenedRows
 from lexshard.actors.head.whole_softmax import Mass
-from lexshard.actors.messages import Certificate, Guarantee, NeedKind
+from lexshard.actors.messages import MASK_TIER, Certificate, Guarantee, NeedKind
 
 # What shards guarantee together is what the first of these that one of them says guarantees; all
 # logits of one shard ("dense") take nothing from what another one promises.
@@ -24,12 +24,15 @@ class SearchCost:
     refined: npt.NDArray[np.int64]  # [N] tokens whose estimates were refined
     largest: npt.NDArray[np.float64]  # [N] the largest upper bound
     masses: Mapping[int, Mass]  # rows that bounds on the whole softmax decided
+    masked: Collection[int] = ()  # rows whose masks hold few tokens, all of which are computed
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Bytes that a pass over all weights, a canonical logit and a refined estimate read."""
+    """Bytes that a pass over all ``size`` weights, a canonical logit and a refined estimate
+    read."""
 
+    size: int
     dense_pass: int
     row: int
     refined_row: int
@@ -57,6 +60,12 @@ def step_certificates(
     certificates = []
     for row, kind in enumerate(kinds):
         count = int(offsets[row + 1] - offsets[row])
+        if row in cost.masked:
+            share, read = count / reading.size, count * reading.row
+            certificates.append(
+                Certificate(kind, "deterministic", MASK_TIER, count, read, share, False, 0.0)
+            )
+            continue
         read = 0
         if screened is not None and row in screened_rows:
             read = screened.screen.bytes_per_pass // len(screened_rows)
@@ -72,8 +81,7 @@ def step_certificates(
             if mass.precise:
                 tier, failure = DENSE, 0.0
                 read += reading.dense_pass // again
-        size = screened.estimates.row_slack.shape[1]
-        failure = min(1.0, failure * size)
+        failure = min(1.0, failure * reading.size)
         best = float(best_logits[row])
         largest = float(cost.largest[row])
         certificates.append(
@@ -83,7 +91,7 @@ def step_certificates(
                 tier,
                 count,
                 read + int(cost.refined[row]) * reading.refined_row + count * reading.row,
-                count / size,
+                count / reading.size,
                 mass is not None and mass.precise,
                 best / largest if 0 < best <= largest else 0.0,
                 failure,

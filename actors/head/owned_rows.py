@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lexshard.kernels.blocks import BLOCK, blocks_of
+from lexshard.kernels.masks import Words, rows_of_mask
 from lexshard.kernels.penalties import Adjustments
 from lexshard.kernels.search import Estimates
 
@@ -102,7 +103,6 @@ class OwnedRows:
         a = adjustments
         bias_ids, bias_offsets, kept = self._own(a.bias_ids, a.bias_offsets)
         banned, banned_offsets, _ = self._own(a.banned, a.banned_offsets)
-        allowed, allowed_offsets, _ = self._own(a.allowed, a.allowed_offsets)
         seen = a.table >= 0
         return a._replace(
             tables=a.tables[a.table[seen][:, None], self.ids],
@@ -112,9 +112,14 @@ class OwnedRows:
             bias_offsets=bias_offsets,
             banned=banned,
             banned_offsets=banned_offsets,
-            allowed=allowed,
-            allowed_offsets=allowed_offsets,
+            masks=self._own_masks(a.masks) if len(a.masks) else a.masks,
         )
+
+    def _own_masks(self, masks: Words) -> Words:
+        """``masks`` [M, B] of tokens as masks of rows. Whole blocks have whole words."""
+        if self.by_block:
+            return np.ascontiguousarray(masks[:, self.ids[::BLOCK] // BLOCK])
+        return rows_of_mask(masks, self.ids)
 
     def _own(
         self, ids: Ids, offsets: npt.NDArray[np.int64]

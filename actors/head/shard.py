@@ -57,6 +57,8 @@ from lexshard.kernels.search import (
 
 # Above this share of the vocabulary, reading all rows in order beats gathering them.
 LARGEST_SHARE = 0.5
+# Rows whose masks hold at most this share of the vocabulary compute these tokens unscreened.
+FEW_ALLOWED_SHARE = 1 / 64
 # Fewer tokens than this per row are rescored at once rather than refined first.
 WORTH_REFINING = 64
 MASS, TESTS = "mass", "tests"
@@ -75,6 +77,7 @@ class ShardScreening(Screening):
     adjustments: Adjustments  # of the shard's own rows
     screened: ScreenedRows | None
     best: npt.NDArray[np.float64]  # [N] the best leader after adjustment, -inf where there is none
+    masked: Mapping[int, npt.NDArray[np.int32]]  # by row: all tokens that few allowed ones are
     outlined: dict[int, OutlinedRow] = field(default_factory=dict)  # by row, of the last try
 
 
@@ -150,14 +153,32 @@ class Shard:
         # Rows whose mass cannot be certified lately go the dense way at once, and so do tests.
         out = {"dense"} if self._worth_a_try(set(rows.kinds)) else {"dense", *MASS_NEEDS}
         tested = rows.guesses if rows.guesses and self._worth_testing() else ()
-        searched = [row for row, kind in enumerate(rows.kinds) if kind not in out or row in tested]
+        masked = self._masked(rows)
+        searched = [
+            row
+            for row, kind in enumerate(rows.kinds)
+            if (kind not in out or row in tested) and row not in masked
+        ]
         tau, best = np.full(len(rows), np.nan), np.full(len(rows), -np.inf)
         screened = None
         if searched:
             screen = self._choose([rows.kinds[row] for row in searched])
             screened = self._screened(screen, searched, array, rows, adjustments)
             self._find_thresholds(screened, array, rows, tau, best)
-        return Thresholds(tau, rows, ShardScreening(array, adjustments, screened, best))
+        return Thresholds(tau, rows, ShardScreening(array, adjustments, screened, best, masked))
+
+    def _masked(self, rows: RowTable) -> dict[int, npt.NDArray[np.int32]]:
+        """The tokens, rows of this shard, of rows whose masks hold so few of the vocabulary that
+        each is computed: no screen is of use there."""
+        masked = {}
+        for row in np.flatnonzero(rows.flat.mask >= 0).tolist():
+            adjustment = rows.adjustments[row]
+            assert adjustment is not None
+            assert adjustment.mask is not None
+            few = adjustment.mask.count <= FEW_ALLOWED_SHARE * self.vocabulary_size
+            if few and rows.kinds[row] != "dense":
+                masked[row] = self.owned.among(adjustment.mask.ids)
+        return masked
 
     def _worth_a_try(self, kinds: Set[str]) -> bool:
         return kinds.isdisjoint(MASS_NEEDS) or self._backoff.allows(MASS)
@@ -242,7 +263,9 @@ class Shard:
         emitted = self._test_guesses(thresholds)
         masses = {**masses, **emitted}
         lists: list[npt.NDArray[np.int32] | None] = [None] * len(asked)
-        cost = SearchCost(np.zeros(len(lists), np.int64), np.zeros(len(lists)), masses)
+        for row, few in step.masked.items():
+            lists[row] = few
+        cost = SearchCost(np.zeros(len(lists), np.int64), np.zeros(len(lists)), masses, step.masked)
         if step.screened is not None:
             self._decide_by_threshold(thresholds, step.screened, lists, cost)
         for row, mass in masses.items():
@@ -266,6 +289,7 @@ class Shard:
                 dense,
                 cost,
                 Reading(
+                    size=self._size,
                     dense_pass=self._dense.bytes_per_pass,
                     row=self._rescorer.row_bytes,
                     refined_row=0 if self._fine is None else self._fine.bytes_per_row,

@@ -6,7 +6,7 @@ is lost, `Follower.anew` is all that another must be told to stand in its place.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lexshard.actors.messages import Request
 from lexshard.actors.states.deltas import NO_DELTAS, Deltas, OpenSequence
@@ -22,7 +22,12 @@ class FollowedSequence:
     def opening(self, sequence: int) -> OpenSequence:
         """What tells of it as it is now."""
         output = tuple(self.history[len(self.request.prompt_ids) :])
-        return OpenSequence(sequence, self.request, output)
+        parameters = self.request.parameters
+        if parameters.grammar is None:
+            return OpenSequence(sequence, self.request, output)
+        # A grammar is the engine's affair; its masks come with the rows.
+        own = replace(self.request, parameters=replace(parameters, grammar=None))
+        return OpenSequence(sequence, own, output)
 
 
 class Follower:

@@ -14,13 +14,14 @@ import numpy.typing as npt
 
 from lexshard.actors.messages import NeedKind
 from lexshard.actors.proposal import GuessTest
+from lexshard.actors.states.mask import Mask
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Adjustment:
     """The processors of one row before temperature, as data: what SIMPLE calls penalties.
 
-    A raw logit ``l`` of token ``i`` becomes, in fp32 and in this order: ``-inf`` if ``allowed`` is
+    A raw logit ``l`` of token ``i`` becomes, in fp32 and in this order: ``-inf`` if ``mask`` is
     given and lacks ``i`` or if ``i`` is in ``banned``; ``l + bias``; then, for tokens seen in
     prompt or output, ``l / repetition`` if positive else ``l * repetition``; then, for tokens
     seen in the output, ``l - frequency * count`` and ``l - presence``.
@@ -39,7 +40,7 @@ class Adjustment:
     bias_ids: npt.NDArray[np.int32]
     bias_values: npt.NDArray[np.float32]
     banned: npt.NDArray[np.int32]
-    allowed: npt.NDArray[np.int32] | None
+    mask: Mask | None
     seen: Callable[[], npt.NDArray[np.int32]] | None = None
 
     def seen_ids(self) -> npt.NDArray[np.int32]:

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from lexshard.actors.messages import NeedKind
 from lexshard.actors.proposal import NO_TESTS, GuessTest
+from lexshard.actors.states.mask import Mask
 from lexshard.actors.states.need import Adjustment, Need
 from lexshard.kernels.decision import PackedRows
 from lexshard.kernels.draw import Controls
@@ -27,6 +28,7 @@ from lexshard.kernels.search import GREEDY, GUMBEL, MIN_P, TOP_K, Needs
 NO_IDS = np.empty(0, np.int32)
 NO_VALUES = np.empty(0, np.float32)
 NO_TABLES = np.zeros((0, 0), np.int32)
+NO_MASKS = np.zeros((0, 0), np.uint64)
 # What stands for a row without processors among rows that have some.
 UNADJUSTED = Adjustment(1.0, 0.0, 0.0, None, -1, NO_IDS, NO_VALUES, NO_IDS, None)
 
@@ -34,11 +36,13 @@ UNADJUSTED = Adjustment(1.0, 0.0, 0.0, None, -1, NO_IDS, NO_VALUES, NO_IDS, None
 class RowNames(NamedTuple):
     """Whose rows they are: row ``r`` draws for ``sequences[r]`` after its own tokens and the
     guesses ``drafted[r]``; ``drafted`` is empty where no row assumes any. ``tests`` are the guesses
-    that rows test by distributions instead of drawing. A step makes these anew."""
+    that rows test by distributions instead of drawing. ``masks`` are those of grammars, empty where
+    no row has one. A step makes these anew."""
 
     sequences: tuple[int, ...]  # [N]
     drafted: tuple[tuple[int, ...], ...] = ()  # [N] or none
     tests: Mapping[int, GuessTest] = NO_TESTS  # by row
+    masks: tuple[Mask | None, ...] = ()  # [N] or none
 
     def some(self, rows: Sequence[int]) -> RowNames:
         """Those of ``rows``, in this order."""
@@ -48,6 +52,7 @@ class RowNames(NamedTuple):
             {place: self.tests[row] for place, row in enumerate(rows) if row in self.tests}
             if self.tests
             else NO_TESTS,
+            tuple(self.masks[row] for row in rows) if self.masks else (),
         )
 
 
@@ -190,9 +195,8 @@ def _no_adjustments(rows: int) -> Adjustments:
         offsets,
         NO_IDS,
         offsets,
-        NO_IDS,
-        offsets,
-        off,
+        NO_MASKS,
+        np.full(rows, -1, np.int64),
     )
 
 
@@ -204,8 +208,7 @@ def flatten_adjustments(adjustments: Sequence[Adjustment | None]) -> Adjustments
     tables, table = _flatten_tables(rows)
     bias_ids, bias_offsets = _ragged([row.bias_ids for row in rows])
     banned, banned_offsets = _ragged([row.banned for row in rows])
-    lists = [row.allowed for row in rows]
-    allowed, allowed_offsets = _ragged([NO_IDS if each is None else each for each in lists])
+    masks, mask = _flatten_masks(rows)
     return Adjustments(
         active=np.array([row is not UNADJUSTED for row in rows], np.bool_),
         repetition=np.array([row.repetition for row in rows], np.float32),
@@ -220,9 +223,8 @@ def flatten_adjustments(adjustments: Sequence[Adjustment | None]) -> Adjustments
         bias_offsets=bias_offsets,
         banned=banned,
         banned_offsets=banned_offsets,
-        allowed=allowed,
-        allowed_offsets=allowed_offsets,
-        restricted=np.array([each is not None for each in lists], np.bool_),
+        masks=masks,
+        mask=mask,
     )
 
 
@@ -251,3 +253,12 @@ def _flatten_tables(
     width = min(map(len, used))
     some = np.array([each is not None for each in tables])
     return np.stack([each[:width] for each in used]), np.where(some, np.cumsum(some) - 1, -1)
+
+
+def _flatten_masks(
+    rows: Sequence[Adjustment],
+) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
+    """The masks of all rows, each once, and each row's place among them."""
+    places: dict[Mask, int] = {}
+    own = [-1 if row.mask is None else places.setdefault(row.mask, len(places)) for row in rows]
+    return np.stack([each.words for each in places]) if places else NO_MASKS, np.array(own)

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from lexshard.actors.messages import NeedKind, Request, SamplingParameters
 from lexshard.actors.states.deltas import Deltas
+from lexshard.actors.states.mask import Mask
 from lexshard.actors.states.need import Adjustment
 from lexshard.actors.states.noise_key import noise_key
 from lexshard.actors.states.penalty_tables import PenaltyTables, TableAhead
@@ -68,7 +69,7 @@ class SequenceState:
         self._tables = tables
         self._table = -1
         self._vocabulary_size = vocabulary_size
-        self._rules = rules or TokenRules(parameters, eos_ids)
+        self._rules = rules or TokenRules(parameters, vocabulary_size, eos_ids)
         self._last: Adjustment | None = None
         self._ahead: list[TableAhead] = []
         self.append(*request.resumed_ids)
@@ -87,6 +88,10 @@ class SequenceState:
         """Whether `adjustment` means the same from now on, counts aside: no ban comes or goes."""
         return not self._rules.phrases and self.output_length >= self.parameters.min_tokens
 
+    def may_follow(self, token_id: int) -> bool:
+        """Whether a token that its mask holds is not banned at the next place."""
+        return token_id not in self._banned(())
+
     def append(self, *token_ids: int) -> None:
         """Records output tokens. No table of an earlier step may be in use."""
         self.history.extend(token_ids)
@@ -103,27 +108,39 @@ class SequenceState:
             self._tables.close(self._table, self.history)
             self._table = -1
 
-    def adjustment(self, drafted: tuple[int, ...] = ()) -> Adjustment | None:
+    def adjustment(
+        self, drafted: tuple[int, ...] = (), mask: Mask | None = None
+    ) -> Adjustment | None:
         """The processors of the token after the sequence's own and ``drafted``; None where there
-        are none."""
+        are none. ``mask`` is a grammar's."""
         banned = self._banned(drafted)
         rules = self._rules
-        if not (self.penalised or len(banned) or len(rules.bias_ids) or rules.allowed is not None):
+        mask = mask or rules.mask
+        if not (self.penalised or len(banned) or len(rules.bias_ids) or mask is not None):
             return None
         tables = self._own_table()
         if drafted:
             if tables is None:
-                return self._adjustment(None, -1, banned)
+                return self._adjustment(None, -1, banned, mask)
             table = self._table_ahead(drafted)  # may make the tables grow
-            return self._adjustment(self._own_table(), table, banned)
+            return self._adjustment(self._own_table(), table, banned, mask)
         last = self._last
-        if last is not None and last.banned is banned and last.tables is tables:
+        if (
+            last is not None
+            and last.banned is banned
+            and last.tables is tables
+            and last.mask is mask
+        ):
             return last
-        self._last = self._adjustment(tables, self._table, banned)
+        self._last = self._adjustment(tables, self._table, banned, mask)
         return self._last
 
     def _adjustment(
-        self, tables: npt.NDArray[np.int32] | None, table: int, banned: npt.NDArray[np.int32]
+        self,
+        tables: npt.NDArray[np.int32] | None,
+        table: int,
+        banned: npt.NDArray[np.int32],
+        mask: Mask | None,
     ) -> Adjustment:
         parameters = self.parameters
         return Adjustment(
@@ -135,7 +152,7 @@ class SequenceState:
             bias_ids=self._rules.bias_ids,
             bias_values=self._rules.bias_values,
             banned=banned,
-            allowed=self._rules.allowed,
+            mask=mask,
             seen=None if self._tables is None or table < 0 else partial(self._tables.seen, table),
         )
 
@@ -215,7 +232,9 @@ class SequenceStates:
         """A new sequence. Raises what `SequenceState` raises."""
         rules = self._rules
         if rules is None or not rules.are_those_of(request.parameters):
-            rules = self._rules = TokenRules(request.parameters, self._eos_ids)
+            rules = self._rules = TokenRules(
+                request.parameters, self.vocabulary_size, self._eos_ids
+            )
         state = SequenceState(request, self.vocabulary_size, self._eos_ids, self._tables, rules)
         self._states[sequence] = state
         return state
@@ -229,7 +248,7 @@ class SequenceStates:
         last = self._last
         if last is not None and last[0] is rows:
             return last[1]
-        known = None if rows.tests else self._known.get(rows.sequences)
+        known = None if rows.tests or rows.masks else self._known.get(rows.sequences)
         if known is not None and known.holds(self.tables, drafted=bool(rows.drafted)):
             table = known.table
             table.controls.position[:] = positions = _positions(known.states, rows.drafted)
@@ -243,7 +262,7 @@ class SequenceStates:
     def _make_table(self, rows: RowNames) -> RowTable:
         states = tuple(self._states[sequence] for sequence in rows.sequences)
         drafted = rows.drafted or ((),) * len(states)
-        adjustments = tuple(self.adjustments(rows.sequences, drafted))
+        adjustments = tuple(self.adjustments(rows))
         kinds, guesses = [state.kind for state in states], {}
         for row, test in rows.tests.items():
             # Bounds tell of a guess where nothing is truncated; else its candidates do.
@@ -278,21 +297,23 @@ class SequenceStates:
         )
         penalised = any(state.penalised for state in states)
         steady = all(state.steady for state in states)
-        if steady and not rows.tests and not (rows.drafted and penalised):
+        changing = rows.tests or rows.masks or (rows.drafted and penalised)
+        if steady and not changing:
             if len(self._known) >= KNOWN_TABLES:
                 self._known.clear()
             self._known[rows.sequences] = _KnownTable(states, table, self.tables, penalised)
         return table
 
-    def adjustments(
-        self, sequences: Sequence[int], drafted: Sequence[tuple[int, ...]]
-    ) -> list[Adjustment | None]:
+    def adjustments(self, rows: RowNames) -> list[Adjustment | None]:
         """The processors of the rows, all in one array of tables."""
+        count = len(rows.sequences)
+        drafted = rows.drafted or ((),) * count
+        masks = rows.masks or (None,) * count
 
         def every() -> list[Adjustment | None]:
             return [
-                self._states[sequence].adjustment(guesses)
-                for sequence, guesses in zip(sequences, drafted, strict=True)
+                self._states[sequence].adjustment(guesses, mask)
+                for sequence, guesses, mask in zip(rows.sequences, drafted, masks, strict=True)
             ]
 
         tables = self.tables

@@ -9,25 +9,28 @@ import numpy as np
 import numpy.typing as npt
 
 from lexshard.actors.messages import SamplingParameters
+from lexshard.actors.states.mask import Mask
 
 Ids = npt.NDArray[np.int32]
 
 
 class TokenRules:
-    """Biases, allowed and banned tokens of ``parameters``, as sorted and distinct ids.
+    """Biases, allowed and banned tokens of ``parameters``, as sorted and distinct ids, and a mask.
 
     ``eos_ids`` are the model's end-of-sequence ids: they and the request's stop tokens are banned
     ``early``, which is before `SamplingParameters.min_tokens`. Sorting many ids takes longer than
     all else at the start of a sequence, so sequences of the same rules share them.
     """
 
-    def __init__(self, parameters: SamplingParameters, eos_ids: Sequence[int]) -> None:
+    def __init__(
+        self, parameters: SamplingParameters, vocabulary_size: int, eos_ids: Sequence[int]
+    ) -> None:
         self._made_from = _lists(parameters)
         biases = dict(parameters.logit_bias)
         self.bias_ids = _sorted_ids(biases)
         self.bias_values = np.array([biases[i] for i in self.bias_ids.tolist()], np.float32)
         allowed = parameters.allowed_ids
-        self.allowed = None if allowed is None else _sorted_ids(allowed)
+        self.mask = None if allowed is None else Mask.of_ids(allowed, vocabulary_size)
         words = parameters.bad_words
         self.phrases = PhraseEnds(word for word in words if len(word) > 1)
         self._banned = _sorted_ids(word[0] for word in words if len(word) == 1)

@@ -21,6 +21,7 @@ class _Lists:
     logit_bias: tuple[tuple[int, float], ...]
     bad_words: tuple[tuple[int, ...], ...]
     allowed_ids: tuple[int, ...] | None
+    grammar: str | None
     stop_token_ids: tuple[int, ...]
 
 

@@ -16,6 +16,7 @@ from lexshard.kernels.decision.survivors import draw_truncated
 from lexshard.kernels.decision.winner import best_token, draw_token
 from lexshard.kernels.draw import Controls
 from lexshard.kernels.draw.cpu import draw, draw_row
+from lexshard.kernels.masks import count_of, ids_of
 from lexshard.kernels.penalties import Adjustments
 from lexshard.kernels.penalties.cpu import adjust, adjust_tokens, lower_bound
 
@@ -30,17 +31,15 @@ def decide_candidates(ids, raw, offsets, controls, a):  # type: ignore[no-untype
 
 @njit(nogil=True, cache=True)
 def _decide_allowed(column, a, controls):  # type: ignore[no-untyped-def]
-    """The token of a row that reads the allowed ids alone."""
+    """The token of a row that reads the tokens of its mask alone."""
     row = column.row
-    ids = a.allowed[a.allowed_offsets[row] : a.allowed_offsets[row + 1]]
+    ids = ids_of(a.masks[a.mask[row]], column.size)
     values = np.empty(ids.size, np.float32)
-    count = 0
-    while count < ids.size and ids[count] < column.size:
-        values[count] = column.memory[column.base + np.int64(ids[count]) * column.stride]
-        count += 1
-    adjust_tokens(ids[:count], values[:count], row, a)
-    token = draw_row(ids[:count], values[:count], controls, row)
-    return token, count - _shared(ids[:count], column.hot_ids)
+    for index in range(ids.size):
+        values[index] = column.memory[column.base + np.int64(ids[index]) * column.stride]
+    adjust_tokens(ids, values, row, a)
+    token = draw_row(ids, values, controls, row)
+    return token, ids.size - _shared(ids, column.hot_ids)
 
 
 @njit(nogil=True, cache=True)
@@ -118,8 +117,8 @@ def _decide_dense(  # type: ignore[no-untyped-def]
             hot_ids,
             was_read,
         )
-        allowed = a.allowed_offsets[row + 1] - a.allowed_offsets[row]
-        if a.active[row] and a.restricted[row] and allowed * MANY_ALLOWED < size:
+        masked = a.active[row] and a.mask[row] >= 0
+        if masked and count_of(a.masks[a.mask[row]]) * MANY_ALLOWED < size:
             tokens[row], visited[row] = _decide_allowed(column, a, controls)
             continue
         faults = 0

@@ -1,4 +1,4 @@
-"""Candidates of rows without bias, bans and allow lists, which are nearly all rows.
+"""Candidates of rows without bias, bans and masks, which are nearly all rows.
 
 What a call costs before it computes grows with the number of arrays it is given. So what such rows
 need is packed into a few, once for many steps.
@@ -35,9 +35,9 @@ class PackedRows(NamedTuple):
 
 
 def pack(controls: Controls, adjustments: Adjustments) -> PackedRows | None:
-    """The rows packed, None where one of them has a bias, a ban or an allow list."""
+    """The rows packed, None where one of them has a bias, a ban or a mask."""
     a = adjustments
-    if a.restricted.any() or len(a.bias_ids) or len(a.banned):
+    if (a.mask >= 0).any() or len(a.bias_ids) or len(a.banned):
         return None
     return PackedRows(
         np.stack([a.repetition, a.frequency, a.presence]),

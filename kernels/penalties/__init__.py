@@ -1,4 +1,4 @@
-"""Processors of a row before temperature: allowed and banned ids, bias, the three penalties.
+"""Processors of a row before temperature: masks, banned ids, bias, the three penalties.
 
 Every processor is a monotone map of one token's logit, rounded to fp32 after each operation. So
 the same function, applied to bounds of a logit, gives bounds of the adjusted logit.
@@ -30,7 +30,7 @@ def adjust(
     """Adjusted logits [total] of ragged candidates: row ``r`` owns ``offsets[r]:offsets[r + 1]``.
 
     ``ids`` [total] are sorted within a row, ``logits`` [total] raw fp32. In fp32 and in this
-    order: ``-inf`` where ``allowed`` is given and lacks the id or ``banned`` has it; ``l + bias``;
+    order: ``-inf`` where the row's mask lacks the id or ``banned`` has it; ``l + bias``;
     for seen ids ``l / repetition`` if ``l > 0`` else ``l * repetition``; for ids in the output
     ``l - frequency * count``, then ``l - presence``.
     """
@@ -40,7 +40,7 @@ def adjust(
 
 def select_rows(adjustments: Adjustments, first: int, last: int) -> Adjustments:
     """The adjustments of rows ``first`` to ``last - 1`` alone."""
-    per_row = {"active", "repetition", "frequency", "presence", "table", "restricted"}
+    per_row = {"active", "repetition", "frequency", "presence", "table", "mask"}
     return Adjustments(
         *(
             field[first : last + 1]

@@ -8,8 +8,11 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from lexshard.kernels.masks import allows
+
 MINUS_INFINITY = np.float32(-np.inf)
 NO_TABLE = np.empty(0, np.int32)
+NO_WORDS = np.empty(0, np.uint64)
 
 
 @njit(nogil=True, cache=True)
@@ -97,7 +100,7 @@ def _place(values, start, stop, wanted):  # type: ignore[no-untyped-def]
 # Inlined: passing all these arrays on to another function costs more than the function does.
 @njit(nogil=True, cache=True, inline="always")
 def adjust_allowed_token(logit, token, row, a):  # type: ignore[no-untyped-def]
-    """`adjust_token` of a token that the row's list of allowed ids, if it has one, holds."""
+    """`adjust_token` of a token that the row's mask, if it has one, holds."""
     if _place(a.banned, a.banned_offsets[row], a.banned_offsets[row + 1], token) >= 0:
         logit = MINUS_INFINITY
     bias = _place(a.bias_ids, a.bias_offsets[row], a.bias_offsets[row + 1], token)
@@ -112,8 +115,7 @@ def adjust_allowed_token(logit, token, row, a):  # type: ignore[no-untyped-def]
 @njit(nogil=True, cache=True, inline="always")
 def adjust_token(logit, token, row, a):  # type: ignore[no-untyped-def]
     """The adjusted fp32 ``logit`` of one token, minus infinity where the row excludes it."""
-    allowed, allowed_end = a.allowed_offsets[row], a.allowed_offsets[row + 1]
-    if a.restricted[row] and _place(a.allowed, allowed, allowed_end, token) < 0:
+    if a.mask[row] >= 0 and not allows(a.masks[a.mask[row]], token):
         logit = MINUS_INFINITY
     return adjust_allowed_token(logit, token, row, a)
 
@@ -126,8 +128,8 @@ def adjust_tokens(ids, logits, row, a):  # type: ignore[no-untyped-def]
     first, last = a.bias_offsets[row], a.bias_offsets[row + 1]
     bias_ids, bias_values, bias = a.bias_ids[first:last], a.bias_values[first:last], 0
     banned_ids, banned = a.banned[a.banned_offsets[row] : a.banned_offsets[row + 1]], 0
-    allowed_ids, allowed = a.allowed[a.allowed_offsets[row] : a.allowed_offsets[row + 1]], 0
-    restricted, penalised = a.restricted[row], a.table[row] >= 0
+    masked, penalised = a.mask[row] >= 0, a.table[row] >= 0
+    words = a.masks[a.mask[row]] if masked else NO_WORDS
     table = a.tables[a.table[row]] if penalised else NO_TABLE
     repetition, frequency, presence = a.repetition[row], a.frequency[row], a.presence[row]
     for index in range(ids.size):
@@ -142,10 +144,8 @@ def adjust_tokens(ids, logits, row, a):  # type: ignore[no-untyped-def]
             banned = gallop(banned_ids, banned, banned_ids.size, token)
             if banned < banned_ids.size and banned_ids[banned] == token:
                 logit = MINUS_INFINITY
-        if restricted:
-            allowed = gallop(allowed_ids, allowed, allowed_ids.size, token)
-            if allowed == allowed_ids.size or allowed_ids[allowed] != token:
-                logit = MINUS_INFINITY
+        if masked and not allows(words, token):
+            logit = MINUS_INFINITY
         logits[index] = logit
 
 
@@ -193,13 +193,8 @@ def adjust_block(logits, first, row, a):  # type: ignore[no-untyped-def]
     while index < end and a.banned[index] < stop:
         logits[a.banned[index] - first] = MINUS_INFINITY
         index += 1
-    if a.restricted[row]:
-        end = a.allowed_offsets[row + 1]
-        index = lower_bound(a.allowed, a.allowed_offsets[row], end, first)
-        token = first
-        while token < stop:
-            following = np.int64(a.allowed[index]) if index < end else stop
-            for excluded in range(token, min(following, stop)):
-                logits[excluded - first] = MINUS_INFINITY
-            token = following + 1
-            index += 1
+    if a.mask[row] >= 0:
+        words = a.masks[a.mask[row]]
+        for place in range(logits.size):
+            if not allows(words, first + place):
+                logits[place] = MINUS_INFINITY

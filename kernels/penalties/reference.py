@@ -12,7 +12,8 @@ class Adjustments(NamedTuple):
     """The adjustments of N rows as flat arrays; row ``r`` owns ``x[x_offsets[r]:x_offsets[r+1]]``.
 
     All id arrays are sorted and distinct within a row. ``active`` is False for rows without any
-    adjustment; ``restricted`` is True for rows that consider ``allowed`` ids only.
+    adjustment. A mask holds a bit per token, a word per block of 64: row ``r`` considers the tokens
+    whose bit is set in ``masks[mask[r]]`` alone; ``mask[r]`` is -1 for rows that consider all.
 
     ``tables[table[r], i]`` is 0 where row ``r`` has never seen token ``i``, otherwise 1 + how often
     ``i`` stands in its output (1: prompt only); ``table[r]`` is -1 for rows without penalties. So
@@ -30,9 +31,8 @@ class Adjustments(NamedTuple):
     bias_offsets: npt.NDArray[np.int64]  # [N + 1]
     banned: npt.NDArray[np.int32]
     banned_offsets: npt.NDArray[np.int64]  # [N + 1]
-    allowed: npt.NDArray[np.int32]
-    allowed_offsets: npt.NDArray[np.int64]  # [N + 1]
-    restricted: npt.NDArray[np.bool_]  # [N]
+    masks: npt.NDArray[np.uint64]  # [M, B], C-contiguous, B at least the vocabulary's blocks
+    mask: npt.NDArray[np.int64]  # [N]
 
 
 def adjust(
@@ -49,11 +49,12 @@ def adjust(
         bias = slice(a.bias_offsets[row], a.bias_offsets[row + 1])
         biases = dict(zip(a.bias_ids[bias].tolist(), a.bias_values[bias], strict=True))
         banned = set(a.banned[a.banned_offsets[row] : a.banned_offsets[row + 1]].tolist())
-        allowed = set(a.allowed[a.allowed_offsets[row] : a.allowed_offsets[row + 1]].tolist())
+        words = a.masks[a.mask[row]].tolist() if a.mask[row] >= 0 else None
         for index in range(offsets[row], offsets[row + 1]):
             token = int(ids[index])
             logit = result[index]
-            if token in banned or (a.restricted[row] and token not in allowed):
+            allowed = words is None or words[token // 64] >> token % 64 & 1
+            if token in banned or not allowed:
                 result[index] = -np.inf
                 continue
             if token in biases:

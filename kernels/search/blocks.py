@@ -10,11 +10,11 @@ import numpy as np
 from numba import njit
 
 from lexshard.kernels.blocks import BLOCK
+from lexshard.kernels.masks import NONE, ONE, few_bits, lowest_bit
 from lexshard.kernels.noise.cpu import SIX, block_draw, noise_ceiling, noise_of
 from lexshard.kernels.penalties.cpu import (
     MINUS_INFINITY,
     adjust_allowed_token,
-    gallop,
     lower_bound,
     most_repeated,
     raised,
@@ -27,8 +27,6 @@ from lexshard.kernels.rounding import (
     ULP_SHARE,
 )
 
-# Up to so many allowed ids, a block's ceiling is their own maximum rather than the block's.
-FEW_ALLOWED = 4
 # The factors of estimates that are searched as they are.
 NO_SLACK = (np.float32(0.0), np.float32(0.0), np.float32(0.0), np.float32(0.0))
 
@@ -107,7 +105,7 @@ def cover(ceilings, values, row_slack, factors, size, row, a):  # type: ignore[n
     """Makes bounds on every raw bound of a block ceilings of the adjusted bounds.
 
     Penalties raise by no more than the token that gains most from them. Only positive biases raise:
-    those are looked at token by token. What is allowed is looked at where it is little.
+    those are looked at token by token. What a mask holds is looked at where it is little.
     """
     most = most_repeated(row, a)
     for block in range(ceilings.size):
@@ -118,27 +116,24 @@ def cover(ceilings, values, row_slack, factors, size, row, a):  # type: ignore[n
             token = np.int64(a.bias_ids[index])
             bound = _token_bound(values, row_slack, factors, token, row, a)
             ceilings[token // BLOCK] = max(ceilings[token // BLOCK], bound)
-    if a.restricted[row]:
-        _cover_allowed(ceilings, values, row_slack, factors, size, row, a)
+    if a.mask[row] >= 0:
+        _cover_mask(ceilings, values, row_slack, factors, size, row, a)
 
 
 @njit(nogil=True, cache=True)
-def _cover_allowed(ceilings, values, row_slack, factors, size, row, a):  # type: ignore[no-untyped-def]
-    """Blocks without allowed ids hold nothing, blocks with few the best of those."""
-    index = a.allowed_offsets[row]
-    end = lower_bound(a.allowed, index, a.allowed_offsets[row + 1], size)
-    block = 0
-    while index < end:
-        following = np.int64(a.allowed[index]) // BLOCK
-        ceilings[block:following] = MINUS_INFINITY
-        block = following + 1
-        if index + FEW_ALLOWED >= end or a.allowed[index + FEW_ALLOWED] >= block * BLOCK:
+def _cover_mask(ceilings, values, row_slack, factors, size, row, a):  # type: ignore[no-untyped-def]
+    """Blocks that the mask leaves empty hold nothing, blocks with few tokens the best of those."""
+    words = a.masks[a.mask[row]]
+    for block in range(ceilings.size):
+        word = words[block]
+        if word == NONE:
+            ceilings[block] = MINUS_INFINITY
+        elif few_bits(word):
             highest = MINUS_INFINITY
-            while index < end and a.allowed[index] < block * BLOCK:
-                token = np.int64(a.allowed[index])
-                highest = max(highest, _token_bound(values, row_slack, factors, token, row, a))
-                index += 1
-            ceilings[following] = highest
-        else:
-            index = gallop(a.allowed, index, end, block * BLOCK)
-    ceilings[block:] = MINUS_INFINITY
+            while word != NONE:
+                token = block * BLOCK + lowest_bit(word)
+                word &= word - ONE
+                if token < size:
+                    bound = _token_bound(values, row_slack, factors, token, row, a)
+                    highest = max(highest, bound)
+            ceilings[block] = highest

@@ -51,6 +51,7 @@ from lexshard.loadtest.bench.peers.transformers_generate import GenerateRunner
 from lexshard.loadtest.bench.record import CaseLabels, Report
 from lexshard.loadtest.bench.synthetic.jobs import Job, mixed_jobs
 from lexshard.loadtest.bench.synthetic.random_model import write_random_model
+from lexshard.loadtest.bench.synthetic.schemas import grammar_of
 
 TASK = (*OPTIONS, "tiers", "draft_tokens")
 # Ours beside ours, in one process: how the other is called, and in what it differs.
@@ -58,6 +59,7 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "plain": ("lexshard, no draft", {}),
     "samplers": ("lexshard, a sampler beside", {"samplers": 1}),
     "dense": ("lexshard, dense head", {"head": "dense"}),
+    "free": ("lexshard, free text", {}),
 }
 NOTES = """\
 TTFT and TPOT: median over the requests of a run. In brackets: median of the ratios of neighbouring
@@ -126,14 +128,17 @@ def measure_on_cores(
     sampling = SamplingParameters(
         temperature=arguments.temperature, top_k=arguments.top_k, top_p=arguments.top_p
     )
-    ours = EngineRunner(configuration, sampling)
+    grammar = None if arguments.schema is None else grammar_of(arguments.schema)
+    ours = EngineRunner(configuration, replace(sampling, grammar=grammar))
     other: Runner
     against = opponent(arguments)
     if against == "generate":
         other = GenerateRunner(model, arguments.dtype, arguments.threads, arguments.draft)
     else:
         name, changes = OTHERS[against]
-        plain = replace(configuration, draft=None, draft_head="auto", **changes)
+        plain = replace(configuration, **changes)
+        if against != "free":
+            plain = replace(plain, draft=None, draft_head="auto")
         other = EngineRunner(plain, sampling, name)
     information = ours.information
     print(
@@ -145,6 +150,8 @@ def measure_on_cores(
         print_roofline(report, information.parameters, arguments)
     for count in arguments.requests:
         measure_in_turns(report, arguments, [ours, other], partial(jobs_of, count))
+    if grammar is not None:
+        report.notes.append(f"{ours.forced_share():.0%} of the tokens under the schema are forced.")
     if vllm is not None:
         task = {
             "model": model,
@@ -186,6 +193,8 @@ def measure_in_turns(
     runs = in_turns({each.name: partial(checked, each) for each in runners}, arguments.runs)
     labels = labels_of(arguments, len(workloads[0]), "one process")
     add_measures(report, labels, {name: [(run,) for run in each] for name, each in runs.items()})
+    if arguments.schema is not None:  # they are to say different things
+        return
     ours, other = runners
     pairs = zip(workloads, runs[ours.name], runs[other.name], strict=True)
     add_agreement(report, labels, pairs, other, against=other.name)
@@ -239,6 +248,7 @@ def labels_of(arguments: argparse.Namespace, requests: int, setting: str) -> Cas
         "temperature": arguments.temperature,
         "top-k": arguments.top_k,
         "top-p": arguments.top_p,
+        "schema": arguments.schema or "none",
         "setting": setting,
         "requests": requests,
     }

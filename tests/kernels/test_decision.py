@@ -99,7 +99,7 @@ def test_rows_with_lists_are_not_packed() -> None:
     for lists in (
         {"bias_ids": np.array([1], np.int32)},
         {"banned": np.array([1], np.int32)},
-        {"restricted": np.array([False, True, False])},
+        {"mask": np.array([-1, 0, -1])},
     ):
         assert pack(controls, adjustments._replace(**lists)) is None  # type: ignore[arg-type]
 

@@ -45,7 +45,7 @@ HEADS = ((False, 1.0, None), (True, 1.0, None), (False, 0.125, None), (True, 0.7
 def _need(random: np.random.Generator, kind: str, size: int, adjusted: bool) -> Need:
     adjustment = None
     if adjusted:
-        adjustment = replace(random_adjustment(random, size), allowed=None)
+        adjustment = replace(random_adjustment(random, size), mask=None)
     return Need(
         kind="top1" if kind == "greedy" else kind,  # type: ignore[arg-type]
         k=int(random.integers(1, 9)),
@@ -367,7 +367,7 @@ def check_top_p_and_epsilon_are_certified(device: str) -> None:
         for row in range(rows)
     ]
     restricted = [
-        need.adjustment is not None and need.adjustment.allowed is not None for need in needs
+        need.adjustment is not None and need.adjustment.mask is not None for need in needs
     ]
     whole = Shard(weight, bias, 30.0, 1.0, size)
     every = whole.rescore(
@@ -433,7 +433,7 @@ def check_masses_are_those_of_the_host(device: str) -> None:
     estimate[:, :size] = raw + random.choice([-1.0, 1.0, 0.3], error.shape) * error * (1 - 1e-5)
     adjusted = []
     for repetition in (1.0, 1.3):
-        each = replace(random_adjustment(random, size), allowed=None, repetition=repetition)
+        each = replace(random_adjustment(random, size), mask=None, repetition=repetition)
         assert each.tables is not None
         adjusted.append(replace(each, tables=each.tables[:, :size], table=0))
     # With a repetition penalty the device takes every token's slack for a repeated one's.

@@ -43,7 +43,7 @@ def test_the_stated_order_in_fp32() -> None:
         bias_ids=np.array([2, 3], np.int32),
         bias_values=np.array([-4.0, 1.0], np.float32),
         banned=np.array([4], np.int32),
-        allowed=None,
+        mask=None,
     )
     logits = np.array([3, 3, 3, 3, 3], np.float32)
     got = adjust(

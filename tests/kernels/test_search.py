@@ -153,7 +153,7 @@ def test_a_history_travels_by_reference() -> None:
         tables = np.zeros((1, 40_000), np.int32)
         tables[0, :length] = 2
         adjustment = replace(
-            random_adjustment(np.random.default_rng(5), 2), tables=tables, table=0, allowed=None
+            random_adjustment(np.random.default_rng(5), 2), tables=tables, table=0, mask=None
         )
         flat = flatten_adjustments([adjustment, None, adjustment])
         assert flat.tables is adjustment.tables

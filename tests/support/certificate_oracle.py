@@ -44,8 +44,8 @@ def adjusted_logits(raw: Array, adjustment: Adjustment) -> Array:
         logits = np.where(table > 1, lowered - np.float32(adjustment.presence), logits)
     ids = np.arange(len(logits))
     excluded = np.isin(ids, adjustment.banned)
-    if adjustment.allowed is not None:
-        excluded |= ~np.isin(ids, adjustment.allowed)
+    if adjustment.mask is not None:
+        excluded |= ~np.isin(ids, adjustment.mask.ids)
     logits[excluded] = -np.inf
     return logits
 

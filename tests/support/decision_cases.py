@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 
@@ -59,13 +58,12 @@ def laid_out(layout: str, logits: np.ndarray) -> np.ndarray:
 
 
 def random_adjustments(random: np.random.Generator, rows: int, size: int) -> Adjustments:
-    """Of some rows; ids beyond the vocabulary may be allowed, which are never drawn."""
-    beyond = np.array([size, size + 1], np.int32)
+    """Of some rows; bits beyond the vocabulary may be set in masks, and are never drawn."""
     made: list[Adjustment | None] = [None] * rows
     for row in np.flatnonzero(random.random(rows) < 0.7).tolist():
         own = random_adjustment(random, size)
-        if own.allowed is not None:
-            own = replace(own, allowed=np.append(own.allowed, beyond))
+        if own.mask is not None and size % 64:
+            own.mask.words[-1] |= np.uint64(1) << np.uint64(63)
         made[row] = own
     return flatten_adjustments(made)
 

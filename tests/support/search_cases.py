@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from lexshard.actors.states.mask import Mask
 from lexshard.actors.states.need import Adjustment, Need
 from lexshard.kernels.noise import gumbel_noise
 from lexshard.kernels.search import Estimates, block_slack
@@ -25,7 +26,7 @@ def canonical_row(random: np.random.Generator, size: int, flavour: str) -> np.nd
 
 def random_adjustment(random: np.random.Generator, size: int) -> Adjustment:
     """Histories of few tokens or of all, in tables a bit wider than the vocabulary; biases, bans
-    and, at times, an allow list."""
+    and, at times, a mask."""
 
     def some(*shares: float) -> np.ndarray:
         return np.flatnonzero(random.random(size) < random.choice(shares)).astype(np.int32)
@@ -42,7 +43,7 @@ def random_adjustment(random: np.random.Generator, size: int) -> Adjustment:
         bias_ids=bias,
         bias_values=random.choice([-100.0, -1.5, 0.3, 5.0], len(bias)).astype(np.float32),
         banned=some(0.05),
-        allowed=some(0.01, 0.1, 0.5, 0.95) if random.random() < 0.2 else None,
+        mask=Mask.of_ids(some(0.01, 0.1, 0.5, 0.95), size) if random.random() < 0.2 else None,
     )
 
 

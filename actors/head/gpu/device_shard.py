@@ -8,7 +8,7 @@ Who decides what:
 
 - greedy, sampled, top-k (up to ``largest_k``) and min-p rows, with or without penalties, biases and
   bans: the search on the device;
-- rows restricted to allowed ids: those ids are the candidates;
+- rows with masks: the tokens of these are the candidates;
 - top-p alone and epsilon: bounds on the whole softmax (`DeviceMasses`);
 - all others (returned logprobs, larger k), rows with more candidates than there is room for and
   those whose bounds are too loose: every canonical logit.
@@ -222,7 +222,7 @@ class DeviceShard:
         return Thresholds(tau, rows, DeviceScreening(states, tuple(launches)))
 
     def _searches(self, rows: RowTable, row: int) -> bool:
-        if rows.flat.restricted[row]:
+        if rows.flat.mask[row] >= 0:
             return False
         kind = rows.kinds[row]
         return kind in ("top1", "minp") or (
@@ -342,11 +342,11 @@ class DeviceShard:
         for row, (kind, adjustment) in enumerate(zip(rows.kinds, rows.adjustments, strict=True)):
             if found[row] is not None:
                 continue
-            allowed = None if adjustment is None else adjustment.allowed
-            if kind == "dense" or allowed is None:
+            mask = None if adjustment is None else adjustment.mask
+            if kind == "dense" or mask is None:
                 dense.append(row)
                 continue
-            ids = self.owned.rows(allowed[np.isin(allowed, self.owned.ids, assume_unique=True)])
+            ids = self.owned.among(mask.ids)
             hidden = step.hidden[row : row + 1].to(self.weight.device)
             products = self._products(hidden, ids)
             share, cost = len(ids) / self._size, len(ids) * self._row_bytes
@@ -430,8 +430,8 @@ class DeviceShard:
         rows = [
             row
             for row, kind in enumerate(asked.kinds)
-            # Rows restricted to allowed ids have these for candidates.
-            if kind in MASS_NEEDS and not asked.flat.restricted[row]
+            # Rows with masks have the tokens of these for candidates.
+            if kind in MASS_NEEDS and asked.flat.mask[row] < 0
         ]
         return rows if rows and self._backoff.allows(MASS) else []
 

@@ -51,7 +51,7 @@ def pack_step(
     seen: Sequence[npt.NDArray[np.int32]],
     vocabulary_size: int,
 ) -> PackedStep:
-    """``adjustments`` restrict no row to allowed ids; ``seen`` are the ids that rows have seen."""
+    """``adjustments`` have no mask; ``seen`` are the ids that rows have seen."""
     support = pack_support(adjustments, seen, vocabulary_size)
     integers, reals = pack_questions(needs)
     reals[:, 2], reals[:, 3] = support.slope, support.size

@@ -162,7 +162,7 @@ class PaperHead:
         if softcap is not None:
             # tanh of a library need not be monotone in its last bit.
             upper = np.nextafter(upper, np.float32(np.inf))
-        upper[rows.flat.restricted] = -np.inf
+        upper[rows.flat.mask >= 0] = -np.inf
         return upper
 
     # -- rescoring --------------------------------------------------------------------------------
@@ -217,10 +217,10 @@ class PaperHead:
 
 def first_ids(adjustment: Adjustment | None, owned: Ids) -> Ids:
     """Tokens among the sorted ``owned`` that are known before any cluster is opened: those that an
-    adjustment may raise, or all that are allowed."""
+    adjustment may raise, or all that its mask holds."""
     if adjustment is None:
         return np.empty(0, np.int32)
-    ids = raised_ids(adjustment) if adjustment.allowed is None else adjustment.allowed
+    ids = raised_ids(adjustment) if adjustment.mask is None else adjustment.mask.ids
     return ids[np.isin(ids, owned, assume_unique=True)]
 
 

@@ -2,7 +2,7 @@
 
 A step's row table travels as its arrays, but for processors: of a row that has some, the name of
 its sequence and its guesses do, and every shard makes them from states of its own, which it keeps
-from the same deltas that samplers get.
+from the same deltas that samplers get. A grammar's mask travels once, later its number does.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from lexshard.actors.messages import NeedKind
 from lexshard.actors.packed_arrays import read_array
 from lexshard.actors.proposal import NO_TESTS
 from lexshard.actors.states.deltas import Deltas
+from lexshard.actors.states.mask import Mask, ToldMasks
 from lexshard.actors.states.need import Adjustment
 from lexshard.actors.states.row_table import RowNames, RowTable, flatten_adjustments
 from lexshard.actors.states.sequence_state import SequenceStates
@@ -23,7 +24,8 @@ from lexshard.kernels.draw import Controls
 
 class StepAnnouncement(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """A step of N rows follows, hidden states with ``columns`` each, after these deltas. ``names``
-    are those of the rows ``adjusted``, which have processors."""
+    are those of the rows ``adjusted``, which have processors, ``masks`` the numbers of those that
+    grammars gave them, of which ``told`` come for the first time."""
 
     columns: int
     kinds: tuple[NeedKind, ...]  # [N] this and the next four as in the `RowTable`
@@ -33,14 +35,21 @@ class StepAnnouncement(msgspec.Struct, frozen=True, array_like=True, tag=True):
     epsilon: npt.NDArray[np.float64]
     adjusted: tuple[int, ...]
     names: RowNames
+    masks: tuple[int | None, ...] = ()  # like the names, or none
+    told: dict[int, npt.NDArray[np.uint64]] = {}
     deltas: tuple[Deltas, ...] = ()
 
-    def table(self, states: SequenceStates) -> RowTable:
-        """The announced rows with the processors of ``states``."""
-        names = self.names
-        drafted = names.drafted or ((),) * len(names.sequences)
+    def table(self, states: SequenceStates, masks: ToldMasks) -> RowTable:
+        """The announced rows with the processors of ``states``; ``masks`` are all that have been
+        told."""
         adjustments: list[Adjustment | None] = [None] * len(self.kinds)
-        found = states.adjustments(names.sequences, drafted)
+        masks.see(self.masks, self.told)
+        size = states.vocabulary_size
+        own: dict[int | None, Mask | None] = {
+            number: None if number is None else Mask(masks[number], size, number)
+            for number in {*self.masks}
+        }
+        found = states.adjustments(self.names._replace(masks=tuple(map(own.get, self.masks))))
         for row, adjustment in zip(self.adjusted, found, strict=True):
             adjustments[row] = adjustment
         return RowTable(
@@ -55,9 +64,14 @@ class StepAnnouncement(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 def announce(
-    rows: RowTable, names: RowNames | None, columns: int, deltas: tuple[Deltas, ...] = ()
+    rows: RowTable,
+    names: RowNames | None,
+    columns: int,
+    masks: ToldMasks,
+    deltas: tuple[Deltas, ...] = (),
 ) -> StepAnnouncement:
-    """What travels of ``rows``. Raises ValueError for one with processors but without a name."""
+    """What travels of ``rows``; ``masks`` are those that the others have been told. Raises
+    ValueError for a row with processors but without a name."""
     adjusted = tuple(row for row, each in enumerate(rows.adjustments) if each is not None)
     if names is None and adjusted:
         raise ValueError(
@@ -65,6 +79,9 @@ def announce(
             "state of its sequence, so ask for it through a SequenceHead"
         )
     own = RowNames(()) if names is None else names._replace(tests=NO_TESTS).some(adjusted)
+    numbers = tuple(None if mask is None else mask.number for mask in own.masks)
+    told = masks.unknown(own.masks)
+    masks.see(numbers, told)
     return StepAnnouncement(
         columns,
         rows.kinds,
@@ -73,7 +90,9 @@ def announce(
         rows.min_p,
         rows.epsilon,
         adjusted,
-        own,
+        own._replace(masks=()),
+        numbers,
+        told,
         deltas,
     )
 

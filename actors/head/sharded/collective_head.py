@@ -23,6 +23,7 @@ from lexshard.actors.head.sharded.announcements import (
 from lexshard.actors.head.sharded.rounds import AnyShard, introduce, rounds_of
 from lexshard.actors.packed_arrays import encode
 from lexshard.actors.states.deltas import NO_DELTAS, Deltas
+from lexshard.actors.states.mask import ToldMasks
 from lexshard.actors.states.row_table import RowNames, RowTable
 
 
@@ -49,6 +50,7 @@ class CollectiveHead:
         self.traffic = collective.traffic
         self._collective = collective
         self._news: list[Deltas] = []
+        self._masks = ToldMasks()
         self._failed: CollectiveError | None = None
         own = introduce(shard, owned_ids)
         with self._in_step():
@@ -77,7 +79,7 @@ class CollectiveHead:
             raise ValueError(f"{len(states)} hidden states of {len(rows)} rows")
         refuse_unsound(torch.isfinite(states).all(dim=1).cpu().numpy())
         columns = states.shape[1]
-        announcement = announce(rows, names, columns, tuple(self._news))
+        announcement = announce(rows, names, columns, self._masks, tuple(self._news))
         with self._in_step():
             self._news = []
             self._collective.broadcast(encode(announcement))

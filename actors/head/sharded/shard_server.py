@@ -9,6 +9,7 @@ from lexshard.actors.collective import ROOT, Collective
 from lexshard.actors.head.sharded.announcements import EndAnnouncement, decode_announcement
 from lexshard.actors.head.sharded.rounds import AnyShard, introduce, rounds_of
 from lexshard.actors.packed_arrays import encode
+from lexshard.actors.states.mask import ToldMasks
 from lexshard.actors.states.sequence_state import SequenceStates
 
 
@@ -30,6 +31,7 @@ class ShardServer:
             raise ValueError(f"rank {ROOT} is the head itself")
         self._collective = collective
         self._states = states
+        self._masks = ToldMasks()
         own = introduce(shard, owned_ids)
         self._step = rounds_of(shard, [own], collective)
         collective.gather(encode(own))
@@ -53,7 +55,7 @@ class ShardServer:
             return False
         for deltas in announcement.deltas:
             self._states.apply(deltas)
-        rows = announcement.table(self._states)
+        rows = announcement.table(self._states, self._masks)
         hidden = self._collective.broadcast_hidden(None, len(rows), announcement.columns)
         self._step.take(hidden, rows)
         return True

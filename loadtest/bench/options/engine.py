@@ -8,6 +8,7 @@ from typing import get_args
 
 from lexshard.actors.configuration import DEFAULT_TIERS, DraftHeadChoice, TierName
 from lexshard.loadtest.bench.frame import add_common_arguments, add_threads, names_of, numbers
+from lexshard.loadtest.bench.synthetic.schemas import NAMES
 
 REQUESTS, SHAPE_REQUESTS = (1, 4, 16), (1, 8)
 REPEATS, QUICK_REPEATS = 3, 1  # of a process
@@ -69,10 +70,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--against",
-        choices=("generate", "dense", "samplers", "plain"),
+        choices=("generate", "dense", "samplers", "plain", "free"),
         help="in one process: transformers' generate, ours with a dense head, ours with one "
-        "sampler process, which gets a core of its own, or ours without --draft (default generate; "
-        "with --shape dense, with --draft plain)",
+        "sampler process, which gets a core of its own, ours without --draft, or ours without "
+        "--schema (default generate; with --shape dense, with --draft plain, with --schema free)",
+    )
+    add(
+        "--schema",
+        choices=NAMES,
+        help="ours must say an array of records, half of whose tokens are forced, or one long "
+        "string; with --against free beside the same number of tokens of free text",
     )
     add(
         "--tiers",
@@ -93,7 +100,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def opponent(arguments: argparse.Namespace) -> str:
     """What ours takes turns with in one process."""
     default = "generate" if arguments.shape is None else "dense"
-    against: str = arguments.against or (default if arguments.draft is None else "plain")
+    if arguments.schema is not None:
+        default = "free"
+    elif arguments.draft is not None:
+        default = "plain"
+    against: str = arguments.against or default
     return against
 
 
@@ -106,6 +117,8 @@ def refuse_other_laws(arguments: argparse.Namespace) -> None:
     if arguments.temperature == 0 and (arguments.top_k > 0 or arguments.top_p < 1):
         raise ValueError("--top-k and --top-p change nothing at temperature 0: give --temperature")
     others = opponent(arguments) == "generate" or arguments.vllm_python is not None
+    if (arguments.schema is None) == (opponent(arguments) == "free"):
+        raise ValueError("--schema goes with --against free, and --against free with --schema")
     if arguments.temperature > 0 and others:
         raise ValueError(
             "only our engines draw the same tokens above temperature 0: give --against plain, "

@@ -44,7 +44,7 @@ class EngineRunner:
         name: str = "lexshard",
     ) -> None:
         self.name = name
-        self._sampling = replace(sampling, ignore_eos=True)
+        self._sampling = replace(sampling, ignore_eos=sampling.grammar is None)
         self._drafts = configuration.draft is not None
         self._runs = 0  # other seeds in every run: one text says little of how often guesses stand
         self._engine = Engine(configuration, start_sampler)
@@ -80,6 +80,11 @@ class EngineRunner:
         return EngineRun(
             wall, tuple(map(tuple, token_ids)), tuple(map(tuple, token_seconds)), shares
         )
+
+    def forced_share(self) -> float:
+        """Of all tokens so far, those that a grammar forced."""
+        told = self._engine.statistics()
+        return told.forced_tokens / max(1, told.generated_tokens)
 
     def _parts(self) -> dict[str, float]:
         """Seconds spent in parts of the engine so far."""

@@ -28,14 +28,14 @@ def test_what_would_complete_a_phrase_is_banned(
         if phrase and (len(phrase) == 1 or text[1 - len(phrase) :] == phrase[:-1])
     }
     expected |= {*EOS, 77} if early else set()
-    banned = TokenRules(parameters, EOS).banned(list(history), drafted, early=early)
+    banned = TokenRules(parameters, SIZE, EOS).banned(list(history), drafted, early=early)
     assert banned.tolist() == sorted(expected)
 
 
 def test_thousands_of_phrases_cost_a_row_no_more_than_a_few() -> None:
     """2,000 phrases of which none fits took a row half a millisecond, at 63 rows of a step 30."""
     phrases = tuple((3, token, token + 1) for token in range(1, 2001))
-    rules = TokenRules(SamplingParameters(bad_words=phrases), EOS)
+    rules = TokenRules(SamplingParameters(bad_words=phrases), SIZE, EOS)
     history = [3, 5] * 500
     started = time.perf_counter()
     for _ in range(2000):
@@ -51,10 +51,9 @@ def test_choices_share_what_their_request_says_of_tokens() -> None:
         parameters = SamplingParameters(allowed_ids=tuple(range(5, 900, 3)), seed=choice // 2)
         state = states.open(choice, Request("a", choice, (1,), parameters))
         adjustments.append(state.adjustment())
-    allowed = {id(each.allowed) for each in adjustments if each is not None}
-    assert len(allowed) == 1
+    assert len({each.mask for each in adjustments if each is not None}) == 1
     other = states.open(9, Request("b", 0, (1,), SamplingParameters(allowed_ids=(7, 5, 7))))
     adjustment = other.adjustment()
     assert adjustment is not None
-    assert adjustment.allowed is not None
-    assert adjustment.allowed.tolist() == [5, 7]
+    assert adjustment.mask is not None
+    assert adjustment.mask.ids.tolist() == [5, 7]

@@ -1,0 +1,135 @@
+"""Grammars in the engine's steps: whose masks are made when, and which tokens take no step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from lexshard.actors.engine.scheduler import StepPlan
+from lexshard.actors.engine.sequence import Sequence
+from lexshard.actors.grammar.step_masks import PendingMasks, StepMasks, wait_for
+from lexshard.actors.messages import (
+    MASK_TIER,
+    Certificate,
+    FinishReason,
+    SamplingParameters,
+    TokenOrigin,
+)
+
+# What a token that alone was allowed has for a certificate and an origin.
+FORCED = Certificate("forced", "deterministic", MASK_TIER, 0, 0, 0.0, False, 0.0)
+BY_GRAMMAR = TokenOrigin("grammar")
+LATE_SECONDS = 0.001  # that an engine waits for late masks which has nothing else to do
+
+
+def check_grammar(parameters: SamplingParameters) -> None:
+    """Raises ValueError for what contradicts a grammar, which says itself where an output ends."""
+    if parameters.grammar is not None:
+        for name in ("ignore_eos", "min_tokens", "allowed_ids"):
+            if getattr(parameters, name) not in (False, 0, None):
+                raise ValueError(f"a grammar says itself what may follow: {name} cannot, too")
+
+
+class ForcedRun(NamedTuple):
+    """Tokens that a sequence was given without a step, and why it ends with the last of them."""
+
+    token_ids: tuple[int, ...] = ()
+    reason: FinishReason | None = None
+    stop: int | None = None
+
+
+class Constraints:
+    """The grammars of the sequences that have one. One thread at a time."""
+
+    def __init__(self, vocabulary_size: int, eos_ids: tuple[int, ...]) -> None:
+        self._vocabulary_size = vocabulary_size
+        self._eos_ids = eos_ids
+        self._step_masks: StepMasks | None = None  # from the first grammar on
+        self._late: list[Sequence] = []
+
+    def prepare(self, drawing: Iterable[Sequence]) -> None:
+        """Before a step is planned: guesses that a grammar refuses are none, and sequences whose
+        masks are still being made are no part of it. Where they came late, guesses that they are
+        not for are none, so that what was waited for is of use."""
+        late, self._late = self._late, []
+        for sequence in late:
+            pending = sequence.pending_masks
+            sequence.masking = pending is not None and not pending.done
+            if sequence.masking:
+                self._late.append(sequence)
+        for sequence in drawing:
+            if sequence.matcher is not None and sequence.drafted and not sequence.masking:
+                if sequence.pending_masks is None:
+                    count = sequence.matcher.accepted(sequence.drafted)
+                else:
+                    count = sequence.pending_masks.serve(sequence.drafted)
+                sequence.keep_guesses(count)
+
+    def start(self, plan: StepPlan) -> None:
+        """Begins with the masks of a step's rows."""
+        wanted = []
+        for chunk in plan.chunks:
+            sequence = chunk.sequence
+            if chunk.draws and sequence.matcher is not None and sequence.pending_masks is None:
+                sequence.pending_masks = PendingMasks(sequence.matcher, chunk.drafted)
+                wanted.append(sequence.pending_masks)
+        if wanted:
+            if self._step_masks is None:
+                self._step_masks = StepMasks(self._vocabulary_size)
+            self._step_masks.start(wanted)
+
+    def take(self, plan: StepPlan, broken: dict[Sequence, Exception]) -> set[Sequence]:
+        """Waits for the masks of a step, not for long; the sequences that lack theirs, whose rows
+        cannot be decided now. Those whose grammar has failed are ``broken``."""
+        wanted = [
+            (chunk, chunk.sequence.pending_masks)
+            for chunk in plan.chunks
+            if chunk.draws and chunk.sequence.pending_masks is not None
+        ]
+        if not wanted:
+            return set()
+        wait_for([pending for _, pending in wanted])
+        late = set()
+        for chunk, pending in wanted:
+            sequence = chunk.sequence
+            if not pending.done:
+                self._late.append(sequence)
+                sequence.masking = True
+                late.add(sequence)
+                continue
+            sequence.pending_masks = None
+            try:
+                sequence.masks = pending.result()[: chunk.draws]
+            except Exception as error:
+                broken[sequence] = error
+        return late
+
+    def wait(self) -> bool:
+        """Waits a moment for late masks; whether there are any."""
+        for sequence in self._late[:1]:
+            if sequence.pending_masks is not None:
+                sequence.pending_masks.wait(LATE_SECONDS)
+        return bool(self._late)
+
+    def go_on(self, sequence: Sequence, token_ids: tuple[int, ...]) -> ForcedRun:
+        """A sequence was given ``token_ids``; it is given those that must follow, too, unless their
+        log-probabilities are asked for. Raises `GrammarError`."""
+        matcher, parameters = sequence.matcher, sequence.request.parameters
+        assert matcher is not None
+        matcher.consume(token_ids)
+        if parameters.logprobs is not None:
+            return ForcedRun()
+        run = []
+        while (token_id := matcher.forced()) is not None and sequence.state.may_follow(token_id):
+            sequence.state.append(token_id)
+            run.append(token_id)
+            reason, stop = sequence.finish_reason(token_id, self._eos_ids)
+            if reason is not None:
+                return ForcedRun(tuple(run), reason, stop)
+            matcher.consume((token_id,))
+        return ForcedRun(tuple(run))
+
+    def close(self) -> None:
+        """Ends what makes masks."""
+        if self._step_masks is not None:
+            self._step_masks.close()

@@ -1,0 +1,91 @@
+"""The grammars of an engine: compiled beside its steps, remembered, copied for every sequence."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lexshard.actors.grammar.limits import parser_limits
+from lexshard.actors.grammar.matcher import GrammarError, Matcher
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
+
+REMEMBERED = 128  # compiled grammars
+
+
+def grammar_tokenizer(
+    folder: str | Path, vocabulary_size: int, eos_ids: Sequence[int]
+) -> LLTokenizer:
+    """What llguidance must know of the tokens of a model in ``folder``. Takes a tenth of a second
+    at 16,384 tokens, for which it holds the interpreter lock. Raises ValueError where there is no
+    tokenizer, or one of another kind than llguidance reads."""
+    from llguidance import LLTokenizer
+
+    path = Path(folder) / "tokenizer.json"
+    if not path.is_file():
+        raise ValueError(f"{folder} has no tokenizer.json: grammars say which text may follow")
+    return LLTokenizer(str(path), n_vocab=vocabulary_size, eos_token=list(eos_ids))
+
+
+def compiled(
+    text: str, tokenizer: LLTokenizer, vocabulary_size: int, eos_ids: Sequence[int]
+) -> Matcher:
+    """A matcher at the beginning of the grammar ``text``, as llguidance writes it, which has seen
+    its first mask: the costliest. Raises `GrammarError` for a grammar that cannot be read, or
+    costs too much."""
+    from llguidance import LLMatcher
+
+    inner = LLMatcher(tokenizer, text, log_level=0, limits=parser_limits())
+    matcher = Matcher(inner, vocabulary_size, eos_ids)
+    [words] = matcher.masks(())
+    if not words.any():
+        raise GrammarError("nothing matches the grammar")
+    return matcher
+
+
+class Grammars:
+    """Those of a model in ``folder``. The tokenizer is made with the first of them."""
+
+    def __init__(self, folder: str, vocabulary_size: int, eos_ids: Sequence[int]) -> None:
+        self._folder = folder
+        self._vocabulary_size = vocabulary_size
+        self._eos_ids = tuple(eos_ids)
+        self._threads = ThreadPoolExecutor(2, thread_name_prefix="grammar")
+        self._tokenizer: LLTokenizer | None = None
+        self._making = threading.Lock()
+        self._known: OrderedDict[str, Future[Matcher]] = OrderedDict()
+
+    def ready(self, text: str) -> bool:
+        """Whether the grammar is compiled, or has failed to; begins with it where it is not."""
+        return self._begun(text).done()
+
+    def matcher(self, text: str) -> Matcher:
+        """A matcher of its own for one sequence; waits where the grammar is not ready. Raises
+        `GrammarError`, and ValueError where the model has no tokenizer for grammars."""
+        return self._begun(text).result().copy()
+
+    def close(self) -> None:
+        """Ends the threads that compile."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _begun(self, text: str) -> Future[Matcher]:
+        known = self._known.get(text)
+        if known is None:
+            known = self._known[text] = self._threads.submit(self._compile, text)
+            if len(self._known) > REMEMBERED:
+                self._known.popitem(last=False)
+        self._known.move_to_end(text)
+        return known
+
+    def _compile(self, text: str) -> Matcher:
+        with self._making:
+            if self._tokenizer is None:
+                self._tokenizer = grammar_tokenizer(
+                    self._folder, self._vocabulary_size, self._eos_ids
+                )
+        return compiled(text, self._tokenizer, self._vocabulary_size, self._eos_ids)

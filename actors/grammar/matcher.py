@@ -1,0 +1,96 @@
+"""Where one sequence stands in its grammar, and what may come next there.
+
+Everything that is said of a place follows from the tokens before it alone, so that it is the same
+whoever asks, how often, and whatever was guessed in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from lexshard.kernels.blocks import blocks_of
+from lexshard.kernels.masks import Words, mask_words
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+
+class GrammarError(ValueError):
+    """A grammar that cannot be read, costs too much, or lost its way."""
+
+
+class Matcher:
+    """``inner`` after the tokens that were consumed. ``eos_ids`` end an output: where nothing else
+    may follow, the first of them must.
+
+    One thread at a time. Methods raise `GrammarError` where the grammar costs more than its limits.
+    """
+
+    def __init__(self, inner: LLMatcher, vocabulary_size: int, eos_ids: Sequence[int]) -> None:
+        self._inner = inner
+        self._vocabulary_size = vocabulary_size
+        self._eos_ids = tuple(eos_ids)
+        self._check()
+
+    def copy(self) -> Matcher:
+        """Another one at the same place."""
+        return Matcher(self._inner.deep_copy(), self._vocabulary_size, self._eos_ids)
+
+    def consume(self, token_ids: Sequence[int]) -> None:
+        """The output goes on with these, which it allows."""
+        self._inner.consume_tokens(list(token_ids))
+        self._check()
+
+    def forced(self) -> int | None:
+        """The token that must come next; None where several may, or the grammar does not say
+        cheaply that one must."""
+        if self._inner.is_stopped():
+            self._check()
+            return self._eos_ids[0]
+        found: list[int] = self._inner.compute_ff_tokens()
+        self._check()
+        return found[0] if found else None
+
+    def accepted(self, guesses: Sequence[int]) -> int:
+        """How many of ``guesses`` may follow one after the other. None follows an end."""
+        for place, token_id in enumerate(guesses):
+            if token_id in self._eos_ids:
+                guesses = guesses[: place + 1]
+                break
+        count: int = self._inner.validate_tokens(list(guesses))
+        self._check()
+        return count
+
+    def masks(self, guesses: Sequence[int]) -> list[Words]:
+        """What may come next, and after each more of ``guesses``, which are accepted: their masks,
+        one more than guesses."""
+        found = [self._mask()]
+        consumed = 0
+        for token_id in guesses:
+            if self._inner.is_stopped() or not self._inner.consume_token(token_id):
+                break
+            consumed += 1
+            found.append(self._mask())
+        if consumed:
+            self._inner.rollback(consumed)
+        self._check()
+        while len(found) <= len(guesses):  # after an end: not drawn from
+            found.append(mask_words(self._eos_ids[:1], self._vocabulary_size))
+        return found
+
+    def _mask(self) -> Words:
+        if self._inner.is_stopped():
+            self._check()
+            return mask_words(self._eos_ids[:1], self._vocabulary_size)
+        words = np.zeros(blocks_of(self._vocabulary_size), np.uint64)
+        size = 4 * -(-self._vocabulary_size // 32)
+        self._inner.unsafe_compute_mask_ptr(words.ctypes.data, size)  # without the interpreter lock
+        self._check()
+        return words
+
+    def _check(self) -> None:
+        if self._inner.is_error():
+            raise GrammarError(self._inner.get_error().strip().splitlines()[0])

@@ -1,0 +1,99 @@
+"""The masks of a step, made while the body computes.
+
+A grammar whose mask takes long keeps no other sequence waiting: its rows leave the step, and are
+computed again when the mask is there.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import takewhile
+
+from lexshard.actors.grammar.matcher import Matcher
+from lexshard.actors.states.mask import Mask, Masks
+
+THREADS = 2
+# Masks that are not there when the hidden states are may take so long.
+PATIENCE_SECONDS = 0.002
+
+
+class PendingMasks:
+    """The masks of one sequence's rows on their way: of the place after its own tokens, and after
+    each more of its guesses."""
+
+    def __init__(self, matcher: Matcher, guesses: tuple[int, ...]) -> None:
+        self.matcher = matcher
+        self.guesses = guesses
+        self._found: list[Mask] | Exception | None = None
+        self._there = threading.Event()
+
+    @property
+    def done(self) -> bool:
+        """Whether they are there, or will not come."""
+        return self._there.is_set()
+
+    def serve(self, guesses: Sequence[int]) -> int:
+        """How many of other ``guesses`` they are for, too."""
+        pairs = zip(self.guesses, guesses, strict=False)
+        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+    def wait(self, seconds: float) -> bool:
+        """Waits for them; whether they are there now."""
+        return self._there.wait(seconds)
+
+    def result(self) -> list[Mask]:
+        """One more than guesses. Raises what making them raised."""
+        assert self._found is not None
+        if isinstance(self._found, Exception):
+            raise self._found
+        return self._found
+
+    def make(self, masks: Masks, lock: threading.Lock) -> None:
+        """Makes them, here."""
+        try:
+            words = self.matcher.masks(self.guesses)
+            with lock:
+                self._found = [masks.of(each) for each in words]
+        except Exception as error:  # ends its own sequence
+            self._found = error
+        self._there.set()
+
+
+class StepMasks:
+    """Makes masks in threads of its own, sequence by sequence."""
+
+    def __init__(self, vocabulary_size: int) -> None:
+        self._masks = Masks(vocabulary_size)
+        self._lock = threading.Lock()
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="masks")
+        self._waiting: deque[PendingMasks] = deque()
+
+    def start(self, wanted: Sequence[PendingMasks]) -> None:
+        """Begins with ``wanted``; a thread for each two of them is enough, for most masks take a
+        fiftieth of a millisecond."""
+        self._waiting.extend(wanted)
+        for _ in range(min(THREADS, len(wanted))):
+            self._threads.submit(self._work)
+
+    def close(self) -> None:
+        """Ends the threads."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _work(self) -> None:
+        while True:
+            try:
+                pending = self._waiting.popleft()
+            except IndexError:
+                return
+            pending.make(self._masks, self._lock)
+
+
+def wait_for(wanted: Sequence[PendingMasks]) -> None:
+    """Waits for all of them, together no longer than they may take."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    for pending in wanted:
+        pending.wait(max(0.0, deadline - time.monotonic()))

@@ -1,0 +1,202 @@
+"""Grammars in the engine: what is said is masked decoding, however few rows and steps it takes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from lexshard.actors.engine.completion import run_to_completion
+from lexshard.actors.engine.engine import Engine
+from lexshard.actors.messages import Request, SamplingParameters, SequenceEvent
+from tests.support.demo_engine import demo_engine
+from tests.support.grammar_cases import (
+    GRAMMARS,
+    OTHERS,
+    SCHEMAS,
+    MaskedDecoding,
+    ends_well,
+    grammar_requests,
+    schema_grammar,
+    told,
+)
+from tests.support.paths import DEMO_DRAFT
+from tests.support.speculation_cases import Guesses, run_and_close
+
+COUNT = 39
+BLOCK_BYTES = 65_536  # of keys and values of 16 tokens
+CONTEXT = {"max_model_len": 128}
+ENGINES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "dense head": {"head": "dense"},
+    "draft model": {"draft": str(DEMO_DRAFT)},
+    "look-up": {"draft": "ngram"},
+    "samplers": {"samplers": 2},
+    "little room": {"kv_cache_bytes": 12 * BLOCK_BYTES, "draft": str(DEMO_DRAFT)},
+    "short steps": {"prefix_cache": False, "step_tokens": 24},
+}
+Said = list[tuple[tuple[int, ...], str]]
+
+
+@pytest.fixture(scope="module")
+def requests(prompt_ids: list[tuple[int, ...]]) -> list[Request]:
+    return grammar_requests(prompt_ids, COUNT)
+
+
+@pytest.fixture(scope="module")
+def expected(requests: list[Request]) -> Said:
+    engine = demo_engine(head="dense", **CONTEXT)
+    try:
+        return MaskedDecoding(engine).say(requests)
+    finally:
+        engine.close()
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    engine = demo_engine(**CONTEXT)
+    yield engine
+    engine.check_idle()
+    engine.close()
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_what_is_said_is_masked_decoding(
+    requests: list[Request], expected: Said, name: str
+) -> None:
+    assert told(run_and_close(demo_engine(**CONTEXT, **ENGINES[name]), requests)) == expected
+
+
+@pytest.mark.parametrize("share", [0.0, 0.7, 1.0])
+def test_guesses_change_nothing(requests: list[Request], expected: Said, share: float) -> None:
+    truth = {request.prompt_ids: ids for request, (ids, _) in zip(requests, expected, strict=True)}
+    drafter = Guesses(truth, share)
+    engine = demo_engine(drafter, draft_length="fixed", **CONTEXT)
+    assert told(run_and_close(engine, requests)) == expected
+    assert bool(drafter.right) == bool(share)
+
+
+def test_what_has_ended_is_an_instance(requests: list[Request], expected: Said) -> None:
+    codec = demo_engine(**CONTEXT)._text_codec()
+    assert codec is not None
+    ended = 0
+    for index, (token_ids, reason) in enumerate(expected):
+        schema = index % len(GRAMMARS)
+        if reason == "stop" and schema < len(SCHEMAS):
+            detokenizer = codec.detokenizer((), 0)
+            for token_id in token_ids[:-1]:
+                detokenizer.push(token_id)
+            ends_well(detokenizer.finish(), SCHEMAS[schema])
+            ended += 1
+    assert ended >= 5
+
+
+def test_an_output_that_is_forced_takes_no_step(engine: Engine) -> None:
+    parameters = SamplingParameters(
+        max_tokens=60, grammar=schema_grammar({"const": [1, 2]}), certificate=True, draft=True
+    )
+    steps = engine.steps.counters.steps
+    event = engine.submit(Request("forced", 0, (5, 6), parameters))
+    # Spaces may stand in an array, so its text is not forced; a constant word is.
+    if event is None:
+        engine.cancel("forced")
+        engine.step()
+    word = replace(parameters, grammar='start: "one certain word"')
+    event = engine.submit(Request("word", 0, (5, 6), word))
+    assert event is not None
+    assert event.finish_reason == "stop"
+    assert {each.need for each in event.certificates} == {"forced"}
+    assert {each.drafted_by for each in event.origins} == {"grammar"}
+    assert len(event.certificates) == len(event.token_ids) == len(event.origins)
+    assert engine.steps.counters.steps == steps
+    engine.check_idle()
+
+
+def test_an_output_that_was_cut_goes_on_the_same(requests: list[Request], expected: Said) -> None:
+    """As after the death of an engine, wherever it came."""
+    engine = demo_engine(**CONTEXT)
+    cut = [
+        replace(request, resumed_ids=ids[: (place * 7) % len(ids)])
+        for place, (request, (ids, _)) in enumerate(zip(requests, expected, strict=True))
+    ]
+    for request, (ids, reason), completion in zip(
+        cut, expected, run_and_close(engine, cut), strict=True
+    ):
+        assert completion.error is None
+        assert request.resumed_ids + completion.token_ids == ids
+        assert completion.finish_reason == reason
+
+
+def test_what_cannot_be_asked_is_refused(engine: Engine) -> None:
+    for grammar in ("start: (", 'start: "a" & "b"', "%json {]"):
+        event = engine.submit(Request("bad", 0, (5,), SamplingParameters(grammar=grammar)))
+        assert event is not None
+        assert event.refused
+        assert event.error
+    for changes in ({"ignore_eos": True}, {"min_tokens": 2}, {"allowed_ids": (1, 2)}):
+        asked = SamplingParameters(grammar=OTHERS[0], **changes)  # type: ignore[arg-type]
+        event = engine.submit(Request("bad", 0, (5,), asked))
+        assert event is not None
+        assert event.refused
+        assert event.error is not None
+        assert next(iter(changes)) in event.error
+    engine.check_idle()
+
+
+def test_a_grammar_that_loses_its_way_ends_its_own_sequence(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And that alone: the others say what they say without it."""
+    asked = SamplingParameters(temperature=1.0, max_tokens=12, seed=5, grammar=OTHERS[1])
+    good = Request("good", 0, (5, 6, 7), asked)
+    [alone] = run_to_completion(engine, [good])
+    poor = replace(asked, bad_words=tuple((each,) for each in range(16_384)))
+    first, second = run_to_completion(
+        engine, [replace(good, request_id="poor", parameters=poor), good]
+    )
+    assert first.finish_reason == "error"
+    assert first.error is not None
+    assert "excluded" in first.error
+    assert second.token_ids == alone.token_ids
+    engine.check_idle()
+
+
+class SlowMatcher:
+    """Says what ``matcher`` says, of masks a long while later."""
+
+    def __init__(self, matcher: Any, seconds: float) -> None:
+        self._matcher, self._seconds = matcher, seconds
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._matcher, name)
+
+    def masks(self, guesses: Any) -> Any:
+        time.sleep(self._seconds)
+        return self._matcher.masks(guesses)
+
+
+def test_a_slow_mask_keeps_no_other_sequence_waiting(engine: Engine) -> None:
+    slow = Request(
+        "slow",
+        0,
+        (5, 6),
+        SamplingParameters(temperature=1.0, max_tokens=3, seed=1, grammar=OTHERS[1]),
+    )
+    [expected] = run_to_completion(engine, [slow])
+    other = Request("other", 0, (5, 9), SamplingParameters(max_tokens=40, seed=2, ignore_eos=True))
+    assert engine.submit(slow) is None
+    [sequence] = engine.sequences("slow")
+    sequence.matcher = SlowMatcher(sequence.matcher, 0.2)  # type: ignore[assignment]
+    assert engine.submit(other) is None
+    events: list[SequenceEvent] = []
+    while not engine._scheduler.idle:
+        events.extend(engine.step())
+    own = [each.request_id for each in events]
+    assert own.count("other") == 40
+    assert own.index("slow") > 10  # the others had gone on
+    said = [token for each in events if each.request_id == "slow" for token in each.token_ids]
+    assert tuple(said) == expected.token_ids
+    engine.check_idle()
