@@ -35,7 +35,8 @@ class Sequence:
 
     ``matcher`` is where it stands in its grammar, if it has one; ``masks`` are those of its rows in
     a step, which are on their way as ``pending_masks``. While it is ``masking`` they are late, and
-    it draws no token. ``untold`` are forced tokens that no event has told of.
+    it draws no token. Of its last tokens so many are ``forced`` by it that took no step;
+    ``untold`` are those that no event has told of.
 
     ``scores`` are the log-probabilities of the prompt, where they are wanted; other sequences that
     want the same may share them.
@@ -65,6 +66,7 @@ class Sequence:
     masks: Sequenced[Mask] = ()
     masking: bool = False
     untold: tuple[int, ...] = ()
+    forced: int = 0
     awaiting: bool = False
     cancelled: bool = False
     arrived_at: float = field(default_factory=time.perf_counter)
@@ -94,8 +96,9 @@ class Sequence:
 
     @property
     def caught_up(self) -> bool:
-        """Whether all but one of its own tokens are computed: the next step may draw a token."""
-        return self.computed == len(self.token_ids) - 1
+        """Whether all but one of its own tokens are computed, and those that its grammar forced
+        since: the next step may draw a token."""
+        return self.computed >= len(self.token_ids) - 1 - self.forced
 
     @property
     def decodes(self) -> bool:
@@ -126,9 +129,11 @@ class Sequence:
         if self.incoming or not self.held or drafts.go_on_from(self.token_ids):
             self.incoming.append(drafts)
 
-    def went_on(self, *, ends: bool) -> None:
-        """It has been given tokens. Guesses that they contradict are dropped at once, with all that
-        came after them, so that what comes later, from one that knows of it, is not."""
+    def went_on(self, *, forced: int, ends: bool) -> None:
+        """It has been given tokens, of which the last ones are ``forced``. Guesses that they
+        contradict are dropped at once, with all that came after them, so that what comes later,
+        from one that knows of it, is not."""
+        self.forced = forced
         if self.incoming and not self.incoming[0].go_on_from(self.token_ids):
             self.incoming.clear()
         self.held = self.drafter == "client" and not ends and self.alone == 0

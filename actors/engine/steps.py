@@ -380,7 +380,7 @@ class Steps:
                 return self._event(sequence, told, (), reason="error", error=error)
             reason, stop = forced.reason, forced.stop
         self._note(sequence, token_ids + forced.token_ids)
-        sequence.went_on(ends=reason is not None)
+        sequence.went_on(forced=len(forced.token_ids), ends=reason is not None)
         return self._event(
             sequence,
             told,

@@ -148,6 +148,14 @@ def combination(draw: random.Random, index: int, prompts: Sequence[Tokens]) -> C
         certificate=some() < 0.2,
         draft=some() < 0.2,
     )
+    if some() < 0.2:
+        parameters = replace(
+            parameters,
+            grammar=draw.choice(GRAMMARS),
+            allowed_ids=None,
+            min_tokens=0,
+            ignore_eos=False,
+        )
     if parameters.prompt_logprobs is not None and some() < 0.3:
         parameters = replace(parameters, max_tokens=0, min_tokens=0)
     client, priority = draw.choice("abc"), draw.choice([0, 0, 0, -1, 2])
@@ -159,6 +167,13 @@ def combination(draw: random.Random, index: int, prompts: Sequence[Tokens]) -> C
 
 
 ALLOWED_MANY = tuple(range(3, 3000, 2))
+# Numbers, free text, text that is forced in the midst or from the beginning to the end.
+GRAMMARS = (
+    'start: "[" NUMBER ("," NUMBER)* "]"\nNUMBER: /[0-9]{1,3}/\n',
+    "start: /[^.]{3,40}[.]/\n",
+    'start: "Once upon a time" (" there was a " | " in a far country ") /[a-z ]+/ "."\n',
+    'start: "all of it is said"\n',
+)
 
 
 @dataclass

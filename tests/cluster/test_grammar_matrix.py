@@ -11,7 +11,14 @@ from lexshard.actors.engine.engine import Engine
 from lexshard.actors.messages import Request
 from lexshard.cluster.samplers.start import start_sampler
 from tests.support.demo_engine import demo_engine
-from tests.support.grammar_cases import MaskedDecoding, grammar_requests, told
+from tests.support.grammar_cases import (
+    GRAMMARS,
+    MaskedDecoding,
+    grammar_requests,
+    random_schemas,
+    schema_grammar,
+    told,
+)
 from tests.support.paths import DEMO, DEMO_DRAFT
 from tests.support.speculation_cases import run_and_close
 from tests.support.thread_shards import ThreadShards
@@ -67,13 +74,14 @@ def test_any_place_says_masked_decoding(
 
 @pytest.fixture(scope="module")
 def many(prompt_ids: list[tuple[int, ...]]) -> tuple[list[Request], Said]:
-    requests = grammar_requests(prompt_ids, MANY)
+    grammars = (*GRAMMARS, *map(schema_grammar, random_schemas(40)))
+    requests = grammar_requests(prompt_ids, MANY, grammars)
     return requests, expected(requests)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("settings", PLACES, ids=str)
-def test_any_place_says_masked_decoding_to_500_requests(
+def test_any_place_says_masked_decoding_to_500_requests_of_50_schemas(
     many: tuple[list[Request], Said], settings: dict[str, Any]
 ) -> None:
     requests, truth = many

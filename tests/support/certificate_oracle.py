@@ -15,6 +15,7 @@ import numpy as np
 from lexshard.actors.candidates import Candidates
 from lexshard.actors.head.build import OutputHead
 from lexshard.actors.head.screens import DENSE
+from lexshard.actors.messages import MASK_TIER
 from lexshard.actors.states.need import Adjustment, Need
 from lexshard.actors.states.row_table import RowTable
 from lexshard.kernels.draw import draw
@@ -133,6 +134,15 @@ def violations(right: Truth, batch: NeedBatch, found: Candidates) -> Array:
         wrong[rows[~same]] = name
     wrong[(right.wanted & ~held).any(axis=1)] = "a wanted token is missing"
     dense = np.array([certificate.guarantee == "dense" for certificate in found.certificates])
+    # Rows whose masks hold few tokens have all of these, and so leave top-p to the draw, too.
+    masked = np.array([certificate.tier == MASK_TIER for certificate in found.certificates])
+    for row in np.flatnonzero(masked).tolist():
+        adjustment = batch.needs[row].adjustment
+        assert adjustment is not None
+        assert adjustment.mask is not None
+        if not np.array_equal(np.flatnonzero(held[row]), adjustment.mask.ids):
+            wrong[row] = "not what the mask holds"
+    dense |= masked
     nucleus = (batch.kinds == "nucleus") & ~dense
     wrong[nucleus & (right.wanted != held).any(axis=1)] = "not the nucleus"
     for row in np.flatnonzero((batch.kinds == "epsilon") & ~dense).tolist():

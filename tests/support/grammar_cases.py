@@ -55,6 +55,50 @@ SCHEMAS: tuple[dict[str, Any], ...] = (
     ),
     {"const": {"all": ["of", "it", "is", "forced"], "n": 1}},
 )
+
+
+def random_schema(random: np.random.Generator, depth: int = 2) -> dict[str, Any]:
+    """One of those that an application might have: fields, lists, choices, bounded texts."""
+    kinds = ["string", "integer", "number", "boolean", "enum", "date", "pattern", "null"]
+    kind = str(random.choice([*kinds, "object", "object", "array", "any"] if depth else kinds))
+    if kind == "object":
+        names = random.permutation(
+            ["id", "name", "first_name", "price", "tags", "parent", "is_new"]
+        )
+        fields = {
+            str(name): random_schema(random, depth - 1)
+            for name in names[: int(random.integers(1, 5))]
+        }
+        required = [name for name in fields if random.random() < 0.7]
+        return {**_object(**fields), "required": required}
+    if kind == "array":
+        most = int(random.integers(1, 5))
+        items = random_schema(random, depth - 1)
+        return {"type": "array", "items": items, "minItems": most // 3, "maxItems": most}
+    if kind == "any":
+        return {"anyOf": [random_schema(random, depth - 1) for _ in range(2)]}
+    if kind == "string":
+        return {"type": "string", "maxLength": int(random.integers(1, 30))}
+    if kind == "enum":
+        return {"enum": [*map(str, random.permutation(["on", "off", "only", "none"])), 1, None]}
+    if kind == "pattern":
+        return {"type": "string", "pattern": "^[a-z]{2,5}(-[0-9]{1,3})?$"}
+    if kind == "date":
+        return {"type": "string", "format": str(random.choice(["date", "time", "uuid", "ipv4"]))}
+    if kind == "integer":
+        return {"type": "integer", "minimum": 0, "maximum": int(random.integers(1, 10**6))}
+    return {"type": kind}
+
+
+def random_schemas(count: int) -> list[dict[str, Any]]:
+    """Objects whose fields are random."""
+    random = np.random.default_rng(23)
+    return [
+        _object(**{f"field_{name}": random_schema(random) for name in "abc"[: 1 + index % 3]})
+        for index in range(count)
+    ]
+
+
 OTHERS = (
     llguidance.LLMatcher.grammar_from_regex(r"(yes|no|maybe so)"),
     llguidance.LLMatcher.grammar_from_regex(r"[a-z ]{5,40}\\."),
@@ -86,14 +130,16 @@ def schema_grammar(schema: dict[str, Any]) -> str:
 GRAMMARS = (*map(schema_grammar, SCHEMAS), *OTHERS)
 
 
-def grammar_requests(prompt_ids: Sequence[tuple[int, ...]], count: int) -> list[Request]:
+def grammar_requests(
+    prompt_ids: Sequence[tuple[int, ...]], count: int, grammars: Sequence[str] = GRAMMARS
+) -> list[Request]:
     """Every grammar and every sampling in turn, none of them always together."""
     random = np.random.default_rng(11)
     requests = []
     for index in range(count):
         parameters = replace(
-            SAMPLINGS[(index + index // len(GRAMMARS)) % len(SAMPLINGS)],
-            grammar=GRAMMARS[index % len(GRAMMARS)],
+            SAMPLINGS[(index + index // len(grammars)) % len(SAMPLINGS)],
+            grammar=grammars[index % len(grammars)],
             max_tokens=int(random.integers(4, 48)),
             seed=int(random.integers(0, 2**63)),
         )
