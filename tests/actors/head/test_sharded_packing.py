@@ -24,9 +24,11 @@ from lexshard.actors.head.whole_softmax import EVERYTHING, Cut, PartialMass, dec
 from lexshard.actors.messages import Certificate, NeedKind
 from lexshard.actors.packed_arrays import encode
 from lexshard.actors.states.deltas import Deltas, OpenSequence
+from lexshard.actors.states.mask import Masks, ToldMasks
 from lexshard.actors.states.need import Need
 from lexshard.actors.states.row_table import RowNames, flatten_adjustments
 from lexshard.actors.states.sequence_state import SequenceStates
+from lexshard.kernels.masks import mask_words
 from lexshard.kernels.mass import Outline
 from lexshard.kernels.truncate import truncate
 from tests.support.sharded_cases import every_kind_of_request, same_candidates
@@ -131,6 +133,8 @@ def test_a_cut_tells_each_shard_its_part_of_the_nucleus(seed: int, shards: int) 
 def test_names_and_deltas_make_the_same_needs_elsewhere() -> None:
     random = np.random.default_rng(1)
     requests = every_kind_of_request(random, 200)
+    masks = Masks(200)
+    grammars = [masks.of(mask_words(random.integers(0, 200, 90), 200)) for _ in range(4)]
     here, there = (SequenceStates(200, (0,), 1) for _ in range(2))
     for name, request in enumerate(requests):
         here.open(name, request)
@@ -138,14 +142,25 @@ def test_names_and_deltas_make_the_same_needs_elsewhere() -> None:
     names = RowNames(
         tuple(name for name in range(len(requests)) for _ in range(3)),
         tuple((5, 6)[:count] for _ in requests for count in range(3)),
+        masks=tuple(
+            random.choice([None, *grammars]) if count % 2 else None
+            for count in range(3 * len(requests))
+        ),
     )
     table = here.table(names)
-    arrived = decode_announcement(encode(announce(table, names, 8, (Deltas(opened=opened),))))
+    told_here, told_there = ToldMasks(), ToldMasks()
+    deltas = (Deltas(opened=opened),)
+    arrived = decode_announcement(encode(announce(table, names, 8, told_here, deltas)))
     assert isinstance(arrived, StepAnnouncement)
+    assert len(arrived.told) == len(grammars)
+    again = decode_announcement(encode(announce(table, names, 8, told_here, deltas)))
+    assert isinstance(again, StepAnnouncement)
+    assert not again.told
     for deltas in arrived.deltas:
         there.apply(deltas)
     ids = np.arange(200, dtype=np.int32)
-    found = arrived.table(there)
+    found = arrived.table(there, told_there)
+    assert again.table(there, told_there).flat.masks.tobytes() == found.flat.masks.tobytes()
     assert len(found) == len(table)
     for ours, theirs in ((each.need(row) for each in (table, found)) for row in range(len(table))):
         assert (ours.kind, ours.key, ours.position) == (theirs.kind, theirs.key, theirs.position)
