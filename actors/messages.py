@@ -13,7 +13,7 @@ from typing import Literal
 from lexshard.actors.statistic import counter, gauge, histogram
 
 FinishReason = Literal["stop", "length", "abort", "error"]
-NeedKind = Literal["top1", "topk", "minp", "nucleus", "epsilon", "dense", "forced"]
+NeedKind = Literal["top1", "topk", "minp", "nucleus", "epsilon", "dense", "labels", "forced"]
 Guarantee = Literal["deterministic", "probabilistic", "relaxed", "dense"]
 # How guesses are tested. "same-token": a guess stands if the target draws it: when tokens come
 # changes, never which. "greedy": the same, for sequences at temperature 0 only.
@@ -36,7 +36,8 @@ class SamplingParameters:
     front end draws one for requests that name none. ``stop`` strings are applied where text is
     made (the detokeniser), never in the engine loop. ``grammar`` is what the whole output must be,
     as llguidance reads it (`actors.grammar`): it allows ids step by step, in place of
-    ``allowed_ids``.
+    ``allowed_ids``. Where these are ``labels``, log-probabilities are those of a softmax over them
+    alone, and no other logit is computed.
     """
 
     temperature: float = 1.0
@@ -49,6 +50,7 @@ class SamplingParameters:
     logit_bias: tuple[tuple[int, float], ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()
     allowed_ids: tuple[int, ...] | None = None
+    labels: bool = False
     grammar: str | None = None
     min_tokens: int = 0
     max_tokens: int = 16

@@ -121,7 +121,15 @@ class Sampler:
 
             sizes = np.diff(candidates.offsets) + 1
             _run(decide, pool.even_shares(sizes.tolist(), self._threads))
-        return [RowDecision(token) if token >= 0 else None for token in tokens.tolist()]
+        scores = {
+            row: _label_logprobs(candidates, row, int(tokens[row]), count)
+            for row, count in enumerate(rows.logprobs)
+            if count is not None and tokens[row] >= 0
+        }
+        return [
+            RowDecision(token, scores.get(row)) if token >= 0 else None
+            for row, token in enumerate(tokens.tolist())
+        ]
 
     def _decide_whole_rows(self, dense: DenseRows) -> list[RowDecision | None]:
         """Of the columns those that draw and those that test a guess, each in their way."""
@@ -220,6 +228,18 @@ def _wanted_logprobs(
         raw = np.ascontiguousarray(logits[:, some].T)
         scores.update(zip(some, token_logprobs(raw, tokens[some], counts), strict=True))
     return scores
+
+
+def _label_logprobs(
+    candidates: CandidateRows, row: int, token_id: int, count: int
+) -> TokenLogprobs:
+    """Log-probabilities of a row that has labels for candidates, among these."""
+    own = slice(candidates.offsets[row], candidates.offsets[row + 1])
+    ids, raw = candidates.ids[own], candidates.raw[own]
+    place = np.searchsorted(ids, [token_id])
+    [found] = token_logprobs(np.ascontiguousarray(raw[None]), place, [min(count, len(ids))])
+    top = tuple((int(ids[each]), logprob) for each, logprob in found.top)
+    return TokenLogprobs(token_id, found.logprob, found.rank, top)
 
 
 def token_logprobs(

@@ -23,7 +23,10 @@ LATE_SECONDS = 0.001  # that an engine waits for late masks which has nothing el
 
 
 def check_grammar(parameters: SamplingParameters) -> None:
-    """Raises ValueError for what contradicts a grammar, which says itself where an output ends."""
+    """Raises ValueError for what contradicts a grammar, which says itself where an output ends, and
+    for labels that are not said."""
+    if parameters.labels and not parameters.allowed_ids:
+        raise ValueError("labels are some of the allowed ids: name them")
     if parameters.grammar is not None:
         for name in ("ignore_eos", "min_tokens", "allowed_ids"):
             if getattr(parameters, name) not in (False, 0, None):

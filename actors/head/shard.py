@@ -176,7 +176,7 @@ class Shard:
             assert adjustment is not None
             assert adjustment.mask is not None
             few = adjustment.mask.count <= FEW_ALLOWED_SHARE * self.vocabulary_size
-            if few and rows.kinds[row] != "dense":
+            if rows.kinds[row] == "labels" or (few and rows.kinds[row] != "dense"):
                 masked[row] = self.owned.among(adjustment.mask.ids)
         return masked
 

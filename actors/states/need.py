@@ -69,6 +69,8 @@ class Need:
       wants to know what testing it leads to, nothing being truncated: a head may give the one token
       that the row emits instead.
 
+    - ``labels``: the canonical logit of every token that its mask holds, and of no other.
+
     ``l`` is the canonical logit after ``adjustment``. ``key`` and ``position`` name the noise
     (CERTIFICATES 4); ``position`` is the index of the token being drawn in prompt + output.
     """

@@ -177,7 +177,7 @@ class SequenceState:
 
     def _need_kind(self) -> NeedKind:
         if self.parameters.logprobs is not None:
-            return "dense"
+            return "labels" if self.parameters.labels else "dense"
         if self.inverse_temperature == 0:
             return "top1"
         if self.top_k:
