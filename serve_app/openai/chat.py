@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from starlette.requests import Request
@@ -10,7 +10,8 @@ from starlette.types import ASGIApp
 
 from lexshard.serve_app.openai.choice import Delta
 from lexshard.serve_app.openai.errors import bad_request
-from lexshard.serve_app.openai.preparation import Wanted, answer, read_fields
+from lexshard.serve_app.openai.generation import Generation
+from lexshard.serve_app.openai.preparation import Wanted, answer, begun, read_fields
 from lexshard.serve_app.openai.prompts import Prompt, TextReader
 from lexshard.serve_app.openai.protocol import ChatCompletionRequest, text_of
 from lexshard.serve_app.openai.response_writer import ResponseWriter, encoded
@@ -24,6 +25,51 @@ async def create_chat_completion(
     """Raises:
     ApiError: whatever is wrong with the request.
     """
+    chat, wanted = _read(state, body, record)
+    return await answer(state, request, chat, wanted, record)
+
+
+async def chat_reply(
+    state: ServerState, request: Request, body: dict[str, Any], record: RequestRecord
+) -> ChatReply:
+    """A chat completion for a protocol that tells of it in its own words: ``body`` is one of
+    ``POST /v1/chat/completions``, what comes of it are its chunks, as of a stream, whatever its
+    ``stream`` says; ask for ``stream_options`` to have usage. It is let in, and must be closed.
+
+    Raises:
+        ApiError: whatever is wrong with the request, and names fields of ``body``.
+    """
+    chat, wanted = _read(state, {**body, "stream": True}, record)
+    return ChatReply(*await begun(state, request, chat, wanted, record))
+
+
+class ChatReply:
+    """A chat completion that was let in; see `chat_reply`."""
+
+    def __init__(self, generation: Generation, writer: ResponseWriter) -> None:
+        self._generation = generation
+        self._writer = writer
+
+    async def steps(self) -> AsyncIterator[list[dict[str, Any]]]:
+        """The chunks, as dictionaries; those of one step of the engine come together.
+
+        Raises:
+            ApiError: the engine refused or lost a sequence.
+        """
+        generation, writer = self._generation, self._writer
+        async for deltas in generation.batches():
+            usage = generation.usage() if writer.continuous_usage else None
+            yield [chunk for delta in deltas for chunk in writer.completed_chunks(delta, usage)]
+        yield writer.last_chunks(generation.usage())
+
+    def close(self) -> None:
+        """Cancels what still runs; twice does no harm."""
+        self._generation.close()
+
+
+def _read(
+    state: ServerState, body: Any, record: RequestRecord
+) -> tuple[ChatCompletionRequest, Wanted]:
     chat = read_fields(ChatCompletionRequest, body, state, record)
     if chat.top_logprobs is not None and not chat.logprobs:
         raise bad_request("'top_logprobs' needs 'logprobs'", "top_logprobs")
@@ -41,7 +87,7 @@ async def create_chat_completion(
         logprobs=(chat.top_logprobs or 0) if chat.logprobs else None,
         prompt_logprobs=chat.prompt_logprobs,
     )
-    return await answer(state, request, chat, wanted, record)
+    return chat, wanted
 
 
 class ChatWriter(ResponseWriter):

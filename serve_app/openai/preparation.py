@@ -82,8 +82,25 @@ async def answer(
     """The response to a request, which is let in, tokenised, and handed to the engine.
 
     Raises:
+        ApiError: as `begun`, and what the engine says of a response that is no stream.
+    """
+    generation, writer = await begun(state, request, fields, wanted, record)
+    return await respond(request, generation, writer, record, stream=bool(fields.stream))
+
+
+async def begun(
+    state: ServerState,
+    request: HttpRequest,
+    fields: GenerationFields,
+    wanted: Wanted,
+    record: RequestRecord,
+) -> tuple[Generation, ResponseWriter]:
+    """A request that is let in and tokenised, and what writes the response to it. The generation
+    must be closed.
+
+    Raises:
         ApiError: 400 for prompts that do not fit or are none of this model, 429 or 503 as
-            `Admission.admit` says, and what the engine says of a response that is no stream.
+            `Admission.admit` says.
     """
     preparation = Preparation(state, fields, wanted, record)
     reader = TextReader(state.tokenizer, preparation.information.max_model_len, request.receive)
@@ -91,8 +108,7 @@ async def answer(
     with ticket.released_on_error():
         prompts = await wanted.encode(reader)
         bad_words = await reader.bad_words(fields.bad_words or ())
-        generation, writer = preparation.made(prompts, bad_words, ticket)
-    return await respond(request, generation, writer, record, stream=bool(fields.stream))
+        return preparation.made(prompts, bad_words, ticket)
 
 
 class Preparation:

@@ -100,13 +100,15 @@ class ResponseWriter(ABC):
         return frame[0] + orjson.dumps(delta.text) + frame[1]
 
     def _full_events(self, delta: Delta, usage: dict[str, Any] | None) -> bytes:
-        return b"".join(map(server_sent_event, self._completed_chunks(delta, usage)))
+        return b"".join(map(server_sent_event, self.completed_chunks(delta, usage)))
 
     def end(self, usage: dict[str, Any]) -> bytes:
         """The last events of a stream that came to its end."""
-        if not self._include_usage:
-            return DONE
-        return server_sent_event({**self._header, "choices": [], "usage": usage}) + DONE
+        return b"".join(map(server_sent_event, self.last_chunks(usage))) + DONE
+
+    def last_chunks(self, usage: dict[str, Any]) -> list[dict[str, Any]]:
+        """What a stream tells after its choices: its usage, where it was asked for."""
+        return [{**self._header, "choices": [], "usage": usage}] if self._include_usage else []
 
     def has_news(self, delta: Delta) -> bool:
         """Whether a stream must tell of ``delta`` now: its text may be held back."""
@@ -131,9 +133,10 @@ class ResponseWriter(ABC):
             self._scores[name] = encoded(self.formatter.prompt(choice.prompt_logprobs or ()))
         return self._scores[name]
 
-    def _completed_chunks(
+    def completed_chunks(
         self, delta: Delta, usage: dict[str, Any] | None
     ) -> Iterator[dict[str, Any]]:
+        """The whole chunks that tell of ``delta``; ``usage`` as in `events`."""
         for i, own in enumerate(self.chunks(delta)):
             chunk = {**self._header, **own}
             if usage is not None or self._include_usage:
