@@ -43,6 +43,21 @@ async def chat_reply(
     return ChatReply(*await begun(state, request, chat, wanted, record))
 
 
+async def chat_prompt_tokens(
+    state: ServerState, request: Request, body: dict[str, Any], record: RequestRecord
+) -> int:
+    """How many tokens the prompt of such a ``body`` has; nothing is generated.
+
+    Raises:
+        ApiError: whatever is wrong with the request, and names fields of ``body``.
+    """
+    _, wanted = _read(state, body, record)
+    reader = TextReader(state.tokenizer, state.information().max_model_len, request.receive)
+    with state.admission.admit(record.client, 0, 0).released():
+        [prompt] = await wanted.encode(reader)
+    return len(prompt.ids)
+
+
 class ChatReply:
     """A chat completion that was let in; see `chat_reply`."""
 
