@@ -219,6 +219,7 @@ def create_app(
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
         await client.stop()
+        state.grammars.close()
         if tracing is not None:
             await asyncio.to_thread(tracing.close)
 

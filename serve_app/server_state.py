@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from importlib.metadata import version
 from typing import Any
@@ -20,6 +20,7 @@ from lexshard.serve_app.engine_client import EngineClient
 from lexshard.serve_app.observability.server_metrics import ServerMetrics
 from lexshard.serve_app.openai.errors import model_not_found, overloaded
 from lexshard.serve_app.openai.tokenization import ModelTokenizer
+from lexshard.serve_app.structured.compiling import GrammarCompiler
 
 VERSION = version("lexshard")
 
@@ -47,6 +48,10 @@ class ServerState:
     replica: Replica | None = None
     # Fields that every reply has beside those of its protocol.
     marks: Callable[[], dict[str, Any]] = dict
+    grammars: GrammarCompiler = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.grammars = GrammarCompiler(self.tokenizer)
 
     def information(self) -> EngineInformation:
         """Raises:

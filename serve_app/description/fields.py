@@ -31,6 +31,15 @@ MEANINGS: dict[str, str] = {
     "bad_words": f"never said; {MAX_BAD_WORD_CHARACTERS} characters together",
     "allowed_token_ids": "nothing else is said",
     "seed": "the same seed gives the same tokens; a random one where it is left out",
+    "response_format": "what the reply must be: `text`, `json_object`, `json_schema` or "
+    "`structural_tag`",
+    "structured_outputs": "the same as vLLM has it: one of `json`, `json_object`, `regex`, "
+    "`choice`, `grammar` and `structural_tag`, and how JSON is written",
+    "guided_json": "the reply is JSON of this schema",
+    "guided_regex": "the reply matches this regular expression",
+    "guided_choice": "the reply is one of these",
+    "guided_grammar": "the reply matches this grammar (Lark or GBNF)",
+    "guided_whitespace_pattern": "what stands between two values of `guided_json`",
     # where it ends
     "max_tokens": "at most so many; all that fit (chat), else 16; 0 only with echo",
     "max_completion_tokens": "the same, and goes first",
@@ -68,7 +77,7 @@ MEANINGS: dict[str, str] = {
     ),
     **dict.fromkeys(
         (
-            *("response_format", "tools", "tool_choice", "functions", "function_call"),
+            *("tools", "tool_choice", "functions", "function_call"),
             *("reasoning_effort", "audio", "modalities", "prediction", "web_search_options"),
             "suffix",
         ),

@@ -122,6 +122,7 @@ class GenerationReply(Reply):
     model: str
     system_fingerprint: str
     seed: int | list[int] = 0
+    constraint_notes: list[str] = []
 
 
 class CompletionReply(GenerationReply):

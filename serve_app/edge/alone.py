@@ -23,6 +23,7 @@ NOT_ALONE = {
     "logit_bias": (),
     "bad_words": (),
     "allowed_ids": None,
+    "grammar": None,
     "min_tokens": 0,
     "logprobs": None,
     "prompt_logprobs": None,

@@ -32,6 +32,8 @@ from lexshard.serve_app.openai.response_writer import ResponseWriter
 from lexshard.serve_app.openai.streaming import respond
 from lexshard.serve_app.request_record import RequestRecord
 from lexshard.serve_app.server_state import ServerState
+from lexshard.serve_app.structured.applying import Around, constraint_of
+from lexshard.serve_app.structured.constraint import Constraint
 
 Fields = TypeVar("Fields", bound=GenerationFields)
 
@@ -44,6 +46,7 @@ class Wanted:
     its field ``prompt_field``. At most ``max_tokens`` follow each, where it says nothing
     ``default_tokens``, else all that fit. ``logprobs`` of the output and ``prompt_logprobs``: how
     many of the likeliest, None for none. ``writer`` tells of the choices as the protocol does.
+    ``around`` makes what the whole output must match of what the request's fields ask for.
     """
 
     writer: type[ResponseWriter]
@@ -55,6 +58,7 @@ class Wanted:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     echo: bool = False
+    around: Around | None = None
 
 
 def read_fields(
@@ -99,8 +103,8 @@ async def begun(
     must be closed.
 
     Raises:
-        ApiError: 400 for prompts that do not fit or are none of this model, 429 or 503 as
-            `Admission.admit` says.
+        ApiError: 400 for prompts that do not fit or are none of this model, or for what the output
+            cannot be held to, 429 or 503 as `Admission.admit` says.
     """
     preparation = Preparation(state, fields, wanted, record)
     reader = TextReader(state.tokenizer, preparation.information.max_model_len, request.receive)
@@ -108,7 +112,15 @@ async def begun(
     with ticket.released_on_error():
         prompts = await wanted.encode(reader)
         bad_words = await reader.bad_words(fields.bad_words or ())
-        return preparation.made(prompts, bad_words, ticket)
+        constraint = await constraint_of(
+            fields,
+            wanted.around,
+            state.tokenizer,
+            state.grammars,
+            preparation.information,
+            request.receive,
+        )
+        return preparation.made(prompts, bad_words, ticket, constraint)
 
 
 class Preparation:
@@ -135,7 +147,11 @@ class Preparation:
         return self._state.admission.admit(client, len(wanted.texts) * choices, cost)
 
     def made(
-        self, prompts: Sequence[Prompt], bad_words: tuple[tuple[int, ...], ...], ticket: Ticket
+        self,
+        prompts: Sequence[Prompt],
+        bad_words: tuple[tuple[int, ...], ...],
+        ticket: Ticket,
+        constraint: Constraint | None = None,
     ) -> tuple[Generation, ResponseWriter]:
         """The engine's requests, one per choice so that each can be cancelled, and what writes the
         response to them.
@@ -150,6 +166,7 @@ class Preparation:
             self._wanted.prompt_logprobs,
             self.information,
             bad_words,
+            None if constraint is None else constraint.text(),
         )
         options = self._output_options()
         tokens = state.tokenizer.token_bytes
@@ -194,6 +211,7 @@ class Preparation:
             formatter=LogprobsFormatter(tokens, options.tokens_as_ids),
             seed=seed if fields.return_seed else None,
             stream_options=fields.stream_options,
+            notes=() if constraint is None else constraint.notes,
         )
         return Generation(state.client, choices, visible, ticket, record), writer
 

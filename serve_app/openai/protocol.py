@@ -36,6 +36,7 @@ from lexshard.serve_app.openai.errors import (
     shortened,
     unknown_parameter,
 )
+from lexshard.serve_app.structured.fields import ConstraintFields
 
 MAX_CHOICES = 128
 MAX_PROMPTS = 1024
@@ -173,7 +174,7 @@ class IgnoredFields(StrictModel):
     prompt_cache_options: Any = None
 
 
-class GenerationFields(IgnoredFields):
+class GenerationFields(ConstraintFields, IgnoredFields):
     """What completions and chat completions share."""
 
     model: str | None = None
@@ -375,7 +376,6 @@ class ChatCompletionRequest(ChatFields, GenerationFields):
     # Means nothing without tools, which are not implemented.
     parallel_tool_calls: bool | None = None
 
-    response_format: Annotated[Any, NotImplementedField({"type": "text"})] = None
     tools: Annotated[Any, NotImplementedField([])] = None
     tool_choice: Annotated[Any, NotImplementedField("none", "auto")] = None
     functions: Annotated[Any, NotImplementedField([])] = None
@@ -433,7 +433,10 @@ def parse(model: type[Model], body: Any) -> Model:
             name = shortened(".".join([*path, problem["msg"]]))
             raise unknown_parameter(name, problem["ctx"]["near"]) from error
         # Inside others, a place may also tell which of its types a value was taken for.
-        field = ".".join(path) if path[:1] == ["messages"] else path[0] if path else None
+        if path[:1] == ["response_format"]:
+            del path[1:2]
+        nested = path[:1] in (["messages"], ["structured_outputs"], ["response_format"])
+        field = ".".join(path) if nested else path[0] if path else None
         if problem["type"] == NOT_IMPLEMENTED:
             raise not_implemented(str(field)) from error
         if problem["type"] == TOOLS:

@@ -32,6 +32,7 @@ class ResponseWriter(ABC):
     has beside them, the header it begins with, its usage and its seed, is written here.
 
     ``seed`` is None unless the client asked for it, and one per prompt where there are several.
+    ``notes`` say what was asked of the output and left to the model.
     """
 
     id_prefix: ClassVar[str]
@@ -45,10 +46,12 @@ class ResponseWriter(ABC):
         formatter: LogprobsFormatter,
         seed: int | list[int] | None,
         stream_options: StreamOptions | None,
+        notes: Sequence[str] = (),
     ) -> None:
         self.options = options
         self.formatter = formatter
         self.seed = seed
+        self.notes = list(notes)
         self.continuous_usage = bool(stream_options and stream_options.continuous_usage_stats)
         self._header = header
         self._frames: dict[int, tuple[bytes, bytes]] = {}  # by choice
@@ -68,6 +71,8 @@ class ResponseWriter(ABC):
         content = {**self._header, **self.body(deltas), "usage": usage}
         if self.seed is not None:
             content["seed"] = self.seed
+        if self.notes:
+            content["constraint_notes"] = self.notes
         return orjson.dumps(content)
 
     def events(self, deltas: Sequence[Delta], usage: dict[str, Any] | None) -> bytes:
@@ -143,4 +148,6 @@ class ResponseWriter(ABC):
                 chunk["usage"] = usage
             if self.seed is not None and delta.first and i == 0:
                 chunk["seed"] = self.seed
+            if self.notes and delta.first and i == 0:
+                chunk["constraint_notes"] = self.notes
             yield chunk

@@ -79,6 +79,15 @@ class ModelTokenizer:
                 )
             )
 
+    def json(self) -> str:
+        """All of it, as in a ``tokenizer.json`` with what other files of a model add."""
+        return str(self._backend.to_str())
+
+    def special_tokens(self) -> frozenset[str]:
+        """Those that no text holds, as the vocabulary spells them."""
+        added = self._tokenizer.added_tokens_decoder.values()
+        return frozenset(str(token) for token in added if token.special)
+
     def vocabulary(self) -> dict[str, int]:
         """Ids by token, added ones too."""
         return dict(self._backend.get_vocab())
