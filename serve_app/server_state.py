@@ -20,6 +20,7 @@ from lexshard.serve_app.engine_client import EngineClient
 from lexshard.serve_app.observability.server_metrics import ServerMetrics
 from lexshard.serve_app.openai.errors import model_not_found, overloaded
 from lexshard.serve_app.openai.tokenization import ModelTokenizer
+from lexshard.serve_app.responses.store import ResponseStore
 from lexshard.serve_app.structured.compiling import GrammarCompiler
 
 VERSION = version("lexshard")
@@ -45,6 +46,7 @@ class ServerState:
     bodies: BodyRoom
     metrics: ServerMetrics
     created: int
+    responses: ResponseStore
     replica: Replica | None = None
     # Fields that every reply has beside those of its protocol.
     marks: Callable[[], dict[str, Any]] = dict

@@ -116,7 +116,8 @@ class NotImplementedField:
         return {"enum": [None, *self.harmless]}
 
     def _checked(self, value: Any) -> Any:
-        if value is not None and value not in self.harmless:
+        harmless = (each for each in self.harmless if type(each) is type(value))  # 0 is no False
+        if value is not None and value not in harmless:
             raise PydanticCustomError(NOT_IMPLEMENTED, "not implemented")
         return value
 
