@@ -21,7 +21,7 @@ from lexshard.serve_app.openai.chat import chat_prompt_tokens, chat_reply
 from lexshard.serve_app.openai.errors import ApiError, json_response
 from lexshard.serve_app.openai.prompts import BYTES_PER_MESSAGE
 from lexshard.serve_app.over_chat.answering import respond_with
-from lexshard.serve_app.over_chat.reading import in_own_terms, read_at
+from lexshard.serve_app.over_chat.reading import check_depth, in_own_terms, read_at
 from lexshard.serve_app.request_record import RequestRecord
 from lexshard.serve_app.server_state import ServerState
 
@@ -34,6 +34,7 @@ async def create_message(
     """Raises:
     ApiError: whatever is wrong with the request.
     """
+    check_depth(body)
     asked = read_at(MessagesRequest, body)
     model = state.model_name(asked.model)
     work = partial(message_body, asked)
@@ -55,6 +56,7 @@ async def count_tokens(
     Raises:
         ApiError: whatever is wrong with the request.
     """
+    check_depth(body)
     asked = read_at(CountTokensRequest, body)
     state.model_name(asked.model)
     work = partial(prompt_body, asked)

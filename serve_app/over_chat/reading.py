@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import orjson
 from pydantic import ValidationError
 
 from lexshard.serve_app.openai.errors import (
@@ -46,6 +47,18 @@ def read_at(model: type[Model], value: Any, place: str = "") -> Model:
         if problem["type"].endswith(WRONG_TYPE):
             code = "invalid_type"
         raise bad_request(f"'{where}': {problem['msg']}", where, code) from error
+
+
+def check_depth(body: Any) -> None:
+    """What is made of a body, and repeats parts of it, is a little deeper than it.
+
+    Raises:
+        ApiError: 400 where that could not be written.
+    """
+    try:
+        orjson.dumps([[[[body]]]])
+    except orjson.JSONEncodeError as error:
+        raise bad_request("the body is nested too deeply") from error
 
 
 def inside(place: str, part: int | str) -> str:

@@ -20,7 +20,7 @@ from lexshard.serve_app.openai.errors import (
 )
 from lexshard.serve_app.openai.prompts import BYTES_PER_MESSAGE
 from lexshard.serve_app.over_chat.answering import respond_with
-from lexshard.serve_app.over_chat.reading import in_own_terms, read_at
+from lexshard.serve_app.over_chat.reading import check_depth, in_own_terms, read_at
 from lexshard.serve_app.request_record import RequestRecord
 from lexshard.serve_app.responses.kept_items import kept_items
 from lexshard.serve_app.responses.protocol import ResponsesRequest
@@ -39,6 +39,7 @@ async def create_response(
     """Raises:
     ApiError: whatever is wrong with the request.
     """
+    check_depth(body)
     asked = read_at(ResponsesRequest, body)
     model = state.model_name(asked.model)
     items = input_items(asked)
@@ -64,17 +65,11 @@ async def _earlier(state: ServerState, owner: str, previous: str | None) -> list
     """The items of the response ``previous`` and of those that it followed.
 
     Raises:
-        ApiError: 400 where one of them is not kept.
+        ApiError: as `ResponseStore.chain`.
     """
     if previous is None:
         return []
-    chain = await state.responses.chain(owner, previous)
-    if chain is None:
-        raise bad_request(
-            f"Previous response with id '{shortened(previous)}' not found, or one that it followed",
-            "previous_response_id",
-            "previous_response_not_found",
-        )
+    chain = await state.responses.chain(owner, previous, state.config.max_body_bytes)
     return [item for each in chain for item in (*each.items, *each.response["output"])]
 
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import orjson
 
-from lexshard.serve_app.openai.errors import overloaded
+from lexshard.serve_app.openai.errors import bad_request, overloaded, shortened
 
 logger = logging.getLogger("lexshard.http")
 
@@ -26,6 +26,7 @@ MAX_AGE_SECONDS = 24 * 3600
 MAX_CHAIN = 1024
 BUSY_SECONDS = 5.0  # for other processes to end what they write
 PAUSE_SECONDS = 0.02
+PREVIOUS = "previous_response_id"
 FILE_NAME = "responses.sqlite"
 IN_MEMORY = ":memory:"
 Returned = TypeVar("Returned")
@@ -44,15 +45,16 @@ CREATE TABLE IF NOT EXISTS responses (
 CREATE INDEX IF NOT EXISTS by_use ON responses (used);
 CREATE INDEX IF NOT EXISTS by_owner ON responses (owner, bytes, used);
 """
+# A response and those that it followed, the last one first.
 CHAIN = """
-WITH RECURSIVE chain (id, previous, depth) AS (
-    SELECT id, previous, 0 FROM responses WHERE owner = :owner AND id = :id AND used >= :oldest
+WITH RECURSIVE chain (id, previous, bytes, depth) AS (
+    SELECT id, previous, bytes, 0 FROM responses
+    WHERE owner = :owner AND id = :id AND used >= :oldest
     UNION ALL
-    SELECT each.id, each.previous, depth + 1 FROM responses AS each
+    SELECT each.id, each.previous, each.bytes, depth + 1 FROM responses AS each
     JOIN chain ON each.id = chain.previous AND each.owner = :owner WHERE depth < :most
 )
-SELECT responses.id, responses.previous, response, items FROM chain
-JOIN responses ON responses.id = chain.id AND responses.owner = :owner ORDER BY depth DESC
+SELECT id, previous, bytes FROM chain ORDER BY depth
 """
 
 
@@ -97,10 +99,8 @@ class ResponseStore:
     async def put(self, owner: str, response: dict[str, Any], items: list[dict[str, Any]]) -> None:
         """Keeps a response; where that cannot be, the log says so, and the client who refers to it
         is told that there is none."""
-        told = orjson.dumps(response), orjson.dumps(items)
-        key = (owner, response["id"], response["previous_response_id"])
         try:
-            await self._run(lambda: self._put(*key, *told))
+            await self._run(lambda: self._put(owner, response, items))
         except sqlite3.Error as error:
             logger.warning("response %s is not kept: %s", response["id"], error)
 
@@ -108,20 +108,16 @@ class ResponseStore:
         """Raises:
         ApiError: 503 where the file cannot be read.
         """
-        found = await self._found(lambda: self._chain(owner, response_id, 0))
-        return found[-1] if found else None
+        return await self._found(lambda: self._get(owner, response_id))
 
-    async def chain(self, owner: str, response_id: str) -> list[StoredResponse] | None:
-        """The response and all those that it followed, the first one first; None where one of them
-        is not here, or they are more than `MAX_CHAIN`.
+    async def chain(self, owner: str, response_id: str, most_bytes: int) -> list[StoredResponse]:
+        """The response and all those that it followed, the first one first.
 
         Raises:
-            ApiError: 503 where the file cannot be read.
+            ApiError: 400 where one of them is not kept, or where they are more than `MAX_CHAIN` or
+                hold more than ``most_bytes``; 503 where the file cannot be read.
         """
-        found = await self._found(lambda: self._chain(owner, response_id, MAX_CHAIN))
-        if not found or found[0].response["previous_response_id"] is not None:
-            return None
-        return found
+        return await self._found(lambda: self._chain(owner, response_id, most_bytes))
 
     async def delete(self, owner: str, response_id: str) -> bool:
         """Whether there was one.
@@ -164,13 +160,13 @@ class ResponseStore:
             self._opened.close()
             self._opened = None
 
-    def _put(
-        self, owner: str, response_id: str, previous: str | None, response: bytes, items: bytes
-    ) -> None:
-        size = len(response) + len(items)
+    def _put(self, owner: str, response: dict[str, Any], items: list[dict[str, Any]]) -> None:
+        told, read = orjson.dumps(response), orjson.dumps(items)
+        size = len(told) + len(read)
         if size > self._limits.bytes:
             raise sqlite3.DataError(f"{size} bytes are more than {self._limits.bytes}")
-        row = (response_id, owner, previous, self._clock(), size, response, items)
+        previous = response["previous_response_id"]
+        row = (response["id"], owner, previous, self._clock(), size, told, read)
         connection = self._connection()
         connection.execute("BEGIN IMMEDIATE")
         try:
@@ -195,16 +191,47 @@ class ResponseStore:
                 "ORDER BY total(bytes) DESC LIMIT 1) ORDER BY used LIMIT 1)"
             )
 
-    def _chain(self, owner: str, response_id: str, most: int) -> list[StoredResponse]:
-        now = self._clock()
-        oldest = now - self._limits.age_seconds
+    def _links(self, owner: str, response_id: str, most: int) -> list[tuple[str, str | None, int]]:
+        """Id, predecessor and bytes of a response and of ``most`` that it followed, the last one
+        first."""
+        oldest = self._clock() - self._limits.age_seconds
         asked = {"owner": owner, "id": response_id, "oldest": oldest, "most": most}
-        rows = self._connection().execute(CHAIN, asked).fetchall()
-        touched = [(now, owner, row[0]) for row in rows]
-        self._connection().executemany(
-            "UPDATE responses SET used = ? WHERE owner = ? AND id = ?", touched
+        return self._connection().execute(CHAIN, asked).fetchall()
+
+    def _read(self, owner: str, response_ids: list[str]) -> list[StoredResponse]:
+        """They are used now. One that has been forgotten meanwhile is left out."""
+        connection, now = self._connection(), self._clock()
+        connection.executemany(
+            "UPDATE responses SET used = ? WHERE owner = ? AND id = ?",
+            [(now, owner, response_id) for response_id in response_ids],
         )
-        return [StoredResponse(orjson.loads(row[2]), orjson.loads(row[3])) for row in rows]
+        query = "SELECT response, items FROM responses WHERE owner = ? AND id = ?"
+        found = [connection.execute(query, (owner, each)).fetchone() for each in response_ids]
+        return [StoredResponse(*map(orjson.loads, row)) for row in found if row is not None]
+
+    def _get(self, owner: str, response_id: str) -> StoredResponse | None:
+        links = self._links(owner, response_id, 0)
+        found = self._read(owner, [link[0] for link in links])
+        return found[0] if found else None
+
+    def _chain(self, owner: str, response_id: str, most_bytes: int) -> list[StoredResponse]:
+        links = self._links(owner, response_id, MAX_CHAIN)
+        size = sum(link[2] for link in links)
+        if len(links) > MAX_CHAIN or size > most_bytes:
+            raise bad_request(
+                f"'{PREVIOUS}': the responses before this one are more than {MAX_CHAIN}, or hold "
+                f"more than {most_bytes} bytes",
+                PREVIOUS,
+            )
+        chain = self._read(owner, [link[0] for link in reversed(links)])
+        if not links or links[-1][1] is not None or len(chain) < len(links):
+            raise bad_request(
+                f"Previous response with id '{shortened(response_id)}' not found, or one that it "
+                "followed",
+                PREVIOUS,
+                "previous_response_not_found",
+            )
+        return chain
 
     def _delete(self, owner: str, response_id: str) -> bool:
         deleted = self._connection().execute(
