@@ -116,7 +116,9 @@ def test_events_are_numbered_and_each_is_of_its_item(url: str) -> None:
     for event in events:
         EVENT.validate_python(event, extra="ignore")
     assert [event["sequence_number"] for event in events] == [*range(len(events))]
-    told = [(event["type"].removeprefix("response."), event.get("output_index")) for event in events]
+    told = [
+        (event["type"].removeprefix("response."), event.get("output_index")) for event in events
+    ]
     reasoning = [
         "output_item.added",
         "content_part.added",

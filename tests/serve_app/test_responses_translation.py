@@ -16,7 +16,11 @@ from lexshard.serve_app.responses.translation import OWN_NAMES, chat_body
 
 CALL = {"type": "function_call", "call_id": "c1", "name": "add", "arguments": '{"a": 1}'}
 CUSTOM = {"type": "custom_tool_call", "call_id": "c2", "name": "run", "input": 'say "hi"'}
-THOUGHT = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm"}]}
+THOUGHT = {
+    "type": "reasoning",
+    "summary": [],
+    "content": [{"type": "reasoning_text", "text": "Hm"}],
+}
 SAID = {
     "type": "message",
     "role": "assistant",
@@ -280,8 +284,10 @@ def test_kept_items_can_be_read_again() -> None:
 
 ANYTHING = st.recursive(
     st.none() | st.booleans() | st.integers(-3, 3) | st.sampled_from(["", "x", "user", "function"]),
-    lambda inner: st.lists(inner, max_size=2)
-    | st.dictionaries(st.sampled_from(["type", "role", "content", "name", "text"]), inner),
+    lambda inner: (
+        st.lists(inner, max_size=2)
+        | st.dictionaries(st.sampled_from(["type", "role", "content", "name", "text"]), inner)
+    ),
     max_leaves=6,
 )
 EXAMPLES: list[dict[str, Any]] = [
