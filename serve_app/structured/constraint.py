@@ -8,6 +8,16 @@ from typing import Any
 import orjson
 
 
+def not_held(what: str) -> str:
+    """Why a grammar is refused that must hold everything."""
+    return f"no grammar holds {what}; without 'strict' it is left to the model"
+
+
+def left_to_model(what: str) -> str:
+    """A note about a grammar that holds the rest."""
+    return f"{what} was left to the model"
+
+
 @dataclass(frozen=True, slots=True)
 class Constraint:
     """``grammar`` is one grammar object of llguidance, with one key: ``{"json_schema": {...}}`` or

@@ -10,7 +10,7 @@ import orjson
 
 from lexshard.serve_app.openai.errors import ApiError, bad_request, shortened
 from lexshard.serve_app.structured.compiling import Compiled
-from lexshard.serve_app.structured.constraint import Constraint
+from lexshard.serve_app.structured.constraint import Constraint, left_to_model, not_held
 from lexshard.serve_app.structured.schemas import parts
 
 MOST_NOTES = 32
@@ -27,10 +27,10 @@ def checked_notes(compiled: Compiled, constraint: Constraint) -> tuple[str, ...]
     """
     if compiled.error is not None:
         raise _refusal(compiled.error, constraint)
-    notes: dict[str, None] = {}
+    notes = dict.fromkeys(constraint.notes)
     for warning in dict.fromkeys(compiled.warnings):
         told = list(dict.fromkeys(_unheld(warning, constraint.schemas)))
-        notes |= dict.fromkeys(f"{each} was left to the model" for each in told)
+        notes |= dict.fromkeys(map(left_to_model, told))
         if not told:
             notes[_line(warning)] = None
     if len(notes) > MOST_NOTES:
@@ -42,9 +42,7 @@ def _refusal(error: str, constraint: Constraint) -> ApiError:
     field = constraint.field
     unheld = next(_unheld(error, constraint.schemas), None)
     if unheld is not None:
-        return bad_request(
-            f"'{field}': no grammar holds {unheld}; without 'strict' it is left to the model", field
-        )
+        return bad_request(f"'{field}': {not_held(unheld)}", field)
     if error.startswith(_PANIC):
         error = "it cannot be compiled"
     elif "recursion limit exceeded" in error:

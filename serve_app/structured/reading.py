@@ -13,7 +13,7 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 from pydantic import ValidationError
 
 from lexshard.serve_app.openai.errors import bad_request, shortened
-from lexshard.serve_app.structured.constraint import Constraint
+from lexshard.serve_app.structured.constraint import Constraint, left_to_model, not_held
 from lexshard.serve_app.structured.fields import (
     ConstraintFields,
     JsonFormat,
@@ -22,7 +22,12 @@ from lexshard.serve_app.structured.fields import (
     StructuredOutputs,
 )
 from lexshard.serve_app.structured.limits import MAX_GBNF_CHARACTERS
-from lexshard.serve_app.structured.schemas import WHITESPACE, JsonStyle, json_grammar
+from lexshard.serve_app.structured.schemas import (
+    WHITESPACE,
+    JsonStyle,
+    json_grammar,
+    repeatable_names,
+)
 
 ANY_OBJECT: Schema = {"type": "object"}
 # By which llguidance, too, tells Lark from GBNF.
@@ -117,7 +122,10 @@ def _json(
 ) -> Constraint:
     schema = _object(schema, field)
     made = json_grammar(schema, style, strict=strict, field=field)
-    return Constraint({"json_schema": made}, field, (schema,))
+    unheld = list(repeatable_names(schema))
+    if strict and unheld:
+        raise bad_request(f"'{field}': {not_held(unheld[0])}", field)
+    return Constraint({"json_schema": made}, field, (schema,), tuple(map(left_to_model, unheld)))
 
 
 def _object(value: Schema | str, field: str) -> Schema:

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from lexshard.serve_app.openai.errors import bad_request
+from lexshard.serve_app.openai.errors import bad_request, shortened
 
 OPTIONS = "x-guidance"  # where llguidance reads options, at the top of a schema
 # Between two values, and not after the last: a model that likes spaces never came to its end.
@@ -72,6 +72,16 @@ def parts(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
             waiting.append((reference, _resolved(schema, reference)))
         inside = list(_inside(part))
         waiting += [(f"{pointer}/{step}", each) for step, each in reversed(inside)]
+
+
+def repeatable_names(schema: dict[str, Any]) -> Iterator[str]:
+    """Where a schema counts names that a grammar does not tell apart: those of ``properties`` come
+    once, in their order, others may come again."""
+    for pointer, part in parts(schema):
+        least, required = part.get("minProperties"), part.get("required")
+        known = len(required) if isinstance(required, list) else 0
+        if isinstance(least, int) and least > max(1, known):
+            yield f"'minProperties' at '{shortened(pointer)}/minProperties' (a name may come twice)"
 
 
 def _inside(part: dict[str, Any]) -> Iterator[tuple[str, Any]]:
