@@ -19,6 +19,11 @@ MEANINGS: dict[str, str] = {
     "add_generation_prompt": "end with the beginning of an answer (so unless continued)",
     "continue_final_message": "go on in the last message instead of answering it",
     "chat_template_kwargs": "further variables that the model's chat template reads",
+    "tools": "what the model may call: functions, with a JSON Schema of their arguments, and custom "
+    "tools, whose input is a text",
+    "tool_choice": "`auto`; `none`; `required`: a call at least; or which tool, or some of them",
+    "parallel_tool_calls": "false: one call at most",
+    "reasoning_effort": "told to the chat template; refused where it does not read it",
     # how tokens are chosen; the model's own defaults where they are left out
     "temperature": "0 takes the likeliest token",
     "top_k": "choose among so many of the likeliest; 0 and -1: all",
@@ -71,15 +76,13 @@ MEANINGS: dict[str, str] = {
         (
             *("user", "store", "metadata", "service_tier", "safety_identifier", "verbosity"),
             *("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"),
-            "parallel_tool_calls",
         ),
         IGNORED,
     ),
     **dict.fromkeys(
         (
-            *("tools", "tool_choice", "functions", "function_call"),
-            *("reasoning_effort", "audio", "modalities", "prediction", "web_search_options"),
-            "suffix",
+            *("functions", "function_call", "suffix"),
+            *("audio", "modalities", "prediction", "web_search_options"),
         ),
         ABSENT,
     ),

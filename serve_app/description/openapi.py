@@ -17,6 +17,7 @@ from lexshard.serve_app.description.translated_fields import TRANSLATED_MEANINGS
 from lexshard.serve_app.messages_api.errors import COUNT_TOKENS, MESSAGES, OVERLOADED
 from lexshard.serve_app.messages_api.protocol import CountTokensRequest, MessagesRequest
 from lexshard.serve_app.openai import protocol
+from lexshard.serve_app.openai.chat_fields import ChatCompletionRequest, TokenizeChatRequest
 from lexshard.serve_app.responses.protocol import ResponsesRequest
 
 REASONS = {
@@ -69,7 +70,7 @@ OPERATIONS = (
         "/v1/chat/completions",
         "Answers a conversation",
         replies.ChatReply,
-        (protocol.ChatCompletionRequest,),
+        (ChatCompletionRequest,),
         ASKED,
         replies.ChatChunk,
     ),
@@ -127,7 +128,7 @@ OPERATIONS = (
         "/tokenize",
         "The token ids of a text or a conversation",
         replies.TokenizeReply,
-        (protocol.TokenizeTextRequest, protocol.TokenizeChatRequest),
+        (protocol.TokenizeTextRequest, TokenizeChatRequest),
         ASKED,
     ),
     Operation(

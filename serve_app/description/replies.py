@@ -91,28 +91,60 @@ class CompletionPart(CompletionText):
     finish_reason: Ended | None
 
 
+class CalledFunction(Reply):
+    name: str = ""
+    arguments: Annotated[str, Field(description="JSON; in a stream the next piece of it")]
+
+
+class CalledCustomTool(Reply):
+    name: str = ""
+    input: Annotated[str, Field(description="in a stream the next piece of it")]
+
+
+class ToolCall(Reply):
+    id: str
+    type: Literal["function", "custom"]
+    function: CalledFunction | None = None
+    custom: CalledCustomTool | None = None
+
+
+class ToolCallPart(Reply):
+    index: int
+    id: str = ""
+    type: Literal["function", "custom"] = "function"
+    function: CalledFunction | None = None
+    custom: CalledCustomTool | None = None
+
+
 class ChatMessage(Reply):
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None
+    reasoning: str = ""
+    tool_calls: list[ToolCall] = []
+
+
+ChatEnded = Literal["stop", "length", "tool_calls"]
 
 
 class ChatChoice(ChoiceReply):
     message: ChatMessage
     logprobs: ChatLogprobs | None
-    finish_reason: Ended
+    finish_reason: ChatEnded
     stop_reason: int | str | None
 
 
 class ChatDelta(Reply):
     role: Literal["assistant"] = "assistant"
     content: str = ""
+    reasoning: str = ""
+    tool_calls: list[ToolCallPart] = []
 
 
 class ChatPart(ChoiceReply):
     delta: ChatDelta
     logprobs: ChatLogprobs | None
-    finish_reason: Ended | None
+    finish_reason: ChatEnded | None
     stop_reason: int | str | None = None
 
 

@@ -16,7 +16,7 @@ from lexshard.actors.messages import Drafting, Request, SamplingParameters
 from lexshard.actors.text.token_bytes import TokenBytes
 from lexshard.serve_app.admission import Ticket, waiting_cost
 from lexshard.serve_app.openai.choice import Choice, OutputOptions
-from lexshard.serve_app.openai.errors import bad_request, context_length_exceeded
+from lexshard.serve_app.openai.errors import ApiError, bad_request, context_length_exceeded
 from lexshard.serve_app.openai.generation import Generation
 from lexshard.serve_app.openai.logprobs import LogprobsFormatter
 from lexshard.serve_app.openai.parameters import check_common, random_seed, sampling_parameters
@@ -32,8 +32,9 @@ from lexshard.serve_app.openai.response_writer import ResponseWriter
 from lexshard.serve_app.openai.streaming import respond
 from lexshard.serve_app.request_record import RequestRecord
 from lexshard.serve_app.server_state import ServerState
-from lexshard.serve_app.structured.applying import Around, constraint_of
+from lexshard.serve_app.structured.applying import constraint_of
 from lexshard.serve_app.structured.constraint import Constraint
+from lexshard.serve_app.tools.plan import ReplyPlan
 
 Fields = TypeVar("Fields", bound=GenerationFields)
 
@@ -46,7 +47,7 @@ class Wanted:
     its field ``prompt_field``. At most ``max_tokens`` follow each, where it says nothing
     ``default_tokens``, else all that fit. ``logprobs`` of the output and ``prompt_logprobs``: how
     many of the likeliest, None for none. ``writer`` tells of the choices as the protocol does.
-    ``around`` makes what the whole output must match of what the request's fields ask for.
+    ``plan`` is what replies are read by, and held to around what the request's fields ask for.
     """
 
     writer: type[ResponseWriter]
@@ -58,7 +59,7 @@ class Wanted:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     echo: bool = False
-    around: Around | None = None
+    plan: ReplyPlan | None = None
 
 
 def read_fields(
@@ -112,15 +113,24 @@ async def begun(
     with ticket.released_on_error():
         prompts = await wanted.encode(reader)
         bad_words = await reader.bad_words(fields.bad_words or ())
-        constraint = await constraint_of(
-            fields,
-            wanted.around,
-            state.tokenizer,
-            state.grammars,
-            preparation.information,
-            request.receive,
-        )
+        constraint = await _constraint(state, request, fields, wanted.plan)
         return preparation.made(prompts, bad_words, ticket, constraint)
+
+
+async def _constraint(
+    state: ServerState, request: HttpRequest, fields: GenerationFields, plan: ReplyPlan | None
+) -> Constraint | None:
+    """What the output must match, which is known to compile."""
+    information, receive = state.information(), request.receive
+    around = None if plan is None else plan.around
+    try:
+        return await constraint_of(
+            fields, around, state.tokenizer, state.grammars, information, receive
+        )
+    except ApiError:
+        if plan is not None:
+            await plan.blame(state.grammars, information, receive)
+        raise
 
 
 class Preparation:
@@ -171,6 +181,9 @@ class Preparation:
         options = self._output_options()
         tokens = state.tokenizer.token_bytes
         visible = state.tokenizer.visible_token_bytes if options.skip_special_tokens else tokens
+        plan = self._wanted.plan if self._wanted.plan and self._wanted.plan.reads else None
+        if plan is not None and options.skip_special_tokens:
+            visible = state.tokenizer.marked_token_bytes
         engine_id = uuid.uuid4().hex  # clients may use a request id twice
         asked = fields.priority
         priority = max(0, record.lowest_priority) if asked is None else asked
@@ -195,7 +208,9 @@ class Preparation:
                     cache_salt=record.cache_salt,
                     drafting=Drafting(most=fields.draft_tokens),
                 )
-                choices.append(Choice(len(choices), engine_request, echo_text, options, visible))
+                parser = None if plan is None else plan.parser()
+                index = len(choices)
+                choices.append(Choice(index, engine_request, echo_text, options, visible, parser))
         kind = self._wanted.writer
         seed = seeds[0] if len(seeds) == 1 else seeds
         writer = kind(

@@ -91,7 +91,8 @@ class ResponseWriter(ABC):
 
     def _adds_text_alone(self, delta: Delta) -> bool:
         """Whether there is nothing to tell but text, as of nearly every token."""
-        return not (delta.first or delta.finish_reason or self.options.tells_tokens)
+        more = delta.first or delta.finish_reason or delta.reasoning or delta.calls
+        return not (more or self.options.tells_tokens)
 
     def _text_event(self, delta: Delta) -> bytes:
         """An event in which only the text is new: what stands around it was encoded before."""
@@ -118,7 +119,8 @@ class ResponseWriter(ABC):
     def has_news(self, delta: Delta) -> bool:
         """Whether a stream must tell of ``delta`` now: its text may be held back."""
         tells_tokens = self.options.tells_tokens and delta.token_ids
-        return bool(delta.text or delta.finish_reason or tells_tokens)
+        says = delta.text or delta.reasoning or delta.calls
+        return bool(says or delta.finish_reason or tells_tokens)
 
     def told_tokens(self, delta: Delta) -> dict[str, Any]:
         """What a choice tells of its single tokens on request, apart from log-probabilities."""

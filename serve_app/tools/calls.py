@@ -54,6 +54,7 @@ class CallReader:
         self._argument_keys = {family.arguments_key, *_ARGUMENT_KEYS}
         self._first_keys = {family.name_key, *self._argument_keys, *_OTHER_KEYS}
         self._custom_arguments: list[str] | None = None  # of a custom tool's call that is read
+        self._custom = False
         self._as_written = False
 
     def calls(self) -> Reading[None]:
@@ -95,6 +96,7 @@ class CallReader:
         self.pieces.append(CallPiece(self.told, "", call_id, tool.name, tool.custom))
         self.told += 1
         self._custom_arguments = [] if tool.custom else None
+        self._custom = tool.custom
         self._as_written = as_written
         self._buffer.pinned = None
 
@@ -106,7 +108,7 @@ class CallReader:
 
     def _add(self, text: str) -> None:
         if text:
-            self.pieces.append(CallPiece(self.told - 1, text))
+            self.pieces.append(CallPiece(self.told - 1, text, custom=self._custom))
 
     def _tool(self, name: str) -> OfferedTool:
         if name not in self._tools:

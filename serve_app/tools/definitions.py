@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, WrapValidator, model_validator
 from pydantic_core import PydanticCustomError
@@ -14,17 +14,6 @@ MAX_TOOLS = 512
 MAX_GRAMMAR_CHARACTERS = 65_536
 # Names become part of what models write, between their families' marks.
 ToolName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
-WEATHER: Final = {
-    "type": "function",
-    "function": {
-        "name": "get_weather",
-        "parameters": {
-            "type": "object",
-            "properties": {"city": {"type": "string"}},
-            "required": ["city"],
-        },
-    },
-}
 # What clients call the parts of a tool, which stand under the name of its type.
 Kind = Literal["function", "custom"]
 
@@ -106,7 +95,7 @@ class AllowedTool(TypedPart):
         return self.type, part.name
 
 
-class AllowedTools(StrictModel):
+class ToolSubset(StrictModel):
     mode: Literal["auto", "required"]
     tools: Annotated[list[AllowedTool], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)]
 
@@ -115,7 +104,7 @@ class NamedChoice(TypedPart):
     type: Literal["function", "custom", "allowed_tools"]
     function: ToolReference | None = None
     custom: ToolReference | None = None
-    allowed_tools: AllowedTools | None = None
+    allowed_tools: ToolSubset | None = None
 
 
 ChoiceWord = Literal["none", "auto", "required"]

@@ -71,7 +71,8 @@ def test_every_field_is_described_with_its_limits(description: dict[str, Any]) -
     assert chat["required"] == ["messages"]
     assert chat["properties"]["stop"]["anyOf"][1]["maxItems"] == 4
     assert chat["properties"]["n"]["anyOf"][0]["maximum"] == 128
-    assert chat["properties"]["tools"]["enum"] == [None, []]
+    assert chat["properties"]["tools"]["anyOf"][0]["maxItems"] == 512
+    assert chat["properties"]["functions"]["enum"] == [None, []]
 
 
 def test_the_examples_are_answered(url: str, description: dict[str, Any]) -> None:
