@@ -28,7 +28,10 @@ OWN_NAMES = {
     "response_format.json_schema": "output_config.format",
     "response_format": "output_config.format",
     "reasoning_effort": "output_config.effort",
+    ".parameters": ".input_schema",
 }
+# Of thinking, where a chat completion has another name.
+EFFORTS = {"max": "xhigh"}
 # Told to the model as they are.
 SAME = ("temperature", "top_p", "top_k", "seed", "priority", "request_id")
 NO_THINKING = "none"
@@ -172,7 +175,7 @@ def prompt_body(asked: PromptFields) -> TranslatedMessages:
     if asked.thinking is not None and asked.thinking.type == "disabled":
         effort = NO_THINKING
     if effort is not None:
-        body["reasoning_effort"] = effort
+        body["reasoning_effort"] = EFFORTS.get(effort, effort)
     if config.format is not None:
         body["response_format"] = response_format(config.format)
     return TranslatedMessages(body, turns.places)

@@ -12,13 +12,15 @@ PartKind = Literal["reasoning", "text", "call"]
 
 @dataclass(slots=True)
 class Part:
-    """One part of a reply: ``text`` is what a call's arguments are, too, as JSON; ``name`` and
-    ``call_id`` are of calls alone. ``logprobs`` are entries of OpenAI's, of text alone."""
+    """One part of a reply: ``text`` of a call is its arguments, as JSON, or, where it is of a
+    ``custom`` tool, its input; ``name`` and ``call_id`` are of calls alone. ``logprobs`` are
+    entries of OpenAI's, of text alone."""
 
     kind: PartKind
     index: int
     name: str = ""
     call_id: str = ""
+    custom: bool = False
     pieces: list[str] = field(default_factory=list)
     logprobs: list[dict[str, Any]] = field(default_factory=list)
     ended: bool = False
@@ -93,13 +95,15 @@ class ReplyReader:
         yield self._add(text, logprobs)
 
     def _called(self, call: dict[str, Any]) -> Iterator[Step]:
-        function = call.get("function") or {}
-        if call["index"] != self._call or not self.parts or self.parts[-1].kind != "call":
+        custom = "custom" in call
+        told = call["custom"] if custom else call["function"]
+        if call["index"] != self._call or self.parts[-1].kind != "call":
             self._call = call["index"]
-            name, call_id = function.get("name") or "", call.get("id") or ""
-            yield from self._begin(Part("call", len(self.parts), name, call_id))
-        if function.get("arguments"):
-            yield self._add(function["arguments"], [])
+            part = Part("call", len(self.parts), told["name"], call["id"], custom)
+            yield from self._begin(part)
+        text = told.get("input" if custom else "arguments")
+        if text:
+            yield self._add(text, [])
 
     def _begin(self, part: Part) -> Iterator[Step]:
         yield from self.end()

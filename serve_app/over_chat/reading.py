@@ -95,21 +95,24 @@ def refused_kind(place: str, kind: str, reason: str) -> ApiError:
 
 
 _MESSAGE = re.compile(r"\bmessages(?:\.|\[)(\d+)\]?")
+_TOOL = re.compile(r"\btools\.(\d+)\.(?:function|custom)")
 
 
 def in_own_terms(
     error: ApiError, names: Mapping[str, str], places: Mapping[int, str] | None = None
 ) -> ApiError:
     """What is wrong with a chat body, told of the body that it was made of. ``names`` of fields by
-    those of a chat body; ``places`` of its messages by their numbers."""
+    those of a chat body, of fields of tools with a dot before them; ``places`` of its messages by
+    their numbers."""
 
     def place(match: re.Match[str]) -> str:
         return (places or {}).get(int(match[1]), match[0])
 
     def renamed(text: str) -> str:
-        text = _MESSAGE.sub(place, text)
+        text = _TOOL.sub(r"tools[\1]", _MESSAGE.sub(place, text))
         for chat_name, own in names.items():
-            text = re.sub(rf"(?<![\w.\]]){re.escape(chat_name)}(?![\w(])", own, text)
+            before = r"(?<=\])" if chat_name.startswith(".") else r"(?<![\w.\]])"
+            text = re.sub(rf"{before}{re.escape(chat_name)}(?![\w(])", own, text)
         return text
 
     parameter = error.parameter

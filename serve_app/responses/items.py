@@ -14,8 +14,6 @@ from lexshard.serve_app.over_chat.reading import inside, kind_of, read_at, refus
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
 Status = Literal["in_progress", "completed", "incomplete"]
-# The argument by which a model hands text to a tool that takes text alone.
-CUSTOM_ARGUMENT = "input"
 
 
 class ItemFields(StrictModel):
@@ -127,11 +125,15 @@ class Conversation:
                     self._open_reply(place, "content", "reasoning")["reasoning"] = thought
             case "function_call":
                 call = read_at(FunctionCallItem, item, place)
-                if call.status != "incomplete":  # its JSON ends with the budget of a reply
-                    self._call(call.call_id, call.name, call.arguments, place)
+                if call.status == "incomplete":  # its JSON ends with the budget of a reply
+                    return
+                _check_arguments(call.arguments, inside(place, "arguments"))
+                function = {"name": call.name, "arguments": call.arguments}
+                self._call(call.call_id, {"type": "function", "function": function}, place)
             case "custom_tool_call":
                 custom = read_at(CustomCallItem, item, place)
-                self._call(custom.call_id, custom.name, as_arguments(custom.input), place)
+                told = {"name": custom.name, "input": custom.input}
+                self._call(custom.call_id, {"type": "custom", "custom": told}, place)
             case "function_call_output" | "custom_tool_call_output":
                 output = read_at(CallOutputItem, item, place)
                 if output.call_id not in self.calls:
@@ -158,11 +160,9 @@ class Conversation:
             texts = [{"type": "text", "text": part} for part in parts]
             self.add({"role": item.role, "content": texts}, place)
 
-    def _call(self, call_id: str, name: str, arguments: str, place: str) -> None:
+    def _call(self, call_id: str, call: dict[str, Any], place: str) -> None:
         message = self._open_reply(place)
-        function = {"name": name, "arguments": arguments}
-        called = {"id": call_id, "type": "function", "function": function}
-        message.setdefault("tool_calls", []).append(called)
+        message.setdefault("tool_calls", []).append({"id": call_id, **call})
         self.calls.add(call_id)
 
     def _open_reply(self, place: str, *new: str) -> dict[str, Any]:
@@ -176,9 +176,16 @@ class Conversation:
         return last
 
 
-def as_arguments(text: str) -> str:
-    """The arguments, as JSON, of a call whose tool takes ``text`` alone."""
-    return orjson.dumps({CUSTOM_ARGUMENT: text}).decode()
+def _check_arguments(arguments: str, place: str) -> None:
+    """Raises:
+    ApiError: 400 where they are no JSON object; none at all are an empty one.
+    """
+    try:
+        told = orjson.loads(arguments) if arguments.strip() else {}
+    except orjson.JSONDecodeError as error:
+        raise bad_request(f"'{place}' is no JSON: {error}", place) from error
+    if not isinstance(told, dict):
+        raise bad_request(f"'{place}' must be a JSON object", place)
 
 
 def read_parts(content: Any, place: str) -> list[str]:

@@ -9,15 +9,9 @@ from pydantic import Field
 from lexshard.serve_app.openai.errors import bad_request, shortened
 from lexshard.serve_app.openai.protocol import NotImplementedField, StrictModel
 from lexshard.serve_app.over_chat.reading import inside, kind_of, read_at, refused_kind
-from lexshard.serve_app.responses.items import CUSTOM_ARGUMENT, Name
+from lexshard.serve_app.responses.items import Name
 
-# A tool that takes text alone is a function of one argument to the model.
-CUSTOM_PARAMETERS = {
-    "type": "object",
-    "properties": {CUSTOM_ARGUMENT: {"type": "string"}},
-    "required": [CUSTOM_ARGUMENT],
-    "additionalProperties": False,
-}
+NO_SERVER_TOOLS = "this server runs no tools; there are function and custom"
 
 
 class ToolFields(StrictModel):
@@ -39,6 +33,12 @@ class CustomFields(ToolFields):
     format: dict[str, Any] | None = None
 
 
+class GrammarFields(StrictModel):
+    type: Literal["grammar"]
+    syntax: Literal["lark", "regex"]
+    definition: Annotated[str, Field(min_length=1)]
+
+
 class NamedTool(StrictModel):
     type: Literal["function", "custom"]
     name: str
@@ -47,7 +47,7 @@ class NamedTool(StrictModel):
 class AllowedTools(StrictModel):
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: list[dict[str, Any]]
+    tools: Annotated[list[dict[str, Any]], Field(min_length=1)]
 
 
 class JsonSchemaFields(StrictModel):
@@ -68,7 +68,7 @@ def chat_tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
     told = [_chat_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
     seen: set[str] = set()
     for index, tool in enumerate(told):
-        name = tool["function"]["name"]
+        name = tool[tool["type"]]["name"]
         if name in seen:
             where = f"tools[{index}].name"
             raise bad_request(f"'{where}': there are two tools named '{shortened(name)}'", where)
@@ -78,62 +78,62 @@ def chat_tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _chat_tool(tool: dict[str, Any], place: str) -> dict[str, Any]:
     kind = kind_of(tool, place)
-    function: dict[str, Any]
+    told: dict[str, Any]
     if kind == "function":
-        fields = read_at(FunctionFields, tool, place)
-        function = {"name": fields.name, "description": fields.description}
-        function |= {"parameters": fields.parameters, "strict": fields.strict}
+        function = read_at(FunctionFields, tool, place)
+        told = {"name": function.name, "description": function.description}
+        told |= {"parameters": function.parameters, "strict": function.strict}
     elif kind == "custom":
         custom = read_at(CustomFields, tool, place)
+        told = {"name": custom.name, "description": custom.description}
         if custom.format is not None:
-            where = inside(place, "format")
-            if (form := kind_of(custom.format, where)) != "text":
-                raise refused_kind(where, form, "not implemented by this server")
-        function = {"name": custom.name, "description": custom.description}
-        function |= {"parameters": CUSTOM_PARAMETERS}
+            told["format"] = _custom_format(custom.format, inside(place, "format"))
     else:
-        raise refused_kind(place, kind, "this server runs no tools; 'function' and 'custom' are")
-    known = {name: value for name, value in function.items() if value is not None}
-    return {"type": "function", "function": known}
+        raise refused_kind(place, kind, NO_SERVER_TOOLS)
+    return {"type": kind, kind: {name: value for name, value in told.items() if value is not None}}
 
 
-def custom_names(tools: list[dict[str, Any]]) -> frozenset[str]:
-    """The names of the tools that take text alone; of `chat_tools` that were read without error."""
-    return frozenset(tool["name"] for tool in tools if tool["type"] == "custom")
+def _custom_format(form: dict[str, Any], place: str) -> dict[str, Any]:
+    kind = kind_of(form, place)
+    if kind == "text":
+        return {"type": "text"}
+    if kind != "grammar":
+        raise refused_kind(place, kind, "there are text and grammar")
+    read = read_at(GrammarFields, form, place)
+    return {"type": kind, kind: {"syntax": read.syntax, "definition": read.definition}}
 
 
-def chosen_tools(
-    choice: Any, tools: list[dict[str, Any]]
-) -> tuple[list[dict[str, Any]], str | dict[str, Any] | None]:
-    """The tools of a chat completion that may be called, and its ``tool_choice``.
+def chat_tool_choice(choice: Any, tools: list[dict[str, Any]]) -> str | dict[str, Any]:
+    """The ``tool_choice`` of a chat completion with those ``tools``.
 
     Raises:
         ApiError: 400 for a choice that is none, or is of a tool that there is not.
     """
     place = "tool_choice"
-    if choice is None or (isinstance(choice, str) and choice in ("none", "auto", "required")):
-        return tools, choice
     if isinstance(choice, str):
-        raise bad_request(f"'{place}' must be none, auto, required or an object", place)
+        if choice not in ("none", "auto", "required"):
+            raise bad_request(f"'{place}' must be none, auto, required or an object", place)
+        return choice
     kind = kind_of(choice, place)
     if kind == "allowed_tools":
         allowed = read_at(AllowedTools, choice, place)
-        names = {
+        named = [
             _named(tool, f"{place}.tools[{index}]", tools)
             for index, tool in enumerate(allowed.tools)
-        }
-        return [tool for tool in tools if tool["function"]["name"] in names], allowed.mode
+        ]
+        return {"type": kind, kind: {"mode": allowed.mode, "tools": named}}
     if kind not in ("function", "custom"):
-        raise refused_kind(place, kind, "this server runs no tools; 'function' and 'custom' are")
-    return tools, {"type": "function", "function": {"name": _named(choice, place, tools)}}
+        raise refused_kind(place, kind, NO_SERVER_TOOLS)
+    return _named(choice, place, tools)
 
 
-def _named(tool: Any, place: str, tools: list[dict[str, Any]]) -> str:
-    name = read_at(NamedTool, tool, place).name
-    if all(each["function"]["name"] != name for each in tools):
+def _named(tool: Any, place: str, tools: list[dict[str, Any]]) -> dict[str, Any]:
+    named = read_at(NamedTool, tool, place)
+    kind, name = named.type, named.name
+    if all(each["type"] != kind or each[kind]["name"] != name for each in tools):
         where = inside(place, "name")
-        raise bad_request(f"'{where}': there is no tool named '{shortened(name)}'", where)
-    return name
+        raise bad_request(f"'{where}': there is no {kind} named '{shortened(name)}'", where)
+    return {"type": kind, kind: {"name": name}}
 
 
 def response_format(text_format: dict[str, Any]) -> dict[str, Any]:

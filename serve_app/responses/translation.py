@@ -8,7 +8,7 @@ from typing import Any
 from lexshard.serve_app.openai.errors import bad_request
 from lexshard.serve_app.responses.items import Conversation
 from lexshard.serve_app.responses.protocol import LOGPROBS, ResponsesRequest
-from lexshard.serve_app.responses.tools import chat_tools, chosen_tools, response_format
+from lexshard.serve_app.responses.tools import chat_tool_choice, chat_tools, response_format
 
 # Fields of chat completions by those of responses, for what is refused later.
 OWN_NAMES = {
@@ -20,6 +20,8 @@ OWN_NAMES = {
     "reasoning_effort": "reasoning.effort",
     "logprobs": "include",
 }
+# Of reasoning, where a chat completion has another name, or none.
+EFFORTS = {"max": "xhigh"}
 # Told to the model as they are.
 SAME = (
     "model",
@@ -88,12 +90,15 @@ def chat_body(asked: ResponsesRequest, earlier: list[dict[str, Any]]) -> ChatBod
     if LOGPROBS in (asked.include or ()) or asked.top_logprobs:
         body |= {"logprobs": True, "top_logprobs": asked.top_logprobs or 0}
     if asked.reasoning is not None and asked.reasoning.effort is not None:
-        body["reasoning_effort"] = asked.reasoning.effort
+        body["reasoning_effort"] = EFFORTS.get(asked.reasoning.effort, asked.reasoning.effort)
     if asked.text is not None and asked.text.format is not None:
         body["response_format"] = response_format(asked.text.format)
-    tools, choice = chosen_tools(asked.tool_choice, chat_tools(asked.tools or []))
+    tools = chat_tools(asked.tools or [])
     if tools:
         body["tools"] = tools
-    if choice is not None and (tools or choice != "auto"):
+    if asked.tool_choice is not None:
+        choice = chat_tool_choice(asked.tool_choice, tools)
+        if choice == "required" and not tools:
+            raise bad_request("'tool_choice' is required, but there are no tools", "tool_choice")
         body["tool_choice"] = choice
     return ChatBody(body, conversation.places)

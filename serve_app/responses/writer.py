@@ -6,14 +6,10 @@ import time
 import uuid
 from typing import Any
 
-import orjson
-
 from lexshard.serve_app.openai.errors import ApiError
 from lexshard.serve_app.over_chat.answering import ReplyWriter
 from lexshard.serve_app.over_chat.chunks import Added, Began, Part, ReplyReader, Step
-from lexshard.serve_app.responses.items import CUSTOM_ARGUMENT
 from lexshard.serve_app.responses.protocol import ResponsesRequest
-from lexshard.serve_app.responses.tools import custom_names
 
 Event = dict[str, Any]
 # What a response that fails in its stream is told by.
@@ -27,21 +23,11 @@ def new_id(prefix: str) -> str:
 
 
 class ResponseItemWriter:
-    """Writes one output item: ``custom`` of a call whose tool takes text alone."""
+    """Writes one output item."""
 
-    def __init__(self, part: Part, custom: bool) -> None:
+    def __init__(self, part: Part) -> None:
         self.part = part
-        self.custom = custom
-        self.id = new_id("ctc" if custom else ITEM_PREFIXES[part.kind])
-
-    @property
-    def input(self) -> str:
-        """What a tool that takes text alone is told; as it is where the model's JSON is none, which
-        ended with the budget."""
-        try:
-            return str(orjson.loads(self.part.text)[CUSTOM_ARGUMENT])
-        except (orjson.JSONDecodeError, KeyError, TypeError):
-            return self.part.text
+        self.id = new_id("ctc" if part.custom else ITEM_PREFIXES[part.kind])
 
     def item(self, status: str) -> dict[str, Any]:
         """The item as it is now; nothing is in it yet where ``status`` is ``in_progress``."""
@@ -62,11 +48,10 @@ class ResponseItemWriter:
                 "status": status,
             }
         called = {"call_id": part.call_id, "name": part.name}
-        if self.custom:
-            text = "" if begins else self.input
+        text = "" if begins else part.text
+        if part.custom:
             return {"id": self.id, "type": "custom_tool_call", **called, "input": text}
-        arguments = "" if begins else part.text
-        told = {"type": "function_call", **called, "arguments": arguments}
+        told = {"type": "function_call", **called, "arguments": text}
         return {"id": self.id, "status": status, **told}
 
     def content(self, *, empty: bool = False) -> dict[str, Any]:
@@ -84,7 +69,6 @@ class ResponsesWriter(ReplyWriter):
     def __init__(self, asked: ResponsesRequest, model: str) -> None:
         self._reader = ReplyReader()
         self._items: list[ResponseItemWriter] = []
-        self._custom = custom_names(asked.tools or [])
         self._events = 0
         self._response = _beginning(asked, model)
 
@@ -144,8 +128,7 @@ class ResponsesWriter(ReplyWriter):
 
     def _step(self, step: Step) -> list[Event]:
         if isinstance(step, Began):
-            custom = step.part.kind == "call" and step.part.name in self._custom
-            item = ResponseItemWriter(step.part, custom)
+            item = ResponseItemWriter(step.part)
             self._items.append(item)
             return self._begun(item)
         item = self._items[step.part.index]
@@ -165,11 +148,9 @@ class ResponsesWriter(ReplyWriter):
         return [added, self._event("response.content_part.added", **place, part=part)]
 
     def _added(self, item: ResponseItemWriter, step: Added) -> list[Event]:
-        if item.custom:  # told when all of its JSON is there
-            return []
         told: dict[str, Any] = {}
         if item.part.kind == "call":
-            kind = "response.function_call_arguments.delta"
+            kind = f"response.{_call_field(item.part)}.delta"
         elif item.part.kind == "reasoning":
             kind = "response.reasoning_text.delta"
         else:
@@ -194,19 +175,18 @@ class ResponsesWriter(ReplyWriter):
         return [*events, self._event("response.output_item.done", **told)]
 
     def _call_ended(self, item: ResponseItemWriter) -> list[Event]:
+        part = item.part
+        told = {"input": part.text} if part.custom else {"name": part.name, "arguments": part.text}
         place = self._place(item, with_content=False)
-        if not item.custom:
-            named = {"name": item.part.name, "arguments": item.part.text}
-            return [self._event("response.function_call_arguments.done", **place, **named)]
-        kind, text = "response.custom_tool_call_input", item.input
-        return [
-            self._event(f"{kind}.delta", **place, delta=text),
-            self._event(f"{kind}.done", **place, input=text),
-        ]
+        return [self._event(f"response.{_call_field(part)}.done", **place, **told)]
 
     def _place(self, item: ResponseItemWriter, *, with_content: bool) -> dict[str, Any]:
         place = {"item_id": item.id, "output_index": item.part.index}
         return {**place, "content_index": 0} if with_content else place
+
+
+def _call_field(part: Part) -> str:
+    return "custom_tool_call_input" if part.custom else "function_call_arguments"
 
 
 def usage_of(usage: dict[str, Any]) -> dict[str, Any]:

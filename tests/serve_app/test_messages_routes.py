@@ -1,5 +1,5 @@
-"""``/v1/messages`` over HTTP: keys, errors of the protocol's own shape, and what chat completions do
-as well."""
+"""``/v1/messages`` over HTTP: keys, errors of the protocol's own shape, and what chat completions
+do as well."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def all_parts() -> ScriptedChat:
         said("Ye"),
         said("s"),
         called(0, "add", '{"a"', ": 1}"),
-        called(1, "run", '{"input": "say', ' \\"hi\\""}'),
+        called(1, "run", "say", ' "hi"', custom=True),
         ended("tool_calls"),
     )
 
@@ -138,7 +138,7 @@ def test_events_are_numbered_and_each_is_of_its_item(url: str) -> None:
         *((f"{arguments}.{kind}", 2) for kind in ("delta", "delta", "done")),
         ("output_item.done", 2),
         ("output_item.added", 3),
-        *((f"{custom}.{kind}", 3) for kind in ("delta", "done")),
+        *((f"{custom}.{kind}", 3) for kind in ("delta", "delta", "done")),
         ("output_item.done", 3),
         ("completed", None),
     ]

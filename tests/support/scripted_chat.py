@@ -42,11 +42,11 @@ def thought(text: str) -> Chunk:
     return chunk({"reasoning": text})
 
 
-def called(index: int, name: str, *arguments: str) -> list[Chunk]:
-    """A call with the id ``call_INDEX``, its arguments in pieces."""
-    function = {"name": name, "arguments": ""}
-    began = {"index": index, "id": f"call_{index}", "type": "function", "function": function}
-    parts = [{"index": index, "function": {"arguments": part}} for part in arguments]
+def called(index: int, name: str, *pieces: str, custom: bool = False) -> list[Chunk]:
+    """A call with the id ``call_INDEX``, its arguments or its input in pieces."""
+    kind, field = ("custom", "input") if custom else ("function", "arguments")
+    began = {"index": index, "id": f"call_{index}", "type": kind, kind: {"name": name, field: ""}}
+    parts = [{"index": index, kind: {field: piece}} for piece in pieces]
     return [chunk({"tool_calls": [part]}) for part in (began, *parts)]
 
 
