@@ -21,8 +21,7 @@ def left_to_model(what: str) -> str:
 @dataclass(frozen=True, slots=True)
 class Constraint:
     """``grammar`` is one grammar object of llguidance, with one key: ``{"json_schema": {...}}`` or
-    ``{"lark_grammar": "..."}``. A Lark grammar may refer to the ``named`` ones, which have a
-    ``"name"`` besides, as ``@name``. ``field`` is the request field that asked for it, which errors
+    ``{"lark_grammar": "..."}``. ``field`` is the request field that asked for it, which errors
     name. ``schemas`` are the JSON Schemas in it, which errors and notes point into; ``notes`` say
     what the grammar cannot hold and was left to the model, a sentence each.
     """
@@ -31,8 +30,7 @@ class Constraint:
     field: str
     schemas: tuple[dict[str, Any], ...] = ()
     notes: tuple[str, ...] = ()
-    named: tuple[dict[str, Any], ...] = ()
 
     def text(self) -> str:
         """The top-level grammar, as `SamplingParameters.grammar` takes it."""
-        return orjson.dumps({"grammars": [self.grammar, *self.named]}).decode()
+        return orjson.dumps({"grammars": [self.grammar]}).decode()

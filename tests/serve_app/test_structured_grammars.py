@@ -193,19 +193,6 @@ def test_references_are_walked_once() -> None:
     assert len(list(parts(astray))) == 4
 
 
-def test_a_grammar_may_stand_inside_another() -> None:
-    answer = read(schema_format(POINT))
-    around = Constraint(
-        {"lark_grammar": 'start: "so: " @answer'},
-        answer.field,
-        answer.schemas,
-        named=({"name": "answer", **answer.grammar},),
-    )
-    matcher, _ = compiled(around)
-    assert matches(matcher, 'so: {"a": 1}')
-    assert not matches(matcher, 'so: {"a": 1} ')
-
-
 @pytest.mark.parametrize("strict", [True, False])
 @pytest.mark.parametrize("keyword", SUITE)
 def test_no_wrong_instance_of_the_json_schema_suite_passes(keyword: str, strict: bool) -> None:
