@@ -69,7 +69,7 @@ class ArgumentGrammars:
         }
         strictness = {"lenient": not tool.strict, "coerce_one_of": not tool.strict}
         schema[OPTIONS] = {**options, **strictness}
-        self.lines.append(f"{rule}: %json {json.dumps(schema)}")
+        self.lines.append(f"{rule}: {self._named({'json_schema': schema})}")
         return rule
 
     def _arguments(self, tool: OfferedTool) -> str:
@@ -93,11 +93,15 @@ class ArgumentGrammars:
     def _json(self, tool: OfferedTool, schema: dict[str, Any]) -> str:
         place = f"{tool.place}.parameters"
         grammar = json_grammar(schema, _STYLE, strict=tool.strict, field=place)
-        return f"%json {json.dumps(grammar)}"
+        return self._named({"json_schema": grammar})
 
     def _lark(self, definition: str) -> str:
-        name = f"input_{self._count}"
-        self.grammars.append({"name": name, "lark_grammar": definition})
+        return self._named({"lark_grammar": definition})
+
+    def _named(self, grammar: dict[str, Any]) -> str:
+        """A grammar of its own, so that what is wrong with it is told of it alone."""
+        name = f"part_{len(self.grammars) + 1}"
+        self.grammars.append({"name": name, **grammar})
         return f"@{name}"
 
     def _xml(self, tool: OfferedTool) -> str:
