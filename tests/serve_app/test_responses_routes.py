@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
+from lexshard.cluster.config import ServeConfig
+from lexshard.serve_app.api_processes.seats import Seats
+from lexshard.serve_app.app import create_app
 from tests.support.mock_engine import MockEngine, Script, spell
-from tests.support.mock_server import Client, Wire, listening, serve, until
+from tests.support.mock_server import TOKENIZER, Client, Wire, listening, serve, until
 
 KEYS = ["one", "two"]
 
@@ -127,6 +131,24 @@ def test_a_body_that_is_as_deep_as_can_be_is_refused(url: str) -> None:
         reply = httpx.post(f"{url}/v1/responses", content=body, headers=headers)
         assert reply.status_code == 400
         assert "response.failed" not in reply.text
+
+
+def test_api_processes_of_a_server_share_what_is_kept(tmp_path: Path) -> None:
+    async def run() -> None:
+        config = ServeConfig(model="mock", api_processes=2)
+        clients = []
+        for _ in range(2):
+            seats = Seats(tmp_path / "api-processes", config.api_processes)
+            app = create_app(config, MockEngine(), TOKENIZER, seats, 1)
+            transport = httpx.ASGITransport(app=app)
+            clients.append(Client(transport=transport, base_url="http://test"))
+        first, second = clients
+        made = (await first.post("/v1/responses", json={"input": "Hi"})).json()
+        assert (await second.get(f"/v1/responses/{made['id']}")).json() == made
+        body = {"input": "More", "previous_response_id": made["id"]}
+        assert (await second.post("/v1/responses", json=body)).status_code == 200
+
+    asyncio.run(run())
 
 
 @pytest.mark.parametrize("stream", [False, True])
