@@ -42,6 +42,7 @@ from lexshard.serve_app.openai.completions import create_completion
 from lexshard.serve_app.openai.errors import ApiError, json_response
 from lexshard.serve_app.openai.tokenization import ModelTokenizer
 from lexshard.serve_app.openai.tokenizer_routes import detokenize, tokenize
+from lexshard.serve_app.peer_routes import ABSENT, load, ping, server_info
 from lexshard.serve_app.request_body import read_json
 from lexshard.serve_app.request_record import TRACEPARENT, RequestRecord
 from lexshard.serve_app.responses.routes import (
@@ -51,6 +52,7 @@ from lexshard.serve_app.responses.routes import (
     list_input_items,
 )
 from lexshard.serve_app.responses.store import ResponseStore
+from lexshard.serve_app.scoring.generative import create_generative_scoring
 from lexshard.serve_app.server_state import VERSION, Replica, ServerState
 
 if TYPE_CHECKING:
@@ -132,6 +134,7 @@ POSTS = {
     "/v1/responses": create_response,
     MESSAGES: create_message,
     COUNT_TOKENS: count_tokens,
+    "/generative_scoring": create_generative_scoring,
     "/tokenize": tokenize,
     "/detokenize": detokenize,
 }
@@ -142,10 +145,13 @@ GUARDED_GETS = {
     f"{RESPONSE}/input_items": list_input_items,
     "/status": _status,
     "/tokenizer_info": _tokenizer_info,
+    "/server_info": server_info,
 }
 # What machines ask about the server itself, without a key.
 OPEN_GETS = {
     "/health": _health,
+    "/ping": ping,
+    "/load": load,
     "/metrics": _metrics,
     "/version": _version,
     "/openapi.json": _openapi,
@@ -303,7 +309,8 @@ async def _api_error(request: Request, error: Exception) -> Response:
 async def _http_error(request: Request, error: Exception) -> Response:
     """What the router refuses: an unknown path or a wrong method."""
     assert isinstance(error, HTTPException)
-    told = ApiError(404, f"There is nothing at {request.url.path}")
+    path = request.scope[RECORD_KEY].path
+    told = ApiError(404, ABSENT.get(path) or f"There is nothing at {request.url.path}")
     if error.status_code == 405:
         message = f"{request.method} is not allowed on {request.url.path}"
         told = ApiError(405, message, headers=dict(error.headers or {}))

@@ -19,6 +19,7 @@ from lexshard.serve_app.messages_api.protocol import CountTokensRequest, Message
 from lexshard.serve_app.openai import protocol
 from lexshard.serve_app.openai.chat_fields import ChatCompletionRequest, TokenizeChatRequest
 from lexshard.serve_app.responses.protocol import ResponsesRequest
+from lexshard.serve_app.scoring.generative import GenerativeScoringRequest
 
 REASONS = {
     400: "something in the request is wrong, or is not implemented: the message says what",
@@ -138,6 +139,13 @@ OPERATIONS = (
         (protocol.DetokenizeRequest,),
         ASKED,
     ),
+    Operation(
+        "/generative_scoring",
+        "How likely the first label is as the next token, after each item",
+        replies.GenerativeScoringReply,
+        (GenerativeScoringRequest,),
+        ASKED,
+    ),
     Operation("/tokenizer_info", "The tokenizer", replies.TokenizerReply, errors=(503,)),
     Operation(
         "/v1/edge", "What a device that drafts must know", replies.EdgeReply, errors=(404, 503)
@@ -149,6 +157,14 @@ OPERATIONS = (
         replies.HealthReply,
         errors=(503,),
         guarded=False,
+    ),
+    Operation("/ping", "The same, as SageMaker asks", None, errors=(503,), guarded=False),
+    Operation("/load", "How many sequences are open", replies.LoadReply, guarded=False),
+    Operation(
+        "/server_info",
+        "What the engine decided, in vLLM's shape",
+        replies.ServerInfoReply,
+        errors=(503,),
     ),
     Operation("/metrics", "Metrics in Prometheus' text format", None, guarded=False),
     Operation("/version", "lexshard's version", replies.VersionReply, guarded=False),

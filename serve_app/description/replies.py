@@ -251,5 +251,29 @@ class EdgeReply(Reply):
     engine: dict[str, Any]
 
 
+class ScoreReply(Reply):
+    index: int
+    object: Literal["score"]
+    score: float
+
+
+class GenerativeScoringReply(Reply):
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[ScoreReply]
+    usage: UsageReply
+
+
+class LoadReply(Reply):
+    server_load: int
+
+
+class ServerInfoReply(Reply):
+    vllm_config: dict[str, Any]
+    system_env: dict[str, str]
+
+
 class VersionReply(Reply):
     version: str
