@@ -24,8 +24,8 @@ MEANINGS: dict[str, str] = {
     "add_generation_prompt": "end with the beginning of an answer (so unless continued)",
     "continue_final_message": "go on in the last message instead of answering it",
     "chat_template_kwargs": "further variables that the model's chat template reads",
-    "tools": "what the model may call: functions, with a JSON Schema of their arguments, and custom "
-    "tools, whose input is a text",
+    "tools": "what the model may call: functions, with a JSON Schema of their arguments, and "
+    "custom tools, whose input is a text",
     "tool_choice": "`auto`; `none`; `required`: a call at least; or which tool, or some of them",
     "parallel_tool_calls": "false: one call at most",
     "reasoning_effort": "told to the chat template; refused where it does not read it",

@@ -141,6 +141,8 @@ class ArgumentGrammars:
         return self._text()
 
     def _text(self) -> str:
+        """A text, which ends where it is read to end: with the first mark, on a line of its own or
+        not."""
         rule = f"text_{len(self.lines)}_{self._count}"
-        self.lines.append(f"{rule}[lazy]: ANY {quoted(_PARAMETER_END)}")
-        return rule
+        self.lines.append(f"{rule}[lazy]: ANY {quoted(_PARAMETER_END.strip())}")
+        return f'{rule} "\\n"'

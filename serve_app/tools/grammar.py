@@ -50,7 +50,7 @@ class _ReplyGrammar:
     ) -> str:
         thinks = self._thinking(beginning)
         if offer is None or self._format.tools is None:
-            body = "gap @answer"
+            body = "@answer"
         else:
             body = self._calls(self._format.tools, offer)
             if not offer.required:
@@ -59,9 +59,8 @@ class _ReplyGrammar:
         lines = [
             "%llguidance {}",
             f"start: {optional if thinks else ''} {body}",
-            "gap: GAP?" if thinks else "gap:",
-            *([_GAP] if thinks else []),
             _ANY,
+            _GAP,
             *self._lines,
             *self._arguments.lines,
         ]
@@ -83,7 +82,7 @@ class _ReplyGrammar:
         if marks is None or beginning == "thought":
             return False
         opening = self._mark(marks.opening) if beginning == "free" else ""
-        self._lines.append(f"think: {opening} thinking")
+        self._lines.append(f"think: {opening} thinking GAP?")
         if self._is_token(marks.closing):
             self._lines.append(f"thinking: ANY {self._mark(marks.closing)}")
         else:
@@ -116,12 +115,12 @@ class _ReplyGrammar:
         if family.bare:
             opened = self._mark(family.opening) if self._is_token(family.opening) else ""
             self._lines.append(f"calls: {opened}{'?' if opened else ''} inside")
-            return "gap calls"
+            return "calls"
         opened = self._mark(family.opening)
         repeated = family.body != "list" and not offer.single
         again = f"({between} {opened} inside)*" if repeated else ""
         self._lines.append(f"calls: {opened} inside {again}")
-        return "gap calls"
+        return "calls"
 
     def _or_calls(self, family: ToolFamily, offer: Offer, answer: Mapping[str, Any] | None) -> str:
         """A reply that may call: else it is ``answer``, or without one a text, in which calls may
@@ -130,19 +129,20 @@ class _ReplyGrammar:
             # Both begin as JSON does, and can be told apart only where both are JSON.
             options = answer["json_schema"].get(OPTIONS, {})
             calls = (self._arguments.json_call(family, each, options) for each in _values(offer))
-            return f"gap (@answer | {' | '.join(calls)})"
+            return f"(@answer | {' | '.join(calls)})"
         if answer is not None:
-            return "gap (@answer | calls)"
+            return "(@answer | calls)"
         # No text begins as if it were thought: it would be read so.
         marks = self._format.reasoning
         first = f"~(/\\s*/ {quoted(marks.opening)} ANY)" if marks else ""
         if family.bare:
             keys = "|".join(sorted({family.name_key, "arguments", "parameters"}))
             called = rf'/\s*(\[\s*)?\{{\s*"({keys})"\s*:/'
-            # Line ends before it are of the gap, where there is one, as those before a call.
-            excluded = [f"~({called} ANY)", *([first, '~("\\n" ANY)'] if first else [])]
+            # Line ends before it are of what was thought, as are those before a call.
+            opened = f"(/\\s*/ {quoted(family.opening)})? " if family.opening else ""
+            excluded = [f"~({opened}{called} ANY)", *([first, '~("\\n" ANY)'] if first else [])]
             self._lines.append(f"TEXT: {' & '.join(['ANY', *excluded])}")
-            return "gap (TEXT | calls)"
+            return "(TEXT | calls)"
         opening = family.opening
         if self._is_token(opening):
             spelled = f"~(ANY {quoted(opening)} ANY)"

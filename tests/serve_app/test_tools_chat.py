@@ -181,7 +181,7 @@ def test_the_engine_gets_a_grammar_of_the_whole_reply() -> None:
     assert grammar(tool_choice="none") == {}
     assert grammar().keys() == {"reply", "part_1", "part_2"}
     assert "FIRST" in grammar()["reply"].splitlines()[1]
-    assert "start: think? gap calls" in grammar(tool_choice="required")["reply"]
+    assert "start: think? calls" in grammar(tool_choice="required")["reply"]
     assert grammar(response_format=answer).keys() == {"reply", "answer", "part_1", "part_2"}
     assert grammar(tools=None, response_format=answer).keys() == {"reply", "answer"}
     assert grammar(tools=[SHELL]).keys() == {"reply", "part_1"}
@@ -190,7 +190,7 @@ def test_the_engine_gets_a_grammar_of_the_whole_reply() -> None:
     allowed = {"mode": "required", "tools": [named]}
     some = grammar(tool_choice={"type": "allowed_tools", "allowed_tools": allowed})["reply"]
     assert "get_weather" not in some
-    assert "start: think? gap calls" in some
+    assert "start: think? calls" in some
     assert "(more inside)*" in grammar()["reply"]
     assert "(more inside)*" not in grammar(parallel_tool_calls=False)["reply"]
     # What never ends cannot be held to anything, unless something insists.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -163,3 +165,51 @@ def test_what_a_grammar_allows_is_read_as_calls(family: str) -> None:
     assert json.loads(said.calls[0][1])["city"].replace("\n", "") == "Oslo"
     assert said.calls[1] == ("run", "go!")
     assert said.content == ""
+
+
+@pytest.mark.parametrize("marked", [False, True], ids=["spelled", "tokens"])
+@pytest.mark.parametrize("family", CALLS)
+@pytest.mark.parametrize("required", [False, True], ids=["auto", "required"])
+def test_whatever_a_grammar_allows_is_read_as_it_was_meant(
+    family: str, required: bool, marked: bool
+) -> None:
+    """Replies of tokens that are drawn from those allowed, whatever they are."""
+    format = format_of(family, marked)
+    tokenizer, for_grammars = tokenizers(marked)
+    chance = random.Random(f"{family} {marked}")
+    short = {"type": "string", "minLength": 1, "maxLength": 3}
+    words = {"type": "array", "items": short}
+    schema = {**CITY, "properties": {"city": short, "deep": words}}
+    tools = {
+        "get": OfferedTool("get", None, schema, "tools.0.function", strict=True),
+        "run": replace(RUN, lark="start: /[a-z{]{1,3}/"),
+    }
+    grammar = reply_grammar(format, "free", Offer(tools, required, single=False), None)
+    opening, bare = FAMILIES_BY_NAME[family].opening, FAMILIES_BY_NAME[family].bare
+    endings = [
+        tokenizer.encode(each, add_special_tokens=False).ids
+        for each in ("</think>", "\n</parameter>\n", '"', END, *([opening] if opening else []))
+    ]
+    for _ in range(12):
+        matcher = LLMatcher(for_grammars, grammar or "", log_level=0)
+        ids: list[int] = []
+        while not matcher.is_stopped():
+            assert len(ids) < 4000
+            mask = matcher.compute_bitmask()
+            allowed = [i for i in range(tokenizer.get_vocab_size()) if mask[i // 8] >> i % 8 & 1]
+            more = [chance.choice(allowed)]
+            for ending in endings:  # what may be of any length ends soon
+                if chance.random() < 0.4 and matcher.validate_tokens(ending) == len(ending):
+                    more = ending
+            assert matcher.consume_tokens(more)
+            ids += more
+        text = tokenizer.decode(ids, skip_special_tokens=False).removesuffix(END)
+        said = parsed(ReplyParser(format, tools), [text])
+        assert said.calls or not required, text
+        assert said.content == "" or not required, text
+        assert bare or opening not in said.content, text
+        for name, arguments in said.calls:
+            if name == "get":
+                assert json.loads(arguments).keys() <= {"city", "deep"}, text
+            else:
+                assert 1 <= len(arguments) <= 3, text
