@@ -138,8 +138,8 @@ class _ReplyGrammar:
         if family.bare:
             keys = "|".join(sorted({family.name_key, "arguments", "parameters"}))
             called = rf'/\s*(\[\s*)?\{{\s*"({keys})"\s*:/'
-            # Line ends before it are of what was thought, as are those before a call.
             opened = f"(/\\s*/ {quoted(family.opening)})? " if family.opening else ""
+            # Line ends after what was thought are none of a text's, as they are none of a call's.
             excluded = [f"~({opened}{called} ANY)", *([first, '~("\\n" ANY)'] if first else [])]
             self._lines.append(f"TEXT: {' & '.join(['ANY', *excluded])}")
             return "(TEXT | calls)"
@@ -155,7 +155,6 @@ class _ReplyGrammar:
         self._lines.append(f"head[lazy]: FIRST {quoted(opening)}")
         self._lines.append(f"more[lazy]: ANY {quoted(opening)}")
         again = "" if offer.single or family.body == "list" else "(more inside)* ANY"
-        # A text that was begun like a mark is none.
         return f"(FIRST | head inside {again})"
 
 
