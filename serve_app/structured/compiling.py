@@ -16,16 +16,16 @@ from typing import Any
 import orjson
 
 from lexshard.actors.configuration import EngineInformation
-from lexshard.serve_app.openai.errors import bad_request, overloaded
+from lexshard.serve_app.openai.errors import overloaded
 from lexshard.serve_app.openai.tokenization import ModelTokenizer
 from lexshard.serve_app.openai.workers import SHORT_TEXT, Receive, TextWorkers
 from lexshard.serve_app.structured import grammar_process
 from lexshard.serve_app.structured.limits import (
     MAX_BYTES,
     MAX_SECONDS,
-    MAX_TEXT_BYTES,
     PARSER,
     STACK_BYTES,
+    check_size,
 )
 
 REMEMBERED = 512  # grammars
@@ -65,10 +65,7 @@ class GrammarCompiler:
             ClientDisconnectedError: the client left.
         """
         data = text.encode()
-        if len(data) > MAX_TEXT_BYTES:
-            raise bad_request(
-                f"'{field}' makes a grammar of {len(data)} bytes, more than {MAX_TEXT_BYTES}", field
-            )
+        check_size(len(data), field)
         name = hashlib.blake2b(data).digest()
         known = self._recalled(name)
         if known is None:

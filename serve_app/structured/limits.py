@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from lexshard.serve_app.openai.errors import bad_request
+
 # Of a top-level grammar. One of 100 KiB that is no attack (thousands of choices, hundreds of
 # objects with properties) takes 0.05 to 0.3 s.
 MAX_TEXT_BYTES: Final = 128 * 1024
@@ -24,3 +26,13 @@ PARSER: Final = {
     "max_grammar_size": 100_000,
     "verbose_errors": False,  # they would repeat what a client wrote, all of it
 }
+
+
+def check_size(size: int, field: str) -> None:
+    """Raises:
+    ApiError: 400 naming ``field`` where it makes a grammar of more bytes than are compiled.
+    """
+    if size > MAX_TEXT_BYTES:
+        raise bad_request(
+            f"'{field}' makes a grammar of {size} bytes, more than {MAX_TEXT_BYTES}", field
+        )

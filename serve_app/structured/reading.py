@@ -21,12 +21,12 @@ from lexshard.serve_app.structured.fields import (
     StructuralTag,
     StructuredOutputs,
 )
-from lexshard.serve_app.structured.limits import MAX_GBNF_CHARACTERS
+from lexshard.serve_app.structured.limits import MAX_GBNF_CHARACTERS, check_size
 from lexshard.serve_app.structured.schemas import (
     WHITESPACE,
     JsonStyle,
     json_grammar,
-    repeatable_names,
+    unheld_places,
 )
 
 ANY_OBJECT: Schema = {"type": "object"}
@@ -122,7 +122,7 @@ def _json(
 ) -> Constraint:
     schema = _object(schema, field)
     made = json_grammar(schema, style, strict=strict, field=field)
-    unheld = list(repeatable_names(schema))
+    unheld = list(unheld_places(schema))
     if strict and unheld:
         raise bad_request(f"'{field}': {not_held(unheld[0])}", field)
     return Constraint({"json_schema": made}, field, (schema,), tuple(map(left_to_model, unheld)))
@@ -146,6 +146,7 @@ def _object(value: Schema | str, field: str) -> Schema:
 
 
 def _regex(regex: str, field: str) -> Constraint:
+    check_size(len(regex), field)
     return Constraint({"lark_grammar": f"start: /{llguidance.regex_to_lark(regex)}/"}, field)
 
 
@@ -156,6 +157,7 @@ def _choice(choice: list[str], field: str) -> Constraint:
 
 
 def _grammar(grammar: str, field: str) -> Constraint:
+    check_size(len(grammar), field)
     if any(_LARK.match(line) for line in grammar.splitlines()):
         return Constraint({"lark_grammar": grammar}, field)
     if len(grammar) > MAX_GBNF_CHARACTERS:

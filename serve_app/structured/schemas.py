@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import orjson
 
 from lexshard.serve_app.openai.errors import bad_request, shortened
+from lexshard.serve_app.structured.limits import check_size
 
 OPTIONS = "x-guidance"  # where llguidance reads options, at the top of a schema
 # Between two values, and not after the last: a model that likes spaces never came to its end.
@@ -16,6 +18,8 @@ WHITESPACE = r"[\x20\x0A\x0D\x09]{0,8}"
 _MAPS = ("properties", "patternProperties")
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
 _SINGLE = ("items", "additionalItems", "additionalProperties")
+# In regular expressions: what is ahead, behind, or a word's edge.
+_LOOKS_AROUND = re.compile(r"(?<!\\)(?:\\\\)*(?:\(\?<?[=!]|\\[bB])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +39,14 @@ def json_grammar(
     grammars cannot hold.
 
     Raises:
-        ApiError: 400 naming ``field`` for a schema with options of its own.
+        ApiError: 400 naming ``field`` for a schema that is too long or has options of its own.
     """
     if OPTIONS in schema:
         raise bad_request(f"'{field}': '{OPTIONS}' is set by this server", field)
-    schema = dict(schema) if style.additional else _closed(schema)
+    data = orjson.dumps(schema)
+    check_size(len(data), field)
+    schema = orjson.loads(data)
+    _edit(schema, closed=not style.additional, looking=strict)
     options: dict[str, Any] = {"lenient": not strict, "coerce_one_of": not strict}
     if style.whitespace is None:
         options["whitespace_flexible"] = False
@@ -48,36 +55,45 @@ def json_grammar(
     return {**schema, OPTIONS: options}
 
 
-def _closed(schema: dict[str, Any]) -> dict[str, Any]:
-    copy: dict[str, Any] = orjson.loads(orjson.dumps(schema))
-    for _, part in parts(copy):
-        if part.keys() & set(_MAPS):
+def _edit(schema: dict[str, Any], *, closed: bool, looking: bool) -> None:
+    """Closes objects where they are to be ``closed``, and drops patterns that look around unless
+    they are kept ``looking``."""
+    for _, part in parts(schema):
+        if closed and part.keys() & set(_MAPS):
             part.setdefault("additionalProperties", False)
-    return copy
+        if not looking and _looks_around(part):
+            del part["pattern"]
+
+
+def _looks_around(part: dict[str, Any]) -> bool:
+    pattern = part.get("pattern")
+    return isinstance(pattern, str) and _LOOKS_AROUND.search(pattern) is not None
 
 
 def parts(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Every schema in a schema that grammars are made from, with its JSON Pointer: itself, those
     inside, and those it refers to, each once."""
     waiting: list[tuple[str, Any]] = [("#", schema)]
-    referred: set[str] = set()
+    met: set[int] = set()
     while waiting:
         pointer, part = waiting.pop()
-        if not isinstance(part, dict):
+        if not isinstance(part, dict) or id(part) in met:
             continue
+        met.add(id(part))
         yield pointer, part
         reference = part.get("$ref")
-        if isinstance(reference, str) and reference not in referred:
-            referred.add(reference)
+        if isinstance(reference, str):
             waiting.append((reference, _resolved(schema, reference)))
         inside = list(_inside(part))
         waiting += [(f"{pointer}/{step}", each) for step, each in reversed(inside)]
 
 
-def repeatable_names(schema: dict[str, Any]) -> Iterator[str]:
-    """Where a schema counts names that a grammar does not tell apart: those of ``properties`` come
-    once, in their order, others may come again."""
+def unheld_places(schema: dict[str, Any]) -> Iterator[str]:
+    """What no grammar holds and llguidance does not tell by itself: patterns that look around, and
+    counts of names. Those of ``properties`` come once, in their order, others may come again."""
     for pointer, part in parts(schema):
+        if _looks_around(part):
+            yield f"'pattern' at '{shortened(pointer)}/pattern' (it looks around)"
         least, required = part.get("minProperties"), part.get("required")
         known = len(required) if isinstance(required, list) else 0
         if isinstance(least, int) and least > max(1, known):

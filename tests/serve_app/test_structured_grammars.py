@@ -167,6 +167,8 @@ NESTED = {
             "'oneOf' at '#/prefixItems/0/oneOf'",
         ),
         ({"minProperties": 3, "required": ["a"]}, "'minProperties' at '#/minProperties'"),
+        ({"properties": {"a": {"pattern": r"^(?!\.)x"}}}, "'pattern' at '#/properties/a/pattern'"),
+        ({"type": "string", "pattern": r"a\\\bc"}, "'pattern' at '#/pattern'"),
     ],
 )
 def test_what_no_grammar_holds_is_told_by_its_place(schema: dict[str, Any], place: str) -> None:
@@ -178,6 +180,19 @@ def test_what_no_grammar_holds_is_told_by_its_place(schema: dict[str, Any], plac
     assert len(notes) == 1
     assert notes[0].startswith(place)
     assert notes[0].endswith("was left to the model")
+
+
+def test_a_pattern_that_looks_around_leaves_the_rest_held() -> None:
+    mail = {"type": "string", "maxLength": 3, "pattern": "^(?!x)a"}
+    matcher, notes = compiled(read({"guided_json": {"properties": {"m": mail}}}))
+    assert notes == (
+        "'pattern' at '#/properties/m/pattern' (it looks around) was left to the model",
+    )
+    assert matches(matcher, '{"m":"xyz"}')
+    assert not matches(matcher, '{"m":"abcd"}')
+    assert "pattern" in mail
+    held = {"type": "string", "pattern": r"^\\b\(?=$"}
+    assert compiled(read(schema_format(held, strict=True)))[1] == ()
 
 
 def test_what_a_grammar_holds_is_told_of_nothing() -> None:

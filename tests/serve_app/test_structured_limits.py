@@ -151,6 +151,21 @@ def test_a_process_that_fails_is_started_again() -> None:
     compiler.close()
 
 
+def test_the_process_ends_with_its_peer() -> None:
+    compiler = GrammarCompiler(TOKENIZER)
+
+    async def compile_one() -> None:
+        information = MockEngine().information
+        await compiler.compiled(GOOD, "f", information, asyncio.Event().wait)
+
+    asyncio.run(compile_one())
+    process = compiler._process
+    assert process is not None
+    assert process.stdin is not None
+    process.stdin.close()  # as the kernel does for a peer that was killed
+    assert process.wait(10) == 0
+
+
 def test_a_long_grammar_is_refused_before_it_is_compiled() -> None:
     with pytest.raises(ApiError) as refused:
         outcomes(["start: " + " " * MAX_TEXT_BYTES])

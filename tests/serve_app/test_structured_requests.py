@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 from llguidance import LLMatcher, LLTokenizer
+from openai import OpenAI
+from pydantic import BaseModel
 
 from lexshard.actors.messages import SamplingParameters
 from tests.support.mock_engine import MockEngine
-from tests.support.mock_server import HELLO, Client, post, says, serve, stream
+from tests.support.mock_server import HELLO, Client, listening, post, says, serve, stream
 
 PATHS = {"/v1/completions": {"prompt": "a"}, "/v1/chat/completions": {"messages": HELLO}}
 LOOSE = {"type": "object", "properties": {"a": {"not": {"type": "null"}}}}
@@ -83,7 +85,8 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     (schema_format({"$ref": "http://a.example/b"}), "response_format", "http://a.example/b"),
     (schema_format({"$ref": "#"}), "response_format", "nothing matches it"),
     (schema_format({"x-guidance": {}}), "response_format", "'x-guidance' is set by this server"),
-    (schema_format({"pattern": "(?=a)"}), "response_format", "look-around"),
+    (schema_format({"pattern": "(?=a)"}, strict=True), "response_format", "looks around"),
+    ({"guided_regex": "(?=a)"}, "guided_regex", "look-around"),
     ({"structured_outputs": {}}, "structured_outputs", "needs one of"),
     ({"structured_outputs": {"json_object": False}}, "structured_outputs", "needs one of"),
     ({"structured_outputs": {"regexp": "a"}}, "structured_outputs.regexp", "not permitted"),
@@ -147,6 +150,32 @@ def test_nothing_but_an_echo_cannot_be_constrained() -> None:
     assert post("/v1/completions", body, says("")).status_code == 200
     reply = post("/v1/completions", {**body, **CHOICE}, says(""))
     assert reply.json()["error"]["param"] == "max_tokens"
+
+
+class Step(BaseModel):
+    thought: str
+    done: bool
+
+
+class Answer(BaseModel):
+    steps: list[Step]
+    number: int | None
+
+
+def test_openais_own_client_parses_a_reply_into_its_class() -> None:
+    text = '{"steps": [{"thought": "é", "done": true}], "number": null}'
+    with listening(engine := says(text)) as url:
+        client = OpenAI(base_url=f"{url}/v1", api_key="none")
+        reply = client.chat.completions.parse(
+            model="mock", messages=[{"role": "user", "content": "Hi"}], response_format=Answer
+        )
+    assert reply.choices[0].message.parsed == Answer(
+        steps=[Step(thought="é", done=True)], number=None
+    )
+    matcher = LLMatcher(LLTokenizer("byte"), str(handed(engine)[0].grammar), log_level=0)
+    data = list(text.encode())
+    assert matcher.try_consume_tokens(data) == len(data)
+    assert matcher.is_accepting()
 
 
 def test_logprobs_and_streams_are_as_ever() -> None:
