@@ -111,10 +111,15 @@ def main() -> None:
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     try:
         setup = read_frame(source)
-        tokenizer = LLTokenizer(
-            setup["tokenizer"], n_vocab=setup["vocabulary_size"], eos_token=setup["ends"]
-        )
         limits = LLParserLimits(**setup["limits"])
+        try:
+            tokenizer = LLTokenizer(
+                setup["tokenizer"], n_vocab=setup["vocabulary_size"], eos_token=setup["ends"]
+            )
+        except Exception as error:  # whatever llguidance finds unusual about it
+            while read_frame(source):
+                why = f"no grammar can be held with this model's tokenizer: {error}"
+                write_frame(sink, {"error": why, "warnings": []})
         while True:
             write_frame(sink, _in_fork(tokenizer, limits, setup["bounds"], read_frame(source)))
     except EOFError:

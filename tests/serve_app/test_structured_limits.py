@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from lexshard.serve_app.openai.errors import ApiError
+from lexshard.serve_app.openai.tokenization import ModelTokenizer
 from lexshard.serve_app.structured.compiling import Compiled, GrammarCompiler
 from lexshard.serve_app.structured.limits import MAX_TEXT_BYTES
 from tests.support.mock_engine import MockEngine
@@ -164,6 +165,15 @@ def test_the_process_ends_with_its_peer() -> None:
     assert process.stdin is not None
     process.stdin.close()  # as the kernel does for a peer that was killed
     assert process.wait(10) == 0
+
+
+def test_a_tokenizer_that_llguidance_cannot_read_is_told_of() -> None:
+    class Strange(ModelTokenizer):
+        def json(self) -> str:
+            return "{}"
+
+    found = outcomes([GOOD], GrammarCompiler(Strange(TOKENIZER._tokenizer)))
+    assert str(found[0].error).startswith("no grammar can be held with this model's tokenizer")
 
 
 def test_a_long_grammar_is_refused_before_it_is_compiled() -> None:
