@@ -37,7 +37,7 @@ SAME = ("temperature", "top_p", "top_k", "seed", "priority", "request_id")
 NO_THINKING = "none"
 
 
-class Turn(StrictModel):
+class MessagesTurn(StrictModel):
     """A message; ``content`` is text, or a list of blocks."""
 
     role: Literal["user", "assistant", "system"]
@@ -62,7 +62,7 @@ class Turns:
         Raises:
             ApiError: 400 naming the place of what is wrong or is not implemented.
         """
-        turn = read_at(Turn, message, place)
+        turn = read_at(MessagesTurn, message, place)
         where = inside(place, "content")
         if isinstance(turn.content, str):
             self.add({"role": turn.role, "content": turn.content}, place)

@@ -10,7 +10,7 @@ import orjson
 from lexshard.serve_app.messages_api.errors import messages_error
 from lexshard.serve_app.openai.errors import ApiError
 from lexshard.serve_app.over_chat.answering import ReplyWriter
-from lexshard.serve_app.over_chat.chunks import Added, Began, Part, ReplyReader, Step
+from lexshard.serve_app.over_chat.chunks import Added, Began, ReplyPart, ReplyReader, Step
 
 Event = dict[str, Any]
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
@@ -94,11 +94,11 @@ class MessagesWriter(ReplyWriter):
         return [stop]
 
 
-def _delta(part: Part, delta: dict[str, Any]) -> Event:
+def _delta(part: ReplyPart, delta: dict[str, Any]) -> Event:
     return {"type": "content_block_delta", "index": part.index, "delta": delta}
 
 
-def _added(part: Part, text: str) -> dict[str, Any]:
+def _added(part: ReplyPart, text: str) -> dict[str, Any]:
     if part.kind == "text":
         return {"type": "text_delta", "text": text}
     if part.kind == "reasoning":
@@ -106,7 +106,7 @@ def _added(part: Part, text: str) -> dict[str, Any]:
     return {"type": "input_json_delta", "partial_json": text}
 
 
-def _empty_block(part: Part) -> dict[str, Any]:
+def _empty_block(part: ReplyPart) -> dict[str, Any]:
     if part.kind == "text":
         return {"type": "text", "text": ""}
     if part.kind == "reasoning":
@@ -114,7 +114,7 @@ def _empty_block(part: Part) -> dict[str, Any]:
     return {"type": "tool_use", "id": part.call_id, "name": part.name, "input": {}}
 
 
-def _block(part: Part) -> dict[str, Any]:
+def _block(part: ReplyPart) -> dict[str, Any]:
     if part.kind == "text":
         return {"type": "text", "text": part.text}
     if part.kind == "reasoning":

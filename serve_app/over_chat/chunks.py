@@ -11,7 +11,7 @@ PartKind = Literal["reasoning", "text", "call"]
 
 
 @dataclass(slots=True)
-class Part:
+class ReplyPart:
     """One part of a reply: ``text`` of a call is its arguments, as JSON, or, where it is of a
     ``custom`` tool, its input; ``name`` and ``call_id`` are of calls alone. ``logprobs`` are
     entries of OpenAI's, of text alone."""
@@ -32,21 +32,21 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Began:
-    part: Part
+    part: ReplyPart
 
 
 @dataclass(frozen=True, slots=True)
 class Added:
     """``text`` is never empty."""
 
-    part: Part
+    part: ReplyPart
     text: str
     logprobs: list[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class EndedPart:
-    part: Part
+    part: ReplyPart
 
 
 Step = Began | Added | EndedPart
@@ -57,7 +57,7 @@ class ReplyReader:
     ended it, are None until they are told, and so is ``usage``, in a chat completion's words."""
 
     def __init__(self) -> None:
-        self.parts: list[Part] = []
+        self.parts: list[ReplyPart] = []
         self.finish_reason: str | None = None
         self.stop_reason: str | None = None
         self.usage: dict[str, Any] | None = None
@@ -91,7 +91,7 @@ class ReplyReader:
         if not text:
             return
         if not self.parts or self.parts[-1].kind != kind:
-            yield from self._begin(Part(kind, len(self.parts)))
+            yield from self._begin(ReplyPart(kind, len(self.parts)))
         yield self._add(text, logprobs)
 
     def _called(self, call: dict[str, Any]) -> Iterator[Step]:
@@ -99,13 +99,13 @@ class ReplyReader:
         told = call["custom"] if custom else call["function"]
         if call["index"] != self._call or self.parts[-1].kind != "call":
             self._call = call["index"]
-            part = Part("call", len(self.parts), told["name"], call["id"], custom)
+            part = ReplyPart("call", len(self.parts), told["name"], call["id"], custom)
             yield from self._begin(part)
         text = told.get("input" if custom else "arguments")
         if text:
             yield self._add(text, [])
 
-    def _begin(self, part: Part) -> Iterator[Step]:
+    def _begin(self, part: ReplyPart) -> Iterator[Step]:
         yield from self.end()
         self.parts.append(part)
         yield Began(part)

@@ -24,7 +24,7 @@ from lexshard.serve_app.over_chat.reading import check_depth, in_own_terms, read
 from lexshard.serve_app.request_record import RequestRecord
 from lexshard.serve_app.responses.kept_items import kept_items
 from lexshard.serve_app.responses.protocol import ResponsesRequest
-from lexshard.serve_app.responses.store import StoredResponse
+from lexshard.serve_app.responses.store import PREVIOUS, StoredResponse
 from lexshard.serve_app.responses.translation import OWN_NAMES, chat_body, input_items
 from lexshard.serve_app.responses.writer import ResponsesWriter
 from lexshard.serve_app.server_state import ServerState
@@ -44,7 +44,7 @@ async def create_response(
     model = state.model_name(asked.model)
     items = input_items(asked)
     owner = record.cache_salt
-    earlier = await _earlier(state, owner, asked.previous_response_id)
+    earlier = await _earlier(state, record, asked.previous_response_id)
 
     async def keep(response: dict[str, Any]) -> None:
         await state.responses.put(owner, response, kept_items(items))
@@ -61,15 +61,26 @@ async def create_response(
     return await respond_with(request, run, writer, record, stream=bool(asked.stream), keep=kept)
 
 
-async def _earlier(state: ServerState, owner: str, previous: str | None) -> list[dict[str, Any]]:
-    """The items of the response ``previous`` and of those that it followed.
+async def _earlier(
+    state: ServerState, record: RequestRecord, previous: str | None
+) -> list[dict[str, Any]]:
+    """The items of the response ``previous`` and of those that it followed. They take the room of a
+    body of their length, until they are read.
 
     Raises:
-        ApiError: as `ResponseStore.chain`.
+        ApiError: 400 where one of them is not kept, or where they hold more than a body may; 429
+            and 503 where there is no room.
     """
     if previous is None:
         return []
-    chain = await state.responses.chain(owner, previous, state.config.max_body_bytes)
+    owner, store, most = record.cache_salt, state.responses, state.config.max_body_bytes
+    size = await store.chain_bytes(owner, previous)
+    if size > most:
+        told = f"'{PREVIOUS}': the responses before hold {size} bytes, more than {most}"
+        raise bad_request(told, PREVIOUS)
+    with state.bodies.body(record.client) as held:
+        await held.announce(size)
+        chain = await store.chain(owner, previous)
     return [item for each in chain for item in (*each.items, *each.response["output"])]
 
 

@@ -110,14 +110,25 @@ class ResponseStore:
         """
         return await self._found(lambda: self._get(owner, response_id))
 
-    async def chain(self, owner: str, response_id: str, most_bytes: int) -> list[StoredResponse]:
+    async def chain_bytes(self, owner: str, response_id: str) -> int:
+        """How much `chain` would read.
+
+        Raises:
+            ApiError: 400 for more than `MAX_CHAIN` responses; 503 where the file cannot be read.
+        """
+        links = await self._found(lambda: self._links(owner, response_id, MAX_CHAIN))
+        if len(links) > MAX_CHAIN:
+            told = f"'{PREVIOUS}': {MAX_CHAIN} responses at most can be gone on with"
+            raise bad_request(told, PREVIOUS)
+        return sum(size for _, _, size in links)
+
+    async def chain(self, owner: str, response_id: str) -> list[StoredResponse]:
         """The response and all those that it followed, the first one first.
 
         Raises:
-            ApiError: 400 where one of them is not kept, or where they are more than `MAX_CHAIN` or
-                hold more than ``most_bytes``; 503 where the file cannot be read.
+            ApiError: 400 where one of them is not kept; 503 where the file cannot be read.
         """
-        return await self._found(lambda: self._chain(owner, response_id, most_bytes))
+        return await self._found(lambda: self._chain(owner, response_id))
 
     async def delete(self, owner: str, response_id: str) -> bool:
         """Whether there was one.
@@ -214,15 +225,8 @@ class ResponseStore:
         found = self._read(owner, [link[0] for link in links])
         return found[0] if found else None
 
-    def _chain(self, owner: str, response_id: str, most_bytes: int) -> list[StoredResponse]:
+    def _chain(self, owner: str, response_id: str) -> list[StoredResponse]:
         links = self._links(owner, response_id, MAX_CHAIN)
-        size = sum(link[2] for link in links)
-        if len(links) > MAX_CHAIN or size > most_bytes:
-            raise bad_request(
-                f"'{PREVIOUS}': the responses before this one are more than {MAX_CHAIN}, or hold "
-                f"more than {most_bytes} bytes",
-                PREVIOUS,
-            )
         chain = self._read(owner, [link[0] for link in reversed(links)])
         if not links or links[-1][1] is not None or len(chain) < len(links):
             raise bad_request(

@@ -8,7 +8,7 @@ from typing import Any
 
 from lexshard.serve_app.openai.errors import ApiError
 from lexshard.serve_app.over_chat.answering import ReplyWriter
-from lexshard.serve_app.over_chat.chunks import Added, Began, Part, ReplyReader, Step
+from lexshard.serve_app.over_chat.chunks import Added, Began, ReplyPart, ReplyReader, Step
 from lexshard.serve_app.responses.protocol import ResponsesRequest
 
 Event = dict[str, Any]
@@ -25,7 +25,7 @@ def new_id(prefix: str) -> str:
 class ResponseItemWriter:
     """Writes one output item."""
 
-    def __init__(self, part: Part) -> None:
+    def __init__(self, part: ReplyPart) -> None:
         self.part = part
         self.id = new_id("ctc" if part.custom else ITEM_PREFIXES[part.kind])
 
@@ -185,7 +185,7 @@ class ResponsesWriter(ReplyWriter):
         return {**place, "content_index": 0} if with_content else place
 
 
-def _call_field(part: Part) -> str:
+def _call_field(part: ReplyPart) -> str:
     return "custom_tool_call_input" if part.custom else "function_call_arguments"
 
 

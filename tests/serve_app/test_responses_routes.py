@@ -122,6 +122,16 @@ def test_mistakes_name_the_field_and_are_none_of_the_server(url: str) -> None:
         client(url, "wrong").responses.create(input="Hi")
 
 
+def test_what_is_gone_on_with_holds_no_more_than_a_body() -> None:
+    with listening(max_body_bytes=3000) as url:
+        ask = client(url).responses
+        made = ask.create(input="x" * 1000)
+        made = ask.create(input="x" * 1000, previous_response_id=made.id)
+        with pytest.raises(openai.BadRequestError, match="more than 3000") as told:
+            ask.create(input="x", previous_response_id=made.id)
+        assert told.value.param == "previous_response_id"
+
+
 def test_a_body_that_is_as_deep_as_can_be_is_refused(url: str) -> None:
     for depth in range(240, 256):
         parameters = '{"a":' * depth + "1" + "}" * depth

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
 from lexshard.serve_app.openai.errors import ApiError
@@ -16,7 +17,6 @@ from lexshard.serve_app.responses import store as stores
 from lexshard.serve_app.responses.store import ResponseStore, StoreLimits
 
 ITEMS = [{"id": "msg_1", "type": "message", "role": "user", "content": "x"}]
-MUCH = 1 << 20
 
 
 def response(name: str, previous: str | None = None, size: int = 0) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def test_what_was_put_is_found_by_its_owner_alone_until_it_is_deleted() -> None:
         assert await store.get("b", "r") is None
         assert not await store.delete("b", "r")
         with pytest.raises(ApiError, match="not found"):
-            await store.chain("b", "r", MUCH)
+            await store.chain("b", "r")
         assert await store.delete("a", "r")
         assert not await store.delete("a", "r")
         assert await store.get("a", "r") is None
@@ -63,14 +63,16 @@ def test_a_chain_is_all_that_a_response_followed() -> None:
         await store.put("a", response("2", "1"), ITEMS)
         await store.put("a", response("3", "2"), ITEMS)
         await store.put("a", response("other", "1"), ITEMS)
-        chain = await store.chain("a", "3", MUCH)
+        chain = await store.chain("a", "3")
         assert [each.response["id"] for each in chain] == ["1", "2", "3"]
-        with pytest.raises(ApiError, match="more than 10 bytes"):
-            await store.chain("a", "3", 10)
+        told = sum(
+            len(orjson.dumps(part)) for each in chain for part in (each.response, each.items)
+        )
+        assert await store.chain_bytes("a", "3") == told
         await store.delete("a", "2")
         for name in ("3", "2"):
             with pytest.raises(ApiError) as told:
-                await store.chain("a", name, MUCH)
+                await store.chain("a", name)
             assert (told.value.status, told.value.code) == (400, "previous_response_not_found")
 
     using(test)
@@ -83,9 +85,9 @@ def test_a_chain_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         for number in range(3):
             previous = str(number - 1) if number else None
             await store.put("a", response(str(number), previous), ITEMS)
-        assert len(await store.chain("a", "1", MUCH)) == 2
-        with pytest.raises(ApiError, match="more than 2"):
-            await store.chain("a", "2", MUCH)
+        assert await store.chain_bytes("a", "1") > 0
+        with pytest.raises(ApiError, match="2 responses at most"):
+            await store.chain_bytes("a", "2")
 
     using(test)
 
