@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from http import HTTPStatus
 from typing import Any, TypeVar
 
 from starlette.requests import Request as HttpRequest
@@ -123,14 +124,17 @@ async def _constraint(
     """What the output must match, which is known to compile."""
     information, receive = state.information(), request.receive
     around = None if plan is None else plan.around
-    try:
-        return await constraint_of(
-            fields, around, state.tokenizer, state.grammars, information, receive
-        )
-    except ApiError:
-        if plan is not None:
+    while True:
+        try:
+            return await constraint_of(
+                fields, around, state.tokenizer, state.grammars, information, receive
+            )
+        except ApiError as error:
+            if plan is None or error.status != HTTPStatus.BAD_REQUEST:
+                raise
             await plan.blame(state.grammars, information, receive)
-        raise
+            if not plan.loosen():
+                raise
 
 
 class Preparation:

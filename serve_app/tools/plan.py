@@ -10,7 +10,6 @@ from lexshard.serve_app.openai.workers import Receive
 from lexshard.serve_app.structured.compiling import GrammarCompiler
 from lexshard.serve_app.structured.constraint import Constraint
 from lexshard.serve_app.structured.explaining import checked_notes
-from lexshard.serve_app.structured.limits import MAX_TEXT_BYTES
 from lexshard.serve_app.tools.families import ReplyFormat
 from lexshard.serve_app.tools.grammar import Beginning, reply_grammar, tool_grammar
 from lexshard.serve_app.tools.offer import Offer, OfferedTool
@@ -36,6 +35,7 @@ class ReplyPlan:
         self._format = format
         self._offer = offer
         self._free = free
+        self._loose = False
         self._beginning: Beginning = "free"
         self._answer: Constraint | None = None
         self._callable: Mapping[str, OfferedTool] = {} if offer is None else offer.callable
@@ -76,9 +76,7 @@ class ReplyPlan:
         if offer is not None and answer is None and self._free and not _insists(offer):
             return None
         grammar = None if answer is None else answer.grammar
-        text = reply_grammar(self._format, self._beginning, offer, grammar)
-        if text is not None and len(text.encode()) > MAX_TEXT_BYTES:
-            text = reply_grammar(self._format, self._beginning, offer, grammar, loose=True)
+        text = reply_grammar(self._format, self._beginning, offer, grammar, self._loose)
         assert text is not None  # there is something to match
         schemas = [tool.parameters for tool in self._callable.values()]
         if answer is not None:
@@ -86,10 +84,19 @@ class ReplyPlan:
         field = "tools" if answer is None or offer is not None else answer.field
         return ReplyConstraint(grammar or {}, field, tuple(schemas), whole=text)
 
+    def loosen(self) -> bool:
+        """Whether replies may be held to less, and from now on are: to the arguments of strict
+        functions alone, then to nothing."""
+        if self._offer is None or (self._loose and (self._free or _insists(self._offer))):
+            return False
+        self._free, self._loose = self._free or self._loose, True
+        return True
+
     async def blame(
         self, compiler: GrammarCompiler, information: EngineInformation, receive: Receive
     ) -> None:
         """Finds out which tool it is, or whether it is the answer, that replies cannot be held to.
+        It may be none of them, but all together.
 
         Raises:
             ApiError: 400 naming its field.

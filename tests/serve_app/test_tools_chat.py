@@ -166,12 +166,13 @@ def test_a_prompt_that_ends_amid_thinking_is_gone_on_with() -> None:
 def grammar(**fields: Any) -> dict[str, str]:
     """The grammars that reach the engine, by name; none where any reply will do."""
     engine = saying(CALL, SPELLED)
+    engine.max_model_len = engine.kv_tokens = 300_000
     chat(engine, **fields)
     [request] = engine.requests
     if request.parameters.grammar is None:
         return {}
     grammars = json.loads(request.parameters.grammar)["grammars"]
-    return {each.get("name", ""): each.get("lark_grammar", "") for each in grammars}
+    return {each["name"]: each.get("lark_grammar", str(each)) for each in grammars}
 
 
 def test_the_engine_gets_a_grammar_of_the_whole_reply() -> None:
@@ -230,3 +231,24 @@ def test_a_template_may_read_how_hard_to_think() -> None:
     engine = saying("Hello", SPELLED)
     chat(engine, tool_tokenizer(template), reasoning_effort="high")
     assert SPELLED.decode(engine.requests[0].prompt_ids).endswith("<assistant>high")
+
+
+def test_tools_that_are_too_much_together_are_held_to_less() -> None:
+    """Each alone could be held to; a client that insists on nothing is answered all the same."""
+
+    def large(strict: bool, count: int, fields: int) -> list[dict[str, Any]]:
+        properties = {f"property_{i}": {"type": "string"} for i in range(fields)}
+        schema = {"type": "object", "properties": properties}
+        return [
+            {
+                "type": "function",
+                "function": {"name": f"f{i}", "parameters": schema, "strict": strict},
+            }
+            for i in range(count)
+        ]
+
+    loose = grammar(tools=large(False, 40, 100))
+    assert len(loose) == 41
+    assert "property_1" not in str(loose)
+    with pytest.raises(AssertionError, match=r"'tools' makes a grammar of \d+ bytes"):
+        grammar(tools=large(True, 40, 100))
