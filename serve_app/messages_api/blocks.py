@@ -11,6 +11,7 @@ from lexshard.serve_app.messages_api.protocol import MessagesToolChoice
 from lexshard.serve_app.openai.errors import bad_request, shortened
 from lexshard.serve_app.openai.protocol import NotImplementedField, StrictModel
 from lexshard.serve_app.over_chat.reading import inside, kind_of, read_at, refused_kind
+from lexshard.serve_app.tools.definitions import ToolName
 
 NO_IMAGES = "this model reads text only"
 NO_SERVER_TOOLS = "this server runs no tools, and knows no schemas of any: send 'input_schema'"
@@ -59,7 +60,7 @@ class ToolResultBlock(BlockFields):
 
 class SchemaTool(BlockFields):
     type: Literal["custom"] | None = None
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
+    name: ToolName
     description: str | None = None
     input_schema: dict[str, Any]
     strict: bool | None = None

@@ -19,8 +19,14 @@ from lexshard.serve_app.openai.protocol import (
     StrictModel,
     shown_as,
 )
+from lexshard.serve_app.tools.definitions import MAX_TOOLS
 
-MAX_TOOLS = 1024
+# What Claude Code says of a context that is to stay as it is.
+KEEPS_ALL: Final[tuple[dict[str, Any], ...]] = (
+    {},
+    {"edits": []},
+    {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+)
 SYSTEM_SCHEMA: Final = {
     "anyOf": [
         {"type": ["string", "null"]},
@@ -72,7 +78,7 @@ class PromptFields(StrictModel):
     cache_control: dict[str, Any] | None = None
     speed: Literal["standard"] | None = None
 
-    context_management: Annotated[Any, NotImplementedField({})] = None
+    context_management: Annotated[Any, NotImplementedField(*KEEPS_ALL)] = None
     mcp_servers: Annotated[Any, NotImplementedField([])] = None
 
 

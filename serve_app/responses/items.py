@@ -11,8 +11,8 @@ from pydantic import Field
 from lexshard.serve_app.openai.errors import bad_request, shortened
 from lexshard.serve_app.openai.protocol import MAX_MESSAGES, NotImplementedField, StrictModel
 from lexshard.serve_app.over_chat.reading import inside, kind_of, read_at, refused_kind
+from lexshard.serve_app.tools.definitions import ToolName
 
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
 Status = Literal["in_progress", "completed", "incomplete"]
 
 
@@ -36,7 +36,7 @@ class MessageItem(ItemFields):
 class FunctionCallItem(ItemFields):
     type: Literal["function_call"]
     call_id: Annotated[str, Field(min_length=1)]
-    name: Name
+    name: ToolName
     arguments: str
     namespace: Annotated[Any, NotImplementedField()] = None
 
@@ -44,7 +44,7 @@ class FunctionCallItem(ItemFields):
 class CustomCallItem(ItemFields):
     type: Literal["custom_tool_call"]
     call_id: Annotated[str, Field(min_length=1)]
-    name: Name
+    name: ToolName
     input: str
     namespace: Annotated[Any, NotImplementedField()] = None
 

@@ -17,22 +17,12 @@ from lexshard.serve_app.openai.protocol import (
     StrictModel,
     shown_as,
 )
+from lexshard.serve_app.tools.definitions import MAX_TOOLS
 
-MAX_TOOLS = 1024
 MAX_METADATA = 16
 MAX_INCLUDED = 64
 LOGPROBS: Final = "message.output_text.logprobs"
-# What else a client may want included: nothing here ever has it.
-INCLUDABLE = (
-    LOGPROBS,
-    "reasoning.encrypted_content",
-    "file_search_call.results",
-    "web_search_call.results",
-    "web_search_call.action.sources",
-    "message.input_image.image_url",
-    "computer_call_output.output.image_url",
-    "code_interpreter_call.outputs",
-)
+# All but the first: nothing here ever has it.
 Included = Literal[
     "message.output_text.logprobs",
     "reasoning.encrypted_content",

@@ -9,13 +9,13 @@ from pydantic import Field
 from lexshard.serve_app.openai.errors import bad_request, shortened
 from lexshard.serve_app.openai.protocol import NotImplementedField, StrictModel
 from lexshard.serve_app.over_chat.reading import inside, kind_of, read_at, refused_kind
-from lexshard.serve_app.responses.items import Name
+from lexshard.serve_app.tools.definitions import MAX_GRAMMAR_CHARACTERS, MAX_TOOLS, ToolName
 
 NO_SERVER_TOOLS = "this server runs no tools; there are function and custom"
 
 
 class ToolFields(StrictModel):
-    name: Name
+    name: ToolName
     description: str | None = None
     defer_loading: Annotated[Any, NotImplementedField(False)] = None
     allowed_callers: Annotated[Any, NotImplementedField(["direct"])] = None
@@ -36,7 +36,7 @@ class CustomFields(ToolFields):
 class GrammarFields(StrictModel):
     type: Literal["grammar"]
     syntax: Literal["lark", "regex"]
-    definition: Annotated[str, Field(min_length=1)]
+    definition: Annotated[str, Field(min_length=1, max_length=MAX_GRAMMAR_CHARACTERS)]
 
 
 class NamedTool(StrictModel):
@@ -47,7 +47,7 @@ class NamedTool(StrictModel):
 class AllowedTools(StrictModel):
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: Annotated[list[dict[str, Any]], Field(min_length=1)]
+    tools: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MAX_TOOLS)]
 
 
 class JsonSchemaFields(StrictModel):

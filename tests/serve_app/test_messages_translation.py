@@ -128,7 +128,9 @@ def test_thinking_and_the_format_of_the_output() -> None:
 
 
 def test_other_fields() -> None:
+    kept = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
     body = translated(
+        context_management=kept,
         model="m",
         stop_sequences=["a"],
         temperature=0.5,
@@ -185,6 +187,7 @@ def test_other_fields() -> None:
         ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema"),
         ({"stop_sequences": ["a", ""]}, "stop_sequences[1]"),
         ({"mcp_servers": [{"type": "url"}]}, "mcp_servers"),
+        ({"context_management": {"edits": [{"type": "clear"}]}}, "context_management"),
         ({"wrong": 1}, "wrong"),
     ],
 )
