@@ -50,6 +50,8 @@ class ServerState:
     replica: Replica | None = None
     # Fields that every reply has beside those of its protocol.
     marks: Callable[[], dict[str, Any]] = dict
+    # False where requests with grammars are refused: what need not be held to any is not.
+    holds_grammars: bool = True
     grammars: GrammarCompiler = field(init=False)
 
     def __post_init__(self) -> None:

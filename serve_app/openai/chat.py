@@ -94,7 +94,9 @@ def _read(
 
     special = bool(chat.add_special_tokens)
     free = bool(chat.ignore_eos or chat.min_tokens or chat.allowed_token_ids)
-    offered = offer(chat.offered(), chat.tool_choice, chat.parallel_tool_calls)
+    free = free or not state.holds_grammars
+    tools = chat.offered()
+    offered = offer(tools, chat.tool_choice, chat.parallel_tool_calls)
     plan = ReplyPlan(state.tokenizer.reply_format, offered, free)
     continued = text_of(chat.messages[-1]) if chat.continue_final_message else None
 
@@ -107,7 +109,7 @@ def _read(
     wanted = Wanted(
         ChatWriter,
         "messages",
-        texts=["".join(map(text_of, chat.messages))],
+        texts=["".join((*map(text_of, chat.messages), *map(str, tools)))],
         encode=encode,
         max_tokens=limit,
         logprobs=(chat.top_logprobs or 0) if chat.logprobs else None,
