@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import openai
 import pytest
 
 from lexshard.serve_app.openai.tokenization import ModelTokenizer
 from tests.support.mock_engine import MockEngine, Script
-from tests.support.mock_server import HELLO, Client, events, serve
+from tests.support.mock_server import HELLO, Client, events, listening, serve
 from tests.support.tool_chats import (
     CLOCK,
     MARKS,
@@ -252,3 +253,31 @@ def test_tools_that_are_too_much_together_are_held_to_less() -> None:
     assert "property_1" not in str(loose)
     with pytest.raises(AssertionError, match=r"'tools' makes a grammar of \d+ bytes"):
         grammar(tools=large(True, 40, 100))
+
+
+def test_openais_client_reads_calls_whole_and_streamed() -> None:
+    strict = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
+    schema = {**WEATHER["function"]["parameters"], "additionalProperties": False}
+    strict["function"]["parameters"] = schema
+    fields: dict[str, Any] = {"model": "mock", "messages": HELLO, "tools": [strict]}
+    with listening(saying(f"<think>Hm</think>{CALL}", MARKED), MARKED) as url:
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+        whole = client.chat.completions.create(**fields).choices[0]
+        with client.chat.completions.stream(**fields) as stream:
+            told = [event.type for event in stream]
+            streamed = stream.get_final_completion().choices[0]
+    assert whole.finish_reason == streamed.finish_reason == "tool_calls"
+    assert whole.message.tool_calls is not None
+    assert streamed.message.tool_calls is not None
+    for call in (whole.message.tool_calls[0], streamed.message.tool_calls[0]):
+        assert call.type == "function"
+        assert (call.function.name, call.function.arguments) == ("get_weather", ARGUMENTS)
+    assert "tool_calls.function.arguments.delta" in told
+    assert "tool_calls.function.arguments.done" in told
+    # What the client got goes back as it is.
+    back = {"role": "tool", "tool_call_id": whole.message.tool_calls[0].id, "content": "rain"}
+    history = [*HELLO, whole.message, back]
+    with listening(saying("It rains.", MARKED), MARKED) as url:
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+        reply = client.chat.completions.create(**{**fields, "messages": history})
+    assert reply.choices[0].message.content == "It rains."
