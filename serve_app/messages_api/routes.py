@@ -37,7 +37,7 @@ async def create_message(
     check_depth(body)
     asked = read_at(MessagesRequest, body)
     model = state.model_name(asked.model)
-    work = partial(message_body, asked)
+    work = partial(message_body, asked, state.tokenizer.reads)
     size = len(asked.messages) * BYTES_PER_MESSAGE
     chat = await state.tokenizer.workers.run(size, work, request.receive)
     writer = MessagesWriter(model, record.request_id)
@@ -59,7 +59,7 @@ async def count_tokens(
     check_depth(body)
     asked = read_at(CountTokensRequest, body)
     state.model_name(asked.model)
-    work = partial(prompt_body, asked)
+    work = partial(prompt_body, asked, state.tokenizer.reads)
     size = len(asked.messages) * BYTES_PER_MESSAGE
     chat = await state.tokenizer.workers.run(size, work, request.receive)
     try:

@@ -20,6 +20,7 @@ from lexshard.serve_app.messages_api.protocol import MessagesRequest, OutputConf
 from lexshard.serve_app.openai.errors import bad_request, shortened
 from lexshard.serve_app.openai.protocol import StrictModel
 from lexshard.serve_app.over_chat.reading import inside, kind_of, read_at, refused_kind
+from lexshard.serve_app.over_chat.thinking import Reads, thinking_fields
 
 # Fields of the protocol by those of chat completions, for what is refused later.
 OWN_NAMES = {
@@ -30,11 +31,10 @@ OWN_NAMES = {
     "reasoning_effort": "output_config.effort",
     ".parameters": ".input_schema",
 }
-# Of thinking, where a chat completion has another name.
-EFFORTS = {"max": "xhigh"}
 # Told to the model as they are.
 SAME = ("temperature", "top_p", "top_k", "seed", "priority", "request_id")
-NO_THINKING = "none"
+# Whether the model thinks, by the type of `ThinkingOptions`; it decides where that is None.
+THINKS = {"enabled": True, "adaptive": None, "disabled": False}
 
 
 class MessagesTurn(StrictModel):
@@ -142,8 +142,9 @@ class TranslatedMessages:
     places: dict[int, str]
 
 
-def prompt_body(asked: PromptFields) -> TranslatedMessages:
-    """What decides the prompt of a chat completion.
+def prompt_body(asked: PromptFields, reads: Reads) -> TranslatedMessages:
+    """What decides the prompt of a chat completion; ``reads`` tells whether the chat template reads
+    a variable.
 
     Raises:
         ApiError: 400 naming the place of what is wrong or is not implemented.
@@ -171,18 +172,15 @@ def prompt_body(asked: PromptFields) -> TranslatedMessages:
     if asked.tool_choice is not None:
         body |= chosen(asked.tool_choice, tools)
     config = asked.output_config or OutputConfig()
-    effort: str | None = config.effort
-    if asked.thinking is not None and asked.thinking.type == "disabled":
-        effort = NO_THINKING
-    if effort is not None:
-        body["reasoning_effort"] = EFFORTS.get(effort, effort)
+    on = None if asked.thinking is None else THINKS[asked.thinking.type]
+    body |= thinking_fields(reads, config.effort, on)
     if config.format is not None:
         body["response_format"] = response_format(config.format)
     return TranslatedMessages(body, turns.places)
 
 
-def message_body(asked: MessagesRequest) -> TranslatedMessages:
-    """What a chat completion is asked to answer.
+def message_body(asked: MessagesRequest, reads: Reads) -> TranslatedMessages:
+    """What a chat completion is asked to answer; ``reads`` as in `prompt_body`.
 
     Raises:
         ApiError: 400 naming the place of what is wrong or is not implemented.
@@ -194,7 +192,7 @@ def message_body(asked: MessagesRequest) -> TranslatedMessages:
             raise bad_request(f"'{place}' is required", place, "missing_required_parameter")
         if budget >= asked.max_tokens:
             raise bad_request(f"'{place}' must be less than 'max_tokens'", place)
-    translated = prompt_body(asked)
+    translated = prompt_body(asked, reads)
     given = {name: getattr(asked, name) for name in SAME}
     body = translated.fields | {name: value for name, value in given.items() if value is not None}
     body |= {

@@ -49,7 +49,7 @@ async def create_response(
     async def keep(response: dict[str, Any]) -> None:
         await state.responses.put(owner, response, kept_items(items))
 
-    work = partial(chat_body, asked, earlier)
+    work = partial(chat_body, asked, earlier, state.tokenizer.reads)
     size = (len(items) + len(earlier)) * BYTES_PER_MESSAGE
     chat = await state.tokenizer.workers.run(size, work, request.receive)
     writer = ResponsesWriter(asked, model)

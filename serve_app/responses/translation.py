@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lexshard.serve_app.openai.errors import bad_request
+from lexshard.serve_app.over_chat.thinking import NO_THINKING, Reads, thinking_fields
 from lexshard.serve_app.responses.items import Conversation
 from lexshard.serve_app.responses.protocol import LOGPROBS, ResponsesRequest
 from lexshard.serve_app.responses.tools import chat_tool_choice, chat_tools, response_format
@@ -20,8 +21,6 @@ OWN_NAMES = {
     "reasoning_effort": "reasoning.effort",
     "logprobs": "include",
 }
-# Of reasoning, where a chat completion has another name, or none.
-EFFORTS = {"max": "xhigh"}
 # Told to the model as they are.
 SAME = (
     "model",
@@ -61,9 +60,9 @@ def input_items(asked: ResponsesRequest) -> list[Any]:
     return asked.input
 
 
-def chat_body(asked: ResponsesRequest, earlier: list[dict[str, Any]]) -> ChatBody:
+def chat_body(asked: ResponsesRequest, earlier: list[dict[str, Any]], reads: Reads) -> ChatBody:
     """What a chat completion is asked to answer; ``earlier`` are the items of the responses that
-    this one follows.
+    this one follows, and ``reads`` tells whether the chat template reads a variable.
 
     Raises:
         ApiError: 400 naming the place of what is wrong or is not implemented.
@@ -89,8 +88,8 @@ def chat_body(asked: ResponsesRequest, earlier: list[dict[str, Any]]) -> ChatBod
         body["truncate_prompt_tokens"] = -1
     if LOGPROBS in (asked.include or ()) or asked.top_logprobs:
         body |= {"logprobs": True, "top_logprobs": asked.top_logprobs or 0}
-    if asked.reasoning is not None and asked.reasoning.effort is not None:
-        body["reasoning_effort"] = EFFORTS.get(asked.reasoning.effort, asked.reasoning.effort)
+    effort = None if asked.reasoning is None else asked.reasoning.effort
+    body |= thinking_fields(reads, effort, None if effort is None else effort != NO_THINKING)
     if asked.text is not None and asked.text.format is not None:
         body["response_format"] = response_format(asked.text.format)
     tools = chat_tools(asked.tools or [])

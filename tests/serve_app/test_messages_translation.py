@@ -12,6 +12,7 @@ from lexshard.serve_app.messages_api.protocol import MessagesRequest
 from lexshard.serve_app.messages_api.translation import OWN_NAMES, message_body
 from lexshard.serve_app.openai.errors import ApiError, bad_request
 from lexshard.serve_app.over_chat.reading import in_own_terms, read_at
+from lexshard.serve_app.over_chat.thinking import Reads, thinking_fields
 
 USE = {"type": "tool_use", "id": "c1", "name": "add", "input": {"a": 1}}
 RESULT = {"type": "tool_result", "tool_use_id": "c1", "content": "2"}
@@ -35,9 +36,9 @@ def assistant(*blocks: Any) -> dict[str, Any]:
 HELLO = {"role": "user", "content": "Hi"}
 
 
-def translated(*messages: Any, **fields: Any) -> dict[str, Any]:
+def translated(*messages: Any, reads: Reads | None = None, **fields: Any) -> dict[str, Any]:
     body = {"messages": [*messages] or [HELLO], "max_tokens": 100, **fields}
-    return message_body(read_at(MessagesRequest, body)).fields
+    return message_body(read_at(MessagesRequest, body), reads or set().__contains__).fields
 
 
 def test_system_and_messages_are_a_conversation() -> None:
@@ -117,12 +118,43 @@ def test_a_choice_among_no_tools_asks_for_nothing() -> None:
         assert "tool_choice" not in translated(tool_choice={"type": kind})
 
 
+@pytest.mark.parametrize(
+    ("read", "effort", "on", "told"),
+    [
+        ({"reasoning_effort"}, "low", None, {"reasoning_effort": "low"}),
+        ({"reasoning_effort"}, "max", True, {"reasoning_effort": "xhigh"}),
+        ({"reasoning_effort"}, "low", False, {"reasoning_effort": "none"}),
+        ({"enable_thinking"}, "low", True, {"chat_template_kwargs": {"enable_thinking": True}}),
+        ({"thinking"}, None, False, {"chat_template_kwargs": {"thinking": False}}),
+        (
+            {"thinking", "reasoning_effort"},
+            "none",
+            False,
+            {"chat_template_kwargs": {"thinking": False}},
+        ),
+        (set(), "low", True, {}),
+        ({"reasoning_effort", "thinking"}, None, None, {}),
+    ],
+)
+def test_thinking_is_asked_for_in_the_words_of_the_template(
+    read: set[str], effort: str | None, on: bool | None, told: dict[str, Any]
+) -> None:
+    assert thinking_fields(read.__contains__, effort, on) == told
+
+
 def test_thinking_and_the_format_of_the_output() -> None:
-    assert translated(thinking={"type": "disabled"})["reasoning_effort"] == "none"
-    enabled = {"type": "enabled", "budget_tokens": 50}
-    assert "reasoning_effort" not in translated(thinking=enabled)
+    reads = {"enable_thinking", "reasoning_effort"}.__contains__
+    for kind, fields in (
+        ("disabled", {"chat_template_kwargs": {"enable_thinking": False}}),
+        ("enabled", {"chat_template_kwargs": {"enable_thinking": True}}),
+        ("adaptive", {}),
+    ):
+        thinking = {"type": kind, "budget_tokens": 50}
+        body = translated(reads=reads, thinking=thinking)
+        assert body.items() >= fields.items()
+        assert ("chat_template_kwargs" in body) == bool(fields)
     form = {"type": "json_schema", "schema": {"type": "object"}}
-    body = translated(output_config={"effort": "low", "format": form})
+    body = translated(reads=reads, output_config={"effort": "low", "format": form})
     assert body["reasoning_effort"] == "low"
     assert body["response_format"]["json_schema"]["schema"] == {"type": "object"}
 
@@ -214,7 +246,7 @@ FIELDS = [*MessagesRequest.model_fields]
 
 def status(body: dict[str, Any]) -> int:
     try:
-        message_body(read_at(MessagesRequest, body))
+        message_body(read_at(MessagesRequest, body), set().__contains__)
     except ApiError as error:
         return error.status
     return 200

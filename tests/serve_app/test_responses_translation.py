@@ -36,8 +36,12 @@ CHAT_CALL = {
 ADD = {"type": "function", "name": "add", "parameters": {"type": "object"}, "strict": True}
 
 
+def all_read(_: str) -> bool:
+    return True
+
+
 def translated(**fields: Any) -> dict[str, Any]:
-    return chat_body(read_at(ResponsesRequest, {"input": "Hi", **fields}), []).fields
+    return chat_body(read_at(ResponsesRequest, {"input": "Hi", **fields}), [], all_read).fields
 
 
 def messages(*items: Any, **fields: Any) -> list[dict[str, Any]]:
@@ -184,6 +188,7 @@ def test_other_fields() -> None:
         "model": "m",
         "max_completion_tokens": 7,
         "reasoning_effort": "low",
+        "chat_template_kwargs": {"enable_thinking": True},
         "truncate_prompt_tokens": -1,
         "logprobs": True,
         "top_logprobs": 2,
@@ -258,7 +263,7 @@ def test_mistakes_are_told_by_their_place(fields: dict[str, Any], place: str) ->
 
 def test_what_a_chat_completion_refuses_is_told_of_the_response() -> None:
     asked = read_at(ResponsesRequest, {"instructions": "x", "input": [THOUGHT, CALL]})
-    places = chat_body(asked, []).places
+    places = chat_body(asked, [], all_read).places
     assert places == {0: "instructions", 1: "input[0]"}
 
     def told(message: str, parameter: str) -> tuple[str, str | None]:
@@ -292,7 +297,9 @@ def test_kept_items_can_be_read_again() -> None:
     ]
     kept = kept_items(items)
     assert all(item["id"] and item["type"] for item in kept)
-    told = chat_body(read_at(ResponsesRequest, {"input": "More"}), kept).fields["messages"]
+    told = chat_body(read_at(ResponsesRequest, {"input": "More"}), kept, all_read).fields[
+        "messages"
+    ]
     assert told[0] == {"role": "user", "content": [{"type": "text", "text": "Hi"}]}
     assert told[1:-1] == messages(*items)[1:]
 
@@ -320,7 +327,7 @@ EXAMPLES: list[dict[str, Any]] = [
 
 def status(items: list[dict[str, Any]], fields: dict[str, Any]) -> int:
     try:
-        chat_body(read_at(ResponsesRequest, {"input": items, **fields}), [])
+        chat_body(read_at(ResponsesRequest, {"input": items, **fields}), [], all_read)
         kept_items(items)
     except ApiError as error:
         return error.status
