@@ -28,6 +28,13 @@ from lexshard.serve_app.body_room import BodyRoom
 from lexshard.serve_app.edge.endpoint import EdgeEndpoint
 from lexshard.serve_app.edge.wire import PATH as EDGE
 from lexshard.serve_app.engine_client import EngineClient
+from lexshard.serve_app.messages_api.errors import (
+    COUNT_TOKENS,
+    MESSAGES,
+    error_response,
+    is_messages_path,
+)
+from lexshard.serve_app.messages_api.routes import count_tokens, create_message
 from lexshard.serve_app.middleware import RECORD_KEY, REQUEST_ID_HEADER, RequestMiddleware
 from lexshard.serve_app.observability.server_metrics import CONTENT_TYPE, ServerMetrics
 from lexshard.serve_app.openai.chat import create_chat_completion
@@ -35,8 +42,17 @@ from lexshard.serve_app.openai.completions import create_completion
 from lexshard.serve_app.openai.errors import ApiError, json_response
 from lexshard.serve_app.openai.tokenization import ModelTokenizer
 from lexshard.serve_app.openai.tokenizer_routes import detokenize, tokenize
+from lexshard.serve_app.peer_routes import ABSENT, load, ping, server_info
 from lexshard.serve_app.request_body import read_json
 from lexshard.serve_app.request_record import TRACEPARENT, RequestRecord
+from lexshard.serve_app.responses.routes import (
+    RESPONSE,
+    create_response,
+    kept_response,
+    list_input_items,
+)
+from lexshard.serve_app.responses.store import ResponseStore
+from lexshard.serve_app.scoring.generative import create_generative_scoring
 from lexshard.serve_app.server_state import VERSION, Replica, ServerState
 
 if TYPE_CHECKING:
@@ -109,22 +125,33 @@ def _model_card(state: ServerState, name: str) -> dict[str, Any]:
     }
 
 
+API_KEY_HEADER = "x-api-key"
+
 # What takes a body. Those asked most come first: the router tries one after the other.
 POSTS = {
     "/v1/completions": create_completion,
     "/v1/chat/completions": create_chat_completion,
+    "/v1/responses": create_response,
+    MESSAGES: create_message,
+    COUNT_TOKENS: count_tokens,
+    "/generative_scoring": create_generative_scoring,
     "/tokenize": tokenize,
     "/detokenize": detokenize,
 }
 GUARDED_GETS = {
     "/v1/models": _models,
     "/v1/models/{name:path}": _model,
+    RESPONSE: kept_response,
+    f"{RESPONSE}/input_items": list_input_items,
     "/status": _status,
     "/tokenizer_info": _tokenizer_info,
+    "/server_info": server_info,
 }
 # What machines ask about the server itself, without a key.
 OPEN_GETS = {
     "/health": _health,
+    "/ping": ping,
+    "/load": load,
     "/metrics": _metrics,
     "/version": _version,
     "/openapi.json": _openapi,
@@ -144,7 +171,7 @@ def _routes(state: ServerState) -> list[BaseRoute]:
         ApiError: 401 for a request without a valid key.
         """
         record: RequestRecord = request.scope[RECORD_KEY]
-        owner = keys.check(request.headers.get("authorization"))
+        owner = keys.check(_authorization(request))
         if owner is not None:
             record.client = record.cache_salt = owner.name
             record.lowest_priority = owner.lowest_priority
@@ -164,7 +191,8 @@ def _routes(state: ServerState) -> list[BaseRoute]:
                 authenticated(request)
             return await handler(state, request)
 
-        return Route(path, endpoint, methods=["GET"])
+        methods = ["GET", "DELETE"] if path == RESPONSE else ["GET"]
+        return Route(path, endpoint, methods=methods)
 
     edge = EdgeEndpoint(state, keys)
     return [
@@ -213,12 +241,17 @@ def create_app(
         tracing = Tracing(config.otlp_traces_endpoint, origin, VERSION, PATHS)
     created = int(time.time()) if start_time is None else start_time
     bodies = BodyRoom(config.max_body_bytes)
-    state = ServerState(config, client, tokenizer, admission, bodies, metrics, created, replica)
+    responses = ResponseStore(None if seats is None else seats.folder)
+    state = ServerState(
+        config, client, tokenizer, admission, bodies, metrics, created, responses, replica
+    )
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
         await client.stop()
+        state.grammars.close()
+        await responses.close()
         if tracing is not None:
             await asyncio.to_thread(tracing.close)
 
@@ -248,22 +281,37 @@ def _middleware(
     cors = Middleware(
         CORSMiddleware,
         allow_origins=config.cors_origins,
-        allow_methods=("GET", "POST"),
-        allow_headers=("authorization", "content-type", REQUEST_ID_HEADER, TRACEPARENT),
+        allow_methods=("GET", "POST", "DELETE"),
+        allow_headers=(
+            *("authorization", API_KEY_HEADER, "anthropic-version", "anthropic-beta"),
+            *("content-type", REQUEST_ID_HEADER, TRACEPARENT),
+        ),
         expose_headers=(REQUEST_ID_HEADER, TRACEPARENT, "retry-after"),
     )
     return [around, cors]
 
 
-async def _api_error(_: Request, error: Exception) -> Response:
+def _authorization(request: Request) -> str | None:
+    """Clients of the Messages protocol may send their key in a header of its own."""
+    given = request.headers.get("authorization")
+    key = request.headers.get(API_KEY_HEADER)
+    if given is None and key is not None and is_messages_path(request.scope[RECORD_KEY].path):
+        return f"Bearer {key}"
+    return given
+
+
+async def _api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return error.response()
+    record: RequestRecord = request.scope[RECORD_KEY]
+    return error_response(error, record.path, record.request_id)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
     """What the router refuses: an unknown path or a wrong method."""
     assert isinstance(error, HTTPException)
+    path = request.scope[RECORD_KEY].path
+    told = ApiError(404, ABSENT.get(path) or f"There is nothing at {request.url.path}")
     if error.status_code == 405:
         message = f"{request.method} is not allowed on {request.url.path}"
-        return ApiError(405, message, headers=dict(error.headers or {})).response()
-    return ApiError(404, f"There is nothing at {request.url.path}").response()
+        told = ApiError(405, message, headers=dict(error.headers or {}))
+    return await _api_error(request, told)

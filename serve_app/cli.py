@@ -62,6 +62,10 @@ COMMANDS: dict[tuple[str, ...], Command] = {
 for _name, _text in OF_BENCHES.items():
     _options = None if _name in WITH_THEIR_OPTIONS else f"{BENCHES}.options.{_name}"
     COMMANDS["bench", _name] = Command(_text, f"{BENCHES}.{_name}", _options)
+COMMANDS["chat",] = Command("talk to a model that a server has", "lexshard.serve_app.terminal.chat")
+COMMANDS["complete",] = Command(
+    "let a model that a server has go on with a text", "lexshard.serve_app.terminal.complete"
+)
 COMMANDS["report",] = Command(
     "a page with plots from the files of --json", "lexshard.loadtest.report.command"
 )

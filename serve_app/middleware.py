@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lexshard.cluster.process_tree import die_with_parent
 from lexshard.serve_app.api_processes.direct_ingress import DirectIngress, application_here
+from lexshard.serve_app.messages_api.errors import error_response
 from lexshard.serve_app.observability.server_metrics import ServerMetrics
 from lexshard.serve_app.openai.errors import ClientDisconnectedError, internal_error
 from lexshard.serve_app.request_record import TRACEPARENT, RequestRecord
@@ -94,7 +95,9 @@ class RequestMiddleware:
             )
             if record.status:  # a response has begun and cannot be taken back
                 raise
-            await internal_error(record.request_id).response()(scope, receive, send_with_id)
+            failure = internal_error(record.request_id)
+            response = error_response(failure, record.path, record.request_id)
+            await response(scope, receive, send_with_id)
         finally:
             self._finish(record)
 

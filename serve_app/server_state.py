@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from importlib.metadata import version
 from typing import Any
@@ -20,6 +20,8 @@ from lexshard.serve_app.engine_client import EngineClient
 from lexshard.serve_app.observability.server_metrics import ServerMetrics
 from lexshard.serve_app.openai.errors import model_not_found, overloaded
 from lexshard.serve_app.openai.tokenization import ModelTokenizer
+from lexshard.serve_app.responses.store import ResponseStore
+from lexshard.serve_app.structured.compiling import GrammarCompiler
 
 VERSION = version("lexshard")
 
@@ -44,9 +46,16 @@ class ServerState:
     bodies: BodyRoom
     metrics: ServerMetrics
     created: int
+    responses: ResponseStore
     replica: Replica | None = None
     # Fields that every reply has beside those of its protocol.
     marks: Callable[[], dict[str, Any]] = dict
+    # False where requests with grammars are refused: what need not be held to any is not.
+    holds_grammars: bool = True
+    grammars: GrammarCompiler = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.grammars = GrammarCompiler(self.tokenizer)
 
     def information(self) -> EngineInformation:
         """Raises:

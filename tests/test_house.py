@@ -34,10 +34,10 @@ BUDGETS = {
     "kernels": 14_970,  # 12,000
     "actors": 18_850,  # 13,000, and 2,000 for grammar and edge
     "cluster": 7_760,  # 4,500
-    "serve_app": 10_270,  # 6,000, and 3,000 for protocol and page
+    "serve_app": 16_710,  # 6,000, and 3,000 for protocol and page
     "loadtest": 13_130,  # 9,000
     "models": 2_790,
-    "tests": 38_260,  # 27,000
+    "tests": 42_080,  # 27,000
 }
 
 

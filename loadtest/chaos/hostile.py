@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from lexshard.cluster.ingress import LARGEST_BODY
+from lexshard.serve_app.openai.chat_fields import ChatCompletionRequest, TokenizeChatRequest
 from lexshard.serve_app.openai.protocol import (
-    ChatCompletionRequest,
     CompletionRequest,
     DetokenizeRequest,
-    TokenizeChatRequest,
     TokenizeTextRequest,
 )
 

@@ -44,7 +44,7 @@ class Seats:
 
     def __init__(self, folder: Path, processes: int) -> None:
         folder.mkdir(mode=0o700, exist_ok=True)
-        self._folder = folder
+        self.folder = folder
         self._lock = _opened(folder / "lock")
         self._seats = [
             _opened(folder / f"seat-{index}") for index in range(processes + SPARE_SEATS)
@@ -91,7 +91,7 @@ class Seats:
         return self._mapped(name, columns, kind)
 
     def _mapped(self, name: str, count: int, kind: type[Any]) -> npt.NDArray[Any]:
-        file = _opened(self._folder / name)
+        file = _opened(self.folder / name)
         try:
             os.ftruncate(file, 8 * count)  # to the size it has, after the first process
             return np.frombuffer(mmap.mmap(file, 8 * count), kind)

@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"lexshard: {arguments.url} answers {error.code}{remedy}", file=sys.stderr)
         return 1
     except (OSError, http.client.HTTPException) as error:
-        print(f"lexshard: no server answers at {arguments.url}: {_reason(error)}", file=sys.stderr)
+        print(f"lexshard: no server answers at {arguments.url}: {reason(error)}", file=sys.stderr)
         return 1
     except ValueError:
         print(f"lexshard: what answers at {arguments.url} is no lexshard server", file=sys.stderr)
@@ -72,7 +72,7 @@ def server_address(text: str) -> str:
     return url
 
 
-def _reason(error: Exception) -> str:
+def reason(error: Exception) -> str:
     """In words, without the names of exceptions."""
     inner = error.reason if isinstance(error, URLError) else error
     if isinstance(inner, OSError) and inner.strerror:

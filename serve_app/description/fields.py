@@ -13,12 +13,22 @@ MEANINGS: dict[str, str] = {
     "prompt": "a text, texts, token ids, or lists of ids",
     "messages": "the conversation; a `name` is told to the chat template, which may read it",
     "tokens": "the token ids",
+    "query": "a text or its ids, before each of `items`",
+    "items": "texts or lists of ids, each scored by itself",
+    "label_token_ids": "the score is the likelihood of the first as the next token",
+    "apply_softmax": "among the labels (so unless false), else among all tokens",
+    "item_first": "the item stands before the query",
     "n": "answers to each prompt; prompts times n are at most what the server runs at once",
     "add_special_tokens": "begin as the tokenizer begins texts",
     "truncate_prompt_tokens": "keep the last so many tokens of a prompt; -1: as many as fit",
     "add_generation_prompt": "end with the beginning of an answer (so unless continued)",
     "continue_final_message": "go on in the last message instead of answering it",
     "chat_template_kwargs": "further variables that the model's chat template reads",
+    "tools": "what the model may call: functions, with a JSON Schema of their arguments, and "
+    "custom tools, whose input is a text",
+    "tool_choice": "`auto`; `none`; `required`: a call at least; or which tool, or some of them",
+    "parallel_tool_calls": "false: one call at most",
+    "reasoning_effort": "told to the chat template; refused where it does not read it",
     # how tokens are chosen; the model's own defaults where they are left out
     "temperature": "0 takes the likeliest token",
     "top_k": "choose among so many of the likeliest; 0 and -1: all",
@@ -31,6 +41,15 @@ MEANINGS: dict[str, str] = {
     "bad_words": f"never said; {MAX_BAD_WORD_CHARACTERS} characters together",
     "allowed_token_ids": "nothing else is said",
     "seed": "the same seed gives the same tokens; a random one where it is left out",
+    "response_format": "what the reply must be: `text`, `json_object`, `json_schema` or "
+    "`structural_tag`",
+    "structured_outputs": "the same as vLLM has it: one of `json`, `json_object`, `regex`, "
+    "`choice`, `grammar` and `structural_tag`, and how JSON is written",
+    "guided_json": "the reply is JSON of this schema",
+    "guided_regex": "the reply matches this regular expression",
+    "guided_choice": "the reply is one of these",
+    "guided_grammar": "the reply matches this grammar (Lark or GBNF)",
+    "guided_whitespace_pattern": "what stands between two values of `guided_json`",
     # where it ends
     "max_tokens": "at most so many; all that fit (chat), else 16; 0 only with echo",
     "max_completion_tokens": "the same, and goes first",
@@ -62,15 +81,13 @@ MEANINGS: dict[str, str] = {
         (
             *("user", "store", "metadata", "service_tier", "safety_identifier", "verbosity"),
             *("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"),
-            "parallel_tool_calls",
         ),
         IGNORED,
     ),
     **dict.fromkeys(
         (
-            *("response_format", "tools", "tool_choice", "functions", "function_call"),
-            *("reasoning_effort", "audio", "modalities", "prediction", "web_search_options"),
-            "suffix",
+            *("functions", "function_call", "suffix"),
+            *("audio", "modalities", "prediction", "web_search_options"),
         ),
         ABSENT,
     ),

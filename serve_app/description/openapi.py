@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -10,28 +11,39 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from lexshard.serve_app.description import replies
+from lexshard.serve_app.description import translated_replies as translated
 from lexshard.serve_app.description.fields import MEANINGS
+from lexshard.serve_app.description.translated_fields import TRANSLATED_MEANINGS
+from lexshard.serve_app.messages_api.errors import COUNT_TOKENS, MESSAGES, OVERLOADED
+from lexshard.serve_app.messages_api.protocol import CountTokensRequest, MessagesRequest
 from lexshard.serve_app.openai import protocol
+from lexshard.serve_app.openai.chat_fields import ChatCompletionRequest, TokenizeChatRequest
+from lexshard.serve_app.responses.protocol import ResponsesRequest
+from lexshard.serve_app.scoring.generative import GenerativeScoringRequest
 
 REASONS = {
     400: "something in the request is wrong, or is not implemented: the message says what",
     401: "the API key is missing or wrong",
-    404: "there is no such model",
+    404: "there is no such model, or response",
     408: "the body did not arrive in time",
     413: "the body is too large",
     429: "this client has too much open",
     500: "a failure; the server's log has it",
     503: "the server is full or not ready; `Retry-After` says when to try again",
+    OVERLOADED: "the server is full or not ready; `Retry-After` says when to try again",
 }
 ASKED = (400, 404, 408, 413, 429, 500, 503)
+ASKED_FOR_MESSAGES = (400, 404, 408, 413, 429, 500, OVERLOADED)
 SCHEMAS = "#/components/schemas/"
 SECURITY = "API key"
+TEXT = {"type": "string"}
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
     """``reply`` None is plain text. ``requests`` are the bodies it takes, ``errors`` the statuses
-    of its failures, besides those of a wrong key, and ``chunk`` what events of a stream hold."""
+    of its failures, besides those of a wrong key, in the shape of ``error``, and ``chunk`` what
+    events of a stream hold, which ends with ``[DONE]`` unless it ``ends_by_type``."""
 
     path: str
     summary: str
@@ -40,6 +52,10 @@ class Operation:
     errors: tuple[int, ...] = ()
     chunk: type[BaseModel] | None = None
     guarded: bool = True
+    method: str = ""  # post where it takes a body, else get
+    error: type[BaseModel] = replies.ErrorReply
+    ends_by_type: bool = False
+    query: tuple[str, ...] = ()
 
 
 OPERATIONS = (
@@ -55,9 +71,57 @@ OPERATIONS = (
         "/v1/chat/completions",
         "Answers a conversation",
         replies.ChatReply,
-        (protocol.ChatCompletionRequest,),
+        (ChatCompletionRequest,),
         ASKED,
         replies.ChatChunk,
+    ),
+    Operation(
+        "/v1/responses",
+        "Answers a conversation, in OpenAI's newer protocol",
+        translated.ResponsesReply,
+        (ResponsesRequest,),
+        ASKED,
+        translated.ResponsesEvent,
+        ends_by_type=True,
+    ),
+    Operation(
+        "/v1/responses/{response_id}",
+        "A response that was kept",
+        translated.ResponsesReply,
+        errors=(400, 404, 503),
+        query=("stream",),
+    ),
+    Operation(
+        "/v1/responses/{response_id}",
+        "Forgets a response",
+        translated.DeletedReply,
+        errors=(404, 503),
+        method="delete",
+    ),
+    Operation(
+        "/v1/responses/{response_id}/input_items",
+        "The items of its request",
+        translated.ItemsReply,
+        errors=(400, 404, 503),
+        query=("order", "after", "limit"),
+    ),
+    Operation(
+        MESSAGES,
+        "Answers a conversation, in Anthropic's protocol",
+        translated.MessagesReply,
+        (MessagesRequest,),
+        ASKED_FOR_MESSAGES,
+        translated.MessagesEvent,
+        error=translated.MessagesErrorReply,
+        ends_by_type=True,
+    ),
+    Operation(
+        COUNT_TOKENS,
+        "How many tokens such a conversation has",
+        translated.TokenCountReply,
+        (CountTokensRequest,),
+        ASKED_FOR_MESSAGES,
+        error=translated.MessagesErrorReply,
     ),
     Operation("/v1/models", "The names the model is served under", replies.ModelsReply),
     Operation("/v1/models/{name}", "One of them", replies.ModelReply, errors=(404,)),
@@ -65,7 +129,7 @@ OPERATIONS = (
         "/tokenize",
         "The token ids of a text or a conversation",
         replies.TokenizeReply,
-        (protocol.TokenizeTextRequest, protocol.TokenizeChatRequest),
+        (protocol.TokenizeTextRequest, TokenizeChatRequest),
         ASKED,
     ),
     Operation(
@@ -73,6 +137,13 @@ OPERATIONS = (
         "The text of token ids",
         replies.DetokenizeReply,
         (protocol.DetokenizeRequest,),
+        ASKED,
+    ),
+    Operation(
+        "/generative_scoring",
+        "How likely the first label is as the next token, after each item",
+        replies.GenerativeScoringReply,
+        (GenerativeScoringRequest,),
         ASKED,
     ),
     Operation("/tokenizer_info", "The tokenizer", replies.TokenizerReply, errors=(503,)),
@@ -87,6 +158,14 @@ OPERATIONS = (
         errors=(503,),
         guarded=False,
     ),
+    Operation("/ping", "The same, as SageMaker asks", None, errors=(503,), guarded=False),
+    Operation("/load", "How many sequences are open", replies.LoadReply, guarded=False),
+    Operation(
+        "/server_info",
+        "What the engine decided, in vLLM's shape",
+        replies.ServerInfoReply,
+        errors=(503,),
+    ),
     Operation("/metrics", "Metrics in Prometheus' text format", None, guarded=False),
     Operation("/version", "lexshard's version", replies.VersionReply, guarded=False),
 )
@@ -96,7 +175,7 @@ OPERATIONS = (
 def describe(root_path: str | None, has_keys: bool, version: str) -> dict[str, Any]:
     """What ``/openapi.json`` tells of a server at ``root_path``."""
     requests = [model for each in OPERATIONS for model in each.requests]
-    answers: list[type[BaseModel]] = [replies.ErrorReply]
+    answers = list(dict.fromkeys(each.error for each in OPERATIONS))
     answers += [model for each in OPERATIONS for model in (each.reply, each.chunk) if model]
     _, schemas = models_json_schema(
         [(model, "validation") for model in requests]
@@ -107,14 +186,21 @@ def describe(root_path: str | None, has_keys: bool, version: str) -> dict[str, A
         schema = schemas["$defs"][model.__name__]
         schema["properties"] = {
             name: schema["properties"][name] | {"description": meaning}
-            for name, meaning in MEANINGS.items()
+            for name, meaning in meanings_of(model).items()
             if name in model.model_fields
         }
     description: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {"title": "lexshard", "version": version},
         "servers": [{"url": root_path or "/"}],
-        "paths": {each.path: _path(each, has_keys) for each in OPERATIONS},
+        "paths": {
+            path: {
+                _method(each): _operation(each, has_keys)
+                for each in OPERATIONS
+                if each.path == path
+            }
+            for path in dict.fromkeys(each.path for each in OPERATIONS)
+        },
         "components": {"schemas": schemas["$defs"]},
     }
     if has_keys:
@@ -123,12 +209,22 @@ def describe(root_path: str | None, has_keys: bool, version: str) -> dict[str, A
     return description
 
 
-def _path(operation: Operation, has_keys: bool) -> dict[str, Any]:
+def meanings_of(model: type[BaseModel]) -> dict[str, str]:
+    """What the fields of a request mean, in the order in which they are told."""
+    own = TRANSLATED_MEANINGS.get(model.__name__, {})
+    return own | {name: meaning for name, meaning in MEANINGS.items() if name not in own}
+
+
+def _method(operation: Operation) -> str:
+    return operation.method or ("post" if operation.requests else "get")
+
+
+def _operation(operation: Operation, has_keys: bool) -> dict[str, Any]:
     content: dict[str, Any] = {"text/plain": {"schema": {"type": "string"}}}
     if operation.reply is not None:
         content = _json(operation.reply)
     if operation.chunk is not None:
-        content["text/event-stream"] = {"itemSchema": _event(operation.chunk)}
+        content["text/event-stream"] = {"itemSchema": _event(operation)}
     told: dict[str, Any] = {
         "summary": operation.summary,
         "responses": {"200": {"description": "The answer", "content": content}},
@@ -138,23 +234,30 @@ def _path(operation: Operation, has_keys: bool) -> dict[str, Any]:
         errors.add(401)
         told["security"] = [{SECURITY: []}]
     for status in sorted(errors):
-        error = {"description": REASONS[status], "content": _json(replies.ErrorReply)}
+        error = {"description": REASONS[status], "content": _json(operation.error)}
         told["responses"][str(status)] = error
     if operation.requests:
         told["requestBody"] = {"required": True, "content": _json(*operation.requests)}
-    if "{name}" in operation.path:
-        name = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
-        told["parameters"] = [name]
-    return {"post" if operation.requests else "get": told}
+    names = re.findall(r"{(\w+)}", operation.path)
+    if parameters := [
+        *({"name": name, "in": "path", "required": True, "schema": TEXT} for name in names),
+        *({"name": name, "in": "query", "schema": TEXT} for name in operation.query),
+    ]:
+        told["parameters"] = parameters
+    return told
 
 
-def _event(chunk: type[BaseModel]) -> dict[str, Any]:
+def _event(operation: Operation) -> dict[str, Any]:
     """One of a stream: a chunk, or the failure that ends it, or that nothing follows."""
+    assert operation.chunk is not None
+    errors = () if operation.ends_by_type else (operation.error,)
     held = {
         "contentMediaType": "application/json",
-        "contentSchema": _any(chunk, replies.ErrorReply),
+        "contentSchema": _any(operation.chunk, *errors),
     }
-    data = {"anyOf": [{"const": "[DONE]"}, {"type": "string", **held}]}
+    data: dict[str, Any] = {"type": "string", **held}
+    if not operation.ends_by_type:
+        data = {"anyOf": [data, {"const": "[DONE]"}]}
     return {"type": "object", "properties": {"data": data}, "required": ["data"]}
 
 

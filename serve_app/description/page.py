@@ -76,8 +76,10 @@ def _responses(responses: dict[str, Any]) -> list[str]:
 
 def _content(kind: str, content: dict[str, Any]) -> str:
     if "itemSchema" in content:
-        data = content["itemSchema"]["properties"]["data"]["anyOf"]
-        return f"{kind} of {_kind(data[1]['contentSchema'])}, then {data[0]['const']}"
+        data = content["itemSchema"]["properties"]["data"]
+        held, *ends = data.get("anyOf", [data])
+        then = "".join(f", then {end['const']}" for end in ends)
+        return f"{kind} of {_kind(held['contentSchema'])}{then}"
     schema = content["schema"]
     return _kind(schema) if "$ref" in schema else kind
 

@@ -91,28 +91,60 @@ class CompletionPart(CompletionText):
     finish_reason: Ended | None
 
 
+class CalledFunction(Reply):
+    name: str = ""
+    arguments: Annotated[str, Field(description="JSON; in a stream the next piece of it")]
+
+
+class CalledCustomTool(Reply):
+    name: str = ""
+    input: Annotated[str, Field(description="in a stream the next piece of it")]
+
+
+class ToolCall(Reply):
+    id: str
+    type: Literal["function", "custom"]
+    function: CalledFunction | None = None
+    custom: CalledCustomTool | None = None
+
+
+class ToolCallPart(Reply):
+    index: int
+    id: str = ""
+    type: Literal["function", "custom"] = "function"
+    function: CalledFunction | None = None
+    custom: CalledCustomTool | None = None
+
+
 class ChatMessage(Reply):
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None
+    reasoning: str = ""
+    tool_calls: list[ToolCall] = []
+
+
+ChatEnded = Literal["stop", "length", "tool_calls"]
 
 
 class ChatChoice(ChoiceReply):
     message: ChatMessage
     logprobs: ChatLogprobs | None
-    finish_reason: Ended
+    finish_reason: ChatEnded
     stop_reason: int | str | None
 
 
 class ChatDelta(Reply):
     role: Literal["assistant"] = "assistant"
     content: str = ""
+    reasoning: str = ""
+    tool_calls: list[ToolCallPart] = []
 
 
 class ChatPart(ChoiceReply):
     delta: ChatDelta
     logprobs: ChatLogprobs | None
-    finish_reason: Ended | None
+    finish_reason: ChatEnded | None
     stop_reason: int | str | None = None
 
 
@@ -122,6 +154,7 @@ class GenerationReply(Reply):
     model: str
     system_fingerprint: str
     seed: int | list[int] = 0
+    constraint_notes: list[str] = []
 
 
 class CompletionReply(GenerationReply):
@@ -216,6 +249,30 @@ class EdgeReply(Reply):
     vocabulary: str
     chat_template: str | None
     engine: dict[str, Any]
+
+
+class ScoreReply(Reply):
+    index: int
+    object: Literal["score"]
+    score: float
+
+
+class GenerativeScoringReply(Reply):
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[ScoreReply]
+    usage: UsageReply
+
+
+class LoadReply(Reply):
+    server_load: int
+
+
+class ServerInfoReply(Reply):
+    vllm_config: dict[str, Any]
+    system_env: dict[str, str]
 
 
 class VersionReply(Reply):

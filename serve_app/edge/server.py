@@ -132,6 +132,7 @@ class EdgeServer:
             app = create_app(config, client, tokenizer)
             self._state = app.state.server
             self._state.marks = lambda: {"offline": True} if client.offline else {}
+            self._state.holds_grammars = False
             client.start()
             http = _HttpServer(
                 uvicorn.Config(

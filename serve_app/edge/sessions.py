@@ -32,6 +32,7 @@ from lexshard.serve_app.openai.prompts import Prompt
 from lexshard.serve_app.openai.protocol import MAX_CHOICES, MAX_LIST_ENTRIES
 from lexshard.serve_app.request_record import RequestRecord
 from lexshard.serve_app.server_state import ServerState
+from lexshard.serve_app.structured.applying import asks_for_constraint
 
 logger = logging.getLogger("lexshard.edge")
 
@@ -230,6 +231,9 @@ class EdgeSessions:
         except (orjson.JSONDecodeError, TypeError) as error:
             raise FrameError(f"'parameters' are no JSON object: {error}") from None
         fields = read_completion(self._state, body, record)
+        if asks_for_constraint(fields):
+            field = "structured_outputs"
+            raise bad_request("the text of a device cannot be held to a grammar", field)
         if not 0 <= opening.choice < MAX_CHOICES or fields.choices != 1 or fields.stop:
             raise bad_request("a session has one choice, and its device looks for 'stop'", "n")
         entries = sum(map(len, opening.bad_words))

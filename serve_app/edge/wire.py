@@ -195,6 +195,7 @@ def completion_fields(parameters: SamplingParameters, priority: int = 0) -> byte
         "stop_token_ids": list(own.stop_token_ids),
         "certificate": own.certificate,
         "draft": own.draft,
+        "structured_outputs": own.grammar and {"grammar": own.grammar},  # which a server refuses
     }
     fields.update((name, value) for name, value in optional.items() if value)
     present = {

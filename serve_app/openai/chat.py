@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
+from lexshard.serve_app.openai.chat_fields import ChatCompletionRequest, text_of
 from lexshard.serve_app.openai.choice import Delta
 from lexshard.serve_app.openai.errors import bad_request
-from lexshard.serve_app.openai.preparation import Wanted, answer, read_fields
+from lexshard.serve_app.openai.generation import Generation
+from lexshard.serve_app.openai.preparation import Wanted, answer, begun, read_fields
 from lexshard.serve_app.openai.prompts import Prompt, TextReader
-from lexshard.serve_app.openai.protocol import ChatCompletionRequest, text_of
 from lexshard.serve_app.openai.response_writer import ResponseWriter, encoded
 from lexshard.serve_app.request_record import RequestRecord
 from lexshard.serve_app.server_state import ServerState
+from lexshard.serve_app.tools.calls import CallPiece
+from lexshard.serve_app.tools.offer import offer
+from lexshard.serve_app.tools.plan import ReplyPlan
 
 
 async def create_chat_completion(
@@ -24,24 +28,95 @@ async def create_chat_completion(
     """Raises:
     ApiError: whatever is wrong with the request.
     """
+    chat, wanted = _read(state, body, record)
+    return await answer(state, request, chat, wanted, record)
+
+
+async def chat_reply(
+    state: ServerState, request: Request, body: dict[str, Any], record: RequestRecord
+) -> RunningChat:
+    """A chat completion for a protocol that tells of it in its own words: ``body`` is one of
+    ``POST /v1/chat/completions``, what comes of it are its chunks, as of a stream, whatever its
+    ``stream`` says; ask for ``stream_options`` to have usage. It is let in, and must be closed.
+
+    Raises:
+        ApiError: whatever is wrong with the request, and names fields of ``body``.
+    """
+    chat, wanted = _read(state, {**body, "stream": True}, record)
+    return RunningChat(*await begun(state, request, chat, wanted, record))
+
+
+async def chat_prompt_tokens(
+    state: ServerState, request: Request, body: dict[str, Any], record: RequestRecord
+) -> int:
+    """How many tokens the prompt of such a ``body`` has; nothing is generated.
+
+    Raises:
+        ApiError: whatever is wrong with the request, and names fields of ``body``.
+    """
+    _, wanted = _read(state, body, record)
+    reader = TextReader(state.tokenizer, state.information().max_model_len, request.receive)
+    with state.admission.admit(record.client, 0, 0).released():
+        [prompt] = await wanted.encode(reader)
+    return len(prompt.ids)
+
+
+class RunningChat:
+    """A chat completion that was let in; see `chat_reply`."""
+
+    def __init__(self, generation: Generation, writer: ResponseWriter) -> None:
+        self._generation = generation
+        self._writer = writer
+
+    async def steps(self) -> AsyncIterator[list[dict[str, Any]]]:
+        """The chunks, as dictionaries; those of one step of the engine come together.
+
+        Raises:
+            ApiError: the engine refused or lost a sequence.
+        """
+        generation, writer = self._generation, self._writer
+        async for deltas in generation.batches():
+            usage = generation.usage() if writer.continuous_usage else None
+            yield [chunk for delta in deltas for chunk in writer.completed_chunks(delta, usage)]
+        yield writer.last_chunks(generation.usage())
+
+    def close(self) -> None:
+        """Cancels what still runs; twice does no harm."""
+        self._generation.close()
+
+
+def _read(
+    state: ServerState, body: Any, record: RequestRecord
+) -> tuple[ChatCompletionRequest, Wanted]:
     chat = read_fields(ChatCompletionRequest, body, state, record)
     if chat.top_logprobs is not None and not chat.logprobs:
         raise bad_request("'top_logprobs' needs 'logprobs'", "top_logprobs")
 
+    special = bool(chat.add_special_tokens)
+    free = bool(chat.ignore_eos or chat.min_tokens or chat.allowed_token_ids)
+    free = free or not state.holds_grammars
+    tools = chat.offered()
+    offered = offer(tools, chat.tool_choice, chat.parallel_tool_calls)
+    plan = ReplyPlan(state.tokenizer.reply_format, offered, free)
+    continued = text_of(chat.messages[-1]) if chat.continue_final_message else None
+
     async def encode(reader: TextReader) -> list[Prompt]:
-        return [await reader.conversation(chat, bool(chat.add_special_tokens))]
+        prompt = await reader.conversation(chat, special)
+        plan.note_prompt(prompt.text or "", continued)
+        return [prompt]
 
     limit = chat.max_tokens if chat.max_completion_tokens is None else chat.max_completion_tokens
     wanted = Wanted(
         ChatWriter,
         "messages",
-        texts=["".join(map(text_of, chat.messages))],
+        texts=["".join((*map(text_of, chat.messages), *map(str, tools)))],
         encode=encode,
         max_tokens=limit,
         logprobs=(chat.top_logprobs or 0) if chat.logprobs else None,
         prompt_logprobs=chat.prompt_logprobs,
+        plan=plan,
     )
-    return await answer(state, request, chat, wanted, record)
+    return chat, wanted
 
 
 class ChatWriter(ResponseWriter):
@@ -66,9 +141,9 @@ class ChatWriter(ResponseWriter):
             return chunks
         choice: dict[str, Any] = {
             "index": delta.choice.index,
-            "delta": {"content": delta.text} if delta.text or not delta.finish_reason else {},
+            "delta": _added(delta),
             "logprobs": self._logprobs(delta),
-            "finish_reason": delta.finish_reason,
+            "finish_reason": _finish_reason(delta),
             **self.told_tokens(delta),
         }
         if delta.finish_reason is not None:
@@ -78,9 +153,9 @@ class ChatWriter(ResponseWriter):
     def _choice(self, delta: Delta) -> dict[str, Any]:
         return {
             "index": delta.choice.index,
-            "message": {"role": "assistant", "content": delta.text, "refusal": None},
+            "message": _message(delta),
             "logprobs": self._logprobs(delta),
-            "finish_reason": delta.finish_reason,
+            "finish_reason": _finish_reason(delta),
             "stop_reason": delta.choice.stop_reason,
             **self.told_tokens(delta),
         }
@@ -103,3 +178,61 @@ class ChatWriter(ResponseWriter):
 
     def _logprobs(self, delta: Delta) -> dict[str, Any] | None:
         return None if self.options.logprobs is None else self.formatter.chat(delta.logprobs)
+
+
+def _finish_reason(delta: Delta) -> str | None:
+    called = delta.choice.called and delta.finish_reason == "stop"
+    return "tool_calls" if called else delta.finish_reason
+
+
+def _added(delta: Delta) -> dict[str, Any]:
+    """What a chunk adds to the message."""
+    added: dict[str, Any] = {"reasoning": delta.reasoning} if delta.reasoning else {}
+    if delta.text or not (added or delta.calls or delta.finish_reason):
+        added["content"] = delta.text
+    if delta.calls:
+        added["tool_calls"] = list(map(_call_piece, delta.calls))
+    return added
+
+
+def _call_piece(piece: CallPiece) -> dict[str, Any]:
+    kind, text = ("custom", "input") if piece.custom else ("function", "arguments")
+    if piece.name is None:
+        return {"index": piece.index, kind: {text: piece.text}}
+    part = {"name": piece.name, text: piece.text}
+    return {"index": piece.index, "id": piece.call_id, "type": kind, kind: part}
+
+
+def _message(delta: Delta) -> dict[str, Any]:
+    """The whole message. One that calls tools, or has not come beyond its reasoning, need not have
+    a text."""
+    silent = not delta.text and (delta.calls or delta.reasoning)
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": None if silent else delta.text,
+        "refusal": None,
+    }
+    if delta.reasoning:
+        message["reasoning"] = delta.reasoning
+    calls = [
+        {name: value for name, value in _call_piece(call).items() if name != "index"}
+        for call in _whole_calls(delta.calls)
+    ]
+    if calls:
+        message["tool_calls"] = calls
+    return message
+
+
+def _whole_calls(pieces: Sequence[CallPiece]) -> list[CallPiece]:
+    """One piece for each call."""
+    return [
+        CallPiece(
+            first.index,
+            "".join(piece.text for piece in pieces if piece.index == first.index),
+            first.call_id,
+            first.name,
+            first.custom,
+        )
+        for first in pieces
+        if first.name is not None
+    ]

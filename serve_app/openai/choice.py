@@ -18,6 +18,8 @@ from lexshard.actors.messages import (
 )
 from lexshard.actors.text.detokenizer import Detokenizer
 from lexshard.actors.text.token_bytes import TokenBytes
+from lexshard.serve_app.tools.calls import CallPiece
+from lexshard.serve_app.tools.reply_parser import ReplyParser
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,8 @@ class OutputOptions:
 class Delta(msgspec.Struct, frozen=True, eq=False):
     """What one event adds to a choice. ``offsets`` are where in the choice's text its tokens
     begin, in characters; they and ``logprobs`` stand side by side, after those of an echoed prompt.
-    ``certificates`` and ``origins`` stand beside ``token_ids``; empty unless asked for."""
+    ``certificates`` and ``origins`` stand beside ``token_ids``; empty unless asked for.
+    ``reasoning`` and ``calls`` are what is no part of ``text``, of a reply that is parsed."""
 
     choice: Choice
     text: str
@@ -61,17 +64,22 @@ class Delta(msgspec.Struct, frozen=True, eq=False):
     origins: Sequence[TokenOrigin]
     first: bool
     finish_reason: FinishReason | None
+    reasoning: str = ""
+    calls: Sequence[CallPiece] = ()
 
 
 class Choice:
-    """The state of one choice. ``finish_reason`` is None while it runs."""
+    """The state of one choice. ``finish_reason`` is None while it runs. ``parser`` tells reasoning
+    and calls of tools from its text, if anything does; ``called``: there were some."""
 
     __slots__ = (
         "_detokenizer",
         "_echo_length",
         "_options",
+        "_parser",
         "_started",
         "cached_tokens",
+        "called",
         "echo_text",
         "finish_reason",
         "generated",
@@ -88,6 +96,7 @@ class Choice:
         echo_text: str,
         options: OutputOptions,
         token_bytes: TokenBytes,
+        parser: ReplyParser | None = None,
     ) -> None:
         self.index = index
         self.request = request
@@ -97,6 +106,8 @@ class Choice:
         self.prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
+        self.called = False
+        self._parser = parser
         self._options = options
         self._echo_length = len(echo_text)
         self._started = False
@@ -128,6 +139,12 @@ class Choice:
                 certificates, origins = certificates[:used], origins[:used]
         self.generated += len(token_ids)
         text = self._detokenizer.finish() if reason is not None else self._detokenizer.take()
+        reasoning = ""
+        calls: Sequence[CallPiece] = ()
+        if self._parser is not None:
+            spoken = self._parser.feed(text, last=reason is not None)
+            text, reasoning, calls = spoken.content, spoken.reasoning, spoken.calls
+            self.called = self.called or bool(calls)
         if first and self._options.echo:
             text = self.echo_text + text
             if self._options.logprobs is not None:
@@ -135,7 +152,19 @@ class Choice:
                 logprobs = [*(self.prompt_logprobs or ()), *logprobs]
         self.finish_reason = reason
         self.stop_reason = stop_reason
-        return Delta(self, text, token_ids, logprobs, offsets, certificates, origins, first, reason)
+        return Delta(
+            self,
+            text,
+            token_ids,
+            logprobs,
+            offsets,
+            certificates,
+            origins,
+            first,
+            reason,
+            reasoning,
+            calls,
+        )
 
     def _push(
         self, token_ids: Sequence[int], reason: FinishReason | None, offsets: list[int]
@@ -178,4 +207,6 @@ def joined(choice: Choice, deltas: Sequence[Delta]) -> Delta:
         origins=list(chain.from_iterable(delta.origins for delta in deltas)),
         first=True,
         finish_reason=choice.finish_reason,
+        reasoning="".join(delta.reasoning for delta in deltas),
+        calls=list(chain.from_iterable(delta.calls for delta in deltas)),
     )

@@ -71,8 +71,8 @@ class CompletionWriter(ResponseWriter):
         return {"choices": [encoded(self._choice(delta)) for delta in deltas]}
 
     def chunks(self, delta: Delta) -> list[dict[str, Any]]:
-        tells_seed = delta.first and self.seed is not None
-        if not (tells_seed or self.has_news(delta)):
+        tells_first = delta.first and (self.seed is not None or self.notes)
+        if not (tells_first or self.has_news(delta)):
             return []
         return [{"choices": [self._choice(delta)]}]
 

@@ -65,8 +65,10 @@ def sampling_parameters(
     prompt_logprobs: int | None,
     information: EngineInformation,
     bad_words: tuple[tuple[int, ...], ...],
+    grammar: str | None = None,
 ) -> SamplingParameters:
-    """Everything but ``max_tokens`` and ``seed``, which belong to one prompt.
+    """Everything but ``max_tokens`` and ``seed``, which belong to one prompt. ``grammar`` is what
+    the whole output must match, if anything.
 
     A field the request leaves out takes the model's own default, then the neutral value.
     """
@@ -92,6 +94,7 @@ def sampling_parameters(
         logit_bias=_logit_bias(request.logit_bias, vocabulary),
         bad_words=bad_words,
         allowed_ids=_allowed_ids(request.allowed_token_ids, vocabulary),
+        grammar=grammar,
         min_tokens=request.min_tokens or 0,
         stop_token_ids=_token_ids(request.stop_token_ids or (), vocabulary, "stop_token_ids"),
         ignore_eos=bool(request.ignore_eos),

@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from http import HTTPStatus
 from typing import Any, TypeVar
 
 from starlette.requests import Request as HttpRequest
@@ -16,7 +17,7 @@ from lexshard.actors.messages import Drafting, Request, SamplingParameters
 from lexshard.actors.text.token_bytes import TokenBytes
 from lexshard.serve_app.admission import Ticket, waiting_cost
 from lexshard.serve_app.openai.choice import Choice, OutputOptions
-from lexshard.serve_app.openai.errors import bad_request, context_length_exceeded
+from lexshard.serve_app.openai.errors import ApiError, bad_request, context_length_exceeded
 from lexshard.serve_app.openai.generation import Generation
 from lexshard.serve_app.openai.logprobs import LogprobsFormatter
 from lexshard.serve_app.openai.parameters import check_common, random_seed, sampling_parameters
@@ -32,6 +33,9 @@ from lexshard.serve_app.openai.response_writer import ResponseWriter
 from lexshard.serve_app.openai.streaming import respond
 from lexshard.serve_app.request_record import RequestRecord
 from lexshard.serve_app.server_state import ServerState
+from lexshard.serve_app.structured.applying import constraint_of
+from lexshard.serve_app.structured.constraint import Constraint
+from lexshard.serve_app.tools.plan import ReplyPlan
 
 Fields = TypeVar("Fields", bound=GenerationFields)
 
@@ -44,6 +48,7 @@ class Wanted:
     its field ``prompt_field``. At most ``max_tokens`` follow each, where it says nothing
     ``default_tokens``, else all that fit. ``logprobs`` of the output and ``prompt_logprobs``: how
     many of the likeliest, None for none. ``writer`` tells of the choices as the protocol does.
+    ``plan`` is what replies are read by, and held to around what the request's fields ask for.
     """
 
     writer: type[ResponseWriter]
@@ -55,6 +60,7 @@ class Wanted:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     echo: bool = False
+    plan: ReplyPlan | None = None
 
 
 def read_fields(
@@ -82,8 +88,25 @@ async def answer(
     """The response to a request, which is let in, tokenised, and handed to the engine.
 
     Raises:
-        ApiError: 400 for prompts that do not fit or are none of this model, 429 or 503 as
-            `Admission.admit` says, and what the engine says of a response that is no stream.
+        ApiError: as `begun`, and what the engine says of a response that is no stream.
+    """
+    generation, writer = await begun(state, request, fields, wanted, record)
+    return await respond(request, generation, writer, record, stream=bool(fields.stream))
+
+
+async def begun(
+    state: ServerState,
+    request: HttpRequest,
+    fields: GenerationFields,
+    wanted: Wanted,
+    record: RequestRecord,
+) -> tuple[Generation, ResponseWriter]:
+    """A request that is let in and tokenised, and what writes the response to it. The generation
+    must be closed.
+
+    Raises:
+        ApiError: 400 for prompts that do not fit or are none of this model, or for what the output
+            cannot be held to, 429 or 503 as `Admission.admit` says.
     """
     preparation = Preparation(state, fields, wanted, record)
     reader = TextReader(state.tokenizer, preparation.information.max_model_len, request.receive)
@@ -91,8 +114,27 @@ async def answer(
     with ticket.released_on_error():
         prompts = await wanted.encode(reader)
         bad_words = await reader.bad_words(fields.bad_words or ())
-        generation, writer = preparation.made(prompts, bad_words, ticket)
-    return await respond(request, generation, writer, record, stream=bool(fields.stream))
+        constraint = await _constraint(state, request, fields, wanted.plan)
+        return preparation.made(prompts, bad_words, ticket, constraint)
+
+
+async def _constraint(
+    state: ServerState, request: HttpRequest, fields: GenerationFields, plan: ReplyPlan | None
+) -> Constraint | None:
+    """What the output must match, which is known to compile."""
+    information, receive = state.information(), request.receive
+    around = None if plan is None else plan.around
+    while True:
+        try:
+            return await constraint_of(
+                fields, around, state.tokenizer, state.grammars, information, receive
+            )
+        except ApiError as error:
+            if plan is None or error.status != HTTPStatus.BAD_REQUEST:
+                raise
+            await plan.blame(state.grammars, information, receive)
+            if not plan.loosen():
+                raise
 
 
 class Preparation:
@@ -119,7 +161,11 @@ class Preparation:
         return self._state.admission.admit(client, len(wanted.texts) * choices, cost)
 
     def made(
-        self, prompts: Sequence[Prompt], bad_words: tuple[tuple[int, ...], ...], ticket: Ticket
+        self,
+        prompts: Sequence[Prompt],
+        bad_words: tuple[tuple[int, ...], ...],
+        ticket: Ticket,
+        constraint: Constraint | None = None,
     ) -> tuple[Generation, ResponseWriter]:
         """The engine's requests, one per choice so that each can be cancelled, and what writes the
         response to them.
@@ -134,10 +180,14 @@ class Preparation:
             self._wanted.prompt_logprobs,
             self.information,
             bad_words,
+            None if constraint is None else constraint.text(),
         )
         options = self._output_options()
         tokens = state.tokenizer.token_bytes
         visible = state.tokenizer.visible_token_bytes if options.skip_special_tokens else tokens
+        plan = self._wanted.plan if self._wanted.plan and self._wanted.plan.reads else None
+        if plan is not None and options.skip_special_tokens:
+            visible = state.tokenizer.marked_token_bytes
         engine_id = uuid.uuid4().hex  # clients may use a request id twice
         asked = fields.priority
         priority = max(0, record.lowest_priority) if asked is None else asked
@@ -162,7 +212,9 @@ class Preparation:
                     cache_salt=record.cache_salt,
                     drafting=Drafting(most=fields.draft_tokens),
                 )
-                choices.append(Choice(len(choices), engine_request, echo_text, options, visible))
+                parser = None if plan is None else plan.parser()
+                index = len(choices)
+                choices.append(Choice(index, engine_request, echo_text, options, visible, parser))
         kind = self._wanted.writer
         seed = seeds[0] if len(seeds) == 1 else seeds
         writer = kind(
@@ -178,6 +230,7 @@ class Preparation:
             formatter=LogprobsFormatter(tokens, options.tokens_as_ids),
             seed=seed if fields.return_seed else None,
             stream_options=fields.stream_options,
+            notes=() if constraint is None else constraint.notes,
         )
         return Generation(state.client, choices, visible, ticket, record), writer
 

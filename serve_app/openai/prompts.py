@@ -10,13 +10,9 @@ from typing import Any
 import orjson
 
 from lexshard.actors.configuration import EngineInformation
-from lexshard.serve_app.openai.errors import bad_request, context_length_exceeded
-from lexshard.serve_app.openai.protocol import (
-    MAX_PROMPTS,
-    MAX_TEMPLATE_KWARGS_BYTES,
-    ChatFields,
-    plain_message,
-)
+from lexshard.serve_app.openai.chat_fields import ChatFields, template_messages
+from lexshard.serve_app.openai.errors import bad_request, context_length_exceeded, not_implemented
+from lexshard.serve_app.openai.protocol import MAX_PROMPTS, MAX_TEMPLATE_KWARGS_BYTES
 from lexshard.serve_app.openai.tokenization import (
     BYTES_PER_TOKEN,
     ModelTokenizer,
@@ -176,17 +172,24 @@ class TextReader:
         prompting = body.add_generation_prompt
         prompting = not continuing if prompting is None else prompting
         tokenizer, variables = self.tokenizer, body.chat_template_kwargs or {}
-        messages = list(map(plain_message, body.messages))
-        size = sum(text_bytes(text) for message in messages for text in message.values())
+        if body.reasoning_effort is not None:
+            if not tokenizer.reads("reasoning_effort"):
+                raise not_implemented("reasoning_effort")
+            variables = {"reasoning_effort": body.reasoning_effort, **variables}
+        messages = template_messages(body.messages)
+        tools = [tool.for_template() for tool in body.offered()]
+        size = sum(map(_message_bytes, messages))
         check_texts([size], "messages", self.context)
+        tools_size = json_bytes(tools, "tools")
+        check_texts([tools_size], "tools", self.context)
 
         def encode() -> Prompt:
-            text = tokenizer.render_chat(messages, prompting, continuing, variables)
+            text = tokenizer.render_chat(messages, prompting, continuing, variables, tools or None)
             # More than the messages: templates may repeat what they are told.
             check_texts([tokenizer.normalized_bytes(text)], "messages", self.context)
             return Prompt(tuple(tokenizer.encode(text, add_special_tokens)), text)
 
-        size += _variable_bytes(variables) + len(messages) * BYTES_PER_MESSAGE
+        size += tools_size + _variable_bytes(variables) + len(messages) * BYTES_PER_MESSAGE
         return await self._run(size, encode)
 
     async def bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
@@ -208,12 +211,30 @@ class TextReader:
         return await self.tokenizer.workers.run(size, work, self.receive)
 
 
+def _message_bytes(message: dict[str, Any]) -> int:
+    """Of all that a message says, its calls too."""
+    texts = sum(text_bytes(text) for text in message.values() if isinstance(text, str))
+    return texts + (json_bytes(message["tool_calls"], "messages") if "tool_calls" in message else 0)
+
+
+def json_bytes(value: Any, field: str) -> int:
+    """The size of a value as JSON.
+
+    Raises:
+        ApiError: 400 naming ``field`` for one that is nested too deeply.
+    """
+    try:
+        return len(orjson.dumps(value))
+    except TypeError as error:  # it came as JSON
+        raise bad_request(f"'{field}' is nested too deeply", field) from error
+
+
 def _variable_bytes(variables: dict[str, Any]) -> int:
     """Raises:
     ApiError: 400 for more than a template should be told.
     """
     field = "chat_template_kwargs"
-    size = len(orjson.dumps(variables))
+    size = json_bytes(variables, field)
     if size > MAX_TEMPLATE_KWARGS_BYTES:
         raise bad_request(
             f"'{field}' holds {size} bytes of JSON, more than {MAX_TEMPLATE_KWARGS_BYTES}", field

@@ -12,7 +12,7 @@ looked at.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Final, Literal, Required, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -20,14 +20,11 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
-    ValidatorFunctionWrapHandler,
     WithJsonSchema,
-    WrapValidator,
     model_validator,
 )
 from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError
 from pydantic_core.core_schema import no_info_plain_validator_function
-from typing_extensions import TypedDict
 
 from lexshard.cluster.nearest import did_you_mean
 from lexshard.serve_app.openai.errors import (
@@ -36,6 +33,7 @@ from lexshard.serve_app.openai.errors import (
     shortened,
     unknown_parameter,
 )
+from lexshard.serve_app.structured.fields import ConstraintFields
 
 MAX_CHOICES = 128
 MAX_PROMPTS = 1024
@@ -48,9 +46,6 @@ MAX_LOGPROBS = 20
 # Of all prompts of a request, for each of their choices: what takes an API process half a second to
 # write, and 35 MB.
 MAX_PROMPT_LOGPROBS = 500_000
-# What a history has in which tools were called.
-TOOL_FIELDS = ("tool_calls", "function_call", "tool_call_id")
-TOOL_ROLES = ("tool", "function")
 HELLO: Final = [{"role": "user", "content": "Hello!"}]
 # All bad words of a request together: every choice carries their tokens and looks for them.
 MAX_BAD_WORD_CHARACTERS = 16_384
@@ -90,7 +85,6 @@ Model = TypeVar("Model", bound="StrictModel")
 # Errors of our own, beside pydantic's.
 UNKNOWN_FIELD: Final = "unknown_field"
 NOT_IMPLEMENTED: Final = "not_implemented"
-TOOLS: Final = "tools"
 WRONG_TYPE = "_type"  # so end the names of pydantic's errors about types
 
 
@@ -115,7 +109,8 @@ class NotImplementedField:
         return {"enum": [None, *self.harmless]}
 
     def _checked(self, value: Any) -> Any:
-        if value is not None and value not in self.harmless:
+        harmless = (each for each in self.harmless if type(each) is type(value))  # 0 is no False
+        if value is not None and value not in harmless:
             raise PydanticCustomError(NOT_IMPLEMENTED, "not implemented")
         return value
 
@@ -173,7 +168,7 @@ class IgnoredFields(StrictModel):
     prompt_cache_options: Any = None
 
 
-class GenerationFields(IgnoredFields):
+class GenerationFields(ConstraintFields, IgnoredFields):
     """What completions and chat completions share."""
 
     model: str | None = None
@@ -257,136 +252,6 @@ class CompletionRequest(GenerationFields):
     suffix: Annotated[Any, NotImplementedField("")] = None
 
 
-def _check_part(part: Any) -> Any:
-    if not isinstance(part, dict) or part.get("type") != "text":
-        raise PydanticCustomError("part", "must be of type 'text': this model reads text only")
-    return part
-
-
-class TextPart(StrictModel):
-    type: Literal["text"]
-    text: str
-
-
-TextParts = Annotated[
-    list[Annotated[TextPart, BeforeValidator(_check_part, json_schema_input_type=TextPart)]],
-    Field(fail_fast=True, min_length=1),
-]
-
-
-def _text_or_parts(content: Any, read: ValidatorFunctionWrapHandler) -> Any:
-    """Text as it is, parts as their models."""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise PydanticCustomError("content", "must be a string or a list of text parts")
-    return read(content)
-
-
-def _check_message(message: Any) -> Any:
-    """Refuses a message of a history in which tools were called, for its tools; and what `Message`
-    has not."""
-    if not isinstance(message, dict):
-        raise PydanticCustomError("dict_type", "must be an object")
-    called = next((name for name in TOOL_FIELDS if message.get(name)), None)
-    if called is not None or message.get("role") in TOOL_ROLES:
-        raise PydanticCustomError(
-            TOOLS,
-            "tools are not implemented by this server: a conversation must have no 'tool_calls', "
-            "'function_call' or 'tool_call_id', and no role 'tool' or 'function'",
-            {"field": called or "role"},
-        )
-    return known_fields(message, Message.__annotations__)
-
-
-class Message(TypedDict, total=False):
-    """A dictionary of strings, which costs a collection of garbage nothing: models of 16,000
-    messages held other requests up for half a second."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)  # type: ignore[misc]
-
-    role: Required[Literal["system", "developer", "user", "assistant"]]
-    content: Required[
-        Annotated[TextParts, WrapValidator(_text_or_parts, json_schema_input_type=str | TextParts)]
-    ]
-    name: str | None
-
-    # Of OpenAI's own reply messages, which clients send back unchanged.
-    refusal: Annotated[Any, NotImplementedField([])]
-    annotations: Annotated[Any, NotImplementedField([])]
-    audio: Annotated[Any, NotImplementedField([])]
-    reasoning: Annotated[Any, NotImplementedField([])]
-    reasoning_content: Annotated[Any, NotImplementedField([])]
-    tool_calls: Annotated[Any, NotImplementedField([])]
-    function_call: Annotated[Any, NotImplementedField([])]
-    tool_call_id: Annotated[Any, NotImplementedField([])]
-
-
-def text_of(message: Message) -> str:
-    """Its text, or that of its parts, a line each."""
-    content: str | list[TextPart] = message["content"]
-    return content if isinstance(content, str) else "\n".join(part.text for part in content)
-
-
-def plain_message(message: Message) -> dict[str, str]:
-    """What chat templates read."""
-    told = {"role": str(message["role"]), "content": text_of(message)}
-    name = message.get("name")
-    return told if name is None else told | {"name": name}
-
-
-def _count_messages(messages: Any) -> Any:
-    """Bounds a conversation before its messages are looked at."""
-    if isinstance(messages, list):
-        contents = (each.get("content") for each in messages if isinstance(each, dict))
-        parts = sum(len(content) for content in contents if isinstance(content, list))
-        if len(messages) + parts > MAX_MESSAGES:
-            raise PydanticCustomError(
-                "too_long",
-                f"holds {len(messages)} messages and {parts} parts of messages, together more "
-                f"than {MAX_MESSAGES}",
-            )
-    return messages
-
-
-class ChatFields(StrictModel):
-    """A conversation, and how it becomes a prompt."""
-
-    messages: Annotated[
-        list[Annotated[Message, BeforeValidator(_check_message, json_schema_input_type=Message)]],
-        Field(fail_fast=True, min_length=1, json_schema_extra={"maxItems": MAX_MESSAGES}),
-        BeforeValidator(_count_messages),
-    ]
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-
-
-class ChatCompletionRequest(ChatFields, GenerationFields):
-    """``POST /v1/chat/completions``."""
-
-    model_config = ConfigDict(json_schema_extra=shown_as({"messages": HELLO, "max_tokens": 60}))
-
-    logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    max_tokens: AtLeastOne | None = None
-    max_completion_tokens: AtLeastOne | None = None
-
-    # Means nothing without tools, which are not implemented.
-    parallel_tool_calls: bool | None = None
-
-    response_format: Annotated[Any, NotImplementedField({"type": "text"})] = None
-    tools: Annotated[Any, NotImplementedField([])] = None
-    tool_choice: Annotated[Any, NotImplementedField("none", "auto")] = None
-    functions: Annotated[Any, NotImplementedField([])] = None
-    function_call: Annotated[Any, NotImplementedField("none", "auto")] = None
-    reasoning_effort: Annotated[Any, NotImplementedField()] = None
-    audio: Annotated[Any, NotImplementedField()] = None
-    modalities: Annotated[Any, NotImplementedField(["text"])] = None
-    prediction: Annotated[Any, NotImplementedField()] = None
-    web_search_options: Annotated[Any, NotImplementedField()] = None
-
-
 class TokenizeFields(StrictModel):
     model: str | None = None
     add_special_tokens: bool | None = None
@@ -399,12 +264,6 @@ class TokenizeTextRequest(TokenizeFields):
     model_config = ConfigDict(json_schema_extra=shown_as({"prompt": "Once upon a time"}))
 
     prompt: str
-
-
-class TokenizeChatRequest(ChatFields, TokenizeFields):
-    """``POST /tokenize`` with a conversation."""
-
-    model_config = ConfigDict(json_schema_extra=shown_as({"messages": HELLO}))
 
 
 class DetokenizeRequest(StrictModel):
@@ -432,13 +291,14 @@ def parse(model: type[Model], body: Any) -> Model:
         if problem["type"] == UNKNOWN_FIELD:
             name = shortened(".".join([*path, problem["msg"]]))
             raise unknown_parameter(name, problem["ctx"]["near"]) from error
+        path += [context["field"]] if "field" in (context := problem.get("ctx", {})) else []
         # Inside others, a place may also tell which of its types a value was taken for.
-        field = ".".join(path) if path[:1] == ["messages"] else path[0] if path else None
+        if path[:1] == ["response_format"]:
+            del path[1:2]
+        nested = path[:1] in (["messages"], ["tools"], ["structured_outputs"], ["response_format"])
+        field = ".".join(path) if nested else path[0] if path else None
         if problem["type"] == NOT_IMPLEMENTED:
             raise not_implemented(str(field)) from error
-        if problem["type"] == TOOLS:
-            place = f"{field}.{problem['ctx']['field']}"
-            raise bad_request(problem["msg"], place, "unsupported_parameter") from error
         code = "missing_required_parameter" if problem["type"] == "missing" else None
         if problem["type"].endswith(WRONG_TYPE):
             code = "invalid_type"

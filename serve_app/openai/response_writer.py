@@ -32,6 +32,7 @@ class ResponseWriter(ABC):
     has beside them, the header it begins with, its usage and its seed, is written here.
 
     ``seed`` is None unless the client asked for it, and one per prompt where there are several.
+    ``notes`` say what was asked of the output and left to the model.
     """
 
     id_prefix: ClassVar[str]
@@ -45,10 +46,12 @@ class ResponseWriter(ABC):
         formatter: LogprobsFormatter,
         seed: int | list[int] | None,
         stream_options: StreamOptions | None,
+        notes: Sequence[str] = (),
     ) -> None:
         self.options = options
         self.formatter = formatter
         self.seed = seed
+        self.notes = list(notes)
         self.continuous_usage = bool(stream_options and stream_options.continuous_usage_stats)
         self._header = header
         self._frames: dict[int, tuple[bytes, bytes]] = {}  # by choice
@@ -68,6 +71,8 @@ class ResponseWriter(ABC):
         content = {**self._header, **self.body(deltas), "usage": usage}
         if self.seed is not None:
             content["seed"] = self.seed
+        if self.notes:
+            content["constraint_notes"] = self.notes
         return orjson.dumps(content)
 
     def events(self, deltas: Sequence[Delta], usage: dict[str, Any] | None) -> bytes:
@@ -86,7 +91,8 @@ class ResponseWriter(ABC):
 
     def _adds_text_alone(self, delta: Delta) -> bool:
         """Whether there is nothing to tell but text, as of nearly every token."""
-        return not (delta.first or delta.finish_reason or self.options.tells_tokens)
+        more = delta.first or delta.finish_reason or delta.reasoning or delta.calls
+        return not (more or self.options.tells_tokens)
 
     def _text_event(self, delta: Delta) -> bytes:
         """An event in which only the text is new: what stands around it was encoded before."""
@@ -100,18 +106,21 @@ class ResponseWriter(ABC):
         return frame[0] + orjson.dumps(delta.text) + frame[1]
 
     def _full_events(self, delta: Delta, usage: dict[str, Any] | None) -> bytes:
-        return b"".join(map(server_sent_event, self._completed_chunks(delta, usage)))
+        return b"".join(map(server_sent_event, self.completed_chunks(delta, usage)))
 
     def end(self, usage: dict[str, Any]) -> bytes:
         """The last events of a stream that came to its end."""
-        if not self._include_usage:
-            return DONE
-        return server_sent_event({**self._header, "choices": [], "usage": usage}) + DONE
+        return b"".join(map(server_sent_event, self.last_chunks(usage))) + DONE
+
+    def last_chunks(self, usage: dict[str, Any]) -> list[dict[str, Any]]:
+        """What a stream tells after its choices: its usage, where it was asked for."""
+        return [{**self._header, "choices": [], "usage": usage}] if self._include_usage else []
 
     def has_news(self, delta: Delta) -> bool:
         """Whether a stream must tell of ``delta`` now: its text may be held back."""
         tells_tokens = self.options.tells_tokens and delta.token_ids
-        return bool(delta.text or delta.finish_reason or tells_tokens)
+        says = delta.text or delta.reasoning or delta.calls
+        return bool(says or delta.finish_reason or tells_tokens)
 
     def told_tokens(self, delta: Delta) -> dict[str, Any]:
         """What a choice tells of its single tokens on request, apart from log-probabilities."""
@@ -131,13 +140,16 @@ class ResponseWriter(ABC):
             self._scores[name] = encoded(self.formatter.prompt(choice.prompt_logprobs or ()))
         return self._scores[name]
 
-    def _completed_chunks(
+    def completed_chunks(
         self, delta: Delta, usage: dict[str, Any] | None
     ) -> Iterator[dict[str, Any]]:
+        """The whole chunks that tell of ``delta``; ``usage`` as in `events`."""
         for i, own in enumerate(self.chunks(delta)):
             chunk = {**self._header, **own}
             if usage is not None or self._include_usage:
                 chunk["usage"] = usage
             if self.seed is not None and delta.first and i == 0:
                 chunk["seed"] = self.seed
+            if self.notes and delta.first and i == 0:
+                chunk["constraint_notes"] = self.notes
             yield chunk

@@ -18,6 +18,7 @@ from lexshard.actors.text.token_bytes import TokenBytes
 from lexshard.cluster.nearest import did_you_mean
 from lexshard.serve_app.openai.errors import bad_request, shortened
 from lexshard.serve_app.openai.workers import TextWorkers
+from lexshard.serve_app.tools.families import reply_format
 
 MAX_TEMPLATE_MESSAGE = 500
 # The longest text: four contexts' worth of four bytes a token, and for a short context as much as
@@ -64,6 +65,18 @@ class ModelTokenizer:
             templates.get("default") if isinstance(templates, dict) else templates
         )
         self._template_variables = _variables(self.chat_template or "")
+        added = tokenizer.added_tokens_decoder
+        self.reply_format = reply_format(
+            self.chat_template or "",
+            self.reads("tools"),
+            getattr(tokenizer, "response_template", None),
+            {str(token): token_id for token_id, token in added.items()},
+        )
+        # Like the visible ones, with the marks of the model's replies.
+        self.marked_token_bytes = TokenBytes(tokenizer, skip_special_tokens=True)
+        self.marked_token_bytes.update(
+            (token_id, mark.encode()) for mark, token_id in self.reply_format.token_ids.items()
+        )
         template_arguments = inspect.signature(tokenizer.apply_chat_template).parameters
         self._reserved_names = {*template_arguments, "messages"} - {"kwargs"}
 
@@ -78,6 +91,19 @@ class ModelTokenizer:
                     str(folder), local_files_only=True, trust_remote_code=False
                 )
             )
+
+    def json(self) -> str:
+        """All of it, as in a ``tokenizer.json`` with what other files of a model add."""
+        return str(self._backend.to_str())
+
+    def special_tokens(self) -> frozenset[str]:
+        """Those that no text holds, as the vocabulary spells them."""
+        added = self._tokenizer.added_tokens_decoder.values()
+        return frozenset(str(token) for token in added if token.special)
+
+    def reads(self, variable: str) -> bool:
+        """Whether the chat template reads such a variable."""
+        return variable in self._template_variables
 
     def vocabulary(self) -> dict[str, int]:
         """Ids by token, added ones too."""
@@ -105,16 +131,17 @@ class ModelTokenizer:
 
     def render_chat(
         self,
-        messages: list[dict[str, str]],
+        messages: list[dict[str, Any]],
         add_generation_prompt: bool,
         continue_final_message: bool,
         variables: Mapping[str, Any],
+        tools: list[dict[str, Any]] | None = None,
     ) -> str:
         """The conversation as the model's own (sandboxed) template writes it.
 
         Raises:
             ApiError: 400 when the model has no template, the template refuses the messages, or
-                does not know one of the ``variables``.
+                does not know one of the ``variables``, tools or calls of them.
         """
         if self.chat_template is None:
             raise bad_request(
@@ -133,6 +160,14 @@ class ModelTokenizer:
                     + did_you_mean(name, self._template_variables),
                     field,
                 )
+        if tools and not self.reads("tools"):
+            raise bad_request(
+                "the model's chat template does not read 'tools': this model calls none", "tools"
+            )
+        for i, message in enumerate(messages):
+            if "tool_calls" in message and "tool_calls" not in self.chat_template:
+                field = f"messages.{i}.tool_calls"
+                raise bad_request(f"the model's chat template does not read '{field}'", field)
         if "developer" not in self.chat_template:
             messages = [
                 message | {"role": "system"} if message["role"] == "developer" else message
@@ -142,6 +177,7 @@ class ModelTokenizer:
             return str(
                 self._tokenizer.apply_chat_template(
                     messages,
+                    tools=tools,
                     tokenize=False,
                     add_generation_prompt=add_generation_prompt,
                     continue_final_message=continue_final_message,

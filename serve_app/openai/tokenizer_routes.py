@@ -7,11 +7,11 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from lexshard.serve_app.openai.chat_fields import TokenizeChatRequest
 from lexshard.serve_app.openai.errors import bad_request, json_response
 from lexshard.serve_app.openai.prompts import TextReader
 from lexshard.serve_app.openai.protocol import (
     DetokenizeRequest,
-    TokenizeChatRequest,
     TokenizeTextRequest,
     parse,
 )

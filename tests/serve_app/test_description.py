@@ -16,7 +16,8 @@ from starlette.routing import Route
 from lexshard.cluster.config import ServeConfig
 from lexshard.serve_app.app import create_app
 from lexshard.serve_app.description.fields import MEANINGS
-from lexshard.serve_app.description.openapi import OPERATIONS
+from lexshard.serve_app.description.openapi import OPERATIONS, meanings_of
+from lexshard.serve_app.description.translated_fields import TRANSLATED_MEANINGS
 from tests.support.mock_engine import MockEngine
 from tests.support.mock_server import TOKENIZER, listening
 
@@ -53,8 +54,13 @@ def test_every_route_is_described(description: dict[str, Any]) -> None:
 
 
 def test_every_field_is_described_with_its_limits(description: dict[str, Any]) -> None:
+    for model in MODELS:
+        own = TRANSLATED_MEANINGS.get(model.__name__, {})
+        assert model.model_fields.keys() <= meanings_of(model).keys()
+        assert not any(meaning == MEANINGS.get(name) for name, meaning in own.items())
     fields = {name for model in MODELS for name in model.model_fields}
-    assert fields == MEANINGS.keys()
+    told = {name for own in TRANSLATED_MEANINGS.values() for name in own}
+    assert fields == MEANINGS.keys() | told
     schemas = description["components"]["schemas"]
     for model in MODELS:
         schema = schemas[model.__name__]
@@ -65,7 +71,8 @@ def test_every_field_is_described_with_its_limits(description: dict[str, Any]) -
     assert chat["required"] == ["messages"]
     assert chat["properties"]["stop"]["anyOf"][1]["maxItems"] == 4
     assert chat["properties"]["n"]["anyOf"][0]["maximum"] == 128
-    assert chat["properties"]["tools"]["enum"] == [None, []]
+    assert chat["properties"]["tools"]["anyOf"][0]["maxItems"] == 512
+    assert chat["properties"]["functions"]["enum"] == [None, []]
 
 
 def test_the_examples_are_answered(url: str, description: dict[str, Any]) -> None:
@@ -95,7 +102,8 @@ def test_the_page_has_everything_and_loads_nothing(url: str, description: dict[s
 
 def test_keys_and_the_path_of_a_proxy_are_told(description: dict[str, Any]) -> None:
     guarded = {path for path, ways in description["paths"].items() if "security" in str(ways)}
-    assert description["paths"].keys() - guarded == {"/health", "/metrics", "/version"}
+    unguarded = {"/health", "/ping", "/load", "/metrics", "/version"}
+    assert description["paths"].keys() - guarded == unguarded
     with listening(root_path="/llm") as url:
         told = httpx.get(f"{url}/llm/openapi.json").json()
     assert told["servers"] == [{"url": "/llm"}]

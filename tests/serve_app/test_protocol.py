@@ -108,8 +108,8 @@ BAD_CHATS: dict[str, list[Any]] = {
     "continue_final_message": [{"continue_final_message": True, "add_generation_prompt": True}],
     "chat_template": ["{{ 1 }}"],
     "chat_template_kwargs": [{"chat_template": "x"}, {"tokenize": True}],
-    "response_format": [{"type": "json_object"}],
-    "tools": [[{"type": "function"}]],
+    "response_format": [{"type": "yaml"}, "json_object", {}],
+    "tools": [3],
     "tool_choice": ["required"],
     "functions": [[{}]],
     "reasoning_effort": ["high"],
@@ -229,7 +229,12 @@ def test_null_and_harmless_values_ask_for_nothing() -> None:
 
 def test_null_asks_for_nothing_under_any_name() -> None:
     """Clients of other servers send all their fields."""
-    fields = {"guided_json": None, "regex": None, "use_beam_search": None, "no_such_field": None}
+    fields = {
+        "guided_decoding": None,
+        "regex": None,
+        "use_beam_search": None,
+        "no_such_field": None,
+    }
     assert complete(fields).status_code == 200
     options = {"include_usage": True, "chunk_size": None}
     reply = chat({**fields, "prompt": None, "stream": True, "stream_options": options})
@@ -238,7 +243,7 @@ def test_null_asks_for_nothing_under_any_name() -> None:
     message = {"role": "user", "content": [part], "weight": None}
     assert chat({"messages": [message]}).status_code == 200
     assert ask("/tokenize", {"prompt": "a", "messages": None, "pair": None}).status_code == 200
-    assert_refused(complete({"guided_json": {}}), "guided_json")
+    assert_refused(complete({"guided_decoding": {}}), "guided_decoding")
     assert_refused(complete({"prompt": None}), "prompt")
 
 

@@ -214,7 +214,7 @@ def test_an_event_that_adds_text_alone_is_what_encoding_all_of_it_gives(
         whole = [
             server_sent_event(chunk)
             for delta in deltas
-            for chunk in writer._completed_chunks(delta, None)
+            for chunk in writer.completed_chunks(delta, None)
         ]
         assert writer.events(deltas, None) == (b"".join(whole) if text else b"")
         assert writer.events(deltas[:1], None) == (whole[0] if text else b"")

@@ -123,9 +123,11 @@ class Wire:
 
 
 @contextmanager
-def listening(engine: MockEngine | None = None, **config: Any) -> Iterator[str]:
+def listening(
+    engine: MockEngine | None = None, tokenizer: ModelTokenizer = TOKENIZER, **config: Any
+) -> Iterator[str]:
     """The application behind a real server on a real socket; yields its address."""
-    app = create_app(ServeConfig(model="mock", **config), engine or MockEngine(), TOKENIZER)
+    app = create_app(ServeConfig(model="mock", **config), engine or MockEngine(), tokenizer)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         server = uvicorn.Server(uvicorn.Config(app, log_level="error"))

@@ -1,0 +1,1 @@
+"""Protocols that are answered by a chat completion: what their translations share."""

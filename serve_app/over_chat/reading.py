@@ -1,0 +1,126 @@
+"""What clients sent, piece by piece, with every mistake told by the place it is at in their own
+body: ``input[2].call_id``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+from pydantic import ValidationError
+
+from lexshard.serve_app.openai.errors import (
+    ApiError,
+    bad_request,
+    not_implemented,
+    shortened,
+    unknown_parameter,
+)
+from lexshard.serve_app.openai.protocol import NOT_IMPLEMENTED, UNKNOWN_FIELD, WRONG_TYPE, Model
+
+
+def read_at(model: type[Model], value: Any, place: str = "") -> Model:
+    """A piece of a body as what it is; ``place`` is where, empty for the body itself. The ``model``
+    has no field that may be of several types, but null: their names would be part of places.
+
+    Raises:
+        ApiError: 400 naming the place of the first mistake.
+    """
+    if not isinstance(value, dict):
+        if place:
+            raise bad_request(f"'{place}' must be an object", place, "invalid_type")
+        raise bad_request("the body must be a JSON object")
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        problem = error.errors(include_url=False, include_input=False)[0]
+        where = place
+        for part in problem["loc"]:
+            where = inside(where, part)
+        if problem["type"] == UNKNOWN_FIELD:
+            name = shortened(inside(where, problem["msg"]))
+            raise unknown_parameter(name, problem["ctx"]["near"]) from error
+        if problem["type"] == NOT_IMPLEMENTED:
+            raise not_implemented(where) from error
+        code = "missing_required_parameter" if problem["type"] == "missing" else None
+        if problem["type"].endswith(WRONG_TYPE):
+            code = "invalid_type"
+        raise bad_request(f"'{where}': {problem['msg']}", where, code) from error
+
+
+def check_depth(body: Any) -> None:
+    """What is made of a body, and repeats parts of it, is a little deeper than it.
+
+    Raises:
+        ApiError: 400 where that could not be written.
+    """
+    try:
+        orjson.dumps([[[[body]]]])
+    except orjson.JSONEncodeError as error:
+        raise bad_request("the body is nested too deeply") from error
+
+
+def inside(place: str, part: int | str) -> str:
+    """The place of a part, an entry or a field, of what is at ``place``."""
+    if isinstance(part, int):
+        return f"{place}[{part}]"
+    return f"{place}.{part}" if place else part
+
+
+def kind_of(value: Any, place: str, usual: str | None = None) -> str:
+    """The ``type`` of an object, ``usual`` where it has none.
+
+    Raises:
+        ApiError: 400 where it is none.
+    """
+    if not isinstance(value, dict):
+        raise bad_request(f"'{place}' must be an object", place, "invalid_type")
+    kind = value.get("type")
+    kind = usual if kind is None else kind
+    if kind is None:
+        where = inside(place, "type")
+        raise bad_request(f"'{where}' is required", where, "missing_required_parameter")
+    if not isinstance(kind, str):
+        where = inside(place, "type")
+        raise bad_request(f"'{where}' must be a string", where, "invalid_type")
+    return kind
+
+
+def refused_kind(place: str, kind: str, reason: str) -> ApiError:
+    """Of something whose ``type`` is none that can be answered."""
+    where = inside(place, "type")
+    message = f"'{where}' is '{shortened(kind)}': {reason}"
+    return bad_request(message, where, "unsupported_parameter")
+
+
+_MESSAGE = re.compile(r"\bmessages(?:\.|\[)(\d+)\]?")
+_TOOL = re.compile(r"\btools\.(\d+)\.(?:function|custom)")
+
+
+def in_own_terms(
+    error: ApiError, names: Mapping[str, str], places: Mapping[int, str] | None = None
+) -> ApiError:
+    """What is wrong with a chat body, told of the body that it was made of. ``names`` of fields by
+    those of a chat body, of fields of tools with a dot before them; ``places`` of its messages by
+    their numbers."""
+
+    def place(match: re.Match[str]) -> str:
+        return (places or {}).get(int(match[1]), match[0])
+
+    def renamed(text: str) -> str:
+        text = _TOOL.sub(r"tools[\1]", _MESSAGE.sub(place, text))
+        for chat_name, own in names.items():
+            before = r"(?<=\])" if chat_name.startswith(".") else r"(?<![\w.\]])"
+            text = re.sub(rf"{before}{re.escape(chat_name)}(?![\w(])", own, text)
+        return text
+
+    parameter = error.parameter
+    if parameter is None or error.status != 400:
+        return error
+    # Only names in quotes are names in a message, but for that of the prompt's field.
+    message = re.sub(r"'([^']*)'", lambda match: f"'{renamed(match[1])}'", error.message)
+    if "messages" in names:
+        message = re.sub(r"\b(in|of) the messages\b", rf"\1 the {names['messages']}", message)
+        message = message.replace("your messages ", f"your {names['messages']} ")
+    return ApiError(400, message, renamed(parameter), error.headers, error.code)

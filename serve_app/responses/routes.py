@@ -1,0 +1,152 @@
+"""``/v1/responses``: creating one, and what is kept of it."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from lexshard.serve_app.middleware import RECORD_KEY
+from lexshard.serve_app.openai.chat import chat_reply
+from lexshard.serve_app.openai.errors import (
+    ApiError,
+    bad_request,
+    json_response,
+    not_implemented,
+    shortened,
+)
+from lexshard.serve_app.openai.prompts import BYTES_PER_MESSAGE
+from lexshard.serve_app.over_chat.answering import respond_with
+from lexshard.serve_app.over_chat.reading import check_depth, in_own_terms, read_at
+from lexshard.serve_app.request_record import RequestRecord
+from lexshard.serve_app.responses.kept_items import kept_items
+from lexshard.serve_app.responses.protocol import ResponsesRequest
+from lexshard.serve_app.responses.store import PREVIOUS, StoredResponse
+from lexshard.serve_app.responses.translation import OWN_NAMES, chat_body, input_items
+from lexshard.serve_app.responses.writer import ResponsesWriter
+from lexshard.serve_app.server_state import ServerState
+
+RESPONSE = "/v1/responses/{response_id}"
+MAX_LISTED, LISTED = 100, 20
+
+
+async def create_response(
+    state: ServerState, request: Request, body: Any, record: RequestRecord
+) -> ASGIApp:
+    """Raises:
+    ApiError: whatever is wrong with the request.
+    """
+    check_depth(body)
+    asked = read_at(ResponsesRequest, body)
+    model = state.model_name(asked.model)
+    items = input_items(asked)
+    owner = record.cache_salt
+    earlier = await _earlier(state, record, asked.previous_response_id)
+
+    async def keep(response: dict[str, Any]) -> None:
+        await state.responses.put(owner, response, kept_items(items))
+
+    work = partial(chat_body, asked, earlier, state.tokenizer.reads)
+    size = (len(items) + len(earlier)) * BYTES_PER_MESSAGE
+    chat = await state.tokenizer.workers.run(size, work, request.receive)
+    writer = ResponsesWriter(asked, model)
+    try:
+        run = await chat_reply(state, request, chat.fields, record)
+    except ApiError as error:
+        raise in_own_terms(error, OWN_NAMES, chat.places) from error
+    kept = None if asked.store is False else keep
+    return await respond_with(request, run, writer, record, stream=bool(asked.stream), keep=kept)
+
+
+async def _earlier(
+    state: ServerState, record: RequestRecord, previous: str | None
+) -> list[dict[str, Any]]:
+    """The items of the response ``previous`` and of those that it followed. They take the room of a
+    body of their length, until they are read.
+
+    Raises:
+        ApiError: 400 where one of them is not kept, or where they hold more than a body may; 429
+            and 503 where there is no room.
+    """
+    if previous is None:
+        return []
+    owner, store, most = record.cache_salt, state.responses, state.config.max_body_bytes
+    size = await store.chain_bytes(owner, previous)
+    if size > most:
+        told = f"'{PREVIOUS}': the responses before hold {size} bytes, more than {most}"
+        raise bad_request(told, PREVIOUS)
+    with state.bodies.body(record.client) as held:
+        await held.announce(size)
+        chain = await store.chain(owner, previous)
+    return [item for each in chain for item in (*each.items, *each.response["output"])]
+
+
+async def kept_response(state: ServerState, request: Request) -> Response:
+    """A response that is kept, or, with the method DELETE, no longer.
+
+    Raises:
+        ApiError: 404 where it is not kept, or is another key's.
+    """
+    response_id = request.path_params["response_id"]
+    if request.method != "DELETE":
+        if request.query_params.get("stream") == "true":
+            raise not_implemented("stream")
+        return json_response((await _stored(state, request)).response)
+    if not await state.responses.delete(_owner(request), response_id):
+        raise _not_found(response_id)
+    return json_response({"id": response_id, "object": "response", "deleted": True})
+
+
+async def list_input_items(state: ServerState, request: Request) -> Response:
+    """A page of the items of a response's own request; the last ones first, unless ``order`` says
+    otherwise.
+
+    Raises:
+        ApiError: 404 where it is not kept, or is another key's; 400 for a page that there is not.
+    """
+    query = request.query_params
+    items = (await _stored(state, request)).items
+    order, after, limit = query.get("order", "desc"), query.get("after"), query.get("limit")
+    if order not in ("asc", "desc"):
+        raise bad_request("'order' must be asc or desc", "order")
+    if limit is not None and not (limit.isdecimal() and 1 <= int(limit[:10]) <= MAX_LISTED):
+        raise bad_request(f"'limit' must be from 1 to {MAX_LISTED}", "limit")
+    most = LISTED if limit is None else int(limit)
+    if order == "desc":
+        items = items[::-1]
+    if after is not None:
+        begin = next((i for i, item in enumerate(items) if item["id"] == after), None)
+        if begin is None:
+            raise bad_request("'after' must be the id of an item", "after")
+        items = items[begin + 1 :]
+    page = items[:most]
+    return json_response(
+        {
+            "object": "list",
+            "data": page,
+            "first_id": page[0]["id"] if page else None,
+            "last_id": page[-1]["id"] if page else None,
+            "has_more": len(items) > most,
+        }
+    )
+
+
+async def _stored(state: ServerState, request: Request) -> StoredResponse:
+    response_id = request.path_params["response_id"]
+    stored = await state.responses.get(_owner(request), response_id)
+    if stored is None:
+        raise _not_found(response_id)
+    return stored
+
+
+def _owner(request: Request) -> str:
+    record: RequestRecord = request.scope[RECORD_KEY]
+    return record.cache_salt
+
+
+def _not_found(response_id: str) -> ApiError:
+    message = f"Response with id '{shortened(response_id)}' not found."
+    return ApiError(404, message, "response_id", code="response_not_found")

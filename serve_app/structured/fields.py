@@ -1,0 +1,92 @@
+"""The fields by which requests say what a reply must look like: OpenAI's, and those of vLLM."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Schema = dict[str, Any]
+Choices = Annotated[list[str], Field(fail_fast=True, min_length=1)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class JsonSchemaFormat(_Part):
+    """A schema by its name. ``strict`` asks for a grammar that holds all of it."""
+
+    name: str | None = None
+    description: str | None = None
+    schema_: Annotated[Schema | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+
+class TagStructure(_Part):
+    """What stands between two texts."""
+
+    begin: Annotated[str, Field(min_length=1)]
+    schema_: Annotated[Schema, Field(alias="schema")]
+    end: str
+
+
+class StructuralTag(_Part):
+    """Free text in which each of the ``triggers`` begins one of the ``structures``."""
+
+    type: Literal["structural_tag"]
+    structures: Annotated[list[TagStructure], Field(fail_fast=True, min_length=1)]
+    triggers: Annotated[
+        list[Annotated[str, Field(min_length=1)]], Field(fail_fast=True, min_length=1)
+    ]
+
+
+class TextFormat(_Part):
+    """Nothing is asked for."""
+
+    type: Literal["text"]
+
+
+class JsonObjectFormat(_Part):
+    """Any JSON object."""
+
+    type: Literal["json_object"]
+
+
+class JsonFormat(_Part):
+    """JSON that fits a schema."""
+
+    type: Literal["json_schema"]
+    json_schema: JsonSchemaFormat
+
+
+ResponseFormat = Annotated[
+    TextFormat | JsonObjectFormat | JsonFormat | StructuralTag, Field(discriminator="type")
+]
+
+
+class StructuredOutputs(_Part):
+    """Exactly one constraint, and how its JSON is written; or only the latter, for a
+    ``response_format`` beside it."""
+
+    json_: Annotated[Schema | str | None, Field(alias="json")] = None
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: Choices | None = None
+    grammar: str | None = None
+    structural_tag: Schema | str | None = None
+    disable_any_whitespace: bool | None = None
+    whitespace_pattern: str | None = None
+    disable_additional_properties: bool | None = None
+
+
+class ConstraintFields(BaseModel):
+    """What completions and chat completions share."""
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Schema | str | None = None
+    guided_regex: str | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: str | None = None
+    guided_whitespace_pattern: str | None = None

@@ -1,0 +1,212 @@
+"""From the fields of a request to the one constraint they ask for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterator
+from functools import partial
+from typing import Any
+
+import llguidance
+import orjson
+from llguidance.gbnf_to_lark import gbnf_to_lark
+from pydantic import ValidationError
+
+from lexshard.serve_app.openai.errors import bad_request, shortened
+from lexshard.serve_app.structured.constraint import Constraint, left_to_model, not_held
+from lexshard.serve_app.structured.fields import (
+    ConstraintFields,
+    JsonFormat,
+    Schema,
+    StructuralTag,
+    StructuredOutputs,
+)
+from lexshard.serve_app.structured.limits import MAX_GBNF_CHARACTERS, check_size
+from lexshard.serve_app.structured.schemas import (
+    WHITESPACE,
+    JsonStyle,
+    json_grammar,
+    unheld_places,
+)
+
+ANY_OBJECT: Schema = {"type": "object"}
+# By which llguidance, too, tells Lark from GBNF.
+_LARK = re.compile(r"\s*(%llguidance\b|start\s*:)")
+Reader = Callable[[], Constraint]
+
+
+def read_constraint(
+    fields: ConstraintFields, special_tokens: Collection[str] = ()
+) -> Constraint | None:
+    """The constraint that ``fields`` ask for, not compiled yet, or None. ``special_tokens`` of the
+    model are no text: a trigger may be one of them.
+
+    Raises:
+        ApiError: 400 naming the field for several constraints at once, or for one that is none.
+    """
+    asked = [*_openai(fields, special_tokens), *_outputs(fields, special_tokens), *_guided(fields)]
+    if len(asked) > 1:
+        first, second = asked[0][0], asked[1][0]
+        raise bad_request(f"'{second}' cannot be used beside '{first}'", second)
+    if asked:
+        return asked[0][1]()
+    if fields.structured_outputs is not None:
+        raise bad_request(
+            "'structured_outputs' needs one of 'json', 'json_object', 'regex', 'choice', "
+            "'grammar' and 'structural_tag'",
+            "structured_outputs",
+        )
+    if fields.guided_whitespace_pattern is not None:
+        raise bad_request(
+            "'guided_whitespace_pattern' needs 'guided_json'", "guided_whitespace_pattern"
+        )
+    return None
+
+
+def _openai(fields: ConstraintFields, specials: Collection[str]) -> Iterator[tuple[str, Reader]]:
+    wanted, name = fields.response_format, "response_format"
+    style = _style(fields.structured_outputs)
+    if isinstance(wanted, StructuralTag):
+        yield name, lambda: _tagged(wanted, style, name, specials)
+    elif isinstance(wanted, JsonFormat):
+        asked = wanted.json_schema
+        if asked.schema_ is None:
+            raise bad_request(f"'{name}': 'json_schema' needs a 'schema'", name)
+        yield name, partial(_json, asked.schema_, style, name, strict=bool(asked.strict))
+    elif wanted is not None and wanted.type == "json_object":
+        yield name, partial(_json, ANY_OBJECT, style, name)
+
+
+def _outputs(fields: ConstraintFields, specials: Collection[str]) -> Iterator[tuple[str, Reader]]:
+    wanted = fields.structured_outputs
+    if wanted is None:
+        return
+    style, name = _style(wanted), "structured_outputs"
+    if wanted.json_ is not None:
+        yield f"{name}.json", partial(_json, wanted.json_, style, f"{name}.json")
+    if wanted.json_object:
+        yield f"{name}.json_object", partial(_json, ANY_OBJECT, style, f"{name}.json_object")
+    if wanted.structural_tag is not None:
+        field = f"{name}.structural_tag"
+        yield field, partial(_tag, wanted.structural_tag, style, field, specials)
+    yield from _texts(name + ".", wanted.regex, wanted.choice, wanted.grammar)
+
+
+def _guided(fields: ConstraintFields) -> Iterator[tuple[str, Reader]]:
+    if fields.guided_json is not None:
+        style = JsonStyle(fields.guided_whitespace_pattern or WHITESPACE)
+        yield "guided_json", partial(_json, fields.guided_json, style, "guided_json")
+    yield from _texts("guided_", fields.guided_regex, fields.guided_choice, fields.guided_grammar)
+
+
+def _texts(
+    prefix: str, regex: str | None, choice: list[str] | None, grammar: str | None
+) -> Iterator[tuple[str, Reader]]:
+    if regex is not None:
+        yield f"{prefix}regex", partial(_regex, regex, f"{prefix}regex")
+    if choice is not None:
+        yield f"{prefix}choice", partial(_choice, choice, f"{prefix}choice")
+    if grammar is not None:
+        yield f"{prefix}grammar", partial(_grammar, grammar, f"{prefix}grammar")
+
+
+def _style(wanted: StructuredOutputs | None) -> JsonStyle:
+    if wanted is None:
+        return JsonStyle()
+    space = None if wanted.disable_any_whitespace else wanted.whitespace_pattern or WHITESPACE
+    return JsonStyle(space, additional=not wanted.disable_additional_properties)
+
+
+def _json(
+    schema: Schema | str, style: JsonStyle, field: str, *, strict: bool = False
+) -> Constraint:
+    schema = _object(schema, field)
+    made = json_grammar(schema, style, strict=strict, field=field)
+    unheld = list(unheld_places(schema))
+    if strict and unheld:
+        raise bad_request(f"'{field}': {not_held(unheld[0])}", field)
+    return Constraint({"json_schema": made}, field, (schema,), tuple(map(left_to_model, unheld)))
+
+
+def _object(value: Schema | str, field: str) -> Schema:
+    """Raises:
+    ApiError: 400 for a text that is no JSON object.
+    """
+    if isinstance(value, str):
+        try:
+            value = orjson.loads(value)
+            orjson.dumps(value)
+        except orjson.JSONDecodeError as error:
+            raise bad_request(f"'{field}' is no JSON: {error}", field) from error
+        except orjson.JSONEncodeError as error:
+            raise bad_request(f"'{field}' is nested too deeply", field) from error
+        if not isinstance(value, dict):
+            raise bad_request(f"'{field}' must be a JSON object", field)
+    return value
+
+
+def _regex(regex: str, field: str) -> Constraint:
+    check_size(len(regex), field)
+    return Constraint({"lark_grammar": f"start: /{llguidance.regex_to_lark(regex)}/"}, field)
+
+
+def _choice(choice: list[str], field: str) -> Constraint:
+    # One terminal: thousands of choices are one state of a lexer, not thousands of rules.
+    options = " | ".join(orjson.dumps(each).decode() for each in choice)
+    return Constraint({"lark_grammar": f"start: CHOICE\nCHOICE: {options}"}, field)
+
+
+def _grammar(grammar: str, field: str) -> Constraint:
+    check_size(len(grammar), field)
+    if any(_LARK.match(line) for line in grammar.splitlines()):
+        return Constraint({"lark_grammar": grammar}, field)
+    if len(grammar) > MAX_GBNF_CHARACTERS:
+        raise bad_request(
+            f"'{field}' holds {len(grammar)} characters of GBNF, more than {MAX_GBNF_CHARACTERS}; "
+            "Lark may be longer",
+            field,
+        )
+    try:
+        return Constraint({"lark_grammar": gbnf_to_lark(grammar)}, field)
+    except RecursionError as error:
+        raise bad_request(f"'{field}' is nested too deeply", field) from error
+    except Exception as error:  # whatever it tells by
+        raise bad_request(
+            f"'{field}' is neither Lark (no line begins with 'start:') nor GBNF: "
+            f"{shortened(str(error))}",
+            field,
+        ) from error
+
+
+def _tag(
+    value: Schema | str, style: JsonStyle, field: str, special_tokens: Collection[str]
+) -> Constraint:
+    try:
+        tag = StructuralTag.model_validate({"type": "structural_tag", **_object(value, field)})
+    except ValidationError as error:
+        problem = error.errors(include_url=False, include_input=False)[0]
+        path = ".".join(map(str, problem["loc"]))
+        raise bad_request(f"'{field}': '{shortened(path)}': {problem['msg']}", field) from error
+    return _tagged(tag, style, field, special_tokens)
+
+
+def _tagged(
+    tag: StructuralTag, style: JsonStyle, field: str, special_tokens: Collection[str]
+) -> Constraint:
+    tags: list[Any] = []
+    for structure in tag.structures:
+        trigger = next((each for each in tag.triggers if structure.begin.startswith(each)), None)
+        if trigger is None:
+            raise bad_request(
+                f"'{field}': none of 'triggers' begins '{shortened(structure.begin)}'", field
+            )
+        schema = json_grammar(structure.schema_, style, strict=False, field=field)
+        tags.append(
+            llguidance.StructTag(
+                trigger=trigger, begin=structure.begin, grammar=schema, end=structure.end
+            )
+        )
+    special = any(each.trigger in special_tokens for each in tags)
+    lark = llguidance.StructTag.to_grammar(tags, assume_special=special)
+    schemas = tuple(structure.schema_ for structure in tag.structures)
+    return Constraint({"lark_grammar": lark}, field, schemas)

@@ -1,0 +1,133 @@
+"""JSON Schemas as grammars: how their JSON is written, and where a schema says what."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from lexshard.serve_app.openai.errors import bad_request, shortened
+from lexshard.serve_app.structured.limits import check_size
+
+OPTIONS = "x-guidance"  # where llguidance reads options, at the top of a schema
+# Between two values, and not after the last: a model that likes spaces never came to its end.
+WHITESPACE = r"[\x20\x0A\x0D\x09]{0,8}"
+_MAPS = ("properties", "patternProperties")
+_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
+_SINGLE = ("items", "additionalItems", "additionalProperties")
+# In regular expressions: what is ahead, behind, or a word's edge.
+_LOOKS_AROUND = re.compile(r"(?<!\\)(?:\\\\)*(?:\(\?<?[=!]|\\[bB])")
+
+
+@dataclass(frozen=True, slots=True)
+class JsonStyle:
+    """How JSON is written. ``whitespace`` is a regular expression of what may stand between two
+    values, None for nothing; without ``additional``, objects that name their properties have no
+    others unless their schema says so."""
+
+    whitespace: str | None = WHITESPACE
+    additional: bool = True
+
+
+def json_grammar(
+    schema: dict[str, Any], style: JsonStyle, *, strict: bool, field: str
+) -> dict[str, Any]:
+    """The grammar of JSON that fits ``schema``. One that is not ``strict`` leaves to the model what
+    grammars cannot hold.
+
+    Raises:
+        ApiError: 400 naming ``field`` for a schema that is too long or has options of its own.
+    """
+    if OPTIONS in schema:
+        raise bad_request(f"'{field}': '{OPTIONS}' is set by this server", field)
+    data = orjson.dumps(schema)
+    check_size(len(data), field)
+    schema = orjson.loads(data)
+    _edit(schema, closed=not style.additional, looking=strict)
+    options: dict[str, Any] = {"lenient": not strict, "coerce_one_of": not strict}
+    if style.whitespace is None:
+        options["whitespace_flexible"] = False
+    else:
+        options["whitespace_pattern"] = style.whitespace
+    return {**schema, OPTIONS: options}
+
+
+def _edit(schema: dict[str, Any], *, closed: bool, looking: bool) -> None:
+    """Closes objects where they are to be ``closed``, and drops patterns that look around unless
+    they are kept ``looking``."""
+    for _, part in parts(schema):
+        if closed and part.keys() & set(_MAPS):
+            part.setdefault("additionalProperties", False)
+        if not looking and _looks_around(part):
+            del part["pattern"]
+
+
+def _looks_around(part: dict[str, Any]) -> bool:
+    pattern = part.get("pattern")
+    return isinstance(pattern, str) and _LOOKS_AROUND.search(pattern) is not None
+
+
+def parts(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every schema in a schema that grammars are made from, with its JSON Pointer: itself, those
+    inside, and those it refers to, each once."""
+    waiting: list[tuple[str, Any]] = [("#", schema)]
+    met: set[int] = set()
+    while waiting:
+        pointer, part = waiting.pop()
+        if not isinstance(part, dict) or id(part) in met:
+            continue
+        met.add(id(part))
+        yield pointer, part
+        reference = part.get("$ref")
+        if isinstance(reference, str):
+            waiting.append((reference, _resolved(schema, reference)))
+        inside = list(_inside(part))
+        waiting += [(f"{pointer}/{step}", each) for step, each in reversed(inside)]
+
+
+def unheld_places(schema: dict[str, Any]) -> Iterator[str]:
+    """What no grammar holds and llguidance does not tell by itself: patterns that look around, and
+    counts of names. Those of ``properties`` come once, in their order, others may come again."""
+    for pointer, part in parts(schema):
+        if _looks_around(part):
+            yield f"'pattern' at '{shortened(pointer)}/pattern' (it looks around)"
+        least, required = part.get("minProperties"), part.get("required")
+        known = len(required) if isinstance(required, list) else 0
+        if isinstance(least, int) and least > max(1, known):
+            yield f"'minProperties' at '{shortened(pointer)}/minProperties' (a name may come twice)"
+
+
+def _inside(part: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    for keyword, value in part.items():
+        if keyword in _MAPS and isinstance(value, dict):
+            yield from ((f"{keyword}/{_escaped(name)}", each) for name, each in value.items())
+        elif keyword in _LISTS and isinstance(value, list):
+            yield from ((f"{keyword}/{i}", each) for i, each in enumerate(value))
+        elif keyword in _SINGLE:
+            several = value if isinstance(value, list) else None
+            if several is None:
+                yield keyword, value
+            else:
+                yield from ((f"{keyword}/{i}", each) for i, each in enumerate(several))
+
+
+def _escaped(name: str) -> str:
+    return name.replace("~", "~0").replace("/", "~1")
+
+
+def _resolved(schema: dict[str, Any], reference: str) -> Any:
+    """What a reference inside ``schema`` means, None where it means nothing there."""
+    value: Any = schema
+    if not reference.startswith("#"):
+        return None
+    for step in reference[1:].split("/")[1:]:
+        name = step.replace("~1", "/").replace("~0", "~")
+        if isinstance(value, list) and name.isascii() and name.isdecimal() and len(name) < 7:
+            index = int(name)
+            value = value[index] if index < len(value) else None
+        else:
+            value = value.get(name) if isinstance(value, dict) else None
+    return value

@@ -1,0 +1,1 @@
+"""Talking to a server from a terminal: `lexshard chat` and `lexshard complete`."""

@@ -1,0 +1,146 @@
+"""The tools of one request, and how it wants them called."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lexshard.serve_app.openai.errors import bad_request, shortened
+from lexshard.serve_app.tools.definitions import (
+    CustomDefinition,
+    FunctionDefinition,
+    NamedChoice,
+    ToolDefinition,
+)
+
+# What models know of a custom tool: a function of one text, under this name.
+INPUT = "input"
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedTool:
+    """A tool as models are told of it: a function whose arguments match the JSON schema
+    ``parameters``. ``custom``: clients get the one argument as a text. ``lark``: what this text
+    must match; a regular expression is in the schema. ``place``: the field that has the tool.
+    """
+
+    name: str
+    description: str | None
+    parameters: dict[str, Any]
+    place: str
+    strict: bool = False
+    custom: bool = False
+    lark: str | None = None
+
+    def for_template(self) -> dict[str, Any]:
+        """What chat templates read."""
+        told: dict[str, Any] = {"name": self.name}
+        if self.description is not None:
+            told["description"] = self.description
+        return {"type": "function", "function": told | {"parameters": self.parameters}}
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """``callable`` are the tools that may be called, by name; ``required``: one must be.
+    ``single``: at most one call."""
+
+    callable: Mapping[str, OfferedTool]
+    required: bool
+    single: bool
+
+
+def offered_tools(definitions: Sequence[ToolDefinition] | None) -> tuple[OfferedTool, ...]:
+    """Raises:
+    ApiError: 400 for two tools of one name, or parameters that are those of no object.
+    """
+    tools: dict[str, OfferedTool] = {}
+    for i, definition in enumerate(definitions or ()):
+        place = f"tools.{i}.{definition.type}"
+        if definition.name in tools:
+            name = shortened(definition.name)
+            raise bad_request(f"two tools have the name '{name}'", f"{place}.name")
+        if definition.function is not None:
+            tool = _function(definition.function, place)
+        else:
+            assert definition.custom is not None  # checked
+            tool = _custom(definition.custom, place)
+        tools[tool.name] = tool
+    return tuple(tools.values())
+
+
+def offer(
+    tools: Sequence[OfferedTool], choice: str | NamedChoice | None, parallel: bool | None
+) -> Offer | None:
+    """How ``tools`` may be called; None where none may.
+
+    Raises:
+        ApiError: 400 for a choice of tools that are not there.
+    """
+    if not tools:
+        if choice not in (None, "none", "auto"):
+            raise bad_request("'tool_choice' needs 'tools'", "tool_choice")
+        return None
+    by_name = {tool.name: tool for tool in tools}
+    single = parallel is False
+    if choice is None or isinstance(choice, str):
+        return None if choice == "none" else Offer(by_name, choice == "required", single)
+    if choice.allowed_tools is None:
+        named = choice.function or choice.custom
+        assert named is not None  # checked
+        tool = _called_for(by_name, choice.type, named.name)
+        return Offer({tool.name: tool}, required=True, single=True)
+    allowed = [_called_for(by_name, *each.key) for each in choice.allowed_tools.tools]
+    required = choice.allowed_tools.mode == "required"
+    return Offer({tool.name: tool for tool in allowed}, required, single)
+
+
+def _called_for(by_name: Mapping[str, OfferedTool], kind: str, name: str) -> OfferedTool:
+    tool = by_name.get(name)
+    if tool is None or tool.custom != (kind == "custom"):
+        raise bad_request(
+            f"'tool_choice' names the {kind} '{shortened(name)}', which is not in 'tools'",
+            "tool_choice",
+        )
+    return tool
+
+
+def _function(function: FunctionDefinition, place: str) -> OfferedTool:
+    parameters = function.parameters
+    if parameters is None:
+        parameters = {"type": "object", "properties": {}, "additionalProperties": False}
+    if parameters.get("type", "object") != "object":
+        raise bad_request(
+            f"'{place}.parameters': a function's arguments are an object: 'type' must be 'object'",
+            f"{place}.parameters",
+        )
+    return OfferedTool(
+        function.name,
+        function.description,
+        {"type": "object"} | parameters,
+        place,
+        strict=bool(function.strict),
+    )
+
+
+def _custom(custom: CustomDefinition, place: str) -> OfferedTool:
+    grammar = custom.format.grammar if custom.format else None
+    text: dict[str, Any] = {"type": "string"}
+    lark = None
+    description = custom.description
+    if grammar is not None:
+        syntax = {"lark": "the Lark grammar", "regex": "the regular expression"}[grammar.syntax]
+        told = f"The {INPUT} must match {syntax}:\n{grammar.definition}"
+        description = told if description is None else f"{description}\n{told}"
+        if grammar.syntax == "regex":
+            text["pattern"] = f"^(?:{grammar.definition})$"
+        else:
+            lark = grammar.definition
+    parameters = {
+        "type": "object",
+        "properties": {INPUT: text},
+        "required": [INPUT],
+        "additionalProperties": False,
+    }
+    return OfferedTool(custom.name, description, parameters, place, True, True, lark)

@@ -1,0 +1,163 @@
+"""From the text of a reply, as it comes, to what it thinks, says, and calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+
+from lexshard.serve_app.tools.calls import CallPiece, CallReader
+from lexshard.serve_app.tools.families import ReplyFormat
+from lexshard.serve_app.tools.offer import OfferedTool
+from lexshard.serve_app.tools.text_buffer import (
+    MalformedCallError,
+    Reading,
+    TextBuffer,
+    held_back,
+)
+
+LINE_END = "\n"
+
+
+class Spoken(msgspec.Struct, frozen=True):
+    """What one piece of text adds to a reply, without its marks."""
+
+    reasoning: str
+    content: str
+    calls: Sequence[CallPiece]
+
+
+class ReplyParser:
+    """Reads one reply of a model of ``format``, to which ``tools`` were offered: none, no calls.
+    ``thinking``: the prompt ends amid what the model thinks; ``thinks`` is false where the prompt
+    says that it must not.
+
+    However the text is cut, the same comes of it. What may still be a mark is held back, no more.
+    Line ends around what is thought, and white space around calls, belong to the marks. What looks
+    like a call of no tool that was offered, or is broken before its arguments begin, is content; of
+    one that breaks off later, the arguments are left as they stand.
+    """
+
+    def __init__(
+        self,
+        format: ReplyFormat,
+        tools: Mapping[str, OfferedTool],
+        thinking: bool = False,
+        thinks: bool = True,
+    ) -> None:
+        self._buffer = TextBuffer()
+        self._reasoning: list[str] = []
+        self._content: list[str] = []
+        self._marks = format.reasoning if thinks or thinking else None
+        self._thinking = thinking
+        self._family = format.tools if tools else None
+        self._calls: CallReader | None = None
+        if self._family is not None:
+            self._calls = CallReader(self._buffer, self._family, tools)
+        self._run = self._reply()
+        self._done = False
+
+    def feed(self, text: str, last: bool = False) -> Spoken:
+        """Takes the next piece of the reply; nothing may follow the ``last`` one."""
+        self._buffer.append(text)
+        self._buffer.ended = last
+        if not self._done:
+            self._done = next(self._run, self) is self
+        reasoning, self._reasoning = self._reasoning, []
+        content, self._content = self._content, []
+        calls: list[CallPiece] = []
+        if self._calls is not None:
+            calls, self._calls.pieces = self._calls.pieces, []
+        return Spoken("".join(reasoning), "".join(content), calls)
+
+    def _reply(self) -> Reading[None]:
+        buffer = self._buffer
+        thought = self._thinking
+        if self._marks is not None and not thought:
+            thought = yield from buffer.take(self._marks.opening, after_space=True)
+        if thought:
+            assert self._marks is not None
+            yield from buffer.skip(LINE_END)
+            yield from buffer.until(self._marks.closing, self._reasoning_piece, _without_line_ends)
+            yield from buffer.skip(LINE_END)
+        if self._calls is None or self._family is None:
+            yield from self._text()
+        elif self._family.bare:
+            yield from self._calls_first(self._calls)
+        else:
+            yield from self._text_with_calls(self._calls)
+
+    def _reasoning_piece(self, text: str) -> None:
+        self._reasoning.append(text)
+
+    def _say(self, end: int) -> None:
+        """What comes before the place ``end`` is content."""
+        buffer = self._buffer
+        self._content.append(buffer.text[buffer.position : end])
+        buffer.position = end
+
+    def _text(self) -> Reading[None]:
+        while True:
+            self._say(len(self._buffer.text))
+            if self._buffer.ended:
+                return
+            yield
+
+    def _calls_first(self, calls: CallReader) -> Reading[None]:
+        """Calls are at the beginning, or nowhere."""
+        assert self._family is not None
+        buffer = self._buffer
+        buffer.pinned = buffer.position
+        if self._family.opening:
+            yield from buffer.take(self._family.opening, after_space=True)
+        try:
+            yield from calls.calls()
+        except MalformedCallError:
+            if buffer.pinned is not None:
+                buffer.position = buffer.pinned
+        calls.end()
+        buffer.pinned = None
+        if calls.told:
+            yield from buffer.skip()
+        yield from self._text()
+
+    def _text_with_calls(self, calls: CallReader) -> Reading[None]:
+        assert self._family is not None
+        buffer, opening = self._buffer, self._family.opening
+        while True:
+            at = buffer.text.find(opening, buffer.position)
+            if at >= 0:
+                self._say(buffer.position + len(buffer.text[buffer.position : at].rstrip()))
+                yield from self._call_at(at, calls)
+                continue
+            rest = buffer.rest
+            if buffer.ended:
+                self._say(buffer.position + len(rest.rstrip() if calls.told else rest))
+                return
+            certain = rest[: len(rest) - held_back(rest, opening)].rstrip()
+            self._say(buffer.position + len(certain))
+            yield
+
+    def _call_at(self, at: int, calls: CallReader) -> Reading[None]:
+        """Reads the calls that begin with the mark at ``at``, before which there may be space. What
+        turns out to be no call is content as far as the mark, and looked at again behind it."""
+        assert self._family is not None
+        buffer = self._buffer
+        buffer.pinned = buffer.position
+        buffer.position = at + len(self._family.opening)
+        marked = buffer.position - buffer.pinned
+        try:
+            yield from calls.calls()
+        except MalformedCallError:
+            if buffer.pinned is not None:
+                buffer.position = buffer.pinned
+                self._say(buffer.pinned + marked)
+        calls.end()
+        buffer.pinned = None
+
+
+def _without_line_ends(text: str) -> str:
+    return text.rstrip(LINE_END)
+
+
+NewParser = Callable[[], ReplyParser]

@@ -1,0 +1,177 @@
+"""Text that comes in pieces, read as if all of it were there: what reads it waits, by yielding,
+where the next characters decide and have not come."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Generator
+from typing import TypeVar
+
+import orjson
+
+Result = TypeVar("Result")
+# Yields where it needs more text, returns what it read.
+Reading = Generator[None, None, Result]
+Tell = Callable[[str], None]
+Trim = Callable[[str], str]
+# What JSON has outside of strings and brackets: not checked further, for it is passed on as it is.
+_PLAIN = re.compile(r"[\s0-9A-Za-z+\-.,:]*")
+_SCALAR = re.compile(r"[0-9A-Za-z+\-.]*")
+_IN_STRING = re.compile(r'[^"\\]*')
+_CLOSING = {"{": "}", "[": "]"}
+
+
+class MalformedCallError(Exception):
+    """The text is no call of a tool, or no longer."""
+
+
+def held_back(text: str, mark: str) -> int:
+    """How many of the last characters of ``text`` may be the beginning of ``mark``."""
+    for length in range(min(len(mark) - 1, len(text)), 0, -1):
+        if text.endswith(mark[:length]):
+            return length
+    return 0
+
+
+class TextBuffer:
+    """``text`` from ``position`` on is not read yet; ``ended``: nothing will follow it. While it is
+    ``pinned`` at a place, all from there on is kept, so that it can be read again."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.position = 0
+        self.ended = False
+        self.pinned: int | None = None
+
+    def append(self, piece: str) -> None:
+        kept = self.position if self.pinned is None else self.pinned
+        self.text = self.text[kept:] + piece
+        self.position -= kept
+        self.pinned = None if self.pinned is None else 0
+
+    @property
+    def rest(self) -> str:
+        return self.text[self.position :]
+
+    def wait(self) -> Reading[None]:
+        """Raises:
+        MalformedCallError: there is nothing to wait for.
+        """
+        if self.ended:
+            raise MalformedCallError
+        yield
+
+    def peek(self) -> Reading[str]:
+        """The next character, empty at the end."""
+        while self.position == len(self.text) and not self.ended:
+            yield
+        return self.text[self.position : self.position + 1]
+
+    def skip(self, characters: str | None = None) -> Reading[None]:
+        """Skips such characters, white space where they are None."""
+        while True:
+            rest = self.rest.lstrip(characters)
+            self.position = len(self.text) - len(rest)
+            if rest or self.ended:
+                return
+            yield
+
+    def take(self, mark: str, after_space: bool = False) -> Reading[bool]:
+        """Reads ``mark`` where it comes next, and white space before it on request."""
+        while True:
+            rest = self.rest.lstrip() if after_space else self.rest
+            if rest.startswith(mark):
+                self.position = len(self.text) - len(rest) + len(mark)
+                return True
+            if self.ended or not mark.startswith(rest):
+                return False
+            yield
+
+    def expect(self, mark: str) -> Reading[None]:
+        if not (yield from self.take(mark)):
+            raise MalformedCallError
+
+    def matched(self, pattern: re.Pattern[str]) -> Reading[str]:
+        """All that ``pattern``, which matches any beginning of what it matches, matches here."""
+        while True:
+            match = pattern.match(self.text, self.position)
+            assert match is not None  # it may be empty
+            if match.end() < len(self.text) or self.ended:
+                self.position = match.end()
+                return match[0]
+            yield
+
+    def until(self, mark: str, tell: Tell, trim: Trim = str) -> Reading[bool]:
+        """Tells what stands before ``mark`` as it comes, without the end that ``trim`` takes off,
+        and reads the mark; all there is, and false, where the mark does not come."""
+        while True:
+            at = self.text.find(mark, self.position)
+            if at >= 0:
+                tell(trim(self.text[self.position : at]))
+                self.position = at + len(mark)
+                return True
+            rest = self.rest
+            if self.ended:
+                tell(rest)
+                self.position = len(self.text)
+                return False
+            certain = trim(rest[: len(rest) - held_back(rest, mark)])
+            tell(certain)
+            self.position += len(certain)
+            yield
+
+    def json_string(self) -> Reading[str]:
+        """A string of JSON, as what it says."""
+        if (yield from self.peek()) != '"':
+            raise MalformedCallError
+        content = yield from self.json_value()
+        try:
+            return str(orjson.loads(content))
+        except orjson.JSONDecodeError as error:
+            raise MalformedCallError from error
+
+    def json_value(self, tell: Tell | None = None) -> Reading[str]:
+        """A value of JSON as it is written. With ``tell`` it is told as it comes, up to where it
+        is none, and an empty text returned."""
+        if (yield from self.peek()) not in ('"', "{", "["):
+            return (yield from self.matched(_SCALAR))
+        nesting: list[str] = []  # the brackets that will close
+        quoted = False
+        done = 0  # characters from the position on
+        while True:
+            pattern = _IN_STRING if quoted else _PLAIN
+            match = pattern.match(self.text, self.position + done)
+            assert match is not None  # it may be empty
+            done = match.end() - self.position
+            character = self.text[match.end() : match.end() + 1]
+            escaped = quoted and character == "\\"
+            if not character or (escaped and match.end() + 1 == len(self.text)):
+                if self.ended:
+                    done = len(self.rest)
+                if tell is not None:
+                    done = self._told(done, tell)
+                yield from self.wait()
+                continue
+            if character == '"':
+                quoted = not quoted
+            elif not quoted and character in _CLOSING:
+                nesting.append(_CLOSING[character])
+            elif not quoted and (not nesting or character != nesting.pop()):
+                if tell is not None:
+                    self._told(done, tell)
+                raise MalformedCallError
+            done += 2 if escaped else 1
+            if not nesting and not quoted:
+                break
+        if tell is not None:
+            self._told(done, tell)
+            return ""
+        written = self.rest[:done]
+        self.position += done
+        return written
+
+    def _told(self, length: int, tell: Tell) -> int:
+        """Tells so many characters; none of what is left is done."""
+        tell(self.rest[:length])
+        self.position += length
+        return 0

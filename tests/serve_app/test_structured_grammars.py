@@ -1,0 +1,242 @@
+"""Grammars of constraints, token by token: what they let through and what they do not."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from lexshard.actors.grammar.limits import PARSER
+from lexshard.serve_app.openai.errors import ApiError
+from lexshard.serve_app.structured.compiling import Compiled
+from lexshard.serve_app.structured.constraint import Constraint
+from lexshard.serve_app.structured.explaining import checked_notes
+from lexshard.serve_app.structured.fields import ConstraintFields
+from lexshard.serve_app.structured.reading import read_constraint
+from lexshard.serve_app.structured.schemas import parts
+from tests.support.paths import ROOT
+
+BYTES = LLTokenizer("byte")
+LIMITS = LLParserLimits(**PARSER)
+SUITE = json.loads(
+    (ROOT / "tests/data/json-schema-test-suite/draft2020-12.json").read_text(encoding="utf-8")
+)
+POINT = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+
+
+def read(fields: dict[str, Any], special_tokens: tuple[str, ...] = ()) -> Constraint:
+    constraint = read_constraint(ConstraintFields.model_validate(fields), special_tokens)
+    assert constraint is not None
+    return constraint
+
+
+def compiled(constraint: Constraint) -> tuple[LLMatcher, tuple[str, ...]]:
+    matcher = LLMatcher(BYTES, constraint.text(), log_level=0, limits=LIMITS)
+    outcome = Compiled(matcher.get_error() or None, tuple(matcher.get_grammar_warnings()))
+    return matcher, checked_notes(outcome, constraint)
+
+
+def matches(matcher: LLMatcher, text: str) -> bool:
+    matcher.reset()
+    data = list(text.encode())
+    return matcher.try_consume_tokens(data) == len(data) and matcher.is_accepting()
+
+
+def said(fields: dict[str, Any], text: str) -> bool:
+    return matches(compiled(read(fields))[0], text)
+
+
+def schema_format(schema: Any, strict: bool = False) -> dict[str, Any]:
+    named = {"name": "answer", "schema": schema, "strict": strict}
+    return {"response_format": {"type": "json_schema", "json_schema": named}}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('{"a":1}', True),
+        ('{ "a" : 1 }', True),
+        ("{" + "\n" * 8 + '"a":1}', True),
+        ("{" + " " * 9 + '"a":1}', False),
+        ('{"a":1' + "\t" * 9 + "}", False),
+        (' {"a":1}', False),
+        ('{"a":1} ', False),
+        ('{"a":1}{', False),
+        ('{"a":"1"}', False),
+        ("{}", False),
+    ],
+)
+def test_json_has_bounded_space_inside_and_none_around(text: str, expected: bool) -> None:
+    assert said(schema_format(POINT), text) is expected
+    assert said({"guided_json": json.dumps(POINT)}, text) is expected
+    assert said({"structured_outputs": {"json": POINT}}, text) is expected
+
+
+def test_how_json_is_written_can_be_asked_for() -> None:
+    tight = {"structured_outputs": {"json": POINT, "disable_any_whitespace": True}}
+    assert said(tight, '{"a":1}')
+    assert not said(tight, '{"a": 1}')
+    one = {"structured_outputs": {"json": POINT, "whitespace_pattern": " ?"}}
+    assert said(one, '{ "a": 1}')
+    assert not said(one, '{  "a": 1}')
+    older = {"guided_json": POINT, "guided_whitespace_pattern": " ?"}
+    assert not said(older, '{  "a": 1}')
+    beside = {
+        "response_format": {"type": "json_object"},
+        "structured_outputs": {"disable_any_whitespace": True},
+    }
+    assert said(beside, '{"a":[1,{}]}')
+    assert not said(beside, '{"a": 1}')
+
+
+def test_objects_can_be_closed() -> None:
+    nested = {"type": "object", "properties": {"b": POINT, "c": {"additionalProperties": True}}}
+    text = '{"b":{"a":1,"x":2},"c":{"x":2}}'
+    assert said({"structured_outputs": {"json": nested}}, text)
+    closed = {"structured_outputs": {"json": nested, "disable_additional_properties": True}}
+    assert not said(closed, text)
+    assert said(closed, '{"b":{"a":1},"c":{"x":2}}')
+    assert "additionalProperties" not in nested
+
+
+@pytest.mark.parametrize(
+    ("fields", "right", "wrong"),
+    [
+        ({"response_format": {"type": "json_object"}}, '{"x":[null]}', "[]"),
+        ({"structured_outputs": {"json_object": True}}, "{}", "1"),
+        ({"guided_regex": r"[ab]/\d"}, "a/7", "a/x"),
+        ({"structured_outputs": {"regex": "^(ab)+$"}}, "abab", "aba"),
+        ({"guided_choice": ["a", 'é😀/"\n', "<|end|>", "\\x41"]}, 'é😀/"\n', "A"),
+        ({"guided_choice": ["a", ""]}, "", "b"),
+        ({"structured_outputs": {"choice": ["<|end|>", "b"]}}, "<|end|>", "<"),
+        ({"guided_grammar": 'start: "a" b\nb: "b" | "c" b'}, "accb", "acc"),
+        ({"structured_outputs": {"grammar": 'root ::= "a" | b-c\nb-c ::= [0-9]+'}}, "07", "a0"),
+    ],
+)
+def test_what_is_asked_for_is_let_through(fields: dict[str, Any], right: str, wrong: str) -> None:
+    assert said(fields, right)
+    assert not said(fields, wrong)
+
+
+def test_a_structural_tag_holds_what_follows_its_trigger() -> None:
+    structures = [
+        {"begin": "<f=point>", "schema": POINT, "end": "</f>"},
+        {"begin": "<f=é😀>", "schema": {"type": "object"}, "end": ""},
+    ]
+    tag = {"structures": structures, "triggers": ["<f="]}
+    for fields in (
+        {"response_format": {"type": "structural_tag", **tag}},
+        {"structured_outputs": {"structural_tag": tag}},
+        {"structured_outputs": {"structural_tag": json.dumps(tag)}},
+    ):
+        matcher, _ = compiled(read(fields))
+        assert matches(matcher, "none at all, <f")
+        assert matches(matcher, 'so: <f=point>{"a": 1}</f> and <f=é😀>{}.')
+        assert not matches(matcher, "<f=other>{}")
+        assert not matches(matcher, '<f=point>{"b')
+        assert not matches(matcher, "<f=point>{" + " " * 9)
+
+
+def test_a_trigger_may_be_a_special_token() -> None:
+    tag = {
+        "structures": [{"begin": "<|call|>f", "schema": POINT, "end": ""}],
+        "triggers": ["<|call|>"],
+    }
+    fields = {"structured_outputs": {"structural_tag": tag}}
+    assert '"<|call|>"' in read(fields).grammar["lark_grammar"]
+    assert '"<|call|>"' not in read(fields, ("<|call|>",)).grammar["lark_grammar"]
+
+
+NESTED = {
+    "type": "object",
+    "properties": {"a/b": {"items": {"$ref": "#/$defs/c"}}},
+    "$defs": {"c": {"anyOf": [{"type": "null"}, {"not": {"type": "string"}}]}, "d": {"not": {}}},
+}
+
+
+@pytest.mark.parametrize(
+    ("schema", "place"),
+    [
+        (NESTED, "'not' at '#/$defs/c/anyOf/1/not'"),
+        ({"items": [{"format": "iri"}]}, "'format' 'iri' at '#/items/0/format'"),
+        ({"properties": {"a~b/c": {"if": {}}}}, "'if' at '#/properties/a~0b~1c/if'"),
+        (
+            {"prefixItems": [{"oneOf": [{}, {"type": "null"}]}]},
+            "'oneOf' at '#/prefixItems/0/oneOf'",
+        ),
+        ({"minProperties": 3, "required": ["a"]}, "'minProperties' at '#/minProperties'"),
+        ({"properties": {"a": {"pattern": r"^(?!\.)x"}}}, "'pattern' at '#/properties/a/pattern'"),
+        ({"type": "string", "pattern": r"a\\\bc"}, "'pattern' at '#/pattern'"),
+    ],
+)
+def test_what_no_grammar_holds_is_told_by_its_place(schema: dict[str, Any], place: str) -> None:
+    with pytest.raises(ApiError) as refused:
+        compiled(read(schema_format(schema, strict=True)))
+    assert (refused.value.status, refused.value.parameter) == (400, "response_format")
+    assert f"no grammar holds {place}" in refused.value.message
+    _, notes = compiled(read(schema_format(schema)))
+    assert len(notes) == 1
+    assert notes[0].startswith(place)
+    assert notes[0].endswith("was left to the model")
+
+
+def test_a_pattern_that_looks_around_leaves_the_rest_held() -> None:
+    mail = {"type": "string", "maxLength": 3, "pattern": "^(?!x)a"}
+    matcher, notes = compiled(read({"guided_json": {"properties": {"m": mail}}}))
+    assert notes == (
+        "'pattern' at '#/properties/m/pattern' (it looks around) was left to the model",
+    )
+    assert matches(matcher, '{"m":"xyz"}')
+    assert not matches(matcher, '{"m":"abcd"}')
+    assert "pattern" in mail
+    held = {"type": "string", "pattern": r"^\\b\(?=$"}
+    assert compiled(read(schema_format(held, strict=True)))[1] == ()
+
+
+def test_what_a_grammar_holds_is_told_of_nothing() -> None:
+    assert compiled(read(schema_format(POINT, strict=True)))[1] == ()
+    three = {"minProperties": 2, "required": ["a", "b"]}
+    assert compiled(read(schema_format(three, strict=True)))[1] == ()
+
+
+def test_references_are_walked_once() -> None:
+    ring = {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}
+    assert [place for place, _ in parts(ring)] == ["#", "#/$defs/a", "#/$defs/b"]
+    astray = {"anyOf": [{"$ref": "#/x/9/y"}, {"$ref": "http://a/b"}, {"$ref": 3}, True]}
+    assert len(list(parts(astray))) == 4
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("keyword", SUITE)
+def test_no_wrong_instance_of_the_json_schema_suite_passes(keyword: str, strict: bool) -> None:
+    """Where the grammar holds all of the schema: either it is refused, or notes tell."""
+    for group in SUITE[keyword]:
+        if isinstance(group["schema"], bool):
+            continue
+        try:
+            matcher, notes = compiled(read(schema_format(group["schema"], strict)))
+        except ApiError:
+            continue
+        for description, instance, valid in group["tests"]:
+            passes = matches(matcher, json.dumps(instance, ensure_ascii=False))
+            assert valid or notes or not passes, (group["description"], description)
+
+
+def test_most_of_the_json_schema_suite_is_held_strictly() -> None:
+    """So that the test above tests something."""
+    right = wrong = 0
+    for group in (each for groups in SUITE.values() for each in groups):
+        if isinstance(group["schema"], bool):
+            continue
+        try:
+            matcher, _ = compiled(read(schema_format(group["schema"], strict=True)))
+        except ApiError:
+            continue
+        for _, instance, valid in group["tests"]:
+            passes = matches(matcher, json.dumps(instance, ensure_ascii=False))
+            right += passes and valid
+            wrong += not passes and not valid
+    assert right > 300
+    assert wrong > 200

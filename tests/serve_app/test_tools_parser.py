@@ -1,0 +1,73 @@
+"""Replies are read alike however they are cut, and nothing is held back but what may be a mark."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from lexshard.actors.text.detokenizer import Detokenizer
+from lexshard.serve_app.tools.families import FAMILIES_BY_NAME
+from lexshard.serve_app.tools.reply_parser import ReplyParser
+from tests.support.mock_server import TOKENIZER
+from tests.support.reply_scripts import TOOLS, format_of, parsed, reply
+
+SCRIPTS = 2000
+SLIPS = ("", "}", '"', "<", "]", "\\")
+FAMILY_NAMES = sorted(FAMILIES_BY_NAME)
+
+
+def parser(family: str, thinking: bool = False, thinks: bool = True) -> ReplyParser:
+    return ReplyParser(format_of(family), TOOLS, thinking, thinks)
+
+
+def decoded(content: bytes, cuts: list[int]) -> list[str]:
+    """The pieces of text that a reply of such bytes comes in, cut there."""
+    detokenizer = Detokenizer(TOKENIZER.token_bytes)
+    pieces = []
+    for begin, end in zip([0, *cuts], [*cuts, len(content)], strict=True):
+        for byte in content[begin:end]:
+            detokenizer.push(byte)
+        pieces.append(detokenizer.take())
+    return [*pieces, detokenizer.finish()]
+
+
+@pytest.mark.parametrize("family", FAMILY_NAMES)
+def test_any_cut_of_a_reply_gives_what_the_whole_says(family: str) -> None:
+    chance = random.Random(family)
+    for _ in range(SCRIPTS // len(FAMILY_NAMES) + 1):
+        text, said = reply(chance, family)
+        assert parsed(parser(family), [text]) == said, text
+        content = text.encode()
+        count = chance.choice([1, 3, len(content) // 2])
+        some = sorted(chance.randint(0, len(content)) for _ in range(count))
+        for cuts in (list(range(1, len(content))), some):
+            assert parsed(parser(family), decoded(content, cuts)) == said, (text, cuts)
+
+
+@pytest.mark.parametrize("family", FAMILY_NAMES)
+def test_a_cut_at_every_byte_gives_what_the_whole_says(family: str) -> None:
+    chance = random.Random(f"{family} once")
+    for _ in range(8):
+        text, said = reply(chance, family)
+        content = text.encode()
+        for cut in range(len(content)):
+            assert parsed(parser(family), decoded(content, [cut])) == said, (text, cut)
+
+
+@pytest.mark.parametrize("family", FAMILY_NAMES)
+def test_any_text_is_read_alike_however_it_is_cut(family: str) -> None:
+    """Replies that end anywhere, and replies with characters lost, added and swapped."""
+    chance = random.Random(f"{family} broken")
+    for _ in range(300):
+        text, _ = reply(chance, family)
+        characters = list(text[: chance.randint(0, len(text))])
+        for _ in range(chance.choice([0, 1, 3])):
+            at = chance.randint(0, len(characters))
+            characters[at : at + chance.randint(0, 2)] = chance.choice([*SLIPS, text])
+        broken = "".join(characters)
+        whole = parsed(parser(family), [broken])
+        assert parsed(parser(family), list(broken) or [""]) == whole, broken
+        cuts = sorted(chance.randint(0, len(broken)) for _ in range(3))
+        pieces = [broken[i:j] for i, j in zip([0, *cuts], [*cuts, len(broken)], strict=True)]
+        assert parsed(parser(family), pieces) == whole, (broken, cuts)

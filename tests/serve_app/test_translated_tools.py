@@ -1,0 +1,155 @@
+"""Tools and thinking through both translated protocols, with real chats beneath them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import openai
+import pytest
+
+from tests.support.mock_server import Client, serve
+from tests.support.tool_chats import MARKS, saying, tool_tokenizer
+
+TOKENIZER = tool_tokenizer(marks=MARKS)
+REPLY = (
+    "<think>Hm</think>I look.<tool_call>\n"
+    '{"name": "get_weather", "arguments": {"city": "Bern"}}\n</tool_call>'
+)
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
+SHELL_REPLY = '<tool_call>\n{"name": "shell", "arguments": {"input": "ls \\"x\\""}}\n</tool_call>'
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_conversation_of_responses_with_a_tool(stream: bool) -> None:
+    engine = saying(REPLY, TOKENIZER)
+    tools: Any = [{"type": "function", "name": "get_weather", "parameters": SCHEMA}]
+
+    async def test(http: Client) -> None:
+        client = openai.AsyncOpenAI(base_url="http://test/v1", api_key="none", http_client=http)
+        made: Any = await client.responses.create(input="Hi", tools=tools, stream=stream)
+        if stream:
+            *_, last = [event async for event in made]
+            made = last.response
+        thought, said, call = made.output
+        assert thought.content[0].text == "Hm"
+        assert said.content[0].text == "I look."
+        assert (call.name, call.arguments) == ("get_weather", '{"city": "Bern"}')
+        result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "warm"}
+        await client.responses.create(input=[result], previous_response_id=made.id, tools=tools)
+        prompt = TOKENIZER.decode(engine.requests[-1].prompt_ids)
+        assert prompt.endswith(
+            "<user>Hi<assistant><think>Hm</think>I look.<tool_call>get_weather:city=Bern;"
+            f"</tool_call><tool get_weather {call.call_id}>warm<assistant>"
+        )
+
+    serve(test, engine, TOKENIZER)
+
+
+def test_a_custom_tool_takes_text() -> None:
+    async def test(http: Client) -> None:
+        client = openai.AsyncOpenAI(base_url="http://test/v1", api_key="none", http_client=http)
+        made: Any = await client.responses.create(
+            input="Hi", tools=[{"type": "custom", "name": "shell"}]
+        )
+        [call] = made.output
+        assert (call.type, call.name, call.input) == ("custom_tool_call", "shell", 'ls "x"')
+
+    serve(test, saying(SHELL_REPLY, TOKENIZER), TOKENIZER)
+
+
+def test_a_conversation_of_messages_with_a_tool() -> None:
+    engine = saying(REPLY, TOKENIZER)
+    asked: dict[str, Any] = {
+        "max_tokens": 500,
+        "tools": [{"name": "get_weather", "input_schema": SCHEMA}],
+        "messages": [{"role": "user", "content": "Hi"}],
+    }
+
+    async def test(client: Client) -> None:
+        told = (await client.post("/v1/messages", json=asked)).json()
+        thought, said, call = told["content"]
+        assert (thought["thinking"], said["text"]) == ("Hm", "I look.")
+        assert (call["name"], call["input"]) == ("get_weather", {"city": "Bern"})
+        assert told["stop_reason"] == "tool_use"
+        result = {"type": "tool_result", "tool_use_id": call["id"], "content": "warm"}
+        messages = [
+            *asked["messages"],
+            {"role": "assistant", "content": told["content"]},
+            {"role": "user", "content": [result]},
+        ]
+        counted = {"tools": asked["tools"], "messages": messages}
+        tokens = (await client.post("/v1/messages/count_tokens", json=counted)).json()
+        await client.post("/v1/messages", json=asked | {"messages": messages})
+        ids = engine.requests[-1].prompt_ids
+        assert tokens["input_tokens"] == len(ids)
+        assert TOKENIZER.decode(ids).endswith(
+            "<user>Hi<assistant><think>Hm</think>I look.<tool_call>get_weather:city=Bern;"
+            f"</tool_call><tool get_weather {call['id']}>warm<assistant>"
+        )
+
+    serve(test, engine, TOKENIZER)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "place"),
+    [
+        (
+            "/v1/responses",
+            {
+                "input": "Hi",
+                "tools": [{"type": "function", "name": "f", "parameters": {"type": "string"}}],
+            },
+            "tools[0].parameters",
+        ),
+        (
+            "/v1/messages",
+            {
+                "max_tokens": 9,
+                "messages": [{"role": "user", "content": "Hi"}],
+                "tools": [
+                    {
+                        "name": "f",
+                        "strict": True,
+                        "input_schema": {"type": "object", "properties": {"a": {"not": {}}}},
+                    }
+                ],
+            },
+            "'tools[0].input_schema': no grammar holds 'not'",
+        ),
+        (
+            "/v1/responses",
+            {
+                "input": "Hi",
+                "text": {
+                    "format": {
+                        "type": "json_schema",
+                        "name": "f",
+                        "strict": True,
+                        "schema": {"not": {"type": "string"}},
+                    }
+                },
+            },
+            "text.format",
+        ),
+        (
+            "/v1/messages",
+            {
+                "max_tokens": 9,
+                "messages": [{"role": "user", "content": "Hi"}],
+                "tools": [{"name": "f", "input_schema": {"type": "string"}}],
+            },
+            "tools[0].input_schema",
+        ),
+    ],
+)
+def test_what_the_chat_refuses_is_told_in_own_terms(
+    path: str, fields: dict[str, Any], place: str
+) -> None:
+    async def test(client: Client) -> None:
+        reply = await client.post(path, json=fields)
+        assert reply.status_code == 400, reply.text
+        assert place in reply.text
+        assert "response_format" not in reply.text
+        assert ".function" not in reply.text
+
+    serve(test, saying("x", TOKENIZER), TOKENIZER)
