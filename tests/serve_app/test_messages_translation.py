@@ -253,7 +253,7 @@ def status(body: dict[str, Any]) -> int:
 
 
 @given(st.data())
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 def test_any_body_is_translated_or_refused(data: st.DataObject) -> None:
     blocks = [dict(block) for block in data.draw(st.lists(st.sampled_from([USE, RESULT, TEXT])))]
     for block in blocks:

@@ -335,7 +335,7 @@ def status(items: list[dict[str, Any]], fields: dict[str, Any]) -> int:
 
 
 @given(st.data())
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 def test_any_body_is_translated_or_refused(data: st.DataObject) -> None:
     items = [dict(item) for item in data.draw(st.lists(st.sampled_from(EXAMPLES), max_size=3))]
     for item in items:
