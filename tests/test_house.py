@@ -31,13 +31,13 @@ PREFIX = "lexshard."  # of every name of ours, left out here
 MOST_MODULES = 16  # side by side in a folder
 # Lines of Python. A commit that raises one says why; what they are to be is behind them.
 BUDGETS = {
-    "kernels": 14_970,  # 12,000
-    "actors": 18_850,  # 13,000, and 2,000 for grammar and edge
+    "kernels": 15_040,  # 12,000
+    "actors": 19_660,  # 13,000, and 2,000 for grammar and edge
     "cluster": 7_760,  # 4,500
     "serve_app": 16_710,  # 6,000, and 3,000 for protocol and page
-    "loadtest": 13_130,  # 9,000
+    "loadtest": 13_210,  # 9,000
     "models": 2_790,
-    "tests": 42_120,  # 27,000
+    "tests": 42_950,  # 27,000
 }
 
 
