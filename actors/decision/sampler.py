@@ -121,15 +121,14 @@ class Sampler:
 
             sizes = np.diff(candidates.offsets) + 1
             _run(decide, pool.even_shares(sizes.tolist(), self._threads))
-        scores = {
-            row: _label_logprobs(candidates, row, int(tokens[row]), count)
-            for row, count in enumerate(rows.logprobs)
-            if count is not None and tokens[row] >= 0
-        }
-        return [
-            RowDecision(token, scores.get(row)) if token >= 0 else None
-            for row, token in enumerate(tokens.tolist())
-        ]
+        decisions = [RowDecision(token) if token >= 0 else None for token in tokens.tolist()]
+        if "labels" in rows.kinds:
+            for row, count in enumerate(rows.logprobs):
+                if count is not None and tokens[row] >= 0:
+                    token_id = int(tokens[row])
+                    scores = _label_logprobs(candidates, row, token_id, count)
+                    decisions[row] = RowDecision(token_id, scores)
+        return decisions
 
     def _decide_whole_rows(self, dense: DenseRows) -> list[RowDecision | None]:
         """Of the columns those that draw and those that test a guess, each in their way."""

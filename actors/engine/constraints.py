@@ -79,7 +79,7 @@ class Constraints:
         if wanted:
             if self._step_masks is None:
                 self._step_masks = StepMasks(self._vocabulary_size)
-            self._step_masks.start(wanted)
+            self._step_masks.start(wanted, alone=len(plan.chunks) == 1)
 
     def take(self, plan: StepPlan, broken: dict[Sequence, Exception]) -> set[Sequence]:
         """Waits for the masks of a step, not for long; the sequences that lack theirs, whose rows

@@ -170,7 +170,9 @@ class Shard:
     def _masked(self, rows: RowTable) -> dict[int, npt.NDArray[np.int32]]:
         """The tokens, rows of this shard, of rows whose masks hold so few of the vocabulary that
         each is computed: no screen is of use there."""
-        masked = {}
+        masked: dict[int, npt.NDArray[np.int32]] = {}
+        if not len(rows.flat.masks):
+            return masked
         for row in np.flatnonzero(rows.flat.mask >= 0).tolist():
             adjustment = rows.adjustments[row]
             assert adjustment is not None

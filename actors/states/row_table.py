@@ -10,7 +10,7 @@ import functools
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -147,6 +147,16 @@ class RowTable:
             },
             logprobs=tuple(self.logprobs[row] for row in chosen) if self.logprobs else (),
         )
+
+    def masked(self, masks: Sequence[Mask | None]) -> RowTable:
+        """The same rows with other masks [N]; each has one where it had one before."""
+        adjustments = tuple(
+            replace(before, mask=mask) if before is not None and mask is not None else before
+            for before, mask in zip(self.adjustments, masks, strict=True)
+        )
+        words, mask = _flatten_masks([UNADJUSTED if a is None else a for a in adjustments])
+        flat = self.flat._replace(masks=words, mask=mask)
+        return replace(self, adjustments=adjustments, flat=flat)
 
     def search(self) -> Needs:
         """What is searched for; of dense rows nothing is."""

@@ -214,7 +214,8 @@ class SequenceStates:
         self._tables = PenaltyTables(vocabulary_size, capacity)
         self._states: dict[int, SequenceState] = {}
         self._rules: TokenRules | None = None  # of the last sequence: choices come side by side
-        self._known: dict[tuple[int, ...], _KnownTable] = {}
+        # By sequences, and whether grammars have masks for them.
+        self._known: dict[tuple[tuple[int, ...], bool], _KnownTable] = {}
         self._last: tuple[RowNames, RowTable] | None = None
 
     def __getitem__(self, sequence: int) -> SequenceState:
@@ -248,9 +249,9 @@ class SequenceStates:
         last = self._last
         if last is not None and last[0] is rows:
             return last[1]
-        known = None if rows.tests or rows.masks else self._known.get(rows.sequences)
+        known = None if rows.tests else self._known.get((rows.sequences, bool(rows.masks)))
         if known is not None and known.holds(self.tables, drafted=bool(rows.drafted)):
-            table = known.table
+            table = known.table.masked(rows.masks) if rows.masks else known.table
             table.controls.position[:] = positions = _positions(known.states, rows.drafted)
             if table.packed is not None:
                 table.packed.position[:] = positions
@@ -297,11 +298,11 @@ class SequenceStates:
         )
         penalised = any(state.penalised for state in states)
         steady = all(state.steady for state in states)
-        changing = rows.tests or rows.masks or (rows.drafted and penalised)
-        if steady and not changing:
+        if steady and not rows.tests and not (rows.drafted and penalised):
             if len(self._known) >= KNOWN_TABLES:
                 self._known.clear()
-            self._known[rows.sequences] = _KnownTable(states, table, self.tables, penalised)
+            known = _KnownTable(states, table, self.tables, penalised)
+            self._known[rows.sequences, bool(rows.masks)] = known
         return table
 
     def adjustments(self, rows: RowNames) -> list[Adjustment | None]:
