@@ -38,9 +38,7 @@ from lexshard.serve_app.openai.workers import run_unless_disconnected
 from lexshard.serve_app.request_record import RequestRecord
 from lexshard.serve_app.server_state import ServerState
 
-# Each is a sequence of one token for every item: the engine tells the log-probability of what it
-# drew, and draws what alone is allowed.
-MAX_LABELS = 16
+MAX_LABELS = 64
 TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
 Text = Annotated[str, Field(min_length=1)]
 
@@ -85,17 +83,18 @@ async def create_generative_scoring(
     reader = TextReader(state.tokenizer, information.max_model_len, request.receive)
     items: Sequence[RawPrompt] = asked.items
     tokens = estimated_tokens([*items, *[asked.query] * len(items)], information.max_model_len)
-    ticket = state.admission.admit(record.client, len(items) * len(labels), tokens)
+    ticket = state.admission.admit(record.client, len(items), tokens)
     with ticket.released_on_error():
         prompts = await _prompts(asked, reader, information)
-        generation = _generation(state, prompts, labels, asked.priority, ticket, record)
+        among = labels if asked.apply_softmax is not False else labels[:1]
+        sampling = _sampling(among, softmax=asked.apply_softmax is not False)
+        generation = _generation(state, prompts, sampling, asked.priority, ticket, record)
     try:
-        logprobs = await run_unless_disconnected(request.receive, _logprobs(generation))
+        scored = _probabilities(generation, labels[0])
+        scores = await run_unless_disconnected(request.receive, scored)
         usage = {**generation.usage(), "completion_tokens": 0}
     finally:
         generation.close()
-    rows = [logprobs[i : i + len(labels)] for i in range(0, len(logprobs), len(labels))]
-    scores = [_score(row, softmax=asked.apply_softmax is not False) for row in rows]
     told: Response = json_response(
         {
             "id": f"generative-scoring-{record.request_id}",
@@ -149,52 +148,54 @@ async def _prompts(
     return prompts
 
 
+def _sampling(labels: Sequence[int], *, softmax: bool) -> SamplingParameters:
+    """One token, of which the engine tells how likely each label is: among all labels, whose rows
+    of the head are all that is read, or the first one among all tokens."""
+    return SamplingParameters(
+        temperature=0.0,
+        allowed_ids=tuple(labels),
+        labels=softmax,
+        logprobs=len(labels) if softmax else 0,
+        max_tokens=1,
+        ignore_eos=True,
+    )
+
+
 def _generation(
     state: ServerState,
     prompts: Sequence[Prompt],
-    labels: Sequence[int],
+    sampling: SamplingParameters,
     priority: int | None,
     ticket: Ticket,
     record: RequestRecord,
 ) -> Generation:
-    """A sequence for each label of each prompt, prompt by prompt."""
+    """A sequence for each prompt."""
     name = uuid.uuid4().hex
     visible = state.tokenizer.token_bytes
     options = OutputOptions(logprobs=0)
     lowest = max(0, record.lowest_priority) if priority is None else priority
-    choices: list[Choice] = []
+    choices = []
     for i, prompt in enumerate(prompts):
-        for j, label in enumerate(labels):
-            request = Request(
-                f"{name}-{i}-{j}",
-                j,
-                prompt.ids,
-                SamplingParameters(
-                    temperature=0.0, allowed_ids=(label,), max_tokens=1, ignore_eos=True, logprobs=0
-                ),
-                lowest,
-                client=record.client,
-                cache_salt=record.cache_salt,
-            )
-            choices.append(Choice(len(choices), request, "", options, visible))
+        request = Request(
+            f"{name}-{i}",
+            0,
+            prompt.ids,
+            sampling,
+            lowest,
+            client=record.client,
+            cache_salt=record.cache_salt,
+        )
+        choices.append(Choice(i, request, "", options, visible))
     return Generation(state.client, choices, visible, ticket, record)
 
 
-async def _logprobs(generation: Generation) -> list[float]:
-    """Of every sequence's one token."""
-    found = [-math.inf] * len(generation.choices)
+async def _probabilities(generation: Generation, label: int) -> list[float]:
+    """That of ``label`` in every sequence."""
+    found = [0.0] * len(generation.choices)
     async for deltas in generation.batches():
         for delta in deltas:
             for entry in delta.logprobs:
                 if entry is not None:
-                    found[delta.choice.index] = entry.logprob
+                    told = {entry.token_id: entry.logprob, **dict(entry.top)}
+                    found[delta.choice.index] = math.exp(told[label])
     return found
-
-
-def _score(logprobs: Sequence[float], *, softmax: bool) -> float:
-    """The probability of the first label, among all labels or among all tokens."""
-    if not softmax:
-        return math.exp(logprobs[0])
-    best = max(logprobs)
-    weights = [math.exp(each - best) for each in logprobs]
-    return weights[0] / sum(weights)

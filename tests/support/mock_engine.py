@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -77,6 +79,12 @@ class Script:
 def spell(text: str, **options: object) -> Script:
     """A script that says ``text`` byte by byte and then ends with EOS."""
     return Script([*((byte,) for byte in text.encode()), (EOS,)], **options)  # type: ignore[arg-type]
+
+
+def label_entry(labels: tuple[int, ...], token_id: int) -> TokenLogprobs:
+    """All of ``labels`` are as likely."""
+    likely = -math.log(len(labels))
+    return TokenLogprobs(token_id, likely, 1, tuple((label, likely) for label in labels))
 
 
 def logprob_entry(token_id: int, count: int) -> TokenLogprobs:
@@ -208,6 +216,8 @@ class MockEngine:
             logprobs: tuple[TokenLogprobs, ...] = ()
             if parameters.logprobs is not None:
                 logprobs = tuple(logprob_entry(token, parameters.logprobs) for token in tokens)
+                if parameters.labels and parameters.allowed_ids is not None:
+                    logprobs = tuple(map(partial(label_entry, parameters.allowed_ids), tokens))
             certificates: tuple[Certificate, ...] = ()
             if parameters.certificate:
                 begin = parameters.max_tokens - left - len(tokens)
