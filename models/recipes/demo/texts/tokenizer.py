@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
@@ -17,16 +18,8 @@ _PIECES = (
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
-CHAT_TEMPLATE = """\
-{%- for message in messages -%}
-{%- if message['role'] not in ['system', 'user', 'assistant'] -%}
-{{- raise_exception('unknown role: ' + message['role']) -}}
-{%- endif -%}
-{{- '<|' + message['role'] + '|>\\n' + message['content'] + '<|end|>\\n' -}}
-{%- endfor -%}
-{%- if add_generation_prompt -%}
-{{- '<|assistant|>\\n' -}}
-{%- endif -%}"""
+# A demo that is made anew keeps the one it has.
+CHAT_TEMPLATE = Path(__file__).parents[3] / "lexshard-demo" / "chat_template.jinja"
 
 
 def render_chat(messages: Iterable[dict[str, str]]) -> str:
@@ -67,5 +60,5 @@ def as_fast_tokenizer(tokenizer: Tokenizer, positions: int) -> PreTrainedTokeniz
         model_max_length=positions,
         clean_up_tokenization_spaces=False,
     )
-    fast.chat_template = CHAT_TEMPLATE
+    fast.chat_template = CHAT_TEMPLATE.read_text(encoding="utf-8")
     return fast
