@@ -7,9 +7,7 @@ from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from typing import Any
 
-import llguidance
 import orjson
-from llguidance.gbnf_to_lark import gbnf_to_lark
 from pydantic import ValidationError
 
 from lexshard.serve_app.openai.errors import bad_request, shortened
@@ -146,6 +144,8 @@ def _object(value: Schema | str, field: str) -> Schema:
 
 
 def _regex(regex: str, field: str) -> Constraint:
+    import llguidance  # 8 MB, of which most servers have no need
+
     check_size(len(regex), field)
     return Constraint({"lark_grammar": f"start: /{llguidance.regex_to_lark(regex)}/"}, field)
 
@@ -167,6 +167,8 @@ def _grammar(grammar: str, field: str) -> Constraint:
             field,
         )
     try:
+        from llguidance.gbnf_to_lark import gbnf_to_lark
+
         return Constraint({"lark_grammar": gbnf_to_lark(grammar)}, field)
     except RecursionError as error:
         raise bad_request(f"'{field}' is nested too deeply", field) from error
@@ -193,6 +195,8 @@ def _tag(
 def _tagged(
     tag: StructuralTag, style: JsonStyle, field: str, special_tokens: Collection[str]
 ) -> Constraint:
+    from llguidance import StructTag
+
     tags: list[Any] = []
     for structure in tag.structures:
         trigger = next((each for each in tag.triggers if structure.begin.startswith(each)), None)
@@ -202,11 +206,9 @@ def _tagged(
             )
         schema = json_grammar(structure.schema_, style, strict=False, field=field)
         tags.append(
-            llguidance.StructTag(
-                trigger=trigger, begin=structure.begin, grammar=schema, end=structure.end
-            )
+            StructTag(trigger=trigger, begin=structure.begin, grammar=schema, end=structure.end)
         )
     special = any(each.trigger in special_tokens for each in tags)
-    lark = llguidance.StructTag.to_grammar(tags, assume_special=special)
+    lark = StructTag.to_grammar(tags, assume_special=special)
     schemas = tuple(structure.schema_ for structure in tag.structures)
     return Constraint({"lark_grammar": lark}, field, schemas)

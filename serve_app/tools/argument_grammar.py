@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import llguidance
 import orjson
 
 from lexshard.serve_app.structured.schemas import OPTIONS, JsonStyle, json_grammar, parts
@@ -136,7 +135,9 @@ class ArgumentGrammars:
         if isinstance(choices, list) and choices and all(isinstance(each, str) for each in choices):
             return f"({' | '.join(map(quoted, choices))}) {quoted(_PARAMETER_END)}"
         if tool.custom and "pattern" in part:
-            written = llguidance.regex_to_lark(part["pattern"])
+            from llguidance import regex_to_lark  # 8 MB, of which most servers have no need
+
+            written = regex_to_lark(part["pattern"])
             return f"{self._lark(f'start: /{written}/')} {quoted(_PARAMETER_END)}"
         return self._text()
 

@@ -26,7 +26,7 @@ PROCESSES = {
     ),
     "API process": (
         ("lexshard.serve_app.api_processes.api_process",),
-        {*COMPUTING, "ray", "lexshard.serve_app.description.openapi"},
+        {*COMPUTING, "ray", "llguidance", "lexshard.serve_app.description.openapi"},
     ),
     "driver, before it has Ray": (("lexshard.serve_app.start.driver",), {*COMPUTING, "ray"}),
     "driver": (
