@@ -460,7 +460,7 @@ class Steps:
             stop_reason=stop,
             cached_tokens=sequence.cached_tokens,
             error=None if error is None else str(error),
-            refused=isinstance(error, AllTokensExcludedError),
+            refused=isinstance(error, AllTokensExcludedError | GrammarError),
             certificates=certificates,
             origins=origins,
             timing=self._timing(sequence) if first or reason is not None else None,

@@ -11,6 +11,7 @@ import pytest
 
 from lexshard.actors.engine.completion import run_to_completion
 from lexshard.actors.engine.engine import Engine
+from lexshard.actors.grammar.matcher import GrammarError
 from lexshard.actors.messages import Request, SamplingParameters, SequenceEvent
 from tests.support.demo_engine import demo_engine
 from tests.support.grammar_cases import (
@@ -161,6 +162,42 @@ def test_a_grammar_that_loses_its_way_ends_its_own_sequence(
     assert first.error is not None
     assert "excluded" in first.error
     assert second.token_ids == alone.token_ids
+    engine.check_idle()
+
+
+class FailingMatcher:
+    """Says what ``matcher`` says, until it has made ``left`` masks: then it costs too much."""
+
+    def __init__(self, matcher: Any, left: int) -> None:
+        self._matcher, self._left = matcher, left
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._matcher, name)
+
+    def masks(self, guesses: Any) -> Any:
+        self._left -= 1
+        if self._left < 0:
+            raise GrammarError("the grammar costs too much here")
+        return self._matcher.masks(guesses)
+
+
+def test_a_grammar_that_fails_later_ends_its_own_sequence(engine: Engine) -> None:
+    asked = SamplingParameters(temperature=1.0, max_tokens=12, seed=5, grammar=OTHERS[1])
+    good = Request("good", 0, (5, 6, 7), asked)
+    [alone] = run_to_completion(engine, [good])
+    assert engine.submit(replace(good, request_id="failing")) is None
+    [sequence] = engine.sequences("failing")
+    sequence.matcher = FailingMatcher(sequence.matcher, 3)  # type: ignore[assignment]
+    assert engine.submit(good) is None
+    events: list[SequenceEvent] = []
+    while not engine._scheduler.idle:
+        events.extend(engine.step())
+    [failure] = [each for each in events if each.finish_reason == "error"]
+    assert failure.request_id == "failing"
+    assert failure.refused
+    for name, expected in (("failing", alone.token_ids[:3]), ("good", alone.token_ids)):
+        said = [token for each in events if each.request_id == name for token in each.token_ids]
+        assert tuple(said) == expected
     engine.check_idle()
 
 
