@@ -36,6 +36,8 @@ GROUPS = {
     "logs": "Logs, traces, metrics",
 }
 
+# The names of `serve_app.tools.families`, which is above this layer.
+ToolFormat = Literal["qwen3-coder", "hermes", "mistral-named", "mistral", "llama3", "json"]
 Name = Annotated[str, Field(pattern=r"\S")]
 Origin = Annotated[str, Field(pattern=r"^(\*|https?://[^\s/]+)$")]
 RootPath = Annotated[str, Field(pattern=r"^(/[^/\s]+)+$")]
@@ -154,6 +156,12 @@ class ServeConfig(EngineOptions):
         "branch, tag or commit of a model on the Hub (default main)",
         group="model",
         metavar="REVISION",
+    )
+    tool_format: ToolFormat | None = option(
+        None,
+        "how the model writes calls of tools (default: found from the checkpoint)",
+        group="model",
+        metavar="NAME",
     )
     host: str = option(
         "127.0.0.1", "to listen on (default 127.0.0.1)", group="http", metavar="ADDRESS"
