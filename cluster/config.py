@@ -22,7 +22,7 @@ from lexshard.cluster.models.names import hub_name
 
 VARIABLE_PREFIX = "LEXSHARD_"
 # Options that name a file or a folder which other processes read.
-PATHS = ("model", "draft", "index", "hot_vocabulary", "shard_trace")
+PATHS = ("model", "draft", "index", "hot_vocabulary", "shard_trace", "score_template")
 # What options are listed under, everywhere in this order: `lexshard serve --help=NAME`, its title.
 GROUPS = {
     "model": "Model",
@@ -162,6 +162,19 @@ class ServeConfig(EngineOptions):
         "how the model writes calls of tools (default: found from the checkpoint)",
         group="model",
         metavar="NAME",
+    )
+    score_labels: list[Name] = option(
+        [],
+        "text of one token, repeatable: scores of pairs are the first one's share of all",
+        group="model",
+        metavar="TEXT",
+        flag="--score-label",
+    )
+    score_template: str | None = option(
+        None,
+        "Jinja file that asks for such a label about a query and a document",
+        group="model",
+        metavar="FILE",
     )
     host: str = option(
         "127.0.0.1", "to listen on (default 127.0.0.1)", group="http", metavar="ADDRESS"
