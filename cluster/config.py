@@ -22,7 +22,7 @@ from lexshard.cluster.models.names import hub_name
 
 VARIABLE_PREFIX = "LEXSHARD_"
 # Options that name a file or a folder which other processes read.
-PATHS = ("model", "draft", "index", "hot_vocabulary", "shard_trace")
+PATHS = ("model", "draft", "index", "hot_vocabulary", "shard_trace", "score_template")
 # What options are listed under, everywhere in this order: `lexshard serve --help=NAME`, its title.
 GROUPS = {
     "model": "Model",
@@ -36,6 +36,8 @@ GROUPS = {
     "logs": "Logs, traces, metrics",
 }
 
+# The names of `serve_app.tools.families`, which is above this layer.
+ToolFormat = Literal["qwen3-coder", "hermes", "mistral-named", "mistral", "llama3", "json"]
 Name = Annotated[str, Field(pattern=r"\S")]
 Origin = Annotated[str, Field(pattern=r"^(\*|https?://[^\s/]+)$")]
 RootPath = Annotated[str, Field(pattern=r"^(/[^/\s]+)+$")]
@@ -154,6 +156,25 @@ class ServeConfig(EngineOptions):
         "branch, tag or commit of a model on the Hub (default main)",
         group="model",
         metavar="REVISION",
+    )
+    tool_format: ToolFormat | None = option(
+        None,
+        "how the model writes calls of tools (default: found from the checkpoint)",
+        group="model",
+        metavar="NAME",
+    )
+    score_labels: list[Name] = option(
+        [],
+        "text of one token, repeatable: scores of pairs are the first one's share of all",
+        group="model",
+        metavar="TEXT",
+        flag="--score-label",
+    )
+    score_template: str | None = option(
+        None,
+        "Jinja file that asks for such a label about a query and a document",
+        group="model",
+        metavar="FILE",
     )
     host: str = option(
         "127.0.0.1", "to listen on (default 127.0.0.1)", group="http", metavar="ADDRESS"

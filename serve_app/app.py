@@ -53,6 +53,12 @@ from lexshard.serve_app.responses.routes import (
 )
 from lexshard.serve_app.responses.store import ResponseStore
 from lexshard.serve_app.scoring.generative import create_generative_scoring
+from lexshard.serve_app.scoring.pairs import (
+    RERANK_PATHS,
+    SCORE_PATHS,
+    create_rerank,
+    create_score,
+)
 from lexshard.serve_app.server_state import VERSION, Replica, ServerState
 
 if TYPE_CHECKING:
@@ -91,7 +97,8 @@ def _description(state: ServerState) -> dict[str, Any]:
     # Takes a while, and is seldom asked for.
     from lexshard.serve_app.description.openapi import describe
 
-    return describe(state.config.root_path, bool(state.config.api_keys), VERSION)
+    config = state.config
+    return describe(config.root_path, bool(config.api_keys), VERSION, state.pairs is not None)
 
 
 async def _models(state: ServerState, _: Request) -> Response:
@@ -138,6 +145,11 @@ POSTS = {
     "/tokenize": tokenize,
     "/detokenize": detokenize,
 }
+# Where the operator says how pairs are scored.
+PAIR_POSTS = {
+    **dict.fromkeys(SCORE_PATHS, create_score),
+    **dict.fromkeys(RERANK_PATHS, create_rerank),
+}
 GUARDED_GETS = {
     "/v1/models": _models,
     "/v1/models/{name:path}": _model,
@@ -157,7 +169,8 @@ OPEN_GETS = {
     "/openapi.json": _openapi,
     "/docs": _docs,
 }
-PATHS = tuple(path for path in (*POSTS, *GUARDED_GETS, *OPEN_GETS, EDGE) if "{" not in path)
+ALL_PATHS = (*POSTS, *PAIR_POSTS, *GUARDED_GETS, *OPEN_GETS, EDGE)
+PATHS = tuple(path for path in ALL_PATHS if "{" not in path)
 PostHandler = Callable[[ServerState, Request, Any, RequestRecord], Awaitable[ASGIApp]]
 GetHandler = Callable[[ServerState, Request], Awaitable[ASGIApp]]
 
@@ -197,6 +210,7 @@ def _routes(state: ServerState) -> list[BaseRoute]:
     edge = EdgeEndpoint(state, keys)
     return [
         *(post(*each) for each in POSTS.items()),
+        *(post(*each) for each in PAIR_POSTS.items() if state.pairs is not None),
         *(get(*each, guarded=True) for each in GUARDED_GETS.items()),
         get(EDGE, edge.describe, guarded=True),
         WebSocketRoute(EDGE, edge.serve),

@@ -79,7 +79,7 @@ class ServerDeployment:
         log_to(sys.__stderr__, config.log_format)
         listen_for_faults()
         self._client = connect(config)  # first: it takes longer, and in a process of its own
-        self._tokenizer = ModelTokenizer.load(config.model)
+        self._tokenizer = ModelTokenizer.load(config.model, config.tool_format)
         seats, start_time = None, None
         if run is not None:
             seats = Seats(run.folder / "api-processes", config.api_processes)

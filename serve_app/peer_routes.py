@@ -6,23 +6,22 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from lexshard.serve_app.openai.errors import ApiError, json_response
+from lexshard.serve_app.scoring.pairs import RERANK_PATHS, SCORE_PATHS
 from lexshard.serve_app.server_state import VERSION, ServerState
 
 _NO_EMBEDDINGS = "this server generates text: it has no embeddings, classes or pooled states"
 _NO_PAIRS = (
-    "this server has no cross-encoder that scores pairs of texts; /generative_scoring scores texts "
-    "by the likelihood of labels"
+    "this server scores pairs of texts only where --score-label and --score-template say how; "
+    "/generative_scoring scores texts by the likelihood of labels"
 )
 _NO_ADAPTERS = "this server has no LoRA adapters: it serves one model, as it was started"
-# Paths of peers' servers that are not implemented, and what is said there.
+# Paths of peers' servers where there is nothing, those of pairs unless options say how they are
+# scored; and what is said there.
 ABSENT = {
     **dict.fromkeys(
         ("/v1/embeddings", "/v2/embed", "/pooling", "/classify", "/v1/embed"), _NO_EMBEDDINGS
     ),
-    **dict.fromkeys(
-        ("/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"),
-        _NO_PAIRS,
-    ),
+    **dict.fromkeys((*SCORE_PATHS, *RERANK_PATHS), _NO_PAIRS),
     **dict.fromkeys(("/v1/load_lora_adapter", "/v1/unload_lora_adapter"), _NO_ADAPTERS),
 }
 

@@ -21,6 +21,7 @@ from lexshard.serve_app.observability.server_metrics import ServerMetrics
 from lexshard.serve_app.openai.errors import model_not_found, overloaded
 from lexshard.serve_app.openai.tokenization import ModelTokenizer
 from lexshard.serve_app.responses.store import ResponseStore
+from lexshard.serve_app.scoring.template import PairScoring
 from lexshard.serve_app.structured.compiling import GrammarCompiler
 
 VERSION = version("lexshard")
@@ -37,7 +38,8 @@ class Replica:
 
 @dataclass(slots=True)
 class ServerState:
-    """Built once per API process; ``created`` is when the server began, in Unix seconds."""
+    """Built once per API process; ``created`` is when the server began, in Unix seconds. ``pairs``
+    is None where the operator does not say how they are scored."""
 
     config: ServeConfig
     client: EngineClient
@@ -53,9 +55,11 @@ class ServerState:
     # False where requests with grammars are refused: what need not be held to any is not.
     holds_grammars: bool = True
     grammars: GrammarCompiler = field(init=False)
+    pairs: PairScoring | None = field(init=False)
 
     def __post_init__(self) -> None:
         self.grammars = GrammarCompiler(self.tokenizer)
+        self.pairs = PairScoring.of(self.config, self.tokenizer)
 
     def information(self) -> EngineInformation:
         """Raises:

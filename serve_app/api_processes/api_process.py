@@ -65,7 +65,7 @@ async def serve(order: ApiOrder, config: ServeConfig, connect: EngineConnector) 
     """Returns when standard input has ended and every open stream has come to its end or has been
     told that it will not."""
     client = connect(config)
-    tokenizer = ModelTokenizer.load(config.model)
+    tokenizer = ModelTokenizer.load(config.model, config.tool_format)
     seats = Seats(Path(order.folder) / "api-processes", config.api_processes)
     app = create_app(config, client, tokenizer, seats, order.start_time)
     # A successor finds an engine that runs: clients that waited for it are not sent away.

@@ -20,6 +20,13 @@ from lexshard.serve_app.openai import protocol
 from lexshard.serve_app.openai.chat_fields import ChatCompletionRequest, TokenizeChatRequest
 from lexshard.serve_app.responses.protocol import ResponsesRequest
 from lexshard.serve_app.scoring.generative import GenerativeScoringRequest
+from lexshard.serve_app.scoring.pairs import (
+    RERANK_PATHS,
+    SCORE_PATHS,
+    RerankRequest,
+    ScoreQueriesRequest,
+    ScoreTextsRequest,
+)
 
 REASONS = {
     400: "something in the request is wrong, or is not implemented: the message says what",
@@ -142,9 +149,29 @@ OPERATIONS = (
     Operation(
         "/generative_scoring",
         "How likely the first label is as the next token, after each item",
-        replies.GenerativeScoringReply,
+        replies.ScoresReply,
         (GenerativeScoringRequest,),
         ASKED,
+    ),
+    *(
+        Operation(
+            path,
+            "How well documents fit queries, each or all the one",
+            replies.ScoresReply,
+            (ScoreTextsRequest, ScoreQueriesRequest),
+            ASKED,
+        )
+        for path in SCORE_PATHS
+    ),
+    *(
+        Operation(
+            path,
+            "The documents that fit a query, the best first",
+            replies.RerankReply,
+            (RerankRequest,),
+            ASKED,
+        )
+        for path in RERANK_PATHS
     ),
     Operation("/tokenizer_info", "The tokenizer", replies.TokenizerReply, errors=(503,)),
     Operation(
@@ -172,11 +199,15 @@ OPERATIONS = (
 
 
 @lru_cache(maxsize=1)
-def describe(root_path: str | None, has_keys: bool, version: str) -> dict[str, Any]:
+def describe(
+    root_path: str | None, has_keys: bool, version: str, scores_pairs: bool
+) -> dict[str, Any]:
     """What ``/openapi.json`` tells of a server at ``root_path``."""
-    requests = [model for each in OPERATIONS for model in each.requests]
-    answers = list(dict.fromkeys(each.error for each in OPERATIONS))
-    answers += [model for each in OPERATIONS for model in (each.reply, each.chunk) if model]
+    absent = () if scores_pairs else (*SCORE_PATHS, *RERANK_PATHS)
+    operations = [each for each in OPERATIONS if each.path not in absent]
+    requests = list(dict.fromkeys(model for each in operations for model in each.requests))
+    answers = list(dict.fromkeys(each.error for each in operations))
+    answers += [model for each in operations for model in (each.reply, each.chunk) if model]
     _, schemas = models_json_schema(
         [(model, "validation") for model in requests]
         + [(model, "serialization") for model in answers],
@@ -196,10 +227,10 @@ def describe(root_path: str | None, has_keys: bool, version: str) -> dict[str, A
         "paths": {
             path: {
                 _method(each): _operation(each, has_keys)
-                for each in OPERATIONS
+                for each in operations
                 if each.path == path
             }
-            for path in dict.fromkeys(each.path for each in OPERATIONS)
+            for path in dict.fromkeys(each.path for each in operations)
         },
         "components": {"schemas": schemas["$defs"]},
     }

@@ -257,13 +257,35 @@ class ScoreReply(Reply):
     score: float
 
 
-class GenerativeScoringReply(Reply):
+class ScoresReply(Reply):
     id: str
     object: Literal["list"]
     created: int
     model: str
     data: list[ScoreReply]
     usage: UsageReply
+
+
+class RankedText(Reply):
+    text: str
+
+
+class RankedDocument(Reply):
+    index: int
+    relevance_score: float
+    document: Annotated[RankedText | None, Field(description="unless it was not asked for")] = None
+
+
+class RerankUsage(Reply):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class RerankReply(Reply):
+    id: str
+    model: str
+    results: list[RankedDocument]
+    usage: RerankUsage
 
 
 class LoadReply(Reply):

@@ -1,5 +1,5 @@
-"""What fields mean in requests of the protocols that are translated to chat completions, where
-that is not what the same name means in one of those."""
+"""What fields mean in requests of the protocols that are translated to chat completions, and of
+scores of pairs, where that is not what the same name means in one of those."""
 
 from __future__ import annotations
 
@@ -46,5 +46,14 @@ TRANSLATED_MEANINGS: dict[str, dict[str, str]] = {
         **dict.fromkeys(("cache_control", "speed", "inference_geo"), IGNORED),
         **dict.fromkeys(("context_management", "mcp_servers", "container"), ABSENT),
     },
+}
+_NOT_CUT = {"truncate_prompt_tokens": ABSENT}
+TRANSLATED_MEANINGS["ScoreTextsRequest"] = _NOT_CUT
+TRANSLATED_MEANINGS["ScoreQueriesRequest"] = _NOT_CUT | {
+    "documents": "a text or texts, each scored by itself",
+}
+TRANSLATED_MEANINGS["RerankRequest"] = _NOT_CUT | {
+    "query": "what the documents are ranked by",
+    "documents": "texts, or objects with a `text`",
 }
 TRANSLATED_MEANINGS["CountTokensRequest"] = TRANSLATED_MEANINGS["MessagesRequest"]

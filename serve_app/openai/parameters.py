@@ -25,14 +25,20 @@ def random_seed() -> int:
     return secrets.randbits(63)
 
 
-def check_common(request: GenerationFields, record: RequestRecord) -> None:
-    """The rules between fields that all protocols share, and which client may ask what."""
-    if request.priority is not None and request.priority < record.lowest_priority:
+def check_priority(priority: int | None, record: RequestRecord) -> None:
+    """Raises:
+    ApiError: 400 for a lower one than the client may ask for.
+    """
+    if priority is not None and priority < record.lowest_priority:
         raise bad_request(
-            f"'priority' is {request.priority}; the lowest you may ask for is "
-            f"{record.lowest_priority}",
+            f"'priority' is {priority}; the lowest you may ask for is {record.lowest_priority}",
             "priority",
         )
+
+
+def check_common(request: GenerationFields, record: RequestRecord) -> None:
+    """The rules between fields that all protocols share, and which client may ask what."""
+    check_priority(request.priority, record)
     if request.stream_options is not None and not request.stream:
         raise bad_request("'stream_options' needs 'stream'", "stream_options")
     if request.prompt_logprobs is not None and request.stream:

@@ -130,19 +130,22 @@ class TextReader:
     context: int
     receive: Receive
 
-    async def prompts(self, prompts: Sequence[RawPrompt], add_special_tokens: bool) -> list[Prompt]:
-        """Tokenises a few at a time, so that others need not wait for all of them."""
+    async def prompts(
+        self, prompts: Sequence[RawPrompt], add_special_tokens: bool, field: str = "prompt"
+    ) -> list[Prompt]:
+        """Those of a ``field`` of the request, a few at a time, so that others need not wait for
+        all of them."""
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
         if not texts:
             return [Prompt(tuple(each), None) for each in prompts if not isinstance(each, str)]
         tokenizer = self.tokenizer
         sizes = list(map(text_bytes, texts))
-        check_texts(sizes, "prompt", self.context)
+        check_texts(sizes, field, self.context)
         normalized: list[int] = []
 
         def encode(piece: list[str]) -> list[Prompt]:
             normalized.extend(map(tokenizer.normalized_bytes, piece))
-            check_texts(normalized, "prompt", self.context)
+            check_texts(normalized, field, self.context)
             return [
                 Prompt(tuple(tokenizer.encode(each, add_special_tokens)), each) for each in piece
             ]

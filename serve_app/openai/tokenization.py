@@ -15,6 +15,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 
 from lexshard.actors.text.token_bytes import TokenBytes
+from lexshard.cluster.config import ToolFormat
 from lexshard.cluster.nearest import did_you_mean
 from lexshard.serve_app.openai.errors import bad_request, shortened
 from lexshard.serve_app.openai.workers import TextWorkers
@@ -45,9 +46,10 @@ def text_bytes(text: str) -> int:
 
 class ModelTokenizer:
     """Wraps a fast transformers tokenizer. Safe to use from several threads at once; long texts
-    belong to its ``workers``."""
+    belong to its ``workers``. ``tool_format`` names the family of `serve_app.tools.families` that
+    the model's replies are of; None finds it."""
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, tool_format: ToolFormat | None = None) -> None:
         if not getattr(tokenizer, "is_fast", False):
             raise ValueError(
                 "the model's tokenizer has no tokenizer.json: only those are supported"
@@ -71,6 +73,7 @@ class ModelTokenizer:
             self.reads("tools"),
             getattr(tokenizer, "response_template", None),
             {str(token): token_id for token_id, token in added.items()},
+            forced=tool_format,
         )
         # Like the visible ones, with the marks of the model's replies.
         self.marked_token_bytes = TokenBytes(tokenizer, skip_special_tokens=True)
@@ -81,7 +84,7 @@ class ModelTokenizer:
         self._reserved_names = {*template_arguments, "messages"} - {"kwargs"}
 
     @classmethod
-    def load(cls, folder: str | Path) -> ModelTokenizer:
+    def load(cls, folder: str | Path, tool_format: ToolFormat | None = None) -> ModelTokenizer:
         """Reads the tokenizer of a model folder; nothing is downloaded or executed from it."""
         with _torch_left_out():
             from transformers import AutoTokenizer  # takes a second: only API processes need it
@@ -89,7 +92,8 @@ class ModelTokenizer:
             return cls(
                 AutoTokenizer.from_pretrained(
                     str(folder), local_files_only=True, trust_remote_code=False
-                )
+                ),
+                tool_format,
             )
 
     def json(self) -> str:

@@ -75,6 +75,7 @@ def check_settings(config: ServeConfig) -> None:
         raise StartupError(
             f"no hot vocabulary at {config.hot_vocabulary}: make one with `lexshard hotset build`"
         )
+    check_scoring(config)
     check_backend(config)
     check_certificate(config)
     check_replicas(config)
@@ -93,6 +94,19 @@ def check_files(config: ServeConfig) -> None:
         _check_draft(check_model_folder(config.draft), model)
     if config.index is not None and config.head != "dense" and Path(config.index).is_file():
         _check_index(Path(config.index), model, config)
+    if config.score_template is not None:
+        _check_score_labels(model, config)
+
+
+def check_scoring(config: ServeConfig) -> None:
+    """Raises StartupError where labels and template do not say how pairs are scored."""
+    if config.score_labels or config.score_template is not None:
+        from lexshard.serve_app.scoring.template import check_scoring_options  # is seldom needed
+
+        try:
+            check_scoring_options(config)
+        except ValueError as error:
+            raise StartupError(str(error)) from error
 
 
 def check_backend(config: ServeConfig) -> None:
@@ -205,6 +219,17 @@ def _check_index(path: Path, model: Path, config: ServeConfig) -> None:
             f"{path} has no clusters, which the paper's head needs: build it again with "
             f"`lexshard index build {config.model} --out {path}`"
         )
+
+
+def _check_score_labels(model: Path, config: ServeConfig) -> None:
+    """With the tokenizer of the API processes: a second, and what it takes to load transformers."""
+    from lexshard.serve_app.openai.tokenization import ModelTokenizer
+    from lexshard.serve_app.scoring.template import label_ids
+
+    try:
+        label_ids(config.score_labels, ModelTokenizer.load(model))
+    except ValueError as error:
+        raise StartupError(str(error)) from error
 
 
 def _check_draft(draft: Path, model: Path) -> None:

@@ -7,23 +7,12 @@ from typing import Any
 
 import pytest
 
-from lexshard.actors.messages import Request
-from tests.support.mock_engine import BOS, VOCABULARY, MockEngine, Script, ids
+from tests.support.mock_engine import BOS, VOCABULARY, MockEngine, ids
 from tests.support.mock_server import Client, post, serve
+from tests.support.scored_pairs import labels_only
 
 PATH = "/generative_scoring"
 ASKED: dict[str, Any] = {"query": "q", "items": ["a", "bc"], "label_token_ids": [65, 66]}
-
-
-def labels_only() -> MockEngine:
-    """Draws what alone is allowed."""
-
-    def say(request: Request) -> Script:
-        allowed = request.parameters.allowed_ids
-        assert allowed is not None
-        return Script([allowed[:1]], "length")
-
-    return MockEngine(script=say)
 
 
 def scored(body: dict[str, Any], engine: MockEngine) -> list[float]:

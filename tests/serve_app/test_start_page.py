@@ -67,6 +67,8 @@ OTHERS = {
     "max_body_bytes": 4096,
     "host": "0.0.0.0",
     "root_path": "/llm",
+    "tool_format": "hermes",
+    "score_labels": ["yes", "no"],
     "otlp_traces_endpoint": "http://collector.example:4318/v1/traces",
 }
 EVERYTHING = {

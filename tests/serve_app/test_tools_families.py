@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 
+from lexshard.cluster.config import ToolFormat
 from lexshard.serve_app.openai.tokenization import ModelTokenizer
-from lexshard.serve_app.tools.families import ReplyFormat, reply_format
+from lexshard.serve_app.tools.families import FAMILIES_BY_NAME, ReplyFormat, reply_format
 from lexshard.serve_app.tools.reply_parser import ReplyParser
+from tests.support.mock_server import model_folder
 from tests.support.paths import ROOT
 from tests.support.reply_scripts import THINK, TOOLS, parsed
 from tests.support.tool_chats import MARKS, TEMPLATE, WEATHER, tool_tokenizer
@@ -57,6 +60,14 @@ def test_marks_in_a_template_tell_the_family(family: str) -> None:
     forced = reply_format(TEMPLATES[family], True, None, {}, forced="llama3").tools
     assert forced is not None
     assert forced.name == "llama3"
+
+
+def test_the_option_names_every_family(tmp_path: Path) -> None:
+    assert set(get_args(ToolFormat)) == FAMILIES_BY_NAME.keys()
+    folder = model_folder(tmp_path)
+    assert ModelTokenizer.load(folder).reply_format.tools is None
+    named = ModelTokenizer.load(folder, "mistral").reply_format.tools
+    assert named is FAMILIES_BY_NAME["mistral"]
 
 
 def described(**fields: Any) -> ReplyFormat:

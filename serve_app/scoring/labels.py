@@ -1,0 +1,142 @@
+"""What the routes that score share: prompts after which the engine tells how likely labels are."""
+
+from __future__ import annotations
+
+import math
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lexshard.actors.configuration import EngineInformation
+from lexshard.actors.messages import Request, SamplingParameters
+from lexshard.serve_app.admission import Ticket
+from lexshard.serve_app.openai.choice import Choice, OutputOptions
+from lexshard.serve_app.openai.errors import context_length_exceeded
+from lexshard.serve_app.openai.generation import Generation
+from lexshard.serve_app.openai.prompts import Prompt, check_and_truncate
+from lexshard.serve_app.openai.workers import Receive, run_unless_disconnected
+from lexshard.serve_app.request_record import RequestRecord
+from lexshard.serve_app.server_state import ServerState
+
+
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """What one request wants: the probability of the first of the ``labels`` after each of so many
+    ``prompts``, among the labels (``softmax``) or all tokens. ``tokens`` is a guess at those of all
+    prompts."""
+
+    labels: Sequence[int]
+    prompts: int
+    tokens: int
+    softmax: bool = True
+    priority: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """One for each prompt, in their order; ``usage`` has no completion tokens."""
+
+    values: list[float]
+    usage: dict[str, Any]
+
+    def data(self) -> list[dict[str, Any]]:
+        """As vLLM tells them."""
+        return [
+            {"index": i, "object": "score", "score": score} for i, score in enumerate(self.values)
+        ]
+
+
+async def score(
+    state: ServerState,
+    receive: Receive,
+    record: RequestRecord,
+    scoring: Scoring,
+    read: Callable[[], Awaitable[list[Prompt]]],
+) -> Scores:
+    """Those of the prompts that ``read`` makes once the request is admitted.
+
+    Raises:
+        ApiError: where there is no room, what ``read`` raises, and what the engine says.
+        ClientDisconnectedError: the client left.
+    """
+    ticket = state.admission.admit(record.client, scoring.prompts, scoring.tokens)
+    with ticket.released_on_error():
+        generation = _generation(state, await read(), scoring, ticket, record)
+    try:
+        scored = _probabilities(generation, scoring.labels[0])
+        values = await run_unless_disconnected(receive, scored)
+        usage = generation.usage()
+    finally:
+        generation.close()
+    return Scores(values, {**usage, "completion_tokens": 0, "total_tokens": usage["prompt_tokens"]})
+
+
+def checked_prompt(
+    token_ids: Sequence[int], what: str, field: str, information: EngineInformation
+) -> Prompt:
+    """A prompt that leaves room for a label.
+
+    Raises:
+        ApiError: 400 naming ``field`` where ``what`` its tokens are of is too long; for ids that
+            are no rows of the model.
+    """
+    context = min(information.max_model_len, information.kv_tokens)
+    if len(token_ids) >= context:
+        reason = f"{what} are {len(token_ids)}, which leaves none for a label."
+        raise context_length_exceeded(context, reason, field)
+    return check_and_truncate(Prompt(tuple(token_ids), None), None, information)
+
+
+def _sampling(scoring: Scoring) -> SamplingParameters:
+    """One token, of which the engine tells how likely each label is: among all labels, whose rows
+    of the head are all that is read, or the first one among all tokens."""
+    labels = scoring.labels if scoring.softmax else scoring.labels[:1]
+    return SamplingParameters(
+        temperature=0.0,
+        allowed_ids=tuple(labels),
+        labels=scoring.softmax,
+        logprobs=len(labels) if scoring.softmax else 0,
+        max_tokens=1,
+        ignore_eos=True,
+    )
+
+
+def _generation(
+    state: ServerState,
+    prompts: Sequence[Prompt],
+    scoring: Scoring,
+    ticket: Ticket,
+    record: RequestRecord,
+) -> Generation:
+    """A sequence for each prompt."""
+    name = uuid.uuid4().hex
+    visible = state.tokenizer.token_bytes
+    options = OutputOptions(logprobs=0)
+    sampling = _sampling(scoring)
+    lowest = max(0, record.lowest_priority)
+    choices = []
+    for i, prompt in enumerate(prompts):
+        request = Request(
+            f"{name}-{i}",
+            0,
+            prompt.ids,
+            sampling,
+            lowest if scoring.priority is None else scoring.priority,
+            client=record.client,
+            cache_salt=record.cache_salt,
+        )
+        choices.append(Choice(i, request, "", options, visible))
+    return Generation(state.client, choices, visible, ticket, record)
+
+
+async def _probabilities(generation: Generation, label: int) -> list[float]:
+    """That of ``label`` in every sequence."""
+    found = [0.0] * len(generation.choices)
+    async for deltas in generation.batches():
+        for delta in deltas:
+            for entry in delta.logprobs:
+                if entry is not None:
+                    told = {entry.token_id: entry.logprob, **dict(entry.top)}
+                    found[delta.choice.index] = math.exp(told[label])
+    return found
