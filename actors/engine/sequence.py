@@ -98,7 +98,7 @@ class Sequence:
     def caught_up(self) -> bool:
         """Whether all but one of its own tokens are computed, and those that its grammar forced
         since: the next step may draw a token."""
-        return self.computed >= len(self.token_ids) - 1 - self.forced
+        return 1 <= len(self.token_ids) - self.computed <= 1 + self.forced
 
     @property
     def decodes(self) -> bool:

@@ -17,6 +17,7 @@ from lexshard.actors.decision.local_samplers import InlineSampler
 from lexshard.actors.decision.messages import DecisionResult, DecisionWork, SamplerSettings
 from lexshard.actors.decision.plane import DecisionPlane, PlaneCounters, SamplerHandle
 from lexshard.actors.decision.sampler import Sampler
+from lexshard.actors.engine.constraints import Constraints
 from lexshard.actors.engine.scheduler import Scheduler
 from lexshard.actors.engine.sequence import Sequence as EngineSequence
 from lexshard.actors.engine.steps import Steps
@@ -96,7 +97,8 @@ def _steps(
     model: Any = SimpleNamespace(body=body, eos_token_ids=(), vocabulary_size=size)
     fixed: Any = _Head(sequences, size)
     head = BuiltHead(SequenceHead(fixed, states), "fixed logits")
-    steps = Steps(model, head, plane, states, scheduler, overlaps=True)
+    constraints = Constraints(size, ())
+    steps = Steps(model, head, plane, states, scheduler, constraints=constraints, overlaps=True)
     for name in range(sequences):
         own = replace(parameters, seed=name, max_tokens=60, ignore_eos=True)
         request = Request(str(name), 0, (1, 2, 3), own)
