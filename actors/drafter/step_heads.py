@@ -104,8 +104,8 @@ def certified_head(
     own = replace(
         configuration, model=str(configuration.draft), index=None, head="certified", shards=1
     )
-    nobody = SequenceStates(model.vocabulary_size, model.eos_token_ids, 1)
-    built = build_head(model, own, nobody, lambda _: None)
+    no_states = SequenceStates(model.vocabulary_size, model.eos_token_ids, 1)
+    built = build_head(model, own, no_states, lambda _: None)
     return CertifiedHead(built.head.head, vocabulary_size)
 
 

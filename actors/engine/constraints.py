@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from lexshard.actors.engine.scheduler import StepPlan
 from lexshard.actors.engine.sequence import Sequence
+from lexshard.actors.grammar.matcher import GrammarError
 from lexshard.actors.grammar.step_masks import PendingMasks, StepMasks, wait_for
 from lexshard.actors.messages import (
     MASK_TIER,
@@ -22,7 +23,7 @@ BY_GRAMMAR = TokenOrigin("grammar")
 LATE_SECONDS = 0.001  # that an engine waits for late masks which has nothing else to do
 
 
-def check_grammar(parameters: SamplingParameters) -> None:
+def check_constraints(parameters: SamplingParameters) -> None:
     """Raises ValueError for what contradicts a grammar, which says itself where an output ends, and
     for labels that are not said."""
     if parameters.labels and not parameters.allowed_ids:
@@ -103,12 +104,14 @@ class Constraints:
             sequence.pending_masks = None
             try:
                 sequence.masks = pending.result()[: chunk.draws]
-            except Exception as error:
+            except GrammarError as error:
                 broken[sequence] = error
         return late
 
     def wait(self) -> bool:
-        """Waits a moment for late masks; whether there are any."""
+        """Waits a moment for late masks of sequences whose clients are still there; whether there
+        are any."""
+        self._late = [sequence for sequence in self._late if not sequence.cancelled]
         for sequence in self._late[:1]:
             if sequence.pending_masks is not None:
                 sequence.pending_masks.wait(LATE_SECONDS)

@@ -31,13 +31,13 @@ from lexshard.actors.decision.plane import DecisionPlane
 from lexshard.actors.drafter.checks import check_drafting
 from lexshard.actors.drafter.length import length_rule
 from lexshard.actors.drafter.protocol import Drafter
-from lexshard.actors.engine.accelerator import describe_device, measure_device
 from lexshard.actors.engine.completion import Completion, run_to_completion
-from lexshard.actors.engine.constraints import Constraints, check_grammar
-from lexshard.actors.engine.memory import default_kv_bytes, device_kv_bytes
+from lexshard.actors.engine.constraints import Constraints, check_constraints
 from lexshard.actors.engine.scheduler import Scheduler
 from lexshard.actors.engine.sequence import Sequence
 from lexshard.actors.engine.speculation import CostTiming, Speculation
+from lexshard.actors.engine.start.accelerator import describe_device, measure_device
+from lexshard.actors.engine.start.memory import default_kv_bytes, device_kv_bytes
 from lexshard.actors.engine.start.remembered_timings import RememberedTimings
 from lexshard.actors.engine.statistics import Counters
 from lexshard.actors.engine.steps import Steps
@@ -246,7 +246,7 @@ class Engine:
         self._scheduler.pool.drop_cache()
         if self._body.device.type == "cpu":  # on a GPU what was recorded knows where the cache is
             self._body.allocate_cache(self._scheduler.pool.count)  # of pages not written to yet
-        self.steps.counters = Counters()
+        self.steps.booking.counters = Counters()
 
     def _learn_costs(self, speculation: Speculation) -> None:
         """What steps and guesses cost, which tells whether guessing pays."""
@@ -302,7 +302,7 @@ class Engine:
             matcher=matcher,
         )
         self._scheduler.add(sequence)
-        return self.steps.begin(sequence)
+        return self.steps.booking.begin(sequence)
 
     def draft(self, drafts: Drafts) -> None:
         """Guesses from outside for a sequence that waits for them, or soon will. Those that cannot
@@ -330,7 +330,7 @@ class Engine:
                 f"{length} prompt tokens and {wanted} to generate exceed the context of "
                 f"{self.max_model_len} tokens"
             )
-        check_grammar(request.parameters)
+        check_constraints(request.parameters)
         if request.drafting.verify == "sigmoid" and self.configuration.draft == NGRAM:
             raise ValueError("sigmoids compare what guesses were drawn from, which n-grams are not")
         if not -(2**63) <= request.parameters.seed < 2**64:
@@ -342,7 +342,7 @@ class Engine:
 
     def cancel(self, request_id: str) -> None:
         """End every sequence of a request now; its blocks are free for the next step."""
-        self.steps.cancel(request_id)
+        self.steps.booking.cancel(request_id)
 
     def generate(
         self,

@@ -1,4 +1,4 @@
-"""The steps of an engine: plan, forward, decide, commit, and what each does to its sequences.
+"""The steps of an engine: plan, forward, decide, commit.
 
 Two ways to put steps one after the other stand side by side: `Steps.in_turn` and
 `Steps.overlapped`. The driver (`Steps.step`, `actors.engine.loop`) says where the body
@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import torch
 
 from lexshard.actors.body.loading import LoadedModel
-from lexshard.actors.decision.own import OwnDecisions, OwnStep
-from lexshard.actors.decision.plane import DecisionPlane, PendingStep
-from lexshard.actors.decision.sampler import AllTokensExcludedError
-from lexshard.actors.engine.constraints import BY_GRAMMAR, FORCED, Constraints, ForcedRun
+from lexshard.actors.decision.own import OwnDecisions
+from lexshard.actors.decision.plane import DecisionPlane
+from lexshard.actors.engine.booking import Booking, InFlightStep, PendingRows
+from lexshard.actors.engine.constraints import Constraints
 from lexshard.actors.engine.scheduler import Chunk, Scheduler, StepPlan
 from lexshard.actors.engine.scoring import score_prompt
 from lexshard.actors.engine.sequence import Sequence
@@ -25,18 +25,9 @@ from lexshard.actors.engine.speculation import Speculation
 from lexshard.actors.engine.statistics import Counters
 from lexshard.actors.engine.step_batch import build_batch
 from lexshard.actors.engine.threads.choice import begin_step
-from lexshard.actors.grammar.matcher import GrammarError
 from lexshard.actors.head.build import BuiltHead
 from lexshard.actors.head.output_rows import NonFiniteHiddenError
-from lexshard.actors.messages import (
-    Certificate,
-    FinishReason,
-    RowDecision,
-    SequenceEvent,
-    SequenceTiming,
-    TokenLogprobs,
-    TokenOrigin,
-)
+from lexshard.actors.messages import SequenceEvent
 from lexshard.actors.proposal import GuessTest
 from lexshard.actors.states.mask import Mask
 from lexshard.actors.states.row_table import RowNames
@@ -44,27 +35,6 @@ from lexshard.actors.states.sequence_state import SequenceStates
 
 # Starts a forward pass, or gets ready to; what it returns brings the hidden states.
 StartForward = Callable[[StepPlan], Callable[[], torch.Tensor]]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PendingRows:
-    """Rows of a step whose decisions are on their way, with their certificates.
-
-    They stand in the order of the plan's chunks, those of one chunk in order of position.
-    """
-
-    decisions: PendingStep | OwnStep  # [N]
-    certificates: tuple[Certificate, ...]  # [N]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class InFlightStep:
-    """A step whose decisions have been asked for: `Steps.commit` ends it."""
-
-    plan: StepPlan
-    pending: PendingRows | None
-    broken: dict[Sequence, Exception]
-    late: set[Sequence]  # their masks were not there: what they draw comes in another step
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,18 +74,24 @@ class Steps:
         overlaps: bool,
         speculation: Speculation | None = None,
     ) -> None:
-        self.counters = Counters()
         self.overlaps = overlaps
+        self.booking = Booking(
+            model.eos_token_ids, head.head, plane, states, scheduler, constraints, speculation
+        )
         self._model = model
         self._head = head.head
         self._head_device = head.device
         self._plane = plane
-        self._states = states
         self._scheduler = scheduler
         self._speculation = speculation
         self._constraints = constraints
         self._planned_at = 0.0
         self._in_flight: InFlightStep | None = None
+
+    @property
+    def counters(self) -> Counters:
+        """What has been counted since the start, or since they were replaced."""
+        return self.booking.counters
 
     @property
     def launches(self) -> bool:
@@ -252,14 +228,14 @@ class Steps:
             awaited, sequence.awaiting = sequence.awaiting, False
             if sequence.cancelled:
                 if awaited:  # otherwise it was closed when it was cancelled
-                    self._close(sequence)
+                    self.booking.close(sequence)
                 continue
             if sequence in step.late and sequence not in step.broken and chunk.draws:
                 # Its last token is computed again, where the next one is drawn.
                 kept = min(sequence.computed, len(sequence.token_ids) - 1)
                 sequence.roll_back(kept, self._scheduler.pool)
                 continue
-            event = self._book(step, chunk, decisions, first)
+            event = self.booking.book(step, chunk, decisions, first)
             if event is not None:
                 events.append(event)
         if not self.overlaps:
@@ -318,194 +294,3 @@ class Steps:
         self.counters.observe("head", seconds)
         if self._head.counters.traffic:
             self.counters.observe("exchange", exchange)
-
-    def _book(
-        self,
-        step: InFlightStep,
-        chunk: Chunk,
-        decisions: list[RowDecision | None],
-        first: int,
-    ) -> SequenceEvent | None:
-        """Book what one chunk led to, whose rows begin with ``first``; what its client is told, if
-        anything.
-
-        A row's token is the sequence's own where all guesses before it were drawn, too.
-        """
-        sequence = chunk.sequence
-        told = sequence.output_length
-        broken = step.broken.get(sequence)
-        if broken is None and chunk.draws and decisions[first] is None:
-            broken = AllTokensExcludedError()
-        if broken is not None:
-            return self._event(sequence, told, (), reason="error", error=broken)
-        if not chunk.draws:
-            caught_up = chunk.start + chunk.count == len(sequence.token_ids)
-            return self._event(sequence, told, (), reason="length") if caught_up else None
-        token_ids: tuple[int, ...] = ()
-        logprobs: tuple[TokenLogprobs, ...] = ()
-        reason: FinishReason | None = None
-        stop: int | None = None
-        for place in range(chunk.draws):
-            decision = decisions[first + place]
-            if decision is None:  # the next step says so, when it is this token's turn
-                break
-            token_id = decision.token_id
-            sequence.state.append(token_id)
-            token_ids += (token_id,)
-            if decision.logprobs is not None:
-                logprobs += (decision.logprobs,)
-            reason, stop = sequence.finish_reason(token_id, self._model.eos_token_ids)
-            if reason is not None or chunk.drafted[place : place + 1] != (token_id,):
-                break
-        if chunk.drafted:
-            stood = chunk.stood(token_ids)
-            self.counters.count_guesses(len(chunk.drafted), stood)
-            if self._speculation is not None and sequence.drafter == "engine":
-                self._speculation.heard(chunk, len(token_ids), stood)
-            kept = sequence.prompt_length + told + stood
-            if reason is None:  # its last token is computed (again): the next one is drawn there
-                kept = min(kept, len(sequence.token_ids) - 1)
-            sequence.roll_back(kept, self._scheduler.pool)
-        origins: tuple[TokenOrigin, ...] = ()
-        if sequence.request.parameters.draft:
-            origins = chunk.origins(token_ids, self._drafter_name(sequence))
-        certificates: tuple[Certificate, ...] = ()
-        if sequence.request.parameters.certificate and step.pending is not None:
-            certificates = step.pending.certificates[first : first + len(token_ids)]
-        forced = ForcedRun()
-        if sequence.matcher is not None and reason is None and token_ids:
-            try:
-                forced = self._constraints.go_on(sequence, token_ids)
-            except GrammarError as error:
-                return self._event(sequence, told, (), reason="error", error=error)
-            reason, stop = forced.reason, forced.stop
-        self._note(sequence, token_ids + forced.token_ids)
-        sequence.went_on(forced=len(forced.token_ids), ends=reason is not None)
-        return self._event(
-            sequence,
-            told,
-            token_ids,
-            forced=forced.token_ids,
-            logprobs=logprobs,
-            certificates=certificates,
-            origins=origins,
-            reason=reason,
-            stop=stop,
-        )
-
-    def begin(self, sequence: Sequence) -> SequenceEvent | None:
-        """A sequence that the scheduler has been given; what its client is told where a grammar
-        says all of its output."""
-        if sequence.matcher is None or sequence.scores is not None:
-            return None
-        told = sequence.output_length
-        try:
-            forced = self._constraints.go_on(sequence, ())
-        except GrammarError as error:
-            return self._event(sequence, told, (), reason="error", error=error)
-        self._note(sequence, forced.token_ids)
-        if forced.reason is None:
-            sequence.untold = forced.token_ids
-            return None
-        return self._event(
-            sequence, told, (), forced=forced.token_ids, reason=forced.reason, stop=forced.stop
-        )
-
-    def _note(self, sequence: Sequence, token_ids: tuple[int, ...]) -> None:
-        """A sequence has been given tokens: all that follow it are told."""
-        self._plane.append(sequence.arrival, *token_ids)
-        self._head.append(sequence.arrival, *token_ids)
-        self.counters.generated_tokens += len(token_ids)
-
-    def _drafter_name(self, sequence: Sequence) -> str:
-        if sequence.drafter == "client" or self._speculation is None:
-            return sequence.drafter
-        return self._speculation.drafter_name
-
-    def _event(
-        self,
-        sequence: Sequence,
-        told: int,
-        token_ids: tuple[int, ...],
-        *,
-        forced: tuple[int, ...] = (),
-        logprobs: tuple[TokenLogprobs, ...] = (),
-        certificates: tuple[Certificate, ...] = (),
-        origins: tuple[TokenOrigin, ...] = (),
-        reason: FinishReason | None = None,
-        stop: int | None = None,
-        error: Exception | None = None,
-    ) -> SequenceEvent:
-        """What a client is told of ``token_ids``, and of those that a grammar has ``forced`` behind
-        them, or before where they are untold. The sequence had ``told`` output tokens before; with
-        a ``reason`` it ends."""
-        request, parameters = sequence.request, sequence.request.parameters
-        untold, sequence.untold = sequence.untold, ()
-        first = told - len(untold) <= len(request.resumed_ids)
-        self.counters.forced_tokens += len(untold) + len(forced)
-        if untold or forced:
-            before, behind = len(untold), len(forced)
-            token_ids = (*untold, *token_ids, *forced)
-            if parameters.certificate:
-                certificates = (*[FORCED] * before, *certificates, *[FORCED] * behind)
-            if parameters.draft:
-                origins = (*[BY_GRAMMAR] * before, *origins, *[BY_GRAMMAR] * behind)
-        event = SequenceEvent(
-            request.request_id,
-            request.choice,
-            token_ids,
-            logprobs,
-            prompt_logprobs=_scores(sequence) if first else None,
-            finish_reason=reason,
-            stop_reason=stop,
-            cached_tokens=sequence.cached_tokens,
-            error=None if error is None else str(error),
-            refused=isinstance(error, AllTokensExcludedError | GrammarError),
-            certificates=certificates,
-            origins=origins,
-            timing=self._timing(sequence) if first or reason is not None else None,
-            answers=sequence.answers,
-        )
-        sequence.answers = None
-        if reason is not None:
-            self.counters.cached_prompt_tokens += sequence.cached_tokens
-            self.counters.finished_prompt_tokens += sequence.prompt_length
-            self.counters.finished += 1
-            self._scheduler.remove(sequence)
-            self._close(sequence)
-        return event
-
-    def _timing(self, sequence: Sequence) -> SequenceTiming:
-        """Where the time of a sequence went until now, of which an event is about to tell."""
-        spent = self.counters.verify_seconds, self._head.counters.exchange_seconds
-        if sequence.first_token_at is None:
-            sequence.first_token_at, sequence.spent_before = time.perf_counter(), spent
-        verify, exchange = sequence.spent_before
-        started = sequence.started_at or sequence.arrived_at
-        return SequenceTiming(
-            queued=started - sequence.arrived_at,
-            prefill=sequence.first_token_at - started,
-            verify=spent[0] - verify,
-            exchange=spent[1] - exchange,
-        )
-
-    def cancel(self, request_id: str) -> None:
-        """End every sequence of a request now; its blocks are free for the next step."""
-        for sequence in self._scheduler.sequences_of(request_id):
-            self._scheduler.remove(sequence)
-            self.counters.cancelled += 1
-            sequence.cancelled = True
-            if not sequence.awaiting:
-                self._close(sequence)
-
-    def _close(self, sequence: Sequence) -> None:
-        """Forget the sampling state of a sequence that has ended."""
-        if self._speculation is not None:
-            self._speculation.forget(sequence)
-        self._plane.close(sequence.arrival)
-        self._head.close(sequence.arrival)
-        self._states.close(sequence.arrival)
-
-
-def _scores(sequence: Sequence) -> tuple[TokenLogprobs | None, ...] | None:
-    return None if sequence.scores is None else tuple(sequence.scores.entries)

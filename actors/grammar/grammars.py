@@ -83,9 +83,14 @@ class Grammars:
         return known
 
     def _compile(self, text: str) -> Matcher:
-        with self._making:
-            if self._tokenizer is None:
-                self._tokenizer = grammar_tokenizer(
-                    self._folder, self._vocabulary_size, self._eos_ids
-                )
-        return compiled(text, self._tokenizer, self._vocabulary_size, self._eos_ids)
+        try:
+            with self._making:
+                if self._tokenizer is None:
+                    self._tokenizer = grammar_tokenizer(
+                        self._folder, self._vocabulary_size, self._eos_ids
+                    )
+            return compiled(text, self._tokenizer, self._vocabulary_size, self._eos_ids)
+        except ValueError:
+            raise
+        except BaseException as error:  # a panic is no Exception, and ends its own request alone
+            raise GrammarError(f"it cannot be compiled: {error}") from error

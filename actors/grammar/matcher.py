@@ -70,7 +70,7 @@ class Matcher:
         found = [self._mask()]
         consumed = 0
         for token_id in guesses:
-            if self._inner.is_stopped() or not self._inner.consume_token(token_id):
+            if self._inner.is_stopped() or not self._inner.try_consume_tokens([token_id]):
                 break
             consumed += 1
             found.append(self._mask())

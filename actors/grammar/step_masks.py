@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import takewhile
 
-from lexshard.actors.grammar.matcher import Matcher
+from lexshard.actors.grammar.matcher import GrammarError, Matcher
 from lexshard.actors.states.mask import Mask, Masks
 
 THREADS = 2
@@ -28,7 +28,7 @@ class PendingMasks:
     def __init__(self, matcher: Matcher, guesses: tuple[int, ...]) -> None:
         self.matcher = matcher
         self.guesses = guesses
-        self._found: list[Mask] | Exception | None = None
+        self._found: list[Mask] | GrammarError | None = None
         self._there: threading.Event | None = None  # where another thread makes them
 
     @property
@@ -50,9 +50,9 @@ class PendingMasks:
         self._there = threading.Event()
 
     def result(self) -> list[Mask]:
-        """One more than guesses. Raises what making them raised."""
+        """One more than guesses. Raises `GrammarError` where they cannot be made."""
         assert self._found is not None
-        if isinstance(self._found, Exception):
+        if isinstance(self._found, GrammarError):
             raise self._found
         return self._found
 
@@ -62,8 +62,8 @@ class PendingMasks:
             words = self.matcher.masks(self.guesses)
             with lock:
                 self._found = [masks.of(each) for each in words]
-        except Exception as error:  # ends its own sequence
-            self._found = error
+        except BaseException as error:  # ends its own sequence; a panic is no Exception
+            self._found = GrammarError(f"its mask cannot be made: {error}")
         if self._there is not None:
             self._there.set()
 

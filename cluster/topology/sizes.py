@@ -13,7 +13,7 @@ from typing import Literal
 from lexshard.actors.body.checkpoint import read_checkpoint
 from lexshard.actors.body.refusals import check_stored_types, model_class
 from lexshard.actors.configuration import EngineConfiguration
-from lexshard.actors.engine.memory import default_kv_bytes
+from lexshard.actors.engine.start.memory import default_kv_bytes
 from lexshard.actors.kv_cache import BLOCK_TOKENS
 from lexshard.cluster.samplers.dense_slots import slot_bytes
 from lexshard.cluster.samplers.process import COLUMNS, SLOTS

@@ -100,17 +100,12 @@ def chat_tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
         ApiError: 400 naming the place of what is wrong, or of a tool without a schema.
     """
     told: list[dict[str, Any]] = []
-    seen: set[str] = set()
     for index, tool in enumerate(tools):
         place = f"tools[{index}]"
         kind = kind_of(tool, place, usual="custom")
         if kind != "custom":
             raise refused_kind(place, kind, NO_SERVER_TOOLS)
         read = read_at(SchemaTool, tool, place)
-        if read.name in seen:
-            where = inside(place, "name")
-            raise bad_request(f"'{where}': there are two tools named '{read.name}'", where)
-        seen.add(read.name)
         function: dict[str, Any] = {"name": read.name, "parameters": read.input_schema}
         if read.description is not None:
             function["description"] = read.description

@@ -12,7 +12,6 @@ from starlette.types import ASGIApp
 from lexshard.serve_app.messages_api.protocol import CountTokensRequest, MessagesRequest
 from lexshard.serve_app.messages_api.translation import (
     OWN_NAMES,
-    TranslatedMessages,
     message_body,
     prompt_body,
 )
@@ -21,6 +20,7 @@ from lexshard.serve_app.openai.chat import chat_prompt_tokens, chat_reply
 from lexshard.serve_app.openai.errors import ApiError, json_response
 from lexshard.serve_app.openai.prompts import BYTES_PER_MESSAGE
 from lexshard.serve_app.over_chat.answering import respond_with
+from lexshard.serve_app.over_chat.chat_body import ChatBody
 from lexshard.serve_app.over_chat.reading import check_depth, in_own_terms, read_at
 from lexshard.serve_app.request_record import RequestRecord
 from lexshard.serve_app.server_state import ServerState
@@ -69,7 +69,7 @@ async def count_tokens(
     return json_response({"input_tokens": tokens})
 
 
-def _in_own_terms(error: ApiError, chat: TranslatedMessages) -> ApiError:
+def _in_own_terms(error: ApiError, chat: ChatBody) -> ApiError:
     told = in_own_terms(error, OWN_NAMES, chat.places)
     if told.code == CONTEXT_LENGTH_EXCEEDED:  # clients shorten when they read this beginning
         told.message = f"prompt is too long: {told.message}"

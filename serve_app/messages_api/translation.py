@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from lexshard.serve_app.messages_api.blocks import (
@@ -19,6 +18,7 @@ from lexshard.serve_app.messages_api.blocks import (
 from lexshard.serve_app.messages_api.protocol import MessagesRequest, OutputConfig, PromptFields
 from lexshard.serve_app.openai.errors import bad_request, shortened
 from lexshard.serve_app.openai.protocol import StrictModel
+from lexshard.serve_app.over_chat.chat_body import ChatBody, ChatMessages
 from lexshard.serve_app.over_chat.reading import inside, kind_of, read_at, refused_kind
 from lexshard.serve_app.over_chat.thinking import Reads, thinking_fields
 
@@ -44,17 +44,8 @@ class MessagesTurn(StrictModel):
     content: Any
 
 
-@dataclass(slots=True)
-class Turns:
-    """Chat messages, and where each is in the body of the client, by its number."""
-
-    messages: list[dict[str, Any]] = field(default_factory=list)
-    places: dict[int, str] = field(default_factory=dict)
-    called: set[str] = field(default_factory=set)
-
-    def add(self, message: dict[str, Any], place: str) -> None:
-        self.places[len(self.messages)] = place
-        self.messages.append(message)
+class Turns(ChatMessages):
+    """Those that turns of a conversation make up."""
 
     def read(self, message: Any, place: str) -> None:
         """Adds what a message says: results of tools are messages of their own.
@@ -89,7 +80,7 @@ class Turns:
                     continue
                 case "tool_use":
                     call = read_at(ToolUseBlock, block, inner)
-                    self.called.add(call.id)
+                    self.calls.add(call.id)
                     calls.append(call.as_call())
                 case kind:
                     raise refused_kind(inner, kind, "not implemented by this server")
@@ -124,7 +115,7 @@ class Turns:
             self.add({"role": role, "content": texts}, place)
 
     def _read_result(self, result: ToolResultBlock, place: str) -> None:
-        if result.tool_use_id not in self.called:
+        if result.tool_use_id not in self.calls:
             where = inside(place, "tool_use_id")
             name = shortened(result.tool_use_id)
             raise bad_request(f"'{where}': there is no tool_use '{name}' before it", where)
@@ -133,16 +124,7 @@ class Turns:
         self.add({"role": "tool", "tool_call_id": result.tool_use_id, "content": text}, place)
 
 
-@dataclass(frozen=True, slots=True)
-class TranslatedMessages:
-    """A chat completion's body; ``places`` are those of its messages in the client's own body, by
-    their numbers."""
-
-    fields: dict[str, Any]
-    places: dict[int, str]
-
-
-def prompt_body(asked: PromptFields, reads: Reads) -> TranslatedMessages:
+def prompt_body(asked: PromptFields, reads: Reads) -> ChatBody:
     """What decides the prompt of a chat completion; ``reads`` tells whether the chat template reads
     a variable.
 
@@ -176,10 +158,10 @@ def prompt_body(asked: PromptFields, reads: Reads) -> TranslatedMessages:
     body |= thinking_fields(reads, config.effort, on)
     if config.format is not None:
         body["response_format"] = response_format(config.format)
-    return TranslatedMessages(body, turns.places)
+    return ChatBody(body, turns.places)
 
 
-def message_body(asked: MessagesRequest, reads: Reads) -> TranslatedMessages:
+def message_body(asked: MessagesRequest, reads: Reads) -> ChatBody:
     """What a chat completion is asked to answer; ``reads`` as in `prompt_body`.
 
     Raises:
@@ -203,4 +185,4 @@ def message_body(asked: MessagesRequest, reads: Reads) -> TranslatedMessages:
     }
     if asked.stop_sequences:
         body["stop"] = asked.stop_sequences
-    return TranslatedMessages(body, translated.places)
+    return ChatBody(body, translated.places)

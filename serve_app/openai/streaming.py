@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
 
 from starlette.requests import Request
@@ -62,35 +63,48 @@ async def _whole(generation: Generation, writer: ResponseWriter) -> bytes:
     return await asyncio.to_thread(writer.whole, whole, generation.usage())
 
 
-class StreamedResponse:
+class ServerSentEvents(ABC):
     """A response, as the ASGI application it is: server-sent events, written as they are made.
 
-    What belongs to one step is one piece, the last token and the end of the stream, too. The status
-    waits for the first events: a request that fails before them gets a proper error response. A
-    later failure is told in the stream.
+    The status waits for the first of them: what fails before them is answered by the application,
+    in the shape of the route's protocol. A later failure is told in the stream.
     """
 
-    def __init__(
-        self, generation: Generation, writer: ResponseWriter, record: RequestRecord
-    ) -> None:
-        self._generation = generation
-        self._writer = writer
+    def __init__(self, record: RequestRecord) -> None:
         self._record = record
+
+    @abstractmethod
+    def blocks(self) -> AsyncIterator[tuple[bytes, bool]]:
+        """Events that are sent at once, and whether more follow.
+
+        Raises:
+            ApiError: the engine refused or lost a sequence.
+        """
+
+    @abstractmethod
+    def failed(self, error: ApiError) -> bytes:
+        """The events that end a stream that fails."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Cancels what still runs; comes whatever happens."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await run_unless_disconnected(receive, self._write(scope, receive, send))
+            await run_unless_disconnected(receive, self._write(send))
         finally:
-            self._generation.close()
+            self.close()
 
-    async def _write(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _write(self, send: Send) -> None:
+        """Raises:
+        ApiError: the response failed before it had begun.
+        """
         started = False
         try:
-            async for block in self._blocks():
+            async for block, more in self.blocks():
                 if not started:
                     await send({**START, "headers": [*EVENT_STREAM_HEADERS]})
                     started = True
-                more = self._generation.running > 0
                 await send({"type": "http.response.body", "body": block, "more_body": more})
             return
         except ApiError as error:
@@ -100,13 +114,24 @@ class StreamedResponse:
             told = {"fields": {"request_id": request_id}}
             logger.exception("id=%s failed", request_id, extra=told)
             failure = internal_error(request_id)
-        if started:
-            last = server_sent_event(failure.body()) + DONE
-            await send({"type": "http.response.body", "body": last, "more_body": False})
-        else:
-            await failure.response()(scope, receive, send)
+        if not started:
+            raise failure
+        last = self.failed(failure)
+        await send({"type": "http.response.body", "body": last, "more_body": False})
 
-    async def _blocks(self) -> AsyncIterator[bytes]:
+
+class StreamedResponse(ServerSentEvents):
+    """The choices of a generation. What belongs to one step is one piece, the last token and the
+    end of the stream, too."""
+
+    def __init__(
+        self, generation: Generation, writer: ResponseWriter, record: RequestRecord
+    ) -> None:
+        super().__init__(record)
+        self._generation = generation
+        self._writer = writer
+
+    async def blocks(self) -> AsyncIterator[tuple[bytes, bool]]:
         generation, writer = self._generation, self._writer
         async for batch in generation.batches():
             usage = generation.usage() if writer.continuous_usage else None
@@ -114,4 +139,10 @@ class StreamedResponse:
             if not generation.running:
                 block += writer.end(generation.usage())
             if block:
-                yield block
+                yield block, generation.running > 0
+
+    def failed(self, error: ApiError) -> bytes:
+        return server_sent_event(error.body()) + DONE
+
+    def close(self) -> None:
+        self._generation.close()

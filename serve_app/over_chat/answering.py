@@ -3,21 +3,18 @@ client is there."""
 
 from __future__ import annotations
 
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Protocol
 
 import orjson
 from starlette.requests import Request
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
-from lexshard.serve_app.openai.errors import ApiError, internal_error, json_response
-from lexshard.serve_app.openai.streaming import EVENT_STREAM_HEADERS, START
+from lexshard.serve_app.openai.errors import ApiError, json_response
+from lexshard.serve_app.openai.streaming import ServerSentEvents
 from lexshard.serve_app.openai.workers import run_unless_disconnected
 from lexshard.serve_app.request_record import RequestRecord
-
-logger = logging.getLogger("lexshard.http")
 
 Keep = Callable[[dict[str, Any]], Awaitable[None]]
 
@@ -98,64 +95,29 @@ async def _whole(run: ChatRun, writer: ReplyWriter, keep: Keep | None) -> dict[s
     return whole
 
 
-class TranslatedStream:
-    """A response, as the ASGI application it is: server-sent events.
-
-    As in a stream of chat completions, the status waits for the first events, and a later failure
-    is told in the stream.
-    """
+class TranslatedStream(ServerSentEvents):
+    """The events of one reply."""
 
     def __init__(
         self, run: ChatRun, writer: ReplyWriter, record: RequestRecord, keep: Keep | None
     ) -> None:
+        super().__init__(record)
         self._run = run
         self._writer = writer
-        self._record = record
         self._keep = keep
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await run_unless_disconnected(receive, self._write(send))
-        finally:
-            self._run.close()
-
-    async def _write(self, send: Send) -> None:
-        """Raises:
-        ApiError: the reply failed before it had begun: the application answers, in the shape of
-            the route's protocol.
-        """
-        started = False
-        try:
-            async for events in self._steps():
-                if not started:
-                    await send({**START, "headers": [*EVENT_STREAM_HEADERS]})
-                    started = True
-                await _send(send, events)
-            failure = None
-        except ApiError as error:
-            failure = error
-        except Exception:
-            request_id = self._record.request_id
-            told = {"fields": {"request_id": request_id}}
-            logger.exception("id=%s failed", request_id, extra=told)
-            failure = internal_error(request_id)
-        if failure is not None and not started:
-            raise failure
-        if failure is not None:
-            await _send(send, self._writer.failed(failure))
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    async def _steps(self) -> AsyncIterator[list[dict[str, Any]]]:
+    async def blocks(self) -> AsyncIterator[tuple[bytes, bool]]:
         async for chunks in self._run.steps():
-            events = [told for chunk in chunks for told in self._writer.take(chunk)]
-            if events:
-                yield events
+            told = [event(each) for chunk in chunks for each in self._writer.take(chunk)]
+            if told:
+                yield b"".join(told), True
         last = self._writer.end()
         if self._keep is not None:
             await self._keep(self._writer.whole())
-        yield last
+        yield b"".join(map(event, last)), False
 
+    def failed(self, error: ApiError) -> bytes:
+        return b"".join(map(event, self._writer.failed(error)))
 
-async def _send(send: Send, events: list[dict[str, Any]]) -> None:
-    body = b"".join(map(event, events))
-    await send({"type": "http.response.body", "body": body, "more_body": True})
+    def close(self) -> None:
+        self._run.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 import orjson
@@ -10,6 +9,7 @@ from pydantic import Field
 
 from lexshard.serve_app.openai.errors import bad_request, shortened
 from lexshard.serve_app.openai.protocol import MAX_MESSAGES, NotImplementedField, StrictModel
+from lexshard.serve_app.over_chat.chat_body import ChatMessages
 from lexshard.serve_app.over_chat.reading import inside, kind_of, read_at, refused_kind
 from lexshard.serve_app.tools.definitions import ToolName
 
@@ -91,17 +91,8 @@ class InputRefusal(StrictModel):
     refusal: str
 
 
-@dataclass(slots=True)
-class Conversation:
-    """Chat messages, and where each is in the body of the client, by its number."""
-
-    messages: list[dict[str, Any]] = field(default_factory=list)
-    places: dict[int, str] = field(default_factory=dict)
-    calls: set[str] = field(default_factory=set)
-
-    def add(self, message: dict[str, Any], place: str) -> None:
-        self.places[len(self.messages)] = place
-        self.messages.append(message)
+class Conversation(ChatMessages):
+    """Those that items make up."""
 
     def read(self, items: list[Any], place: str) -> None:
         """Adds what ``items`` say; what one reply consisted of becomes one message.

@@ -65,15 +65,7 @@ def chat_tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
     Raises:
         ApiError: 400 naming the place of what is wrong, or of a tool that the server would run.
     """
-    told = [_chat_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
-    seen: set[str] = set()
-    for index, tool in enumerate(told):
-        name = tool[tool["type"]]["name"]
-        if name in seen:
-            where = f"tools[{index}].name"
-            raise bad_request(f"'{where}': there are two tools named '{shortened(name)}'", where)
-        seen.add(name)
-    return told
+    return [_chat_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
 
 
 def _chat_tool(tool: dict[str, Any], place: str) -> dict[str, Any]:

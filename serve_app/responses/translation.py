@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from lexshard.serve_app.openai.errors import bad_request
+from lexshard.serve_app.over_chat.chat_body import ChatBody
 from lexshard.serve_app.over_chat.thinking import NO_THINKING, Reads, thinking_fields
 from lexshard.serve_app.responses.items import Conversation
 from lexshard.serve_app.responses.protocol import LOGPROBS, ResponsesRequest
@@ -37,15 +37,6 @@ SAME = (
     "parallel_tool_calls",
     "user",
 )
-
-
-@dataclass(frozen=True, slots=True)
-class ChatBody:
-    """A chat completion's body; ``places`` are those of its messages in the client's own body, by
-    their numbers."""
-
-    fields: dict[str, Any]
-    places: dict[int, str]
 
 
 def input_items(asked: ResponsesRequest) -> list[Any]:

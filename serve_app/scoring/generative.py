@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -83,16 +82,7 @@ async def create_generative_scoring(
         return await _prompts(asked, reader, information)
 
     scores = await score(state, request.receive, record, scoring, read)
-    return json_response(
-        {
-            "id": f"generative-scoring-{record.request_id}",
-            "object": "list",
-            "created": int(time.time()),
-            "model": model,
-            "data": scores.data(),
-            "usage": scores.usage,
-        }
-    )
+    return json_response(scores.reply(f"generative-scoring-{record.request_id}", model))
 
 
 async def _prompts(

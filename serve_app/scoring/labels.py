@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -40,11 +41,19 @@ class Scores:
     values: list[float]
     usage: dict[str, Any]
 
-    def data(self) -> list[dict[str, Any]]:
-        """As vLLM tells them."""
-        return [
-            {"index": i, "object": "score", "score": score} for i, score in enumerate(self.values)
-        ]
+    def reply(self, name: str, model: str) -> dict[str, Any]:
+        """As vLLM tells them; ``name`` is the id of the reply."""
+        return {
+            "id": name,
+            "object": "list",
+            "created": int(time.time()),
+            "model": model,
+            "data": [
+                {"index": i, "object": "score", "score": score}
+                for i, score in enumerate(self.values)
+            ],
+            "usage": self.usage,
+        }
 
 
 async def score(

@@ -3,7 +3,6 @@ the labels and the template that the operator names."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -143,16 +142,7 @@ async def create_score(
     model = state.model_name(asked.model)
     pairs = _pairs(*texts, fields)
     scores = await _scores(state, request, record, asked, pairs, fields[1])
-    return json_response(
-        {
-            "id": f"score-{record.request_id}",
-            "object": "list",
-            "created": int(time.time()),
-            "model": model,
-            "data": scores.data(),
-            "usage": scores.usage,
-        }
-    )
+    return json_response(scores.reply(f"score-{record.request_id}", model))
 
 
 async def create_rerank(

@@ -60,7 +60,8 @@ def offered_tools(definitions: Sequence[ToolDefinition] | None) -> tuple[Offered
         place = f"tools.{i}.{definition.type}"
         if definition.name in tools:
             name = shortened(definition.name)
-            raise bad_request(f"two tools have the name '{name}'", f"{place}.name")
+            where = f"{place}.name"
+            raise bad_request(f"'{where}': there are two tools named '{name}'", where)
         if definition.function is not None:
             tool = _function(definition.function, place)
         else:

@@ -1,4 +1,4 @@
-"""Random combinations of what a request may ask for: nobody is forgotten, nobody says anything
+"""Random combinations of what a request may ask for: no sequence is forgotten, none says anything
 else."""
 
 from __future__ import annotations

@@ -232,7 +232,6 @@ def test_other_fields() -> None:
             "input[1].call_id",
         ),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
-        ({"tools": [ADD, ADD]}, "tools[1].name"),
         ({"tools": [ADD | {"parameters": 5}]}, "tools[0].parameters"),
         (
             {"tools": [{"type": "custom", "name": "x", "format": {"type": "grammar"}}]},

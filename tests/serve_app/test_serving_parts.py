@@ -23,7 +23,18 @@ from tests.support.real_server import Server, running_server, wait
 
 pytestmark = pytest.mark.slow
 
-SEEDS = range(4)
+SEEDS = range(6)
+# Nearly half of its tokens are forced; seed 5 has log-probabilities, for which all are drawn.
+RECORDS = {
+    "type": "array",
+    "minItems": 60,
+    "items": {
+        "type": "object",
+        "properties": {"name": {"type": "string", "maxLength": 20}, "years": {"type": "integer"}},
+        "required": ["name", "years"],
+        "additionalProperties": False,
+    },
+}
 FLAGS = ("--draft", str(DEMO_DRAFT), "--sampler-placement", "ray")
 
 
@@ -31,6 +42,10 @@ def _tell(server: Server, seed: int, started: threading.Event | None = None) -> 
     """A stream whose controls depend on its seed."""
     text = ""
     more: dict[str, Any] = {"top_k": 50 if seed % 3 else -1, "repetition_penalty": 1.1}
+    if seed < 4:
+        more["ignore_eos"] = True
+    else:
+        more["structured_outputs"] = {"json": RECORDS}
     stream = server.client().completions.create(
         model="lexshard-demo",
         prompt="Once upon a time there was a little girl who",
@@ -39,9 +54,9 @@ def _tell(server: Server, seed: int, started: threading.Event | None = None) -> 
         temperature=0.8,
         top_p=1.0 if seed % 2 else 0.95,
         frequency_penalty=0.1,
-        logprobs=2 if seed == 3 else None,
+        logprobs=2 if seed in (3, 5) else None,
         stream=True,
-        extra_body={"ignore_eos": True, "min_p": 0.01 if seed == 2 else 0.0, **more},
+        extra_body={"min_p": 0.01 if seed == 2 else 0.0, **more},
     )
     for chunk in stream:
         text += chunk.choices[0].text

@@ -140,6 +140,20 @@ def test_a_conversation_of_messages_with_a_tool() -> None:
             },
             "tools[0].input_schema",
         ),
+        (
+            "/v1/messages",
+            {
+                "max_tokens": 9,
+                "messages": [{"role": "user", "content": "Hi"}],
+                "tools": 2 * [{"name": "f", "input_schema": {"type": "object"}}],
+            },
+            "'tools[1].name'",
+        ),
+        (
+            "/v1/responses",
+            {"input": "Hi", "tools": 2 * [{"type": "function", "name": "f"}]},
+            "'tools[1].name'",
+        ),
     ],
 )
 def test_what_the_chat_refuses_is_told_in_own_terms(

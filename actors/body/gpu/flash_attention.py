@@ -3,7 +3,7 @@
 Its kernels are planned on the host: before a step it is told which rows are whose and where their
 keys lie, and how work is shared out then lies in its own memory, from which a CUDA graph can replay
 it. A step is a list of requests, rows of one sequence each, whose last row is the sequence's newest
-token; padding is one more request, in a block that nobody else has.
+token; padding is one more request, in a block that no other has.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def requests_of(
     given, one more than there are sequences at least.
 
     Rows of padding are the whole text of the last request, in ``scratch_block`` as often as that
-    takes; requests before it that nobody needs have no rows, and one token there.
+    takes; requests before it that are not asked for have no rows, and one token there.
     """
     sequences = len(batch.block_tables)
     count = len(batch.row_sequence)

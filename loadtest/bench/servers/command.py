@@ -102,7 +102,7 @@ def asked_servers(arguments: argparse.Namespace) -> list[ServerCommand]:
     """Ours first, then the others.
 
     Raises:
-        ValueError: two have one name, there is no such program, or nobody knows where one will be.
+        ValueError: two have one name, there is no such program, or none says where it will be.
     """
     urls = {each.name: each.url for each in arguments.against_url}
     if unknown := urls.keys() - {each.name for each in arguments.against}:

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from lexshard.actors.configuration import check_utilization
-from lexshard.actors.engine.accelerator import describe_device, in_words
-from lexshard.actors.engine.memory import DeviceMemory, device_kv_bytes
+from lexshard.actors.engine.start.accelerator import describe_device, in_words
+from lexshard.actors.engine.start.memory import DeviceMemory, device_kv_bytes
 
 GIB = 1 << 30
 BLOCK = 2 << 20  # 16 tokens of an 8B model

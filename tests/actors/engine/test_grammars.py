@@ -21,7 +21,6 @@ from tests.support.grammar_cases import (
     MaskedDecoding,
     ends_well,
     grammar_requests,
-    schema_grammar,
     told,
 )
 from tests.support.paths import DEMO_DRAFT
@@ -96,17 +95,10 @@ def test_what_has_ended_is_an_instance(requests: list[Request], expected: Said) 
 
 
 def test_an_output_that_is_forced_takes_no_step(engine: Engine) -> None:
-    parameters = SamplingParameters(
-        max_tokens=60, grammar=schema_grammar({"const": [1, 2]}), certificate=True, draft=True
-    )
     steps = engine.steps.counters.steps
-    event = engine.submit(Request("forced", 0, (5, 6), parameters))
-    # Spaces may stand in an array, so its text is not forced; a constant word is.
-    if event is None:
-        engine.cancel("forced")
-        engine.step()
-    word = replace(parameters, grammar='start: "one certain word"')
-    event = engine.submit(Request("word", 0, (5, 6), word))
+    text = 'start: "one certain word"'
+    asked = SamplingParameters(max_tokens=60, grammar=text, certificate=True, draft=True)
+    event = engine.submit(Request("word", 0, (5, 6), asked))
     assert event is not None
     assert event.finish_reason == "stop"
     assert {each.need for each in event.certificates} == {"forced"}
@@ -236,4 +228,19 @@ def test_a_slow_mask_keeps_no_other_sequence_waiting(engine: Engine) -> None:
     assert own.index("slow") > 10  # the others had gone on
     said = [token for each in events if each.request_id == "slow" for token in each.token_ids]
     assert tuple(said) == expected.token_ids
+    engine.check_idle()
+
+
+def test_an_engine_rests_whose_late_sequence_was_cancelled(engine: Engine) -> None:
+    asked = SamplingParameters(temperature=1.0, max_tokens=3, seed=1, grammar=OTHERS[1])
+    for name in ("slow", "other"):
+        assert engine.submit(Request(name, 0, (5, 6), asked)) is None
+        [sequence] = engine.sequences(name)
+        sequence.matcher = SlowMatcher(sequence.matcher, 0.2)  # type: ignore[assignment]
+    while not any(engine.sequences(name)[0].masking for name in ("slow", "other")):
+        engine.step()
+    for name in ("slow", "other"):
+        engine.cancel(name)
+    progress = engine.steps.run(lambda plan: lambda: engine.steps.forward(plan))
+    assert any(next(progress).idle for _ in range(3))
     engine.check_idle()

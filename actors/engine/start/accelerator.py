@@ -7,7 +7,7 @@ import torch
 
 from lexshard.actors.body.batch import Body, whole_text
 from lexshard.actors.body.gpu.graphed_body import GraphedBody
-from lexshard.actors.engine.memory import DeviceMemory
+from lexshard.actors.engine.start.memory import DeviceMemory
 from lexshard.actors.kv_cache import BLOCK_TOKENS
 
 
