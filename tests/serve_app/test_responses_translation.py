@@ -12,7 +12,7 @@ from lexshard.serve_app.openai.errors import ApiError, bad_request
 from lexshard.serve_app.over_chat.reading import in_own_terms, read_at
 from lexshard.serve_app.responses.kept_items import kept_items
 from lexshard.serve_app.responses.protocol import ResponsesRequest
-from lexshard.serve_app.responses.translation import OWN_NAMES, chat_body
+from lexshard.serve_app.responses.translation import OWN_NAMES, chat_body, input_items
 
 CALL = {"type": "function_call", "call_id": "c1", "name": "add", "arguments": '{"a": 1}'}
 CUSTOM = {"type": "custom_tool_call", "call_id": "c2", "name": "run", "input": 'say "hi"'}
@@ -326,8 +326,9 @@ EXAMPLES: list[dict[str, Any]] = [
 
 def status(items: list[dict[str, Any]], fields: dict[str, Any]) -> int:
     try:
-        chat_body(read_at(ResponsesRequest, {"input": items, **fields}), [], all_read)
-        kept_items(items)
+        asked = read_at(ResponsesRequest, {"input": items, **fields})
+        chat_body(asked, [], all_read)
+        kept_items(input_items(asked))
     except ApiError as error:
         return error.status
     return 200
