@@ -159,7 +159,7 @@ def measure_on_cores(
             "repeats": QUICK_REPEATS if arguments.quick else REPEATS,
             **{name: getattr(arguments, name) for name in TASK},
         }
-        measure_beside_vllm(report, arguments, task, vllm, other, jobs_of)
+        measure_beside_vllm(report, arguments, task, vllm, jobs_of)
 
 
 def print_roofline(report: Report, parameters: int, arguments: argparse.Namespace) -> None:
@@ -197,7 +197,7 @@ def measure_in_turns(
         return
     ours, other = runners
     pairs = zip(workloads, runs[ours.name], runs[other.name], strict=True)
-    add_agreement(report, labels, pairs, other, against=other.name)
+    add_agreement(report, labels, pairs, other.name)
 
 
 def measure_beside_vllm(
@@ -205,7 +205,6 @@ def measure_beside_vllm(
     arguments: argparse.Namespace,
     task: Mapping[str, object],
     vllm: Worker,
-    reference: Runner,
     jobs_of: JobsOf,
 ) -> None:
     """Every case of the engine and of vLLM, taking turns process by process, of which every pair
@@ -235,7 +234,7 @@ def measure_beside_vllm(
             for cases, own, others in zip(workloads, *of_case.values(), strict=True)
             for mine, theirs in zip(own, others, strict=True)
         ]
-        add_agreement(report, labels, together, reference, against=vllm.name)
+        add_agreement(report, labels, together, vllm.name)
 
 
 def labels_of(arguments: argparse.Namespace, requests: int, setting: str) -> CaseLabels:

@@ -162,7 +162,3 @@ def record(report: Report, rests: Mapping[str, Sequence[RestRun]]) -> None:
         report.ratios.append(
             Ratio({"measure": AFTER_REST.name, "of": name}, AFTER_NONE.name, ratio)
         )
-        report.notes.append(
-            f"{name}: first token {percentile(rested[name], 50):.1f} ms after the rest; right "
-            f"after one another {percentile(awake[name], 50):.1f}: {1 / ratio:.2f} times as long"
-        )

@@ -33,7 +33,6 @@ from lexshard.loadtest.bench.synthetic.logits import (
 COMPARED = 2  # steps whose tokens are compared with the plain draw
 
 TIME = Measure("time per row", "ms", higher_is_better=False)
-THROUGHPUT = Measure("throughput of a sampler thread", "tokens/s", higher_is_better=True)
 LARGEST = Measure("largest step", "ms", higher_is_better=False)
 SAME_SETS = Measure("rows with the sets of the port", "%", higher_is_better=True)
 SAME_TOKENS = Measure("tokens equal to the plain draw", "%", higher_is_better=True)
@@ -76,7 +75,6 @@ def measure(report: Report, arguments: argparse.Namespace) -> int:
                 pool = model_pool(arguments.model, many, arguments.seed)
             else:
                 pool = synthetic_pool(size, many, arguments.seed)
-            tqdm.write(pool.describe())
             for name, batch, history in groups:
                 bar.set_description_str(f"V={pool.vocabulary_size} B={batch} {name}")
                 steps = (arguments.runs + 1) * steps_per_run(batch) + 1
@@ -125,7 +123,6 @@ def measure_case(
             ratio = paired_ratio(times[name], times[baseline], higher_is_better=False)
             case: CaseLabels = {**labels, "measure": TIME.name, "of": name}
             report.ratios.append(Ratio(case, baseline, ratio))
-    report.add(labels, THROUGHPUT, {name: [1e3 / ms for ms in of] for name, of in times.items()})
     largest = {name: [max(ms for ms, _ in steps) for steps in of] for name, of in found.items()}
     report.add(labels, LARGEST, largest)
     shares = {name: [100.0 * sum(same) / len(same)] for name, same in sets.items() if same}

@@ -261,4 +261,4 @@ def test_a_real_server_rests_with_every_process_accounted_for(
     processes = {each["case"]["process"] for each in report["results"]} - {ENDED}
     assert processes == {"lexshard serve", "engine", "API process", "HAProxy", "all"}
     assert all(each["unit"] and each["raw"] for each in report["results"])
-    assert "lexshard: first token " in capsys.readouterr().out
+    assert "TTFT after the rest" in capsys.readouterr().out

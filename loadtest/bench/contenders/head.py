@@ -32,7 +32,7 @@ from lexshard.loadtest.bench.options.head import TIERS
 from lexshard.loadtest.bench.synthetic.head_workload import HeadWorkload
 
 CALIBRATED = {"auto": DEFAULT_TIERS, "any": TIERS}
-OURS, DENSE_HEAD, ROW_KERNEL = "certified", "own dense", "row kernel"
+OURS, DENSE_HEAD = "certified", "own dense"
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,6 @@ def head_contenders(workload: HeadWorkload, tier: str, largest: int) -> dict[str
     return {
         OURS: CertifiedContender(shard),
         DENSE_HEAD: CertifiedContender(dense),
-        ROW_KERNEL: LogitsContender(row_kernel, workload, count * weight.element_size()),
         "torch fp32": LogitsContender(partial(functional.linear, weight=wide), workload, 4 * count),
         "torch bf16": LogitsContender(
             lambda hidden: functional.linear(hidden.bfloat16(), half), workload, 2 * count

@@ -52,20 +52,6 @@ class Pool:
     def vocabulary_size(self) -> int:
         return self.rows.shape[1]
 
-    def describe(self) -> str:
-        """What kind of distributions these are, measured on the first rows."""
-        ordered = -np.sort(-self.rows[:32].astype(np.float64), axis=1)
-        shares = _softmax(ordered)
-        entropy = -np.sum(shares * np.log(np.maximum(shares, 1e-300)), axis=1)
-        outside = 100 * shares[:, 50:].sum(axis=1)
-        return (
-            f"{self.name}, V = {self.vocabulary_size:,}: medians: best token "
-            f"{100 * np.median(shares[:, 0]):.0f}%, entropy {np.median(entropy):.1f} nats, "
-            f"{np.median(outside):.1f}% outside the best 50, best logit "
-            f"{np.median(ordered[:, 0] - ordered[:, 49]):.1f} above the 50th; flattest tenth "
-            f"{np.percentile(entropy, 90):.1f} nats and {np.percentile(outside, 90):.0f}% outside"
-        )
-
 
 def synthetic_rows(vocabulary: int, count: int, seed: int) -> Rows:
     """Logits ``-ln(rank + 8) + 1.6 N(0, 1)`` with a fixed random order of the tokens (Zipf's law),
