@@ -164,7 +164,7 @@ class RayEngines:
             }
         group = get_current_placement_group()
         if self._reservation is not None:
-            options |= self._reservation.options(self._reservation.engine)
+            options |= self._reservation.engine
         elif group is not None:
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
                 group, placement_group_capture_child_tasks=True

@@ -37,10 +37,10 @@ _Message = _message(
     cancel=tuple[str, ...],
     stop=bool,
     drafts=tuple[Drafts, ...],
-    submit=list[_Submission],
+    submit=list[_Submission],  # type: ignore[valid-type]
     prompts=list[tuple[int, ...]],
     parameters=list[tuple[SamplingParameters, int]],  # and where their lists stand
-    lists=list[_Lists],
+    lists=list[_Lists],  # type: ignore[valid-type]
 )
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(_Message)

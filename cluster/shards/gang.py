@@ -51,7 +51,9 @@ class ShardGang:
         host: str | None = None,
         reservation: Reservation | None = None,
     ) -> None:
-        self._options, self._spare_options = _ray_options(reservation, len(parts), spares)
+        nowhere: list[Mapping[str, Any]] = [{}]
+        self._options = list(reservation.shards) if reservation else len(parts) * nowhere
+        self._spare_options = list(reservation.spares) if reservation else spares * nowhere
         self._parts = [ray.put(part) for part in parts]  # for later ones, too
         self._tokens = [len(part.owned.ids) for part in parts]
         self._seconds = seconds
@@ -155,18 +157,6 @@ class ShardGang:
 def _start(options: Mapping[str, Any], part: Any = None) -> Any:
     """An actor for ``part``, a reference into Ray's object store; None: a spare."""
     return start_actor(ShardActor, part, beside=[BESIDE], **options)
-
-
-def _ray_options(
-    reservation: Reservation | None, shards: int, spares: int
-) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
-    """Of each shard and each spare."""
-    if reservation is None:
-        return [{} for _ in range(shards)], [{} for _ in range(spares)]
-    return (
-        [reservation.options(slot) for slot in reservation.shards],
-        [reservation.options(slot) for slot in reservation.spares],
-    )
 
 
 @dataclass(frozen=True, slots=True)
