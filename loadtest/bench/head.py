@@ -25,13 +25,11 @@ from lexshard.loadtest.bench.contenders.head import (
 )
 from lexshard.loadtest.bench.frame import in_turns, run_bench, timed
 from lexshard.loadtest.bench.machine import read_bandwidth
-from lexshard.loadtest.bench.options.head import COLUMNS, VOCABULARY
 from lexshard.loadtest.bench.record import CaseLabels, Measure, Report
 from lexshard.loadtest.bench.synthetic.head_workload import (
     SAMPLING_METHODS,
     HeadWorkload,
     draw_from_all,
-    model_workload,
     needs,
     synthetic_workload,
 )
@@ -63,7 +61,9 @@ def measure(report: Report, arguments: argparse.Namespace) -> int:
     bandwidth = read_bandwidth(arguments.threads)
     report.machine["read_bytes_per_second"] = bandwidth
     print(f"{arguments.threads} thread(s) read {bandwidth / 1e9:.1f} GB/s of the host's memory")
-    workload = load_workload(arguments)
+    workload = synthetic_workload(
+        arguments.vocabulary, arguments.columns, getattr(torch, arguments.dtype), arguments.seed
+    )
     contenders = head_contenders(workload, arguments.tier, max(arguments.batch))
     compared = wrong = 0
     for batch, name in product(arguments.batch, arguments.need):
@@ -76,7 +76,6 @@ def measure(report: Report, arguments: argparse.Namespace) -> int:
         )
         size, columns = workload.weight.shape
         labels: CaseLabels = {
-            "head": workload.name,
             "V": size,
             "d": columns,
             "dtype": str(workload.weight.dtype).removeprefix("torch."),
@@ -101,18 +100,6 @@ def measure(report: Report, arguments: argparse.Namespace) -> int:
     told = f"certified tokens equal to those of all canonical logits: {compared - wrong}"
     report.notes += [f"{told} of {compared}", NOTES]
     return wrong
-
-
-def load_workload(arguments: argparse.Namespace) -> HeadWorkload:
-    """The head that the options name."""
-    if arguments.model is not None:
-        return model_workload(arguments.model, arguments.seed)
-    return synthetic_workload(
-        arguments.vocabulary or VOCABULARY,
-        arguments.columns or COLUMNS,
-        getattr(torch, arguments.dtype),
-        arguments.seed,
-    )
 
 
 def step_of(workload: HeadWorkload, method: Need, batch: int, number: int) -> HeadStep:

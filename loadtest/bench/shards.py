@@ -195,7 +195,6 @@ def measure(report: Report, arguments: argparse.Namespace) -> int:
     shape = (arguments.vocabulary, arguments.columns, torch.bfloat16, arguments.seed)
     workload = synthetic_workload(*shape)
     labels: CaseLabels = {
-        "head": workload.name,
         "V": arguments.vocabulary,
         "d": arguments.columns,
         "tier": arguments.tier,
@@ -237,9 +236,9 @@ def parts_of(head: HeadWorkload, tier: Any, largest: int, shards: int) -> list[S
     size = len(head.weight)
     whole = ShardPart(
         weight=head.weight,
-        bias=head.bias,
-        softcap=head.softcap,
-        scale=head.scale,
+        bias=None,
+        softcap=None,
+        scale=1.0,
         owned=OwnedRows.every(size),
         eos_ids=(0,),
         largest=largest,

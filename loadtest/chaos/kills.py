@@ -235,11 +235,12 @@ def judge_newcomers(
     counts = Counter(str(each.answer.status or each.answer.ended) for each in here)
     row.note = ", ".join(f"{count} x {status}" for status, count in sorted(counts.items()))
     row.broken += [trouble for each in late if (trouble := _trouble(each, no_ingress))]
-    row.broken += [
-        f"status {each.answer.status}, {each.answer.ended} | {each.message}"
-        for each in here
-        if each.answer.status and not each.whole and not each.refused
-    ]
+    for each in here:
+        if each.answer.status and not each.whole and not each.refused:
+            told = f"status {each.answer.status}, {each.answer.ended}"
+            if each.answer.status == 503:
+                told = "503 without Retry-After or OpenAI's shape"
+            row.broken.append(f"{told} | {each.message}")
     row.expect(row.recovered is not None, "requests were never served again")
     texts = {text for e in newcomers if e.whole for text in e.stream.texts.values()}
     row.expect(len(texts) <= 1, f"new requests of one seed say different things: {texts}")

@@ -231,7 +231,7 @@ def test_noticing_and_recovery_are_timed() -> None:
     ("trouble", "reason"),
     [
         (newcomer(102.0, 6.0), "over 5 s"),
-        (newcomer(102.0, 0.1, 503), "status 503"),
+        (newcomer(102.0, 0.1, 503), "Retry-After"),
         (newcomer(102.0, 0.1, 502), "status 502"),
         (lost(102.0), "not answered"),
     ],

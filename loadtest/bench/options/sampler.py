@@ -99,7 +99,6 @@ SETTINGS = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--vocabulary", "-V", type=numbers, default=VOCABULARY, metavar="N,N")
-    add("--model", type=Path, metavar="DIR", help="a checkpoint's own logits instead, its own V")
     add("--batch", type=numbers, default=BATCH, metavar="N,N")
     add(
         "--controls",
