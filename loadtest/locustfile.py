@@ -87,7 +87,7 @@ class Workload:
             max_prompt_tokens=options.max_prompt_tokens,
             max_output_tokens=options.max_output_tokens,
         )
-        self._requests = lengths.of_requests(len(trace.requests), seed)
+        self._requests = lengths.of_requests(len(trace.requests))
         self._writer = PromptWriter(seed, TOKENS_PER_WORD, lengths.block_tokens)
         self._turn = itertools.count()
 

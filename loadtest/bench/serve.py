@@ -102,14 +102,13 @@ def measure(arguments: argparse.Namespace, report: LoadReport) -> None:
         arguments.length_scale,
         arguments.prompt_tokens,
         arguments.output_tokens,
-        arguments.length_spread,
         arguments.max_prompt_tokens,
         arguments.max_output_tokens,
     )
     cases = _cases(arguments, lengths)
     contestants = [_contestant(arguments, each) for each in arguments.against]
     most = max(count for _, count in cases)
-    _check_context(contestants, lengths.of_requests(most, arguments.seed))
+    _check_context(contestants, lengths.of_requests(most))
     first = contestants[0]
     size = tokens_per_word(first.endpoint, first.wording, arguments.key_variable)
     plan = partial(plan_requests, lengths=lengths, tokens_per_word=size)
@@ -195,7 +194,6 @@ def _ask(
         contestant.wording.path,
         requests,
         arguments.timeout,
-        arguments.max_concurrency,
         arguments.key_variable,
     )
     with tempfile.TemporaryDirectory() as folder:
@@ -238,8 +236,6 @@ def _labels(
         labels["burstiness"] = arrivals.burstiness
     if arrivals.rate is None:
         labels["time scale"] = arrivals.time_scale
-    if arguments.max_concurrency is not None:
-        labels["max concurrency"] = arguments.max_concurrency
     if arguments.slo:
         labels["objectives"] = " ".join(map(str, arguments.slo))
     return labels

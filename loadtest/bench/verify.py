@@ -26,6 +26,7 @@ from lexshard.loadtest.bench.contenders.verify import (
     verify_contenders,
 )
 from lexshard.loadtest.bench.frame import in_turns, run_bench, timed
+from lexshard.loadtest.bench.options.verify import LIMITS
 from lexshard.loadtest.bench.record import CaseLabels, Measure, Report
 from lexshard.loadtest.bench.synthetic.drafts import VerifyStep, steps_of
 
@@ -62,7 +63,7 @@ def measure(report: Report, arguments: argparse.Namespace) -> int:
     wrong = compared = 0
     for vocabulary, gamma, batch, agreement in tqdm(grid, unit="case", disable=None):
         steps = steps_of(vocabulary, gamma, batch, agreement, arguments.seed)
-        contenders = verify_contenders(steps, arguments.limits, arguments.threads)
+        contenders = verify_contenders(steps, LIMITS, arguments.threads)
         labels: CaseLabels = {
             "V": vocabulary,
             "gamma": gamma,
@@ -77,7 +78,7 @@ def measure(report: Report, arguments: argparse.Namespace) -> int:
             warm_up=0,
         )
         report.add(labels, TIME, times, ours=EXACT)
-        errors = {sigmoid_name(each): sigmoid_errors(steps, *each) for each in arguments.limits}
+        errors = {sigmoid_name(each): sigmoid_errors(steps, *each) for each in LIMITS}
         report.add(labels, ERROR, {**errors, "drafter": drafter_distances(steps)})
         found = compare_with_reference(contenders, steps, COMPARED)
         report.add(labels, EQUAL, {"lexshard": [100.0 * (1 - found[0] / found[1])]})

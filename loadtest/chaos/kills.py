@@ -237,10 +237,10 @@ def judge_newcomers(
     row.broken += [trouble for each in late if (trouble := _trouble(each, no_ingress))]
     for each in here:
         if each.answer.status and not each.whole and not each.refused:
-            told = f"status {each.answer.status}, {each.answer.ended}"
+            reason = f"status {each.answer.status}, {each.answer.ended}"
             if each.answer.status == 503:
-                told = "503 without Retry-After or OpenAI's shape"
-            row.broken.append(f"{told} | {each.message}")
+                reason = "503 without Retry-After or OpenAI's shape"
+            row.broken.append(f"{reason} | {each.message}")
     row.expect(row.recovered is not None, "requests were never served again")
     texts = {text for e in newcomers if e.whole for text in e.stream.texts.values()}
     row.expect(len(texts) <= 1, f"new requests of one seed say different things: {texts}")
