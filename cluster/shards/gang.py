@@ -34,8 +34,8 @@ logger = logging.getLogger("lexshard.shards")
 
 class ShardGang:
     """An actor for each of ``parts``, and ``spares`` that wait to become the shard of one that is
-    lost; the caller is the root of their groups, on ``host``, where they reach it. ``seconds`` is
-    how long a shard may keep a step waiting. They run where ``reservation`` says, and without one
+    lost; the caller is the root of their groups. ``seconds`` is how long a shard may keep a step
+    waiting. They run where ``reservation`` says, and without one
     anywhere, reserving nothing.
 
     Returns when all are warm. Raises `CollectiveLostError`, with the reason, where one cannot be
@@ -48,7 +48,6 @@ class ShardGang:
         *,
         seconds: float,
         spares: int = 0,
-        host: str | None = None,
         reservation: Reservation | None = None,
     ) -> None:
         nowhere: list[Mapping[str, Any]] = [{}]
@@ -57,7 +56,7 @@ class ShardGang:
         self._parts = [ray.put(part) for part in parts]  # for later ones, too
         self._tokens = [len(part.owned.ids) for part in parts]
         self._seconds = seconds
-        self._host = host or ray.util.get_node_ip_address()
+        self._host = ray.util.get_node_ip_address()  # where they reach the root
         self._groups = 0
         self._store = open_store(self._host, 0, START_SECONDS, root=True)
         self._actors: list[Any] = [

@@ -69,7 +69,7 @@ def measure(report: Report, arguments: argparse.Namespace) -> int:
     """Every task at every temperature, then the engine with each head; nothing can be wrong."""
     draft = load(arguments.draft, device="cpu")
     weight = own_rows(draft).weight
-    path = arguments.router or arguments.draft / FILE_NAME
+    path = arguments.draft / FILE_NAME
     router = read_router_file(path, describe_weights(weight, None))
     configuration = EngineConfiguration(
         model=str(arguments.model), threads=arguments.threads, head="dense", device="cpu"

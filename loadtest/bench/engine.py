@@ -53,7 +53,7 @@ from lexshard.loadtest.bench.synthetic.jobs import Job, mixed_jobs
 from lexshard.loadtest.bench.synthetic.random_model import write_random_model
 from lexshard.loadtest.bench.synthetic.schemas import grammar_of
 
-TASK = (*OPTIONS, "tiers", "draft_tokens")
+TASK = (*OPTIONS, "draft_tokens")
 # Ours beside ours, in one process: how the other is called, and in what it differs.
 OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "plain": ("lexshard, no draft", {}),
@@ -238,10 +238,9 @@ def measure_beside_vllm(
 
 
 def labels_of(arguments: argparse.Namespace, requests: int, setting: str) -> CaseLabels:
-    named = ("model", "dtype", "threads", "body", "head")
+    named = ("model", "dtype", "threads", "head")
     return {
         **{name: getattr(arguments, name) for name in named},
-        "tiers": ",".join(arguments.tiers),
         "draft": arguments.draft or "none",
         "draft head": arguments.draft_head,
         "temperature": arguments.temperature,

@@ -17,7 +17,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--model", type=Path, default=Path("models/lexshard-demo"), metavar="DIR")
     add("--draft", type=Path, default=Path("models/lexshard-demo-draft"), metavar="DIR")
-    add("--router", type=Path, metavar="FILE", help="default: the one beside the draft")
     add(
         "--data",
         type=Path,

@@ -20,11 +20,11 @@ EXCLUDED = float("-inf")
 class TorchSampler:
     """The port for ``rows`` sequences of one setting with prompts [B, P] of any one length."""
 
-    def __init__(self, setting: Setting, prompts: torch.Tensor, seed: int = 0) -> None:
+    def __init__(self, setting: Setting, prompts: torch.Tensor) -> None:
         rows = len(prompts)
         self._setting = setting
         self._prompts = prompts
-        self._chance = np.random.Generator(np.random.SFC64(seed))
+        self._chance = np.random.Generator(np.random.SFC64(0))
         self._temperature = torch.full((rows,), setting.temperature)
         self._repetition = torch.full((rows, 1), setting.repetition)
         self._frequency = torch.full((rows, 1), setting.frequency)
