@@ -167,8 +167,7 @@ class RayShards:
     reservation: Reservation | None = None
 
     def assign(self, vocabulary_size: int) -> list[OwnedRows]:
-        assignment = configured_assignment(self.configuration, vocabulary_size)
-        return [assignment.owned(shard) for shard in range(self.configuration.shards)]
+        return list(configured_assignment(self.configuration, vocabulary_size).owned)
 
     def start(self, parts: Sequence[ShardPart]) -> ShardGang:
         return ShardGang(

@@ -45,7 +45,6 @@ ALL: CaseLabels = {"process": "all"}
 USAGE: tuple[tuple[Measure, Callable[[ProcessUsage], float]], ...] = (
     (Measure("CPU", "% of a core", higher_is_better=False), lambda used: used.cpu_percent),
     (Measure("wakeups", "per s", higher_is_better=False), lambda used: used.wakeups),
-    (Measure("involuntary switches", "per s", higher_is_better=False), lambda u: u.involuntary),
     (Measure("RSS", "MiB", higher_is_better=False), lambda used: used.resident_bytes / MIB),
     (Measure("PSS", "MiB", higher_is_better=False), lambda used: used.proportional_bytes / MIB),
 )

@@ -244,8 +244,7 @@ def parts_of(head: HeadWorkload, tier: Any, largest: int, shards: int) -> list[S
         largest=largest,
         tiers=(tier,),
     )
-    assignment = assign("blocks-round-robin", size, shards)
-    return cut_head(whole, [assignment.owned(shard) for shard in range(shards)])
+    return cut_head(whole, assign("blocks-round-robin", size, shards).owned)
 
 
 def drawn(found: Candidates, asked: Sequence[Need]) -> npt.NDArray[np.int64]:

@@ -205,8 +205,8 @@ def test_another_server_is_measured_by_its_command_line_and_ended(
 
 def rest(cpu: float, after: float) -> RestRun:
     used = (
-        ProcessUsage("engine", cpu, 3.0, 0.5, 700 * MIB, 500 * MIB),
-        ProcessUsage("HAProxy", 0.0, 0.0, 0.0, 12 * MIB, 10 * MIB),
+        ProcessUsage("engine", cpu, 3.0, 700 * MIB, 500 * MIB),
+        ProcessUsage("HAProxy", 0.0, 0.0, 12 * MIB, 10 * MIB),
     )
     return RestRun(used, (0.010, 0.020, 0.012), after)
 
@@ -232,7 +232,7 @@ def test_figures_of_all_servers_are_kept_and_compared() -> None:
     assert ratios["TTFT after the rest", after_none, "a"] == pytest.approx(1)
     last = report.table().splitlines()
     [engine] = [line.split() for line in last if line.startswith("engine   lexshard")]
-    assert engine == ["engine", "lexshard", "0.30", "3.00", "0.50", "700", "500"]
+    assert engine == ["engine", "lexshard", "0.30", "3.00", "700", "500"]
 
 
 def test_a_real_server_rests_with_every_process_accounted_for(
