@@ -127,11 +127,11 @@ class SamplerWorkload:
         for row, line in enumerate(logits):
             seen = np.union1d(self.prompts[row], outputs[row])
             old = line[seen]
-            strength = np.float32(setting.repetition)
+            strength = np.float32(setting.repetition_penalty)
             line[seen] = np.where(old > 0, old / strength, old * strength)
             drawn, counts = np.unique(outputs[row], return_counts=True)
-            line[drawn] -= np.float32(setting.frequency) * counts.astype(np.float32)
-            line[drawn] -= np.float32(setting.presence)
+            line[drawn] -= np.float32(setting.frequency_penalty) * counts.astype(np.float32)
+            line[drawn] -= np.float32(setting.presence_penalty)
         return logits
 
     def plain_draw(self, step: int) -> npt.NDArray[np.int64]:
@@ -151,7 +151,7 @@ class SamplerWorkload:
         that it keeps, if those are more; for top-p alone the nucleus itself."""
         if step in self._candidates:
             return self._candidates[step]
-        kind = self.setting.certificate
+        kind = self.setting.asks_for
         self._candidates[step] = found = []
         for row, logits in enumerate(self.adjusted(step)):
             if kind == "nucleus":
