@@ -1,8 +1,6 @@
 """The client of a run: sends every request at its moment and writes down when what came.
 
-    python -m lexshard.loadtest.bench.load.sender TASK OUTCOME
-
-A process of its own, so that nothing else of the benchmark delays it. It prints how many answers
+A process of its own, so that nothing else of the benchmark delays it. It tells how many answers
 have ended, and measures itself: how late it sent, and how late its own clock ticked.
 """
 
@@ -12,12 +10,10 @@ import asyncio
 import gc
 import json
 import os
-import pickle
-import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
+from multiprocessing.connection import Connection
 
 from lexshard.loadtest.bench.load.plan import PlannedRequest
 from lexshard.loadtest.bench.load.timeline import RequestTimeline
@@ -46,8 +42,9 @@ Outcome = tuple[list[RequestTimeline], list[float]]
 class LoadClient:
     """Sends the requests of a task and listens to all of them."""
 
-    def __init__(self, task: ClientTask) -> None:
+    def __init__(self, task: ClientTask, tell: Callable[[int], None]) -> None:
         self._task = task
+        self._tell = tell
         key = os.environ[task.key_variable] if task.key_variable else None
         self._client = Client(task.url, key, seconds=task.timeout)
         self._started = 0.0
@@ -101,22 +98,18 @@ class LoadClient:
             self.loop_delays.append(max(0.0, now - before - TICK_SECONDS))
             if now - shown >= SHOWN_SECONDS:
                 shown = now
-                print(self.ended, flush=True)
+                self._tell(self.ended)
 
 
-async def follow(task: ClientTask) -> Outcome:
-    """The timelines of a task's requests and the delays of the client's own clock."""
-    client = LoadClient(task)
+async def follow(task: ClientTask, tell: Callable[[int], None] = lambda _: None) -> Outcome:
+    """The timelines of a task's requests and the delays of the client's own clock; ``tell`` hears
+    now and then how many answers have ended."""
+    client = LoadClient(task, tell)
     return await client.run(), client.loop_delays
 
 
-def main(arguments: Sequence[str]) -> None:
+def send(task: ClientTask, owner: Connection) -> None:
+    """In a process of its own: tells its ``owner`` how many answers have ended, then all."""
     import uvloop
 
-    task_path, outcome_path = map(Path, arguments)
-    outcome = uvloop.run(follow(pickle.loads(task_path.read_bytes())))
-    outcome_path.write_bytes(pickle.dumps(outcome))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+    owner.send(uvloop.run(follow(task, owner.send)))
