@@ -35,8 +35,7 @@ logger = logging.getLogger("lexshard.shards")
 class ShardGang:
     """An actor for each of ``parts``, and ``spares`` that wait to become the shard of one that is
     lost; the caller is the root of their groups. ``seconds`` is how long a shard may keep a step
-    waiting. They run where ``reservation`` says, and without one
-    anywhere, reserving nothing.
+    waiting. They run where ``reservation`` says, and without one anywhere, reserving nothing.
 
     Returns when all are warm. Raises `CollectiveLostError`, with the reason, where one cannot be
     started.
