@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lexshard.actors.messages import Request, SamplingParameters
@@ -52,6 +52,11 @@ def asked(table: RowTable) -> list[object]:
 
 
 @settings(deadline=None)
+@example(  # chance seldom has the same rows twice
+    parameters=[SamplingParameters(), SamplingParameters()],
+    steps=[((), False, [(3,), (4,), ()], turn) for turn in (1, 1, 2)],
+    grammars=1,
+)
 @given(
     parameters=st.lists(PARAMETERS, min_size=1, max_size=3),
     steps=st.lists(
