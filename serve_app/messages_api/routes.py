@@ -19,7 +19,6 @@ from lexshard.serve_app.messages_api.writer import MessagesWriter
 from lexshard.serve_app.openai.chat import chat_prompt_tokens, chat_reply
 from lexshard.serve_app.openai.errors import ApiError, json_response
 from lexshard.serve_app.openai.prompts import BYTES_PER_MESSAGE
-from lexshard.serve_app.over_chat.answering import respond_with
 from lexshard.serve_app.over_chat.chat_body import ChatBody
 from lexshard.serve_app.over_chat.reading import check_depth, in_own_terms, read_at
 from lexshard.serve_app.request_record import RequestRecord
@@ -40,12 +39,11 @@ async def create_message(
     work = partial(message_body, asked, state.tokenizer.reads)
     size = len(asked.messages) * BYTES_PER_MESSAGE
     chat = await state.tokenizer.workers.run(size, work, request.receive)
-    writer = MessagesWriter(model, record.request_id)
+    writer, stream = partial(MessagesWriter, model, record), bool(asked.stream)
     try:
-        run = await chat_reply(state, request, chat.fields, record)
+        return await chat_reply(state, request, chat.fields, record, writer, stream=stream)
     except ApiError as error:
         raise _in_own_terms(error, chat) from error
-    return await respond_with(request, run, writer, record, stream=bool(asked.stream))
 
 
 async def count_tokens(

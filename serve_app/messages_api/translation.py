@@ -18,9 +18,13 @@ from lexshard.serve_app.messages_api.blocks import (
 from lexshard.serve_app.messages_api.protocol import MessagesRequest, OutputConfig, PromptFields
 from lexshard.serve_app.openai.errors import bad_request, shortened
 from lexshard.serve_app.openai.protocol import StrictModel
-from lexshard.serve_app.over_chat.chat_body import ChatBody, ChatMessages
+from lexshard.serve_app.over_chat.chat_body import (
+    ChatBody,
+    ChatMessages,
+    Reads,
+    thinking_fields,
+)
 from lexshard.serve_app.over_chat.reading import inside, kind_of, read_at, refused_kind
-from lexshard.serve_app.over_chat.thinking import Reads, thinking_fields
 
 # Fields of the protocol by those of chat completions, for what is refused later.
 OWN_NAMES = {
@@ -177,12 +181,7 @@ def message_body(asked: MessagesRequest, reads: Reads) -> ChatBody:
     translated = prompt_body(asked, reads)
     given = {name: getattr(asked, name) for name in SAME}
     body = translated.fields | {name: value for name, value in given.items() if value is not None}
-    body |= {
-        "max_completion_tokens": asked.max_tokens,
-        "stream": True,
-        # What a message begins with tells of its prompt.
-        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
-    }
+    body["max_completion_tokens"] = asked.max_tokens
     if asked.stop_sequences:
         body["stop"] = asked.stop_sequences
     return ChatBody(body, translated.places)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from starlette.requests import Request
@@ -11,10 +11,10 @@ from starlette.types import ASGIApp
 from lexshard.serve_app.openai.chat_fields import ChatCompletionRequest, text_of
 from lexshard.serve_app.openai.choice import Delta
 from lexshard.serve_app.openai.errors import bad_request
-from lexshard.serve_app.openai.generation import Generation
 from lexshard.serve_app.openai.preparation import Wanted, answer, begun, read_fields
 from lexshard.serve_app.openai.prompts import Prompt, TextReader
-from lexshard.serve_app.openai.response_writer import ResponseWriter, encoded
+from lexshard.serve_app.openai.response_writer import ReplyWriter, ResponseWriter, encoded
+from lexshard.serve_app.openai.streaming import respond
 from lexshard.serve_app.request_record import RequestRecord
 from lexshard.serve_app.server_state import ServerState
 from lexshard.serve_app.tools.calls import CallPiece
@@ -33,17 +33,25 @@ async def create_chat_completion(
 
 
 async def chat_reply(
-    state: ServerState, request: Request, body: dict[str, Any], record: RequestRecord
-) -> RunningChat:
-    """A chat completion for a protocol that tells of it in its own words: ``body`` is one of
-    ``POST /v1/chat/completions``, what comes of it are its chunks, as of a stream, whatever its
-    ``stream`` says; ask for ``stream_options`` to have usage. It is let in, and must be closed.
+    state: ServerState,
+    request: Request,
+    body: dict[str, Any],
+    record: RequestRecord,
+    writer: Callable[[ChatWriter], ReplyWriter],
+    *,
+    stream: bool,
+) -> ASGIApp:
+    """The response to a request of a protocol that tells of a chat completion in its own words:
+    ``body`` is one of ``POST /v1/chat/completions``, ``writer`` makes what tells of its one choice
+    from what would tell of it there.
 
     Raises:
         ApiError: whatever is wrong with the request, and names fields of ``body``.
     """
-    chat, wanted = _read(state, {**body, "stream": True}, record)
-    return RunningChat(*await begun(state, request, chat, wanted, record))
+    chat, wanted = _read(state, body, record)
+    generation, own = await begun(state, request, chat, wanted, record)
+    assert isinstance(own, ChatWriter)  # as is wanted
+    return await respond(request, generation, writer(own), record, stream=stream)
 
 
 async def chat_prompt_tokens(
@@ -59,30 +67,6 @@ async def chat_prompt_tokens(
     with state.admission.admit(record.client, 0, 0).released():
         [prompt] = await wanted.encode(reader)
     return len(prompt.ids)
-
-
-class RunningChat:
-    """A chat completion that was let in; see `chat_reply`."""
-
-    def __init__(self, generation: Generation, writer: ResponseWriter) -> None:
-        self._generation = generation
-        self._writer = writer
-
-    async def steps(self) -> AsyncIterator[list[dict[str, Any]]]:
-        """The chunks, as dictionaries; those of one step of the engine come together.
-
-        Raises:
-            ApiError: the engine refused or lost a sequence.
-        """
-        generation, writer = self._generation, self._writer
-        async for deltas in generation.batches():
-            usage = generation.usage() if writer.continuous_usage else None
-            yield [chunk for delta in deltas for chunk in writer.completed_chunks(delta, usage)]
-        yield writer.last_chunks(generation.usage())
-
-    def close(self) -> None:
-        """Cancels what still runs; twice does no harm."""
-        self._generation.close()
 
 
 def _read(
@@ -142,7 +126,7 @@ class ChatWriter(ResponseWriter):
         choice: dict[str, Any] = {
             "index": delta.choice.index,
             "delta": _added(delta),
-            "logprobs": self._logprobs(delta),
+            "logprobs": self.logprobs(delta),
             "finish_reason": _finish_reason(delta),
             **self.told_tokens(delta),
         }
@@ -154,7 +138,7 @@ class ChatWriter(ResponseWriter):
         return {
             "index": delta.choice.index,
             "message": _message(delta),
-            "logprobs": self._logprobs(delta),
+            "logprobs": self.logprobs(delta),
             "finish_reason": _finish_reason(delta),
             "stop_reason": delta.choice.stop_reason,
             **self.told_tokens(delta),
@@ -176,7 +160,8 @@ class ChatWriter(ResponseWriter):
             opening["prompt_token_ids"] = delta.choice.request.prompt_ids
         return opening
 
-    def _logprobs(self, delta: Delta) -> dict[str, Any] | None:
+    def logprobs(self, delta: Delta) -> dict[str, Any] | None:
+        """Of the tokens of ``delta``, where they were asked for."""
         return None if self.options.logprobs is None else self.formatter.chat(delta.logprobs)
 
 

@@ -195,8 +195,9 @@ class Choice:
         return offsets
 
 
-def joined(choice: Choice, deltas: Sequence[Delta]) -> Delta:
-    """All that ``choice`` said, as if one event had brought it."""
+def joined(deltas: Sequence[Delta]) -> Delta:
+    """All that one choice said, as if one event had brought it."""
+    choice = deltas[0].choice
     return Delta(
         choice=choice,
         text="".join(delta.text for delta in deltas),

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
+
+EFFORT = "reasoning_effort"
+# Variables of chat templates by which they let models think, or not.
+SWITCHES = ("enable_thinking", "thinking")
+NO_THINKING = "none"
+# Where a chat completion has another name.
+EFFORTS = {"max": "xhigh"}
+Reads = Callable[[str], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,3 +36,18 @@ class ChatMessages:
         """One more, which is at ``place``."""
         self.places[len(self.messages)] = place
         self.messages.append(message)
+
+
+def thinking_fields(reads: Reads, effort: str | None, on: bool | None) -> dict[str, Any]:
+    """Fields of a chat completion that say whether thinking is ``on`` and with which ``effort``,
+    None for as the model does. Both are wishes: what its template does not read is left out.
+    ``reads`` tells whether it reads a variable."""
+    told: dict[str, Any] = {}
+    switch = next(filter(reads, SWITCHES), None)
+    if on is not None and switch is not None:
+        told["chat_template_kwargs"] = {switch: on}
+    if on is False:
+        effort = NO_THINKING if switch is None else None
+    if effort is not None and reads(EFFORT):
+        told[EFFORT] = EFFORTS.get(effort, effort)
+    return told

@@ -19,7 +19,6 @@ from lexshard.serve_app.openai.errors import (
     shortened,
 )
 from lexshard.serve_app.openai.prompts import BYTES_PER_MESSAGE
-from lexshard.serve_app.over_chat.answering import respond_with
 from lexshard.serve_app.over_chat.reading import check_depth, in_own_terms, read_at
 from lexshard.serve_app.request_record import RequestRecord
 from lexshard.serve_app.responses.kept_items import kept_items
@@ -47,18 +46,18 @@ async def create_response(
     earlier = await _earlier(state, record, asked.previous_response_id)
 
     async def keep(response: dict[str, Any]) -> None:
-        await state.responses.put(owner, response, kept_items(items))
+        if asked.store is not False:
+            await state.responses.put(owner, response, kept_items(items))
 
     work = partial(chat_body, asked, earlier, state.tokenizer.reads)
     size = (len(items) + len(earlier)) * BYTES_PER_MESSAGE
     chat = await state.tokenizer.workers.run(size, work, request.receive)
-    writer = ResponsesWriter(asked, model)
+    writer = partial(ResponsesWriter, asked, model, keep)
+    stream = bool(asked.stream)
     try:
-        run = await chat_reply(state, request, chat.fields, record)
+        return await chat_reply(state, request, chat.fields, record, writer, stream=stream)
     except ApiError as error:
         raise in_own_terms(error, OWN_NAMES, chat.places) from error
-    kept = None if asked.store is False else keep
-    return await respond_with(request, run, writer, record, stream=bool(asked.stream), keep=kept)
 
 
 async def _earlier(

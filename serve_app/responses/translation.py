@@ -5,8 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from lexshard.serve_app.openai.errors import bad_request
-from lexshard.serve_app.over_chat.chat_body import ChatBody
-from lexshard.serve_app.over_chat.thinking import NO_THINKING, Reads, thinking_fields
+from lexshard.serve_app.over_chat.chat_body import (
+    NO_THINKING,
+    ChatBody,
+    Reads,
+    thinking_fields,
+)
 from lexshard.serve_app.responses.items import Conversation
 from lexshard.serve_app.responses.protocol import LOGPROBS, ResponsesRequest
 from lexshard.serve_app.responses.tools import chat_tool_choice, chat_tools, response_format
@@ -68,11 +72,7 @@ def chat_body(asked: ResponsesRequest, earlier: list[dict[str, Any]], reads: Rea
         raise bad_request("'input' must not be empty", "input")
     given = {name: getattr(asked, name) for name in SAME}
     body: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    body |= {
-        "messages": conversation.messages,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
+    body["messages"] = conversation.messages
     if asked.max_output_tokens is not None:
         body["max_completion_tokens"] = asked.max_output_tokens
     if asked.truncation == "auto":

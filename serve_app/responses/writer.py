@@ -1,17 +1,18 @@
-"""From the chunks of a chat completion to a response: its items, and the events of its stream."""
+"""A response in the words of its protocol: its items, and the events of its stream."""
 
 from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Awaitable, Callable
 from typing import Any
 
+from lexshard.serve_app.openai.chat import ChatWriter
 from lexshard.serve_app.openai.errors import ApiError
-from lexshard.serve_app.over_chat.answering import ReplyWriter
-from lexshard.serve_app.over_chat.chunks import Added, Began, ReplyPart, ReplyReader, Step
+from lexshard.serve_app.over_chat.parts import Event, PartsWriter, ReplyPart
 from lexshard.serve_app.responses.protocol import ResponsesRequest
 
-Event = dict[str, Any]
+Keep = Callable[[dict[str, Any]], Awaitable[None]]
 # What a response that fails in its stream is told by.
 ERROR_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
 ITEM_PREFIXES = {"text": "msg", "reasoning": "rs", "call": "fc"}
@@ -63,48 +64,44 @@ class ResponseItemWriter:
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
 
-class ResponsesWriter(ReplyWriter):
-    """Writes one response."""
+class ResponsesWriter(PartsWriter):
+    """Writes one response, and has it kept by ``keep`` before the client hears of its end, so that
+    it may refer to it then."""
 
-    def __init__(self, asked: ResponsesRequest, model: str) -> None:
-        self._reader = ReplyReader()
+    def __init__(self, asked: ResponsesRequest, model: str, keep: Keep, chat: ChatWriter) -> None:
+        super().__init__(chat)
         self._items: list[ResponseItemWriter] = []
         self._events = 0
+        self._keep = keep
         self._response = _beginning(asked, model)
 
-    def take(self, chunk: dict[str, Any]) -> list[Event]:
-        events = [] if self._events else self._begin()
-        for step in self._reader.take(chunk):
-            events += self._step(step)
-        return events
+    def begun(self) -> list[Event]:
+        return [
+            self._event("response.created", response=dict(self._response)),
+            self._event("response.in_progress", response=dict(self._response)),
+        ]
 
-    def end(self) -> list[Event]:
-        events = [] if self._events else self._begin()
-        for step in self._reader.end():
-            events += self._step(step)
-        incomplete = self._reader.finish_reason == "length"
+    def ended(self) -> list[Event]:
+        incomplete = self.finish_reason == "length"
         status = "incomplete" if incomplete else "completed"
         self._finish(status)
         if incomplete:
             self._response["incomplete_details"] = {"reason": "max_output_tokens"}
         else:
             self._response["completed_at"] = int(time.time())
-        return [*events, self._event(f"response.{status}", response=self._response)]
+        return [self._event(f"response.{status}", response=self._response)]
 
-    def whole(self) -> dict[str, Any]:
+    def reply(self) -> dict[str, Any]:
         return self._response
 
-    def failed(self, error: ApiError) -> list[Event]:
+    async def settle(self) -> None:
+        await self._keep(self._response)
+
+    def failure(self, error: ApiError) -> list[Event]:
         self._finish("failed")
         code = ERROR_CODES.get(error.status, "server_error")
         self._response["error"] = {"code": code, "message": error.message}
         return [self._event("response.failed", response=self._response)]
-
-    def _begin(self) -> list[Event]:
-        return [
-            self._event("response.created", response=dict(self._response)),
-            self._event("response.in_progress", response=dict(self._response)),
-        ]
 
     def _finish(self, status: str) -> None:
         self._response["status"] = status
@@ -112,12 +109,12 @@ class ResponsesWriter(ReplyWriter):
             item.item("completed" if item.part.ended and not self._is_cut(item) else "incomplete")
             for item in self._items
         ]
-        if self._reader.usage is not None:
-            self._response["usage"] = usage_of(self._reader.usage)
+        if self.usage is not None:
+            self._response["usage"] = usage_of(self.usage)
 
     def _is_cut(self, item: ResponseItemWriter) -> bool:
         """Whether the budget ended in it."""
-        return item is self._items[-1] and self._reader.finish_reason == "length"
+        return item is self._items[-1] and self.finish_reason == "length"
 
     def _event(self, kind: str, **fields: Any) -> Event:
         told = {"type": kind, "sequence_number": self._events, **fields}
@@ -126,59 +123,51 @@ class ResponsesWriter(ReplyWriter):
 
     # -- the events of one item -------------------------------------------------------------------
 
-    def _step(self, step: Step) -> list[Event]:
-        if isinstance(step, Began):
-            item = ResponseItemWriter(step.part)
-            self._items.append(item)
-            return self._begun(item)
-        item = self._items[step.part.index]
-        if isinstance(step, Added):
-            return self._added(item, step)
-        return self._ended(item)
-
-    def _begun(self, item: ResponseItemWriter) -> list[Event]:
-        index = item.part.index
+    def part_begun(self, part: ReplyPart) -> list[Event]:
+        item = ResponseItemWriter(part)
+        self._items.append(item)
         added = self._event(
-            "response.output_item.added", output_index=index, item=item.item("in_progress")
+            "response.output_item.added", output_index=part.index, item=item.item("in_progress")
         )
-        if item.part.kind == "call":
+        if part.kind == "call":
             return [added]
         place = self._place(item, with_content=True)
-        part = item.content(empty=True)
-        return [added, self._event("response.content_part.added", **place, part=part)]
+        empty = item.content(empty=True)
+        return [added, self._event("response.content_part.added", **place, part=empty)]
 
-    def _added(self, item: ResponseItemWriter, step: Added) -> list[Event]:
+    def part_added(self, part: ReplyPart, text: str, logprobs: list[dict[str, Any]]) -> list[Event]:
         told: dict[str, Any] = {}
-        if item.part.kind == "call":
-            kind = f"response.{_call_field(item.part)}.delta"
-        elif item.part.kind == "reasoning":
+        if part.kind == "call":
+            kind = f"response.{_call_field(part)}.delta"
+        elif part.kind == "reasoning":
             kind = "response.reasoning_text.delta"
         else:
-            kind, told = "response.output_text.delta", {"logprobs": step.logprobs}
-        place = self._place(item, with_content=item.part.kind != "call")
-        return [self._event(kind, **place, delta=step.text, **told)]
+            kind, told = "response.output_text.delta", {"logprobs": logprobs}
+        place = self._place(self._items[part.index], with_content=part.kind != "call")
+        return [self._event(kind, **place, delta=text, **told)]
 
-    def _ended(self, item: ResponseItemWriter) -> list[Event]:
+    def part_ended(self, part: ReplyPart) -> list[Event]:
+        item = self._items[part.index]
         status = "incomplete" if self._is_cut(item) else "completed"
-        if item.part.kind == "call":
-            events = self._call_ended(item)
+        if part.kind == "call":
+            events = [self._call_ended(item)]
         else:
-            place, text = self._place(item, with_content=True), item.part.text
-            if item.part.kind == "reasoning":
+            place, text = self._place(item, with_content=True), part.text
+            if part.kind == "reasoning":
                 done = self._event("response.reasoning_text.done", **place, text=text)
             else:
-                scores = item.part.logprobs
+                scores = part.logprobs
                 done = self._event("response.output_text.done", **place, text=text, logprobs=scores)
-            part = item.content()
-            events = [done, self._event("response.content_part.done", **place, part=part)]
-        told = {"output_index": item.part.index, "item": item.item(status)}
+            whole = item.content()
+            events = [done, self._event("response.content_part.done", **place, part=whole)]
+        told = {"output_index": part.index, "item": item.item(status)}
         return [*events, self._event("response.output_item.done", **told)]
 
-    def _call_ended(self, item: ResponseItemWriter) -> list[Event]:
+    def _call_ended(self, item: ResponseItemWriter) -> Event:
         part = item.part
         told = {"input": part.text} if part.custom else {"name": part.name, "arguments": part.text}
         place = self._place(item, with_content=False)
-        return [self._event(f"response.{_call_field(part)}.done", **place, **told)]
+        return self._event(f"response.{_call_field(part)}.done", **place, **told)
 
     def _place(self, item: ResponseItemWriter, *, with_content: bool) -> dict[str, Any]:
         place = {"item_id": item.id, "output_index": item.part.index}

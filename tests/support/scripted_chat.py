@@ -4,17 +4,26 @@ are translated to them are tested with."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from starlette.requests import Request as HttpRequest
+from starlette.types import ASGIApp
 
+from lexshard.actors.messages import FinishReason, Request, SamplingParameters, TokenLogprobs
+from lexshard.serve_app.openai.chat import ChatWriter
+from lexshard.serve_app.openai.choice import Choice, Delta, OutputOptions
 from lexshard.serve_app.openai.errors import ApiError
-from tests.support.mock_server import listening
+from lexshard.serve_app.openai.logprobs import LogprobsFormatter
+from lexshard.serve_app.openai.response_writer import ReplyWriter
+from lexshard.serve_app.openai.streaming import respond
+from lexshard.serve_app.request_record import RequestRecord
+from lexshard.serve_app.tools.calls import CallPiece
+from tests.support.mock_server import TOKENIZER, listening
 
-Chunk = dict[str, Any]
 USAGE = {
     "prompt_tokens": 20,
     "completion_tokens": 9,
@@ -24,75 +33,101 @@ USAGE = {
 }
 
 
-def chunk(delta: dict[str, Any], reason: str | None = None, **fields: Any) -> Chunk:
-    return {"choices": [{"index": 0, "delta": delta, "finish_reason": reason, **fields}]}
+def delta(
+    text: str = "",
+    reasoning: str = "",
+    *calls: CallPiece,
+    first: bool = False,
+    logprobs: Sequence[TokenLogprobs] = (),
+    reason: FinishReason | None = None,
+    stop: str | None = None,
+) -> Delta:
+    request = Request("a", 0, (1,), SamplingParameters())
+    choice = Choice(0, request, "", OutputOptions(), TOKENIZER.token_bytes)
+    choice.stop_reason = stop
+    return Delta(choice, text, (1,), logprobs, (), (), (), first, reason, reasoning, calls)
 
 
-def opening() -> Chunk:
-    """What a stream begins with; of the usage, only the prompt's is known."""
-    known = USAGE | {"completion_tokens": 0, "total_tokens": 20}
-    return chunk({"role": "assistant", "content": ""}) | {"usage": known}
+def opening() -> Delta:
+    """What begins a reply and says nothing."""
+    return delta(first=True)
 
 
-def said(text: str, **fields: Any) -> Chunk:
-    return chunk({"content": text}, **fields)
+def said(text: str, *logprobs: TokenLogprobs) -> Delta:
+    return delta(text, logprobs=logprobs)
 
 
-def thought(text: str) -> Chunk:
-    return chunk({"reasoning": text})
+def thought(text: str) -> Delta:
+    return delta(reasoning=text)
 
 
-def called(index: int, name: str, *pieces: str, custom: bool = False) -> list[Chunk]:
+def called(index: int, name: str, *pieces: str, custom: bool = False) -> list[Delta]:
     """A call with the id ``call_INDEX``, its arguments or its input in pieces."""
-    kind, field = ("custom", "input") if custom else ("function", "arguments")
-    began = {"index": index, "id": f"call_{index}", "type": kind, kind: {"name": name, field: ""}}
-    parts = [{"index": index, kind: {field: piece}} for piece in pieces]
-    return [chunk({"tool_calls": [part]}) for part in (began, *parts)]
+    began = CallPiece(index, "", f"call_{index}", name, custom)
+    parts = [CallPiece(index, piece, custom=custom) for piece in pieces]
+    return [delta("", "", part) for part in (began, *parts)]
 
 
-def ended(reason: str, stop: str | None = None) -> list[Chunk]:
-    last = {"choices": [], "usage": USAGE}
-    return [chunk({}, reason, stop_reason=stop), last]
+def ended(reason: FinishReason, stop: str | None = None) -> Delta:
+    return delta(reason=reason, stop=stop)
 
 
 @dataclass
 class ScriptedChat:
-    """Gives every request the same ``steps``, then fails with ``error`` if there is one, or
-    ``hangs``. ``bodies`` are those it was asked with; ``closed`` counts the runs that were."""
+    """Gives every request the same ``deltas``, each in a step of its own, then fails with ``error``
+    if there is one. ``bodies`` are those it was asked with; ``closed`` counts the runs that were.
+    """
 
-    steps: Sequence[Sequence[Chunk]]
+    deltas: Sequence[Delta]
     error: ApiError | None = None
-    hangs: bool = False
     bodies: list[dict[str, Any]] = field(default_factory=list)
     closed: int = 0
 
-    async def reply(self, _: Any, __: Any, body: dict[str, Any], ___: Any) -> ScriptedRun:
+    async def reply(
+        self,
+        _: Any,
+        request: HttpRequest,
+        body: dict[str, Any],
+        record: RequestRecord,
+        writer: Callable[[ChatWriter], ReplyWriter],
+        *,
+        stream: bool,
+    ) -> ASGIApp:
         """In the place of `chat_reply`."""
         self.bodies.append(body)
-        return ScriptedRun(self)
+        generation: Any = ScriptedGeneration(self)
+        made = writer(chat_writer(logprobs=body.get("top_logprobs")))
+        return await respond(request, generation, made, record, stream=stream)
 
 
-class ScriptedRun:
+def chat_writer(logprobs: int | None = None) -> ChatWriter:
+    formatter = LogprobsFormatter(TOKENIZER.token_bytes, False)
+    return ChatWriter({}, OutputOptions(logprobs=logprobs), formatter, None, None)
+
+
+class ScriptedGeneration:
     def __init__(self, chat: ScriptedChat) -> None:
+        self.running = 1
         self._chat = chat
 
-    async def steps(self) -> AsyncIterator[list[Chunk]]:
-        for step in self._chat.steps:
-            yield [*step]
+    async def batches(self) -> AsyncIterator[list[Delta]]:
+        for each in self._chat.deltas:
+            self.running -= each.finish_reason is not None and self._chat.error is None
+            yield [each]
             await asyncio.sleep(0)
         if self._chat.error is not None:
             raise self._chat.error
-        if self._chat.hangs:
-            await asyncio.Event().wait()
+
+    def usage(self) -> dict[str, Any]:
+        return USAGE
 
     def close(self) -> None:
         self._chat.closed += 1
 
 
-def scripted(*chunks: Chunk | list[Chunk]) -> ScriptedChat:
-    """One that says ``chunks``, each in a step of its own."""
-    flat = [each for given in chunks for each in (given if isinstance(given, list) else [given])]
-    return ScriptedChat([[each] for each in flat])
+def scripted(*deltas: Delta | list[Delta]) -> ScriptedChat:
+    flat = [each for given in deltas for each in (given if isinstance(given, list) else [given])]
+    return ScriptedChat(flat)
 
 
 @contextmanager
