@@ -52,7 +52,7 @@ from lexshard.serve_app.responses.routes import (
     list_input_items,
 )
 from lexshard.serve_app.responses.store import ResponseStore
-from lexshard.serve_app.scoring.generative import create_generative_scoring
+from lexshard.serve_app.scoring.labels import create_generative_scoring
 from lexshard.serve_app.scoring.pairs import (
     RERANK_PATHS,
     SCORE_PATHS,

@@ -12,14 +12,13 @@ from pydantic.json_schema import models_json_schema
 
 from lexshard.serve_app.description import replies
 from lexshard.serve_app.description import translated_replies as translated
-from lexshard.serve_app.description.fields import MEANINGS
-from lexshard.serve_app.description.translated_fields import TRANSLATED_MEANINGS
+from lexshard.serve_app.description.fields import MEANINGS, TRANSLATED_MEANINGS
 from lexshard.serve_app.messages_api.errors import COUNT_TOKENS, MESSAGES, OVERLOADED
 from lexshard.serve_app.messages_api.protocol import CountTokensRequest, MessagesRequest
 from lexshard.serve_app.openai import protocol
 from lexshard.serve_app.openai.chat_fields import ChatCompletionRequest, TokenizeChatRequest
 from lexshard.serve_app.responses.protocol import ResponsesRequest
-from lexshard.serve_app.scoring.generative import GenerativeScoringRequest
+from lexshard.serve_app.scoring.labels import GenerativeScoringRequest
 from lexshard.serve_app.scoring.pairs import (
     RERANK_PATHS,
     SCORE_PATHS,

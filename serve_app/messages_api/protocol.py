@@ -1,12 +1,14 @@
-"""The bodies of ``POST /v1/messages`` and ``/v1/messages/count_tokens``: the fields of the body
-here, blocks and tools in `lexshard.serve_app.messages_api.blocks`."""
+"""The bodies of ``POST /v1/messages`` and ``/v1/messages/count_tokens``: their fields, and what the
+lists in them hold."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal
 
+import orjson
 from pydantic import ConfigDict, Field, WithJsonSchema
 
+from lexshard.serve_app.openai.errors import bad_request, shortened
 from lexshard.serve_app.openai.protocol import (
     HELLO,
     MAX_MESSAGES,
@@ -19,7 +21,8 @@ from lexshard.serve_app.openai.protocol import (
     StrictModel,
     shown_as,
 )
-from lexshard.serve_app.tools.definitions import MAX_TOOLS
+from lexshard.serve_app.over_chat.reading import inside, kind_of, read_at, refused_kind
+from lexshard.serve_app.tools.offer import MAX_TOOLS, ToolName
 
 # What Claude Code says of a context that is to stay as it is.
 KEEPS_ALL: Final[tuple[dict[str, Any], ...]] = (
@@ -52,15 +55,15 @@ class MessagesToolChoice(StrictModel):
 
 
 class OutputConfig(StrictModel):
-    """``format`` is read in ``blocks.py``, where other JSON schemas are."""
+    """``format`` is read by `response_format`."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: dict[str, Any] | None = None
 
 
 class PromptFields(StrictModel):
-    """What becomes the prompt. ``messages`` and ``system`` are read in ``translation.py``, tools in
-    ``blocks.py``."""
+    """What becomes the prompt. ``messages`` and ``system`` are read in ``translation.py``, tools by
+    `chat_tools`."""
 
     model: str | None = None
     messages: Annotated[
@@ -115,3 +118,150 @@ class MessagesRequest(PromptFields):
     inference_geo: str | None = None
 
     container: Annotated[Any, NotImplementedField()] = None
+
+
+NO_IMAGES = "this model reads text only"
+NO_SERVER_TOOLS = "this server runs no tools, and knows no schemas of any: send 'input_schema'"
+FORMAT_NAME = "output"
+
+
+class BlockFields(StrictModel):
+    cache_control: dict[str, Any] | None = None
+
+
+class TextBlock(BlockFields):
+    type: Literal["text"]
+    text: str
+    citations: list[Any] | None = None
+
+
+class ThinkingBlock(BlockFields):
+    type: Literal["thinking"]
+    thinking: str
+    signature: str | None = None
+
+
+class ToolUseBlock(BlockFields):
+    type: Literal["tool_use"]
+    id: Annotated[str, Field(min_length=1)]
+    name: Annotated[str, Field(min_length=1)]
+    input: dict[str, Any]
+    caller: Annotated[Any, NotImplementedField({"type": "direct"})] = None
+
+    def as_call(self) -> dict[str, Any]:
+        """As an entry of ``tool_calls``."""
+        arguments = orjson.dumps(self.input).decode()
+        function = {"name": self.name, "arguments": arguments}
+        return {"id": self.id, "type": "function", "function": function}
+
+
+class ToolResultBlock(BlockFields):
+    """``content`` is text, or a list of blocks. The model reads it, and whether it ``is_error``
+    only there."""
+
+    type: Literal["tool_result"]
+    tool_use_id: Annotated[str, Field(min_length=1)]
+    content: Any = None
+    is_error: bool | None = None
+
+
+class SchemaTool(BlockFields):
+    type: Literal["custom"] | None = None
+    name: ToolName
+    description: str | None = None
+    input_schema: dict[str, Any]
+    strict: bool | None = None
+    input_examples: list[Any] | None = None
+    eager_input_streaming: bool | None = None
+    defer_loading: Annotated[Any, NotImplementedField(False)] = None
+    allowed_callers: Annotated[Any, NotImplementedField(["direct"])] = None
+
+
+def read_texts(content: Any, place: str) -> list[str]:
+    """The texts of a string or of a list of blocks of text.
+
+    Raises:
+        ApiError: 400 for anything else.
+    """
+    if isinstance(content, str):
+        return [content]
+    if not isinstance(content, list):
+        raise bad_request(f"'{place}' must be a string or a list of blocks", place, "invalid_type")
+    return [read_text(block, inside(place, index)) for index, block in enumerate(content)]
+
+
+def read_text(block: Any, place: str) -> str:
+    """Raises:
+    ApiError: 400 for a block that is no text.
+    """
+    kind = kind_of(block, place)
+    if kind != "text":
+        raise refused_kind(place, kind, NO_IMAGES)
+    return read_at(TextBlock, block, place).text
+
+
+def chat_tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Tools as those of a chat completion.
+
+    Raises:
+        ApiError: 400 naming the place of what is wrong, or of a tool without a schema.
+    """
+    told: list[dict[str, Any]] = []
+    for index, tool in enumerate(tools):
+        place = f"tools[{index}]"
+        kind = kind_of(tool, place, usual="custom")
+        if kind != "custom":
+            raise refused_kind(place, kind, NO_SERVER_TOOLS)
+        read = read_at(SchemaTool, tool, place)
+        function: dict[str, Any] = {"name": read.name, "parameters": read.input_schema}
+        if read.description is not None:
+            function["description"] = read.description
+        if read.strict is not None:
+            function["strict"] = read.strict
+        told.append({"type": "function", "function": function})
+    return told
+
+
+def chosen(choice: MessagesToolChoice, tools: list[dict[str, Any]]) -> dict[str, Any]:
+    """``tool_choice`` as fields of a chat completion.
+
+    Raises:
+        ApiError: 400 for the choice of a tool that there is not.
+    """
+    told: dict[str, Any] = {}
+    if choice.disable_parallel_tool_use is not None and tools:
+        told["parallel_tool_calls"] = not choice.disable_parallel_tool_use
+    if choice.type == "tool":
+        place = "tool_choice.name"
+        if choice.name is None:
+            raise bad_request(f"'{place}' is required", place, "missing_required_parameter")
+        if all(tool["function"]["name"] != choice.name for tool in tools):
+            raise bad_request(
+                f"'{place}': there is no tool named '{shortened(choice.name)}'", place
+            )
+        told["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
+    elif choice.type == "any":
+        if not tools:
+            raise bad_request("'tool_choice' is any, but there are no tools", "tool_choice")
+        told["tool_choice"] = "required"
+    elif tools:
+        told["tool_choice"] = choice.type
+    return told
+
+
+def response_format(output_format: dict[str, Any]) -> dict[str, Any]:
+    """``output_config.format`` as ``response_format`` of a chat completion.
+
+    Raises:
+        ApiError: 400 naming the place of what is wrong.
+    """
+    place = "output_config.format"
+    kind = kind_of(output_format, place)
+    if kind != "json_schema":
+        raise refused_kind(place, kind, "there is json_schema")
+    schema = output_format.get("schema")
+    if not isinstance(schema, dict):
+        where = inside(place, "schema")
+        raise bad_request(f"'{where}' must be an object", where, "invalid_type")
+    told = {"name": FORMAT_NAME, "schema": schema, "strict": True}
+    return {"type": "json_schema", "json_schema": told}

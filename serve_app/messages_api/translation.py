@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from lexshard.serve_app.messages_api.blocks import (
+from lexshard.serve_app.messages_api.protocol import (
     NO_IMAGES,
+    MessagesRequest,
+    OutputConfig,
+    PromptFields,
     ThinkingBlock,
     ToolResultBlock,
     ToolUseBlock,
@@ -15,7 +18,6 @@ from lexshard.serve_app.messages_api.blocks import (
     read_texts,
     response_format,
 )
-from lexshard.serve_app.messages_api.protocol import MessagesRequest, OutputConfig, PromptFields
 from lexshard.serve_app.openai.errors import bad_request, shortened
 from lexshard.serve_app.openai.protocol import StrictModel
 from lexshard.serve_app.over_chat.chat_body import (

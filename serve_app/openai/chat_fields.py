@@ -34,8 +34,14 @@ from lexshard.serve_app.openai.protocol import (
     known_fields,
     shown_as,
 )
-from lexshard.serve_app.tools.definitions import MAX_TOOLS, ToolChoice, ToolDefinition
-from lexshard.serve_app.tools.offer import INPUT, OfferedTool, offered_tools
+from lexshard.serve_app.tools.offer import (
+    INPUT,
+    MAX_TOOLS,
+    OfferedTool,
+    ToolChoice,
+    ToolDefinition,
+    offered_tools,
+)
 
 # Of one message.
 MAX_CALLS = 1024

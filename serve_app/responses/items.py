@@ -1,4 +1,4 @@
-"""What ``input`` holds, and the chat messages that are made of it."""
+"""What ``input`` holds, the chat messages that are made of it, and how it is kept."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from lexshard.serve_app.openai.errors import bad_request, shortened
 from lexshard.serve_app.openai.protocol import MAX_MESSAGES, NotImplementedField, StrictModel
 from lexshard.serve_app.over_chat.chat_body import ChatMessages
 from lexshard.serve_app.over_chat.reading import inside, kind_of, read_at, refused_kind
-from lexshard.serve_app.tools.definitions import ToolName
+from lexshard.serve_app.responses.writer import new_id
+from lexshard.serve_app.tools.offer import ToolName
 
 Status = Literal["in_progress", "completed", "incomplete"]
 
@@ -201,3 +202,35 @@ def _read_part(part: Any, place: str) -> str:
     if kind in ("input_text", "output_text", "text"):
         return read_at(InputText, part, place).text
     raise refused_kind(place, kind, "this model reads text only")
+
+
+ITEM_PREFIXES = {
+    "message": "msg",
+    "reasoning": "rs",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+}
+
+
+def kept_items(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The items of an ``input`` that was read without error, each with its ``id`` and ``type``;
+    those of messages with parts."""
+    return [_kept(item) for item in items]
+
+
+def _kept(item: dict[str, Any]) -> dict[str, Any]:
+    kind = item.get("type") or "message"
+    own_id = item.get("id") or new_id(ITEM_PREFIXES[kind])
+    kept = {"id": own_id, "status": "completed", **item, "type": kind}
+    kept["id"] = own_id
+    if kind == "reasoning":
+        kept["summary"] = item.get("summary") or []
+    if kind != "message" or not isinstance(item["content"], str):
+        return kept
+    if item["role"] == "assistant":
+        part = {"type": "output_text", "text": item["content"], "annotations": []}
+    else:
+        part = {"type": "input_text", "text": item["content"]}
+    return kept | {"content": [part]}

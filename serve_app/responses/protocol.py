@@ -17,7 +17,7 @@ from lexshard.serve_app.openai.protocol import (
     StrictModel,
     shown_as,
 )
-from lexshard.serve_app.tools.definitions import MAX_TOOLS
+from lexshard.serve_app.tools.offer import MAX_TOOLS
 
 MAX_METADATA = 16
 MAX_INCLUDED = 64

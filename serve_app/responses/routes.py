@@ -21,7 +21,7 @@ from lexshard.serve_app.openai.errors import (
 from lexshard.serve_app.openai.prompts import BYTES_PER_MESSAGE
 from lexshard.serve_app.over_chat.reading import check_depth, in_own_terms, read_at
 from lexshard.serve_app.request_record import RequestRecord
-from lexshard.serve_app.responses.kept_items import kept_items
+from lexshard.serve_app.responses.items import kept_items
 from lexshard.serve_app.responses.protocol import ResponsesRequest
 from lexshard.serve_app.responses.store import PREVIOUS, StoredResponse
 from lexshard.serve_app.responses.translation import OWN_NAMES, chat_body, input_items

@@ -9,7 +9,7 @@ from pydantic import Field
 from lexshard.serve_app.openai.errors import bad_request, shortened
 from lexshard.serve_app.openai.protocol import NotImplementedField, StrictModel
 from lexshard.serve_app.over_chat.reading import inside, kind_of, read_at, refused_kind
-from lexshard.serve_app.tools.definitions import MAX_GRAMMAR_CHARACTERS, MAX_TOOLS, ToolName
+from lexshard.serve_app.tools.offer import MAX_GRAMMAR_CHARACTERS, MAX_TOOLS, ToolName
 
 NO_SERVER_TOOLS = "this server runs no tools; there are function and custom"
 

@@ -21,7 +21,7 @@ from lexshard.serve_app.openai.errors import overloaded
 from lexshard.serve_app.openai.tokenization import ModelTokenizer
 from lexshard.serve_app.openai.workers import SHORT_TEXT, Receive, TextWorkers
 from lexshard.serve_app.structured import grammar_process
-from lexshard.serve_app.structured.limits import (
+from lexshard.serve_app.structured.constraint import (
     MAX_BYTES,
     MAX_SECONDS,
     STACK_BYTES,

@@ -1,11 +1,35 @@
-"""What a whole reply must match."""
+"""What a whole reply must match, and what a grammar of it may cost."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import orjson
+
+from lexshard.serve_app.openai.errors import bad_request
+
+# What a grammar may cost, as measured on one core of an AMD EPYC with 128,000 tokens.
+# Of a top-level grammar. One of 100 KiB that is no attack (thousands of choices, hundreds of
+# objects with properties) takes 0.05 to 0.3 s.
+MAX_TEXT_BYTES: Final = 128 * 1024
+# It is translated in a worker's thread, in a time that grows with its square: 0.4 s.
+MAX_GBNF_CHARACTERS: Final = 16 * 1024
+# Of one compilation and its first mask. It takes as long again in the engine.
+MAX_SECONDS: Final = 0.5
+MAX_BYTES: Final = 256 * 1024 * 1024
+# Grammars without end recurse without end, in threads whose stack is as large.
+STACK_BYTES: Final = 2 * 1024 * 1024
+
+
+def check_size(size: int, field: str) -> None:
+    """Raises:
+    ApiError: 400 naming ``field`` where it makes a grammar of more bytes than are compiled.
+    """
+    if size > MAX_TEXT_BYTES:
+        raise bad_request(
+            f"'{field}' makes a grammar of {size} bytes, more than {MAX_TEXT_BYTES}", field
+        )
 
 
 def not_held(what: str) -> str:

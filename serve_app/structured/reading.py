@@ -11,7 +11,13 @@ import orjson
 from pydantic import ValidationError
 
 from lexshard.serve_app.openai.errors import bad_request, shortened
-from lexshard.serve_app.structured.constraint import Constraint, left_to_model, not_held
+from lexshard.serve_app.structured.constraint import (
+    MAX_GBNF_CHARACTERS,
+    Constraint,
+    check_size,
+    left_to_model,
+    not_held,
+)
 from lexshard.serve_app.structured.fields import (
     ConstraintFields,
     JsonFormat,
@@ -19,7 +25,6 @@ from lexshard.serve_app.structured.fields import (
     StructuralTag,
     StructuredOutputs,
 )
-from lexshard.serve_app.structured.limits import MAX_GBNF_CHARACTERS, check_size
 from lexshard.serve_app.structured.schemas import (
     WHITESPACE,
     JsonStyle,

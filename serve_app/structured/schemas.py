@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from lexshard.serve_app.openai.errors import bad_request, shortened
-from lexshard.serve_app.structured.limits import check_size
+from lexshard.serve_app.structured.constraint import check_size
 
 OPTIONS = "x-guidance"  # where llguidance reads options, at the top of a schema
 # Between two values, and not after the last: a model that likes spaces never came to its end.

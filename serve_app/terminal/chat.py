@@ -7,8 +7,12 @@ import sys
 from collections.abc import Generator, Iterator
 from typing import Any
 
-from lexshard.serve_app.terminal.client import RefusedError, ServerStreams
-from lexshard.serve_app.terminal.options import add_server_options, request_fields
+from lexshard.serve_app.terminal.client import (
+    RefusedError,
+    ServerStreams,
+    add_server_options,
+    request_fields,
+)
 from lexshard.serve_app.terminal.screen import show, texts
 
 PATH = "/v1/chat/completions"

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from lexshard.actors.configuration import EngineInformation
 from lexshard.serve_app.openai.workers import Receive
+from lexshard.serve_app.structured.applying import checked_notes
 from lexshard.serve_app.structured.compiling import GrammarCompiler
 from lexshard.serve_app.structured.constraint import Constraint
-from lexshard.serve_app.structured.explaining import checked_notes
 from lexshard.serve_app.tools.families import ReplyFormat
 from lexshard.serve_app.tools.grammar import Beginning, reply_grammar, tool_grammar
 from lexshard.serve_app.tools.offer import Offer, OfferedTool

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -158,6 +158,3 @@ class ReplyParser:
 
 def _without_line_ends(text: str) -> str:
     return text.rstrip(LINE_END)
-
-
-NewParser = Callable[[], ReplyParser]

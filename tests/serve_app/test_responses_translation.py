@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lexshard.serve_app.openai.errors import ApiError, bad_request
 from lexshard.serve_app.over_chat.reading import in_own_terms, read_at
-from lexshard.serve_app.responses.kept_items import kept_items
+from lexshard.serve_app.responses.items import kept_items
 from lexshard.serve_app.responses.protocol import ResponsesRequest
 from lexshard.serve_app.responses.translation import OWN_NAMES, chat_body, input_items
 
