@@ -94,16 +94,6 @@ class HttpCollector(Collector):
             made = CellHistogram(f"lexshard_{name}", description, bounds, end)
             self.histograms[name] = made
             end = made.end
-        (
-            self._duration,
-            self._first_token,
-            self._per_token,
-            self._between_tokens,
-            self._queue,
-            self._prefill,
-            self._prompt,
-            self._output,
-        ) = self.histograms.values()
         self._requests = end
         cells = self._requests + len(_METHODS) * len(self._paths) * _STATUSES
         self.counters = SharedCounters(cells, seats)
@@ -119,20 +109,22 @@ class HttpCollector(Collector):
 
     def _observe_tokens(self, own: Cells, record: RequestRecord, first: float) -> None:
         """What a request that has had a token, after ``first`` seconds, tells."""
-        seconds = record.seconds
+        seconds, told = record.seconds, self.histograms
         own[PROMPT_TOKENS] += record.prompt_tokens
         own[COMPLETION_TOKENS] += record.completion_tokens
-        self._duration.observe(own, seconds)
-        self._first_token.observe(own, first)
-        self._prompt.observe(own, record.prompt_tokens)
-        self._output.observe(own, record.completion_tokens)
+        told["request_seconds"].observe(own, seconds)
+        told["time_to_first_token_seconds"].observe(own, first)
+        told["request_prompt_tokens"].observe(own, record.prompt_tokens)
+        told["request_output_tokens"].observe(own, record.completion_tokens)
         if record.completion_tokens > 1:
-            self._per_token.observe(own, (seconds - first) / (record.completion_tokens - 1))
+            told["time_per_output_token_seconds"].observe(
+                own, (seconds - first) / (record.completion_tokens - 1)
+            )
         if len(record.piece_times) > 1:
-            self._between_tokens.observe_all(own, np.diff(record.piece_times))
+            told["inter_token_latency_seconds"].observe_all(own, np.diff(record.piece_times))
         if record.began is not None:
-            self._queue.observe(own, record.began.queued)
-            self._prefill.observe(own, record.began.prefill)
+            told["queue_seconds"].observe(own, record.began.queued)
+            told["prefill_seconds"].observe(own, record.began.prefill)
 
     def collect(self) -> Iterator[Metric]:
         total = self.counters.total()

@@ -47,14 +47,16 @@ class Constraint:
     """``grammar`` is one grammar object of llguidance, with one key: ``{"json_schema": {...}}`` or
     ``{"lark_grammar": "..."}``. ``field`` is the request field that asked for it, which errors
     name. ``schemas`` are the JSON Schemas in it, which errors and notes point into; ``notes`` say
-    what the grammar cannot hold and was left to the model, a sentence each.
+    what the grammar cannot hold and was left to the model, a sentence each. ``whole`` is the
+    top-level grammar of a reply of which what must match is a part.
     """
 
     grammar: dict[str, Any]
     field: str
     schemas: tuple[dict[str, Any], ...] = ()
     notes: tuple[str, ...] = ()
+    whole: str | None = None
 
     def text(self) -> str:
         """The top-level grammar, as `SamplingParameters.grammar` takes it."""
-        return orjson.dumps({"grammars": [self.grammar]}).decode()
+        return self.whole or orjson.dumps({"grammars": [self.grammar]}).decode()

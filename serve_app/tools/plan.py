@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from lexshard.actors.configuration import EngineInformation
 from lexshard.serve_app.openai.workers import Receive
@@ -14,16 +13,6 @@ from lexshard.serve_app.tools.families import ReplyFormat
 from lexshard.serve_app.tools.grammar import Beginning, reply_grammar, tool_grammar
 from lexshard.serve_app.tools.offer import Offer, OfferedTool
 from lexshard.serve_app.tools.reply_parser import ReplyParser
-
-
-@dataclass(frozen=True, slots=True)
-class ReplyConstraint(Constraint):
-    """What a whole reply must match, of which the answer is a part: ``whole`` is the grammar."""
-
-    whole: str = ""
-
-    def text(self) -> str:
-        return self.whole
 
 
 class ReplyPlan:
@@ -82,7 +71,7 @@ class ReplyPlan:
         if answer is not None:
             schemas += answer.schemas
         field = "tools" if answer is None or offer is not None else answer.field
-        return ReplyConstraint(grammar or {}, field, tuple(schemas), whole=text)
+        return Constraint(grammar or {}, field, tuple(schemas), whole=text)
 
     def loosen(self) -> bool:
         """Whether replies may be held to less, and from now on are: to the arguments of strict
@@ -110,7 +99,7 @@ class ReplyPlan:
             field = _definition(tool)
             text = tool_grammar(self._format, tool)
             compiled = await compiler.compiled(text, field, information, receive)
-            checked_notes(compiled, ReplyConstraint({}, field, (tool.parameters,), whole=text))
+            checked_notes(compiled, Constraint({}, field, (tool.parameters,), whole=text))
 
 
 def _definition(tool: OfferedTool) -> str:
