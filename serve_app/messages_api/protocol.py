@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Final, Literal
 
 import orjson
-from pydantic import ConfigDict, Field, WithJsonSchema
+from pydantic import ConfigDict, Field
 
 from lexshard.serve_app.openai.errors import bad_request, shortened
 from lexshard.serve_app.openai.protocol import (
@@ -20,6 +20,7 @@ from lexshard.serve_app.openai.protocol import (
     SeedNumber,
     StrictModel,
     shown_as,
+    told_as,
 )
 from lexshard.serve_app.over_chat.reading import inside, kind_of, read_at, refused_kind
 from lexshard.serve_app.tools.offer import MAX_TOOLS, ToolName
@@ -30,12 +31,7 @@ KEEPS_ALL: Final[tuple[dict[str, Any], ...]] = (
     {"edits": []},
     {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
 )
-SYSTEM_SCHEMA: Final = {
-    "anyOf": [
-        {"type": ["string", "null"]},
-        {"type": "array", "maxItems": MAX_MESSAGES, "items": {"type": "object"}},
-    ]
-}
+System = str | Annotated[list[dict[str, Any]], Field(max_length=MAX_MESSAGES)] | None
 
 
 class ThinkingOptions(StrictModel):
@@ -69,7 +65,7 @@ class PromptFields(StrictModel):
     messages: Annotated[
         list[dict[str, Any]], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)
     ]
-    system: Annotated[Any, WithJsonSchema(SYSTEM_SCHEMA)] = None
+    system: Annotated[Any, told_as(System)] = None
     tools: Annotated[list[dict[str, Any]], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = (
         None
     )

@@ -10,12 +10,18 @@ import orjson
 from lexshard.serve_app.messages_api.errors import messages_error
 from lexshard.serve_app.openai.chat import ChatWriter
 from lexshard.serve_app.openai.errors import ApiError
-from lexshard.serve_app.over_chat.parts import Event, PartsWriter, ReplyPart
+from lexshard.serve_app.over_chat.parts import Event, PartKind, PartsWriter, ReplyPart
 from lexshard.serve_app.request_record import RequestRecord
 
 # Nothing here is encrypted, so nothing has to be verified when it comes back; but clients forget
 # thinking that has an empty signature.
 SIGNATURE = "unsigned"
+# What is told of a piece of a part, and by which field.
+DELTAS: dict[PartKind, tuple[str, str]] = {
+    "text": ("text_delta", "text"),
+    "reasoning": ("thinking_delta", "thinking"),
+    "call": ("input_json_delta", "partial_json"),
+}
 NO_USAGE = {"prompt_tokens": 0, "completion_tokens": 0}
 
 
@@ -46,7 +52,11 @@ class MessagesWriter(PartsWriter):
     def ended(self) -> list[Event]:
         told = {"stop_reason": self._stop_reason(), "stop_sequence": self.stop_reason}
         usage = usage_of(self.usage or NO_USAGE)
-        self._message |= {"content": list(map(_block, self.parts)), **told, "usage": usage}
+        self._message |= {
+            "content": [_block(part, part.text) for part in self.parts],
+            **told,
+            "usage": usage,
+        }
         return [
             {"type": "message_delta", "delta": told, "usage": usage},
             {"type": "message_stop"},
@@ -59,11 +69,12 @@ class MessagesWriter(PartsWriter):
         return [messages_error(error, self._record.request_id)]
 
     def part_begun(self, part: ReplyPart) -> list[Event]:
-        empty = {"type": "content_block_start", "index": part.index}
-        return [{**empty, "content_block": _empty_block(part)}]
+        empty = _block(part, "", "")
+        return [{"type": "content_block_start", "index": part.index, "content_block": empty}]
 
     def part_added(self, part: ReplyPart, text: str, logprobs: list[dict[str, Any]]) -> list[Event]:
-        return [_delta(part, _added(part, text))]
+        kind, field = DELTAS[part.kind]
+        return [_delta(part, {"type": kind, field: text})]
 
     def part_ended(self, part: ReplyPart) -> list[Event]:
         stop = {"type": "content_block_stop", "index": part.index}
@@ -84,29 +95,14 @@ def _delta(part: ReplyPart, delta: dict[str, Any]) -> Event:
     return {"type": "content_block_delta", "index": part.index, "delta": delta}
 
 
-def _added(part: ReplyPart, text: str) -> dict[str, Any]:
+def _block(part: ReplyPart, text: str, signature: str = SIGNATURE) -> dict[str, Any]:
+    """A part that says ``text``."""
     if part.kind == "text":
-        return {"type": "text_delta", "text": text}
+        return {"type": "text", "text": text}
     if part.kind == "reasoning":
-        return {"type": "thinking_delta", "thinking": text}
-    return {"type": "input_json_delta", "partial_json": text}
-
-
-def _empty_block(part: ReplyPart) -> dict[str, Any]:
-    if part.kind == "text":
-        return {"type": "text", "text": ""}
-    if part.kind == "reasoning":
-        return {"type": "thinking", "thinking": "", "signature": ""}
-    return {"type": "tool_use", "id": part.call_id, "name": part.name, "input": {}}
-
-
-def _block(part: ReplyPart) -> dict[str, Any]:
-    if part.kind == "text":
-        return {"type": "text", "text": part.text}
-    if part.kind == "reasoning":
-        return {"type": "thinking", "thinking": part.text, "signature": SIGNATURE}
+        return {"type": "thinking", "thinking": text, "signature": signature}
     called = {"type": "tool_use", "id": part.call_id, "name": part.name}
-    return {**called, "input": _arguments(part.text)}
+    return {**called, "input": _arguments(text)}
 
 
 def _arguments(text: str) -> dict[str, Any]:

@@ -44,23 +44,22 @@ class EngineCollector(Collector):
         statistics = self._client.statistics
         for name, declared in statistics_of(type(statistics)).items():
             yield _engine_metric(name, declared, getattr(statistics, name))
-        yield GaugeMetricFamily(
-            "lexshard_ready", "1 while the engine answers", value=float(self._client.ready)
-        )
+        gauges = {
+            "lexshard_ready": (self._client.ready, "1 while the engine answers"),
+            "lexshard_admitted_sequences": (
+                self._admission.sequences,
+                "Sequences admitted and not finished",
+            ),
+            "lexshard_admitted_waiting_tokens": (
+                self._admission.waiting_tokens,
+                "Admitted prompt tokens the engine has not computed",
+            ),
+        }
+        for name, (value, description) in gauges.items():
+            yield GaugeMetricFamily(name, description, value=float(value))
+        restarts = self._counters.largest(RESTARTS)
         yield CounterMetricFamily(
-            "lexshard_engine_restarts",
-            "Engines lost and replaced",
-            value=self._counters.largest(RESTARTS),
-        )
-        yield GaugeMetricFamily(
-            "lexshard_admitted_sequences",
-            "Sequences admitted and not finished",
-            value=self._admission.sequences,
-        )
-        yield GaugeMetricFamily(
-            "lexshard_admitted_waiting_tokens",
-            "Admitted prompt tokens the engine has not computed",
-            value=self._admission.waiting_tokens,
+            "lexshard_engine_restarts", "Engines lost and replaced", value=restarts
         )
 
 

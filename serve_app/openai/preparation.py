@@ -277,18 +277,12 @@ class Preparation:
         Raises:
             ApiError: 400, with both numbers, when prompt and output do not fit the context.
         """
-        information, asked, field = (
-            self.information,
-            self._wanted.max_tokens,
-            self._wanted.prompt_field,
-        )
+        information = self.information
+        asked, field = self._wanted.max_tokens, self._wanted.prompt_field
         context = min(information.max_model_len, information.kv_tokens)
         if prompt_tokens + max(1, asked or 0) > context:
-            if asked is None:
-                reason = (
-                    f"your {field} resulted in {prompt_tokens}, which leaves none for an answer."
-                )
-            else:
+            reason = f"your {field} resulted in {prompt_tokens}, which leaves none for an answer."
+            if asked is not None:
                 parts = f"{prompt_tokens} in the {field}, {asked} in the completion"
                 reason = f"you requested {prompt_tokens + asked} tokens ({parts})."
             reason += f" Please reduce the length of the {field} or completion."

@@ -20,7 +20,6 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
-    WithJsonSchema,
     model_validator,
 )
 from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError
@@ -61,26 +60,17 @@ LogprobCount = Annotated[
     int, Field(ge=-1, json_schema_extra={"minimum": 0, "maximum": MAX_LOGPROBS})
 ]
 
-# What `prompts.py` checks, in JSON Schema's words.
 NOTHING: Final = {"type": "null"}
-TOKEN_IDS_SCHEMA: Final = {
-    "type": "array",
-    "minItems": 1,
-    "items": {"type": "integer", "minimum": 0},
-}
-PROMPT_SCHEMA: Final = {
-    "anyOf": [
-        {"type": "string", "minLength": 1},
-        {
-            "type": "array",
-            "minItems": 1,
-            "maxItems": MAX_PROMPTS,
-            "items": {"type": "string", "minLength": 1},
-        },
-        TOKEN_IDS_SCHEMA,
-        {"type": "array", "minItems": 1, "maxItems": MAX_PROMPTS, "items": TOKEN_IDS_SCHEMA},
-    ]
-}
+# What `prompts.py` checks.
+PromptText = Annotated[str, Field(min_length=1)]
+PromptIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+Several = Field(min_length=1, max_length=MAX_PROMPTS)
+Prompts = (
+    PromptText
+    | Annotated[list[PromptText], Several]
+    | PromptIds
+    | Annotated[list[PromptIds], Several]
+)
 Model = TypeVar("Model", bound="StrictModel")
 # Errors of our own, beside pydantic's.
 UNKNOWN_FIELD: Final = "unknown_field"
@@ -123,6 +113,15 @@ def shown_as(*examples: dict[str, Any]) -> Callable[[dict[str, Any]], None]:
         schema |= {"examples": [*examples]} if examples else {}
 
     return complete
+
+
+def told_as(kind: Any) -> BeforeValidator:
+    """Marks a field that is checked elsewhere, and described as of such a type."""
+    return BeforeValidator(_unchanged, json_schema_input_type=kind)
+
+
+def _unchanged(value: Any) -> Any:
+    return value
 
 
 def known_fields(body: dict[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -245,7 +244,7 @@ class CompletionRequest(GenerationFields):
         json_schema_extra=shown_as({"prompt": "Once upon a time", "max_tokens": 60, "seed": 7})
     )
 
-    prompt: Annotated[Any, WithJsonSchema(PROMPT_SCHEMA)]
+    prompt: Annotated[Any, told_as(Prompts)]
     echo: bool | None = None
     logprobs: LogprobCount | None = None
     best_of: int | None = None

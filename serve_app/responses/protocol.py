@@ -16,6 +16,7 @@ from lexshard.serve_app.openai.protocol import (
     SeedNumber,
     StrictModel,
     shown_as,
+    told_as,
 )
 from lexshard.serve_app.tools.offer import MAX_TOOLS
 
@@ -33,12 +34,7 @@ Included = Literal[
     "computer_call_output.output.image_url",
     "code_interpreter_call.outputs",
 ]
-ITEMS_SCHEMA: Final = {
-    "anyOf": [
-        {"type": "string"},
-        {"type": "array", "maxItems": MAX_MESSAGES, "items": {"type": "object"}},
-    ]
-}
+Items = str | Annotated[list[dict[str, Any]], Field(max_length=MAX_MESSAGES)]
 TOOL_CHOICE_SCHEMA: Final = {
     "anyOf": [
         {"enum": [None, "none", "auto", "required"]},
@@ -74,7 +70,7 @@ class ResponsesRequest(StrictModel):
     )
 
     model: str | None = None
-    input: Annotated[Any, WithJsonSchema(ITEMS_SCHEMA)]
+    input: Annotated[Any, told_as(Items)]
     instructions: str | None = None
     previous_response_id: str | None = None
     store: bool | None = None

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 from starlette.requests import Request as HttpRequest
 from starlette.types import ASGIApp
@@ -16,7 +16,6 @@ from lexshard.serve_app.openai.parameters import check_priority
 from lexshard.serve_app.openai.prompts import Prompt, TextReader, check_texts, estimated_tokens
 from lexshard.serve_app.openai.protocol import (
     MAX_PROMPTS,
-    NOTHING,
     NotImplementedField,
     RequestName,
     StrictModel,
@@ -89,21 +88,7 @@ def _as_object(document: Any) -> Any:
 
 # Of two types, places of mistakes would tell which one a document was taken for.
 Document = Annotated[
-    DocumentText,
-    BeforeValidator(_as_object),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "string"},
-                {
-                    "type": "object",
-                    "properties": {"text": {"type": "string"}},
-                    "required": ["text"],
-                    "additionalProperties": NOTHING,
-                },
-            ]
-        }
-    ),
+    DocumentText, BeforeValidator(_as_object, json_schema_input_type=str | DocumentText)
 ]
 
 

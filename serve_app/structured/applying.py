@@ -55,6 +55,20 @@ async def constraint_of(
     if constraint is None:
         return None
     _check_beside(fields, constraint.field)
+    return await checked(constraint, compiler, information, receive)
+
+
+async def checked(
+    constraint: Constraint,
+    compiler: GrammarCompiler,
+    information: EngineInformation,
+    receive: Receive,
+) -> Constraint:
+    """A constraint that is known to compile, with notes of what it leaves to the model.
+
+    Raises:
+        ApiError: 400 naming its field where it is no grammar; 503 where too many wait.
+    """
     compiled = await compiler.compiled(constraint.text(), constraint.field, information, receive)
     return replace(constraint, notes=checked_notes(compiled, constraint))
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from lexshard.actors.configuration import EngineInformation
 from lexshard.serve_app.openai.workers import Receive
-from lexshard.serve_app.structured.applying import checked_notes
+from lexshard.serve_app.structured.applying import checked
 from lexshard.serve_app.structured.compiling import GrammarCompiler
 from lexshard.serve_app.structured.constraint import Constraint
 from lexshard.serve_app.tools.families import ReplyFormat
@@ -90,21 +90,13 @@ class ReplyPlan:
         Raises:
             ApiError: 400 naming its field.
         """
-        answer = self._answer
-        if answer is not None:
-            text = answer.text()
-            compiled = await compiler.compiled(text, answer.field, information, receive)
-            checked_notes(compiled, answer)
+        if self._answer is not None:
+            await checked(self._answer, compiler, information, receive)
         for tool in self._callable.values():
-            field = _definition(tool)
+            field = f"{tool.place}.{'format' if tool.custom else 'parameters'}"
             text = tool_grammar(self._format, tool)
-            compiled = await compiler.compiled(text, field, information, receive)
-            checked_notes(compiled, Constraint({}, field, (tool.parameters,), whole=text))
-
-
-def _definition(tool: OfferedTool) -> str:
-    """The field that says what a tool takes."""
-    return f"{tool.place}.{'format' if tool.custom else 'parameters'}"
+            alone = Constraint({}, field, (tool.parameters,), whole=text)
+            await checked(alone, compiler, information, receive)
 
 
 def _insists(offer: Offer) -> bool:
