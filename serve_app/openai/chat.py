@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
@@ -109,7 +110,7 @@ class ChatWriter(ResponseWriter):
     chunk_object_name = "chat.completion.chunk"
 
     def body(self, deltas: Sequence[Delta]) -> dict[str, Any]:
-        choices = [encoded(self._choice(delta)) for delta in deltas]
+        choices = [encoded(self._choice(delta, "message", _message(delta))) for delta in deltas]
         body: dict[str, Any] = {"choices": choices}
         first = deltas[0].choice
         if self.options.prompt_logprobs:
@@ -123,26 +124,18 @@ class ChatWriter(ResponseWriter):
         chunks = [self._opening(delta)] if delta.first else []
         if not self.has_news(delta):
             return chunks
+        return [*chunks, {"choices": [self._choice(delta, "delta", _added(delta))]}]
+
+    def _choice(self, delta: Delta, name: str, said: dict[str, Any]) -> dict[str, Any]:
         choice: dict[str, Any] = {
             "index": delta.choice.index,
-            "delta": _added(delta),
+            name: said,
             "logprobs": self.logprobs(delta),
             "finish_reason": _finish_reason(delta),
-            **self.told_tokens(delta),
         }
         if delta.finish_reason is not None:
             choice["stop_reason"] = delta.choice.stop_reason
-        return [*chunks, {"choices": [choice]}]
-
-    def _choice(self, delta: Delta) -> dict[str, Any]:
-        return {
-            "index": delta.choice.index,
-            "message": _message(delta),
-            "logprobs": self.logprobs(delta),
-            "finish_reason": _finish_reason(delta),
-            "stop_reason": delta.choice.stop_reason,
-            **self.told_tokens(delta),
-        }
+        return {**choice, **self.told_tokens(delta)}
 
     def _opening(self, delta: Delta) -> dict[str, Any]:
         choice: dict[str, Any] = {
@@ -210,14 +203,8 @@ def _message(delta: Delta) -> dict[str, Any]:
 
 def _whole_calls(pieces: Sequence[CallPiece]) -> list[CallPiece]:
     """One piece for each call."""
-    return [
-        CallPiece(
-            first.index,
-            "".join(piece.text for piece in pieces if piece.index == first.index),
-            first.call_id,
-            first.name,
-            first.custom,
-        )
-        for first in pieces
-        if first.name is not None
-    ]
+    texts: dict[int, str] = {}
+    for piece in pieces:
+        texts[piece.index] = texts.get(piece.index, "") + piece.text
+    named = (piece for piece in pieces if piece.name is not None)
+    return [msgspec.structs.replace(first, text=texts[first.index]) for first in named]

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Required
 
-import orjson
 from pydantic import (
     BeforeValidator,
     ConfigDict,
@@ -32,6 +31,7 @@ from lexshard.serve_app.openai.protocol import (
     StrictModel,
     TokenizeFields,
     known_fields,
+    read_object,
     shown_as,
 )
 from lexshard.serve_app.tools.offer import (
@@ -216,13 +216,7 @@ def _template_call(call: MessageCall, place: str) -> dict[str, Any]:
         }
     else:
         written = call["function"]["arguments"]
-        field = f"{place}.function.arguments"
-        try:
-            arguments = orjson.loads(written) if written.strip() else {}
-        except orjson.JSONDecodeError as error:
-            raise bad_request(f"'{field}' is no JSON: {error}", field) from error
-        if not isinstance(arguments, dict):
-            raise bad_request(f"'{field}' must be a JSON object", field)
+        arguments = read_object(written, f"{place}.function.arguments") if written.strip() else {}
         function = {"name": call["function"]["name"], "arguments": arguments}
     return {"id": call["id"], "type": "function", "function": function}
 

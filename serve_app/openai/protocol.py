@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Final, Literal, TypeVar
 
+import orjson
 from pydantic import (
     BaseModel,
     BeforeValidator,
@@ -302,6 +303,21 @@ def parse(model: type[Model], body: Any) -> Model:
         if problem["type"].endswith(WRONG_TYPE):
             code = "invalid_type"
         raise bad_request(f"'{field}': {problem['msg']}", field, code) from error
+
+
+def read_object(text: str, place: str) -> dict[str, Any]:
+    """A JSON object that clients send as a text.
+
+    Raises:
+        ApiError: 400 naming ``place`` where it is none.
+    """
+    try:
+        told = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise bad_request(f"'{place}' is no JSON: {error}", place) from error
+    if not isinstance(told, dict):
+        raise bad_request(f"'{place}' must be a JSON object", place)
+    return told
 
 
 def _first_problem(error: ValidationError) -> ErrorDetails:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-import orjson
 from pydantic import Field
 
 from lexshard.serve_app.openai.errors import bad_request, shortened
-from lexshard.serve_app.openai.protocol import MAX_MESSAGES, NotImplementedField, StrictModel
+from lexshard.serve_app.openai.protocol import (
+    MAX_MESSAGES,
+    NotImplementedField,
+    StrictModel,
+    read_object,
+)
 from lexshard.serve_app.over_chat.chat_body import ChatMessages
 from lexshard.serve_app.over_chat.reading import inside, kind_of, read_at, refused_kind
 from lexshard.serve_app.responses.writer import new_id
@@ -119,7 +123,8 @@ class Conversation(ChatMessages):
                 call = read_at(FunctionCallItem, item, place)
                 if call.status == "incomplete":  # its JSON ends with the budget of a reply
                     return
-                _check_arguments(call.arguments, inside(place, "arguments"))
+                if call.arguments.strip():  # none at all are an empty object
+                    read_object(call.arguments, inside(place, "arguments"))
                 function = {"name": call.name, "arguments": call.arguments}
                 self._call(call.call_id, {"type": "function", "function": function}, place)
             case "custom_tool_call":
@@ -166,18 +171,6 @@ class Conversation(ChatMessages):
             last = {"role": "assistant", "content": None}
             self.add(last, place)
         return last
-
-
-def _check_arguments(arguments: str, place: str) -> None:
-    """Raises:
-    ApiError: 400 where they are no JSON object; none at all are an empty one.
-    """
-    try:
-        told = orjson.loads(arguments) if arguments.strip() else {}
-    except orjson.JSONDecodeError as error:
-        raise bad_request(f"'{place}' is no JSON: {error}", place) from error
-    if not isinstance(told, dict):
-        raise bad_request(f"'{place}' must be a JSON object", place)
 
 
 def read_parts(content: Any, place: str) -> list[str]:

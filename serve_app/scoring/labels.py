@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field
 from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from lexshard.actors.configuration import EngineInformation
@@ -62,19 +63,13 @@ class Scores:
     values: list[float]
     usage: dict[str, Any]
 
-    def reply(self, name: str, model: str) -> dict[str, Any]:
+    def reply(self, name: str, model: str) -> Response:
         """As vLLM tells them; ``name`` is the id of the reply."""
-        return {
-            "id": name,
-            "object": "list",
-            "created": int(time.time()),
-            "model": model,
-            "data": [
-                {"index": i, "object": "score", "score": score}
-                for i, score in enumerate(self.values)
-            ],
-            "usage": self.usage,
-        }
+        told = [
+            {"index": i, "object": "score", "score": score} for i, score in enumerate(self.values)
+        ]
+        head = {"id": name, "object": "list", "created": int(time.time()), "model": model}
+        return json_response({**head, "data": told, "usage": self.usage})
 
 
 async def score(
@@ -118,20 +113,6 @@ def checked_prompt(
     return check_and_truncate(Prompt(tuple(token_ids), None), None, information)
 
 
-def _sampling(scoring: Scoring) -> SamplingParameters:
-    """One token, of which the engine tells how likely each label is: among all labels, whose rows
-    of the head are all that is read, or the first one among all tokens."""
-    labels = scoring.labels if scoring.softmax else scoring.labels[:1]
-    return SamplingParameters(
-        temperature=0.0,
-        allowed_ids=tuple(labels),
-        labels=scoring.softmax,
-        logprobs=len(labels) if scoring.softmax else 0,
-        max_tokens=1,
-        ignore_eos=True,
-    )
-
-
 def _generation(
     state: ServerState,
     prompts: Sequence[Prompt],
@@ -139,24 +120,27 @@ def _generation(
     ticket: Ticket,
     record: RequestRecord,
 ) -> Generation:
-    """A sequence for each prompt."""
-    name = uuid.uuid4().hex
-    visible = state.tokenizer.token_bytes
+    """A sequence of one token for each prompt, of which the engine tells how likely each label is:
+    among all labels, whose rows of the head are all that is read, or the first one among all
+    tokens."""
+    labels = scoring.labels if scoring.softmax else scoring.labels[:1]
+    sampling = SamplingParameters(
+        temperature=0.0,
+        allowed_ids=tuple(labels),
+        labels=scoring.softmax,
+        logprobs=len(labels) if scoring.softmax else 0,
+        max_tokens=1,
+        ignore_eos=True,
+    )
+    name, visible = uuid.uuid4().hex, state.tokenizer.token_bytes
+    priority = max(0, record.lowest_priority) if scoring.priority is None else scoring.priority
+    client, salt = record.client, record.cache_salt
+    requests = (
+        Request(f"{name}-{i}", 0, prompt.ids, sampling, priority, client=client, cache_salt=salt)
+        for i, prompt in enumerate(prompts)
+    )
     options = OutputOptions(logprobs=0)
-    sampling = _sampling(scoring)
-    lowest = max(0, record.lowest_priority)
-    choices = []
-    for i, prompt in enumerate(prompts):
-        request = Request(
-            f"{name}-{i}",
-            0,
-            prompt.ids,
-            sampling,
-            lowest if scoring.priority is None else scoring.priority,
-            client=record.client,
-            cache_salt=record.cache_salt,
-        )
-        choices.append(Choice(i, request, "", options, visible))
+    choices = [Choice(i, request, "", options, visible) for i, request in enumerate(requests)]
     return Generation(state.client, choices, visible, ticket, record)
 
 
@@ -228,7 +212,7 @@ async def create_generative_scoring(
         return await _prompts(asked, reader, information)
 
     scores = await score(state, request.receive, record, scoring, read)
-    return json_response(scores.reply(f"generative-scoring-{record.request_id}", model))
+    return scores.reply(f"generative-scoring-{record.request_id}", model)
 
 
 async def _prompts(

@@ -127,7 +127,7 @@ async def create_score(
     model = state.model_name(asked.model)
     pairs = _pairs(*texts, fields)
     scores = await _scores(state, request, record, asked, pairs, fields[1])
-    return json_response(scores.reply(f"score-{record.request_id}", model))
+    return scores.reply(f"score-{record.request_id}", model)
 
 
 async def create_rerank(
@@ -144,20 +144,13 @@ async def create_rerank(
     scores = await _scores(state, request, record, asked, pairs, "documents")
     values = scores.values
     best = sorted(range(len(values)), key=values.__getitem__, reverse=True)  # ties as they came
-    results: list[dict[str, Any]] = [
-        {"index": i, "relevance_score": values[i]} for i in best[: asked.top_n or None]
-    ]
-    if asked.return_documents is not False:
-        for result in results:
-            result["document"] = {"text": texts[result["index"]]}
-    return json_response(
-        {
-            "id": f"rerank-{record.request_id}",
-            "model": model,
-            "results": results,
-            "usage": {name: scores.usage[name] for name in ("prompt_tokens", "total_tokens")},
-        }
-    )
+    results: list[dict[str, Any]] = []
+    for i in best[: asked.top_n or None]:
+        told = {} if asked.return_documents is False else {"document": {"text": texts[i]}}
+        results.append({"index": i, "relevance_score": values[i], **told})
+    usage = {name: scores.usage[name] for name in ("prompt_tokens", "total_tokens")}
+    head = {"id": f"rerank-{record.request_id}", "model": model}
+    return json_response({**head, "results": results, "usage": usage})
 
 
 def _pairs(

@@ -34,6 +34,11 @@ class TypedPart(StrictModel):
                 raise PydanticCustomError("part", f"'{name}' {told}; 'type' is '{self.type}'")
         return self
 
+    @property
+    def part(self) -> Any:
+        """That field, which is there."""
+        return getattr(self, self.type)
+
 
 class FunctionDefinition(StrictModel):
     """``parameters`` is a JSON schema of an object. ``strict``: what of it cannot be held to is an
@@ -74,12 +79,6 @@ class ToolDefinition(TypedPart):
     function: FunctionDefinition | None = None
     custom: CustomDefinition | None = None
 
-    @property
-    def name(self) -> str:
-        part = self.function or self.custom
-        assert part is not None  # checked
-        return part.name
-
 
 class ToolReference(StrictModel):
     name: str
@@ -89,13 +88,6 @@ class AllowedTool(TypedPart):
     type: Kind
     function: ToolReference | None = None
     custom: ToolReference | None = None
-
-    @property
-    def key(self) -> tuple[str, str]:
-        """Its type and name."""
-        part = self.function or self.custom
-        assert part is not None  # checked
-        return self.type, part.name
 
 
 class ToolSubset(StrictModel):
@@ -169,16 +161,12 @@ def offered_tools(definitions: Sequence[ToolDefinition] | None) -> tuple[Offered
     tools: dict[str, OfferedTool] = {}
     for i, definition in enumerate(definitions or ()):
         place = f"tools.{i}.{definition.type}"
-        if definition.name in tools:
-            name = shortened(definition.name)
+        name = definition.part.name
+        if name in tools:
             where = f"{place}.name"
-            raise bad_request(f"'{where}': there are two tools named '{name}'", where)
-        if definition.function is not None:
-            tool = _function(definition.function, place)
-        else:
-            assert definition.custom is not None  # checked
-            tool = _custom(definition.custom, place)
-        tools[tool.name] = tool
+            raise bad_request(f"'{where}': there are two tools named '{shortened(name)}'", where)
+        read = _function if definition.type == "function" else _custom
+        tools[name] = read(definition.part, place)
     return tuple(tools.values())
 
 
@@ -199,11 +187,10 @@ def offer(
     if choice is None or isinstance(choice, str):
         return None if choice == "none" else Offer(by_name, choice == "required", single)
     if choice.allowed_tools is None:
-        named = choice.function or choice.custom
-        assert named is not None  # checked
-        tool = _called_for(by_name, choice.type, named.name)
+        tool = _called_for(by_name, choice.type, choice.part.name)
         return Offer({tool.name: tool}, required=True, single=True)
-    allowed = [_called_for(by_name, *each.key) for each in choice.allowed_tools.tools]
+    several = choice.allowed_tools.tools
+    allowed = [_called_for(by_name, each.type, each.part.name) for each in several]
     required = choice.allowed_tools.mode == "required"
     return Offer({tool.name: tool for tool in allowed}, required, single)
 
