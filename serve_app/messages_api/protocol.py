@@ -22,6 +22,7 @@ from lexshard.serve_app.openai.protocol import (
     shown_as,
     told_as,
 )
+from lexshard.serve_app.over_chat.chat_body import given
 from lexshard.serve_app.over_chat.reading import inside, kind_of, read_at, refused_kind
 from lexshard.serve_app.tools.offer import MAX_TOOLS, ToolName
 
@@ -209,11 +210,8 @@ def chat_tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if kind != "custom":
             raise refused_kind(place, kind, NO_SERVER_TOOLS)
         read = read_at(SchemaTool, tool, place)
-        function: dict[str, Any] = {"name": read.name, "parameters": read.input_schema}
-        if read.description is not None:
-            function["description"] = read.description
-        if read.strict is not None:
-            function["strict"] = read.strict
+        function = {"name": read.name, "parameters": read.input_schema}
+        function |= given(read, ("description", "strict"))
         told.append({"type": "function", "function": function})
     return told
 

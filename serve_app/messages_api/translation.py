@@ -24,6 +24,7 @@ from lexshard.serve_app.over_chat.chat_body import (
     ChatBody,
     ChatMessages,
     Reads,
+    given,
     thinking_fields,
 )
 from lexshard.serve_app.over_chat.reading import inside, kind_of, read_at, refused_kind
@@ -181,9 +182,7 @@ def message_body(asked: MessagesRequest, reads: Reads) -> ChatBody:
         if budget >= asked.max_tokens:
             raise bad_request(f"'{place}' must be less than 'max_tokens'", place)
     translated = prompt_body(asked, reads)
-    given = {name: getattr(asked, name) for name in SAME}
-    body = translated.fields | {name: value for name, value in given.items() if value is not None}
-    body["max_completion_tokens"] = asked.max_tokens
+    body = translated.fields | given(asked, SAME) | {"max_completion_tokens": asked.max_tokens}
     if asked.stop_sequences:
         body["stop"] = asked.stop_sequences
     return ChatBody(body, translated.places)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
+
+from pydantic import BaseModel
 
 EFFORT = "reasoning_effort"
 # Variables of chat templates by which they let models think, or not.
@@ -13,6 +15,12 @@ NO_THINKING = "none"
 # Where a chat completion has another name.
 EFFORTS = {"max": "xhigh"}
 Reads = Callable[[str], bool]
+
+
+def given(model: BaseModel, names: Iterable[str]) -> dict[str, Any]:
+    """Those of the fields of these ``names`` that a client has given."""
+    values = {name: getattr(model, name) for name in names}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,6 @@ from lexshard.serve_app.openai.chat import ChatWriter
 from lexshard.serve_app.openai.choice import Delta
 from lexshard.serve_app.openai.errors import ApiError
 from lexshard.serve_app.openai.response_writer import ReplyWriter
-from lexshard.serve_app.tools.calls import CallPiece
 
 Event = dict[str, Any]
 PartKind = Literal["reasoning", "text", "call"]
@@ -114,7 +113,11 @@ class PartsWriter(ReplyWriter):
             scores = self._chat.logprobs(delta)
             events += self._told("text", delta.text, scores["content"] if scores else [])
         for piece in delta.calls:
-            events += self._called(piece)
+            if piece.name is not None:
+                called = piece.name, piece.call_id or "", piece.custom
+                events += self._begin_part(ReplyPart("call", len(self.parts), *called))
+            if piece.text:
+                events += self._add(piece.text, [])
         if delta.finish_reason is not None:
             self.finish_reason = delta.finish_reason
             stop = delta.choice.stop_reason
@@ -126,14 +129,6 @@ class PartsWriter(ReplyWriter):
         if not self.parts or self.parts[-1].kind != kind:
             events = self._begin_part(ReplyPart(kind, len(self.parts)))
         return [*events, *self._add(text, logprobs)]
-
-    def _called(self, piece: CallPiece) -> list[Event]:
-        events: list[Event] = []
-        if piece.name is not None and piece.call_id is not None:
-            place = len(self.parts)
-            part = ReplyPart("call", place, piece.name, piece.call_id, piece.custom)
-            events = self._begin_part(part)
-        return [*events, *self._add(piece.text, [])] if piece.text else events
 
     def _begin_part(self, part: ReplyPart) -> list[Event]:
         ended = self._end_part()

@@ -1,5 +1,5 @@
 """The bodies of ``POST /v1/responses``: the fields of the body here, what its lists hold beside it
-in `lexshard.serve_app.responses.items` and `lexshard.serve_app.responses.tools`."""
+in `lexshard.serve_app.responses.items` and `lexshard.serve_app.responses.translation`."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class ReasoningOptions(StrictModel):
 
 
 class TextOptions(StrictModel):
-    """``format`` is read in ``tools.py``, where other JSON schemas are."""
+    """``format`` is read in ``translation.py``, where other JSON schemas are."""
 
     format: dict[str, Any] | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
@@ -63,7 +63,7 @@ class ResponsesStreamOptions(StrictModel):
 
 class ResponsesRequest(StrictModel):
     """``POST /v1/responses``. ``input`` is read in ``items.py``, ``tools`` and ``tool_choice`` in
-    ``tools.py``."""
+    ``translation.py``."""
 
     model_config = ConfigDict(
         json_schema_extra=shown_as({"input": "Hello!", "max_output_tokens": 60})
