@@ -80,15 +80,18 @@ def reason(error: Exception) -> str:
     return str(inner) or "it sends no answer"
 
 
-def _ask(url: str) -> dict[str, Any]:
-    headers = {}
+def opened(url: str, path: str, data: bytes | None = None, seconds: float | None = None) -> Any:
+    """What the server at ``url`` answers, asked with the key of the environment. A server nearby is
+    not asked through the proxy of the environment."""
+    headers = {} if data is None else {"Content-Type": "application/json"}
     if key := os.environ.get(KEY_VARIABLE):
         headers["Authorization"] = f"Bearer {key}"
-    # A server nearby is not asked through the proxy of the environment.
-    opener = build_opener(ProxyHandler({}))
-    with opener.open(
-        Request(f"{url.rstrip('/')}/status", headers=headers), timeout=ANSWER_SECONDS
-    ) as answer:
+    request = Request(url.rstrip("/") + path, data, headers)
+    return build_opener(ProxyHandler({})).open(request, timeout=seconds)
+
+
+def _ask(url: str) -> dict[str, Any]:
+    with opened(url, "/status", seconds=ANSWER_SECONDS) as answer:
         report = json.loads(answer.read())
     if not isinstance(report, dict) or not {"ready", "roles"} <= report.keys():
         raise ValueError("it tells of no roles")

@@ -15,6 +15,7 @@ from pydantic import (
     Field,
     ValidatorFunctionWrapHandler,
     WrapValidator,
+    with_config,
 )
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
@@ -77,18 +78,16 @@ def _text_or_parts(content: Any, read: ValidatorFunctionWrapHandler) -> Any:
     return read(content)
 
 
+@with_config(STRICT)
 class FunctionCall(TypedDict):
     """``arguments`` are a JSON object, as text."""
-
-    __pydantic_config__ = STRICT  # type: ignore[misc]
 
     name: str
     arguments: str
 
 
+@with_config(STRICT)
 class CustomCall(TypedDict):
-    __pydantic_config__ = STRICT  # type: ignore[misc]
-
     name: str
     input: str
 
@@ -106,9 +105,8 @@ def _check_call(call: Any) -> Any:
     return call
 
 
+@with_config(STRICT)
 class MessageCall(TypedDict, total=False):
-    __pydantic_config__ = STRICT  # type: ignore[misc]
-
     id: Required[Annotated[str, Field(min_length=1)]]
     type: Required[Literal["function", "custom"]]
     function: FunctionCall
@@ -135,11 +133,10 @@ def _check_message(message: Any) -> Any:
     return known_fields(message, Message.__annotations__)
 
 
+@with_config(STRICT)
 class Message(TypedDict, total=False):
     """A dictionary of strings, which costs a collection of garbage nothing: models of 16,000
     messages held other requests up for half a second."""
-
-    __pydantic_config__ = STRICT  # type: ignore[misc]
 
     role: Required[Literal["system", "developer", "user", "assistant", "tool"]]
     content: Required[
