@@ -18,6 +18,7 @@ from lexshard.actors.messages import (
 )
 from lexshard.actors.text.detokenizer import Detokenizer
 from lexshard.actors.text.token_bytes import TokenBytes
+from lexshard.serve_app.admission import waiting_cost
 from lexshard.serve_app.tools.calls import CallPiece
 from lexshard.serve_app.tools.reply_parser import ReplyParser
 
@@ -92,6 +93,12 @@ class Choice:
         stop, include_stop = self.options.stop, self.options.include_stop
         least = self.request.parameters.min_tokens
         self._detokenizer = Detokenizer(token_bytes, stop, include_stop, least)
+
+    @property
+    def waiting_tokens(self) -> int:
+        """What the engine computes before it begins."""
+        scored = self.request.parameters.prompt_logprobs is not None
+        return waiting_cost(len(self.request.prompt_ids), self.request.choice, scored)
 
     def take(self, event: SequenceEvent, token_bytes: TokenBytes) -> Delta:
         """What ``event`` adds. A stop string ends the choice, whatever the engine thinks."""
