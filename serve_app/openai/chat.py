@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
-from starlette.requests import Request
 from starlette.types import ASGIApp
 
+from lexshard.serve_app.http_call import HttpCall
 from lexshard.serve_app.openai.chat_fields import ChatCompletionRequest, text_of
 from lexshard.serve_app.openai.choice import Delta
 from lexshard.serve_app.openai.errors import bad_request
@@ -16,28 +16,21 @@ from lexshard.serve_app.openai.preparation import Wanted, answer, begun, read_fi
 from lexshard.serve_app.openai.prompts import Prompt, TextReader
 from lexshard.serve_app.openai.response_writer import ReplyWriter, ResponseWriter, encoded
 from lexshard.serve_app.openai.streaming import respond
-from lexshard.serve_app.request_record import RequestRecord
-from lexshard.serve_app.server_state import ServerState
 from lexshard.serve_app.tools.calls import CallPiece
 from lexshard.serve_app.tools.offer import offer
 from lexshard.serve_app.tools.plan import ReplyPlan
 
 
-async def create_chat_completion(
-    state: ServerState, request: Request, body: Any, record: RequestRecord
-) -> ASGIApp:
+async def create_chat_completion(call: HttpCall, body: Any) -> ASGIApp:
     """Raises:
     ApiError: whatever is wrong with the request.
     """
-    chat, wanted = _read(state, body, record)
-    return await answer(state, request, chat, wanted, record)
+    return await answer(call, *_read(call, body))
 
 
 async def chat_reply(
-    state: ServerState,
-    request: Request,
+    call: HttpCall,
     body: dict[str, Any],
-    record: RequestRecord,
     writer: Callable[[ChatWriter], ReplyWriter],
     *,
     stream: bool,
@@ -49,31 +42,27 @@ async def chat_reply(
     Raises:
         ApiError: whatever is wrong with the request, and names fields of ``body``.
     """
-    chat, wanted = _read(state, body, record)
-    generation, own = await begun(state, request, chat, wanted, record)
+    generation, own = await begun(call, *_read(call, body))
     assert isinstance(own, ChatWriter)  # as is wanted
-    return await respond(request, generation, writer(own), record, stream=stream)
+    return await respond(call, generation, writer(own), stream=stream)
 
 
-async def chat_prompt_tokens(
-    state: ServerState, request: Request, body: dict[str, Any], record: RequestRecord
-) -> int:
+async def chat_prompt_tokens(call: HttpCall, body: dict[str, Any]) -> int:
     """How many tokens the prompt of such a ``body`` has; nothing is generated.
 
     Raises:
         ApiError: whatever is wrong with the request, and names fields of ``body``.
     """
-    _, wanted = _read(state, body, record)
-    reader = TextReader(state.tokenizer, state.information().max_model_len, request.receive)
-    with state.admission.admit(record.client, 0, 0).released():
+    _, wanted = _read(call, body)
+    reader = call.reader()
+    with call.without_sequences():
         [prompt] = await wanted.encode(reader)
     return len(prompt.ids)
 
 
-def _read(
-    state: ServerState, body: Any, record: RequestRecord
-) -> tuple[ChatCompletionRequest, Wanted]:
-    chat = read_fields(ChatCompletionRequest, body, state, record)
+def _read(call: HttpCall, body: Any) -> tuple[ChatCompletionRequest, Wanted]:
+    state = call.state
+    chat = read_fields(ChatCompletionRequest, body, state, call.record)
     if chat.top_logprobs is not None and not chat.logprobs:
         raise bad_request("'top_logprobs' needs 'logprobs'", "top_logprobs")
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from lexshard.serve_app.http_call import HttpCall
 from lexshard.serve_app.openai.choice import Delta
 from lexshard.serve_app.openai.errors import ApiError, internal_error
 from lexshard.serve_app.openai.generation import Generation
@@ -27,10 +27,9 @@ EVENT_STREAM_HEADERS = (
 
 
 async def respond(
-    request: Request,
+    call: HttpCall,
     generation: Generation,
     writer: ReplyWriter,
-    record: RequestRecord,
     *,
     stream: bool,
 ) -> ASGIApp:
@@ -41,9 +40,9 @@ async def respond(
         ClientDisconnectedError: the client was gone first; its sequences are cancelled.
     """
     if stream:
-        return StreamedResponse(generation, writer, record)
+        return StreamedResponse(generation, writer, call.record)
     try:
-        content = await run_unless_disconnected(request.receive, _whole(generation, writer))
+        content = await run_unless_disconnected(call.request.receive, _whole(generation, writer))
         return Response(content, media_type="application/json")
     finally:
         generation.close()

@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from lexshard.serve_app.http_call import HttpCall
 from lexshard.serve_app.middleware import RECORD_KEY
 from lexshard.serve_app.openai.chat import chat_reply
 from lexshard.serve_app.openai.errors import (
@@ -32,18 +33,17 @@ RESPONSE = "/v1/responses/{response_id}"
 MAX_LISTED, LISTED = 100, 20
 
 
-async def create_response(
-    state: ServerState, request: Request, body: Any, record: RequestRecord
-) -> ASGIApp:
+async def create_response(call: HttpCall, body: Any) -> ASGIApp:
     """Raises:
     ApiError: whatever is wrong with the request.
     """
     check_depth(body)
     asked = read_at(ResponsesRequest, body)
+    state = call.state
     model = state.model_name(asked.model)
     items = input_items(asked)
-    owner = record.cache_salt
-    earlier = await _earlier(state, record, asked.previous_response_id)
+    owner = call.record.cache_salt
+    earlier = await _earlier(call, asked.previous_response_id)
 
     async def keep(response: dict[str, Any]) -> None:
         if asked.store is not False:
@@ -51,18 +51,16 @@ async def create_response(
 
     work = partial(chat_body, asked, earlier, state.tokenizer.reads)
     size = (len(items) + len(earlier)) * BYTES_PER_MESSAGE
-    chat = await state.tokenizer.workers.run(size, work, request.receive)
+    chat = await call.run(size, work)
     writer = partial(ResponsesWriter, asked, model, keep)
     stream = bool(asked.stream)
     try:
-        return await chat_reply(state, request, chat.fields, record, writer, stream=stream)
+        return await chat_reply(call, chat.fields, writer, stream=stream)
     except ApiError as error:
         raise in_own_terms(error, OWN_NAMES, chat.places) from error
 
 
-async def _earlier(
-    state: ServerState, record: RequestRecord, previous: str | None
-) -> list[dict[str, Any]]:
+async def _earlier(call: HttpCall, previous: str | None) -> list[dict[str, Any]]:
     """The items of the response ``previous`` and of those that it followed. They take the room of a
     body of their length, until they are read.
 
@@ -72,12 +70,13 @@ async def _earlier(
     """
     if previous is None:
         return []
-    owner, store, most = record.cache_salt, state.responses, state.config.max_body_bytes
+    state, owner = call.state, call.record.cache_salt
+    store, most = state.responses, state.config.max_body_bytes
     size = await store.chain_bytes(owner, previous)
     if size > most:
         told = f"'{PREVIOUS}': the responses before hold {size} bytes, more than {most}"
         raise bad_request(told, PREVIOUS)
-    with state.bodies.body(record.client) as held:
+    with state.bodies.body(call.record.client) as held:
         await held.announce(size)
         chain = await store.chain(owner, previous)
     return [item for each in chain for item in (*each.items, *each.response["output"])]

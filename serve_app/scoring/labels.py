@@ -8,16 +8,17 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field
-from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from lexshard.actors.configuration import EngineInformation
 from lexshard.actors.messages import Request, SamplingParameters
 from lexshard.serve_app.admission import Ticket
+from lexshard.serve_app.http_call import HttpCall
 from lexshard.serve_app.openai.choice import Choice, OutputOptions
 from lexshard.serve_app.openai.errors import bad_request, context_length_exceeded, json_response
 from lexshard.serve_app.openai.generation import Generation
@@ -37,10 +38,8 @@ from lexshard.serve_app.openai.protocol import (
     parse,
     shown_as,
 )
-from lexshard.serve_app.openai.workers import Receive, run_unless_disconnected
-from lexshard.serve_app.request_record import RequestRecord
+from lexshard.serve_app.openai.workers import run_unless_disconnected
 from lexshard.serve_app.scoring.template import MAX_LABELS
-from lexshard.serve_app.server_state import ServerState
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +72,7 @@ class Scores:
 
 
 async def score(
-    state: ServerState,
-    receive: Receive,
-    record: RequestRecord,
-    scoring: Scoring,
-    read: Callable[[], Awaitable[list[Prompt]]],
+    call: HttpCall, scoring: Scoring, read: Callable[[], Awaitable[list[Prompt]]]
 ) -> Scores:
     """Those of the prompts that ``read`` makes once the request is admitted.
 
@@ -85,12 +80,13 @@ async def score(
         ApiError: where there is no room, what ``read`` raises, and what the engine says.
         ClientDisconnectedError: the client left.
     """
-    ticket = state.admission.admit(record.client, scoring.prompts, scoring.tokens)
+    admission, client = call.state.admission, call.record.client
+    ticket = admission.admit(client, scoring.prompts, scoring.tokens)
     with ticket.released_on_error():
-        generation = _generation(state, await read(), scoring, ticket, record)
+        generation = _generation(call, await read(), scoring, ticket)
     try:
         scored = _probabilities(generation, scoring.labels[0])
-        values = await run_unless_disconnected(receive, scored)
+        values = await run_unless_disconnected(call.request.receive, scored)
         usage = generation.usage()
     finally:
         generation.close()
@@ -114,15 +110,12 @@ def checked_prompt(
 
 
 def _generation(
-    state: ServerState,
-    prompts: Sequence[Prompt],
-    scoring: Scoring,
-    ticket: Ticket,
-    record: RequestRecord,
+    call: HttpCall, prompts: Sequence[Prompt], scoring: Scoring, ticket: Ticket
 ) -> Generation:
     """A sequence of one token for each prompt, of which the engine tells how likely each label is:
     among all labels, whose rows of the head are all that is read, or the first one among all
     tokens."""
+    state, record = call.state, call.record
     labels = scoring.labels if scoring.softmax else scoring.labels[:1]
     sampling = SamplingParameters(
         temperature=0.0,
@@ -185,13 +178,12 @@ class GenerativeScoringRequest(StrictModel):
     request_id: RequestName | None = None
 
 
-async def create_generative_scoring(
-    state: ServerState, request: HttpRequest, body: Any, record: RequestRecord
-) -> ASGIApp:
+async def create_generative_scoring(call: HttpCall, body: Any) -> ASGIApp:
     """Raises:
     ApiError: whatever is wrong with the request, and what the engine says of it.
     """
     asked = parse(GenerativeScoringRequest, body)
+    state, record = call.state, call.record
     record.request_id = asked.request_id or record.request_id
     model = state.model_name(asked.model)
     information = state.information()
@@ -202,16 +194,13 @@ async def create_generative_scoring(
             f"'label_token_ids' holds {max(labels)}, outside 0..{information.vocabulary_size - 1}",
             "label_token_ids",
         )
-    reader = TextReader(state.tokenizer, information.max_model_len, request.receive)
     items: Sequence[RawPrompt] = asked.items
     tokens = estimated_tokens([*items, *[asked.query] * len(items)], information.max_model_len)
     softmax = asked.apply_softmax is not False
     scoring = Scoring(labels, len(items), tokens, softmax, asked.priority)
 
-    async def read() -> list[Prompt]:
-        return await _prompts(asked, reader, information)
-
-    scores = await score(state, request.receive, record, scoring, read)
+    read = partial(_prompts, asked, call.reader(), information)
+    scores = await score(call, scoring, read)
     return scores.reply(f"generative-scoring-{record.request_id}", model)
 
 

@@ -6,16 +6,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import orjson
 
-from lexshard.actors.configuration import EngineInformation
+from lexshard.serve_app.http_call import HttpCall
 from lexshard.serve_app.openai.errors import ApiError, bad_request, shortened
 from lexshard.serve_app.openai.protocol import GenerationFields
-from lexshard.serve_app.openai.tokenization import ModelTokenizer
-from lexshard.serve_app.openai.workers import SHORT_TEXT, Receive
-from lexshard.serve_app.structured.compiling import Compiled, GrammarCompiler
+from lexshard.serve_app.openai.workers import SHORT_TEXT
+from lexshard.serve_app.structured.compiling import Compiled
 from lexshard.serve_app.structured.constraint import Constraint, left_to_model, not_held
 from lexshard.serve_app.structured.fields import ConstraintFields
 from lexshard.serve_app.structured.reading import read_constraint
@@ -27,12 +27,7 @@ NEVER_ENDS = "what a reply must match says where it ends"
 
 
 async def constraint_of(
-    fields: GenerationFields,
-    around: Around | None,
-    tokenizer: ModelTokenizer,
-    compiler: GrammarCompiler,
-    information: EngineInformation,
-    receive: Receive,
+    call: HttpCall, fields: GenerationFields, around: Around | None
 ) -> Constraint | None:
     """What the output of a request must match, compiled, with what was left to the model.
     ``around`` makes a grammar of the whole output from that of the answer in it.
@@ -44,32 +39,25 @@ async def constraint_of(
     """
     constraint = None
     if asks_for_constraint(fields):
-        specials = tokenizer.special_tokens()
-
-        def read() -> Constraint | None:
-            return read_constraint(fields, specials)
-
-        constraint = await tokenizer.workers.run(SHORT_TEXT + 1, read, receive)
+        work = partial(read_constraint, fields, call.state.tokenizer.special_tokens())
+        constraint = await call.run(SHORT_TEXT + 1, work)
     if around is not None:
         constraint = around(constraint)
     if constraint is None:
         return None
     _check_beside(fields, constraint.field)
-    return await checked(constraint, compiler, information, receive)
+    return await checked(call, constraint)
 
 
-async def checked(
-    constraint: Constraint,
-    compiler: GrammarCompiler,
-    information: EngineInformation,
-    receive: Receive,
-) -> Constraint:
+async def checked(call: HttpCall, constraint: Constraint) -> Constraint:
     """A constraint that is known to compile, with notes of what it leaves to the model.
 
     Raises:
         ApiError: 400 naming its field where it is no grammar; 503 where too many wait.
     """
-    compiled = await compiler.compiled(constraint.text(), constraint.field, information, receive)
+    text, field, state = constraint.text(), constraint.field, call.state
+    information, receive = state.information(), call.request.receive
+    compiled = await state.grammars.compiled(text, field, information, receive)
     return replace(constraint, notes=checked_notes(compiled, constraint))
 
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from lexshard.actors.configuration import EngineInformation
-from lexshard.serve_app.openai.workers import Receive
+from lexshard.serve_app.http_call import HttpCall
 from lexshard.serve_app.structured.applying import checked
-from lexshard.serve_app.structured.compiling import GrammarCompiler
 from lexshard.serve_app.structured.constraint import Constraint
 from lexshard.serve_app.tools.families import ReplyFormat
 from lexshard.serve_app.tools.grammar import Beginning, reply_grammar, tool_grammar
@@ -81,9 +79,7 @@ class ReplyPlan:
         self._free, self._loose = self._free or self._loose, True
         return True
 
-    async def blame(
-        self, compiler: GrammarCompiler, information: EngineInformation, receive: Receive
-    ) -> None:
+    async def blame(self, call: HttpCall) -> None:
         """Finds out which tool it is, or whether it is the answer, that replies cannot be held to.
         It may be none of them, but all together.
 
@@ -91,12 +87,11 @@ class ReplyPlan:
             ApiError: 400 naming its field.
         """
         if self._answer is not None:
-            await checked(self._answer, compiler, information, receive)
+            await checked(call, self._answer)
         for tool in self._callable.values():
             field = f"{tool.place}.{'format' if tool.custom else 'parameters'}"
             text = tool_grammar(self._format, tool)
-            alone = Constraint({}, field, (tool.parameters,), whole=text)
-            await checked(alone, compiler, information, receive)
+            await checked(call, Constraint({}, field, (tool.parameters,), whole=text))
 
 
 def _insists(offer: Offer) -> bool:

@@ -4,23 +4,22 @@ are translated to them are tested with."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pytest
-from starlette.requests import Request as HttpRequest
 from starlette.types import ASGIApp
 
 from lexshard.actors.messages import FinishReason, Request, SamplingParameters, TokenLogprobs
+from lexshard.serve_app.http_call import HttpCall
 from lexshard.serve_app.openai.chat import ChatWriter
 from lexshard.serve_app.openai.choice import Choice, Delta, OutputOptions
 from lexshard.serve_app.openai.errors import ApiError
 from lexshard.serve_app.openai.logprobs import LogprobsFormatter
-from lexshard.serve_app.openai.response_writer import ReplyWriter
 from lexshard.serve_app.openai.streaming import respond
-from lexshard.serve_app.request_record import RequestRecord
 from lexshard.serve_app.tools.calls import CallPiece
 from tests.support.mock_server import TOKENIZER, listening
 
@@ -33,24 +32,15 @@ USAGE = {
 }
 
 
-def delta(
-    text: str = "",
-    reasoning: str = "",
-    *calls: CallPiece,
-    first: bool = False,
-    logprobs: Sequence[TokenLogprobs] = (),
-    reason: FinishReason | None = None,
-    stop: str | None = None,
-) -> Delta:
+def delta(text: str = "", stop: str | None = None, **fields: Any) -> Delta:
     request = Request("a", 0, (1,), SamplingParameters())
-    choice = Choice(0, request, "", OutputOptions(), TOKENIZER.token_bytes)
-    choice.stop_reason = stop
-    return Delta(choice, text, (1,), logprobs, (), (), (), first, reason, reasoning, calls)
+    choice = Choice(0, request, "", OutputOptions(), TOKENIZER.token_bytes, stop_reason=stop)
+    several = dict.fromkeys(("logprobs", "offsets", "certificates", "origins"), ())
+    plain = {"token_ids": (1,), "first": False, "finish_reason": None, **several}
+    return Delta(choice, text, **plain | fields)  # type: ignore[arg-type]
 
 
-def opening() -> Delta:
-    """What begins a reply and says nothing."""
-    return delta(first=True)
+opening = partial(delta, first=True)
 
 
 def said(text: str, *logprobs: TokenLogprobs) -> Delta:
@@ -65,64 +55,50 @@ def called(index: int, name: str, *pieces: str, custom: bool = False) -> list[De
     """A call with the id ``call_INDEX``, its arguments or its input in pieces."""
     began = CallPiece(index, "", f"call_{index}", name, custom)
     parts = [CallPiece(index, piece, custom=custom) for piece in pieces]
-    return [delta("", "", part) for part in (began, *parts)]
+    return [delta(calls=[part]) for part in (began, *parts)]
 
 
 def ended(reason: FinishReason, stop: str | None = None) -> Delta:
-    return delta(reason=reason, stop=stop)
+    return delta(finish_reason=reason, stop=stop)
 
 
 @dataclass
 class ScriptedChat:
     """Gives every request the same ``deltas``, each in a step of its own, then fails with ``error``
-    if there is one. ``bodies`` are those it was asked with; ``closed`` counts the runs that were.
-    """
+    if there is one. ``bodies`` are those it was asked with; ``closed`` counts its runs."""
 
     deltas: Sequence[Delta]
     error: ApiError | None = None
     bodies: list[dict[str, Any]] = field(default_factory=list)
     closed: int = 0
+    running: int = 1
 
-    async def reply(
-        self,
-        _: Any,
-        request: HttpRequest,
-        body: dict[str, Any],
-        record: RequestRecord,
-        writer: Callable[[ChatWriter], ReplyWriter],
-        *,
-        stream: bool,
-    ) -> ASGIApp:
-        """In the place of `chat_reply`."""
+    async def reply(self, call: HttpCall, body: Any, writer: Any, *, stream: bool) -> ASGIApp:
+        """In the place of `chat_reply`; it is the generation, too."""
         self.bodies.append(body)
-        generation: Any = ScriptedGeneration(self)
-        made = writer(chat_writer(logprobs=body.get("top_logprobs")))
-        return await respond(request, generation, made, record, stream=stream)
-
-
-def chat_writer(logprobs: int | None = None) -> ChatWriter:
-    formatter = LogprobsFormatter(TOKENIZER.token_bytes, False)
-    return ChatWriter({}, OutputOptions(logprobs=logprobs), formatter, None, None)
-
-
-class ScriptedGeneration:
-    def __init__(self, chat: ScriptedChat) -> None:
         self.running = 1
-        self._chat = chat
+        generation: Any = self
+        made = writer(chat_writer(logprobs=body.get("top_logprobs")))
+        return await respond(call, generation, made, stream=stream)
 
     async def batches(self) -> AsyncIterator[list[Delta]]:
-        for each in self._chat.deltas:
-            self.running -= each.finish_reason is not None and self._chat.error is None
+        for each in self.deltas:
+            self.running -= each.finish_reason is not None and self.error is None
             yield [each]
             await asyncio.sleep(0)
-        if self._chat.error is not None:
-            raise self._chat.error
+        if self.error is not None:
+            raise self.error
 
     def usage(self) -> dict[str, Any]:
         return USAGE
 
     def close(self) -> None:
-        self._chat.closed += 1
+        self.closed += 1
+
+
+def chat_writer(logprobs: int | None = None) -> ChatWriter:
+    formatter = LogprobsFormatter(TOKENIZER.token_bytes, False)
+    return ChatWriter({}, OutputOptions(logprobs=logprobs), formatter, None, None)
 
 
 def scripted(*deltas: Delta | list[Delta]) -> ScriptedChat:
