@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -211,5 +210,6 @@ def test_a_failure_before_the_beginning_is_an_error(monkeypatch: pytest.MonkeyPa
 def test_a_reply_that_says_nothing_has_no_items() -> None:
     asked: Any = read_at(ResponsesRequest, {"input": "Hi"})
     writer = ResponsesWriter(asked, "m", asked, chat_writer())  # nothing is kept
-    told = json.loads(writer.whole([opening(), ended("stop")], USAGE))
-    assert (told["output"], told["status"]) == ([], "completed")
+    told = writer.whole([opening(), ended("stop")], USAGE)
+    assert b'"status":"completed"' in told
+    assert b'"output":[]' in told

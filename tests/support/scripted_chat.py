@@ -77,9 +77,8 @@ class ScriptedChat:
         """In the place of `chat_reply`; it is the generation, too."""
         self.bodies.append(body)
         self.running = 1
-        generation: Any = self
         made = writer(chat_writer(logprobs=body.get("top_logprobs")))
-        return await respond(call, generation, made, stream=stream)
+        return await respond(call, self, made, stream=stream)  # type: ignore[arg-type]
 
     async def batches(self) -> AsyncIterator[list[Delta]]:
         for each in self.deltas:
