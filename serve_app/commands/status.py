@@ -21,15 +21,20 @@ ANSWER_SECONDS = 10.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options to a parser."""
+    add_server_address(parser)
+    parser.add_argument("--json", action="store_true", help="print the answer as it is")
+    parser.add_argument(
+        "--timings", action="store_true", help="what was timed at the start, in place of the roles"
+    )
+
+
+def add_server_address(parser: argparse.ArgumentParser) -> None:
+    """Where the server is that a command asks."""
     parser.add_argument(
         "--url",
         type=server_address,
         default="http://127.0.0.1:8000",
         help="of the server, or HOST:PORT or :PORT (default %(default)s)",
-    )
-    parser.add_argument("--json", action="store_true", help="print the answer as it is")
-    parser.add_argument(
-        "--timings", action="store_true", help="what was timed at the start, in place of the roles"
     )
     parser.epilog = f"A server with API keys is asked with the one in {KEY_VARIABLE}."
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.error import HTTPError
 
-from lexshard.serve_app.commands.status import KEY_VARIABLE, opened, reason, server_address
+from lexshard.serve_app.commands.status import KEY_VARIABLE, add_server_address, opened, reason
 
 DATA, DONE = b"data: ", b"[DONE]"
 
@@ -70,17 +70,11 @@ SAMPLING: dict[str, tuple[type[int] | type[float], str]] = {
 
 def add_server_options(parser: argparse.ArgumentParser) -> None:
     """Where to ask, which model, and how its tokens are chosen."""
-    parser.add_argument(
-        "--url",
-        type=server_address,
-        default="http://127.0.0.1:8000",
-        help="of the server, or HOST:PORT or :PORT (default %(default)s)",
-    )
+    add_server_address(parser)
     parser.add_argument("--model", metavar="NAME", help="one of its names (default: the first)")
     for name, (kind, meaning) in SAMPLING.items():
         flag = f"--{name.replace('_', '-')}"
         parser.add_argument(flag, type=kind, metavar="N", help=meaning)
-    parser.epilog = f"A server with API keys is asked with the one in {KEY_VARIABLE}."
 
 
 def request_fields(arguments: argparse.Namespace) -> dict[str, Any]:
