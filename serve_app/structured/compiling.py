@@ -112,7 +112,7 @@ class GrammarCompiler:
         _write(sink, text)
         if not select.select([source], [], [], PATIENCE_SECONDS)[0]:
             raise TimeoutError
-        answer: dict[str, Any] = grammar_process.read_frame(source)
+        answer: dict[str, Any] = grammar_process.read_line(source)
         return answer
 
     def _started(self, information: EngineInformation) -> subprocess.Popen[bytes]:
@@ -137,5 +137,5 @@ class GrammarCompiler:
 
 def _write(stream: Any, content: Any) -> None:
     data = orjson.dumps(content)  # a tokenizer may be 20 MB
-    stream.write(grammar_process.SIZE.pack(len(data)) + data)
+    stream.write(data + b"\n")
     stream.flush()
