@@ -23,7 +23,7 @@ from lexshard.serve_app.openai.protocol import (
     told_as,
 )
 from lexshard.serve_app.over_chat.chat_body import given
-from lexshard.serve_app.over_chat.reading import inside, kind_of, read_at, refused_kind
+from lexshard.serve_app.over_chat.reading import Piece
 from lexshard.serve_app.tools.offer import MAX_TOOLS, ToolName
 
 # What Claude Code says of a context that is to stay as it is.
@@ -174,27 +174,23 @@ class SchemaTool(BlockFields):
     allowed_callers: Annotated[Any, NotImplementedField(["direct"])] = None
 
 
-def read_texts(content: Any, place: str) -> list[str]:
+def read_texts(content: Piece) -> list[str]:
     """The texts of a string or of a list of blocks of text.
 
     Raises:
         ApiError: 400 for anything else.
     """
-    if isinstance(content, str):
-        return [content]
-    if not isinstance(content, list):
-        raise bad_request(f"'{place}' must be a string or a list of blocks", place, "invalid_type")
-    return [read_text(block, inside(place, index)) for index, block in enumerate(content)]
+    if isinstance(content.value, str):
+        return [content.value]
+    return list(map(read_text, content.entries("blocks")))
 
 
-def read_text(block: Any, place: str) -> str:
+def read_text(block: Piece) -> str:
     """Raises:
     ApiError: 400 for a block that is no text.
     """
-    kind = kind_of(block, place)
-    if kind != "text":
-        raise refused_kind(place, kind, NO_IMAGES)
-    return read_at(TextBlock, block, place).text
+    block.kind(("text",), NO_IMAGES)
+    return block.read(TextBlock).text
 
 
 def chat_tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -204,12 +200,9 @@ def chat_tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
         ApiError: 400 naming the place of what is wrong, or of a tool without a schema.
     """
     told: list[dict[str, Any]] = []
-    for index, tool in enumerate(tools):
-        place = f"tools[{index}]"
-        kind = kind_of(tool, place, usual="custom")
-        if kind != "custom":
-            raise refused_kind(place, kind, NO_SERVER_TOOLS)
-        read = read_at(SchemaTool, tool, place)
+    for tool in Piece(tools, "tools").entries():
+        tool.kind(("custom",), NO_SERVER_TOOLS, usual="custom")
+        read = tool.read(SchemaTool)
         function = {"name": read.name, "parameters": read.input_schema}
         function |= given(read, ("description", "strict"))
         told.append({"type": "function", "function": function})
@@ -226,13 +219,11 @@ def chosen(choice: MessagesToolChoice, tools: list[dict[str, Any]]) -> dict[str,
     if choice.disable_parallel_tool_use is not None and tools:
         told["parallel_tool_calls"] = not choice.disable_parallel_tool_use
     if choice.type == "tool":
-        place = "tool_choice.name"
+        name = Piece(choice.name, "tool_choice.name")
         if choice.name is None:
-            raise bad_request(f"'{place}' is required", place, "missing_required_parameter")
+            raise name.wrong(" is required", "missing_required_parameter")
         if all(tool["function"]["name"] != choice.name for tool in tools):
-            raise bad_request(
-                f"'{place}': there is no tool named '{shortened(choice.name)}'", place
-            )
+            raise name.wrong(f": there is no tool named '{shortened(choice.name)}'")
         told["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
     elif choice.type == "any":
         if not tools:
@@ -249,13 +240,10 @@ def response_format(output_format: dict[str, Any]) -> dict[str, Any]:
     Raises:
         ApiError: 400 naming the place of what is wrong.
     """
-    place = "output_config.format"
-    kind = kind_of(output_format, place)
-    if kind != "json_schema":
-        raise refused_kind(place, kind, "there is json_schema")
-    schema = output_format.get("schema")
-    if not isinstance(schema, dict):
-        where = inside(place, "schema")
-        raise bad_request(f"'{where}' must be an object", where, "invalid_type")
-    told = {"name": FORMAT_NAME, "schema": schema, "strict": True}
+    form = Piece(output_format, "output_config.format")
+    form.kind(("json_schema",), "there is json_schema")
+    schema = form.part("schema")
+    if not isinstance(schema.value, dict):
+        raise schema.wrong(" must be an object", "invalid_type")
+    told = {"name": FORMAT_NAME, "schema": schema.value, "strict": True}
     return {"type": "json_schema", "json_schema": told}

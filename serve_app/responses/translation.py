@@ -16,7 +16,7 @@ from lexshard.serve_app.over_chat.chat_body import (
     given,
     thinking_fields,
 )
-from lexshard.serve_app.over_chat.reading import inside, kind_of, read_at, refused_kind
+from lexshard.serve_app.over_chat.reading import Piece, read_at
 from lexshard.serve_app.responses.items import Conversation
 from lexshard.serve_app.responses.protocol import LOGPROBS, ResponsesRequest
 from lexshard.serve_app.tools.offer import MAX_TOOLS, CustomGrammar, FunctionDefinition, ToolName
@@ -71,33 +71,28 @@ def chat_tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
     Raises:
         ApiError: 400 naming the place of what is wrong, or of a tool that the server would run.
     """
-    return [_chat_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
+    return list(map(_chat_tool, Piece(tools, "tools").entries()))
 
 
-def _chat_tool(tool: dict[str, Any], place: str) -> dict[str, Any]:
-    kind = kind_of(tool, place)
-    told: dict[str, Any]
+def _chat_tool(tool: Piece) -> dict[str, Any]:
+    kind = tool.kind(("function", "custom"), NO_SERVER_TOOLS)
     if kind == "function":
-        function = read_at(FunctionFields, tool, place)
-        told = {name: getattr(function, name) for name in FunctionDefinition.model_fields}
-    elif kind == "custom":
-        custom = read_at(CustomFields, tool, place)
-        told = {"name": custom.name, "description": custom.description}
-        if custom.format is not None:
-            told["format"] = _custom_format(custom.format, inside(place, "format"))
-    else:
-        raise refused_kind(place, kind, NO_SERVER_TOOLS)
-    return {"type": kind, kind: {name: value for name, value in told.items() if value is not None}}
+        return {
+            "type": kind,
+            kind: given(tool.read(FunctionFields), FunctionDefinition.model_fields),
+        }
+    custom = tool.read(CustomFields)
+    told = given(custom, ("name", "description"))
+    if custom.format is not None:
+        told["format"] = _custom_format(tool.part("format"))
+    return {"type": kind, kind: told}
 
 
-def _custom_format(form: dict[str, Any], place: str) -> dict[str, Any]:
-    kind = kind_of(form, place)
+def _custom_format(form: Piece) -> dict[str, Any]:
+    kind = form.kind(("text", "grammar"), "there are text and grammar")
     if kind == "text":
-        return {"type": "text"}
-    if kind != "grammar":
-        raise refused_kind(place, kind, "there are text and grammar")
-    read = read_at(GrammarFields, form, place)
-    return {"type": kind, kind: {"syntax": read.syntax, "definition": read.definition}}
+        return {"type": kind}
+    return {"type": kind, kind: given(form.read(GrammarFields), CustomGrammar.model_fields)}
 
 
 def chat_tool_choice(choice: Any, tools: list[dict[str, Any]]) -> str | dict[str, Any]:
@@ -106,30 +101,24 @@ def chat_tool_choice(choice: Any, tools: list[dict[str, Any]]) -> str | dict[str
     Raises:
         ApiError: 400 for a choice that is none, or is of a tool that there is not.
     """
-    place = "tool_choice"
+    piece = Piece(choice, "tool_choice")
     if isinstance(choice, str):
         if choice not in ("none", "auto", "required"):
-            raise bad_request(f"'{place}' must be none, auto, required or an object", place)
+            raise piece.wrong(" must be none, auto, required or an object")
         return choice
-    kind = kind_of(choice, place)
-    if kind == "allowed_tools":
-        allowed = read_at(AllowedTools, choice, place)
-        named = [
-            _named(tool, f"{place}.tools[{index}]", tools)
-            for index, tool in enumerate(allowed.tools)
-        ]
-        return {"type": kind, kind: {"mode": allowed.mode, "tools": named}}
-    if kind not in ("function", "custom"):
-        raise refused_kind(place, kind, NO_SERVER_TOOLS)
-    return _named(choice, place, tools)
+    kind = piece.kind(("function", "custom", "allowed_tools"), NO_SERVER_TOOLS)
+    if kind != "allowed_tools":
+        return _named(piece, tools)
+    mode = piece.read(AllowedTools).mode
+    named = [_named(tool, tools) for tool in piece.part("tools").entries()]
+    return {"type": kind, kind: {"mode": mode, "tools": named}}
 
 
-def _named(tool: Any, place: str, tools: list[dict[str, Any]]) -> dict[str, Any]:
-    named = read_at(NamedTool, tool, place)
+def _named(tool: Piece, tools: list[dict[str, Any]]) -> dict[str, Any]:
+    named = tool.read(NamedTool)
     kind, name = named.type, named.name
     if all(each["type"] != kind or each[kind]["name"] != name for each in tools):
-        where = inside(place, "name")
-        raise bad_request(f"'{where}': there is no {kind} named '{shortened(name)}'", where)
+        raise tool.part("name").wrong(f": there is no {kind} named '{shortened(name)}'")
     return {"type": kind, kind: {"name": name}}
 
 
@@ -139,20 +128,18 @@ def response_format(text_format: dict[str, Any]) -> dict[str, Any]:
     Raises:
         ApiError: 400 naming the place of what is wrong.
     """
-    place = "text.format"
-    kind = kind_of(text_format, place)
-    if kind in ("text", "json_object"):
-        return {"type": kind}
+    form = Piece(text_format, "text.format")
+    known = ("text", "json_object", "json_schema")
+    kind = form.kind(known, "there are text, json_object and json_schema")
     if kind != "json_schema":
-        raise refused_kind(place, kind, "there are text, json_object and json_schema")
-    fields = dict(text_format)
-    schema = fields.pop("schema", None)
-    read = read_at(JsonSchemaFields, fields, place)
-    if not isinstance(schema, dict):
-        where = inside(place, "schema")
-        raise bad_request(f"'{where}' must be an object", where, "invalid_type")
-    told = {"name": read.name, "schema": schema, **given(read, ("strict", "description"))}
-    return {"type": "json_schema", "json_schema": told}
+        return {"type": kind}
+    schema = form.part("schema")
+    others = {name: value for name, value in text_format.items() if name != "schema"}
+    read = read_at(JsonSchemaFields, others, form.place)
+    if not isinstance(schema.value, dict):
+        raise schema.wrong(" must be an object", "invalid_type")
+    told = {"name": read.name, "schema": schema.value, **given(read, ("strict", "description"))}
+    return {"type": kind, kind: told}
 
 
 # Fields of chat completions by those of responses, for what is refused later.
