@@ -172,10 +172,9 @@ def test_log_probabilities_are_of_the_text(monkeypatch: pytest.MonkeyPatch) -> N
     token = {"token": "a", "logprob": -0.5, "bytes": [97], "top_logprobs": []}
     chat = scripted(opening(), said("a", TokenLogprobs(97, -0.5, 1, ())), ended("stop"))
     with serving(chat, "responses", monkeypatch) as url:
-        told: Any = client(url).responses.create(
-            input="Hi", include=["message.output_text.logprobs"]
-        )
-        events = raw_events(url)
+        asked: Any = {"include": ["message.output_text.logprobs"]}
+        told: Any = client(url).responses.create(input="Hi", **asked)
+        events = raw_events(url, **asked)
     assert [each.to_dict() for each in told.output[0].content[0].logprobs] == [token]
     [delta] = [event for event in events if event["type"] == "response.output_text.delta"]
     assert delta["logprobs"] == [token]
