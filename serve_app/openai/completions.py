@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from lexshard.actors.messages import TokenLogprobs
+from lexshard.serve_app.http_call import HttpCall
 from lexshard.serve_app.openai.choice import Delta
 from lexshard.serve_app.openai.errors import bad_request, not_implemented
 from lexshard.serve_app.openai.parameters import check_logprob_count
@@ -22,13 +22,11 @@ from lexshard.serve_app.server_state import ServerState
 DEFAULT_MAX_TOKENS = 16
 
 
-async def create_completion(
-    state: ServerState, request: Request, body: Any, record: RequestRecord
-) -> ASGIApp:
+async def create_completion(call: HttpCall, body: Any) -> ASGIApp:
     """Raises:
     ApiError: whatever is wrong with the request.
     """
-    asked = read_completion(state, body, record)
+    asked = read_completion(call.state, body, call.record)
     prompts = read_prompts(asked.prompt)
     scores = asked.prompt_logprobs
     if asked.echo and asked.logprobs is not None:
@@ -44,7 +42,7 @@ async def create_completion(
         prompt_logprobs=scores,
         echo=bool(asked.echo),
     )
-    return await answer(state, request, asked, wanted, record)
+    return await answer(call, asked, wanted)
 
 
 def read_completion(state: ServerState, body: Any, record: RequestRecord) -> CompletionRequest:

@@ -196,17 +196,12 @@ class ModelTokenizer:
 
     def information(self) -> dict[str, Any]:
         """What ``/tokenizer_info`` tells."""
-        tokenizer = self._tokenizer
+        tokenizer, names = self._tokenizer, ("bos", "eos", "pad", "unk")
         return {
             "tokenizer_class": type(tokenizer).__name__,
             "vocab_size": len(tokenizer),
-            "bos_token": tokenizer.bos_token,
-            "eos_token": tokenizer.eos_token,
-            "pad_token": tokenizer.pad_token,
-            "unk_token": tokenizer.unk_token,
-            "bos_token_id": tokenizer.bos_token_id,
-            "eos_token_id": tokenizer.eos_token_id,
-            "pad_token_id": tokenizer.pad_token_id,
+            **{f"{name}_token": getattr(tokenizer, f"{name}_token") for name in names},
+            **{f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in names[:3]},
             "additional_special_tokens": list(tokenizer.all_special_tokens),
             "chat_template": self.chat_template,
         }
