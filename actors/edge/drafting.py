@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from lexshard.actors.drafter.draft_cache import MOST_PENDING
@@ -32,16 +34,15 @@ class EdgeDrafter:
         self.threshold = settings.threshold()
         self._model = model
         self._settings = settings
-        self._state = SequenceState(request, vocabulary_size, ())
-        self._sequence = sequence
+        state, own = SequenceState(request, vocabulary_size, ()), request.parameters
+        drawing = state.key, state.inverse_temperature, False, state.top_k, own.top_p, own.min_p
+        self._task = DraftTask(sequence, [], 0, *drawing)
         self._first = 0  # position of the first guess that the threshold has not heard of
 
     def draft(self, history: list[int], most: int) -> GuessBatch:
-        """At most ``most`` guesses at what follows ``history``, but one at least where any are
-        wanted, in a batch without a number. One without guesses asks for a token."""
+        """At most ``most`` guesses at what follows ``history``, but one at least where the model
+        has room for it, in a batch without a number."""
         most = min(most, self._settings.longest)
-        if most == 0:
-            return GuessBatch(0, len(history), ())
         if self.codec.mode == "same-token":
             most = min(most, max(1, self._settings.budget_bits // self.codec.token_bits))
             return GuessBatch(0, len(history), self.tokens(history, most))
@@ -53,18 +54,7 @@ class EdgeDrafter:
 
     def _propose(self, history: list[int], most: int, *, propose: bool = False) -> Draft:
         """Guesses, as soon as the model has read the history: a long one takes several calls."""
-        state, parameters = self._state, self._state.parameters
-        task = DraftTask(
-            self._sequence,
-            history,
-            most,
-            state.key,
-            state.inverse_temperature,
-            propose,
-            state.top_k,
-            parameters.top_p,
-            parameters.min_p,
-        )
+        task = replace(self._task, history=history, most=most, propose=propose)
         for _ in range(len(history) // MOST_PENDING + 1):
             [drafted] = self._model.propose([task])
             if drafted.token_ids:
@@ -90,7 +80,7 @@ class EdgeDrafter:
             if self.threshold is not None:
                 self.threshold.drafted(kept.dropped)
             lattices.append(lattice)
-            history.append(draw(lattice.likely, lattice.logits, self._state.key, len(history)))
+            history.append(draw(lattice.likely, lattice.logits, self._task.key, len(history)))
         return GuessBatch(0, position, tuple(history[position:]), tuple(lattices))
 
     def _kept(self, proposal: Proposal) -> Kept:
@@ -119,11 +109,11 @@ class EdgeDrafter:
             self.threshold.heard(max(0, length - self._first), goes_on=goes_on)
             self._first = max(self._first, length)
         if not goes_on:
-            self._model.roll_back(self._sequence, length)
+            self._model.roll_back(self._task.sequence, length)
 
     def close(self) -> None:
         """The text has ended."""
-        self._model.forget(self._sequence)
+        self._model.forget(self._task.sequence)
 
 
 def warm_up(model: GuessingModel, settings: EdgeSettings, vocabulary_size: int) -> None:

@@ -21,7 +21,6 @@ from lexshard.actors.edge.lattice import Lattice, decode, encode, lattice_bits, 
 EdgeMode = Literal["same-token", "ksqs", "csqs", "qs"]
 VERSION = 2  # of frames, and of all that crosses a session beside them
 VERSION_BITS, NUMBER_BITS, POSITION_BITS, COUNT_BITS = 4, 8, 24, 8
-HEADER_BITS = VERSION_BITS + NUMBER_BITS + POSITION_BITS + 2 * COUNT_BITS
 MOST_GUESSES = (1 << COUNT_BITS) - 1
 NUMBERS = 1 << NUMBER_BITS
 
@@ -91,13 +90,11 @@ class FrameCodec:
         lattices: list[Lattice] = []
         for _ in range(count):
             if self.mode == "same-token":
-                token_ids.append(self._token(bits))
+                token_ids.append(bits.read(self.token_bits, self.vocabulary_size))
                 continue
             lattice = self._lattice(bits)
-            likely, place = lattice.likely, bits.read(_place_bits(lattice))
-            if place >= len(likely):
-                raise FrameError("a guess is none of the tokens that it was drawn from")
-            token_ids.append(int(likely[place]))
+            likely = lattice.likely
+            token_ids.append(int(likely[bits.read(_place_bits(lattice), len(likely))]))
             lattices.append(lattice)
         bits.end()
         return GuessBatch(bits.number, position, tuple(token_ids), tuple(lattices), alone)
@@ -109,7 +106,7 @@ class FrameCodec:
     def decode_verdict(self, content: bytes) -> BatchVerdict:
         """Raises `FrameError`."""
         bits = _Reader(content)
-        place, token_id = bits.read(COUNT_BITS), self._token(bits)
+        place, token_id = bits.read(COUNT_BITS), bits.read(self.token_bits, self.vocabulary_size)
         bits.end()
         return BatchVerdict(bits.number, place, token_id)
 
@@ -138,18 +135,14 @@ class FrameCodec:
     def _size(self) -> int:
         return self.vocabulary_size if self.mode == "qs" else min(self.size, self.vocabulary_size)
 
-    def _token(self, bits: _Reader) -> int:
-        token_id = bits.read(self.token_bits)
-        if token_id >= self.vocabulary_size:
-            raise FrameError(f"token {token_id} is beyond the {self.vocabulary_size} there are")
-        return token_id
-
     def _lattice(self, bits: _Reader) -> Lattice:
-        size = bits.read(self.token_bits) + 1 if self.mode == "csqs" else self._size
+        size = self._size
+        if self.mode == "csqs":
+            size = 1 + bits.read(self.token_bits, self.vocabulary_size)
         shape = self.vocabulary_size, size, self.resolution
+        if least_bits(*shape) > bits.left:  # the exact width may take half a second
+            raise FrameError("the frame ends within a distribution")
         try:
-            if least_bits(*shape) > bits.left:  # the exact width may take half a second
-                raise FrameError("the frame ends within a distribution")
             return decode(bits.read(lattice_bits(*shape)), *shape)
         except ValueError as error:
             raise FrameError(str(error)) from None
@@ -180,12 +173,14 @@ class _Reader:
             raise FrameError(f"this is no frame of version {VERSION}")
         self.number = self.read(NUMBER_BITS)
 
-    def read(self, width: int) -> int:
+    def read(self, width: int, below: int | None = None) -> int:
         if width > self.left:
             raise FrameError("the frame ends within a field")
         self.left -= width
         value = self._content >> self.left
         self._content &= (1 << self.left) - 1
+        if below is not None and value >= below:
+            raise FrameError(f"{value} in the place of one of {below}")
         return value
 
     def end(self) -> None:

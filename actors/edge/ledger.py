@@ -126,8 +126,8 @@ class VerifiedText(TextLedger):
 
     def __init__(self, codec: FrameCodec, request: Request) -> None:
         super().__init__((*request.prompt_ids, *request.resumed_ids))
+        self.request = request
         self._codec = codec
-        self._request = request
 
     def arrived(self, content: bytes) -> Drafts:
         """A frame as the engine hears it.
@@ -141,7 +141,8 @@ class VerifiedText(TextLedger):
             raise FrameError(f"batch {batch.number} where {number % NUMBERS} is the next one")
         if len(self.unanswered) >= MOST_UNANSWERED:
             raise FrameError(f"more than {MOST_UNANSWERED} batches before the first is answered")
-        request, first = self._request, len(self._request.prompt_ids)
+        request, first = self.request, len(self.request.prompt_ids)
+        name, choice = request.request_id, request.choice
         if not first <= batch.position <= first + request.parameters.max_tokens:
             raise FrameError(f"guesses from position {batch.position} on are of no text")
         self.note(replace(batch, lattices=()))
@@ -149,23 +150,18 @@ class VerifiedText(TextLedger):
             DraftDistribution(tuple(each.likely.tolist()), tuple(each.logits.tolist()))
             for each in batch.lattices
         )
-        return Drafts(
-            request.request_id,
-            request.choice,
-            batch.position,
-            batch.token_ids,
-            proposals,
-            batch.alone,
-            number,
-        )
+        position, guesses, alone = batch.position, batch.token_ids, batch.alone
+        return Drafts(name, choice, position, guesses, proposals, alone, number)
 
-    def happened(self, event: SequenceEvent) -> BatchVerdict | None:
-        """The verdict that tells of ``event``, as far as its tokens go; None where none can."""
+    def happened(self, event: SequenceEvent) -> bytes | None:
+        """The verdict that tells of ``event``; None where that tells more than a verdict can."""
         self.told(event.token_ids, event.answers)
-        batch = self.answered
-        if batch is None or not event.token_ids:
+        batch, more = self.answered, (event.logprobs, event.certificates, event.origins)
+        last_or_first = event.finish_reason is not None or event.timing is not None
+        if batch is None or not event.token_ids or any(more) or last_or_first:
             return None
         place = len(self.said) - 1 - batch.position
         if place > MOST_GUESSES:
             return None
-        return BatchVerdict(batch.number % NUMBERS, place, event.token_ids[-1])
+        verdict = BatchVerdict(batch.number % NUMBERS, place, event.token_ids[-1])
+        return self._codec.encode_verdict(verdict)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from dataclasses import fields
+from functools import partial
 from typing import get_args
 
 from lexshard.actors.configuration import DraftHeadChoice
@@ -32,29 +33,24 @@ CLOUD = f"of a lexshard server (its key: {KEY_VARIABLE})"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options to a parser."""
-    add, count, own = parser.add_argument, at_least(1), EdgeSettings()
+    add, count = parser.add_argument, at_least(1)
     add("--cloud", required=True, metavar="URL", help=CLOUD)
     add("--draft", required=True, metavar="MODEL", help="folder, or ORG/NAME on the Hub")
-    add("--mode", choices=get_args(EdgeMode), default=own.mode, help=MODES)
     add("--host", default="127.0.0.1", help="to listen on (default 127.0.0.1)")
     add("--port", type=count, default=8100, help="default 8100")
     add("--offline", choices=("refuse", "draft"), default="refuse", help=OFFLINE)
-    add("--longest", type=count, default=own.longest, metavar="N", help="guesses of a batch (16)")
-    add("--budget-bits", type=count, default=own.budget_bits, metavar="N", help="of a batch (5000)")
-    add("--thrift", type=float, default=own.thrift, metavar="P", help=THRIFT)
-    add("--size", type=count, default=own.size, metavar="K", help="tokens of ksqs (32)")
-    add("--resolution", type=count, default=own.resolution, metavar="L", help="parts of all (100)")
-    add("--alpha", type=float, default=own.alpha, help="mass that csqs may drop on average (0.05)")
-    add("--eta", type=float, default=own.eta, help="learning rate of csqs (0.01)")
-    add(
-        "--first-threshold",
-        type=float,
-        default=own.first_threshold,
-        metavar="BETA",
-        help="of csqs (0.01)",
-    )
     add("--draft-head", choices=get_args(DraftHeadChoice), default="auto", help="as of serve")
     add("--log-format", choices=("text", "json"), default="text")
+    own = partial(add, default=argparse.SUPPRESS)  # those of `EdgeSettings` have theirs there
+    own("--mode", choices=get_args(EdgeMode), help=MODES)
+    own("--longest", type=count, metavar="N", help="guesses of a batch (16)")
+    own("--budget-bits", type=count, metavar="N", help="of a batch (5000)")
+    own("--thrift", type=float, metavar="P", help=THRIFT)
+    own("--size", type=count, metavar="K", help="tokens of ksqs (32)")
+    own("--resolution", type=count, metavar="L", help="parts of a whole (100)")
+    own("--alpha", type=float, help="mass that csqs may drop on the average (0.05)")
+    own("--eta", type=float, help="learning rate of csqs (0.01)")
+    own("--first-threshold", type=float, metavar="BETA", help="of csqs (0.01)")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -62,12 +58,13 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.cloud.startswith(("http://", "https://")):
         raise ValueError(f"--cloud {arguments.cloud}: give an address that begins with http")
     # What bounds nothing is refused before anything is loaded.
-    names = [field.name for field in fields(EdgeSettings)]
-    settings = EdgeSettings(**{name: getattr(arguments, name) for name in names})
+    names = {field.name for field in fields(EdgeSettings)}
+    given = {name: value for name, value in vars(arguments).items() if name in names}
+    settings = EdgeSettings(**given)
     folder = model_folder(arguments.draft, tell)
-    from lexshard.serve_app.edge.server import EdgeServer
+    from lexshard.serve_app.edge.server import serve_edge
 
-    return EdgeServer(
+    return serve_edge(
         ServeConfig(
             model=str(folder),
             host=arguments.host,
@@ -79,4 +76,4 @@ def run(arguments: argparse.Namespace) -> int:
         os.environ.get(KEY_VARIABLE),
         arguments.draft_head,
         offline=arguments.offline == "draft",
-    ).serve()
+    )

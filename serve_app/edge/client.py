@@ -4,6 +4,7 @@ a server that verifies elsewhere."""
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +12,7 @@ from functools import partial
 
 from lexshard.actors.configuration import EngineInformation
 from lexshard.actors.edge.drafting import EdgeDrafter
+from lexshard.actors.edge.frames import FrameError
 from lexshard.actors.edge.pace import DraftPace
 from lexshard.actors.edge.settings import EdgeSettings
 from lexshard.actors.faults import LoggedFault
@@ -35,8 +37,7 @@ class EdgeClient:
 
     ``model`` is called in a thread of its own; the server at ``url``, which is asked with ``key``,
     must have its tokens. While that server is ``away``, for the reason given there, the model says
-    texts alone where that is ``allowed_alone``; else nothing is said. ``changed`` hears of it when
-    the server is found, is away, or never will do.
+    texts alone where that is ``allowed_alone``; else nothing is said.
     """
 
     def __init__(
@@ -47,27 +48,28 @@ class EdgeClient:
         settings: EdgeSettings,
         *,
         allowed_alone: bool = False,
-        changed: Callable[[EdgeClient], None] = lambda _: None,
     ) -> None:
         self.failure: str | None = None
         self.restarts = 0
         self.away: str | None = f"looking for {url}"
         self.cloud: Cloud | None = None
+        self.url = url
+        self.model = model
+        self.settings = settings
         pace = DraftPace(longest=settings.longest, thrift=settings.thrift)
         self._link = CloudLink(url, key, model.tokenizer.vocabulary_hash, pace)
-        self._model = model
-        self._settings = settings
         self._allowed_alone = allowed_alone
-        self._changed = changed
+        self._changed: Callable[[], None] = lambda: None
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="draft")
         self._texts: dict[str, asyncio.Task[None]] = {}
-        self._sequences = 0
+        self._sequences = itertools.count()
         self._looking: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
-        """Looks for the server; call once, inside the event loop."""
-        self._changed(self)
-        self._looking = asyncio.get_running_loop().create_task(self._look())
+    def start(self, changed: Callable[[], None] = lambda: None) -> None:
+        """Looks for the server; call once, inside the event loop. ``changed`` hears when the server
+        is found, is away, or never will do."""
+        self._changed = changed
+        self._search()
 
     @property
     def ready(self) -> bool:
@@ -86,7 +88,7 @@ class EdgeClient:
     def information(self) -> EngineInformation:
         """What the server's engine decided. Raises RuntimeError before it was found."""
         if self.offline:
-            return self._model.information
+            return self.model.information
         if self.cloud is None:
             raise RuntimeError(f"no server yet: {self.away}")
         return self.cloud.engine
@@ -96,9 +98,9 @@ class EdgeClient:
         return self._link.counters.statistics()
 
     async def roles(self) -> Sequence[RunningRole]:
-        settings = self._settings
+        settings = self.settings
         words = f"{settings.mode}, up to {settings.longest} tokens a batch"
-        return [RunningRole("drafter", 0, here(), "cpu", f"{words}, verified at {self._link.url}")]
+        return [RunningRole("drafter", 0, here(), "cpu", f"{words}, verified at {self.url}")]
 
     async def faults(self) -> Sequence[LoggedFault]:
         return []
@@ -106,26 +108,17 @@ class EdgeClient:
     def submit(self, requests: Sequence[Request]) -> JournalStream:
         stream = JournalStream([request.request_id for request in requests], self._close)
         for request in requests:
-            emit = partial(self._emit, stream)
+            name, emit = request.request_id, partial(self._emit, stream)
             if not self.ready:
                 emit(failure(request, self.away or "no server", "abort"))
                 continue
-            loop, information = asyncio.get_running_loop(), self.information
-            self._sequences += 1
+            size = self.information.vocabulary_size
             drafter = EdgeDrafter(
-                self._model.drafter,
-                self._settings,
-                request,
-                self._sequences,
-                information.vocabulary_size,
+                self.model.drafter, self.settings, request, next(self._sequences), size
             )
-            in_thread = partial(loop.run_in_executor, self._executor)
-            if self.offline:
-                saying = say_alone(request, drafter, information.eos_token_ids, in_thread, emit)
-            else:
-                saying = EdgeText(request, self._link, drafter, in_thread, emit).run()
-            task = self._texts[request.request_id] = loop.create_task(saying)
-            task.add_done_callback(partial(self._over, request.request_id))
+            saying = self._say(request, drafter, emit)
+            self._texts[name] = asyncio.get_running_loop().create_task(saying)
+            self._texts[name].add_done_callback(partial(self._texts.pop, name))
         return stream
 
     def cancel(self, request_id: str) -> None:
@@ -152,16 +145,40 @@ class EdgeClient:
         stream.put(event)
         if event.finish_reason == "abort" and self.away is None:
             self.away = event.error
-            self.start()
+            self._search()
 
-    def _over(self, request_id: str, task: asyncio.Task[None]) -> None:
-        self._texts.pop(request_id, None)
-        if not task.cancelled() and task.exception() is not None:
-            logger.error("id=%s: the text fails", request_id, exc_info=task.exception())
+    async def _say(
+        self, request: Request, drafter: EdgeDrafter, emit: Callable[[SequenceEvent], None]
+    ) -> None:
+        """One text, to its end."""
+        count = self._link.counters.add
+        in_thread = partial(asyncio.get_running_loop().run_in_executor, self._executor)
+        try:
+            if self.offline:
+                ends = self.model.information.eos_token_ids
+                await say_alone(request, drafter, ends, in_thread, emit)
+            else:
+                await EdgeText(request, self._link, drafter, in_thread, emit).run()
+        except FrameError as error:
+            logger.error("the server says what cannot be: %s", error)
+            emit(failure(request, str(error)))
+        except Exception:
+            logger.exception("id=%s: the text fails", request.request_id)
+            emit(failure(request, "internal error of the device; its log has it"))
+        finally:
+            in_thread(drafter.close)  # behind what it drafts, if it does
+            count(finished=1)
+            if (threshold := drafter.threshold) is not None:
+                bound = threshold.bound * threshold.tokens
+                count(edge_dropped_mass=threshold.dropped, edge_dropped_bound=bound)
 
     def _close(self, stream: JournalStream) -> None:
         for request_id in stream.request_ids:
             self.cancel(request_id)
+
+    def _search(self) -> None:
+        self._changed()
+        self._looking = asyncio.get_running_loop().create_task(self._look())
 
     async def _look(self) -> None:
         """Until the server is there, or never will do."""
@@ -175,7 +192,7 @@ class EdgeClient:
                 self.away = str(error)
                 self.failure = self.away if error.final else None
             if self.away != before:
-                self._changed(self)
+                self._changed()
             if self.failure is not None:
                 return
             if self.away is not None:

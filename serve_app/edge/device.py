@@ -13,7 +13,7 @@ from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
 
 from lexshard.actors.edge.drafting import EdgeDrafter
-from lexshard.actors.edge.frames import VERSION, FrameError, GuessBatch
+from lexshard.actors.edge.frames import VERSION, GuessBatch
 from lexshard.actors.edge.ledger import MOST_UNANSWERED, GuessChain
 from lexshard.actors.edge.pace import Pace
 from lexshard.actors.messages import FinishReason, Request, SequenceEvent
@@ -71,39 +71,27 @@ class EdgeText:
         self._ended = False
 
     async def run(self) -> None:
+        """Raises `FrameError` where the server says what cannot be."""
         away, attempt, heard = time.monotonic(), 0, -1
-        try:
-            while not self._ended:
-                try:
-                    async with self._link.connection() as connection:
-                        await self._talk(connection)
+        while not self._ended:
+            try:
+                async with self._link.connection() as connection:
+                    await self._talk(connection)
+                return
+            except InvalidStatus as error:
+                if error.response.status_code < 500:
+                    self._fail(f"the server refuses the link: {error}", refused=True)
                     return
-                except InvalidStatus as error:
-                    if error.response.status_code < 500:
-                        self._fail(f"the server refuses the link: {error}", refused=True)
-                        return
-                except (OSError, ConnectionClosed, InvalidHandshake) as error:
-                    logger.info("the link is lost: %s", error or type(error).__name__)
-                if len(self._chain.said) > heard:
-                    away, attempt, heard = time.monotonic(), 0, len(self._chain.said)
-                elif time.monotonic() - away > PATIENCE_SECONDS:
-                    self._fail("the server is away", "abort")
-                    return
-                self._count(edge_lost_links=1)
-                await asyncio.sleep(RETRY_SECONDS[min(attempt, len(RETRY_SECONDS) - 1)])
-                attempt += 1
-        except FrameError as error:
-            logger.error("the server says what cannot be: %s", error)
-            self._fail(str(error))
-        except Exception:
-            logger.exception("id=%s: the text fails", self._request.request_id)
-            self._fail("internal error of the device; its log has it")
-        finally:
-            self._in_thread(self._drafter.close)  # behind what it drafts, if it does
-            self._count(finished=1)
-            if (threshold := self._drafter.threshold) is not None:
-                bound = threshold.bound * threshold.tokens
-                self._count(edge_dropped_mass=threshold.dropped, edge_dropped_bound=bound)
+            except (OSError, ConnectionClosed, InvalidHandshake) as error:
+                logger.info("the link is lost: %s", error or type(error).__name__)
+            if len(self._chain.said) > heard:
+                away, attempt, heard = time.monotonic(), 0, len(self._chain.said)
+            elif time.monotonic() - away > PATIENCE_SECONDS:
+                self._fail("the server is away", "abort")
+                return
+            self._count(edge_lost_links=1)
+            await asyncio.sleep(RETRY_SECONDS[min(attempt, len(RETRY_SECONDS) - 1)])
+            attempt += 1
 
     async def _talk(self, connection: ClientConnection) -> None:
         """Over one connection, until the text ends. Raises what ends it before."""

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from lexshard.actors.edge.frames import VERSION, FrameCodec, FrameError
-from lexshard.actors.edge.ledger import drafting_of
+from lexshard.actors.edge.ledger import VerifiedText, drafting_of
 from lexshard.actors.messages import Request
 from lexshard.serve_app.admission import Ticket
 from lexshard.serve_app.authentication import ApiKeys
@@ -146,7 +146,8 @@ class EdgeEndpoint:
         codec = FrameCodec(opening.mode, size, opening.resolution, opening.size)
         request, ticket = self._asked(opening, codec, record)
         with ticket.released_on_error():
-            return EdgeSession(self._sessions, state, codec, request, ticket, record)
+            text = VerifiedText(codec, request)
+            return EdgeSession(self._sessions, state, text, ticket, record)
 
     def _asked(
         self, opening: Opening, codec: FrameCodec, record: RequestRecord

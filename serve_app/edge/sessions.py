@@ -15,9 +15,9 @@ from contextlib import suppress
 
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
-from lexshard.actors.edge.frames import FrameCodec, FrameError
+from lexshard.actors.edge.frames import FrameError
 from lexshard.actors.edge.ledger import VerifiedText
-from lexshard.actors.messages import Request, SequenceEvent
+from lexshard.actors.messages import SequenceEvent
 from lexshard.serve_app.admission import Ticket
 from lexshard.serve_app.edge import wire
 from lexshard.serve_app.edge.wire import Opened, Told
@@ -35,8 +35,7 @@ class EdgeSession:
         self,
         sessions: dict[str, EdgeSession],
         state: ServerState,
-        codec: FrameCodec,
-        request: Request,
+        text: VerifiedText,
         ticket: Ticket,
         record: RequestRecord,
     ) -> None:
@@ -46,15 +45,14 @@ class EdgeSession:
         self.ended = False  # the text has
         self._sessions = sessions
         self._state = state
-        self._codec = codec
         self._ticket = ticket
         self._record = record
-        self._text = VerifiedText(codec, request)
-        self._begin = len(self._text.said)
+        self._text = text
+        self._begin = len(text.said)
         self._events: list[tuple[int, SequenceEvent]] = []  # with the length of the text after each
         self._saying = asyncio.Lock()
         self._expiry: asyncio.TimerHandle | None = None
-        self._stream = state.client.submit([request])
+        self._stream = state.client.submit([text.request])
         self._following = asyncio.get_running_loop().create_task(self._follow())
         sessions[self.name] = self
 
@@ -117,8 +115,12 @@ class EdgeSession:
                 for event in await self._stream.arrived():
                     async with self._saying:
                         content = self._note(event)
-                        if self.device is not None:
-                            await self._say(self.device, content)
+                        device = self.device
+                        if device is not None:
+                            try:
+                                await device.send_bytes(content)
+                            except (WebSocketDisconnect, RuntimeError):  # its handler hears, too
+                                self.leave(device)
         except Exception:
             logger.exception("id=%s: the session fails", self._record.request_id)
             if self.device is not None:
@@ -136,15 +138,7 @@ class EdgeSession:
         if event.finish_reason is not None:
             self.ended = True
             self._ticket.release()
-        if verdict is None or wire.needs_telling(event):
-            return wire.encode_reply(Told.of(event))
-        return self._codec.encode_verdict(verdict)
-
-    async def _say(self, device: WebSocket, content: bytes) -> None:
-        try:
-            await device.send_bytes(content)
-        except (WebSocketDisconnect, RuntimeError):  # its handler hears of it, too
-            self.leave(device)
+        return wire.encode_reply(Told.of(event)) if verdict is None else verdict
 
 
 async def closed(device: WebSocket, code: int, reason: str) -> None:

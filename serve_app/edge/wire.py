@@ -105,12 +105,6 @@ _replies = msgspec.msgpack.Decoder(Reply)
 encode_reply = msgspec.msgpack.Encoder().encode
 
 
-def needs_telling(event: SequenceEvent) -> bool:
-    """Whether a verdict is not enough for it."""
-    plain = not (event.logprobs or event.certificates or event.origins)
-    return not plain or event.timing is not None or event.finish_reason is not None
-
-
 def encode_beginning(beginning: Beginning) -> bytes:
     return zlib.compress(msgspec.msgpack.encode(beginning))
 

@@ -92,11 +92,10 @@ class Link:
         return [tuple(text.chain.said[first[name] :]) for name, text in texts.items()]
 
     def _hear(self, text: Text, event: SequenceEvent) -> None:
-        verdict = text.verified.happened(event)
-        if verdict is None:
-            text.chain.told(event.token_ids, None)
+        content = text.verified.happened(event)
+        if content is None:
+            text.chain.told(event.token_ids, event.answers)
         else:
-            content = self.codec.encode_verdict(verdict)
             told = text.chain.event_of(self.codec.decode_verdict(content), text.request)
             assert (told.token_ids, told.answers) == (event.token_ids, event.answers)
             text.chain.told(told.token_ids, told.answers)

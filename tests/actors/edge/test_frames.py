@@ -10,8 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lexshard.actors.edge.frames import (
-    HEADER_BITS,
+    COUNT_BITS,
+    NUMBER_BITS,
+    POSITION_BITS,
     VERSION,
+    VERSION_BITS,
     BatchVerdict,
     EdgeMode,
     FrameCodec,
@@ -59,7 +62,8 @@ def test_a_batch_is_read_as_it_was_written(mode: EdgeMode, count: int, seed: int
     assert [each.counts.tolist() for each in found.lattices] == [
         each.counts.tolist() for each in batch.lattices
     ]
-    bits = HEADER_BITS + codec.batch_bits(batch)
+    header = VERSION_BITS + NUMBER_BITS + POSITION_BITS + 2 * COUNT_BITS
+    bits = header + codec.batch_bits(batch)
     assert 0 <= 8 * len(content) - bits < 8
 
 
@@ -113,7 +117,7 @@ def frame_of(*fields: tuple[int, int]) -> bytes:
 
 def test_a_frame_that_claims_more_than_the_vocabulary_is_refused() -> None:
     content = frame_of((VERSION, 4), (0, 8), (0, 24), (1, 8), (0, 8), (1_023, 10), (0, 800))
-    with pytest.raises(FrameError, match="1024 of 600 tokens"):
+    with pytest.raises(FrameError, match="1023 in the place of one of 600"):
         FrameCodec("csqs", SIZE).decode(content)
 
 
