@@ -99,10 +99,8 @@ class EdgeText:
         await self._send(connection, self._beginning())
         waits = self._comes_back
         while not self._ended:
-            try:
-                async with asyncio.timeout(
-                    None if waits else 0
-                ):  # all that has come is heard first
+            try:  # all that has come is heard first
+                async with asyncio.timeout(None if waits else 0):
                     self._hear(await connection.recv(decode=False))
                 waits = self._comes_back
                 continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import zlib
 from collections.abc import Callable, Iterator
@@ -260,15 +261,9 @@ def test_one_that_does_not_come_back_is_forgotten() -> None:
             if engine.cancelled:
                 break
             client.get("/health")
-            client.portal.call(_pause)  # type: ignore[union-attr]
+            client.portal.call(asyncio.sleep, 0.05)  # type: ignore[union-attr]
         assert len(engine.cancelled) == 1
         assert client.get("/status").json()["queue"]["sequences"] == 0
-
-
-async def _pause() -> None:
-    import asyncio
-
-    await asyncio.sleep(0.05)
 
 
 def test_5000_malformed_frames_harm_nobody() -> None:
