@@ -34,9 +34,17 @@ class EdgeDrafter:
         self.threshold = settings.threshold()
         self._model = model
         self._settings = settings
-        state, own = SequenceState(request, vocabulary_size, ()), request.parameters
-        drawing = state.key, state.inverse_temperature, False, state.top_k, own.top_p, own.min_p
-        self._task = DraftTask(sequence, [], 0, *drawing)
+        state = SequenceState(request, vocabulary_size, ())
+        self._task = DraftTask(
+            sequence,
+            [],
+            0,
+            state.key,
+            state.inverse_temperature,
+            top_k=state.top_k,
+            top_p=request.parameters.top_p,
+            min_p=request.parameters.min_p,
+        )
         self._first = 0  # position of the first guess that the threshold has not heard of
 
     def draft(self, history: list[int], most: int) -> GuessBatch:

@@ -23,7 +23,6 @@ from lexshard.actors.messages import Request, SamplingParameters
 from lexshard.cluster.ports import free_port
 from lexshard.loadtest.shaped_link import LinkShape, ShapedLink
 from lexshard.serve_app.edge.client import EdgeClient
-from lexshard.serve_app.edge.wire import completion_fields
 from tests.support.edge_device import device, text_of, tokenizer
 from tests.support.faults import processes_of
 from tests.support.paths import DEMO_DRAFT, ROOT
@@ -61,9 +60,17 @@ async def own_texts(server: Server, asked: Sequence[Request]) -> list[tuple[int,
         turns = asyncio.Semaphore(32)
 
         async def one(request: Request) -> tuple[int, ...]:
+            own = request.parameters
             body = {
-                **json.loads(completion_fields(request.parameters)),
                 "prompt": request.prompt_ids,
+                "temperature": own.temperature,
+                "top_k": own.top_k,
+                "top_p": own.top_p,
+                "repetition_penalty": own.repetition_penalty,
+                "frequency_penalty": own.frequency_penalty,
+                "max_tokens": own.max_tokens,
+                "seed": own.seed,
+                "ignore_eos": True,
                 "return_token_ids": True,
             }
             async with turns:
