@@ -98,7 +98,7 @@ class EdgeText:
         self._timed, self._heard_at = None, 0.0
         await self._send(connection, self._beginning())
         waits = self._comes_back
-        while not self._ended:
+        while self._comes_back or not self._ended:  # the next text begins behind the last word
             try:  # all that has come is heard first
                 async with asyncio.timeout(None if waits else 0):
                     self._hear(await connection.recv(decode=False))
@@ -264,5 +264,5 @@ class EdgeText:
             logger.error("dropped %.4f, bound %.4f", threshold.average, threshold.bound)
 
     def _fail(self, message: str, reason: FinishReason = "error", *, refused: bool = False) -> None:
-        self._ended = True
+        self._ended, self._comes_back = True, False
         self._emit(failure(self._request, message, reason, refused=refused))

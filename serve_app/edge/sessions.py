@@ -56,8 +56,11 @@ class EdgeSession:
         self._following = asyncio.get_running_loop().create_task(self._follow())
         sessions[self.name] = self
 
-    def arrived(self, content: bytes) -> None:
-        """A frame of the device. Raises `FrameError`."""
+    def arrived(self, content: bytes, device: WebSocket) -> None:
+        """A frame over the connection to ``device``, one that was on its way when another took over
+        perhaps, which the other sends again. Raises `FrameError`."""
+        if device is not self.device:
+            raise FrameError("the session goes on over another connection")
         if len(content) > wire.MOST_FRAME_BYTES:
             raise FrameError(f"a frame of {len(content)} bytes")
         self._state.client.draft(self._text.arrived(content))
