@@ -36,7 +36,7 @@ class Cloud(msgspec.Struct, frozen=True):
     version: int = VERSION
 
 
-class Opening(msgspec.Struct, frozen=True, omit_defaults=True, tag="open"):
+class Opening(msgspec.Struct, frozen=True, array_like=True, tag="open"):
     """Asks for a text. ``vocabulary`` is the hash of the device's tokens; ``prompt`` and what it
     has of an output already, ``said``, are ids of ``token_bits`` bits each (`pack_ids`).
     ``parameters`` are fields of ``POST /v1/completions``, as JSON."""
@@ -53,14 +53,14 @@ class Opening(msgspec.Struct, frozen=True, omit_defaults=True, tag="open"):
     size: int = 32
 
 
-class Resuming(msgspec.Struct, frozen=True, tag="resume"):
+class Resuming(msgspec.Struct, frozen=True, array_like=True, tag="resume"):
     """Goes on with a session of which the device has ``length`` tokens, the prompt's with them."""
 
     session: str
     length: int
 
 
-class Opened(msgspec.Struct, frozen=True, omit_defaults=True, tag="opened"):
+class Opened(msgspec.Struct, frozen=True, array_like=True, tag="opened"):
     """What follows is told as it happens. Of a session that is resumed, all that the device has
     missed was told before; ``last`` is the last batch that came, and ``unanswered`` are those of
     them that are not answered."""
@@ -70,7 +70,7 @@ class Opened(msgspec.Struct, frozen=True, omit_defaults=True, tag="opened"):
     unanswered: tuple[int, ...] = ()
 
 
-class Told(msgspec.Struct, frozen=True, tag="told"):
+class Told(msgspec.Struct, frozen=True, array_like=True, tag="told"):
     """An event that is more than a verdict: the first and the last of a text, and those of requests
     that ask for more than tokens. ``event`` has the fields of `actors.messages.SequenceEvent` that
     say something."""
@@ -91,7 +91,7 @@ class Told(msgspec.Struct, frozen=True, tag="told"):
             raise FrameError(f"the server tells of no event: {error}") from None
 
 
-class Refused(msgspec.Struct, frozen=True, tag="refused"):
+class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
     """Why nothing comes of it, as HTTP would say; the connection is closed."""
 
     status: int
