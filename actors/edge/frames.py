@@ -21,6 +21,7 @@ from lexshard.actors.edge.lattice import Lattice, decode, encode, lattice_bits, 
 EdgeMode = Literal["same-token", "ksqs", "csqs", "qs"]
 VERSION = 2  # of frames, and of all that crosses a session beside them
 VERSION_BITS, NUMBER_BITS, POSITION_BITS, COUNT_BITS = 4, 8, 24, 8
+MOST_LATTICE_BITS = 16_384  # a code of half a large vocabulary is read in hours
 MOST_GUESSES = (1 << COUNT_BITS) - 1
 NUMBERS = 1 << NUMBER_BITS
 
@@ -140,8 +141,8 @@ class FrameCodec:
         if self.mode == "csqs":
             size = 1 + bits.read(self.token_bits, self.vocabulary_size)
         shape = self.vocabulary_size, size, self.resolution
-        if least_bits(*shape) > bits.left:  # the exact width may take half a second
-            raise FrameError("the frame ends within a distribution")
+        if least_bits(*shape) > min(bits.left, MOST_LATTICE_BITS):  # the exact width takes long
+            raise FrameError("a distribution takes more bits than there are, or may be")
         try:
             return decode(bits.read(lattice_bits(*shape)), *shape)
         except ValueError as error:

@@ -143,5 +143,6 @@ def _estimate(log_place: float, size: int) -> int:
 
 
 def _others(members: list[int], universe: int) -> list[int]:
-    told = set(members)
-    return [member for member in range(universe) if member not in told]
+    others = np.ones(universe, np.bool_)
+    others[members] = False
+    return np.flatnonzero(others).tolist()
