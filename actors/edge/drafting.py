@@ -10,7 +10,7 @@ from lexshard.actors.drafter.draft_cache import MOST_PENDING
 from lexshard.actors.drafter.protocol import GuessingModel
 from lexshard.actors.drafter.task import Draft, DraftTask
 from lexshard.actors.edge.frames import GuessBatch
-from lexshard.actors.edge.lattice import Lattice, lattice_bits
+from lexshard.actors.edge.lattice import Lattice, lattice_bits, least_bits
 from lexshard.actors.edge.settings import EdgeSettings
 from lexshard.actors.messages import Request, SamplingParameters
 from lexshard.actors.proposal import Proposal
@@ -104,8 +104,8 @@ class EdgeDrafter:
             most = size if codec.mode == "qs" else min(codec.size, size)
             return _filled(sparsify(ids, logits, inverse_temperature=scale, most=most), most, size)
         kept = sparsify(ids, logits, inverse_temperature=scale, threshold=threshold.value)
-        own = lattice_bits(size, len(kept.ids), codec.resolution)
-        if own <= lattice_bits(size, size, codec.resolution):
+        least = least_bits(size, len(kept.ids), codec.resolution)
+        if least <= lattice_bits(size, size, codec.resolution):
             return kept
         # Which of so many are kept would take more bits than to tell of all.
         return _filled(sparsify(ids, logits, inverse_temperature=scale), size, size)

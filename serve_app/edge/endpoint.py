@@ -21,9 +21,9 @@ from lexshard.serve_app.authentication import ApiKeys
 from lexshard.serve_app.edge import wire
 from lexshard.serve_app.edge.sessions import EdgeSession, closed, observe
 from lexshard.serve_app.edge.wire import Cloud, Opening, Refused, Resuming
-from lexshard.serve_app.openai.completions import CompletionWriter, read_completion
+from lexshard.serve_app.openai.completions import read_completion, wanted_of
 from lexshard.serve_app.openai.errors import ApiError, bad_request, json_response, overloaded
-from lexshard.serve_app.openai.preparation import Preparation, Wanted
+from lexshard.serve_app.openai.preparation import Preparation
 from lexshard.serve_app.openai.prompts import Prompt
 from lexshard.serve_app.openai.protocol import MAX_CHOICES, MAX_LIST_ENTRIES
 from lexshard.serve_app.request_record import RequestRecord
@@ -171,16 +171,7 @@ class EdgeEndpoint:
             raise bad_request("'bad_words' or 'said' hold ids that are none, or too many", "said")
         if len(said) >= (fields.max_tokens or 1):
             raise bad_request(f"{len(said)} tokens are said already", "said")
-        wanted = Wanted(
-            CompletionWriter,
-            "prompt",
-            texts=[prompt],
-            encode=_never,
-            max_tokens=fields.max_tokens,
-            logprobs=fields.logprobs,
-            prompt_logprobs=fields.prompt_logprobs,
-        )
-        preparation = Preparation(self._state, fields, wanted, record)
+        preparation = Preparation(self._state, fields, wanted_of(fields), record)
         ticket = preparation.admitted()
         with ticket.released_on_error():
             prompts = [Prompt(tuple(prompt), None)]
@@ -218,7 +209,3 @@ class EdgeEndpoint:
 def _record(client: str, lowest_priority: int = 0, cache_salt: str = "") -> RequestRecord:
     """Of the next text of a client."""
     return RequestRecord(uuid.uuid4().hex, "GET", wire.PATH, client, lowest_priority, cache_salt)
-
-
-async def _never(_: object) -> list[Prompt]:
-    raise AssertionError("prompts of sessions are ids")
