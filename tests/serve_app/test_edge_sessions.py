@@ -84,7 +84,7 @@ def refused(
 ) -> int:
     """The status of what comes back, and then nothing."""
     raw = content if isinstance(content, bytes) else wire.encode_beginning(content)
-    with client.websocket_connect(wire.PATH, headers=headers) as device:
+    with client.websocket_connect(wire.PATH, headers=headers or {}) as device:
         device.send_bytes(raw)
         reply = wire.decode_reply(device.receive_bytes())
         assert isinstance(reply, Refused), reply
