@@ -42,8 +42,8 @@ class Decided(NamedTuple):
 def block_maxima(
     logits: npt.NDArray[np.float32], *, implementation: Implementation | None = None
 ) -> npt.NDArray[np.float32]:
-    """The largest of every 64 logits of each column: [V, B] fp32, any strides, no NaN, to
-    [ceil(V / 64), B]. Raises `ValueError` for another type."""
+    """The largest of every 64 logits of each row: [B, V] fp32 without NaN to [B, ceil(V / 64)].
+    Raises `ValueError` for another type."""
     module = reference if implementation == "reference" else cpu
     return module.block_maxima(logits)
 
@@ -76,21 +76,21 @@ def decide_dense(
     *,
     implementation: Implementation | None = None,
 ) -> Decided:
-    """The token each column's logits give: those of `decide_candidates` with every token.
+    """The token each row's logits give: those of `decide_candidates` with every token.
 
-    ``logits`` [V, B] fp32 are raw canonical logits, one column per row of ``controls`` and
-    ``adjustments``, in any strides; ``maxima`` [ceil(V / 64), B] are their `block_maxima`. Neither
-    is written or copied, no column is sorted, and a history of any length costs the same.
+    ``logits`` [B, V] fp32 are raw canonical logits, ``maxima`` [B, ceil(V / 64)] their
+    `block_maxima`. Neither is written, nor copied where it is C-contiguous; no row is sorted, and
+    a history of any length costs the same.
 
     ``hot_ids`` [H] (sorted, distinct, below V) are visited first where top-k is on, so that what
     they reach leaves fewer other tokens to visit; elsewhere blocks come in the order of their
     bounds, on which hot ids do not improve. Tokens never depend on them. Raises `ValueError` where
     shapes, types or hot ids are not as said, or a maximum is NaN.
     """
-    size, columns = logits.shape
-    if maxima.shape != (blocks_of(size), columns):
+    rows, size = logits.shape
+    if maxima.shape != (rows, blocks_of(size)):
         raise ValueError(
-            f"logits {logits.shape} have block maxima of shape {(blocks_of(size), columns)}, "
+            f"logits {logits.shape} have block maxima of shape {(rows, blocks_of(size))}, "
             f"got {maxima.shape}"
         )
     hot = NO_IDS if hot_ids is None else hot_ids

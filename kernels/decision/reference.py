@@ -13,7 +13,7 @@ from lexshard.kernels.penalties.reference import adjust
 
 
 def block_maxima(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    return np.maximum.reduceat(logits, np.arange(0, len(logits), BLOCK), axis=0)
+    return np.maximum.reduceat(logits, np.arange(0, logits.shape[1], BLOCK), axis=1)
 
 
 def decide_candidates(
@@ -34,8 +34,8 @@ def decide_dense(
     hot_ids: npt.NDArray[np.int32],
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Reads everything: ``maxima`` and ``hot_ids`` do not matter."""
-    size, columns = logits.shape
-    ids = np.tile(np.arange(size, dtype=np.int32), columns)
-    offsets = np.arange(columns + 1, dtype=np.int64) * size
-    tokens = decide_candidates(ids, logits.T.ravel(), offsets, controls, adjustments)
-    return tokens, np.full(columns, size - len(hot_ids), np.int64)
+    rows, size = logits.shape
+    ids = np.tile(np.arange(size, dtype=np.int32), rows)
+    offsets = np.arange(rows + 1, dtype=np.int64) * size
+    tokens = decide_candidates(ids, logits.ravel(), offsets, controls, adjustments)
+    return tokens, np.full(rows, size - len(hot_ids), np.int64)

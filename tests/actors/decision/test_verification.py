@@ -61,17 +61,16 @@ def step_of(seed: int, certain: bool) -> tuple[DecisionWork, list[SequenceState]
             likely = logits[4 * name + row][ids] + random.standard_normal(len(ids))
             proposal = Proposal(ids, likely.astype(np.float32), 1.1)
             tests[len(names) - 1] = GuessTest(guesses[row], None if certain else proposal)
-    dense = DenseRows(RowNames(tuple(names), tuple(drafted), tests), logits.T)
+    dense = DenseRows(RowNames(tuple(names), tuple(drafted), tests), logits)
     return DecisionWork(seed, Deltas(opened=tuple(opened)), dense=dense), states
 
 
-def expected_token(dense: DenseRows, column: int, state: SequenceState) -> int:
+def expected_token(dense: DenseRows, place: int, state: SequenceState) -> int:
     """By the plain functions, each of which has its reference."""
-    test = dense.rows.tests[column]
+    test = dense.rows.tests[place]
     ids, ends = np.arange(SIZE, dtype=np.int32), np.array([0, SIZE])
-    adjustments = flatten_adjustments([state.adjustment(dense.rows.drafted[column])])
-    raw = np.ascontiguousarray(dense.logits[:, column])
-    row = adjust(ids, raw, ends, adjustments, implementation="reference")
+    adjustments = flatten_adjustments([state.adjustment(dense.rows.drafted[place])])
+    row = adjust(ids, dense.logits[place], ends, adjustments, implementation="reference")
     parameters = state.parameters
     stays = truncate(
         row,
@@ -90,7 +89,7 @@ def expected_token(dense: DenseRows, column: int, state: SequenceState) -> int:
         np.array([test.token_id]),
         np.array([state.inverse_temperature]),
         np.array([state.key], np.uint64),
-        np.array([state.position + len(dense.rows.drafted[column])], np.uint64),
+        np.array([state.position + len(dense.rows.drafted[place])], np.uint64),
     )
     kept = np.where(stays, row, np.float32(-np.inf))[None]
     verdict = verify(kept, rows, proposals=proposals, implementation="reference")
@@ -109,12 +108,12 @@ def test_a_tested_row_emits_what_the_plain_functions_say(
     assert process.submit(work).result().decisions == here
     plain = DenseRows(work.dense.rows._replace(tests={}), work.dense.logits)
     drawn = Sampler(SETTINGS).decide(DecisionWork(seed, work.deltas, dense=plain)).decisions
-    for column, decision in enumerate(here):
-        state = states[column // 4]
-        if column not in work.dense.rows.tests:
-            assert decision == drawn[column]
+    for place, decision in enumerate(here):
+        state = states[place // 4]
+        if place not in work.dense.rows.tests:
+            assert decision == drawn[place]
             continue
-        token = expected_token(work.dense, column, state)
+        token = expected_token(work.dense, place, state)
         assert (-1 if decision is None else decision.token_id) == token
         if decision is not None and state.parameters.logprobs is not None:
             assert decision.logprobs is not None
