@@ -48,7 +48,7 @@ class ModelSizes:
 
     def runs_fused(self, configuration: EngineConfiguration) -> bool:
         """Whether ``configuration`` runs it on the fused body, if it runs on a CPU."""
-        return self.fused and configuration.body != "general" and not configuration.fast_prefill
+        return self.fused and configuration.body != "general"
 
 
 def read_model_sizes(

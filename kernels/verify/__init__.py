@@ -40,7 +40,6 @@ from lexshard.kernels.verify.types import (
     Limits,
     Proposals,
     ProposedGuess,
-    SparseProposals,
     Verdict,
 )
 
@@ -56,7 +55,6 @@ __all__ = [
     "Finding",
     "Limits",
     "ProposedGuess",
-    "SparseProposals",
     "Verdict",
     "replacement",
     "try_guess",
@@ -77,7 +75,7 @@ def verify(
     The caller has applied everything that comes before temperature, per row and with the drafts
     before it taken as written: `kernels.penalties.adjust` for penalties, bias and bans, then
     ``-inf`` for every token that `kernels.truncate.truncate` leaves out. ``proposals`` are what the
-    drafts were drawn from: dense, sparse, or None of a drafter that was certain. With ``sigmoid``,
+    drafts were drawn from, None of a drafter that was certain. With ``sigmoid``,
     alpha and beta, ``p`` and ``q`` are the weights ``sigmoid((l s - alpha) / (beta - alpha))``;
     where no weight of the target is above the drafter's, ``p`` alone is drawn from.
 

@@ -24,7 +24,6 @@ from lexshard.kernels.verify.types import (
     REPLACED,
     STANDS,
     BoundedRow,
-    DenseProposals,
     DraftedRows,
     Finding,
     Limits,
@@ -83,16 +82,11 @@ def draw_residual(p: Row, q: Row, key: int, position: int) -> int:
 
 def log_proposed(rows: DraftedRows, proposals: Proposals, row: int, size: int) -> Row:
     """The log-probabilities [V] that a draft was drawn with."""
-    if isinstance(proposals, DenseProposals):
+    if proposals is not None:
         return log_softmax(proposals.logits[row], float(proposals.inverse_temperature[row]))
-    probabilities = np.zeros(size)
-    if proposals is None:
-        probabilities[rows.drafts[row]] = 1.0
-    else:
-        own = slice(proposals.offsets[row], proposals.offsets[row + 1])
-        probabilities[proposals.ids[own]] = proposals.probabilities[own]
-    with np.errstate(divide="ignore"):
-        return np.log(probabilities)
+    result = np.full(size, -np.inf)
+    result[rows.drafts[row]] = 0.0
+    return result
 
 
 def verify(
@@ -110,7 +104,7 @@ def verify(
             log_q = log_proposed(rows, proposals, row, size)
             p, q = np.exp(log_p), np.exp(log_q)
         else:
-            assert isinstance(proposals, DenseProposals)
+            assert proposals is not None
             proposed_scale = float(proposals.inverse_temperature[row])
             p = sigmoid_weights(logits[row], scale, sigmoid)
             q = sigmoid_weights(proposals.logits[row], proposed_scale, sigmoid)
