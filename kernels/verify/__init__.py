@@ -27,7 +27,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from lexshard.kernels.verify import bounded, cpu, reference
+from lexshard.kernels.verify import cpu, reference
+from lexshard.kernels.verify.bounded import replacement, try_guess
 from lexshard.kernels.verify.checks import check
 from lexshard.kernels.verify.types import (
     OPEN,
@@ -86,30 +87,3 @@ def verify(
     check(logits, rows, proposals, sigmoid)
     module = reference if implementation == "reference" else cpu
     return module.verify(logits, rows, proposals, sigmoid)
-
-
-def try_guess(
-    row: BoundedRow, guess: ProposedGuess, *, implementation: Implementation | None = None
-) -> Finding:
-    """What the bounds of ``row`` say of ``guess``, whose own logit they enclose exactly
-    (``lower[token] == upper[token]``).
-
-    OPEN where they are too loose, where a bound is infinite above, where nothing may be left to
-    take the guess's place, or where there are more candidates than are worth a look.
-    """
-    module = reference if implementation == "reference" else bounded
-    return module.try_guess(row, guess)
-
-
-def replacement(
-    logits: npt.NDArray[np.float32],
-    finding: Finding,
-    row: BoundedRow,
-    guess: ProposedGuess,
-    *,
-    implementation: Implementation | None = None,
-) -> int:
-    """The token that takes the guess's place, given the ``logits`` [K] of the finding's ``ids``; -1
-    where the bounds on the row's mass are too loose to tell."""
-    module = reference if implementation == "reference" else bounded
-    return module.replacement(logits, finding, row, guess)
