@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Literal
 
 from lexshard.actors.body.errors import ModelPathError, ModelRefusedError
-from lexshard.actors.body.fused import FusedBody
 from lexshard.actors.body.loading import LoadedModel, load
 
 
@@ -30,16 +29,6 @@ def load_draft_model(
     """
     check_same_tokens(Path(draft).expanduser(), Path(target).expanduser())
     return load(draft, dtype, body=body, device=device, memory_bytes=memory_bytes)
-
-
-def draftable(draft: LoadedModel) -> FusedBody:
-    """The body of a model that can draft. Raises ValueError, which says why it cannot."""
-    if not isinstance(draft.body, FusedBody):
-        raise ValueError("this model does not run on the fused body: it cannot be a draft model")
-    head = draft.head
-    if head.bias is not None or head.softcap is not None or head.scale != 1.0:
-        raise ValueError("a draft model's head must have no bias, no soft-cap and no scale")
-    return draft.body
 
 
 def check_same_tokens(draft: Path, target: Path) -> None:

@@ -20,10 +20,8 @@ import numpy as np
 
 from lexshard.actors.body.loading import load
 from lexshard.actors.configuration import EngineConfiguration
-from lexshard.actors.drafter.loading import draftable
 from lexshard.actors.drafter.model import ModelDrafter
 from lexshard.actors.drafter.router.file import FILE_NAME, read_router_file
-from lexshard.actors.engine.completion import complete_with_seeds
 from lexshard.actors.engine.engine import Engine
 from lexshard.actors.index.build import own_rows
 from lexshard.actors.index.format import describe_weights
@@ -44,7 +42,12 @@ from lexshard.loadtest.draft_heads.compared import (
     DraftHeads,
     DraftLengths,
 )
-from lexshard.loadtest.draft_heads.texts import draft_positions, written_texts
+from lexshard.loadtest.draft_heads.texts import (
+    complete_with_seeds,
+    draft_positions,
+    draftable,
+    written_texts,
+)
 
 SPEED_PROMPTS, SPEED_PROMPT_TOKENS = 16, 64
 MOST_PROMPT_TOKENS = 1024

@@ -19,7 +19,6 @@ from lexshard.actors.head.ladder import Ladder
 from lexshard.actors.head.output_rows import NonFiniteHiddenError
 from lexshard.actors.head.owned_rows import OwnedRows
 from lexshard.actors.head.shard import Shard
-from lexshard.actors.head.shard_group import ShardGroup
 from lexshard.actors.messages import Certificate, Request, RowDecision, SamplingParameters
 from lexshard.actors.states.need import Need
 from lexshard.actors.states.row_table import RowTable, flatten_adjustments
@@ -29,6 +28,7 @@ from lexshard.kernels.quantize import quantize
 from lexshard.kernels.rows import canonical_logits, postprocess
 from lexshard.kernels.screen import Screened
 from lexshard.kernels.search.reference import compared_values, outward
+from lexshard.loadtest.bench.contenders.shard_group import ShardGroup
 from tests.support.decisions import screen_and_decide
 from tests.support.paths import ROOT
 from tests.support.search_cases import answer, random_adjustment

@@ -11,7 +11,6 @@ import numpy.typing as npt
 
 from lexshard.actors.body.batch import whole_text
 from lexshard.actors.body.loading import load
-from lexshard.actors.drafter.loading import draftable
 from lexshard.actors.drafter.router.file import RouterFile, TrainingReport
 from lexshard.actors.index.build import own_rows
 from lexshard.actors.index.metadata import Spread
@@ -22,6 +21,7 @@ from lexshard.loadtest.draft_heads.texts import (
     Tokens,
     WrittenText,
     draft_positions,
+    draftable,
 )
 from tests.support.tiny_models import save_tiny
 

@@ -1,6 +1,6 @@
 """One step of a sharded head as every process takes it, root and servers alike.
 
-The rounds are those of `actors.head.shard_group.ShardGroup`:
+In rounds:
 
     screen            every shard, its own rows
     all-reduce max    thresholds, and which rows bounds on the whole softmax may decide

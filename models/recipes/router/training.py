@@ -21,7 +21,6 @@ import numpy as np
 import numpy.typing as npt
 
 from lexshard.actors.body.loading import LoadedModel
-from lexshard.actors.drafter.loading import draftable
 from lexshard.actors.drafter.router.file import (
     CLUSTERS,
     NETWORK,
@@ -44,6 +43,7 @@ from lexshard.loadtest.draft_heads.texts import (
     Tokens,
     WrittenText,
     draft_positions,
+    draftable,
 )
 from models.recipes.router.budgets import choose_budgets
 from models.recipes.router.clusters import tokens_by_frequency, vocabulary_clusters
