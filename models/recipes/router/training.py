@@ -27,13 +27,13 @@ from lexshard.actors.drafter.router.file import (
     ROUTER,
     Ids,
     RouterFile,
+    Spread,
     TrainingReport,
     training_report,
 )
 from lexshard.actors.index.build import own_rows
 from lexshard.actors.index.container import Part
 from lexshard.actors.index.format import describe_weights
-from lexshard.actors.index.metadata import Spread
 from lexshard.actors.index.steps import BuildSteps, Progress, ProgressBar, alone
 from lexshard.loadtest.draft_heads.compared import FULL, DraftHeads
 from lexshard.loadtest.draft_heads.compared import ROUTER as ROUTED_HEAD
