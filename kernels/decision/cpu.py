@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 from numba import njit
 
-import lexshard.kernels.decision.maxima as maxima_of_blocks
 from lexshard.kernels.blocks import BLOCK
 from lexshard.kernels.decision.nucleus import draw_nucleus
 from lexshard.kernels.decision.row_search import LOWEST, RowSearch, can_lift, lift_ceilings
 from lexshard.kernels.decision.survivors import draw_truncated
 from lexshard.kernels.decision.winner import best_token, draw_token
-from lexshard.kernels.draw import Controls
 from lexshard.kernels.draw.cpu import draw, draw_row
 from lexshard.kernels.masks import count_of, ids_of
-from lexshard.kernels.penalties import Adjustments
 from lexshard.kernels.penalties.cpu import adjust, adjust_tokens, lower_bound
 
 # A row that allows fewer than one of so many tokens looks at these, else at blocks of all.
@@ -93,7 +87,7 @@ def _is_increasing(ids, size):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def _decide_dense(logits, maxima, controls, a, hot_ids):  # type: ignore[no-untyped-def]
+def decide_dense(logits, maxima, controls, a, hot_ids):  # type: ignore[no-untyped-def]
     rows, size = logits.shape
     if not _is_increasing(hot_ids, size):
         raise ValueError("hot_ids must be sorted, distinct and below the vocabulary size")
@@ -130,23 +124,3 @@ def _decide_dense(logits, maxima, controls, a, hot_ids):  # type: ignore[no-unty
         tokens[row] = _decide_row(search, a, controls)
         visited[row] = _count_visited(was_read, size, hot_ids)
     return tokens, visited
-
-
-def _in_rows(matrix: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    if matrix.dtype != np.float32:
-        raise ValueError(f"logits and their maxima are fp32, got {matrix.dtype}")
-    return np.ascontiguousarray(matrix)
-
-
-def block_maxima(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    return maxima_of_blocks.block_maxima(_in_rows(logits))
-
-
-def decide_dense(
-    logits: npt.NDArray[np.float32],
-    maxima: npt.NDArray[np.float32],
-    controls: Controls,
-    adjustments: Adjustments,
-    hot_ids: npt.NDArray[np.int32],
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    return _decide_dense(_in_rows(logits), _in_rows(maxima), controls, adjustments, hot_ids)

@@ -22,12 +22,10 @@ decided.
 
 from __future__ import annotations
 
-from typing import Literal
-
 import numpy as np
 import numpy.typing as npt
 
-from lexshard.kernels.verify import cpu, reference
+from lexshard.kernels.verify import cpu
 from lexshard.kernels.verify.bounded import replacement, try_guess
 from lexshard.kernels.verify.checks import check
 from lexshard.kernels.verify.types import (
@@ -43,8 +41,6 @@ from lexshard.kernels.verify.types import (
     ProposedGuess,
     Verdict,
 )
-
-Implementation = Literal["reference", "cpu"]
 
 __all__ = [
     "OPEN",
@@ -69,7 +65,6 @@ def verify(
     *,
     proposals: Proposals = None,
     sigmoid: Limits | None = None,
-    implementation: Implementation | None = None,
 ) -> Verdict:
     """What each of ``rows`` emits, given the target's ``logits`` [R, V] (contiguous, no NaN).
 
@@ -85,5 +80,4 @@ def verify(
     nothing. Raises ValueError where shapes, types or values are not as said.
     """
     check(logits, rows, proposals, sigmoid)
-    module = reference if implementation == "reference" else cpu
-    return module.verify(logits, rows, proposals, sigmoid)
+    return cpu.verify(logits, rows, proposals, sigmoid)

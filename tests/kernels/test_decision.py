@@ -17,6 +17,7 @@ from lexshard.kernels.decision import (
     decide_dense,
     decide_packed,
     pack,
+    reference,
 )
 from lexshard.kernels.draw import Controls
 from lexshard.kernels.penalties import select_rows
@@ -55,10 +56,10 @@ def test_every_path_gives_the_reference_token(
     controls, adjustments = random_controls(random, rows), random_adjustments(random, rows, size)
     matrix = laid_out(layout, logits)
     maxima = block_maxima(matrix)
-    assert np.array_equal(maxima, block_maxima(matrix, implementation="reference"))
+    assert np.array_equal(maxima, reference.block_maxima(matrix))
     hot_ids = None if hot is None else np.flatnonzero(random.random(size) < hot).astype(np.int32)
     arguments = (matrix, maxima, controls, adjustments, hot_ids)
-    expected = decide_dense(*arguments, implementation="reference")
+    expected = reference.decide_dense(*arguments)
     found = decide_dense(*arguments)
     assert found.tokens.tolist() == expected.tokens.tolist()
     assert (found.visited <= expected.visited).all()
@@ -84,7 +85,7 @@ def test_ragged_candidates_give_the_reference_token(seed: int, rows: int) -> Non
     )
     for each in (adjustments, without):
         arguments = (ids, raw, offsets, controls, each)
-        expected = decide_candidates(*arguments, implementation="reference").tolist()
+        expected = reference.decide_candidates(*arguments).tolist()
         assert decide_candidates(*arguments).tolist() == expected
     packed = pack(controls, without)
     assert packed is not None
@@ -128,7 +129,7 @@ def test_large_vocabularies_agree_and_are_hardly_read() -> None:
     for name, (controls, share) in cases.items():
         arguments = (matrix, maxima, controls, adjustments)
         found = decide_dense(*arguments)
-        expected = decide_dense(*arguments, implementation="reference")
+        expected = reference.decide_dense(*arguments)
         assert found.tokens.tolist() == expected.tokens.tolist(), name
         assert found.visited.mean() < share * size, name
 
@@ -186,7 +187,7 @@ def test_the_nucleus_ends_where_the_lightest_tokens_put_it(depth: float, inside:
     matrix = np.repeat(logits[None], rows, axis=0)
     arguments = (matrix, block_maxima(matrix), controls, no_adjustments(rows))
     tokens = decide_dense(*arguments).tokens
-    assert tokens.tolist() == decide_dense(*arguments, implementation="reference").tokens.tolist()
+    assert tokens.tolist() == reference.decide_dense(*arguments).tokens.tolist()
     assert set(tokens.tolist()) == ({70, 5000} if inside else {70})
 
 
@@ -214,7 +215,7 @@ def test_draws_follow_the_exact_distribution(arguments: dict[str, float], path: 
     logits = (2 * random.standard_normal(size)).astype(np.float32)
     scale = float(np.float32(1 / arguments["temperature"]))
     rest = {name: value for name, value in arguments.items() if name != "temperature"}
-    keep = truncate(logits, inverse_temperature=scale, implementation="reference", **rest)
+    keep = truncate(logits, inverse_temperature=scale, **rest)
     weights = np.where(keep, np.exp(scale * (logits.astype(np.float64) - logits.max())), 0.0)
     exact = weights / weights.sum()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from lexshard.kernels.verify import (
     cpu,
     normalizer,
     race,
+    reference,
     sigmoid,
     verify,
 )
@@ -42,7 +44,7 @@ def test_cpu_gives_the_reference_tokens(seed: int, size: int, flavour: str, kind
     rows = random_rows(random, 6, size)
     logits = random_logits(random, flavour, 6, size)
     rows, proposals = proposals_for(random, kind, logits, rows)
-    expected = verify(logits, rows, proposals=proposals, implementation="reference")
+    expected = reference.verify(logits, rows, proposals, None)
     assert verify(logits, rows, proposals=proposals).tokens.tolist() == expected.tokens.tolist()
 
 
@@ -60,26 +62,26 @@ def _one(draft: int, position: int = 0, key: int = 7) -> DraftedRows:
     )
 
 
-@pytest.mark.parametrize("implementation", ["reference", "cpu"])
-def test_a_draft_of_the_target_itself_always_stands(implementation: str) -> None:
+@pytest.mark.parametrize("module", [reference, cpu])
+def test_a_draft_of_the_target_itself_always_stands(module: ModuleType) -> None:
     """p = q up to a shift of the logits: not one of 2,000 drafts may fall to rounding."""
     random = np.random.default_rng(0)
     rows = random_rows(random, 2000, 50)._replace(inverse_temperature=np.ones(2000))
     logits = (3 * random.standard_normal((2000, 50))).astype(np.float32)
     rows, proposals = proposals_for(random, "equal", logits, rows)
-    found = verify(logits, rows, proposals=proposals, implementation=implementation)
+    found = module.verify(logits, rows, proposals, None)
     assert found.tokens.tolist() == rows.drafts.tolist()
 
 
-@pytest.mark.parametrize("implementation", ["reference", "cpu"])
-def test_what_the_target_excludes_is_rejected_and_never_drawn(implementation: str) -> None:
+@pytest.mark.parametrize("module", [reference, cpu])
+def test_what_the_target_excludes_is_rejected_and_never_drawn(module: ModuleType) -> None:
     logits = np.zeros((1, 9), np.float32)
     logits[0, [0, 4, 5]] = -np.inf
     for position in range(200):
-        found = verify(logits, _one(4, position), implementation=implementation)
+        found = module.verify(logits, _one(4, position), None, None)
         assert found.tokens[0] not in (0, 4, 5, -1)
     nothing = np.full((1, 9), -np.inf, np.float32)
-    assert verify(nothing, _one(4), implementation=implementation).tokens.tolist() == [-1]
+    assert module.verify(nothing, _one(4), None, None).tokens.tolist() == [-1]
 
 
 def test_a_residual_holds_what_the_proposal_lacks() -> None:
@@ -98,9 +100,9 @@ def test_a_residual_holds_what_the_proposal_lacks() -> None:
 
 
 @pytest.mark.parametrize("side", [-2e-6, 2e-6])
-@pytest.mark.parametrize("implementation", ["reference", "cpu"])
+@pytest.mark.parametrize("module", [reference, cpu])
 def test_what_the_fast_normaliser_leaves_open_is_decided_exactly(
-    side: float, implementation: str
+    side: float, module: ModuleType
 ) -> None:
     """u is a few millionths away from p / q: a margin of 2.5e-5 decides nothing here."""
     random = np.random.default_rng(3)
@@ -117,11 +119,8 @@ def test_what_the_fast_normaliser_leaves_open_is_decided_exactly(
             ratio = p[draft] / softmax(proposed[0])[draft] / uniform
             if not 1e-7 < abs(ratio - 1) < 1e-5 or (ratio > 1) != (side > 0):
                 continue  # its logit was rounded too far
-            found = verify(
-                logits,
-                _one(draft, position),
-                proposals=DenseProposals(proposed, np.ones(1)),
-                implementation=implementation,
+            found = module.verify(
+                logits, _one(draft, position), DenseProposals(proposed, np.ones(1)), None
             )
             assert (found.tokens[0] == draft) == (side > 0)
             tested += 1
@@ -227,7 +226,7 @@ def test_a_row_that_grows_far_beyond_its_draft_is_normalised(where: str, scale: 
         rows = rows._replace(inverse_temperature=np.full(1, scale))
         proposed = np.roll(logits, 1, axis=1) if position % 3 else logits.copy()
         proposals = DenseProposals(proposed, np.ones(1))
-        expected = verify(logits, rows, proposals=proposals, implementation="reference")
+        expected = reference.verify(logits, rows, proposals, None)
         found = verify(logits, rows, proposals=proposals)
         assert found.tokens.tolist() == expected.tokens.tolist()
 

@@ -11,8 +11,9 @@ from lexshard.actors.head.shard import Shard
 from lexshard.actors.messages import Request, RowDecision, SamplingParameters
 from lexshard.actors.states.row_table import flatten_adjustments
 from lexshard.actors.states.sequence_state import SequenceState
-from lexshard.kernels.draw import Controls, draw
-from lexshard.kernels.penalties import adjust
+from lexshard.kernels.draw import Controls
+from lexshard.kernels.draw import reference as draw_reference
+from lexshard.kernels.penalties import reference as penalties_reference
 from lexshard.kernels.rows import canonical_logits, postprocess
 from tests.support.decisions import screen_and_decide
 
@@ -78,7 +79,7 @@ class DenseHead:
         raw, p = self.logits(hidden), state.parameters
         ids, offsets = np.arange(len(raw), dtype=np.int32), np.array([0, len(raw)])
         adjustments = flatten_adjustments([state.adjustment()])
-        logits = adjust(ids, raw, offsets, adjustments, implementation="reference")
+        logits = penalties_reference.adjust(ids, raw, offsets, adjustments)
         inverse = 0.0 if p.temperature == 0 else float(np.float32(1 / p.temperature))
         controls = Controls(
             np.array([inverse]),
@@ -88,7 +89,7 @@ class DenseHead:
             np.array([state.key], np.uint64),
             np.array([state.position], np.uint64),
         )
-        return int(draw(ids, logits, offsets, controls, implementation="reference")[0])
+        return int(draw_reference.draw(ids, logits, offsets, controls)[0])
 
 
 def decide_step(

@@ -17,9 +17,10 @@ from lexshard.actors.states.deltas import Deltas, OpenSequence
 from lexshard.actors.states.row_table import RowNames, flatten_adjustments
 from lexshard.actors.states.sequence_state import SequenceState
 from lexshard.cluster.samplers.process import SamplerProcess
-from lexshard.kernels.penalties import adjust
-from lexshard.kernels.truncate import truncate
-from lexshard.kernels.verify import DenseProposals, DraftedRows, verify
+from lexshard.kernels.penalties import reference as penalties_reference
+from lexshard.kernels.truncate import reference as truncate_reference
+from lexshard.kernels.verify import DenseProposals, DraftedRows
+from lexshard.kernels.verify import reference as verify_reference
 
 SIZE = 500
 KINDS = (
@@ -70,15 +71,10 @@ def expected_token(dense: DenseRows, place: int, state: SequenceState) -> int:
     test = dense.rows.tests[place]
     ids, ends = np.arange(SIZE, dtype=np.int32), np.array([0, SIZE])
     adjustments = flatten_adjustments([state.adjustment(dense.rows.drafted[place])])
-    row = adjust(ids, dense.logits[place], ends, adjustments, implementation="reference")
+    row = penalties_reference.adjust(ids, dense.logits[place], ends, adjustments)
     parameters = state.parameters
-    stays = truncate(
-        row,
-        inverse_temperature=state.inverse_temperature,
-        top_k=state.top_k,
-        top_p=parameters.top_p,
-        min_p=parameters.min_p,
-        implementation="reference",
+    stays = truncate_reference.truncate(
+        row, state.inverse_temperature, state.top_k, parameters.top_p, state.log_min_p
     )
     proposals = None
     if test.proposal is not None:
@@ -92,7 +88,7 @@ def expected_token(dense: DenseRows, place: int, state: SequenceState) -> int:
         np.array([state.position + len(dense.rows.drafted[place])], np.uint64),
     )
     kept = np.where(stays, row, np.float32(-np.inf))[None]
-    verdict = verify(kept, rows, proposals=proposals, implementation="reference")
+    verdict = verify_reference.verify(kept, rows, proposals, None)
     return int(verdict.tokens[0])
 
 

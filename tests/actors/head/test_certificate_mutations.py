@@ -27,7 +27,7 @@ from lexshard.actors.messages import NeedKind
 from lexshard.actors.states.need import Need
 from lexshard.actors.states.row_table import RowTable, flatten_adjustments
 from lexshard.kernels.mass import OutsideMass
-from lexshard.kernels.penalties import adjust
+from lexshard.kernels.penalties import reference
 from lexshard.kernels.quantize import Kind
 from lexshard.kernels.rows import canonical_logits
 from lexshard.kernels.screen import Screened, vnni
@@ -71,7 +71,7 @@ def test_the_oracles_logits_are_the_references() -> None:
             with np.errstate(over="ignore", invalid="ignore"):
                 ours = adjusted_logits(logits, need.adjustment)
                 flat = flatten_adjustments([need.adjustment])
-                theirs = adjust(ids, logits, offsets, flat, implementation="reference")
+                theirs = reference.adjust(ids, logits, offsets, flat)
             assert np.array_equal(ours, theirs, equal_nan=True)
 
 
