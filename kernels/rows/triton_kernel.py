@@ -152,8 +152,8 @@ def gathering(columns: int) -> dict[str, int]:
 def canonical_logits(
     hidden: torch.Tensor,
     weight: torch.Tensor,
-    ids: torch.Tensor | None,
-    offsets: torch.Tensor | None,
+    ids: torch.Tensor | None = None,
+    offsets: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """See `kernels.rows.canonical_logits`. With ids the device is waited for once."""
     rows, columns = hidden.shape

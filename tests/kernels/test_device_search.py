@@ -25,7 +25,7 @@ from lexshard.actors.states.row_table import RowTable, flatten_adjustments
 from lexshard.actors.states.sequence_state import SequenceState
 from lexshard.kernels.penalties import adjust
 from lexshard.kernels.quantize import quantize
-from lexshard.kernels.rows import canonical_logits, postprocess
+from lexshard.kernels.rows import as_array, canonical_logits, postprocess, reference
 from lexshard.kernels.screen import Screened
 from lexshard.kernels.search.reference import compared_values, outward
 from lexshard.loadtest.bench.contenders.shard_group import ShardGroup
@@ -88,7 +88,7 @@ def _run(
     weight = _weights(random, size, flavour)
     has_bias, scale, softcap = head
     bias = random.standard_normal(size).astype(np.float32) if has_bias else None
-    raw = canonical_logits(hidden, weight, implementation="reference")
+    raw = reference.canonical_logits(hidden, as_array(weight))
     norms = np.linalg.norm(weight.astype(np.float64), axis=1)
     row_slack = np.stack([width * norms * random.random(size), norms + 1e-30])
     row_slack = (row_slack * (1 + 1e-6)).astype(np.float32)
@@ -398,7 +398,7 @@ from lexshard.actors.head.ladder import Ladder
 from lexshard.actors.states.need import Need
 from lexshard.actors.states.row_table import RowTable
 from lexshard.kernels.quantize import quantize
-from lexshard.kernels.rows import canonical_logits
+from lexshard.kernels.rows.triton_kernel import canonical_logits
 weight = torch.randn(1300, 256).bfloat16()
 ladder = Ladder({kind: quantize(weight, kind) for kind in ("int8", "int4")}, ((1, "int8"),))
 operators = set()
@@ -412,7 +412,7 @@ with compiling() as compiled:
     shard = DeviceShard(weight, torch.zeros(1300), 30.0, 0.5, 1300, ladder, device="cpu")
     shard.start_with(((1, "int4"),))
     shard.screen(torch.zeros(64, 256), RowTable.of([Need("top1")] * 64))
-    canonical_logits(torch.zeros(2, 256), weight, implementation="triton")
+    canonical_logits(torch.zeros(2, 256), weight)
 check(compiled)
 assert len({kernel.name for kernel in compiled}) >= 11
 with compiling() as compiled, Recorded():

@@ -14,7 +14,8 @@ from lexshard.actors.states.sequence_state import SequenceState
 from lexshard.kernels.draw import Controls
 from lexshard.kernels.draw import reference as draw_reference
 from lexshard.kernels.penalties import reference as penalties_reference
-from lexshard.kernels.rows import canonical_logits, postprocess
+from lexshard.kernels.rows import as_array, postprocess
+from lexshard.kernels.rows import reference as rows_reference
 from tests.support.decisions import screen_and_decide
 
 EOS = (0, 3)
@@ -71,7 +72,7 @@ class DenseHead:
         self.weight, self.bias, self.softcap, self.scale = weight, bias, softcap, scale
 
     def logits(self, hidden: torch.Tensor) -> np.ndarray:
-        raw = canonical_logits(hidden[None], self.weight, implementation="reference")[0]
+        raw = rows_reference.canonical_logits(hidden[None].numpy(), as_array(self.weight))[0]
         bias = None if self.bias is None else self.bias.numpy()
         return postprocess(raw, bias=bias, scale=self.scale, softcap=self.softcap)
 

@@ -42,7 +42,8 @@ from lexshard.actors.states.need import Adjustment, Need
 from lexshard.actors.states.row_table import RowTable
 from lexshard.kernels.penalties import Adjustments
 from lexshard.kernels.quantize import Tier
-from lexshard.kernels.rows import canonical_logits, postprocess
+from lexshard.kernels.rows import postprocess
+from lexshard.kernels.rows.triton_kernel import canonical_logits
 from lexshard.kernels.screen.gpu import tensor_cores
 from lexshard.kernels.search.gpu.search import Tokens, post_processing
 
@@ -353,14 +354,13 @@ class DeviceShard:
     def _products(self, hidden: torch.Tensor, ids: Ids | None) -> Float32s:
         """Canonical products [N, V] of ``hidden`` on the device, or [I] of one row and ``ids``."""
         if ids is None:
-            every = canonical_logits(hidden, self.weight, implementation="triton")
+            every = canonical_logits(hidden, self.weight)
         else:
             every = canonical_logits(
                 hidden,
                 self.weight,
                 torch.from_numpy(np.ascontiguousarray(ids, np.int32)).to(hidden.device),
                 torch.tensor([0, len(ids)], device=hidden.device),
-                implementation="triton",
             )
         result: Float32s = every.cpu().numpy()
         return result
