@@ -17,18 +17,14 @@ def load_draft_model(
     draft: str | Path,
     target: str | Path,
     dtype: Literal["auto", "float32", "bfloat16"] = "auto",
-    *,
-    body: Literal["auto", "general", "fused"] = "auto",
-    device: str = "cpu",
-    memory_bytes: int | None = None,
 ) -> LoadedModel:
     """Load the model in the folder ``draft`` to draft for the one in ``target``.
 
-    Arguments and errors as `actors.body.loading.load` has them, and TokenizerMismatchError where
+    On the CPU, as `actors.body.loading.load` loads and refuses. Raises TokenizerMismatchError where
     the tokenizers differ. The numbers of output rows may differ: rows are padded.
     """
     check_same_tokens(Path(draft).expanduser(), Path(target).expanduser())
-    return load(draft, dtype, body=body, device=device, memory_bytes=memory_bytes)
+    return load(draft, dtype, device="cpu")
 
 
 def check_same_tokens(draft: Path, target: Path) -> None:
