@@ -129,7 +129,7 @@ def measure_on_cores(
         temperature=arguments.temperature, top_k=arguments.top_k, top_p=arguments.top_p
     )
     grammar = None if arguments.schema is None else grammar_of(arguments.schema)
-    ours = EngineRunner(configuration, replace(sampling, grammar=grammar))
+    ours = EngineRunner(configuration, sampling)
     other: Runner
     against = opponent(arguments)
     if against == "generate":
@@ -149,7 +149,7 @@ def measure_on_cores(
     if arguments.shape is not None:
         print_roofline(report, information.parameters, arguments)
     for count in arguments.requests:
-        measure_in_turns(report, arguments, [ours, other], partial(jobs_of, count))
+        measure_in_turns(report, arguments, [ours, other], partial(jobs_of, count), grammar)
     if grammar is not None:
         report.notes.append(f"{ours.forced_share():.0%} of the tokens under the schema are forced.")
     if vllm is not None:
@@ -179,13 +179,17 @@ def measure_in_turns(
     arguments: argparse.Namespace,
     runners: Sequence[Runner],
     jobs_of: Callable[[int], tuple[Job, ...]],
+    grammar: str | None,
 ) -> None:
     """One case of the engine and of another one, taking turns run by run in this process. Every run
-    has requests of its own: a single text says little of how often guesses stand."""
+    has requests of its own: a single text says little of how often guesses stand. Ours are under
+    ``grammar``."""
     workloads = [jobs_of(arguments.seed + index) for index in range(arguments.runs)]
 
     def checked(runner: Runner, turn: int) -> EngineRun:
         jobs = workloads[max(turn, 0)]
+        if runner is runners[0] and grammar is not None:
+            jobs = tuple(replace(job, grammar=grammar) for job in jobs)
         made = runner.run(jobs)
         check_lengths(runner.name, made, jobs)
         return made
