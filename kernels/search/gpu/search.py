@@ -221,26 +221,6 @@ def adjust_estimates(
         )
 
 
-def adjusted_factors(
-    hidden: torch.Tensor, screened: EstimatedRows, post: PostProcessing, reals: torch.Tensor
-) -> torch.Tensor:
-    """[N, 3] fp32: what the errors of adjusted estimates of ``hidden`` [N, d] are made of."""
-    rows, columns = hidden.shape
-    factors = torch.empty(rows, 3, device=hidden.device)
-    adjusting.factors_kernel[(rows,)](
-        hidden,
-        columns,
-        screened,
-        reals,
-        post.constants,
-        factors,
-        **post.flags,
-        COLUMNS=COLUMNS,
-        enable_fp_fusion=False,
-    )
-    return factors
-
-
 def begin(hidden: torch.Tensor, questions: Questions, workspace: Workspace) -> None:
     """What a `search` needs and no estimate tells: it may run beside the screen."""
     rows, columns = hidden.shape

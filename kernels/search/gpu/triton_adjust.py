@@ -120,26 +120,6 @@ def store_factors(factors, row, error, size, rest):  # type: ignore[no-untyped-d
 
 
 @triton.jit
-def factors_kernel(  # type: ignore[no-untyped-def]
-    hidden,
-    columns,
-    screened,
-    reals,
-    constants,
-    factors,
-    BIAS: tl.constexpr,
-    SCALE: tl.constexpr,
-    SOFTCAP: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
-    """`factors_of` every row."""
-    row = tl.program_id(0).to(tl.int64)
-    norm = norm_of(hidden, row, columns, COLUMNS)
-    error, size, rest = factors_of(norm, screened, reals, constants, row, BIAS, SCALE, SOFTCAP)
-    store_factors(factors, row, error, size, rest)
-
-
-@triton.jit
 def postprocess_kernel(  # type: ignore[no-untyped-def]
     screened, bias, constants, BIAS: tl.constexpr, SCALE: tl.constexpr, SOFTCAP: tl.constexpr
 ):
