@@ -1,6 +1,6 @@
 """What crosses the thin link, bit by bit: batches of guesses one way, verdicts the other.
 
-A batch says the number that it has among the session's batches (modulo 256), the position of its
+A batch says the number that it has among the session's batches (modulo 32), the position of its
 first guess in prompt and output, how many guesses there are, and how many tokens the target may
 draw alone after what they bring; then of each guess the token (``same-token``), or what it was
 drawn from and which of these tokens it is. A verdict says which batch it answers, how many tokens
@@ -19,8 +19,10 @@ from typing import Literal
 from lexshard.actors.edge.lattice import Lattice, decode, encode, lattice_bits, least_bits
 
 EdgeMode = Literal["same-token", "ksqs", "csqs", "qs"]
-VERSION = 2  # of frames, and of all that crosses a session beside them
-VERSION_BITS, NUMBER_BITS, POSITION_BITS, COUNT_BITS = 4, 8, 24, 8
+VERSION = 3  # of frames, and of all that crosses a session: told when it begins
+# How frames begin, and no message beside them: zlib's begin with 01, arrays of msgpack with 1.
+MARK, MARK_BITS = 0, 2
+NUMBER_BITS, POSITION_BITS, COUNT_BITS = 5, 24, 8  # a verdict is four bytes for tokens of 17 bits
 MOST_LATTICE_BITS = 16_384  # a code of half a large vocabulary is read in hours
 MOST_GUESSES = (1 << COUNT_BITS) - 1
 NUMBERS = 1 << NUMBER_BITS
@@ -151,7 +153,7 @@ class FrameCodec:
 
 def _begin(number: int) -> tuple[tuple[int, int], ...]:
     """The first fields of every frame: it is about batch ``number``."""
-    return (VERSION, VERSION_BITS), (number % NUMBERS, NUMBER_BITS)
+    return (MARK, MARK_BITS), (number % NUMBERS, NUMBER_BITS)
 
 
 def _packed(fields: Iterable[tuple[int, int]]) -> bytes:
@@ -170,8 +172,8 @@ class _Reader:
     def __init__(self, content: bytes) -> None:
         self._content = int.from_bytes(content, "big")
         self.left = 8 * len(content)
-        if self.read(VERSION_BITS) != VERSION:
-            raise FrameError(f"this is no frame of version {VERSION}")
+        if self.read(MARK_BITS) != MARK:
+            raise FrameError("this is no frame")
         self.number = self.read(NUMBER_BITS)
 
     def read(self, width: int, below: int | None = None) -> int:

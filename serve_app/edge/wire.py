@@ -17,7 +17,7 @@ import numpy as np
 import orjson
 
 from lexshard.actors.configuration import EngineInformation
-from lexshard.actors.edge.frames import VERSION, VERSION_BITS, EdgeMode, FrameError
+from lexshard.actors.edge.frames import MARK, MARK_BITS, VERSION, EdgeMode, FrameError
 from lexshard.actors.messages import Request, SamplingParameters, SequenceEvent
 
 PATH = "/v1/edge"
@@ -122,7 +122,7 @@ def decode_beginning(content: bytes, most_bytes: int) -> Beginning:
 
 
 def is_frame(content: bytes) -> bool:
-    return bool(content) and content[0] >> (8 - VERSION_BITS) == VERSION
+    return bool(content) and content[0] >> (8 - MARK_BITS) == MARK
 
 
 def decode_reply(content: bytes) -> Reply:

@@ -17,7 +17,7 @@ import pytest
 from starlette.testclient import TestClient, WebSocketDenialResponse, WebSocketTestSession
 from starlette.websockets import WebSocketDisconnect
 
-from lexshard.actors.edge.frames import VERSION, FrameCodec, GuessBatch
+from lexshard.actors.edge.frames import MARK, VERSION, FrameCodec, GuessBatch
 from lexshard.actors.messages import Request, SamplingParameters, SequenceEvent
 from lexshard.cluster.config import ServeConfig
 from lexshard.serve_app.app import create_app
@@ -283,10 +283,8 @@ def test_5000_malformed_frames_harm_nobody() -> None:
         if kind == 3:
             return CODEC.encode(GuessBatch(1, chance.choice((0, 3, 500, 2**24 - 1)), (98,)))
         if kind == 4:
-            return bytes([VERSION << 4 | chance.randrange(16)]) + chance.randbytes(
-                chance.randrange(200)
-            )
-        return bytes([VERSION << 4]) + bytes(wire.MOST_FRAME_BYTES + chance.randrange(1, 9))
+            return bytes([chance.randrange(64)]) + chance.randbytes(chance.randrange(200))
+        return bytes([MARK]) + bytes(wire.MOST_FRAME_BYTES + chance.randrange(1, 9))
 
     with connected() as (client, engine):
         warm: Callable[[], int] = lambda: _frame(client, altered())  # noqa: E731

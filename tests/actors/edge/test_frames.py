@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lexshard.actors.edge.frames import (
-    VERSION,
+    MARK,
+    MARK_BITS,
+    NUMBER_BITS,
     BatchVerdict,
     EdgeMode,
     FrameCodec,
@@ -92,7 +94,7 @@ def test_bytes_that_no_frame_has_are_refused_or_say_something_sound(
         place = data.draw(st.integers(0, 8 * len(content) - 1))
         content[place // 8] ^= 1 << place % 8
     else:
-        content = bytearray(bytes([VERSION << 4]) + data.draw(st.binary(max_size=80)))
+        content = bytearray(bytes([MARK]) + data.draw(st.binary(max_size=80)))
     try:
         found = codec.decode(bytes(content))
     except FrameError:
@@ -110,7 +112,9 @@ def frame_of(*fields: tuple[int, int]) -> bytes:
 
 
 def test_a_frame_that_claims_more_than_the_vocabulary_is_refused() -> None:
-    content = frame_of((VERSION, 4), (0, 8), (0, 24), (1, 8), (0, 8), (1_023, 10), (0, 800))
+    content = frame_of(
+        (MARK, MARK_BITS), (0, NUMBER_BITS), (0, 24), (1, 8), (0, 8), (1_023, 10), (0, 800)
+    )
     with pytest.raises(FrameError, match="1023 in the place of one of 600"):
         FrameCodec("csqs", SIZE).decode(content)
 
@@ -119,7 +123,9 @@ def test_a_frame_that_claims_more_than_the_vocabulary_is_refused() -> None:
 def test_a_frame_that_claims_half_the_vocabulary_costs_nothing(bits: int) -> None:
     """Be it long enough for that."""
     codec = FrameCodec("csqs", 262_144)
-    content = frame_of((VERSION, 4), (0, 8), (0, 24), (1, 8), (0, 8), (131_071, 18), (0, bits))
+    content = frame_of(
+        (MARK, MARK_BITS), (0, NUMBER_BITS), (0, 24), (1, 8), (0, 8), (131_071, 18), (0, bits)
+    )
     started = time.perf_counter()
     for _ in range(100):
         with pytest.raises(FrameError, match="more bits"):
