@@ -23,7 +23,7 @@ from lexshard.loadtest.bench.contenders.verify import (
     verify_contenders,
     verify_in_torch,
 )
-from lexshard.loadtest.bench.options.verify import AGREEMENTS, add_arguments
+from lexshard.loadtest.bench.options.verify import AGREEMENTS, LIMITS, add_arguments
 from lexshard.loadtest.bench.synthetic.drafts import SEQUENCES, VerifyStep, steps_of
 
 
@@ -124,11 +124,11 @@ def test_the_command_prints_and_writes_every_figure(
     options = "-V 500 --gamma 1,2 --batch 1,4 --runs 2 --json"
     assert verify.run(parser.parse_args([*options.split(), str(file)])) == 0
     printed = capsys.readouterr().out
-    for words in ("read once", "transformers; ", "total variation error", "24 of 24"):
+    for words in ("read once", "transformers", "total variation error", "40 of 40"):
         assert words in printed
     written = json.loads(file.read_text())
     names = {each["name"] for each in written["results"] if each["case"]["measure"] == "time"}
-    assert names == set(verify_contenders([], [(-1, 1), (-10, 10)], 1))
+    assert names == set(verify_contenders([], LIMITS, 1))
     times = [each for each in written["results"] if each["case"]["measure"] == "time"]
     assert all(each["runs"] == 2 for each in times)
     assert {each["against"] for each in written["ratios"]} == names - {EXACT}

@@ -114,7 +114,9 @@ def test_a_refusal_says_its_status_and_message() -> None:
 # -- over HTTP ------------------------------------------------------------------------------------
 
 
-async def told(reply: bytes, pieces: Sequence[bytes], **options: Any) -> tuple[HttpAnswer, bytes]:
+async def told(
+    reply: bytes, pieces: Sequence[bytes], *, seconds: float = 2.0, **options: Any
+) -> tuple[HttpAnswer, bytes]:
     """What a client makes of a server that sends ``reply`` once it has heard a blank line, and what
     that server heard."""
     heard = b""
@@ -129,7 +131,7 @@ async def told(reply: bytes, pieces: Sequence[bytes], **options: Any) -> tuple[H
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     async with server:
         port = server.sockets[0].getsockname()[1]
-        client = Client(f"http://127.0.0.1:{port}", seconds=2.0)
+        client = Client(f"http://127.0.0.1:{port}", seconds=seconds)
         answer = await client.send(pieces, **options)
         client.close()
     return answer, heard
