@@ -50,6 +50,7 @@ OF_BENCHES = {
     "serve": "put any OpenAI endpoints under the same load, by turns",
     "rest": "measure what a server costs at rest",
     "edge": "measure texts through a thin link",
+    "schemas": "hold real schemas token by token, and measure outputs under them",
     "start": "measure a start to the first token, also after a kill",
 }
 BENCHES = "lexshard.loadtest.bench"

@@ -8,6 +8,7 @@ the sequence itself does not change before tokens are its own.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -191,7 +192,7 @@ class SequenceState:
         return self._rules.banned(self.history, drafted, early=early)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _KnownTable:
     """The table of sequences that often have rows together, but for the positions of these."""
 
@@ -199,10 +200,16 @@ class _KnownTable:
     table: RowTable
     tables: npt.NDArray[np.int32]
     penalised: bool
+    masks: tuple[Mask | None, ...]
 
     def holds(self, tables: npt.NDArray[np.int32], *, drafted: bool) -> bool:
         """Whether it still does; penalties count drafted tokens in rows of their own."""
         return self.tables is tables and not (drafted and self.penalised)
+
+    def take(self, masks: tuple[Mask | None, ...]) -> None:
+        """The rows have these ``masks`` now: inside a string, say, those of before."""
+        if not all(map(operator.is_, masks, self.masks)):
+            self.table, self.masks = self.table.masked(masks), masks
 
 
 class SequenceStates:
@@ -251,7 +258,8 @@ class SequenceStates:
             return last[1]
         known = None if rows.tests else self._known.get((rows.sequences, bool(rows.masks)))
         if known is not None and known.holds(self.tables, drafted=bool(rows.drafted)):
-            table = known.table.masked(rows.masks) if rows.masks else known.table
+            known.take(rows.masks)
+            table = known.table
             table.controls.position[:] = positions = _positions(known.states, rows.drafted)
             if table.packed is not None:
                 table.packed.position[:] = positions
@@ -301,7 +309,7 @@ class SequenceStates:
         if steady and not rows.tests and not (rows.drafted and penalised):
             if len(self._known) >= KNOWN_TABLES:
                 self._known.clear()
-            known = _KnownTable(states, table, self.tables, penalised)
+            known = _KnownTable(states, table, self.tables, penalised, rows.masks)
             self._known[rows.sequences, bool(rows.masks)] = known
         return table
 

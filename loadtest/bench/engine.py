@@ -53,7 +53,7 @@ from lexshard.loadtest.bench.synthetic.jobs import Job, mixed_jobs
 from lexshard.loadtest.bench.synthetic.random_model import write_random_model
 from lexshard.loadtest.bench.synthetic.schemas import grammar_of
 
-TASK = (*OPTIONS, "tiers", "draft_tokens")
+TASK = (*OPTIONS, "draft_tokens")
 # Ours beside ours, in one process: how the other is called, and in what it differs.
 OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "plain": ("lexshard, no draft", {}),
@@ -129,7 +129,7 @@ def measure_on_cores(
         temperature=arguments.temperature, top_k=arguments.top_k, top_p=arguments.top_p
     )
     grammar = None if arguments.schema is None else grammar_of(arguments.schema)
-    ours = EngineRunner(configuration, replace(sampling, grammar=grammar))
+    ours = EngineRunner(configuration, sampling)
     other: Runner
     against = opponent(arguments)
     if against == "generate":
@@ -149,7 +149,7 @@ def measure_on_cores(
     if arguments.shape is not None:
         print_roofline(report, information.parameters, arguments)
     for count in arguments.requests:
-        measure_in_turns(report, arguments, [ours, other], partial(jobs_of, count))
+        measure_in_turns(report, arguments, [ours, other], partial(jobs_of, count), grammar)
     if grammar is not None:
         report.notes.append(f"{ours.forced_share():.0%} of the tokens under the schema are forced.")
     if vllm is not None:
@@ -159,7 +159,7 @@ def measure_on_cores(
             "repeats": QUICK_REPEATS if arguments.quick else REPEATS,
             **{name: getattr(arguments, name) for name in TASK},
         }
-        measure_beside_vllm(report, arguments, task, vllm, other, jobs_of)
+        measure_beside_vllm(report, arguments, task, vllm, jobs_of)
 
 
 def print_roofline(report: Report, parameters: int, arguments: argparse.Namespace) -> None:
@@ -179,13 +179,17 @@ def measure_in_turns(
     arguments: argparse.Namespace,
     runners: Sequence[Runner],
     jobs_of: Callable[[int], tuple[Job, ...]],
+    grammar: str | None,
 ) -> None:
     """One case of the engine and of another one, taking turns run by run in this process. Every run
-    has requests of its own: a single text says little of how often guesses stand."""
+    has requests of its own: a single text says little of how often guesses stand. Ours are under
+    ``grammar``."""
     workloads = [jobs_of(arguments.seed + index) for index in range(arguments.runs)]
 
     def checked(runner: Runner, turn: int) -> EngineRun:
         jobs = workloads[max(turn, 0)]
+        if runner is runners[0] and grammar is not None:
+            jobs = tuple(replace(job, grammar=grammar) for job in jobs)
         made = runner.run(jobs)
         check_lengths(runner.name, made, jobs)
         return made
@@ -197,7 +201,7 @@ def measure_in_turns(
         return
     ours, other = runners
     pairs = zip(workloads, runs[ours.name], runs[other.name], strict=True)
-    add_agreement(report, labels, pairs, other, against=other.name)
+    add_agreement(report, labels, pairs, other.name)
 
 
 def measure_beside_vllm(
@@ -205,7 +209,6 @@ def measure_beside_vllm(
     arguments: argparse.Namespace,
     task: Mapping[str, object],
     vllm: Worker,
-    reference: Runner,
     jobs_of: JobsOf,
 ) -> None:
     """Every case of the engine and of vLLM, taking turns process by process, of which every pair
@@ -235,14 +238,13 @@ def measure_beside_vllm(
             for cases, own, others in zip(workloads, *of_case.values(), strict=True)
             for mine, theirs in zip(own, others, strict=True)
         ]
-        add_agreement(report, labels, together, reference, against=vllm.name)
+        add_agreement(report, labels, together, vllm.name)
 
 
 def labels_of(arguments: argparse.Namespace, requests: int, setting: str) -> CaseLabels:
-    named = ("model", "dtype", "threads", "body", "head")
+    named = ("model", "dtype", "threads", "head")
     return {
         **{name: getattr(arguments, name) for name in named},
-        "tiers": ",".join(arguments.tiers),
         "draft": arguments.draft or "none",
         "draft head": arguments.draft_head,
         "temperature": arguments.temperature,

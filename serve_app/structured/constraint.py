@@ -11,8 +11,8 @@ from lexshard.serve_app.openai.errors import bad_request
 
 # What a grammar may cost, as measured on one core of an AMD EPYC with 128,000 tokens.
 # Of a top-level grammar. One of 100 KiB that is no attack (thousands of choices, hundreds of
-# objects with properties) takes 0.05 to 0.3 s.
-MAX_TEXT_BYTES: Final = 128 * 1024
+# objects with properties) takes 0.05 to 0.3 s; one real schema in 150 is larger than 128 KiB.
+MAX_TEXT_BYTES: Final = 256 * 1024
 # It is translated in a worker's thread, in a time that grows with its square: 0.4 s.
 MAX_GBNF_CHARACTERS: Final = 16 * 1024
 # Of one compilation and its first mask. It takes as long again in the engine.

@@ -115,7 +115,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"guided_json": '{"a":' * 600}, "guided_json", "is no JSON"),
     ({"guided_json": '{"a":' * 300 + "1" + "}" * 300}, "guided_json", "nested too deeply"),
     ({"guided_regex": "["}, "guided_regex", "unclosed"),
-    ({"guided_regex": "a" * 140_000}, "guided_regex", "bytes, more than 131072"),
+    ({"guided_regex": "a" * 270_000}, "guided_regex", "bytes, more than 262144"),
     ({"guided_grammar": "a: b"}, "guided_grammar", "neither Lark"),
     ({"guided_grammar": "start: a"}, "guided_grammar", "a"),
     ({"guided_grammar": "start: start"}, "guided_grammar", "nothing matches it"),

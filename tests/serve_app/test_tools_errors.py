@@ -9,13 +9,10 @@ import pytest
 
 from tests.support.mock_engine import MockEngine, byte_tokenizer
 from tests.support.mock_server import HELLO, Client, serve
-from tests.support.tool_chats import CLOCK, SHELL, WEATHER, tool_tokenizer
+from tests.support.tool_chats import CALL, CALLED, CLOCK, RESULT, SHELL, WEATHER, tool_tokenizer
 
 PATH = "/v1/chat/completions"
 NAMED = {"type": "function", "function": {"name": "clock"}}
-CALL = {"id": "1", "type": "function", "function": {"name": "clock", "arguments": "{}"}}
-CALLED = {"role": "assistant", "content": None, "tool_calls": [CALL]}
-RESULT = {"role": "tool", "tool_call_id": "1", "content": "12:00"}
 
 
 def function(**fields: Any) -> dict[str, Any]:

@@ -48,6 +48,13 @@ SHELL: dict[str, Any] = {
         },
     },
 }
+CALL: dict[str, Any] = {
+    "id": "1",
+    "type": "function",
+    "function": {"name": "clock", "arguments": "{}"},
+}
+CALLED: dict[str, Any] = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+RESULT: dict[str, Any] = {"role": "tool", "tool_call_id": "1", "content": "12:00"}
 
 
 def tool_tokenizer(template: str = TEMPLATE, marks: tuple[str, ...] = ()) -> ModelTokenizer:

@@ -24,13 +24,13 @@ from lexshard.loadtest.bench.engine_runs import EngineRun
 from lexshard.loadtest.bench.frame import frozen_garbage
 from lexshard.loadtest.bench.synthetic.jobs import Job
 
-OPTIONS = ("dtype", "threads", "body", "head", "draft", "draft_head")  # of ours, in a task, too
+OPTIONS = ("dtype", "threads", "head", "draft", "draft_head")  # of ours, in a task, too
 
 
 def configuration_of(model: str, asked: Mapping[str, Any]) -> EngineConfiguration:
     """Ours as the bench's options ask for it, on the CPU, where the peers are measured, and without
     prefix cache, so that repeated prompts are computed each time."""
-    options = {name: asked[name] for name in OPTIONS} | {"tiers": tuple(asked["tiers"])}
+    options = {name: asked[name] for name in OPTIONS}
     return EngineConfiguration(model, device="cpu", prefix_cache=False, **options)
 
 
@@ -44,20 +44,29 @@ class EngineRunner:
         name: str = "lexshard",
     ) -> None:
         self.name = name
-        self._sampling = replace(sampling, ignore_eos=sampling.grammar is None)
+        self._sampling = sampling
         self._drafts = configuration.draft is not None
         self._runs = 0  # other seeds in every run: one text says little of how often guesses stand
         self._engine = Engine(configuration, start_sampler)
         self._engine.warm_up()
         self.information = self._engine.information
 
-    def run(self, jobs: Sequence[Job]) -> EngineRun:
+    def run(self, jobs: Sequence[Job], seed: int | None = None) -> EngineRun:
+        """``seed`` is that of the first job, the next one's is one more; without it they are others
+        in every run."""
+        if seed is None:
+            seed = 1000 * self._runs
+            self._runs += 1
         requests = []
         for index, job in enumerate(jobs):
-            seed = 1000 * self._runs + index
-            own = replace(self._sampling, seed=seed, max_tokens=job.output_tokens)
+            own = replace(
+                self._sampling,
+                seed=seed + index,
+                max_tokens=job.output_tokens,
+                grammar=job.grammar,
+                ignore_eos=job.grammar is None,
+            )
             requests.append(Request(str(index), 0, job.prompt_ids, own))
-        self._runs += 1
         token_ids: list[list[int]] = [[] for _ in jobs]
         token_seconds: list[list[float]] = [[] for _ in jobs]
         unfinished = len(jobs)

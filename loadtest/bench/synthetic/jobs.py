@@ -20,10 +20,12 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One request: a prompt and exactly how many tokens follow it (end of sequence ignored)."""
+    """One request: a prompt and exactly how many tokens follow it (end of sequence ignored), or how
+    many at most where a grammar says what they are."""
 
     prompt_ids: tuple[int, ...]
     output_tokens: int
+    grammar: str | None = None
 
 
 def mixed_jobs(tokenizer: Tokenizer, count: int, seed: int) -> tuple[Job, ...]:

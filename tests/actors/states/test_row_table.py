@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lexshard.actors.messages import Request, SamplingParameters
 from lexshard.actors.states.deltas import Deltas
 from lexshard.actors.states.follower import FollowedSequence, Follower
+from lexshard.actors.states.mask import Mask
 from lexshard.actors.states.row_table import RowNames, RowTable
 from lexshard.actors.states.sequence_state import SequenceStates
 from lexshard.kernels.penalties import adjust
 
 SIZE, EOS = 12, (0,)
 IDS = st.lists(st.integers(0, SIZE - 1), max_size=3).map(tuple)
+MASKS = [Mask.of_ids(range(0, SIZE, step), SIZE) for step in (1, 2, 5)]
 PARAMETERS = st.builds(
     SamplingParameters,
     temperature=st.sampled_from([0.0, 0.8]),
@@ -50,37 +52,53 @@ def asked(table: RowTable) -> list[object]:
 
 
 @settings(deadline=None)
+@example(  # chance seldom has the same rows twice
+    parameters=[SamplingParameters(), SamplingParameters()],
+    steps=[((), False, [(3,), (4,), ()], turn) for turn in (1, 1, 2)],
+    grammars=1,
+)
 @given(
     parameters=st.lists(PARAMETERS, min_size=1, max_size=3),
     steps=st.lists(
-        st.tuples(IDS, st.booleans(), st.lists(IDS, min_size=3, max_size=3)), max_size=6
+        st.tuples(IDS, st.booleans(), st.lists(IDS, min_size=3, max_size=3), st.integers(0, 3)),
+        max_size=6,
     ),
+    grammars=st.integers(0, 3),
 )
 def test_a_table_asks_what_rows_of_their_own_sequences_ask(
     parameters: list[SamplingParameters],
-    steps: list[tuple[tuple[int, ...], bool, list[tuple[int, ...]]]],
+    steps: list[tuple[tuple[int, ...], bool, list[tuple[int, ...]], int]],
+    grammars: int,
 ) -> None:
     """Kept from earlier steps or not, with guesses, of all rows or the last, and without: each row
     is compared with a new sequence whose own tokens the guesses are. Then every sequence goes on
-    with other tokens; guesses leave no trace."""
+    with other tokens; guesses leave no trace. The first ``grammars`` sequences have masks, those of
+    the step before or others."""
     kept = SequenceStates(SIZE, EOS, 1)
     outputs: list[tuple[int, ...]] = [()] * len(parameters)
     for name, each in enumerate(parameters):
         kept.open(name, Request(str(name), 0, (name, 4), each))
-    for guesses, last_alone, said in [((), False, [()] * 3), *steps]:
+    for guesses, last_alone, said, turn in [((), False, [()] * 3, 0), *steps]:
         prefixes = [
             guesses[:count] for count in range(len(guesses) if last_alone else 0, len(guesses) + 1)
         ]
         rows = [(name, prefix) for name in range(len(parameters)) for prefix in prefixes]
         drafted = tuple(prefix for _, prefix in rows) if guesses else ()
-        asks = RowNames(tuple(name for name, _ in rows), drafted)
+        masks = tuple(
+            MASKS[(row + turn) % len(MASKS)] if name < grammars else None
+            for row, (name, _) in enumerate(rows)
+        )
+        if not grammars:
+            masks = ()
+        asks = RowNames(tuple(name for name, _ in rows), drafted, masks=masks)
         table = kept.table(asks)
         assert kept.table(asks) is table  # for the sampler beside the head
         plain = SequenceStates(SIZE, EOS, 1)
         for row, (name, prefix) in enumerate(rows):
             own = outputs[name] + prefix
             plain.open(row, Request(str(row), 0, (name, 4), parameters[name], resumed_ids=own))
-        assert asked(table) == asked(plain.table(RowNames(tuple(range(len(rows))))))
+        alone = RowNames(tuple(range(len(rows))), masks=masks)
+        assert asked(table) == asked(plain.table(alone))
         for name, tokens in zip(range(len(parameters)), said, strict=False):
             kept[name].append(*tokens)
             outputs[name] += tokens
