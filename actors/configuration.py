@@ -88,9 +88,6 @@ class EngineConfiguration:
     body: BodyChoice = field(
         default="auto", metadata=setting("auto, fused or general", group="model")
     )
-    fast_prefill: bool = field(
-        default=False, metadata=setting("faster prompts, not batch-invariant", group="model")
-    )
     # In pieces of 64 rows, fewer padded to as many. On a CPU a row never depends on others.
     batch_invariant: bool = field(
         default=False,

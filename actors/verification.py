@@ -22,40 +22,39 @@ def emitted_tokens(
     adjustments: Adjustments,
     sigmoid: tuple[float, float] | None = None,
 ) -> npt.NDArray[np.int64]:
-    """The token that each column of ``logits`` [V, B] emits if the guesses before it stand: the one
+    """The token that each row of ``logits`` [B, V] emits if the guesses before it stand: the one
     it tests, or what replaces it; -1 where every token is excluded.
 
     Raw logits are adjusted and truncated as `kernels.decision.decide_dense` does before it draws.
     No temperature is 0. ``sigmoid`` are alpha and beta of the tests that are not exact.
     """
     alike: dict[tuple[bool, bool], list[int]] = {}
-    for column, test in enumerate(tests):
-        alike.setdefault((test.exactly, test.proposal is None), []).append(column)
+    for row, test in enumerate(tests):
+        alike.setdefault((test.exactly, test.proposal is None), []).append(row)
     tokens = np.empty(len(tests), np.int64)
-    for (exactly, certain), columns in alike.items():
+    for (exactly, certain), rows in alike.items():
         if certain and not exactly:
             raise ValueError("sigmoids need what guesses were drawn from: this drafter is certain")
-        target = np.empty((len(columns), len(logits)), np.float32)
-        for row, column in enumerate(columns):
-            adjusted = _adjusted(logits[:, column], column, adjustments)
-            target[row] = _truncated(adjusted, column, controls, min_p[column])
-        own = [tests[column] for column in columns]
-        rows = DraftedRows(
+        target = np.empty((len(rows), logits.shape[1]), np.float32)
+        for place, row in enumerate(rows):
+            adjusted = _adjusted(logits[row], row, adjustments)
+            target[place] = _truncated(adjusted, row, controls, min_p[row])
+        own = [tests[row] for row in rows]
+        drafted = DraftedRows(
             drafts=np.array([test.token_id for test in own], np.int64),
-            inverse_temperature=controls.inverse_temperature[columns],
-            key=controls.key[columns],
-            position=controls.position[columns],
+            inverse_temperature=controls.inverse_temperature[rows],
+            key=controls.key[rows],
+            position=controls.position[rows],
         )
-        proposals = None if certain else _dense_proposals(own, len(logits))
+        proposals = None if certain else _dense_proposals(own, logits.shape[1])
         limits = None if exactly else sigmoid
-        tokens[columns] = verify(target, rows, proposals=proposals, sigmoid=limits).tokens
+        tokens[rows] = verify(target, drafted, proposals=proposals, sigmoid=limits).tokens
     return tokens
 
 
 def _adjusted(
-    raw: npt.NDArray[np.float32], row: int, adjustments: Adjustments
+    logits: npt.NDArray[np.float32], row: int, adjustments: Adjustments
 ) -> npt.NDArray[np.float32]:
-    logits = np.ascontiguousarray(raw)
     if not adjustments.active[row]:
         return logits
     ids, ends = np.arange(len(logits), dtype=np.int32), np.array([0, len(logits)], np.int64)

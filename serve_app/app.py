@@ -185,10 +185,7 @@ def _routes(state: ServerState) -> list[BaseRoute]:
         ApiError: 401 for a request without a valid key.
         """
         record: RequestRecord = request.scope[RECORD_KEY]
-        owner = keys.check(_authorization(request))
-        if owner is not None:
-            record.client = record.cache_salt = owner.name
-            record.lowest_priority = owner.lowest_priority
+        record.is_of(keys.check(_authorization(request)))
         return record
 
     def post(path: str, handler: PostHandler) -> Route:

@@ -46,6 +46,5 @@ class AttentionStep:
     row_sequence: torch.Tensor  # [rows] int32
     positions: torch.Tensor  # [rows] int32
     block_tables: torch.Tensor  # [S, max_blocks] int32
-    fast_prefill: bool = False
     settings: dict[int, AttentionSettings] = field(default_factory=dict)
     planned: PlannedAttention | None = None

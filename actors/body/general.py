@@ -32,9 +32,8 @@ class GeneralBody:
 
     Takes the model over: its attention is switched to the paged one and, on the CPU, its linear
     layers are replaced by packed ones (``pack_linears`` off keeps torch's and pads every step to
-    four rows; ``invariant`` off leaves everything as it is on a GPU). ``fast_prefill`` computes
-    long chunks with torch's fused attention and gives up batch invariance. ``batch_invariant`` is
-    False until the loader has proved it.
+    four rows; ``invariant`` off leaves everything as it is on a GPU). ``batch_invariant`` is False
+    until the loader has proved it.
     """
 
     name = "general"
@@ -43,14 +42,12 @@ class GeneralBody:
         self,
         model: Any,
         *,
-        fast_prefill: bool = False,
         pack_linears: bool = True,
         invariant: bool = True,
     ) -> None:
         paged_attention.register()
         model.set_attn_implementation(paged_attention.NAME)
         self._decoder = model.base_model.eval()
-        self._fast_prefill = fast_prefill
         self._caches: list[tuple[torch.Tensor, torch.Tensor]] | None = None
         config = model.config.get_text_config(decoder=True)
         embedding = model.get_input_embeddings().weight
@@ -150,7 +147,6 @@ class GeneralBody:
             row_sequence=inputs.row_sequence,
             positions=inputs.positions,
             block_tables=inputs.block_tables,
-            fast_prefill=self._fast_prefill,
             planned=planned,
         )
         first = nullcontext() if self._callers_known else finding_callers(self._decoder)

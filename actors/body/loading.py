@@ -71,7 +71,6 @@ def load(
     dtype: Literal["auto", "float32", "bfloat16"] = "auto",
     *,
     body: Literal["auto", "general", "fused"] = "auto",
-    fast_prefill: bool = False,
     batch_invariant: bool = False,
     compiled: bool = False,
     attention: Literal["auto", "triton"] = "triton",
@@ -82,20 +81,19 @@ def load(
 
     ``dtype`` "auto" keeps what is stored; on a CPU float16 becomes float32, on CUDA it stays, and
     bfloat16 is what becomes of weights of which some are stored so. ``body`` "auto" takes the
-    fused body where it supports the model, on a CPU and without ``fast_prefill``. ``device``
-    "auto" is CUDA where there is one. ``batch_invariant`` computes a GPU's steps in one fixed
-    shape; a CPU's result never depends on theirs. ``compiled`` has a GPU compute compiled layers
-    where they compile and are right, and ``attention`` "auto" has it attend by FlashInfer where
-    that is installed and right, "triton" by our kernels; the body says in words what came of it.
-    ``memory_bytes`` bounds the weights; None is all memory of the device.
+    fused body where it supports the model, on a CPU. ``device`` "auto" is CUDA where there is one.
+    ``batch_invariant`` computes a GPU's steps in one fixed shape; a CPU's result never depends on
+    theirs. ``compiled`` has a GPU compute compiled layers where they compile and are right, and
+    ``attention`` "auto" has it attend by FlashInfer where that is installed and right, "triton" by
+    our kernels; the body says in words what came of it. ``memory_bytes`` bounds the weights; None
+    is all memory of the device.
 
-    Raises ValueError for ``fast_prefill`` on a GPU or of a batch-invariant body, and a
-    ``ModelRefusedError`` that says what to do: `ModelPathError`, `WeightsError`,
+    Raises a ``ModelRefusedError`` that says what to do: `ModelPathError`, `WeightsError`,
     `UnsupportedModelError`, `BuildToolsError`, `InsufficientMemoryError` or `SelfTestError`.
     """
     available = memory_bytes if memory_bytes is not None else _memory_of(_choose_device(device))
     options = (dtype, body)
-    provable = body != "general" and not fast_prefill and _choose_device(device).type == "cpu"
+    provable = body != "general" and _choose_device(device).type == "cpu"
     proven = recall_proven(Path(path).expanduser(), *options) if provable else None
     if proven is not None:
         return _load_proven(Path(path).expanduser(), proven, available)
@@ -104,11 +102,7 @@ def load(
     kind = model_class(config)
     check_stored_types(checkpoint.stored_dtypes)
     place = _choose_device(device)
-    if fast_prefill and place.type != "cpu":
-        raise ValueError("fast prefill is for CPUs: leave it out, the GPU kernel is fast already")
-    if fast_prefill and batch_invariant:
-        raise ValueError("fast prefill is not batch-invariant: leave one of the two out")
-    fused = _choose_fused(body, fast_prefill, place, config)
+    fused = _choose_fused(body, place, config)
     weights_dtype = _weights_dtype(dtype, checkpoint.stored_dtypes, place)
     needed = _needed_bytes(checkpoint.parameters, fused, weights_dtype, place)
     check_memory(needed, available)
@@ -123,7 +117,7 @@ def load(
     if fused:
         chosen = _fused_body(model, expected, tolerance)
     else:
-        chosen = _general_body(model, expected, tolerance, fast_prefill)
+        chosen = _general_body(model, expected, tolerance)
     if isinstance(chosen, GeneralBody) and place.type == "cuda":
         # The library's order of additions is of the whole step.
         if attention == "auto" and not batch_invariant:
@@ -181,7 +175,6 @@ def check_before_weights(
     *,
     dtype: Literal["auto", "float32", "bfloat16"] = "auto",
     body: Literal["auto", "general", "fused"] = "auto",
-    fast_prefill: bool = False,
     device: str = "auto",
 ) -> None:
     """What `load` would refuse before it reads a weight, of a ``folder`` with no more in it than
@@ -201,7 +194,7 @@ def check_before_weights(
         parameters = {name: stored_bytes // (4 if name == "F32" else 2)}
     check_stored_types(frozenset(parameters))
     place = _choose_device(device)
-    fused = _choose_fused(body, fast_prefill, place, config)
+    fused = _choose_fused(body, place, config)
     weights_dtype = _weights_dtype(dtype, frozenset(parameters), place)
     needed = _needed_bytes(sum(parameters.values()), fused, weights_dtype, place)
     check_memory(needed, _memory_of(place))
@@ -224,18 +217,16 @@ def _choose_device(wanted: str) -> torch.device:
     return chosen
 
 
-def _choose_fused(wanted: str, fast_prefill: bool, place: torch.device, config: Any) -> bool:
+def _choose_fused(wanted: str, place: torch.device, config: Any) -> bool:
     if wanted == "general":
         return False
     possible = place.type == "cpu" and supports(config)
-    if wanted == "fused" and (not possible or fast_prefill):
-        reason = (
-            "it has no fast prefill"
-            if possible
-            else f"it does not support this {config.model_type} on {place.type}"
+    if wanted == "fused" and not possible:
+        raise UnsupportedModelError(
+            f"the fused body cannot be used, it does not support this {config.model_type} on "
+            f"{place.type}: use body=general"
         )
-        raise UnsupportedModelError(f"the fused body cannot be used, {reason}: use body=general")
-    return possible and not fast_prefill
+    return possible
 
 
 def _weights_dtype(wanted: str, stored: frozenset[str], place: torch.device) -> torch.dtype:
@@ -298,16 +289,14 @@ def _placement(place: torch.device) -> dict[str, Any]:
     return {"device_map": {"": place}}
 
 
-def _general_body(
-    model: Any, expected: Expected, tolerance: float, fast_prefill: bool
-) -> GeneralBody:
+def _general_body(model: Any, expected: Expected, tolerance: float) -> GeneralBody:
     with model_code(_NOT_PAGED.format(type(model).__name__)):
-        body = GeneralBody(model, fast_prefill=fast_prefill)
+        body = GeneralBody(model)
         invariant = check_body(
             body, expected.token_ids, expected.hidden, "the plain forward pass", tolerance
         )
     check_windows(body.settings, model.config.get_text_config(decoder=True))
-    body.batch_invariant = invariant and not fast_prefill and body.device.type == "cpu"
+    body.batch_invariant = invariant and body.device.type == "cpu"
     return body
 
 

@@ -17,7 +17,6 @@ import torch
 
 from lexshard.actors.body.attention_step import AttentionSettings, AttentionStep
 from lexshard.actors.body.errors import UnsupportedModelError
-from lexshard.actors.body.fast_prefill import attend_by_sequence
 from lexshard.kernels.attention import paged_attention, write_cache
 
 NAME = "lexshard_paged"
@@ -70,11 +69,6 @@ def attend(
     layer = _check(module, query, key, value, attention_mask, arguments, step)
     settings = step.settings[layer] = settings_of(query, scaling, arguments)
     key_cache, value_cache = step.caches[layer]
-    if step.fast_prefill and settings.softcap == 0.0:
-        rows, out = _written(query, key, value, key_cache, value_cache, step)
-        scale, window, _ = settings
-        attend_by_sequence(query[0, :, :rows], step, layer, scale, window, out[:rows])
-        return out[None], None
     return attend_in_step(query, key, value, key_cache, value_cache, settings), None
 
 

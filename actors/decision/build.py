@@ -89,5 +89,5 @@ def hot_ids(settings: SamplerSettings) -> npt.NDArray[np.int32] | None:
 def _substitute(settings: SamplerSettings) -> SamplerHandle:
     """Warm, since it is needed at once when it is needed."""
     rows = np.zeros((2, settings.vocabulary_size), np.float32)
-    Sampler(settings).decide(warm_up_work(rows.T))
+    Sampler(settings).decide(warm_up_work(rows))
     return InlineSampler(Sampler(settings))

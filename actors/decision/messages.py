@@ -36,11 +36,11 @@ class CandidateRows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DenseRows:
-    """Rows whose decision needs the raw canonical logit of every token: one column each.
+    """Rows whose decision needs the raw canonical logit of every token.
 
-    ``logits`` [V, B] fp32 is vocabulary-major with any strides, and ``maxima`` [ceil(V / 64), B]
-    holds the largest of every 64 of them, where the producer has it at hand. Both are views of
-    memory that is the producer's: they hold until the decision is made.
+    ``logits`` [B, V] fp32; ``maxima`` [B, ceil(V / 64)] holds the largest of every 64 of them,
+    where the producer has it at hand. Both are views of memory that is the producer's: they hold
+    until the decision is made.
     """
 
     rows: RowNames  # [B]
@@ -48,13 +48,13 @@ class DenseRows:
     maxima: npt.NDArray[np.float32] | None = None
 
 
-def some_columns(dense: DenseRows, columns: Sequence[int]) -> DenseRows:
+def some_rows(dense: DenseRows, rows: Sequence[int]) -> DenseRows:
     """Some of the rows, in this order."""
-    chosen = list(columns)
+    chosen = list(rows)
     return DenseRows(
         dense.rows.some(chosen),
-        dense.logits[:, chosen],
-        None if dense.maxima is None else dense.maxima[:, chosen],
+        dense.logits[chosen],
+        None if dense.maxima is None else dense.maxima[chosen],
     )
 
 

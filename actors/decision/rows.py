@@ -79,4 +79,4 @@ def _dense_rows(rows: Sequence[int], names: RowNames, candidates: Candidates) ->
         logits = candidates.raw[first:last].reshape(len(rows), size)
     else:
         logits = np.stack([candidates.raw[candidates.offsets[row] :][:size] for row in rows])
-    return DenseRows(names.some(rows), logits.T)
+    return DenseRows(names.some(rows), logits)

@@ -24,7 +24,7 @@ from lexshard.actors.decision.messages import (
     DecisionWork,
     DenseRows,
     SamplerSettings,
-    some_columns,
+    some_rows,
 )
 from lexshard.actors.messages import RowDecision, TokenLogprobs
 from lexshard.actors.states.deltas import NO_DELTAS, Deltas
@@ -40,9 +40,6 @@ from lexshard.kernels.decision import (
 from lexshard.kernels.draw import Controls
 from lexshard.kernels.logprobs import score_rows
 from lexshard.kernels.penalties import select_rows
-
-# Columns copied to rows together for their log-probabilities: neighbours share cache lines.
-SCORED_TOGETHER = 16
 
 
 class AllTokensExcludedError(ValueError):
@@ -131,25 +128,25 @@ class Sampler:
         return decisions
 
     def _decide_whole_rows(self, dense: DenseRows) -> list[RowDecision | None]:
-        """Of the columns those that draw and those that test a guess, each in their way."""
+        """Of the rows those that draw and those that test a guess, each in their way."""
         testing = sorted(dense.rows.tests)
         if not testing:
             return self._decide_dense(dense)
         decisions: list[RowDecision | None] = [None] * len(dense.rows.sequences)
-        drawing = [column for column in range(len(decisions)) if column not in testing]
-        for columns, decide in ((drawing, self._decide_dense), (testing, self._test_guesses)):
-            if columns:
-                own = some_columns(dense, columns)
-                for column, decision in zip(columns, decide(own), strict=True):
-                    decisions[column] = decision
+        drawing = [row for row in range(len(decisions)) if row not in testing]
+        for rows, decide in ((drawing, self._decide_dense), (testing, self._test_guesses)):
+            if rows:
+                own = some_rows(dense, rows)
+                for row, decision in zip(rows, decide(own), strict=True):
+                    decisions[row] = decision
         return decisions
 
     def _test_guesses(self, dense: DenseRows) -> list[RowDecision | None]:
         rows = self._states.table(dense.rows)
-        logits = dense.logits[: self._states.vocabulary_size]
+        logits = dense.logits[:, : self._states.vocabulary_size]
         tokens = emitted_tokens(
             logits,
-            [dense.rows.tests[column] for column in range(len(rows))],
+            [dense.rows.tests[row] for row in range(len(rows))],
             rows.controls,
             rows.min_p.tolist(),
             rows.flat,
@@ -159,14 +156,13 @@ class Sampler:
 
     def _decide_dense(self, dense: DenseRows) -> list[RowDecision | None]:
         rows = self._states.table(dense.rows)
-        size = self._states.vocabulary_size
-        logits = dense.logits[:size]
+        logits = dense.logits[:, : self._states.vocabulary_size]
         count = len(rows)
         tokens = np.empty(count, np.int64)
 
         def decide(first: int, last: int) -> None:
-            own = logits[:, first:last]
-            maxima = block_maxima(own) if dense.maxima is None else dense.maxima[:, first:last]
+            own = logits[first:last]
+            maxima = block_maxima(own) if dense.maxima is None else dense.maxima[first:last]
             whole = last - first == count
             decided = decide_dense(
                 own,
@@ -198,35 +194,21 @@ def _with_logprobs(
     tokens: npt.NDArray[np.int64],
     counts: Sequence[int | None],
 ) -> list[RowDecision | None]:
-    """The decisions for columns of ``logits`` [V, B], with as many log-probabilities as ``counts``
+    """The decisions for rows of ``logits`` [B, V], with as many log-probabilities as ``counts``
     [B] say; None where no token is left."""
-    scores = _wanted_logprobs(logits, tokens, counts)
-    return [
-        RowDecision(token, scores.get(column)) if token >= 0 else None
-        for column, token in enumerate(tokens.tolist())
-    ]
-
-
-def _wanted_logprobs(
-    logits: npt.NDArray[np.float32],
-    tokens: npt.NDArray[np.int64],
-    wanted_counts: Sequence[int | None],
-) -> dict[int, TokenLogprobs]:
-    """Log-probabilities by column of ``logits`` [V, B], for the columns that have a token and whose
-    sequence asked for them."""
     wanted = {
-        column: count
-        for column, count in enumerate(wanted_counts)
-        if count is not None and tokens[column] >= 0
+        row: count for row, count in enumerate(counts) if count is not None and tokens[row] >= 0
     }
     scores: dict[int, TokenLogprobs] = {}
-    columns = list(wanted)
-    for first in range(0, len(columns), SCORED_TOGETHER):
-        some = columns[first : first + SCORED_TOGETHER]
-        counts = [wanted[column] for column in some]
-        raw = np.ascontiguousarray(logits[:, some].T)
-        scores.update(zip(some, token_logprobs(raw, tokens[some], counts), strict=True))
-    return scores
+    if wanted:
+        rows = list(wanted)
+        raw = logits if len(rows) == len(logits) else logits[rows]
+        found = token_logprobs(raw, tokens[rows], list(wanted.values()))
+        scores = dict(zip(rows, found, strict=True))
+    return [
+        RowDecision(token, scores.get(row)) if token >= 0 else None
+        for row, token in enumerate(tokens.tolist())
+    ]
 
 
 def _label_logprobs(

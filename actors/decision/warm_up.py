@@ -27,10 +27,10 @@ KINDS = (EVERY_CONTROL, SamplingParameters(temperature=0.0, logprobs=1))
 def warm_up_work(
     logits: npt.NDArray[np.float32], maxima: npt.NDArray[np.float32] | None = None
 ) -> DecisionWork:
-    """Every kind of decision for dense ``logits`` [V, B] in the layout that will be served, and
-    for as many candidate rows, of sequences that are opened."""
-    vocabulary_size, columns = logits.shape
-    sequences = tuple(range(columns, 2 * columns))  # not those of other numbers of columns
+    """Every kind of decision for dense ``logits`` [B, V], and for as many candidate rows, of
+    sequences that are opened."""
+    rows, vocabulary_size = logits.shape
+    sequences = tuple(range(rows, 2 * rows))  # not those of other numbers of rows
     names = RowNames(sequences)
     candidates = min(vocabulary_size, 90)
     return DecisionWork(
@@ -43,10 +43,10 @@ def warm_up_work(
         ),
         candidates=CandidateRows(
             names,
-            np.tile(np.arange(candidates, dtype=np.int32), columns),
-            np.zeros(columns * candidates, np.float32),
-            np.arange(columns + 1, dtype=np.int64) * candidates,
-            np.zeros(columns, np.bool_),
+            np.tile(np.arange(candidates, dtype=np.int32), rows),
+            np.zeros(rows * candidates, np.float32),
+            np.arange(rows + 1, dtype=np.int64) * candidates,
+            np.zeros(rows, np.bool_),
         ),
         dense=DenseRows(names, logits, maxima),
     )

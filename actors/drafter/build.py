@@ -35,9 +35,7 @@ def build_drafter(
     """
     if configuration.draft is None or configuration.draft == NGRAM:
         return LookupDrafter()
-    model = load_draft_model(
-        configuration.draft, configuration.model, configuration.dtype, device="cpu"
-    )
+    model = load_draft_model(configuration.draft, configuration.model, configuration.dtype)
     return drafter_of(model, configuration, blocks=blocks, vocabulary_size=vocabulary_size)
 
 

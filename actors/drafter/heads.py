@@ -49,23 +49,19 @@ def frequency_head(
     return _packed(weights, [chosen.astype(np.int32)])
 
 
-def routed_head(
-    weights: torch.Tensor, file: RouterFile, budgets: npt.ArrayLike | None = None
-) -> DraftHead:
+def routed_head(weights: torch.Tensor, file: RouterFile) -> DraftHead:
     """The clusters that a trained router picks in a context, and its hot tokens always.
 
     ``weights [V, d]`` are those the router was made for (`read_router_file` checks that); rows
     beyond the tokenizer's vocabulary, which the file does not name, are left out.
-    ``budgets`` replaces the file's clusters per draft step.
     """
     members = clusters_of(file.cluster_of)
-    wanted = file.budgets if budgets is None else np.asarray(budgets, np.int32)
     router = Router(
         inner=pack(torch.from_numpy(file.inner), half=False).panels,
         inner_bias=file.inner_bias,
         outer=pack(torch.from_numpy(file.outer), half=False).panels,
         outer_bias=file.outer_bias,
-        budgets=wanted,
+        budgets=file.budgets,
     )
     return _packed(weights, members, always=file.always, router=router)
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Literal
 
 from lexshard.actors.body.errors import ModelPathError, ModelRefusedError
-from lexshard.actors.body.fused import FusedBody
 from lexshard.actors.body.loading import LoadedModel, load
 
 
@@ -18,28 +17,14 @@ def load_draft_model(
     draft: str | Path,
     target: str | Path,
     dtype: Literal["auto", "float32", "bfloat16"] = "auto",
-    *,
-    body: Literal["auto", "general", "fused"] = "auto",
-    device: str = "cpu",
-    memory_bytes: int | None = None,
 ) -> LoadedModel:
     """Load the model in the folder ``draft`` to draft for the one in ``target``.
 
-    Arguments and errors as `actors.body.loading.load` has them, and TokenizerMismatchError where
+    On the CPU, as `actors.body.loading.load` loads and refuses. Raises TokenizerMismatchError where
     the tokenizers differ. The numbers of output rows may differ: rows are padded.
     """
     check_same_tokens(Path(draft).expanduser(), Path(target).expanduser())
-    return load(draft, dtype, body=body, device=device, memory_bytes=memory_bytes)
-
-
-def draftable(draft: LoadedModel) -> FusedBody:
-    """The body of a model that can draft. Raises ValueError, which says why it cannot."""
-    if not isinstance(draft.body, FusedBody):
-        raise ValueError("this model does not run on the fused body: it cannot be a draft model")
-    head = draft.head
-    if head.bias is not None or head.softcap is not None or head.scale != 1.0:
-        raise ValueError("a draft model's head must have no bias, no soft-cap and no scale")
-    return draft.body
+    return load(draft, dtype, device="cpu")
 
 
 def check_same_tokens(draft: Path, target: Path) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 from lexshard.actors.messages import (
     FinishReason,
     Request,
-    SamplingParameters,
     SequenceEvent,
     TokenLogprobs,
 )
@@ -123,20 +122,3 @@ def run_to_completion(
         if unfinished:
             events = engine.step()
     return [each.completion for each in collectors.values() if each.completion is not None]
-
-
-def complete_with_seeds(
-    engine: SteppingEngine,
-    prompts: Sequence[Sequence[int]],
-    parameters: SamplingParameters,
-    seeds: Sequence[int],
-) -> list[Completion]:
-    """The prompts run to their end in one continuous batch, each with a seed of its own."""
-    pairs = enumerate(zip(prompts, seeds, strict=True))
-    return run_to_completion(
-        engine,
-        [
-            Request(f"seeded-{index}", 0, tuple(prompt), replace(parameters, seed=seed))
-            for index, (prompt, seed) in pairs
-        ],
-    )

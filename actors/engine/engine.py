@@ -94,7 +94,6 @@ class Engine:
             configuration.model,
             configuration.dtype,
             body=configuration.body,
-            fast_prefill=configuration.fast_prefill,
             batch_invariant=configuration.batch_invariant,
             compiled=not configuration.no_compile,
             attention=configuration.attention,

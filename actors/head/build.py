@@ -87,7 +87,7 @@ def build_head(
             clusters = index_clusters(model, configuration)
         else:
             folder, named = configuration.model, configuration.index
-            index = open_or_build(folder, model, named, parts=["tiers"], tiers=configuration.tiers)
+            index = open_or_build(folder, model, named, tiers=configuration.tiers)
             tiers = index.tiers
             part = replace(part, samples=index.hidden, device=str(model.body.device))
     if shard_starter is not None and configuration.shards > 1:

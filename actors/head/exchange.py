@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -34,12 +34,16 @@ class MassTries(NamedTuple):
     precisely: bool
 
 
-class MassShard(OutputHead, Protocol):
-    """A shard that can say what it knows of the whole softmax."""
+class AnyMassShard(OutputHead, Protocol):
+    """A shard that may know something of the whole softmax."""
 
     def mass_rows(self, thresholds: Thresholds) -> list[int]:
-        """The rows that bounds on the whole softmax may decide."""
+        """The rows that bounds on the whole softmax may decide: those of a `MassShard` alone."""
         ...
+
+
+class MassShard(AnyMassShard, Protocol):
+    """A shard that can say what it knows of the whole softmax."""
 
     def mass_tries(self, thresholds: Thresholds) -> MassTries:
         """Whether the bounds that screened the step are worth a try now, and whether there are
@@ -98,7 +102,8 @@ def agree_on_masses(
     plan: Callable[[Sequence[Need], Sequence[Sequence[Outline | None]]], list[int | None]],
     decide: Callable[[Sequence[Need], Sequence[Sequence[PartialMass]]], list[Cut | None]],
 ) -> list[dict[int, Mass]]:
-    """Per shard of this process, its tokens of those of ``rows`` of a step that bounds decide.
+    """Per shard of this process, its tokens of those of ``rows`` of a step, at least one, that
+    bounds decide.
 
     ``plan`` and ``decide`` hear what these shards say and add what others do (`plan_masses`,
     `decide_cuts`). First the low-precision bounds are tried, and where these were too loose the
@@ -125,25 +130,28 @@ def agree_on_masses(
         if not precisely:
             for shard, own in pairs:
                 shard.record_bounds(own, failed=len(left) > HOPELESS_SHARE * len(rows))
-    for shard in shards if rows else ():
+    for shard in shards:
         shard.record_masses(failed=len(left) > HOPELESS_SHARE * len(rows))
     return found
 
 
 def decide_masses(
-    shards: Sequence[MassShard], thresholds: Sequence[Thresholds]
+    shards: Sequence[AnyMassShard], thresholds: Sequence[Thresholds]
 ) -> list[dict[int, Mass]]:
     """Per shard, the rows of a step that bounds on the whole softmax decide, where all shards are
     here. ``thresholds`` are the shards' own of the same rows.
 
     Bounds are tried where every shard would, more precise ones where any shard has them.
     """
-    pairs = list(zip(shards, thresholds, strict=True))
-    rows = sorted(set.intersection(*(set(shard.mass_rows(own)) for shard, own in pairs)))
-    tries = [shard.mass_tries(own) for shard, own in pairs] if rows else [MassTries(False, False)]
+    asked = zip(shards, thresholds, strict=True)
+    rows = sorted(set.intersection(*(set(shard.mass_rows(own)) for shard, own in asked)))
+    if not rows:
+        return [{} for _ in shards]
+    bounding = cast(Sequence[MassShard], shards)
+    tries = [shard.mass_tries(own) for shard, own in zip(bounding, thresholds, strict=True)]
     agreed = MassTries(all(t.at_once for t in tries), any(t.precisely for t in tries))
     plan = partial(plan_masses, vocabulary_size=shards[0].vocabulary_size)
-    return agree_on_masses(shards, thresholds, rows, agreed, plan, decide_cuts)
+    return agree_on_masses(bounding, thresholds, rows, agreed, plan, decide_cuts)
 
 
 def merge_candidates(parts: Sequence[Candidates], vocabulary_size: int) -> Candidates:

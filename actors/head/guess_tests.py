@@ -91,7 +91,7 @@ def decide_by_candidates(
         log_min_p=np.full(len(rows), -np.inf),
     )
     own_tests, min_p = [tests[row] for row in rows], chosen.min_p.tolist()
-    tokens = emitted_tokens(logits.T, own_tests, controls, min_p, chosen.flat)
+    tokens = emitted_tokens(logits, own_tests, controls, min_p, chosen.flat)
     ids = [candidates.ids[part] for part in parts]
     raw = [candidates.raw[part] for part in parts]
     for index, row in enumerate(rows):

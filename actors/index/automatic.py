@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Literal
 
 from lexshard.actors.body.loading import LoadedModel
 from lexshard.actors.configuration import EngineConfiguration
@@ -24,9 +23,6 @@ FILE_NAME = "vocabulary.lexshard"
 # k-means that takes more products is for `lexshard index build`, not for a server's first start.
 CHEAP_PRODUCTS = 2e12
 
-Piece = Literal["tiers", "clusters"]
-TIERS: tuple[Piece, ...] = ("tiers",)
-
 
 def default_index_path(folder: str | Path, weights: Weights) -> Path:
     """Where an index is built: beside the model if that is a place for files, else in the user's
@@ -40,8 +36,8 @@ def open_or_build(
     model: LoadedModel,
     path: str | Path | None = None,
     *,
-    parts: Collection[Piece] = TIERS,
     tiers: Collection[str] = ("int8", "int4"),
+    clusters: bool = False,
     announce: Callable[[str], None] = print,
     progress: Progress | None = None,
 ) -> Index:
@@ -57,24 +53,24 @@ def open_or_build(
     """
     head = own_rows(model)
     weights = describe_weights(head.weight, head.bias)
-    wanted = tuple(tiers) if "tiers" in parts else ()
+    wanted = tuple(tiers)
     if path is not None and Path(path).is_file():
         return read_index(Path(path), weights, wanted)
     found: Header | None = None
     places = (Path(folder) / FILE_NAME, _cached(weights)) if path is None else ()
     for place in places:
         header = _fitting(place, weights, announce)
-        if header is not None and _holds(header, wanted, parts, weights):
+        if header is not None and _holds(header, wanted, clusters, weights):
             try:
                 return read_index(place, weights, wanted)
             except IndexFileError as error:
                 announce(f"{error} (doing so now)")
         found = found or header
-    settings = _settings(found, wanted, parts, weights)
+    settings = _settings(found, wanted, clusters, weights)
     target = default_index_path(folder, weights) if path is None else Path(path)
     made = [*settings.tiers, *(["clusters"] if settings.clusters != 0 else [])]
     announce(f"building the vocabulary index {target} ({', '.join(made)}), once for these weights")
-    if "clusters" in parts and settings.clusters == 0:
+    if clusters and settings.clusters == 0:
         announce("clusters would take long and are left out: `lexshard index build` makes them")
     build_index(folder, model, target, settings, progress=progress)
     return read_index(target, weights, wanted)
@@ -83,9 +79,7 @@ def open_or_build(
 def index_clusters(model: LoadedModel, configuration: EngineConfiguration) -> Clusters:
     """The clusters of the index that ``configuration`` names or that is found or built. Raises
     ValueError where there are none, and what `open_or_build` raises."""
-    index = open_or_build(
-        configuration.model, model, configuration.index, parts=["clusters"], tiers=()
-    )
+    index = open_or_build(configuration.model, model, configuration.index, tiers=(), clusters=True)
     if index.clusters is None:
         raise ValueError(
             "the paper's head needs clusters, which take long for this model: make them with "
@@ -110,29 +104,25 @@ def _fitting(path: Path, weights: Weights, announce: Callable[[str], None]) -> H
     return header
 
 
-def _holds(
-    header: Header, tiers: Collection[str], parts: Collection[Piece], weights: Weights
-) -> bool:
+def _holds(header: Header, tiers: Collection[str], clusters: bool, weights: Weights) -> bool:
     """Whether building could add nothing that is asked for."""
-    clusters = (
-        "clusters" not in parts or CLUSTERS in header.parts or not _cheap(IndexSettings(), weights)
-    )
-    return clusters and set(tiers) <= set(header.tiers)
+    lacking = clusters and CLUSTERS not in header.parts and _cheap(IndexSettings(), weights)
+    return not lacking and set(tiers) <= set(header.tiers)
 
 
 def _settings(
-    found: Header | None, tiers: Collection[str], parts: Collection[Piece], weights: Weights
+    found: Header | None, tiers: Collection[str], clusters: bool, weights: Weights
 ) -> IndexSettings:
     """What is asked, and what a fitting file already has, made as it was."""
     default = IndexSettings()
-    clusters = None if "clusters" in parts and _cheap(default, weights) else 0
+    count = None if clusters and _cheap(default, weights) else 0
     if found is None:
-        return IndexSettings(tiers=tuple(tiers), clusters=clusters)
+        return IndexSettings(tiers=tuple(tiers), clusters=count)
     metadata = found.metadata()
     report = metadata.clusters
     return IndexSettings(
         tiers=tuple(dict.fromkeys([*found.tiers, *tiers])),
-        clusters=clusters if report is None else report.requested,
+        clusters=count if report is None else report.requested,
         kind=default.kind if report is None else report.kind,
         iterations=default.iterations if report is None else report.iterations,
         seed=metadata.calibration.seed,

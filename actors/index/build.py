@@ -28,7 +28,7 @@ from lexshard.actors.index.hidden import (
     load_tokenizer,
     spread_positions,
 )
-from lexshard.actors.index.metadata import CalibrationReport, ClusterReport, Spread, TierReport
+from lexshard.actors.index.metadata import CalibrationReport, ClusterReport, TierReport
 from lexshard.actors.index.steps import BuildSteps, Progress, ProgressBar, alone
 from lexshard.actors.index.tier_tensors import disassemble
 from lexshard.actors.index.tightness import (
@@ -155,7 +155,13 @@ class _Builder:
             hidden = hidden_states(body, prompts.token_ids)
             fitted = _fitted(prompts)
             tau = thresholds(self._head, hidden[fitted:])
-            report = _describe_calibration(prompts, hidden, fitted, self._settings.seed)
+            report = CalibrationReport(
+                source=prompts.source,
+                seed=self._settings.seed,
+                prompts=len(prompts.token_ids),
+                positions=len(hidden),
+                fitted=fitted,
+            )
             return {"report": asdict(report)}, {"hidden": hidden, "thresholds": tau}
 
         return self._steps.make(CALIBRATION, arguments, work)
@@ -243,24 +249,6 @@ def _measured(calibration: Part) -> tuple[npt.NDArray[np.float32], npt.NDArray[n
     return calibration.tensors["hidden"][fitted:], calibration.tensors["thresholds"]
 
 
-def _describe_calibration(
-    prompts: Prompts, hidden: npt.NDArray[np.float32], fitted: int, seed: int
-) -> CalibrationReport:
-    states = hidden.astype(np.float64)
-    direction = states[:fitted].mean(axis=0)
-    length = np.linalg.norm(direction)
-    along = states[fitted:] @ (direction / length if length > 0 else direction)
-    return CalibrationReport(
-        source=prompts.source,
-        seed=seed,
-        prompts=len(prompts.token_ids),
-        positions=len(hidden),
-        fitted=fitted,
-        mean_norm=float(np.linalg.norm(states, axis=1).mean()),
-        common_share=float(np.square(along).sum() / max(np.square(states[fitted:]).sum(), 1e-300)),
-    )
-
-
 def _describe_clusters(
     clusters: Clusters,
     requested: int,
@@ -268,7 +256,6 @@ def _describe_clusters(
     fine: Sequence[int],
     opened: dict[str, dict[str, float]],
 ) -> ClusterReport:
-    lengths = np.linalg.norm(clusters.centroid.astype(np.float64), axis=1)
     firsts = clusters.order[clusters.offsets[:-1]]
     return ClusterReport(
         kind=settings.kind,
@@ -278,12 +265,5 @@ def _describe_clusters(
         fine_tokens=len(fine),
         iterations=settings.iterations,
         stored_bytes=sum(array.nbytes for array in clusters),
-        size=_spread(clusters.sizes),
-        relative_radius=_spread(clusters.radius / np.maximum(lengths, 1e-300)),
-        angular_radius=_spread(np.degrees(clusters.angular_radius)),
         opened=opened,
     )
-
-
-def _spread(values: npt.NDArray[Any]) -> Spread:
-    return Spread(*(float(np.quantile(values, at)) for at in (0.0, 0.5, 1.0)))

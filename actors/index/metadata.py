@@ -30,7 +30,6 @@ class CalibrationReport:
     """The hidden states that decide and measure.
 
     The mean of the first ``fitted`` of ``positions`` is the common direction; the others measure.
-    ``common_share`` is the part of their mean square that lies along it.
     """
 
     source: str
@@ -38,8 +37,6 @@ class CalibrationReport:
     prompts: int
     positions: int
     fitted: int
-    mean_norm: float
-    common_share: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,20 +73,10 @@ class TierReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
-    """Quantiles of a value over all clusters."""
-
-    least: float
-    median: float
-    most: float
-
-
-@dataclass(frozen=True, slots=True)
 class ClusterReport:
     """The clusters, and the share of all rows that lie in those a bound could not exclude.
 
-    ``opened`` is by bound (ball, cone, best) and need. ``relative_radius`` is the radius over the
-    length of the centroid, ``angular_radius`` in degrees.
+    ``opened`` is by bound (ball, cone, best) and need.
     """
 
     kind: Literal["euclidean", "spherical"]
@@ -99,9 +86,6 @@ class ClusterReport:
     fine_tokens: int
     iterations: int
     stored_bytes: int
-    size: Spread
-    relative_radius: Spread
-    angular_radius: Spread
     opened: dict[str, dict[str, float]]
 
 

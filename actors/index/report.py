@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from lexshard.actors.index.metadata import NEEDS, ClusterReport, Metadata, Spread, TierReport
+from lexshard.actors.index.metadata import NEEDS, ClusterReport, Metadata, TierReport
 
 
 def describe(path: Path, metadata: Metadata) -> str:
@@ -18,10 +18,8 @@ def describe(path: Path, metadata: Metadata) -> str:
         f"{' with biases' if weights.bias else ''}, SHA-256 {weights.hash[:16]}...",
         f"  dense head   {_bytes(2 * dense)} in bfloat16, {_bytes(4 * dense)} in float32",
         f"  calibration  {calibration.positions} hidden states of {calibration.source}: "
-        f"{calibration.prompts} prompts, mean norm {calibration.mean_norm:.1f}",
-        f"               {100 * calibration.common_share:.0f}% of their mean square lies along a "
-        f"common direction (fitted on {calibration.fitted}, measured on the other "
-        f"{calibration.positions - calibration.fitted})",
+        f"{calibration.prompts} prompts, {calibration.fitted} for the common direction, the others "
+        "measure",
     ]
     if metadata.clusters is None:
         lines.append("  clusters     none")
@@ -39,9 +37,6 @@ def _clusters(report: ClusterReport) -> list[str]:
     return [
         f"  clusters     {report.count:,} {report.kind}, {report.fine_clusters} of them for "
         f"{report.fine_tokens} special and numeric tokens, {_bytes(report.stored_bytes)}",
-        f"    rows              {_spread(report.size, 0)}",
-        f"    radius / centroid {_spread(report.relative_radius, 2)}",
-        f"    angular radius    {_spread(report.angular_radius, 0)} degrees",
         "",
         "rows in clusters that a bound cannot exclude",
         *_table(["bound", *NEEDS], rows),
@@ -112,13 +107,6 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 def _share(rows: float, total: int) -> str:
     return f"{100 * rows / total:.3f}%"
-
-
-def _spread(spread: Spread, digits: int) -> str:
-    least, median, most = (
-        f"{value:.{digits}f}" for value in (spread.least, spread.median, spread.most)
-    )
-    return f"{least} to {most}, median {median}"
 
 
 def _bytes(count: float) -> str:

@@ -40,7 +40,7 @@ def with_model_folders(
     """
     loading = None
     if served:
-        loading = LoadingOptions(config.dtype, config.body, config.fast_prefill, config.device)
+        loading = LoadingOptions(config.dtype, config.body, config.device)
     changed: dict[str, object] = {"revision": None}
     model = hub_name(config.model, config.revision)
     draft = None if config.draft in (None, NGRAM) else hub_name(config.draft)

@@ -20,7 +20,6 @@ class LoadingOptions(msgspec.Struct, frozen=True):
 
     dtype: DataType = "auto"
     body: BodyChoice = "auto"
-    fast_prefill: bool = False
     device: Device = "auto"
 
 

@@ -1,7 +1,7 @@
 """A sampler as a Ray actor, on this machine or another one.
 
 Candidate rows are small messages. Dense rows go by value: Ray puts what is large into its object
-store, from where the actor transposes them into memory of its own. On the engine's own machine a
+store, from where the actor copies them into memory of its own. On the engine's own machine a
 `SamplerProcess` is the faster choice.
 
 An actor on this machine that has been stopped (SIGSTOP) is killed when it is waited for, like a
@@ -30,30 +30,24 @@ from lexshard.actors.decision.messages import (
 )
 from lexshard.actors.decision.plane import SamplerLostError
 from lexshard.actors.role import Place
-from lexshard.actors.states.row_table import RowNames
 from lexshard.cluster.link import PeerLostError
 from lexshard.cluster.roles.actor import answer_of, own_node, place_in_cluster, start_actor
 from lexshard.cluster.roles.stopped import LOOK_SECONDS, StoppedProcess
-from lexshard.cluster.samplers.dense_slots import dense_views, slot_bytes
-from lexshard.kernels.columns import write_columns
+from lexshard.cluster.samplers.dense_slots import slot_bytes, write_dense
 
 # Of a node that cannot be reached Ray knows nothing for a minute, and a step would wait so long.
 REMOTE_SECONDS = 10.0
 
 
 class SamplerActor:
-    """The actor. Arrays arrive read-only, for which the sampler's kernels are not compiled: small
-    ones are copied, dense rows transposed into memory that grows with the largest step."""
+    """The actor. Arrays arrive read-only, for which the sampler's kernels are not compiled: they
+    are copied, dense rows into memory that grows with the largest step."""
 
     def __init__(self, settings: SamplerSettings) -> None:
         from lexshard.cluster.samplers.warm_up import warm_sampler
 
         self._sampler = warm_sampler(settings)
         self._memory = np.empty(0, np.uint8)
-        for columns in (1, 2):
-            rows = np.zeros((columns, 64), np.float32)
-            rows.flags.writeable = False
-            self._columns(DenseRows(RowNames(()), rows.T))
 
     def place(self) -> Place:
         """Where it is; answers once the sampler is warm."""
@@ -61,16 +55,15 @@ class SamplerActor:
 
     def decide(self, work: DecisionWork) -> DecisionResult:
         candidates = None if work.candidates is None else _writable(work.candidates)
-        dense = None if work.dense is None else self._columns(work.dense)
+        dense = None if work.dense is None else self._own(work.dense)
         return self._sampler.decide(replace(work, candidates=candidates, dense=dense))
 
-    def _columns(self, dense: DenseRows) -> DenseRows:
-        size, columns = dense.logits.shape
-        needed = slot_bytes(size, columns)
+    def _own(self, dense: DenseRows) -> DenseRows:
+        rows, size = dense.logits.shape
+        needed = slot_bytes(size, rows)
         if self._memory.size < needed:
             self._memory = np.empty(needed, np.uint8)
-        logits, maxima = dense_views(self._memory, size, columns)
-        write_columns(dense.logits.T, logits, maxima)
+        logits, maxima = write_dense(self._memory, dense.logits, dense.maxima)
         return replace(dense, logits=logits, maxima=maxima)
 
 

@@ -50,7 +50,7 @@ class SamplerServer:
     def __init__(self, sampler: Decider, ring: RingConsumer, order: SamplerOrder) -> None:
         self._sampler = sampler
         self._ring = ring
-        self._columns = order.columns
+        self._rows = order.rows
         self._vocabulary_size = order.settings.vocabulary_size
 
     def answer(self, assignment: Assignment) -> Answer | Refusal:
@@ -78,8 +78,8 @@ class SamplerServer:
             deltas = NO_DELTAS
         names = assignment.dense or RowNames(())
         rows = range(len(names.sequences))
-        for first in rows[:: self._columns]:
-            own = rows[first : first + self._columns]
+        for first in rows[:: self._rows]:
+            own = rows[first : first + self._rows]
             logits, maxima = dense_views(self._ring.take(), self._vocabulary_size, len(own))
             yield DecisionWork(step, deltas, dense=DenseRows(names.some(own), logits, maxima))
             self._ring.release()

@@ -15,11 +15,11 @@ from lexshard.actors.states.row_table import RowNames
 
 
 class SamplerOrder(msgspec.Struct, frozen=True):
-    """What a sampler's process is told: ``columns`` dense rows fit one of the ``slots`` of the
+    """What a sampler's process is told: ``rows`` dense rows fit one of the ``slots`` of the
     ring. ``link`` and ``ring`` (memory, doorbell) are descriptors that it is handed."""
 
     settings: SamplerSettings
-    columns: int
+    rows: int
     slots: int
     link: int
     ring: tuple[int, int]
@@ -28,7 +28,7 @@ class SamplerOrder(msgspec.Struct, frozen=True):
 class Assignment(msgspec.Struct, frozen=True):
     """A `DecisionWork` whose dense rows, those of the names ``dense``, come through the ring.
 
-    They fill one slot after the other, ``SamplerOrder.columns`` in each.
+    They fill one slot after the other, ``SamplerOrder.rows`` in each.
     """
 
     step: int

@@ -32,7 +32,7 @@ from lexshard.actors.role import Place, here
 from lexshard.cluster.link import Link, PeerLostError
 from lexshard.cluster.roles.process import ProcessRole, command_of, start_process
 from lexshard.cluster.roles.stopped import StoppedProcess
-from lexshard.cluster.samplers.dense_slots import dense_views, slot_bytes
+from lexshard.cluster.samplers.dense_slots import slot_bytes, write_dense
 from lexshard.cluster.samplers.messages import (
     Answer,
     Assignment,
@@ -42,13 +42,11 @@ from lexshard.cluster.samplers.messages import (
     decode_reply,
 )
 from lexshard.cluster.shared_memory.ring import RingProducer, create_ring
-from lexshard.kernels.columns import write_columns
-from lexshard.kernels.decision import block_maxima
 
 COMMAND = command_of("lexshard.cluster.samplers.main")
 
-# Eight rows are as fast to transpose as to copy; four slots keep a producer and a consumer busy.
-COLUMNS = 8
+# Four slots of eight rows keep a producer and a consumer busy.
+ROWS = 8
 SLOTS = 4
 EXIT_SECONDS = 5.0
 
@@ -56,7 +54,7 @@ EXIT_SECONDS = 5.0
 class SamplerProcess:
     """One child process with a `Sampler`; use it from one thread at a time.
 
-    ``columns`` dense rows fit a slot, of which there are ``slots``: columns * slots * V * 4 bytes
+    ``rows`` dense rows fit a slot, of which there are ``slots``: rows * slots * V * 4 bytes
     of memory, which is committed when dense rows first use it. Returns when the child is warm.
     Raises ValueError or RuntimeError where the sampler cannot be made, with its reason, and
     `SamplerLostError` where the child dies or is stopped before that.
@@ -66,15 +64,15 @@ class SamplerProcess:
         self,
         settings: SamplerSettings,
         *,
-        columns: int = COLUMNS,
+        rows: int = ROWS,
         slots: int = SLOTS,
         command: Sequence[str] = COMMAND,
     ) -> None:
         self._vocabulary_size = settings.vocabulary_size
-        self._columns = columns
+        self._rows = rows
         self._lost: str | None = None
         self._waiting: deque[ProcessDecision] = deque()
-        self._ring, own, self._process = _start(settings, columns, slots, command)
+        self._ring, own, self._process = _start(settings, rows, slots, command)
         self._stopped = StoppedProcess(self._process.pid)
         self._messages = Link(own, self._stopped)
         self._progress = select.poll()
@@ -144,23 +142,16 @@ class SamplerProcess:
             raise _raised(reply)
 
     def _checked(self, dense: DenseRows) -> DenseRows:
-        expected = (self._vocabulary_size, len(dense.rows.sequences))
+        expected = (len(dense.rows.sequences), self._vocabulary_size)
         if dense.logits.shape != expected:
             raise ValueError(f"dense logits {expected} expected, got {dense.logits.shape}")
         return dense
 
     def _write(self, dense: DenseRows) -> None:
-        for first in range(0, len(dense.rows.sequences), self._columns):
-            part = dense.logits[:, first : first + self._columns]
-            logits, maxima = dense_views(self._reserve(), *part.shape)
-            if part.strides[1] == part.itemsize:  # vocabulary-major already
-                logits[:] = part
-                if dense.maxima is None:
-                    maxima[:] = block_maxima(logits)
-                else:
-                    maxima[:] = dense.maxima[:, first : first + self._columns]
-            else:
-                write_columns(part.T, logits, maxima)
+        for first in range(0, len(dense.logits), self._rows):
+            own = slice(first, first + self._rows)
+            maxima = None if dense.maxima is None else dense.maxima[own]
+            write_dense(self._reserve(), dense.logits[own], maxima)
             self._ring.publish()
 
     def _reserve(self) -> npt.NDArray[np.uint8]:
@@ -218,12 +209,12 @@ class ProcessDecision:
 
 
 def _start(
-    settings: SamplerSettings, columns: int, slots: int, command: Sequence[str]
+    settings: SamplerSettings, rows: int, slots: int, command: Sequence[str]
 ) -> tuple[RingProducer, socket.socket, subprocess.Popen[bytes]]:
     """The ring, this side's end of the messages' socket, and the child."""
-    ring, inherited = create_ring(slots, slot_bytes(settings.vocabulary_size, columns))
+    ring, inherited = create_ring(slots, slot_bytes(settings.vocabulary_size, rows))
     own, other = socket.socketpair()
-    order = SamplerOrder(settings, columns, slots, other.fileno(), inherited)
+    order = SamplerOrder(settings, rows, slots, other.fileno(), inherited)
     files = (other.fileno(), *inherited)
     role = ProcessRole("sampler", tuple(command), msgspec.json.encode(order), files)
     try:

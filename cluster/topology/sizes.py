@@ -16,7 +16,7 @@ from lexshard.actors.configuration import EngineConfiguration
 from lexshard.actors.engine.start.memory import default_kv_bytes
 from lexshard.actors.kv_cache import BLOCK_TOKENS
 from lexshard.cluster.samplers.dense_slots import slot_bytes
-from lexshard.cluster.samplers.process import COLUMNS, SLOTS
+from lexshard.cluster.samplers.process import ROWS, SLOTS
 from lexshard.cluster.topology.processes import Parts
 from lexshard.kernels.quantize.layout import BLOCK, GROUP, padded
 
@@ -48,7 +48,7 @@ class ModelSizes:
 
     def runs_fused(self, configuration: EngineConfiguration) -> bool:
         """Whether ``configuration`` runs it on the fused body, if it runs on a CPU."""
-        return self.fused and configuration.body != "general" and not configuration.fast_prefill
+        return self.fused and configuration.body != "general"
 
 
 def read_model_sizes(
@@ -153,7 +153,7 @@ def sampler_memory(sizes: ModelSizes, configuration: EngineConfiguration) -> Par
     sequences = -(-configuration.max_running // configuration.samplers)
     return (
         ("penalty tables", sequences * sizes.vocabulary_size * 4),
-        ("dense rows", SLOTS * slot_bytes(sizes.vocabulary_size, COLUMNS)),
+        ("dense rows", SLOTS * slot_bytes(sizes.vocabulary_size, ROWS)),
     )
 
 

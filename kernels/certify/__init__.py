@@ -10,15 +10,13 @@ given where it does not hold; on equality it is refused.
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from lexshard.kernels.certify import cpu, reference
+from lexshard.kernels.certify import cpu
 from lexshard.kernels.certify.reference import LARGEST_VOCABULARY, LOG_ROUNDING
 
-Implementation = Literal["reference", "cpu"]
 Float32s = npt.NDArray[np.float32]
 
 __all__ = [
@@ -30,21 +28,14 @@ __all__ = [
 ]
 
 
-def known_log_mass(
-    known: Float32s, inverse_temperature: float, *, implementation: Implementation | None = None
-) -> float:
+def known_log_mass(known: Float32s, inverse_temperature: float) -> float:
     """``Z_S = log sum exp(known * s)``, rounded down; ``-inf`` where all are excluded."""
     _check_temperature(inverse_temperature)
-    return float(_module(implementation).known_log_mass(_row(known), inverse_temperature))
+    return float(cpu.known_log_mass(_row(known), inverse_temperature))
 
 
 def epsilon_certificate(
-    known: Float32s,
-    inverse_temperature: float,
-    epsilon: float,
-    outside_log_mass_upper: float,
-    *,
-    implementation: Implementation | None = None,
+    known: Float32s, inverse_temperature: float, epsilon: float, outside_log_mass_upper: float
 ) -> bool:
     """Whether the softmax over ``known`` is within ``epsilon`` of the full one in total variation.
 
@@ -53,7 +44,7 @@ def epsilon_certificate(
     """
     if not 0 <= epsilon < 1:
         raise ValueError(f"epsilon {epsilon} is not between 0 and 1")
-    inside = known_log_mass(known, inverse_temperature, implementation=implementation)
+    inside = known_log_mass(known, inverse_temperature)
     return within_odds(inside, outside_log_mass_upper, log_odds(epsilon))
 
 
@@ -66,7 +57,6 @@ def nucleus_certificate(
     outside_upper: float,
     *,
     outside_count: int = LARGEST_VOCABULARY,
-    implementation: Implementation | None = None,
 ) -> int:
     """The size m of the top-p set where it is certain that the m best of ``known`` are that set.
 
@@ -82,7 +72,7 @@ def nucleus_certificate(
     if not 0 <= top_p < 1:
         raise ValueError(f"top_p {top_p} truncates nothing or is negative")
     return int(
-        _module(implementation).nucleus_size(
+        cpu.nucleus_size(
             _row(known),
             inverse_temperature,
             top_p,
@@ -107,10 +97,6 @@ def within_odds(inside: float, outside: float, odds: float) -> bool:
         return False
     slack = LOG_ROUNDING * (abs(inside) + abs(odds) + 1.0) if math.isfinite(inside) else 0.0
     return outside <= inside + odds - slack
-
-
-def _module(implementation: Implementation | None) -> Any:
-    return reference if implementation == "reference" else cpu
 
 
 def _row(values: Float32s) -> Float32s:

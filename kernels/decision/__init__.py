@@ -6,18 +6,17 @@ vocabulary, of which only blocks of 64 that can still matter are read.
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from lexshard.kernels.blocks import blocks_of
-from lexshard.kernels.decision import cpu, reference
+from lexshard.kernels.decision import cpu, maxima
 from lexshard.kernels.decision.packed import PackedRows, decide_packed, pack
+from lexshard.kernels.decision.reference import Decided
 from lexshard.kernels.draw import Controls
 from lexshard.kernels.penalties import Adjustments
-
-Implementation = Literal["reference", "cpu"]
 
 __all__ = [
     "Decided",
@@ -32,20 +31,10 @@ __all__ = [
 NO_IDS = np.empty(0, np.int32)
 
 
-class Decided(NamedTuple):
-    """What `decide_dense` found."""
-
-    tokens: npt.NDArray[np.int64]  # [B], -1 where every token is excluded
-    visited: npt.NDArray[np.int64]  # [B] tokens outside the hot set whose logit was read
-
-
-def block_maxima(
-    logits: npt.NDArray[np.float32], *, implementation: Implementation | None = None
-) -> npt.NDArray[np.float32]:
-    """The largest of every 64 logits of each column: [V, B] fp32, any strides, no NaN, to
-    [ceil(V / 64), B]. Raises `ValueError` for another type."""
-    module = reference if implementation == "reference" else cpu
-    return module.block_maxima(logits)
+def block_maxima(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """The largest of every 64 logits of each row: [B, V] fp32 without NaN to [B, ceil(V / 64)].
+    Raises `ValueError` for another type."""
+    return maxima.block_maxima(_in_rows(logits))
 
 
 def decide_candidates(
@@ -54,8 +43,6 @@ def decide_candidates(
     offsets: npt.NDArray[np.int64],
     controls: Controls,
     adjustments: Adjustments,
-    *,
-    implementation: Implementation | None = None,
 ) -> npt.NDArray[np.int64]:
     """The token id drawn in each row [N], or -1 where every token is excluded.
 
@@ -63,36 +50,39 @@ def decide_candidates(
     within a row) and ``raw`` [total], canonical logits before any processor. Adjusted as
     `kernels.penalties.adjust` does, then decided as `kernels.draw.draw` does.
     """
-    module = reference if implementation == "reference" else cpu
-    return module.decide_candidates(ids, raw, offsets, controls, adjustments)
+    return cpu.decide_candidates(ids, raw, offsets, controls, adjustments)
 
 
 def decide_dense(
     logits: npt.NDArray[np.float32],
-    maxima: npt.NDArray[np.float32],
+    best: npt.NDArray[np.float32],
     controls: Controls,
     adjustments: Adjustments,
     hot_ids: npt.NDArray[np.int32] | None = None,
-    *,
-    implementation: Implementation | None = None,
 ) -> Decided:
-    """The token each column's logits give: those of `decide_candidates` with every token.
+    """The token each row's logits give: those of `decide_candidates` with every token.
 
-    ``logits`` [V, B] fp32 are raw canonical logits, one column per row of ``controls`` and
-    ``adjustments``, in any strides; ``maxima`` [ceil(V / 64), B] are their `block_maxima`. Neither
-    is written or copied, no column is sorted, and a history of any length costs the same.
+    ``logits`` [B, V] fp32 are raw canonical logits, ``best`` [B, ceil(V / 64)] their
+    `block_maxima`. Neither is written, nor copied where it is C-contiguous; no row is sorted, and
+    a history of any length costs the same.
 
     ``hot_ids`` [H] (sorted, distinct, below V) are visited first where top-k is on, so that what
     they reach leaves fewer other tokens to visit; elsewhere blocks come in the order of their
     bounds, on which hot ids do not improve. Tokens never depend on them. Raises `ValueError` where
     shapes, types or hot ids are not as said, or a maximum is NaN.
     """
-    size, columns = logits.shape
-    if maxima.shape != (blocks_of(size), columns):
+    rows, size = logits.shape
+    if best.shape != (rows, blocks_of(size)):
         raise ValueError(
-            f"logits {logits.shape} have block maxima of shape {(blocks_of(size), columns)}, "
-            f"got {maxima.shape}"
+            f"logits {logits.shape} have block maxima of shape {(rows, blocks_of(size))}, "
+            f"got {best.shape}"
         )
     hot = NO_IDS if hot_ids is None else hot_ids
-    module = reference if implementation == "reference" else cpu
-    return Decided(*module.decide_dense(logits, maxima, controls, adjustments, hot))
+    found = cpu.decide_dense(_in_rows(logits), _in_rows(best), controls, adjustments, hot)
+    return Decided(*found)
+
+
+def _in_rows(matrix: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    if matrix.dtype != np.float32:
+        raise ValueError(f"logits and their maxima are fp32, got {matrix.dtype}")
+    return np.ascontiguousarray(matrix)

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 from numba import njit
 
-import lexshard.kernels.decision.maxima as maxima_of_blocks
 from lexshard.kernels.blocks import BLOCK
-from lexshard.kernels.decision.column import LOWEST, Column, can_lift, lift_ceilings
 from lexshard.kernels.decision.nucleus import draw_nucleus
+from lexshard.kernels.decision.row_search import LOWEST, RowSearch, can_lift, lift_ceilings
 from lexshard.kernels.decision.survivors import draw_truncated
 from lexshard.kernels.decision.winner import best_token, draw_token
-from lexshard.kernels.draw import Controls
 from lexshard.kernels.draw.cpu import draw, draw_row
 from lexshard.kernels.masks import count_of, ids_of
-from lexshard.kernels.penalties import Adjustments
 from lexshard.kernels.penalties.cpu import adjust, adjust_tokens, lower_bound
 
 # A row that allows fewer than one of so many tokens looks at these, else at blocks of all.
@@ -30,16 +24,16 @@ def decide_candidates(ids, raw, offsets, controls, a):  # type: ignore[no-untype
 
 
 @njit(nogil=True, cache=True)
-def _decide_allowed(column, a, controls):  # type: ignore[no-untyped-def]
+def _decide_allowed(search, a, controls):  # type: ignore[no-untyped-def]
     """The token of a row that reads the tokens of its mask alone."""
-    row = column.row
-    ids = ids_of(a.masks[a.mask[row]], column.size)
-    values = np.empty(ids.size, np.float32)
+    row = search.row
+    ids = ids_of(a.masks[a.mask[row]], search.size)
+    values, logits = np.empty(ids.size, np.float32), search.logits
     for index in range(ids.size):
-        values[index] = column.memory[column.base + np.int64(ids[index]) * column.stride]
+        values[index] = logits[ids[index]]
     adjust_tokens(ids, values, row, a)
     token = draw_row(ids, values, controls, row)
-    return token, ids.size - _shared(ids, column.hot_ids)
+    return token, ids.size - _shared(ids, search.hot_ids)
 
 
 @njit(nogil=True, cache=True)
@@ -70,17 +64,17 @@ def _count_visited(was_read, size, hot_ids):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def _decide_column(column, a, controls):  # type: ignore[no-untyped-def]
-    row = column.row
+def _decide_row(search, a, controls):  # type: ignore[no-untyped-def]
+    row = search.row
     scale = controls.inverse_temperature[row]
     if scale == 0.0:
-        return best_token(column, a)[0]
+        return best_token(search, a)[0]
     if controls.top_k[row] > 0 or controls.log_min_p[row] > -np.inf:
-        return draw_truncated(column, a, controls)
+        return draw_truncated(search, a, controls)
     if controls.top_p[row] < 1.0:
-        return draw_nucleus(column, a, controls)
+        return draw_nucleus(search, a, controls)
     key, position = controls.key[row], controls.position[row]
-    return draw_token(column, a, key, position, scale, LOWEST, column.size)
+    return draw_token(search, a, key, position, scale, LOWEST, search.size)
 
 
 @njit(nogil=True, cache=True)
@@ -93,22 +87,19 @@ def _is_increasing(ids, size):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def _decide_dense(  # type: ignore[no-untyped-def]
-    memory, strides, size, columns, maxima, maxima_strides, controls, a, hot_ids
-):
+def decide_dense(logits, maxima, controls, a, hot_ids):  # type: ignore[no-untyped-def]
+    rows, size = logits.shape
     if not _is_increasing(hot_ids, size):
         raise ValueError("hot_ids must be sorted, distinct and below the vocabulary size")
-    tokens = np.empty(columns, np.int64)
-    visited = np.zeros(columns, np.int64)
-    blocks = (size + BLOCK - 1) // BLOCK
+    tokens = np.empty(rows, np.int64)
+    visited = np.zeros(rows, np.int64)
+    blocks = maxima.shape[1]
     ceilings = np.empty(blocks, np.float32)
     was_read = np.empty(blocks, np.bool_)
-    for row in range(columns):
+    for row in range(rows):
         was_read[:] = False
-        column = Column(
-            memory,
-            row * strides[1],
-            strides[0],
+        search = RowSearch(
+            logits[row],
             size,
             row,
             a.active[row],
@@ -119,54 +110,17 @@ def _decide_dense(  # type: ignore[no-untyped-def]
         )
         masked = a.active[row] and a.mask[row] >= 0
         if masked and count_of(a.masks[a.mask[row]]) * MANY_ALLOWED < size:
-            tokens[row], visited[row] = _decide_allowed(column, a, controls)
+            tokens[row], visited[row] = _decide_allowed(search, a, controls)
             continue
         faults = 0
         for block in range(blocks):
-            ceiling = maxima[block * maxima_strides[0] + row * maxima_strides[1]]
+            ceiling = maxima[row, block]
             ceilings[block] = ceiling
             faults += ceiling != ceiling
         if faults > 0:
             raise ValueError("a block maximum is NaN: logits must be checked before they come here")
-        if column.lifted:
-            lift_ceilings(column, a)
-        tokens[row] = _decide_column(column, a, controls)
+        if search.lifted:
+            lift_ceilings(search, a)
+        tokens[row] = _decide_row(search, a, controls)
         visited[row] = _count_visited(was_read, size, hot_ids)
     return tokens, visited
-
-
-def _memory(matrix: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], tuple[int, int]]:
-    """The memory of a matrix as one long array, and its strides in elements: one compiled kernel
-    then serves every layout, and sees which direction is contiguous."""
-    if matrix.dtype != np.float32:
-        raise ValueError(f"logits and their maxima are fp32, got {matrix.dtype}")
-    rows, columns = matrix.shape
-    if matrix.flags.c_contiguous:
-        return matrix.reshape(-1), (columns, 1) if columns > 1 else (1, 1)
-    if matrix.flags.f_contiguous:
-        return matrix.T.reshape(-1), (1, rows)
-    if min(matrix.strides) <= 0 or any(stride % matrix.itemsize for stride in matrix.strides):
-        return _memory(np.ascontiguousarray(matrix))
-    down, across = (stride // matrix.itemsize for stride in matrix.strides)
-    length = (rows - 1) * down + (columns - 1) * across + 1
-    flat = np.lib.stride_tricks.as_strided(matrix, (length,), (matrix.itemsize,))
-    return flat, (down, across)
-
-
-def block_maxima(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    memory, strides = _memory(logits)
-    return maxima_of_blocks.block_maxima(memory, strides, *logits.shape)
-
-
-def decide_dense(
-    logits: npt.NDArray[np.float32],
-    maxima: npt.NDArray[np.float32],
-    controls: Controls,
-    adjustments: Adjustments,
-    hot_ids: npt.NDArray[np.int32],
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    memory, strides = _memory(logits)
-    size, columns = logits.shape
-    return _decide_dense(
-        memory, strides, size, columns, *_memory(maxima), controls, adjustments, hot_ids
-    )

@@ -11,8 +11,8 @@ import numpy as np
 from numba import njit
 
 from lexshard.kernels.blocks import BLOCK
-from lexshard.kernels.decision.column import ALL, least_logit, read_tokens
 from lexshard.kernels.decision.maxima import greater, rank
+from lexshard.kernels.decision.row_search import ALL, least_logit
 from lexshard.kernels.decision.survivors import collect, count_reaching, level_of_blocks, ranks_of
 from lexshard.kernels.decision.winner import best_token, draw_token
 from lexshard.kernels.penalties.cpu import adjust_block
@@ -60,10 +60,10 @@ def _bound_masses(ceilings, scale, best, lowest, masses, known):  # type: ignore
 
 
 @njit(nogil=True, cache=True)
-def _weigh_blocks(column, a, scale, top, level, masses, known):  # type: ignore[no-untyped-def]
+def _weigh_blocks(search, a, scale, top, level, masses, known):  # type: ignore[no-untyped-def]
     """Replaces the bounds of all blocks that reach the level by their masses."""
-    ceilings, memory, was_read = column.ceilings, column.memory, column.was_read
-    base, stride, row, active = column.base, column.stride, column.row, column.active
+    ceilings, logits, was_read = search.ceilings, search.logits, search.was_read
+    row, active = search.row, search.active
     run_values, run_masses = np.empty(RUN * BLOCK, np.float32), np.empty(RUN * BLOCK, np.int64)
     first = 0
     while first < ceilings.size:
@@ -76,9 +76,9 @@ def _weigh_blocks(column, a, scale, top, level, masses, known):  # type: ignore[
         ):
             last += 1
         if last > first:
-            start, stop = first * BLOCK, min(last * BLOCK, column.size)
+            start, stop = first * BLOCK, min(last * BLOCK, search.size)
             values = run_values[: stop - start]
-            read_tokens(memory, base + start * stride, stride, values)
+            values[:] = logits[start:stop]
             if active:
                 adjust_block(values, start, row, a)
             weigh(values, scale, top, run_masses)
@@ -114,7 +114,7 @@ def _ranks_holding(ranks, masses, target):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def _tokens_holding(  # type: ignore[no-untyped-def]
-    column, a, scale, top, ranks, wanted, level, target
+    search, a, scale, top, ranks, wanted, level, target
 ):
     """The best tokens, which hold the target mass or else reach the level: ids, logits, masses.
 
@@ -124,7 +124,7 @@ def _tokens_holding(  # type: ignore[no-untyped-def]
         # A third of the blocks is as good as all: a second attempt would cost more.
         wanted = wanted + wanted // 2 + 8 if 3 * wanted < ranks.size else ranks.size
         own_level = greater(level_of_blocks(ranks, wanted), level)
-        ids, values = collect(column, a, own_level, ALL)
+        ids, values = collect(search, a, own_level, ALL)
         masses = np.empty(ids.size, np.int64)
         weigh(values, scale, top, masses)
         if own_level == level or _sum(masses) >= target:
@@ -143,23 +143,23 @@ def _last_equal(ids, values, value, count):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def draw_nucleus(column, a, controls):  # type: ignore[no-untyped-def]
-    """The token of a column with top-p alone, -1 where all are excluded."""
-    row = column.row
+def draw_nucleus(search, a, controls):  # type: ignore[no-untyped-def]
+    """The token of a row with top-p alone, -1 where all are excluded."""
+    row = search.row
     scale, top_p = controls.inverse_temperature[row], controls.top_p[row]
-    token, best = best_token(column, a)
+    token, best = best_token(search, a)
     if token < 0:
         return token
     top = np.float64(best) * scale
     lowest = least_logit(top - MASSLESS, scale)
-    ranks = ranks_of(column.ceilings)
+    ranks = ranks_of(search.ceilings)
     block_masses, known = np.empty(ranks.size, np.int64), np.empty(ranks.size, np.bool_)
-    _bound_masses(column.ceilings, scale, best, lowest, block_masses, known)
+    _bound_masses(search.ceilings, scale, best, lowest, block_masses, known)
     wanted = FIRST
     boundary, boundary_mass = np.empty(1, np.float32), np.empty(1, np.int64)
     while True:
         level = greater(level_of_blocks(ranks, wanted), lowest)
-        _weigh_blocks(column, a, scale, top, level, block_masses, known)
+        _weigh_blocks(search, a, scale, top, level, block_masses, known)
         total = _sum(block_masses)
         # The targets for the least and for the largest total there can be.
         least = target_mass(top_p, max(_known_sum(block_masses, known), 1))
@@ -173,7 +173,7 @@ def draw_nucleus(column, a, controls):  # type: ignore[no-untyped-def]
         # Both targets end at one token only if they differ by no more than the mass it can have.
         if most - least <= boundary_mass[0] + 1:
             ids, values, masses = _tokens_holding(
-                column, a, scale, top, ranks, count_reaching(ranks, low), level, most
+                search, a, scale, top, ranks, count_reaching(ranks, low), level, most
             )
             if _sum(masses) >= most:
                 end, ties, held = nucleus_end(values, masses, least)
@@ -182,7 +182,7 @@ def draw_nucleus(column, a, controls):  # type: ignore[no-untyped-def]
                     value = key_value(end)
                     last = _last_equal(ids, values, value, ties)
                     key, position = controls.key[row], controls.position[row]
-                    return draw_token(column, a, key, position, scale, value, last)
+                    return draw_token(search, a, key, position, scale, value, last)
         # What is left out then is likely to make no difference.
         enough, _ = _ranks_holding(ranks, block_masses, total - boundary_mass[0] // 4)
         wanted = max(2 * wanted, count_reaching(ranks, enough))

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 
 from lexshard.kernels.blocks import BLOCK
-from lexshard.kernels.draw import Controls
-from lexshard.kernels.draw.reference import draw
+from lexshard.kernels.draw.reference import Controls, draw
 from lexshard.kernels.penalties import Adjustments
 from lexshard.kernels.penalties.reference import adjust
 
 
+class Decided(NamedTuple):
+    """What deciding dense rows found."""
+
+    tokens: npt.NDArray[np.int64]  # [B], -1 where every token is excluded
+    visited: npt.NDArray[np.int64]  # [B] tokens outside the hot set whose logit was read
+
+
 def block_maxima(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    return np.maximum.reduceat(logits, np.arange(0, len(logits), BLOCK), axis=0)
+    return np.maximum.reduceat(logits, np.arange(0, logits.shape[1], BLOCK), axis=1)
 
 
 def decide_candidates(
@@ -31,11 +39,12 @@ def decide_dense(
     maxima: npt.NDArray[np.float32],
     controls: Controls,
     adjustments: Adjustments,
-    hot_ids: npt.NDArray[np.int32],
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    hot_ids: npt.NDArray[np.int32] | None = None,
+) -> Decided:
     """Reads everything: ``maxima`` and ``hot_ids`` do not matter."""
-    size, columns = logits.shape
-    ids = np.tile(np.arange(size, dtype=np.int32), columns)
-    offsets = np.arange(columns + 1, dtype=np.int64) * size
-    tokens = decide_candidates(ids, logits.T.ravel(), offsets, controls, adjustments)
-    return tokens, np.full(columns, size - len(hot_ids), np.int64)
+    rows, size = logits.shape
+    ids = np.tile(np.arange(size, dtype=np.int32), rows)
+    offsets = np.arange(rows + 1, dtype=np.int64) * size
+    tokens = decide_candidates(ids, logits.ravel(), offsets, controls, adjustments)
+    hot = 0 if hot_ids is None else len(hot_ids)
+    return Decided(tokens, np.full(rows, size - hot, np.int64))

@@ -1,4 +1,4 @@
-"""The tokens of a column that top-k and min-p can keep, found by ceilings of blocks.
+"""The tokens of a row that top-k and min-p can keep, found by ceilings of blocks.
 
 A level is an adjusted logit: all tokens that reach it are collected from the blocks whose ceiling
 does. Ceilings suggest a level that few blocks reach; where the tokens there are not enough, since
@@ -11,8 +11,16 @@ import numpy as np
 from numba import njit
 
 from lexshard.kernels.blocks import BLOCK
-from lexshard.kernels.decision.column import ALL, HOT, LOWEST, TAIL, least_logit, reaching, visit
 from lexshard.kernels.decision.maxima import greater, rank
+from lexshard.kernels.decision.row_search import (
+    ALL,
+    HOT,
+    LOWEST,
+    TAIL,
+    least_logit,
+    reaching,
+    visit,
+)
 from lexshard.kernels.decision.winner import best_token
 from lexshard.kernels.draw.cpu import draw_row
 from lexshard.kernels.search.selection import key_value, kth_largest_key, order_key
@@ -59,12 +67,12 @@ def level_of_blocks(ranks, wanted):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def collect(column, a, level, part):  # type: ignore[no-untyped-def]
+def collect(search, a, level, part):  # type: ignore[no-untyped-def]
     """The tokens of one part that reach the level, in order of id, and their adjusted logits."""
-    blocks = np.empty(column.ceilings.size, np.int64)
-    count = reaching(column.ceilings, level, blocks)
+    blocks = np.empty(search.ceilings.size, np.int64)
+    count = reaching(search.ceilings, level, blocks)
     ids, values = np.empty(count * BLOCK, np.int32), np.empty(count * BLOCK, np.float32)
-    found = visit(column, a, blocks, count, part, level, ids, values)
+    found = visit(search, a, blocks, count, part, level, ids, values)
     return ids[:found], values[:found]
 
 
@@ -93,38 +101,38 @@ def _kth_largest(values, k):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def _reach(column, a, level, k):  # type: ignore[no-untyped-def]
+def _reach(search, a, level, k):  # type: ignore[no-untyped-def]
     """All tokens that reach the level, sorted by id; with ``k``, all that can be among the k best
     of them."""
-    if column.hot_ids.size == 0 or k == 0:
-        return collect(column, a, level, ALL)
-    ids, values = collect(column, a, level, HOT)
+    if search.hot_ids.size == 0 or k == 0:
+        return collect(search, a, level, ALL)
+    ids, values = collect(search, a, level, HOT)
     if k <= ids.size:
         level = _kth_largest(values, k)
-    more_ids, more_values = collect(column, a, level, TAIL)
+    more_ids, more_values = collect(search, a, level, TAIL)
     return _merged(ids, values, more_ids, more_values)
 
 
 @njit(nogil=True, cache=True)
-def draw_truncated(column, a, controls):  # type: ignore[no-untyped-def]
-    """The token of a column with top-k or min-p (and perhaps top-p), -1 where all are excluded."""
-    row = column.row
+def draw_truncated(search, a, controls):  # type: ignore[no-untyped-def]
+    """The token of a row with top-k or min-p (and perhaps top-p), -1 where all are excluded."""
+    row = search.row
     k, log_min_p = controls.top_k[row], controls.log_min_p[row]
     lowest = LOWEST
     if log_min_p > -np.inf:
-        token, best = best_token(column, a)
+        token, best = best_token(search, a)
         if token < 0:
             return token
         scale = controls.inverse_temperature[row]
         lowest = least_logit(np.float64(best) * scale + log_min_p, scale)
     level = lowest
-    ranks = ranks_of(column.ceilings)
+    ranks = ranks_of(search.ceilings)
     # A few more blocks than tokens: some of the best may be lowered.
     wanted = k + k // 8 + 2
     while True:
         if k > 0:
             level = greater(level_of_blocks(ranks, wanted), lowest)
-        ids, values = _reach(column, a, level, k)
+        ids, values = _reach(search, a, level, k)
         if level == lowest or ids.size >= k:
             return draw_row(ids, values, controls, row)
         wanted += 2 * (k - ids.size) + wanted // 4

@@ -1,4 +1,4 @@
-"""The one best token of a column: by adjusted logit, or by logit over temperature plus noise."""
+"""The one best token of a row: by adjusted logit, or by logit over temperature plus noise."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import numpy as np
 from numba import njit
 
 from lexshard.kernels.blocks import BLOCK
-from lexshard.kernels.decision.column import ALL, LOWEST, least_logit, reaching, visit
 from lexshard.kernels.decision.maxima import greater, largest_rank, rank
+from lexshard.kernels.decision.row_search import ALL, LOWEST, least_logit, reaching, visit
 from lexshard.kernels.noise.cpu import block_draw, block_minimum, noise_ceiling, token_noise
 from lexshard.kernels.rounding import NOISE_ROUNDING
 
@@ -25,9 +25,9 @@ def _place_of(values, value):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def _best_of_block(column, a, blocks, index, ids, values, token, best):  # type: ignore[no-untyped-def]
+def _best_of_block(search, a, blocks, index, ids, values, token, best):  # type: ignore[no-untyped-def]
     """The better of (token, best) and the tokens of the block ``blocks[index]``."""
-    count = visit(column, a, blocks[index:], 1, ALL, best, ids, values)
+    count = visit(search, a, blocks[index:], 1, ALL, best, ids, values)
     for place in range(count):
         # Nothing excluded is here: the first mark is the lowest logit there is.
         candidate = np.int64(ids[place])
@@ -38,9 +38,9 @@ def _best_of_block(column, a, blocks, index, ids, values, token, best):  # type:
 
 
 @njit(nogil=True, cache=True)
-def best_token(column, a):  # type: ignore[no-untyped-def]
+def best_token(search, a):  # type: ignore[no-untyped-def]
     """The token with the largest adjusted logit and that logit; -1 where all are excluded."""
-    ceilings = column.ceilings
+    ceilings = search.ceilings
     token, best = -1, LOWEST
     highest = np.int32(rank(largest_rank(ceilings.view(np.int32)))).view(np.float32)
     if highest < LOWEST:
@@ -49,11 +49,11 @@ def best_token(column, a):  # type: ignore[no-untyped-def]
     blocks = np.empty(ceilings.size, np.int64)
     # The likeliest block sets a high mark, which most of the others cannot reach.
     likely = blocks[0] = _place_of(ceilings, highest)
-    token, best = _best_of_block(column, a, blocks, 0, ids, values, token, best)
+    token, best = _best_of_block(search, a, blocks, 0, ids, values, token, best)
     for index in range(reaching(ceilings, best, blocks)):
         block = blocks[index]
         if ceilings[block] >= best and block != likely:
-            token, best = _best_of_block(column, a, blocks, index, ids, values, token, best)
+            token, best = _best_of_block(search, a, blocks, index, ids, values, token, best)
     return token, best
 
 
@@ -76,7 +76,7 @@ def _largest_bound(bounds):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def _draw_block(  # type: ignore[no-untyped-def]
-    column, a, blocks, index, key, position, scale, least, last, ids, values, token, best
+    search, a, blocks, index, key, position, scale, least, last, ids, values, token, best
 ):
     """The better of (token, best) and the scores of the tokens of the block ``blocks[index]``."""
     block = blocks[index]
@@ -84,7 +84,7 @@ def _draw_block(  # type: ignore[no-untyped-def]
     smallest = block_minimum(uniform)
     highest_noise = -math.log(smallest) + NOISE_ROUNDING
     level = greater(least_logit(best - highest_noise, scale), least)
-    count = visit(column, a, blocks[index:], 1, ALL, level, ids, values)
+    count = visit(search, a, blocks[index:], 1, ALL, level, ids, values)
     for place in range(count):
         candidate, scaled = np.int64(ids[place]), np.float64(values[place]) * scale
         kept = values[place] > least or candidate <= last
@@ -98,12 +98,12 @@ def _draw_block(  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def draw_token(column, a, key, position, scale, least, last):  # type: ignore[no-untyped-def]
+def draw_token(search, a, key, position, scale, least, last):  # type: ignore[no-untyped-def]
     """The token with the largest ``l scale + noise``, -1 where all are excluded.
 
     Only tokens above the logit ``least`` count, and those that equal it up to the id ``last``.
     """
-    ceilings = column.ceilings
+    ceilings = search.ceilings
     token, best = -1, -np.inf
     bounds = np.empty(ceilings.size, np.float64)
     _bounds(ceilings, key, position, scale, bounds)
@@ -114,13 +114,13 @@ def draw_token(column, a, key, position, scale, least, last):  # type: ignore[no
     blocks = np.empty(bounds.size, np.int64)
     likely = blocks[0] = _place_of(bounds, highest)
     token, best = _draw_block(
-        column, a, blocks, 0, key, position, scale, least, last, ids, values, token, best
+        search, a, blocks, 0, key, position, scale, least, last, ids, values, token, best
     )
     for index in range(reaching(bounds, best, blocks)):
         block = blocks[index]
         if bounds[block] >= best and block != likely and ceilings[block] >= least:
             token, best = _draw_block(
-                column,
+                search,
                 a,
                 blocks,
                 index,

@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
-from lexshard.kernels.draft import cpu, reference
+from lexshard.kernels.draft import cpu
 from lexshard.kernels.draft.checks import check_head
 from lexshard.kernels.draft.types import Drafted, DraftHead, PendingTokens, Router
 from lexshard.kernels.llama import LlamaStack
 
-Implementation = Literal["reference", "cpu"]
-
 __all__ = ["DraftHead", "Drafted", "PendingTokens", "Router", "check_head", "draft"]
 
 
-def draft(
-    stack: LlamaStack,
-    head: DraftHead,
-    pending: PendingTokens,
-    *,
-    implementation: Implementation | None = None,
-) -> Drafted:
+def draft(stack: LlamaStack, head: DraftHead, pending: PendingTokens) -> Drafted:
     """Put pending tokens into the draft model's cache and guess what follows them.
 
     Draft step ``t`` of a sequence puts its last pending token in (``t = 0``) or its guess before,
@@ -37,7 +27,6 @@ def draft(
 
     On the CPU a sequence's guesses are those that it gets alone, bit for bit. Keys and values of
     the tokens put in are written to the cache: all pending ones and all guesses but the last.
-    Raises ValueError where ``pending`` is not as said (the reference takes your word for it).
+    Raises ValueError where ``pending`` is not as said.
     """
-    module = reference if implementation == "reference" else cpu
-    return module.draft(stack, head, pending)
+    return cpu.draft(stack, head, pending)

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lexshard.kernels.draft.types import Drafted, DraftHead, PendingTokens, Router
-from lexshard.kernels.draw import Controls, draw
+from lexshard.kernels.draw.reference import Controls, draw
 from lexshard.kernels.linear import PackedWeight, unpack
 from lexshard.kernels.linear.tile import PANEL
 from lexshard.kernels.llama import LlamaStack
@@ -52,7 +52,7 @@ def draft(stack: LlamaStack, head: DraftHead, pending: PendingTokens) -> Drafted
                 np.array([position], np.uint64),
             )
             ids, ends = head.ids[places], np.array([0, len(places)])
-            token = int(draw(ids, logits, ends, controls, implementation="reference")[0])
+            token = int(draw(ids, logits, ends, controls)[0])
             if pending.record:
                 kept = _kept(logits, controls)
                 recorded[sequence, step, places[kept]] = logits[kept]

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import numpy as np
 import numpy.typing as npt
 
-from lexshard.kernels.draw import cpu, reference
+from lexshard.kernels.draw import cpu
 from lexshard.kernels.draw.reference import Controls
-
-Implementation = Literal["reference", "cpu"]
 
 __all__ = ["Controls", "draw"]
 
@@ -20,8 +16,6 @@ def draw(
     logits: npt.NDArray[np.float32],
     offsets: npt.NDArray[np.int64],
     controls: Controls,
-    *,
-    implementation: Implementation | None = None,
 ) -> npt.NDArray[np.int64]:
     """The token id drawn in each row [N], or -1 where every token is excluded.
 
@@ -30,5 +24,4 @@ def draw(
     tokens that `kernels.truncate` keeps, the largest ``f64(l) * f64(inverse_temperature) +
     f64(g)`` with the noise ``g`` of `kernels.noise`. Ties go to the lower id.
     """
-    module = reference if implementation == "reference" else cpu
-    return module.draw(ids, logits, offsets, controls)
+    return cpu.draw(ids, logits, offsets, controls)

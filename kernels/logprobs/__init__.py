@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import numpy as np
 import numpy.typing as npt
 
-from lexshard.kernels.logprobs import cpu, reference
+from lexshard.kernels.blocks import blocks_of
+from lexshard.kernels.logprobs import cpu
 from lexshard.kernels.logprobs.reference import RowScores
-
-Implementation = Literal["reference", "cpu"]
 
 __all__ = ["RowScores", "score_rows"]
 
 
 def score_rows(
-    logits: npt.NDArray[np.float32],
-    token_ids: npt.NDArray[np.int64],
-    count: int,
-    *,
-    implementation: Implementation | None = None,
+    logits: npt.NDArray[np.float32], token_ids: npt.NDArray[np.int64], count: int
 ) -> RowScores:
     """Scores of token ``token_ids`` [N] and of the ``count`` best tokens of every row of
     ``logits`` [N, V] fp32 without NaN.
@@ -36,5 +29,7 @@ def score_rows(
         )
     if logits.dtype != np.float32:
         raise ValueError("fp32 expected: convert before scoring rows")
-    module = reference if implementation == "reference" else cpu
-    return module.score_rows(np.ascontiguousarray(logits), token_ids, min(count, logits.shape[1]))
+    size = logits.shape[1]
+    maxima = np.empty(blocks_of(size), np.float32)
+    found = cpu.score_rows(np.ascontiguousarray(logits), token_ids, min(count, size), maxima)
+    return RowScores(*found)

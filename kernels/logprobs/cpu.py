@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import numpy.typing as npt
 from numba import njit
 
-from lexshard.kernels.blocks import BLOCK, blocks_of
+from lexshard.kernels.blocks import BLOCK
 from lexshard.kernels.exponential.double_precision import exponential
-from lexshard.kernels.logprobs.reference import RowScores
 from lexshard.kernels.penalties.cpu import MINUS_INFINITY
 
 
@@ -83,7 +81,7 @@ def _log_normalizer(row, largest, weights):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def _score_rows(logits, token_ids, count, maxima):  # type: ignore[no-untyped-def]
+def score_rows(logits, token_ids, count, maxima):  # type: ignore[no-untyped-def]
     rows, size = logits.shape
     logprob = np.empty(rows, np.float64)
     rank = np.empty(rows, np.int64)
@@ -102,10 +100,3 @@ def _score_rows(logits, token_ids, count, maxima):  # type: ignore[no-untyped-de
             for place in range(count):
                 logprobs[row, place] = np.float64(values[place]) - normalizer
     return logprob, rank, ids, logprobs
-
-
-def score_rows(
-    logits: npt.NDArray[np.float32], token_ids: npt.NDArray[np.int64], count: int
-) -> RowScores:
-    maxima = np.empty(blocks_of(logits.shape[1]), np.float32)
-    return RowScores(*_score_rows(logits, token_ids, count, maxima))

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lexshard.kernels.exponential.double_precision import exponential_array
-from lexshard.kernels.truncate import best_ids
+from lexshard.kernels.truncate.reference import best_ids
 
 
 class RowScores(NamedTuple):
@@ -42,7 +42,7 @@ def score_rows(
     )
     for row, token_id in enumerate(token_ids):
         own = logits[row]
-        best = best_ids(own, count, implementation="reference")
+        best = best_ids(own, count)
         normalizer = log_normalizer(own)
         with np.errstate(invalid="ignore"):  # inf - inf, which is not a number
             scores.logprob[row] = own[token_id].astype(np.float64) - normalizer

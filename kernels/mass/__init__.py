@@ -8,30 +8,27 @@ who hold a part of the row. `adjusted_bounds` gives the bounds themselves.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from lexshard.kernels.mass import cpu, reference
-from lexshard.kernels.mass.reference import Outline, OutsideMass
+from lexshard.kernels.mass import cpu
+from lexshard.kernels.mass.reference import BINS, Outline, OutsideMass
 from lexshard.kernels.penalties import Adjustments
 from lexshard.kernels.search import Estimates, Needs
-
-Implementation = Literal["reference", "cpu"]
 
 __all__ = ["Outline", "OutsideMass", "adjusted_bounds", "outline", "outside_mass", "plan"]
 
 
 def adjusted_bounds(
-    estimates: Estimates,
-    vocabulary_size: int,
-    adjustments: Adjustments,
-    *,
-    implementation: Implementation | None = None,
+    estimates: Estimates, vocabulary_size: int, adjustments: Adjustments
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
     """Lower and upper bounds [V] of the adjusted logits of one row, rounded outward."""
-    return _module(implementation).adjusted_bounds(estimates, vocabulary_size, adjustments)
+    lower, upper = (np.empty(vocabulary_size, np.float32) for _ in range(2))
+    bounds = (estimates.values, estimates.row_slack, estimates.hidden_slack, adjustments, 0)
+    cpu.write_bounds(*bounds, 1, lower)
+    cpu.write_bounds(*bounds, 0, upper)
+    return lower, upper
 
 
 def outside_mass(
@@ -41,34 +38,31 @@ def outside_mass(
     adjustments: Adjustments,
     ids: npt.NDArray[np.int32],
     offsets: npt.NDArray[np.int64],
-    *,
-    implementation: Implementation | None = None,
 ) -> OutsideMass:
     """Bounds on the tempered mass of all tokens but a row's ``ids`` (ragged, as elsewhere)."""
-    module = _module(implementation)
-    return module.outside_mass(estimates, vocabulary_size, needs, adjustments, ids, offsets)
+    bounds = (estimates.values, estimates.row_slack, estimates.hidden_slack)
+    found = cpu.outside_mass(*bounds, vocabulary_size, needs, adjustments, ids, offsets)
+    return OutsideMass(*found)
 
 
 def outline(
-    estimates: Estimates,
-    vocabulary_size: int,
-    needs: Needs,
-    adjustments: Adjustments,
-    *,
-    implementation: Implementation | None = None,
+    estimates: Estimates, vocabulary_size: int, needs: Needs, adjustments: Adjustments
 ) -> list[Outline | None]:
     """Where the tokens of every row lie; None where estimates are too large to tell."""
-    module = _module(implementation)
-    return module.outline(estimates, vocabulary_size, needs, adjustments)
+    counts, errors = np.empty(BINS, np.int32), np.empty(BINS, np.float64)
+    bounds = (estimates.values, estimates.row_slack, estimates.hidden_slack)
+    result: list[Outline | None] = []
+    for row, scale in enumerate(needs.inverse_temperature):
+        top, known, last, widest = cpu.outline_row(
+            *bounds, vocabulary_size, scale, adjustments, row, counts, errors
+        )
+        own = slice(last + 1)
+        found = Outline(top, counts[own].copy(), errors[own].astype(np.float32), widest)
+        result.append(found if known else None)
+    return result
 
 
-def plan(
-    outlines: Sequence[Outline],
-    top_p: float,
-    epsilon: float,
-    *,
-    implementation: Implementation | None = None,
-) -> tuple[int, int]:
+def plan(outlines: Sequence[Outline], top_p: float, epsilon: float) -> tuple[int, int]:
     """Which tokens of one row to compute exactly, so that a certificate is likely: those in the
     bin that is returned or above, and how many they are.
 
@@ -78,8 +72,15 @@ def plan(
     the mass of the nucleus' last token. A guess from estimates: what it leads to is certified
     afterwards.
     """
-    return _module(implementation).plan(outlines, top_p, epsilon)
-
-
-def _module(implementation: Implementation | None) -> Any:
-    return reference if implementation == "reference" else cpu
+    top = max(each.top for each in outlines)
+    counts, errors = np.zeros(BINS, np.int64), np.zeros(BINS, np.float64)
+    for each in outlines:
+        first = top - each.top
+        own = slice(first, first + len(each.counts))
+        counts[own] += each.counts[: max(BINS - first, 0)]
+        errors[own] += each.errors[: max(BINS - first, 0)]
+    if epsilon > 0.0:
+        last = cpu.plan_epsilon(counts, errors, epsilon)
+    else:
+        last = cpu.plan_nucleus(counts, errors, max(each.widest for each in outlines), top_p)
+    return top - last, int(counts[: last + 1].sum())

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 from numba import njit
 
 from lexshard.kernels.exponential.double_precision import exponential
@@ -16,12 +14,8 @@ from lexshard.kernels.mass.reference import (
     CONFIDENCE,
     LARGEST_PLACE,
     MASS_MARGIN,
-    Outline,
-    OutsideMass,
 )
-from lexshard.kernels.penalties import Adjustments
 from lexshard.kernels.penalties.cpu import MINUS_INFINITY, adjust_block
-from lexshard.kernels.search import Estimates, Needs
 from lexshard.kernels.search.blocks import slack_factors, upper_bounds
 
 
@@ -36,7 +30,7 @@ def _lower_bounds(values, row_slack, hidden_slack, lower):  # type: ignore[no-un
 
 
 @njit(nogil=True, cache=True)
-def _write_bounds(values, row_slack, hidden_slack, adjustments, row, side, bounds):  # type: ignore[no-untyped-def]
+def write_bounds(values, row_slack, hidden_slack, adjustments, row, side, bounds):  # type: ignore[no-untyped-def]
     """The adjusted bounds of a row from above (``side`` 0) or from below."""
     if side == 0:
         upper_bounds(values[row], row_slack, slack_factors(hidden_slack[row]), 0, bounds)
@@ -64,7 +58,7 @@ def _log_sum(values, scale, weights):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def _outside_mass(  # type: ignore[no-untyped-def]
+def outside_mass(  # type: ignore[no-untyped-def]
     values, row_slack, hidden_slack, size, needs, adjustments, ids, offsets
 ):
     rows = values.shape[0]
@@ -74,7 +68,7 @@ def _outside_mass(  # type: ignore[no-untyped-def]
     for row in range(rows):
         scale = needs.inverse_temperature[row]
         for side in range(2):
-            _write_bounds(values, row_slack, hidden_slack, adjustments, row, side, bounds)
+            write_bounds(values, row_slack, hidden_slack, adjustments, row, side, bounds)
             for index in range(offsets[row], offsets[row + 1]):
                 bounds[ids[index]] = MINUS_INFINITY
             log_sum, largest = _log_sum(bounds, scale, weights)
@@ -121,7 +115,7 @@ def _outline(values, row_slack, hidden_slack, scale, counts, errors):  # type: i
 
 
 @njit(nogil=True, cache=True)
-def _outline_row(  # type: ignore[no-untyped-def]
+def outline_row(  # type: ignore[no-untyped-def]
     values, row_slack, hidden_slack, size, scale, adjustments, row, counts, errors
 ):
     work = values[row, :size].copy()
@@ -131,7 +125,7 @@ def _outline_row(  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def _plan_nucleus(counts, errors, widest, top_p):  # type: ignore[no-untyped-def]
+def plan_nucleus(counts, errors, widest, top_p):  # type: ignore[no-untyped-def]
     total = 0.0
     left = 0.0
     for place in range(BINS):
@@ -152,7 +146,7 @@ def _plan_nucleus(counts, errors, widest, top_p):  # type: ignore[no-untyped-def
 
 
 @njit(nogil=True, cache=True)
-def _plan_epsilon(counts, errors, epsilon):  # type: ignore[no-untyped-def]
+def plan_epsilon(counts, errors, epsilon):  # type: ignore[no-untyped-def]
     total = 0.0
     uncertain = 0.0
     for place in range(BINS):
@@ -167,56 +161,3 @@ def _plan_epsilon(counts, errors, epsilon):  # type: ignore[no-untyped-def]
         if left + uncertain < 0.9 * epsilon * total:
             return place
     return BINS - 1
-
-
-def adjusted_bounds(
-    estimates: Estimates, vocabulary_size: int, adjustments: Adjustments
-) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    lower, upper = (np.empty(vocabulary_size, np.float32) for _ in range(2))
-    bounds = (estimates.values, estimates.row_slack, estimates.hidden_slack, adjustments, 0)
-    _write_bounds(*bounds, 1, lower)
-    _write_bounds(*bounds, 0, upper)
-    return lower, upper
-
-
-def outside_mass(
-    estimates: Estimates,
-    vocabulary_size: int,
-    needs: Needs,
-    adjustments: Adjustments,
-    ids: npt.NDArray[np.int32],
-    offsets: npt.NDArray[np.int64],
-) -> OutsideMass:
-    bounds = (estimates.values, estimates.row_slack, estimates.hidden_slack)
-    return OutsideMass(*_outside_mass(*bounds, vocabulary_size, needs, adjustments, ids, offsets))
-
-
-def outline(
-    estimates: Estimates, vocabulary_size: int, needs: Needs, adjustments: Adjustments
-) -> list[Outline | None]:
-    counts, errors = np.empty(BINS, np.int32), np.empty(BINS, np.float64)
-    bounds = (estimates.values, estimates.row_slack, estimates.hidden_slack)
-    result: list[Outline | None] = []
-    for row, scale in enumerate(needs.inverse_temperature):
-        top, known, last, widest = _outline_row(
-            *bounds, vocabulary_size, scale, adjustments, row, counts, errors
-        )
-        own = slice(last + 1)
-        found = Outline(top, counts[own].copy(), errors[own].astype(np.float32), widest)
-        result.append(found if known else None)
-    return result
-
-
-def plan(outlines: Sequence[Outline], top_p: float, epsilon: float) -> tuple[int, int]:
-    top = max(each.top for each in outlines)
-    counts, errors = np.zeros(BINS, np.int64), np.zeros(BINS, np.float64)
-    for each in outlines:
-        first = top - each.top
-        own = slice(first, first + len(each.counts))
-        counts[own] += each.counts[: max(BINS - first, 0)]
-        errors[own] += each.errors[: max(BINS - first, 0)]
-    if epsilon > 0.0:
-        last = _plan_epsilon(counts, errors, epsilon)
-    else:
-        last = _plan_nucleus(counts, errors, max(each.widest for each in outlines), top_p)
-    return top - last, int(counts[: last + 1].sum())

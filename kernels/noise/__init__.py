@@ -6,54 +6,30 @@ here, so that the same seed gives the same token everywhere. `reference.py` stat
 
 from __future__ import annotations
 
-from typing import Any, Literal
-
 import numpy as np
 import numpy.typing as npt
 
-from lexshard.kernels.noise import cpu, reference
-
-Implementation = Literal["reference", "cpu", "triton"]
+from lexshard.kernels.noise import cpu
 
 
-def gumbel_noise(
-    key: int,
-    position: int,
-    ids: Any,
-    *,
-    implementation: Implementation | None = None,
-) -> Any:
+def gumbel_noise(key: int, position: int, ids: npt.NDArray[np.integer]) -> npt.NDArray[np.float32]:
     """Standard Gumbel noise of the given token ids, fp32, any order, repeats allowed.
 
     ``key`` is a 64-bit unsigned integer, ``position`` the index of the token being drawn in
-    prompt + output, ``ids`` an integer array (numpy, or a torch tensor on a CUDA device, where
-    the result stays on that device). Raises `ValueError` where key, position or an id is out of
-    range (64 unsigned bits, 32 unsigned bits, not negative).
+    prompt + output. Raises `ValueError` where key, position or an id is out of range (64 unsigned
+    bits, 32 unsigned bits, not negative).
     """
     _check(key, position)
-    chosen = implementation or ("triton" if getattr(ids, "is_cuda", False) else "cpu")
-    if chosen == "triton":
-        from lexshard.kernels.noise import triton_kernel
-
-        return triton_kernel.gumbel_noise(key, position, ids)
     array = np.asarray(ids)
     if array.size and int(array.min()) < 0:
         raise ValueError("token ids must not be negative")
-    module = reference if chosen == "reference" else cpu
-    return module.gumbel_noise(key, position, array)
+    return cpu.gumbel_noise(key, position, array)
 
 
-def gumbel_row(
-    key: int,
-    position: int,
-    vocabulary_size: int,
-    *,
-    implementation: Implementation | None = None,
-) -> npt.NDArray[np.float32]:
+def gumbel_row(key: int, position: int, vocabulary_size: int) -> npt.NDArray[np.float32]:
     """`gumbel_noise` of the ids 0 .. vocabulary_size - 1, one philox pass per block of 64."""
     _check(key, position)
-    module = reference if implementation == "reference" else cpu
-    return module.gumbel_row(key, position, vocabulary_size)
+    return cpu.gumbel_row(key, position, vocabulary_size)
 
 
 def _check(key: int, position: int) -> None:

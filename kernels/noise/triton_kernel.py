@@ -1,8 +1,7 @@
-"""The draw in Triton: float64 throughout, without fused multiply-adds, one program per 256 ids."""
+"""The draw in Triton, for other kernels: float64 throughout, without fused multiply-adds."""
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 
@@ -72,33 +71,3 @@ def gumbel_in_block(ids, smallest, winner, key_low, key_high, position):  # type
         (tokens & _OFFSET_MASK) == winner, smallest, smallest - tl.log(1.0 - fresh)
     )
     return (-tl.log(exponential)).to(tl.float32)
-
-
-@triton.jit
-def _kernel(ids, result, count, key_low, key_high, position, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
-    index = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
-    inside = index < count
-    tokens = tl.load(ids + index, mask=inside, other=0)
-    noise = gumbel_of(tokens, tl.load(key_low), tl.load(key_high), tl.load(position))
-    tl.store(result + index, noise, mask=inside)
-
-
-def gumbel_noise(key: int, position: int, ids: torch.Tensor) -> torch.Tensor:
-    """``ids`` is an integer tensor; the result has its shape and device."""
-    tokens = ids.to(torch.int64).contiguous()
-    # Words travel as a tensor: scalar arguments would be specialised (and recompiled) by value.
-    words = torch.tensor([key & 0xFFFFFFFF, key >> 32, position], device=ids.device)
-    result = torch.empty(tokens.shape, dtype=torch.float32, device=ids.device)
-    count = tokens.numel()
-    grid = (triton.cdiv(count, 256),)
-    _kernel[grid](
-        tokens,
-        result,
-        count,
-        words[0:],
-        words[1:],
-        words[2:],
-        SIZE=256,
-        enable_fp_fusion=False,
-    )
-    return result

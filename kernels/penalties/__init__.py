@@ -6,15 +6,11 @@ the same function, applied to bounds of a logit, gives bounds of the adjusted lo
 
 from __future__ import annotations
 
-from typing import Literal
-
 import numpy as np
 import numpy.typing as npt
 
-from lexshard.kernels.penalties import cpu, reference
+from lexshard.kernels.penalties import cpu
 from lexshard.kernels.penalties.reference import Adjustments
-
-Implementation = Literal["reference", "cpu"]
 
 __all__ = ["Adjustments", "adjust", "select_row", "select_rows"]
 
@@ -24,8 +20,6 @@ def adjust(
     logits: npt.NDArray[np.float32],
     offsets: npt.NDArray[np.int64],
     adjustments: Adjustments,
-    *,
-    implementation: Implementation | None = None,
 ) -> npt.NDArray[np.float32]:
     """Adjusted logits [total] of ragged candidates: row ``r`` owns ``offsets[r]:offsets[r + 1]``.
 
@@ -34,8 +28,7 @@ def adjust(
     for seen ids ``l / repetition`` if ``l > 0`` else ``l * repetition``; for ids in the output
     ``l - frequency * count``, then ``l - presence``.
     """
-    module = reference if implementation == "reference" else cpu
-    return module.adjust(ids, logits, offsets, adjustments)
+    return cpu.adjust(ids, logits, offsets, adjustments)
 
 
 def select_rows(adjustments: Adjustments, first: int, last: int) -> Adjustments:

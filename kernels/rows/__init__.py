@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from lexshard.kernels.rows import cpu, reference
+from lexshard.kernels.rows import cpu
 from lexshard.kernels.rows.postprocess import postprocess
-
-Implementation = Literal["reference", "cpu", "triton"]
 
 __all__ = ["as_array", "canonical_logits", "postprocess"]
 
@@ -21,9 +19,7 @@ def canonical_logits(
     weight: npt.NDArray[Any] | torch.Tensor,
     ids: npt.NDArray[np.int32] | torch.Tensor | None = None,
     offsets: npt.NDArray[np.int64] | torch.Tensor | None = None,
-    *,
-    implementation: Implementation | None = None,
-) -> Any:
+) -> npt.NDArray[np.float32]:
     """``fp32(<weight_i, hidden_r>)``, summed in float64 over 16 lanes and a fixed tree.
 
     Lane ``j`` sums columns ``j, j + 16, ...`` in order; then lanes ``j`` and ``j + 8`` are added,
@@ -33,7 +29,7 @@ def canonical_logits(
     ``hidden`` [N, d] fp32. ``weight`` [V, d] fp32 or bf16 (a torch tensor, or numpy ``uint16``
     with the bf16 bits). With ``ids`` [total] and ``offsets`` [N + 1], row ``r`` of ``hidden``
     meets ``ids[offsets[r]:offsets[r + 1]]`` and the result is [total]; without them the result is
-    [N, V]. CPU tensors and arrays give a numpy array, CUDA tensors a tensor on their device.
+    [N, V]. For tensors on a GPU see `kernels.rows.triton_kernel`.
     Raises `ValueError` on shapes or types that do not fit.
     """
     if (ids is None) != (offsets is None):
@@ -43,15 +39,7 @@ def canonical_logits(
             f"hidden [N, d] and weight [V, d] expected, got {tuple(hidden.shape)} and "
             f"{tuple(weight.shape)}"
         )
-    chosen = implementation or ("triton" if getattr(weight, "is_cuda", False) else "cpu")
-    if chosen == "triton":
-        from lexshard.kernels.rows import triton_kernel
-
-        return triton_kernel.canonical_logits(
-            _as_tensor(hidden), _as_tensor(weight), _as_tensor(ids), _as_tensor(offsets)
-        )
-    module = reference if chosen == "reference" else cpu
-    return module.canonical_logits(
+    return cpu.canonical_logits(
         np.ascontiguousarray(as_array(hidden), np.float32),
         np.ascontiguousarray(as_array(weight)),
         None if ids is None else np.ascontiguousarray(as_array(ids), np.int32),
@@ -74,10 +62,3 @@ def as_array(values: Any) -> npt.NDArray[Any]:
     if array.dtype.kind == "f" and array.dtype != np.float32:
         raise ValueError(f"fp32 or bf16 expected, got {array.dtype}: convert it first")
     return array
-
-
-def _as_tensor(values: Any) -> Any:
-    if values is None or isinstance(values, torch.Tensor):
-        return values
-    tensor = torch.from_numpy(np.ascontiguousarray(values))
-    return tensor.view(torch.bfloat16) if tensor.dtype == torch.uint16 else tensor

@@ -13,8 +13,8 @@ LANES = 16
 def canonical_logits(
     hidden: npt.NDArray[np.float32],
     weight: npt.NDArray[Any],
-    ids: npt.NDArray[np.int32] | None,
-    offsets: npt.NDArray[np.int64] | None,
+    ids: npt.NDArray[np.int32] | None = None,
+    offsets: npt.NDArray[np.int64] | None = None,
 ) -> npt.NDArray[np.float32]:
     if weight.dtype == np.uint16:
         weight = (weight.astype(np.uint32) << 16).view(np.float32)

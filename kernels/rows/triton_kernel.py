@@ -78,19 +78,16 @@ def _kernel(  # type: ignore[no-untyped-def]
     starts,
     counts,
     result,
-    largest_count,
-    FIXED: tl.constexpr,
     TOKENS: tl.constexpr,
     UNROLL: tl.constexpr,
 ):
-    """Row ``r`` meets its first ``min(counts[r], largest_count)`` tokens from ``starts[r]`` on, or,
-    where the lists are FIXED, from ``r largest_count`` on.
+    """Row ``r`` meets ``counts[r]`` tokens from ``starts[r]`` on.
 
     The programs of a row take its tiles in turn, so any number of them finishes any count.
     """
     row = tl.program_id(1).to(tl.int64)
-    count = tl.minimum(tl.load(counts + row), largest_count)
-    start = row * largest_count if FIXED else tl.load(starts + row)
+    count = tl.load(counts + row)
+    start = tl.load(starts + row)
     for first in range(tl.program_id(0) * TOKENS, count, tl.num_programs(0) * TOKENS):
         index = first + tl.arange(0, TOKENS)
         inside = index < count
@@ -155,8 +152,8 @@ def gathering(columns: int) -> dict[str, int]:
 def canonical_logits(
     hidden: torch.Tensor,
     weight: torch.Tensor,
-    ids: torch.Tensor | None,
-    offsets: torch.Tensor | None,
+    ids: torch.Tensor | None = None,
+    offsets: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """See `kernels.rows.canonical_logits`. With ids the device is waited for once."""
     rows, columns = hidden.shape
@@ -171,8 +168,8 @@ def canonical_logits(
     longest = int(counts.max()) if rows else 0
     if result.numel():
         grid = (triton.cdiv(longest, GATHERED_TOKENS), rows)
-        lists = (ids, starts, counts, result, longest)
-        _kernel[grid](factors, *lists, FIXED=False, **gathering(columns), enable_fp_fusion=True)
+        lists = (ids, starts, counts, result)
+        _kernel[grid](factors, *lists, **gathering(columns), enable_fp_fusion=True)
     return result
 
 
@@ -195,24 +192,3 @@ def _every_logit(factors: Factors) -> torch.Tensor:
         enable_fp_fusion=True,
     )
     return result
-
-
-def gather_logits(
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    ids: torch.Tensor,
-    counts: torch.Tensor,
-    result: torch.Tensor,
-) -> None:
-    """Canonical logits into buffers of fixed size, without waiting for the device.
-
-    Row ``r`` of ``hidden`` [N, d] fp32 meets ``ids[r, :counts[r]]`` of ``ids`` [N, C] int32, with
-    counts [N] int32 above C taken as C; ``result`` [N, C] fp32 is written as far. All contiguous
-    and on the device of ``weight`` [V, d].
-    """
-    rows, columns = hidden.shape
-    room = ids.shape[1]
-    lists = (ids, counts, counts, result, room)
-    _kernel[(gathering_programs(room, rows), rows)](
-        Factors.of(hidden, weight), *lists, FIXED=True, **gathering(columns), enable_fp_fusion=True
-    )

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
-
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from lexshard.kernels.quantize.tiers import Int4Tier, Tier
-from lexshard.kernels.screen import reference
+from lexshard.kernels.screen import cpu
 from lexshard.kernels.screen.types import HiddenBits, QuantizedHidden, Screened
-
-Implementation = Literal["reference", "cpu"]
 
 __all__ = ["Screened", "refine", "screen"]
 
@@ -21,7 +17,6 @@ def screen(
     hidden: npt.NDArray[np.float32] | torch.Tensor,
     tier: Tier,
     *,
-    implementation: Implementation | None = None,
     hidden_bits: HiddenBits | None = None,
 ) -> Screened:
     """Estimates of ``<W_i, h_n>`` for ``hidden`` [N, d] fp32 and all rows of ``tier``.
@@ -40,8 +35,8 @@ def screen(
     Raises ValueError for shapes that do not fit, for NaN or infinity, and for 8 ``hidden_bits``
     of a tier that is not int8.
     """
-    quantized = _quantized(hidden, tier, implementation, hidden_bits)
-    estimate = _module(implementation).screen(quantized, tier)
+    quantized = _quantized(hidden, tier, hidden_bits)
+    estimate = cpu.screen(quantized, tier)
     return Screened(estimate, tier.row_slack, quantized.hidden_slack)
 
 
@@ -50,32 +45,21 @@ def refine(
     tier: Int4Tier,
     ids: npt.NDArray[np.int32],
     offsets: npt.NDArray[np.int64],
-    *,
-    implementation: Implementation | None = None,
 ) -> Screened:
     """Better estimates for a few rows, from both nibble planes.
 
     Row ``n`` of ``hidden`` [N, d] meets ``ids[offsets[n]:offsets[n + 1]]``; ``estimate`` is flat,
     [len(ids)]. ``row_slack`` [2, V] still belongs to all rows. Raises as `screen` does.
     """
-    quantized = _quantized(hidden, tier, implementation)
+    quantized = _quantized(hidden, tier)
     ids, offsets = np.ascontiguousarray(ids, np.int32), np.ascontiguousarray(offsets, np.int64)
-    estimate = _module(implementation).refine(quantized, tier, ids, offsets)
+    estimate = cpu.refine(quantized, tier, ids, offsets)
     return Screened(estimate, tier.fine_row_slack, quantized.hidden_slack)
-
-
-def _module(implementation: Implementation | None) -> Any:
-    if implementation == "reference":
-        return reference
-    from lexshard.kernels.screen import cpu  # numba compiles on first use; keep the import cheap
-
-    return cpu
 
 
 def _quantized(
     hidden: npt.NDArray[np.float32] | torch.Tensor,
     tier: Tier,
-    implementation: Implementation | None,
     hidden_bits: HiddenBits | None = None,
 ) -> QuantizedHidden:
     fits = hidden.ndim == 2 and hidden.shape[1] == tier.columns
@@ -84,5 +68,4 @@ def _quantized(
             f"hidden [N, {tier.columns}] in fp32 expected, got {tuple(hidden.shape)} {hidden.dtype}"
         )
     array = hidden.detach().numpy() if isinstance(hidden, torch.Tensor) else hidden
-    quantized: QuantizedHidden = _module(implementation).quantize_hidden(array, tier, hidden_bits)
-    return quantized
+    return cpu.quantize_hidden(array, tier, hidden_bits)

@@ -12,14 +12,14 @@ can share thresholds before the last:
 
 from __future__ import annotations
 
-from typing import Any, Literal
-
 import numpy as np
 import numpy.typing as npt
 
+import lexshard.kernels.search.candidates as candidates
+import lexshard.kernels.search.leaders as leaders
 from lexshard.kernels.blocks import BLOCK
 from lexshard.kernels.penalties import Adjustments
-from lexshard.kernels.search import cpu, reference
+from lexshard.kernels.search.thresholds import find_thresholds_of
 from lexshard.kernels.search.types import (
     GREEDY,
     GUMBEL,
@@ -31,8 +31,6 @@ from lexshard.kernels.search.types import (
     Needs,
     Ragged,
 )
-
-Implementation = Literal["reference", "cpu"]
 
 __all__ = [
     "GREEDY",
@@ -57,12 +55,7 @@ def block_slack(row_slack: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
 
 
 def find_leaders(
-    estimates: Estimates,
-    vocabulary_size: int,
-    needs: Needs,
-    adjustments: Adjustments,
-    *,
-    implementation: Implementation | None = None,
+    estimates: Estimates, vocabulary_size: int, needs: Needs, adjustments: Adjustments
 ) -> Leaders:
     """The ids of the best adjusted estimates.
 
@@ -74,7 +67,17 @@ def find_leaders(
     """
     if np.any((needs.kind == TOP_K) & (needs.k < 1)):
         raise ValueError("a row of the k best wants k of at least 1: leave it out of the search")
-    return _module(implementation).find_leaders(estimates, vocabulary_size, needs, adjustments)
+    return Leaders(
+        *leaders.find_leaders(
+            estimates.values,
+            estimates.row_slack,
+            estimates.token_ids,
+            estimates.by_block,
+            vocabulary_size,
+            needs,
+            adjustments,
+        )
+    )
 
 
 def find_thresholds(
@@ -82,8 +85,6 @@ def find_thresholds(
     logits: npt.NDArray[np.float32],
     offsets: npt.NDArray[np.int64],
     needs: Needs,
-    *,
-    implementation: Implementation | None = None,
 ) -> npt.NDArray[np.float64]:
     """Per row a lower bound ``tau`` [N] of the value that decides.
 
@@ -92,7 +93,7 @@ def find_thresholds(
     ``l`` of TOP_K rows, and ``-inf`` where there are too few leaders. The maximum of the
     thresholds of several shards is a threshold of their union.
     """
-    return _module(implementation).find_thresholds(ids, logits, offsets, needs)
+    return find_thresholds_of(ids, logits, offsets, needs)
 
 
 def find_candidates(
@@ -101,20 +102,16 @@ def find_candidates(
     needs: Needs,
     adjustments: Adjustments,
     thresholds: npt.NDArray[np.float64],
-    leaders: Leaders,
-    *,
-    implementation: Implementation | None = None,
+    best: Leaders,
 ) -> Found:
     """The ids whose upper bound reaches the row's threshold.
 
-    ``leaders`` are those of the same estimates, needs and adjustments. Bounds are rounded outward
-    and adjusted. Excluded ids (adjusted to ``-inf``) are never candidates; equality keeps a
+    ``best`` are the leaders of the same estimates, needs and adjustments. Bounds are rounded
+    outward and adjusted. Excluded ids (adjusted to ``-inf``) are never candidates; equality keeps a
     candidate, since ties go to the lower id.
     """
-    module = _module(implementation)
-    return module.find_candidates(
-        estimates, vocabulary_size, needs, adjustments, thresholds, leaders
-    )
+    arguments = (vocabulary_size, needs, adjustments, thresholds, best.maxima, best.noise)
+    return Found(*candidates.find_candidates(*estimates, *arguments))
 
 
 def narrow(
@@ -124,13 +121,6 @@ def narrow(
     needs: Needs,
     adjustments: Adjustments,
     thresholds: npt.NDArray[np.float64],
-    *,
-    implementation: Implementation | None = None,
 ) -> Ragged:
     """Those of ``ids`` [total] that `find_candidates` would keep; ``estimates.values`` [total]."""
-    module = _module(implementation)
-    return module.narrow(estimates, ids, offsets, needs, adjustments, thresholds)
-
-
-def _module(implementation: Implementation | None) -> Any:
-    return reference if implementation == "reference" else cpu
+    return candidates.narrow(*estimates, ids, offsets, needs, adjustments, thresholds)

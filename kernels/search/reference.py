@@ -106,7 +106,7 @@ def find_candidates(
     needs: Needs,
     adjustments: Adjustments,
     thresholds: npt.NDArray[np.float64],
-    leaders: Leaders,
+    best: Leaders,
 ) -> Found:
     every = np.arange(vocabulary_size, dtype=np.int32)
     tokens = tokens_of(estimates, every)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from lexshard.kernels.truncate import cpu, reference
-
-Implementation = Literal["reference", "cpu"]
+from lexshard.kernels.truncate import cpu
 
 __all__ = ["best_ids", "truncate"]
 
@@ -22,7 +19,6 @@ def truncate(
     top_k: int = 0,
     top_p: float = 1.0,
     min_p: float = 0.0,
-    implementation: Implementation | None = None,
 ) -> npt.NDArray[np.bool_]:
     """Which tokens stay in the draw, bool [n].
 
@@ -39,14 +35,15 @@ def truncate(
     exponential of `kernels.exponential`, and the tokens kept hold at least
     ``ceil(top_p * f64(total))``, between 1 and the total. Vocabularies below 2**20 tokens.
     """
-    module = reference if implementation == "reference" else cpu
     log_min_p = math.log(min_p) if min_p > 0 else -math.inf
-    return module.truncate(logits, inverse_temperature, top_k, top_p, log_min_p)
+    keep = np.empty(len(logits), np.bool_)
+    cpu.truncate_row(logits, inverse_temperature, top_k, top_p, log_min_p, keep)
+    return keep
 
 
-def best_ids(
-    logits: npt.NDArray[np.float32], count: int, *, implementation: Implementation | None = None
-) -> npt.NDArray[np.int64]:
+def best_ids(logits: npt.NDArray[np.float32], count: int) -> npt.NDArray[np.int64]:
     """The places of the ``count`` largest logits, largest first, ties to the lower place."""
-    module = reference if implementation == "reference" else cpu
-    return module.best_ids(logits, count)
+    if count == 0:
+        return np.empty(0, np.int64)
+    places = cpu.best(logits, count)
+    return places[np.argsort(-logits[places], kind="stable")]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import numpy.typing as npt
 from numba import njit
 
 from lexshard.kernels.exponential.double_precision import exponential
@@ -160,27 +159,9 @@ def truncate_row(logits, scale, top_k, top_p, log_min_p, keep):  # type: ignore[
 
 
 @njit(nogil=True, cache=True)
-def _best(logits, count):  # type: ignore[no-untyped-def]
+def best(logits, count):  # type: ignore[no-untyped-def]
+    """The places of the ``count`` largest logits, at least one, ascending."""
     keep = np.ones(logits.size, np.bool_)
     if count < logits.size:
         _keep_top_k(logits, count, keep, logits.size)
     return np.flatnonzero(keep)
-
-
-def truncate(
-    logits: npt.NDArray[np.float32],
-    inverse_temperature: float,
-    top_k: int,
-    top_p: float,
-    log_min_p: float,
-) -> npt.NDArray[np.bool_]:
-    keep = np.empty(len(logits), np.bool_)
-    truncate_row(logits, inverse_temperature, top_k, top_p, log_min_p, keep)
-    return keep
-
-
-def best_ids(logits: npt.NDArray[np.float32], count: int) -> npt.NDArray[np.int64]:
-    if count == 0:
-        return np.empty(0, np.int64)
-    places = _best(logits, count)
-    return places[np.argsort(-logits[places], kind="stable")]

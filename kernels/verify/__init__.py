@@ -22,12 +22,11 @@ decided.
 
 from __future__ import annotations
 
-from typing import Literal
-
 import numpy as np
 import numpy.typing as npt
 
-from lexshard.kernels.verify import bounded, cpu, reference
+from lexshard.kernels.verify import cpu
+from lexshard.kernels.verify.bounded import replacement, try_guess
 from lexshard.kernels.verify.checks import check
 from lexshard.kernels.verify.types import (
     OPEN,
@@ -40,11 +39,8 @@ from lexshard.kernels.verify.types import (
     Limits,
     Proposals,
     ProposedGuess,
-    SparseProposals,
     Verdict,
 )
-
-Implementation = Literal["reference", "cpu"]
 
 __all__ = [
     "OPEN",
@@ -56,7 +52,6 @@ __all__ = [
     "Finding",
     "Limits",
     "ProposedGuess",
-    "SparseProposals",
     "Verdict",
     "replacement",
     "try_guess",
@@ -70,14 +65,13 @@ def verify(
     *,
     proposals: Proposals = None,
     sigmoid: Limits | None = None,
-    implementation: Implementation | None = None,
 ) -> Verdict:
     """What each of ``rows`` emits, given the target's ``logits`` [R, V] (contiguous, no NaN).
 
     The caller has applied everything that comes before temperature, per row and with the drafts
     before it taken as written: `kernels.penalties.adjust` for penalties, bias and bans, then
     ``-inf`` for every token that `kernels.truncate.truncate` leaves out. ``proposals`` are what the
-    drafts were drawn from: dense, sparse, or None of a drafter that was certain. With ``sigmoid``,
+    drafts were drawn from, None of a drafter that was certain. With ``sigmoid``,
     alpha and beta, ``p`` and ``q`` are the weights ``sigmoid((l s - alpha) / (beta - alpha))``;
     where no weight of the target is above the drafter's, ``p`` alone is drawn from.
 
@@ -86,32 +80,4 @@ def verify(
     nothing. Raises ValueError where shapes, types or values are not as said.
     """
     check(logits, rows, proposals, sigmoid)
-    module = reference if implementation == "reference" else cpu
-    return module.verify(logits, rows, proposals, sigmoid)
-
-
-def try_guess(
-    row: BoundedRow, guess: ProposedGuess, *, implementation: Implementation | None = None
-) -> Finding:
-    """What the bounds of ``row`` say of ``guess``, whose own logit they enclose exactly
-    (``lower[token] == upper[token]``).
-
-    OPEN where they are too loose, where a bound is infinite above, where nothing may be left to
-    take the guess's place, or where there are more candidates than are worth a look.
-    """
-    module = reference if implementation == "reference" else bounded
-    return module.try_guess(row, guess)
-
-
-def replacement(
-    logits: npt.NDArray[np.float32],
-    finding: Finding,
-    row: BoundedRow,
-    guess: ProposedGuess,
-    *,
-    implementation: Implementation | None = None,
-) -> int:
-    """The token that takes the guess's place, given the ``logits`` [K] of the finding's ``ids``; -1
-    where the bounds on the row's mass are too loose to tell."""
-    module = reference if implementation == "reference" else bounded
-    return module.replacement(logits, finding, row, guess)
+    return cpu.verify(logits, rows, proposals, sigmoid)

@@ -27,7 +27,6 @@ from lexshard.kernels.verify.normalizer import (
     fast_total,
     is_bounded,
 )
-from lexshard.kernels.verify.reference import GAP, GAP_PER_UNIT, MOST_CANDIDATES
 from lexshard.kernels.verify.types import (
     OPEN,
     REPLACED,
@@ -36,6 +35,10 @@ from lexshard.kernels.verify.types import (
     Finding,
     ProposedGuess,
 )
+
+GAP, GAP_PER_UNIT = 1e-9, 2.0**-48  # of large terms per unit
+# Beyond so many candidates every logit is as good.
+MOST_CANDIDATES = 512
 
 
 @njit(nogil=True, cache=True)
@@ -124,7 +127,7 @@ def _candidates(row, guess, log_mass, key, gap):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def _gap(one, other, log_mass):  # type: ignore[no-untyped-def]
-    """As the reference's."""
+    """Above what float64 loses in any of these sums and logarithms, and in `kernels.verify`."""
     return GAP + GAP_PER_UNIT * (abs(one) + abs(other) + abs(log_mass[0]) + abs(log_mass[1]))
 
 
@@ -172,12 +175,20 @@ def _replacement(logits, ids, log_mass, scale, guess):  # type: ignore[no-untype
 
 
 def try_guess(row: BoundedRow, guess: ProposedGuess) -> Finding:
+    """What the bounds of ``row`` say of ``guess``, whose own logit they enclose exactly
+    (``lower[token] == upper[token]``).
+
+    OPEN where they are too loose, where a bound is infinite above, where nothing may be left to
+    take the guess's place, or where there are more candidates than are worth a look.
+    """
     return Finding(*_try_guess(row, _typed(guess)))
 
 
 def replacement(
     logits: npt.NDArray[np.float32], finding: Finding, row: BoundedRow, guess: ProposedGuess
 ) -> int:
+    """The token that takes the guess's place, given the ``logits`` [K] of the finding's ``ids``; -1
+    where the bounds on the row's mass are too loose to tell."""
     arguments = (finding.ids, finding.log_mass, row.inverse_temperature, _typed(guess))
     return int(_replacement(logits, *arguments))
 

@@ -12,11 +12,7 @@ from lexshard.kernels.verify.types import (
     DraftedRows,
     Limits,
     Proposals,
-    SparseProposals,
 )
-
-# How far the probabilities of a sparse proposal may be from adding up to 1.
-MASS_TOLERANCE = 1e-5
 
 
 def check(
@@ -47,8 +43,6 @@ def check(
         if proposals.inverse_temperature.shape != (count,):
             raise ValueError("proposals need one inverse temperature for each row")
         _check_scales(proposals.inverse_temperature)
-    elif proposals is not None:
-        _check_sparse(size, rows.drafts, proposals)
 
 
 def _check_logits(name: str, logits: npt.NDArray[np.float32]) -> None:
@@ -63,29 +57,4 @@ def _check_scales(scale: npt.NDArray[np.float64]) -> None:
         raise ValueError(
             "inverse temperatures are finite and above 0; a greedy row stands where its best token "
             "is the draft, and a greedy drafter is certain: leave its proposals out"
-        )
-
-
-def _check_sparse(size: int, drafts: npt.NDArray[np.int64], proposals: SparseProposals) -> None:
-    ids, probabilities, offsets = proposals.ids, proposals.probabilities, proposals.offsets
-    count = len(drafts)
-    if offsets.shape != (count + 1,) or offsets[0] != 0 or np.any(np.diff(offsets) < 1):
-        raise ValueError(f"{count} sparse proposals of at least one token expected")
-    if ids.shape != probabilities.shape or ids.shape != (int(offsets[-1]),):
-        raise ValueError("ids and probabilities of sparse proposals end where the offsets do")
-    if probabilities.dtype != np.float64 or ids.dtype != np.int32:
-        raise ValueError("sparse proposals are int32 ids and float64 probabilities")
-    places = np.repeat(np.arange(count), np.diff(offsets)) * size + ids
-    if ids.min() < 0 or ids.max() >= size or np.any(np.diff(places) <= 0):
-        raise ValueError("ids of a sparse proposal are sorted, distinct and in the vocabulary")
-    masses = np.add.reduceat(probabilities, offsets[:-1])
-    if not np.all(probabilities >= 0) or np.any(np.abs(masses - 1) > MASS_TOLERANCE):
-        raise ValueError("probabilities of a sparse proposal add up to 1; normalise them")
-    wanted = np.arange(count) * size + drafts
-    found = np.minimum(np.searchsorted(places, wanted), len(places) - 1)
-    absent = (places[found] != wanted) | (probabilities[found] == 0)
-    if absent.any():
-        raise ValueError(
-            f"draft {int(np.argmax(absent))} has no probability in its sparse proposal; pass the "
-            "distribution it was drawn from"
         )

@@ -37,28 +37,23 @@ from lexshard.kernels.verify.race import (
     CERTAIN,
     DENSE,
     NOWHERE,
-    SPARSE,
     ProposedRow,
     ScaledRow,
     log_probability,
     race,
-    sparse_probability,
 )
 from lexshard.kernels.verify.reference import ACCEPTANCE_LANE
 from lexshard.kernels.verify.sigmoid import SigmoidRow, emitted_by_sigmoid
 from lexshard.kernels.verify.types import (
-    DenseProposals,
     DraftedRows,
     Limits,
     Proposals,
-    SparseProposals,
     Verdict,
 )
 
 LANE = np.uint64(ACCEPTANCE_LANE)
 NO_LOGITS = np.empty((0, 0), np.float32)
-NO_IDS, NO_PROBABILITIES = np.empty(0, np.int32), np.empty(0, np.float64)
-NO_OFFSETS, NO_SCALES = np.zeros(1, np.int64), np.empty(0, np.float64)
+NO_SCALES = np.empty(0, np.float64)
 NO_MARGINS = (0.0, 0.0)
 
 
@@ -85,7 +80,7 @@ def acceptance(key, position):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def _with_dense(proposed, dense):  # type: ignore[no-untyped-def]
-    return ProposedRow(proposed.kind, proposed.token, dense, proposed.ids, proposed.probabilities)
+    return ProposedRow(proposed.kind, proposed.token, dense)
 
 
 @njit(nogil=True, cache=True)
@@ -93,9 +88,6 @@ def _log_proposed(proposed):  # type: ignore[no-untyped-def]
     """``log q`` of the draft."""
     if proposed.kind == DENSE:
         return log_probability(proposed.dense, proposed.token)
-    if proposed.kind == SPARSE:
-        q = sparse_probability(proposed.ids, proposed.probabilities, proposed.token)
-        return math.log(q) if q > 0.0 else -np.inf
     return 0.0
 
 
@@ -185,39 +177,23 @@ def _test(row, scale, proposed, key, position, scratch):  # type: ignore[no-unty
     for kind in (proposed.kind, NOWHERE):
         # Rounding can leave nothing of a residual; then the target alone is drawn from.
         if drawn < 0:
-            proposed = ProposedRow(
-                kind, token, proposed.dense, proposed.ids, proposed.probabilities
-            )
+            proposed = ProposedRow(kind, token, proposed.dense)
             drawn, _ = race(target, proposed, maxima, bounds, NO_MARGINS, residual_key, position)
     return drawn, read
 
 
 @njit(nogil=True, cache=True)
 def _verify(  # type: ignore[no-untyped-def]
-    logits,
-    rows,
-    kind,
-    dense_logits,
-    dense_scales,
-    ids,
-    probabilities,
-    offsets,
-    verdict,
-    scratch,
-    first,
-    last,
+    logits, rows, dense_logits, dense_scales, verdict, scratch, first, last
 ):
-    """Decides the rows ``first:last``."""
+    """Decides the rows ``first:last``; without scales the drafter was certain."""
     for row in range(first, last):
         token = rows.drafts[row]
         own = ScaledRow(logits[row], rows.inverse_temperature[row], 0.0, 0.0)
-        proposed = ProposedRow(CERTAIN, token, own, ids, probabilities)
-        if kind == DENSE:
+        proposed = ProposedRow(CERTAIN, token, own)
+        if dense_scales.size > 0:
             own = ScaledRow(dense_logits[row], dense_scales[row], 0.0, 0.0)
-            proposed = ProposedRow(DENSE, token, own, ids, probabilities)
-        elif kind == SPARSE:
-            part = slice(offsets[row], offsets[row + 1])
-            proposed = ProposedRow(SPARSE, token, own, ids[part], probabilities[part])
+            proposed = ProposedRow(DENSE, token, own)
         verdict.tokens[row], verdict.logits_read[row] = _test(
             logits[row],
             rows.inverse_temperature[row],
@@ -257,18 +233,14 @@ def verify(
 ) -> Verdict:
     count, size = logits.shape
     verdict = Verdict(np.empty(count, np.int64), np.empty(count, np.int64))
-    kind = CERTAIN
     dense = NO_LOGITS, NO_SCALES
-    sparse = NO_IDS, NO_PROBABILITIES, NO_OFFSETS
-    if isinstance(proposals, DenseProposals):
-        kind, dense = DENSE, (proposals.logits, proposals.inverse_temperature)
-    elif isinstance(proposals, SparseProposals):
-        kind, sparse = SPARSE, (proposals.ids, proposals.probabilities, proposals.offsets)
+    if proposals is not None:
+        dense = proposals.logits, proposals.inverse_temperature
 
     def decide(first: int, last: int) -> None:
         scratch = VerifyScratch.of(size)
         if sigmoid is None:
-            _verify(logits, rows, kind, *dense, *sparse, verdict, scratch, first, last)
+            _verify(logits, rows, *dense, verdict, scratch, first, last)
         else:
             limits = (float(sigmoid[0]), float(sigmoid[1]))
             _verify_by_sigmoid(logits, rows, *dense, limits, verdict, scratch.bounds, first, last)

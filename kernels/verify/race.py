@@ -12,11 +12,11 @@ from numba import njit
 from lexshard.kernels.blocks import BLOCK
 from lexshard.kernels.exponential.double_precision import exponential
 from lexshard.kernels.noise.cpu import block_draw, block_minimum, noise_ceiling, token_noise
-from lexshard.kernels.penalties.cpu import MINUS_INFINITY, lower_bound
+from lexshard.kernels.penalties.cpu import MINUS_INFINITY
 from lexshard.kernels.rounding import NOISE_ROUNDING
 
 # Where a proposal's probabilities are.
-NOWHERE, CERTAIN, SPARSE, DENSE = 0, 1, 2, 3
+NOWHERE, CERTAIN, DENSE = 0, 1, 2
 
 
 class ScaledRow(NamedTuple):
@@ -34,8 +34,6 @@ class ProposedRow(NamedTuple):
     kind: int
     token: int  # the draft
     dense: ScaledRow
-    ids: npt.NDArray[np.int32]  # [K]
-    probabilities: npt.NDArray[np.float64]  # [K]
 
 
 @njit(nogil=True, cache=True)
@@ -46,17 +44,9 @@ def log_probability(row, token):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def sparse_probability(ids, probabilities, token):  # type: ignore[no-untyped-def]
-    place = lower_bound(ids, 0, ids.size, token)
-    return probabilities[place] if place < ids.size and ids[place] == token else 0.0
-
-
-@njit(nogil=True, cache=True)
 def _proposed_probability(proposed, token):  # type: ignore[no-untyped-def]
     if proposed.kind == DENSE:
         return exponential(log_probability(proposed.dense, token))
-    if proposed.kind == SPARSE:
-        return sparse_probability(proposed.ids, proposed.probabilities, token)
     return 1.0 if proposed.kind == CERTAIN and proposed.token == token else 0.0
 
 

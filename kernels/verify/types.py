@@ -27,16 +27,7 @@ class DenseProposals:
     inverse_temperature: npt.NDArray[np.float64]  # [R] fp32 values above 0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class SparseProposals:
-    """Drafts drawn from a few tokens. Row ``r`` owns ``offsets[r]:offsets[r + 1]``."""
-
-    ids: npt.NDArray[np.int32]  # [total] sorted and distinct within a row
-    probabilities: npt.NDArray[np.float64]  # [total] their sum is 1 within a row
-    offsets: npt.NDArray[np.int64]  # [R + 1]
-
-
-Proposals = DenseProposals | SparseProposals | None
+Proposals = DenseProposals | None
 # Alpha and beta of the sigmoids in the place of softmaxes.
 Limits = tuple[float, float]
 

@@ -15,7 +15,6 @@ import numpy as np
 
 from lexshard.actors.body.loading import load
 from lexshard.actors.configuration import EngineConfiguration
-from lexshard.actors.drafter.loading import draftable
 from lexshard.actors.drafter.router.file import FILE_NAME, read_router_file
 from lexshard.actors.engine.engine import Engine
 from lexshard.actors.index.build import own_rows
@@ -32,7 +31,11 @@ from lexshard.loadtest.draft_heads.compared import (
     DraftHeads,
     DraftLengths,
 )
-from lexshard.loadtest.draft_heads.texts import draft_positions, written_texts
+from lexshard.loadtest.draft_heads.texts import (
+    draft_positions,
+    draftable,
+    written_texts,
+)
 
 MOST_PROMPT_TOKENS = 1024
 TEMPERATURES = (0.0, 0.8)

@@ -22,13 +22,13 @@ import torch
 from lexshard.actors.candidates import Candidates
 from lexshard.actors.collective import Operation
 from lexshard.actors.head.owned_rows import OwnedRows
-from lexshard.actors.head.shard_group import ShardGroup
 from lexshard.actors.head.sharded.collective_head import CollectiveHead
 from lexshard.actors.head.sharded.part import ShardPart, build_ladder, cut_head
 from lexshard.actors.states.need import Need
 from lexshard.actors.states.row_table import RowTable
 from lexshard.cluster.topology.assignment import assign
 from lexshard.kernels.draw import draw
+from lexshard.loadtest.bench.contenders.shard_group import ShardGroup
 from lexshard.loadtest.bench.frame import frozen_garbage, run_bench
 from lexshard.loadtest.bench.record import CaseLabels, Measure, Report, percentile
 from lexshard.loadtest.bench.shard_processes import TimedShard, shard_processes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -11,9 +11,10 @@ import torch
 
 from lexshard.actors.body.batch import whole_text
 from lexshard.actors.body.fused import FusedBody
-from lexshard.actors.engine.completion import complete_with_seeds
+from lexshard.actors.body.loading import LoadedModel
+from lexshard.actors.engine.completion import Completion, run_to_completion
 from lexshard.actors.engine.engine import Engine
-from lexshard.actors.messages import SamplingParameters
+from lexshard.actors.messages import Request, SamplingParameters
 from lexshard.actors.states.noise_key import noise_key
 from lexshard.kernels.attention import BLOCK_SIZE
 
@@ -29,6 +30,33 @@ class WrittenText:
     output_ids: Tokens
     temperature: float
     key: int
+
+
+def draftable(draft: LoadedModel) -> FusedBody:
+    """The body of a model that can draft. Raises ValueError, which says why it cannot."""
+    if not isinstance(draft.body, FusedBody):
+        raise ValueError("this model does not run on the fused body: it cannot be a draft model")
+    head = draft.head
+    if head.bias is not None or head.softcap is not None or head.scale != 1.0:
+        raise ValueError("a draft model's head must have no bias, no soft-cap and no scale")
+    return draft.body
+
+
+def complete_with_seeds(
+    engine: Engine,
+    prompts: Sequence[Sequence[int]],
+    parameters: SamplingParameters,
+    seeds: Sequence[int],
+) -> list[Completion]:
+    """The prompts run to their end in one continuous batch, each with a seed of its own."""
+    pairs = enumerate(zip(prompts, seeds, strict=True))
+    return run_to_completion(
+        engine,
+        [
+            Request(f"seeded-{index}", 0, tuple(prompt), replace(parameters, seed=seed))
+            for index, (prompt, seed) in pairs
+        ],
+    )
 
 
 def written_texts(

@@ -23,7 +23,7 @@ from lexshard.actors.head.screens import tier_bytes
 from lexshard.actors.states.row_table import RowTable
 from lexshard.kernels.draw import draw
 from lexshard.kernels.quantize import Kind, Tier, quantize
-from lexshard.kernels.rows import canonical_logits
+from lexshard.kernels.rows.triton_kernel import canonical_logits
 from lexshard.kernels.screen.gpu.tensor_cores import place, screen
 from lexshard.loadtest.bench.contenders.head import choose
 from lexshard.loadtest.bench.record import CaseLabels, Measure, Report
@@ -201,7 +201,7 @@ class Bench:
     def _count_wrong(self, shard: DeviceShard, kind: Kind, wishes: tuple[str, ...]) -> int:
         """Tokens of the certified head that are not those of all canonical logits."""
         states = self.hidden[: self.settings.checked_rows]
-        logits = canonical_logits(states, self.weight, implementation="triton").cpu().numpy()
+        logits = canonical_logits(states, self.weight).cpu().numpy()
         wrong = 0
         for wish in wishes:
             asked = needs(METHODS[wish], len(states), POSITION)

@@ -27,22 +27,7 @@ async def create_completion(call: HttpCall, body: Any) -> ASGIApp:
     ApiError: whatever is wrong with the request.
     """
     asked = read_completion(call.state, body, call.record)
-    prompts = read_prompts(asked.prompt)
-    scores = asked.prompt_logprobs
-    if asked.echo and asked.logprobs is not None:
-        scores = max(asked.logprobs, scores or 0)
-    wanted = Wanted(
-        CompletionWriter,
-        "prompt",
-        texts=prompts,
-        encode=lambda reader: reader.prompts(prompts, asked.add_special_tokens is not False),
-        max_tokens=asked.max_tokens,
-        default_tokens=DEFAULT_MAX_TOKENS,
-        logprobs=asked.logprobs,
-        prompt_logprobs=scores,
-        echo=bool(asked.echo),
-    )
-    return await answer(call, asked, wanted)
+    return await answer(call, asked, wanted_of(asked))
 
 
 def read_completion(state: ServerState, body: Any, record: RequestRecord) -> CompletionRequest:
@@ -58,6 +43,25 @@ def read_completion(state: ServerState, body: Any, record: RequestRecord) -> Com
     if asked.max_tokens == 0 and not asked.echo:
         raise bad_request("'max_tokens' must be at least 1 unless 'echo' is set", "max_tokens")
     return asked
+
+
+def wanted_of(asked: CompletionRequest) -> Wanted:
+    """What a request asks for. Raises `ApiError` for prompts that are none."""
+    prompts = read_prompts(asked.prompt)
+    scores = asked.prompt_logprobs
+    if asked.echo and asked.logprobs is not None:
+        scores = max(asked.logprobs, scores or 0)
+    return Wanted(
+        CompletionWriter,
+        "prompt",
+        texts=prompts,
+        encode=lambda reader: reader.prompts(prompts, asked.add_special_tokens is not False),
+        max_tokens=asked.max_tokens,
+        default_tokens=DEFAULT_MAX_TOKENS,
+        logprobs=asked.logprobs,
+        prompt_logprobs=scores,
+        echo=bool(asked.echo),
+    )
 
 
 class CompletionWriter(ResponseWriter):

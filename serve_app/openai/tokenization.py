@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import orjson
 from jinja2 import Environment, TemplateError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
@@ -112,6 +115,12 @@ class ModelTokenizer:
     def vocabulary(self) -> dict[str, int]:
         """Ids by token, added ones too."""
         return dict(self._backend.get_vocab())
+
+    @cached_property
+    def vocabulary_hash(self) -> str:
+        """The same for two tokenizers whose tokens have the same ids; takes a moment at first."""
+        tokens = sorted(self.vocabulary().items(), key=lambda item: (item[1], item[0]))
+        return hashlib.sha256(orjson.dumps(tokens)).hexdigest()[:32]
 
     def normalized_bytes(self, text: str) -> int:
         """What is tokenised of a text: a normaliser may make ten characters of one."""

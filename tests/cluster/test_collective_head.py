@@ -24,12 +24,12 @@ from lexshard.actors.head.output_rows import NonFiniteHiddenError
 from lexshard.actors.head.owned_rows import OwnedRows
 from lexshard.actors.head.sequence_head import SequenceHead
 from lexshard.actors.head.shard import Shard
-from lexshard.actors.head.shard_group import ShardGroup
 from lexshard.actors.head.sharded.collective_head import CollectiveHead
 from lexshard.actors.states.follower import FollowedSequence, Follower
 from lexshard.actors.states.need import Need
 from lexshard.actors.states.row_table import RowNames, RowTable
 from lexshard.actors.states.sequence_state import SequenceStates
+from lexshard.loadtest.bench.contenders.shard_group import ShardGroup
 from tests.support.shard_process import EOS_IDS, ShardProcesses, shard_processes
 from tests.support.sharded_cases import (
     HeadCase,

@@ -42,7 +42,7 @@ from tests.support.sampler_work import (
 
 @pytest.fixture(scope="module")
 def process() -> Iterator[SamplerProcess]:
-    with running(columns=3, slots=2) as started:
+    with running(rows=3, slots=2) as started:
         yield started
 
 
@@ -60,7 +60,7 @@ def lost_within(seconds: float, what: object) -> None:
 def test_its_decisions_are_those_of_a_sampler_in_this_process(
     process: SamplerProcess, count: int
 ) -> None:
-    """Candidates and dense rows in one step, in fewer columns than there are rows, over steps."""
+    """Candidates and dense rows in one step, in fewer at a time than there are, over steps."""
     random = np.random.default_rng(count)
     inline = InlineSampler(Sampler(SETTINGS))
     first = 100 * count
@@ -119,7 +119,7 @@ def test_thousands_of_results_nobody_has_taken_block_nobody() -> None:
     """Far more answers than a socket holds, and dense rows in between that need free slots."""
     random = np.random.default_rng(3)
     sequences = tuple(range(40))
-    with running("prompt", columns=8, slots=2) as process:
+    with running("prompt", rows=8, slots=2) as process:
         candidates = candidate_rows(random, sequences)
         dense = dense_rows(random, sequences[:9])
         pending = [
@@ -146,13 +146,13 @@ def test_long_histories_pass_through_the_socket(process: SamplerProcess) -> None
 def test_submitting_waits_only_while_the_ring_is_full() -> None:
     random = np.random.default_rng(0)
     dense = dense_rows(random, (0, 1))
-    with running("slow", columns=2, slots=3) as process:
+    with running("slow", rows=2, slots=3) as process:
         started = time.monotonic()
         pending = [process.submit(DecisionWork(i, Deltas(), None, dense)) for i in range(3)]
         assert time.monotonic() - started < SLOW_SECONDS / 2
         pending.append(process.submit(DecisionWork(3, Deltas(), None, dense)))  # a slot first
         assert time.monotonic() - started > SLOW_SECONDS / 2
-        best = tuple(dense.logits.argmax(axis=0).tolist())
+        best = tuple(dense.logits.argmax(axis=1).tolist())
         for each in pending:
             result = each.result()
             assert tuple(d.token_id for d in result.decisions if d is not None) == best
@@ -165,7 +165,7 @@ def test_what_the_sampler_raises_comes_back_and_the_next_step_is_decided() -> No
     """Also the slots of the dense rows that were not decided come back."""
     random = np.random.default_rng(0)
     dense = dense_rows(random, tuple(range(5)))
-    with running("prompt", columns=2, slots=2) as process:
+    with running("prompt", rows=2, slots=2) as process:
         for _ in range(3):
             bad_value = process.submit(DecisionWork(0, Deltas(closed=(1,)), None, dense))
             fault = process.submit(DecisionWork(1, Deltas(closed=(2,)), None, dense))
@@ -178,8 +178,8 @@ def test_what_the_sampler_raises_comes_back_and_the_next_step_is_decided() -> No
 
 
 def test_dense_rows_of_another_vocabulary_are_refused(process: SamplerProcess) -> None:
-    rows = DenseRows(RowNames((0,)), np.zeros((SIZE + 1, 1), np.float32))
-    with pytest.raises(ValueError, match=r"\(1000, 1\) expected"):
+    rows = DenseRows(RowNames((0,)), np.zeros((1, SIZE + 1), np.float32))
+    with pytest.raises(ValueError, match=r"\(1, 1000\) expected"):
         process.submit(DecisionWork(0, Deltas(), None, rows))
     assert process.submit(DecisionWork(1, Deltas())).result().decisions == ()
 
@@ -198,7 +198,7 @@ def test_kill_9_of_the_sampler_ends_every_wait() -> None:
     """What is pending, what is submitted later, and a submission that waits for a slot."""
     random = np.random.default_rng(0)
     dense, more = dense_rows(random, (0, 1)), dense_rows(random, tuple(range(4)))
-    with running("slow", columns=1, slots=2) as process:
+    with running("slow", rows=1, slots=2) as process:
         done = process.submit(DecisionWork(0, Deltas(), None, dense))
         assert len(done.result().decisions) == 2
         pending = [process.submit(DecisionWork(1, Deltas(), None, None)) for _ in range(3)]
@@ -226,9 +226,9 @@ def test_kill_9_of_the_owner_ends_the_sampler_and_leaves_nothing() -> None:
         "import os, sys, time, numpy as np\n"
         "from lexshard.actors.decision.messages import *\n"
         "from lexshard.cluster.samplers.process import SamplerProcess\n"
-        f"process = SamplerProcess(SamplerSettings({SIZE}, ()), slots=2, columns=1,\n"
+        f"process = SamplerProcess(SamplerSettings({SIZE}, ()), slots=2, rows=1,\n"
         f"    command={stand_in('slow')!r})\n"
-        f"dense = DenseRows(RowNames((0,)), np.zeros(({SIZE}, 1), np.float32))\n"
+        f"dense = DenseRows(RowNames((0,)), np.zeros((1, {SIZE}), np.float32))\n"
         "inode = os.fstat(process._ring._segment.descriptor).st_ino\n"
         "print(process.process_id, inode, flush=True)\n"
         "for step in range(1000): process.submit(DecisionWork(step, Deltas(), None, dense))\n"

@@ -45,7 +45,7 @@ def plain(requests: list[Request]) -> list[tuple[int, ...]]:
 def index(tmp_path_factory: pytest.TempPathFactory) -> str:
     """One with clusters."""
     path = tmp_path_factory.mktemp("index") / "index"
-    open_or_build(DEMO, load(DEMO, "float32", device="cpu"), path, parts=("tiers", "clusters"))
+    open_or_build(DEMO, load(DEMO, "float32", device="cpu"), path, clusters=True)
     return str(path)
 
 

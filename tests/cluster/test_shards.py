@@ -80,7 +80,7 @@ def test_so_it_is_where_shards_own_clusters(
     """Near clusters together: any tokens, whose noise is drawn one by one; by the ladder and by
     CSV-Decode's exchange."""
     index = tmp_path / "index"
-    open_or_build(DEMO, load(DEMO, "float32", device="cpu"), index, parts=("tiers", "clusters"))
+    open_or_build(DEMO, load(DEMO, "float32", device="cpu"), index, clusters=True)
     changes = {"shards": 2, "shard_assignment": "clusters-semantic", "index": str(index)}
     engine = sharded_engine(head=head, **changes)
     found = run_and_close(engine, requests)

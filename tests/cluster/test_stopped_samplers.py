@@ -76,7 +76,7 @@ def test_whoever_waits_learns_of_it() -> None:
         with noticed_in_time():
             pending.result()
         assert gone(process.process_id, 5)
-    with running("stopping", columns=1, slots=2) as process, noticed_in_time():
+    with running("stopping", rows=1, slots=2) as process, noticed_in_time():
         process.submit(DecisionWork(0, Deltas(), None, more))
     with running("prompt") as process:
         os.kill(process.process_id, signal.SIGSTOP)

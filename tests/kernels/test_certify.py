@@ -10,14 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lexshard.kernels.certify import (
+    cpu,
     epsilon_certificate,
     known_log_mass,
     nucleus_certificate,
+    reference,
 )
+from lexshard.kernels.certify.reference import LARGEST_VOCABULARY
 from lexshard.kernels.truncate import best_ids, truncate
 from tests.support.outside_masses import outside_log_mass
 
-IMPLEMENTATIONS = ("cpu", "reference")
+MODULES = (cpu, reference)
 FLAVOURS = ("random", "flat", "ties", "peaked", "huge", "infinite")
 
 
@@ -90,15 +93,8 @@ def test_no_share_outside_is_understated(**arguments: object) -> None:
     if math.isnan(outside):
         return
     for epsilon in (0.0, outside * (1 - 1e-12), 1e-6, 0.05, 0.5):
-        for implementation in IMPLEMENTATIONS:
-            if epsilon_certificate(
-                case.known,
-                case.scale,
-                epsilon,
-                case.log_mass,
-                implementation=implementation,  # type: ignore[arg-type]
-            ):
-                assert outside <= epsilon
+        if epsilon_certificate(case.known, case.scale, epsilon, case.log_mass):
+            assert outside <= epsilon
 
 
 @settings(max_examples=200)
@@ -108,8 +104,8 @@ def test_masses_are_rounded_outward_in_both_implementations(**arguments: object)
     if not np.isfinite(case.known).any() or np.isinf(case.known).any():
         return
     exact = np.logaddexp.reduce(case.known.astype(np.longdouble) * case.scale)
-    for implementation in IMPLEMENTATIONS:
-        value = known_log_mass(case.known, case.scale, implementation=implementation)  # type: ignore[arg-type]
+    for module in MODULES:
+        value = module.known_log_mass(case.known, case.scale)
         assert value < exact
         assert math.isclose(value, exact, rel_tol=1e-11, abs_tol=1e-10)
 
@@ -123,18 +119,9 @@ def test_a_certified_nucleus_is_what_truncation_keeps_of_the_whole_row(**argumen
     for top_p in (0.05, 0.5, 0.9, 0.999):
         for below in (-math.inf, lower):
             masses = (case.log_mass, below, case.largest)
-            sizes = {
-                nucleus_certificate(
-                    case.known,
-                    case.scale,
-                    top_p,
-                    *masses,
-                    implementation=implementation,  # type: ignore[arg-type]
-                )
-                for implementation in IMPLEMENTATIONS
-            }
-            assert len(sizes) == 1
-            size = sizes.pop()
+            size = nucleus_certificate(case.known, case.scale, top_p, *masses)
+            asked = (case.known, case.scale, top_p, *masses, LARGEST_VOCABULARY)
+            assert size == reference.nucleus_size(*asked)
             if size < 0:
                 continue
             kept = truncate(case.logits, inverse_temperature=case.scale, top_p=top_p)

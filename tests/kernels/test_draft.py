@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lexshard.kernels.draft import DraftHead, PendingTokens, check_head, draft
+from lexshard.kernels.draft import DraftHead, PendingTokens, check_head, cpu, draft, reference
 from lexshard.kernels.draft.draw import begin_row, drawn_rows, offer, settle
-from lexshard.kernels.draw import Controls, draw
+from lexshard.kernels.draw import Controls
+from lexshard.kernels.draw import reference as draw_reference
 from lexshard.kernels.llama.reference import embed
-from lexshard.kernels.truncate import truncate
+from lexshard.kernels.truncate import reference as truncate_reference
 from tests.support.decision_cases import FLAVOURS, random_logits
 from tests.support.draft_cases import (
     WIDTH,
@@ -175,8 +176,8 @@ def test_guesses_end_where_no_row_is_a_token() -> None:
     head = head_of(weight, [np.arange(20), np.arange(20, 40)], router=router)
     ids = np.where(head.ids < 20, np.int32(-1), head.ids)
     case = case_of(7)
-    for implementation in ("reference", "cpu"):
-        _, found = case.run(head._replace(ids=ids), implementation)
+    for module in (reference, cpu):
+        _, found = case.run(head._replace(ids=ids), module)
         assert (found.guesses == -1).all()
         assert found.rows.tolist() == [0] * 5
 
@@ -225,7 +226,7 @@ def test_the_draw_is_that_of_the_target(
         np.array([position], np.uint64),
     )
     tokens = np.arange(size, dtype=np.int32)
-    expected = draw(tokens, logits, np.array([0, size]), controls, implementation="reference")
+    expected = draw_reference.draw(tokens, logits, np.array([0, size]), controls)
     packed = head_of(logits[:, None], random_clusters(random, size, clusters))
     panels = len(packed.panels)
     drawn = drawn_rows(1, size, panels, panels)
@@ -239,14 +240,7 @@ def test_the_draw_is_that_of_the_target(
     kept = settle(drawn, 0, packed.ids, top_k, top_p, log_min_p)
     assert drawn.token[0] == expected[0]
     if truncated and scale > 0:
-        stay = truncate(
-            logits,
-            inverse_temperature=scale,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=np.exp(log_min_p),
-            implementation="reference",
-        )
+        stay = truncate_reference.truncate(logits, scale, top_k, top_p, log_min_p)
         assert sorted(packed.ids[kept].tolist()) == np.flatnonzero(stay).tolist()
     assert drawn.seen[0] == size
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lexshard.actors.states.row_table import RowTable, flatten_adjustments
-from lexshard.kernels.mass import Outline, outline, outside_mass, plan
+from lexshard.kernels import mass
+from lexshard.kernels.mass import Outline, outline, outside_mass, plan, reference
 from lexshard.kernels.penalties import adjust
 from tests.support.search_cases import canonical_row, estimates_of, random_need
 
@@ -30,7 +31,7 @@ def _outside_mass_holds(
     offsets = np.cumsum([0, *map(len, listed)])
     arguments = (estimates, size, search, flat, np.concatenate(listed), offsets)
     found = outside_mass(*arguments)
-    expected = outside_mass(*arguments, implementation="reference")
+    expected = reference.outside_mass(*arguments)
     assert np.allclose(found, expected, rtol=1e-12, atol=1e-12)
     holds = True
     every = np.arange(size, dtype=np.int32)
@@ -78,7 +79,7 @@ def test_outlines_of_parts_add_up_and_plans_agree_with_the_reference(
     need = replace(random_need(random, size), inverse_temperature=0.5)
     owner = random.integers(0, 3, size)
 
-    def outlines(owners: list[int], implementation: Any) -> list[Outline | None]:
+    def outlines(owners: list[int], module: ModuleType) -> list[Outline | None]:
         found = []
         for each in owners:
             own = owner == each if each >= 0 else np.ones(size, np.bool_)
@@ -88,11 +89,11 @@ def test_outlines_of_parts_add_up_and_plans_agree_with_the_reference(
             )
             one = flatten_adjustments([None if each >= 0 else need.adjustment])
             search = RowTable.of([need]).search()
-            found += outline(part, len(row), search, one, implementation=implementation)
+            found += module.outline(part, len(row), search, one)
         return found
 
     for owners in ([-1], [0, 1, 2]):
-        ours, expected = outlines(owners, None), outlines(owners, "reference")
+        ours, expected = outlines(owners, mass), outlines(owners, reference)
         for own, other in zip(ours, expected, strict=True):
             if own is None or other is None:
                 assert own is other
@@ -102,7 +103,7 @@ def test_outlines_of_parts_add_up_and_plans_agree_with_the_reference(
             assert np.allclose(own.errors, other.errors, rtol=1e-5)
             assert math.isclose(own.widest, other.widest, rel_tol=1e-5)
     whole = outline(estimates, size, RowTable.of([need]).search(), flatten_adjustments([None]))
-    parts = outlines([0, 1, 2], None)
+    parts = outlines([0, 1, 2], mass)
     assert (whole[0] is None) == any(part is None for part in parts) == (flavour == "huge")
     if whole[0] is None:
         return
@@ -113,7 +114,7 @@ def test_outlines_of_parts_add_up_and_plans_agree_with_the_reference(
     # The order of sums decides at edges only: the plans are a bin apart at most.
     for other in (
         plan([whole[0]], top_p, allowed)[0],
-        plan(known, top_p, allowed, implementation="reference")[0],
+        reference.plan(known, top_p, allowed)[0],
     ):
         assert abs(other - lowest) <= 1
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from lexshard.kernels.noise import gumbel_noise, gumbel_row
+from lexshard.kernels.noise import gumbel_noise, gumbel_row, reference
 from lexshard.kernels.noise.cpu import block_draw, block_minimum, noise_ceiling
 from lexshard.kernels.noise.reference import philox
 from tests.support.paths import ROOT
@@ -36,7 +36,7 @@ def test_philox_gives_the_published_vectors(word: int, key: int, expected: tuple
 
 def test_a_million_tokens_agree_bit_for_bit() -> None:
     row = gumbel_row(2**64 - 3, 77, 1_000_000)
-    assert np.array_equal(row, gumbel_row(2**64 - 3, 77, 1_000_000, implementation="reference"))
+    assert np.array_equal(row, reference.gumbel_row(2**64 - 3, 77, 1_000_000))
 
 
 @given(KEYS, POSITIONS, st.lists(st.integers(0, 2**31 - 1), max_size=50))
@@ -44,7 +44,7 @@ def test_any_ids_agree_in_any_order(key: int, position: int, ids: list[int]) -> 
     array = np.array(ids, np.int64)
     noise = gumbel_noise(key, position, array)
     assert noise.dtype == np.float32
-    assert np.array_equal(noise, gumbel_noise(key, position, array, implementation="reference"))
+    assert np.array_equal(noise, reference.gumbel_noise(key, position, array))
     assert np.array_equal(noise[::-1], gumbel_noise(key, position, array[::-1]))
 
 
@@ -93,12 +93,12 @@ def test_triton_agrees_in_the_interpreter() -> None:
     pytest.importorskip("triton")
     script = (
         "import numpy as np, torch\n"
-        "from lexshard.kernels.noise import gumbel_noise\n"
+        "from lexshard.kernels.noise.reference import gumbel_noise\n"
+        "from tests.support.device_noise import device_noise\n"
         "ids = np.random.default_rng(0).integers(0, 2**31, 3000)\n"
         "for key, position in ((0, 0), (2**64 - 1, 2**32 - 1), (12345678901, 7)):\n"
-        "    got = gumbel_noise(key, position, torch.from_numpy(ids), implementation='triton')\n"
-        "    want = gumbel_noise(key, position, ids, implementation='reference')\n"
-        "    assert np.array_equal(got.numpy(), want)\n"
+        "    got = device_noise(key, position, torch.from_numpy(ids))\n"
+        "    assert np.array_equal(got.numpy(), gumbel_noise(key, position, ids))\n"
     )
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     subprocess.run([sys.executable, "-c", script], check=True, env=environment, cwd=ROOT)
@@ -109,8 +109,10 @@ def test_triton_agrees_in_the_interpreter() -> None:
 def test_triton_agrees_on_the_gpu() -> None:
     """Within one fp32 ulp: a device's float64 logarithm may differ from the host's in its last bit,
     which now and then is the bit that decides how the noise rounds."""
+    from tests.support.device_noise import device_noise
+
     ids = np.arange(1_000_000)
-    got = gumbel_noise(99, 3, torch.from_numpy(ids).cuda()).cpu().numpy()
+    got = device_noise(99, 3, torch.from_numpy(ids).cuda()).cpu().numpy()
     want = gumbel_noise(99, 3, ids)
     assert (np.abs(got - want) <= np.spacing(np.abs(want))).all()
     assert np.mean(got != want) < 1e-4

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from lexshard.actors.states.need import Adjustment
 from lexshard.actors.states.row_table import flatten_adjustments
-from lexshard.kernels.penalties import adjust, select_row
+from lexshard.kernels.penalties import adjust, reference, select_row
 from lexshard.kernels.penalties.cpu import (
     adjust_block,
     adjust_token,
@@ -30,7 +30,7 @@ def test_cpu_equals_reference(seed: int, rows: int, size: int) -> None:
     offsets = np.cumsum([0, *(len(c) for c in chosen)])
     logits = (5 * random.standard_normal(len(ids))).astype(np.float32)
     got = adjust(ids, logits, offsets, flat)
-    assert np.array_equal(got, adjust(ids, logits, offsets, flat, implementation="reference"))
+    assert np.array_equal(got, reference.adjust(ids, logits, offsets, flat))
 
 
 def test_the_stated_order_in_fp32() -> None:
@@ -95,9 +95,7 @@ def test_tokens_and_blocks_are_adjusted_as_candidates_are(
     block = logits[first : data.draw(st.integers(first + 1, size))].copy()
     stop = first + len(block)
     for row in (1, 2):
-        expected = adjust(
-            ids, logits, np.array([0, size]), select_row(flat, row), implementation="reference"
-        )
+        expected = reference.adjust(ids, logits, np.array([0, size]), select_row(flat, row))
         assert [adjust_token(logits[token], token, row, flat) for token in (first, stop - 1)] == [
             expected[first],
             expected[stop - 1],

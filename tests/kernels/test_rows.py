@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lexshard.kernels.rows import canonical_logits, postprocess
+from lexshard.kernels.rows import as_array, canonical_logits, postprocess, reference
 from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.vectors
@@ -40,15 +40,15 @@ def test_cpu_equals_reference(
 ) -> None:
     hidden, weight = _case(seed, columns, rows, size, bfloat16)
     every = canonical_logits(hidden, weight)
-    assert np.array_equal(every, canonical_logits(hidden, weight, implementation="reference"))
+    assert np.array_equal(every, reference.canonical_logits(hidden, as_array(weight)))
     random = np.random.default_rng(seed)
     counts = random.integers(0, size + 1, rows)
     offsets = np.concatenate([[0], np.cumsum(counts)])
     ids = np.concatenate([random.permutation(size)[:count] for count in counts]).astype(np.int32)
     gathered = canonical_logits(hidden, weight, ids, offsets)
     assert np.array_equal(gathered, every[np.repeat(np.arange(rows), counts), ids])
-    reference = canonical_logits(hidden, weight, ids, offsets, implementation="reference")
-    assert np.array_equal(gathered, reference)
+    plain = reference.canonical_logits(hidden, as_array(weight), ids, offsets)
+    assert np.array_equal(gathered, plain)
 
 
 def test_a_row_does_not_depend_on_its_batch() -> None:
@@ -100,7 +100,8 @@ def test_postprocessing_is_bias_then_scale_then_softcap() -> None:
 
 SCRIPT = """
 import numpy as np, torch
-from lexshard.kernels.rows import canonical_logits
+from lexshard.kernels.rows import as_array, reference
+from lexshard.kernels.rows.triton_kernel import canonical_logits
 random = np.random.default_rng(0)
 offsets = np.array([0, 3, 3, 40])
 for columns in (1, 16, 50):
@@ -109,14 +110,14 @@ for columns in (1, 16, 50):
     ids = random.integers(0, 70, 40).astype(np.int32)
     for matrix in (weight, weight.bfloat16()):
         for where in ((), (ids, offsets)):
-            got = canonical_logits(hidden, matrix, *where, implementation="triton")
-            want = canonical_logits(hidden, matrix, *where, implementation="reference")
+            got = canonical_logits(torch.from_numpy(hidden), matrix, *map(torch.from_numpy, where))
+            want = reference.canonical_logits(hidden, as_array(matrix), *where)
             assert np.array_equal(got.numpy(), want)
 several = random.standard_normal((11, 40)).astype(np.float32)
 weight = torch.from_numpy(random.standard_normal((37, 40)).astype(np.float32)).bfloat16()
-got = canonical_logits(several, weight, implementation="triton").numpy()
+got = canonical_logits(torch.from_numpy(several), weight).numpy()
 for row in range(11):
-    alone = canonical_logits(several[row : row + 1], weight, implementation="reference")
+    alone = reference.canonical_logits(several[row : row + 1], as_array(weight))
     assert np.array_equal(got[row : row + 1], alone)
 """
 
@@ -141,4 +142,4 @@ def test_triton_equals_cpu_on_the_gpu(bfloat16: bool) -> None:
 def test_cpu_equals_reference_at_full_width(bfloat16: bool) -> None:
     hidden, weight = _case(6, 1024, 16, 32_000, bfloat16)
     every = canonical_logits(hidden, weight)
-    assert np.array_equal(every, canonical_logits(hidden, weight, implementation="reference"))
+    assert np.array_equal(every, reference.canonical_logits(hidden, as_array(weight)))

@@ -20,6 +20,7 @@ from lexshard.kernels.search import (
     find_leaders,
     find_thresholds,
     narrow,
+    reference,
 )
 from lexshard.kernels.search.reference import adjusted_row, compared_values
 from lexshard.kernels.search.selection import key_value, kth_largest_key, order_key
@@ -75,18 +76,16 @@ def _search(
     exact = dense[np.repeat(np.arange(rows), np.diff(leader_offsets)), leaders]
     tau = find_thresholds(leaders, exact, leader_offsets, search)
     found = find_candidates(estimates, size, search, flat, tau, best)
-    expected_leaders = find_leaders(estimates, size, search, flat, implementation="reference")
+    expected_leaders = reference.find_leaders(estimates, size, search, flat)
     assert np.array_equal(leader_offsets, expected_leaders.offsets)
     for row in range(rows):
         own = slice(leader_offsets[row], leader_offsets[row + 1])
         ours = _leading_scores(estimates, leaders[own], search, flat, row)
         theirs = _leading_scores(estimates, expected_leaders.ids[own], search, flat, row)
         assert np.array_equal(ours, theirs)
-    assert np.array_equal(
-        tau, find_thresholds(leaders, exact, leader_offsets, search, implementation="reference")
-    )
+    assert np.array_equal(tau, reference.find_thresholds(leaders, exact, leader_offsets, search))
     arguments = (estimates, size, search, flat, tau, best)
-    expected = find_candidates(*arguments, implementation="reference")
+    expected = reference.find_candidates(*arguments)
     _check_equal(found[:2], expected[:2])
     assert np.all(found.largest >= expected.largest)
     ids, offsets, _ = found
@@ -98,7 +97,7 @@ def _search(
     ids, offsets = narrow(better, found.ids, found.offsets, search, flat, tau)
     _check_equal(
         (ids, offsets),
-        narrow(better, found.ids, found.offsets, search, flat, tau, implementation="reference"),
+        reference.narrow(better, found.ids, found.offsets, search, flat, tau),
     )
     equal = True
     for row, need in enumerate(needs):

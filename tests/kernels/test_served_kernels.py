@@ -21,7 +21,6 @@ GROUPS = (
     "int8",
     "int4",
     "search",
-    "masses",
     "rows",
 )
 # Instructions in the loop of one row's screen, which reads 128 rows of 128 or 32 bytes a time. More

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from lexshard.kernels.verify import DenseProposals, DraftedRows, verify
+from lexshard.kernels.verify import DenseProposals, DraftedRows, reference, verify
 from lexshard.kernels.verify.reference import sigmoid_weights
 from tests.support.decision_cases import FLAVOURS, random_logits
 from tests.support.verify_cases import Chains, proposals_for, random_rows, softmax
@@ -33,7 +33,7 @@ def test_cpu_gives_the_reference_tokens(
     logits = random_logits(random, flavour, 6, size)
     rows, proposals = proposals_for(random, kind, logits, rows)
     arguments = {"proposals": proposals, "sigmoid": limits}
-    expected = verify(logits, rows, **arguments, implementation="reference")  # type: ignore[arg-type]
+    expected = reference.verify(logits, rows, **arguments)  # type: ignore[arg-type]
     found = verify(logits, rows, **arguments)  # type: ignore[arg-type]
     assert found.tokens.tolist() == expected.tokens.tolist()
 

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from lexshard.kernels.quantize import Kind, quantize
-from lexshard.kernels.rows import canonical_logits
+from lexshard.kernels.rows import as_array
+from lexshard.kernels.rows.reference import canonical_logits
 from tests.support.paths import ROOT
 
 KINDS: tuple[Kind, ...] = ("int8", "int4")
@@ -29,7 +30,7 @@ def _violations(
     estimate: np.ndarray, bound: np.ndarray, hidden: np.ndarray, weight: torch.Tensor
 ) -> int:
     exact = hidden.astype(np.float64) @ weight.double().numpy().T
-    canonical = canonical_logits(hidden, weight, implementation="reference")
+    canonical = canonical_logits(hidden, as_array(weight))
     beyond = (np.abs(estimate - canonical) > bound) | (np.abs(estimate - exact) > bound)
     return int(beyond.sum())
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lexshard.kernels.exponential.double_precision import exponential, exponential_array
 from lexshard.kernels.logprobs.reference import log_normalizer
-from lexshard.kernels.truncate import best_ids, truncate
+from lexshard.kernels.truncate import best_ids, reference, truncate
 
 LOGITS = st.one_of(
     st.lists(st.sampled_from([-np.inf, np.inf, -3.0, -0.0, 0.0, 0.5, 0.5000001, 2.0]), min_size=1),
@@ -34,7 +34,8 @@ def test_cpu_keeps_the_reference_set(
     logits = np.array(values, np.float32)
     arguments = {"inverse_temperature": scale, "top_k": top_k, "top_p": top_p, "min_p": min_p}
     keep = truncate(logits, **arguments)
-    assert np.array_equal(keep, truncate(logits, **arguments, implementation="reference"))
+    log_min_p = math.log(min_p) if min_p else -math.inf
+    assert np.array_equal(keep, reference.truncate(logits, scale, top_k, top_p, log_min_p))
     assert keep.any() == (logits > -np.inf).any()
     if top_k:
         assert keep.sum() <= top_k
@@ -46,8 +47,7 @@ def test_large_vocabularies_agree(size: int, top_p: float) -> None:
     random = np.random.default_rng(size)
     logits = (3 * random.standard_normal(size)).astype(np.float32).round(3)
     keep = truncate(logits, inverse_temperature=1.25, top_p=top_p)
-    reference = truncate(logits, inverse_temperature=1.25, top_p=top_p, implementation="reference")
-    assert np.array_equal(keep, reference)
+    assert np.array_equal(keep, reference.truncate(logits, 1.25, 0, top_p, -math.inf))
     shares = np.exp(1.25 * logits.astype(np.float64))
     shares /= shares.sum()
     assert shares[keep].sum() >= top_p - 1e-6
@@ -75,8 +75,7 @@ def test_the_order_is_min_p_then_top_k_then_top_p() -> None:
 @given(LOGITS, st.integers(0, 30))
 def test_best_ids_are_in_order(values: list[float], count: int) -> None:
     logits = np.array(values, np.float32)
-    reference = best_ids(logits, count, implementation="reference")
-    assert np.array_equal(best_ids(logits, count), reference)
+    assert np.array_equal(best_ids(logits, count), reference.best_ids(logits, count))
 
 
 @given(st.lists(st.floats(-800, 0), min_size=1))

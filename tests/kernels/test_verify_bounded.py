@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
 
 import numpy as np
 import pytest
@@ -25,8 +24,6 @@ from lexshard.kernels.verify import (
 from lexshard.kernels.verify.reference import acceptance, log_softmax
 from tests.support.decision_cases import FLAVOURS, random_logits
 
-Implementation = Literal["reference", "cpu"]
-IMPLEMENTATIONS: tuple[Implementation, ...] = ("reference", "cpu")
 KINDS = ("certain", "list", "close", "equal", "edge")
 WIDTHS = (0.0, 1e-5, 1e-3, 0.1, 1.0)
 
@@ -105,16 +102,15 @@ class Case:
         lower[token] = upper[token] = logits[token]
         return BoundedRow(lower, upper, self.scale)
 
-    def decided(self, row: BoundedRow, implementation: Implementation) -> int | None:
+    def decided(self, row: BoundedRow) -> int | None:
         """What the bounds decide, None where they do not."""
-        finding = try_guess(row, self.guess, implementation=implementation)
+        finding = try_guess(row, self.guess)
         if finding.outcome == OPEN:
             return None
         if finding.outcome == STANDS:
             return self.guess.token
         assert finding.outcome == REPLACED
-        logits = self.logits[finding.ids]
-        token = replacement(logits, finding, row, self.guess, implementation=implementation)
+        token = replacement(self.logits[finding.ids], finding, row, self.guess)
         assert self.emitted() in finding.ids
         if len(finding.ids) == 1:
             return int(finding.ids[0])
@@ -133,21 +129,18 @@ def test_what_bounds_decide_every_logit_decides(
     seed: int, size: int, flavour: str, kind: str, width: float
 ) -> None:
     case = Case(seed, size, flavour, kind)
-    row = case.bounds(width)
-    for implementation in IMPLEMENTATIONS:
-        assert case.decided(row, implementation) in (None, case.emitted())
+    assert case.decided(case.bounds(width)) in (None, case.emitted())
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_narrow_bounds_decide_nearly_everything(kind: str) -> None:
     """But what stands at the edge itself."""
     cases = [Case(seed, 4200, "plain", kind) for seed in range(40)]
-    for implementation in IMPLEMENTATIONS:
-        decided = [case.decided(case.bounds(1e-5), implementation) for case in cases]
-        left = sum(token is None for token in decided)
-        assert left > 30 if kind == "edge" else left <= 2
-        for case, token in zip(cases, decided, strict=True):
-            assert token in (None, case.emitted())
+    decided = [case.decided(case.bounds(1e-5)) for case in cases]
+    left = sum(token is None for token in decided)
+    assert left > 30 if kind == "edge" else left <= 2
+    for case, token in zip(cases, decided, strict=True):
+        assert token in (None, case.emitted())
 
 
 def test_bounds_that_do_not_hold_are_noticed() -> None:

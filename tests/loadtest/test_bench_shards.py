@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from lexshard.actors.head.shard_group import ShardGroup
 from lexshard.actors.head.sharded.part import build_ladder
 from lexshard.actors.states.row_table import RowTable
 from lexshard.loadtest.bench import shards
+from lexshard.loadtest.bench.contenders.shard_group import ShardGroup
 from lexshard.loadtest.bench.options.shards import add_arguments
 from lexshard.loadtest.bench.shard_processes import RecordedShard, TimedShard
 from lexshard.loadtest.bench.shards import (

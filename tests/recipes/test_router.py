@@ -14,7 +14,6 @@ from safetensors.numpy import save_file
 
 from lexshard.actors.body.batch import whole_text
 from lexshard.actors.drafter.heads import frequency_head, full_head, routed_head
-from lexshard.actors.drafter.loading import draftable
 from lexshard.actors.drafter.router.file import FILE_NAME, RouterFileError, read_router_file
 from lexshard.actors.index.build import own_rows
 from lexshard.actors.index.format import describe_weights
@@ -23,7 +22,12 @@ from lexshard.kernels.draw import Controls, draw
 from lexshard.kernels.linear import pack
 from lexshard.loadtest.draft_heads.budgets import fixed_budgets, paper_budgets, paper_budgets_of
 from lexshard.loadtest.draft_heads.standing import accepted_lengths, router_scores, standing_guesses
-from lexshard.loadtest.draft_heads.texts import DraftPositions, WrittenText, draft_positions
+from lexshard.loadtest.draft_heads.texts import (
+    DraftPositions,
+    WrittenText,
+    draft_positions,
+    draftable,
+)
 from models.recipes.router.budgets import choose_budgets
 from models.recipes.router.clusters import tokens_by_frequency, vocabulary_clusters
 from models.recipes.router.network import Network, fit_network

@@ -100,11 +100,11 @@ print({{"huggingface_hub", "httpx2", "torch", "transformers"}} & sys.modules.key
 
 def test_every_option_can_be_set_everywhere_and_reaches_the_engine() -> None:
     lists = ["--tier", "int4", "--tier", "int8"]
-    others = ["--fast-prefill", "--kv-cache-memory", "4GiB", "--max-batch-size", "3"]
+    others = ["--batch-invariant", "--kv-cache-memory", "4GiB", "--max-batch-size", "3"]
     variables = {
         "LEXSHARD_TIERS": "int4,int8",
         "LEXSHARD_API_KEYS": "a,b",
-        "LEXSHARD_FAST_PREFILL": "true",
+        "LEXSHARD_BATCH_INVARIANT": "true",
         "LEXSHARD_KV_CACHE_MEMORY": "4GiB",
         "LEXSHARD_MAX_BATCH_SIZE": "3",
     }
@@ -113,7 +113,7 @@ def test_every_option_can_be_set_everywhere_and_reaches_the_engine() -> None:
     assert config == load_config(None, keys | flags("--model", "m", *lists, *others))
     assert config.api_keys == ["a", "b"]
     engine = config.engine_configuration
-    assert (engine.model, engine.tiers, engine.fast_prefill) == ("m", ("int4", "int8"), True)
+    assert (engine.model, engine.tiers, engine.batch_invariant) == ("m", ("int4", "int8"), True)
     assert (engine.kv_cache_bytes, engine.max_running) == (4 * 2**30, 3)
     assert ServeConfig(model="").engine_configuration == EngineConfiguration(model="")
 

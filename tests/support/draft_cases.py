@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from lexshard.actors.drafter.model import ModelDrafter
 from lexshard.actors.drafter.protocol import Drafter
 from lexshard.actors.drafter.task import DraftTask
 from lexshard.kernels.attention import BLOCK_SIZE
-from lexshard.kernels.draft import Drafted, DraftHead, PendingTokens, Router, draft
+from lexshard.kernels.draft import Drafted, DraftHead, PendingTokens, Router, cpu
 from lexshard.kernels.linear import pack
 from lexshard.kernels.linear.tile import PANEL
 from lexshard.kernels.llama import LlamaShape, LlamaStack, LlamaWeights
@@ -129,13 +130,13 @@ class DraftCase:
     prefixes: PendingTokens
     pending: PendingTokens
 
-    def run(self, head: DraftHead, implementation: Any = None) -> tuple[LlamaStack, Drafted]:
+    def run(self, head: DraftHead, module: ModuleType = cpu) -> tuple[LlamaStack, Drafted]:
         """On a cache of its own, which is returned with the answer."""
         caches = {name: getattr(self.stack, name).copy() for name in ("key_cache", "value_cache")}
         stack = replace(self.stack, **caches)
         if self.prefixes.tokens.size:
-            draft(stack, head, self.prefixes, implementation=implementation)
-        return stack, draft(stack, head, self.pending, implementation=implementation)
+            module.draft(stack, head, self.prefixes)
+        return stack, module.draft(stack, head, self.pending)
 
 
 def random_case(

@@ -11,10 +11,8 @@ import numpy.typing as npt
 
 from lexshard.actors.body.batch import whole_text
 from lexshard.actors.body.loading import load
-from lexshard.actors.drafter.loading import draftable
-from lexshard.actors.drafter.router.file import RouterFile, TrainingReport
+from lexshard.actors.drafter.router.file import RouterFile, Spread, TrainingReport
 from lexshard.actors.index.build import own_rows
-from lexshard.actors.index.metadata import Spread
 from lexshard.kernels.attention import BLOCK_SIZE
 from lexshard.kernels.noise import gumbel_row
 from lexshard.loadtest.draft_heads.texts import (
@@ -22,6 +20,7 @@ from lexshard.loadtest.draft_heads.texts import (
     Tokens,
     WrittenText,
     draft_positions,
+    draftable,
 )
 from tests.support.tiny_models import save_tiny
 

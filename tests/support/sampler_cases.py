@@ -11,9 +11,11 @@ from lexshard.actors.head.shard import Shard
 from lexshard.actors.messages import Request, RowDecision, SamplingParameters
 from lexshard.actors.states.row_table import flatten_adjustments
 from lexshard.actors.states.sequence_state import SequenceState
-from lexshard.kernels.draw import Controls, draw
-from lexshard.kernels.penalties import adjust
-from lexshard.kernels.rows import canonical_logits, postprocess
+from lexshard.kernels.draw import Controls
+from lexshard.kernels.draw import reference as draw_reference
+from lexshard.kernels.penalties import reference as penalties_reference
+from lexshard.kernels.rows import as_array, postprocess
+from lexshard.kernels.rows import reference as rows_reference
 from tests.support.decisions import screen_and_decide
 
 EOS = (0, 3)
@@ -70,7 +72,7 @@ class DenseHead:
         self.weight, self.bias, self.softcap, self.scale = weight, bias, softcap, scale
 
     def logits(self, hidden: torch.Tensor) -> np.ndarray:
-        raw = canonical_logits(hidden[None], self.weight, implementation="reference")[0]
+        raw = rows_reference.canonical_logits(hidden[None].numpy(), as_array(self.weight))[0]
         bias = None if self.bias is None else self.bias.numpy()
         return postprocess(raw, bias=bias, scale=self.scale, softcap=self.softcap)
 
@@ -78,7 +80,7 @@ class DenseHead:
         raw, p = self.logits(hidden), state.parameters
         ids, offsets = np.arange(len(raw), dtype=np.int32), np.array([0, len(raw)])
         adjustments = flatten_adjustments([state.adjustment()])
-        logits = adjust(ids, raw, offsets, adjustments, implementation="reference")
+        logits = penalties_reference.adjust(ids, raw, offsets, adjustments)
         inverse = 0.0 if p.temperature == 0 else float(np.float32(1 / p.temperature))
         controls = Controls(
             np.array([inverse]),
@@ -88,7 +90,7 @@ class DenseHead:
             np.array([state.key], np.uint64),
             np.array([state.position], np.uint64),
         )
-        return int(draw(ids, logits, offsets, controls, implementation="reference")[0])
+        return int(draw_reference.draw(ids, logits, offsets, controls)[0])
 
 
 def decide_step(

@@ -46,7 +46,7 @@ class StandIn:
             rows = np.split(work.candidates.raw, work.candidates.offsets[1:-1])
             tokens += [int(row.argmax()) for row in rows]
         if work.dense is not None:
-            tokens += work.dense.logits.argmax(axis=0).tolist()
+            tokens += work.dense.logits.argmax(axis=1).tolist()
         decisions = tuple(RowDecision(token) for token in tokens)
         return DecisionResult(work.step, decisions, 0.0)
 

@@ -57,9 +57,8 @@ def opened(first: int, count: int, prompt: int = 20) -> tuple[OpenSequence, ...]
 
 
 def dense_rows(random: np.random.Generator, sequences: tuple[int, ...]) -> DenseRows:
-    """In either layout, with the producer's maxima or without."""
-    rows = (3 * random.standard_normal((len(sequences), SIZE))).astype(np.float32)
-    logits = rows.T if random.random() < 0.5 else np.ascontiguousarray(rows.T)
+    """With the producer's maxima or without."""
+    logits = (3 * random.standard_normal((len(sequences), SIZE))).astype(np.float32)
     return DenseRows(
         RowNames(sequences), logits, block_maxima(logits) if random.random() < 0.5 else None
     )

@@ -6,7 +6,7 @@ import numpy as np
 
 from lexshard.actors.states.mask import Mask
 from lexshard.actors.states.need import Adjustment, Need
-from lexshard.kernels.noise import gumbel_noise
+from lexshard.kernels.noise.reference import gumbel_noise
 from lexshard.kernels.search import Estimates, block_slack
 from lexshard.kernels.truncate.reference import best_ids
 
@@ -93,5 +93,5 @@ def answer(need: Need, ids: np.ndarray, logits: np.ndarray) -> list[int]:
         return ids[scaled >= scaled.max() + np.log(need.min_p)].tolist()
     if need.inverse_temperature == 0:
         return [int(ids[np.argmax(logits)])]
-    noise = gumbel_noise(need.key, need.position, ids, implementation="reference")
+    noise = gumbel_noise(need.key, need.position, ids)
     return [int(ids[np.argmax(scaled + noise)])]

@@ -21,11 +21,11 @@ import triton
 
 from lexshard.kernels.attention import BLOCK_SIZE, allocate_cache
 from lexshard.kernels.attention import triton_kernel as attention
+from lexshard.kernels.blocks import BLOCK
 from lexshard.kernels.quantize import quantize
 from lexshard.kernels.rows import triton_kernel as rows_kernel
 from lexshard.kernels.screen import Screened
 from lexshard.kernels.screen.gpu import tensor_cores
-from lexshard.kernels.search.gpu import masses
 from lexshard.kernels.search.gpu import search as device_search
 from tests.support.compile_only import LARGEST_SHARED_MEMORY, MachineCode, compiling, machine_code
 
@@ -137,23 +137,12 @@ def launch_search(shape: HeadShape, rows: int) -> None:
             empty(rows + 1, dtype=torch.int64), empty(1 << 17, 6, dtype=torch.int32)
         ),
         workspace,
+        masks=device_search.RowMasks(
+            empty(rows, size // BLOCK, dtype=torch.int64),
+            empty(rows, dtype=torch.int64),
+            size // BLOCK,
+        ),
     )
-
-
-def launch_masses(shape: HeadShape, rows: int) -> None:
-    size = shape.vocabulary
-    weight = empty(size, shape.columns, dtype=torch.bfloat16)
-    bias = empty(size) if shape.softcap else None
-    softmax = masses.softmax_rows(
-        empty(rows, shape.columns),
-        Screened(empty(rows, size), empty(2, size), empty(rows, 2, dtype=torch.float64)),
-        device_search.PostProcessing(bias, 1.0, shape.softcap, empty(5, dtype=torch.float64)),
-        empty(rows, 4, dtype=torch.float64),
-        device_search.Support(empty(rows + 1, dtype=torch.int64), empty(1, 6, dtype=torch.int32)),
-        size,
-    )
-    masses.launch_outlines(softmax)
-    masses.launch_bounds(softmax, weight, empty(rows, dtype=torch.int64), CAPACITY)
 
 
 def launch_dense_rows(shape: HeadShape, rows: int) -> None:
@@ -190,7 +179,6 @@ GROUPS: dict[str, dict[str, Callable[[], None]]] = {
     "int8": screen_cases("int8"),
     "int4": screen_cases("int4"),
     "search": head_cases(launch_search),
-    "masses": head_cases(launch_masses),
     "rows": head_cases(launch_dense_rows, (1, 4, 32)),
 }
 

@@ -7,11 +7,11 @@ from copy import copy
 import numpy as np
 
 from lexshard.kernels.noise import gumbel_row
-from lexshard.kernels.verify import DenseProposals, DraftedRows, SparseProposals
+from lexshard.kernels.verify import DenseProposals, DraftedRows
 from lexshard.kernels.verify.types import Proposals
 from tests.support.decision_cases import random_logits
 
-KINDS = ("certain", "sparse", "dense", "close", "equal")
+KINDS = ("certain", "few", "dense", "close", "equal")
 
 
 def random_rows(random: np.random.Generator, count: int, size: int) -> DraftedRows:
@@ -30,17 +30,12 @@ def proposals_for(
     """Proposals of a kind, and the rows with drafts that these could have made."""
     if kind == "certain":
         return rows, None
-    if kind == "sparse":
-        lists = [
-            np.union1d(random.integers(0, logits.shape[1], random.integers(1, 6)), [draft])
-            for draft in rows.drafts
-        ]
-        weights = [random.random(len(each)) ** 4 + 1e-30 for each in lists]
-        return rows, SparseProposals(
-            np.concatenate(lists).astype(np.int32),
-            np.concatenate([each / each.sum() for each in weights]),
-            np.cumsum([0, *map(len, lists)], dtype=np.int64),
-        )
+    if kind == "few":
+        proposed = np.full_like(logits, -np.inf)
+        for row, draft in enumerate(rows.drafts):
+            ids = np.append(random.integers(0, logits.shape[1], random.integers(1, 6)), draft)
+            proposed[row, ids] = np.log(random.random(len(ids)) ** 4 + 1e-30)
+        return rows, DenseProposals(proposed, np.ones(len(proposed)))
     if kind == "equal":
         proposed = logits.copy()
     elif kind == "close":
@@ -80,7 +75,7 @@ class Chains:
         logits = self.drafter[before]
         if kind == "certain":
             return logits.argmax(axis=1), logits
-        if kind == "sparse":  # the three best
+        if kind == "few":  # the three best
             logits = np.where(logits >= np.sort(logits, axis=1)[:, -3:-2], logits, -np.inf)
             logits = logits.astype(np.float32)
         return (logits + self.noise(position)).argmax(axis=1), logits

@@ -61,11 +61,10 @@ def decider(
         own = parameters[which % len(parameters)]
         states.open(which, Request("", which, history[:half], own, resumed_ids=history[half:]))
     table = states.table(RowNames(tuple(range(len(rows)))))
-    logits = np.ascontiguousarray(rows.T)
-    maxima = block_maxima(logits)
+    maxima = block_maxima(rows)
 
     def decide(hot_ids: Ids) -> npt.NDArray[np.int64]:
-        return decide_dense(logits, maxima, table.controls, table.flat, hot_ids).visited
+        return decide_dense(rows, maxima, table.controls, table.flat, hot_ids).visited
 
     return decide
 

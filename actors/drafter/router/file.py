@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lexshard.actors.index.container import FileKind, Header, read_header, read_part
-from lexshard.actors.index.metadata import Spread, Weights
+from lexshard.actors.index.metadata import Weights
 
 # Not *.safetensors, though it is one: servers that load every such file of a folder would try.
 FILE_NAME = "draft-router.tensors"
@@ -30,6 +30,15 @@ class RouterFileError(ValueError):
 
 TRAINING = "python -m models.recipes.router.train"  # in a checkout
 ROUTER = FileKind("lexshard-router", "router", TRAINING, RouterFileError)
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Quantiles of a value over all clusters."""
+
+    least: float
+    median: float
+    most: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,19 +6,18 @@ in the arithmetic of `Shard`, on a few hundred tokens per row.
 
 Who decides what:
 
-- greedy, sampled, top-k (up to ``largest_k``) and min-p rows, with or without penalties, biases and
-  bans: the search on the device;
-- rows with masks: the tokens of these are the candidates;
-- top-p alone and epsilon: bounds on the whole softmax (`DeviceMasses`);
-- all others (returned logprobs, larger k), rows with more candidates than there is room for and
-  those whose bounds are too loose: every canonical logit.
+- greedy, sampled, top-k (up to ``largest_k``) and min-p rows, with or without penalties, biases,
+  bans and masks: the search on the device;
+- rows whose masks hold few tokens, and what the search leaves of others: the tokens of the mask;
+- all others (top-p alone, epsilon, returned logprobs, larger k) and rows with more candidates than
+  there is room for: every canonical logit.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -26,8 +25,6 @@ import torch
 
 from lexshard.actors.candidates import Candidates
 from lexshard.actors.head.backoff import Backoff
-from lexshard.actors.head.exchange import MASS_NEEDS, MassTries, decide_masses
-from lexshard.actors.head.gpu.device_masses import NO_BIN, DeviceMasses, OutlinedRows
 from lexshard.actors.head.gpu.device_step import (
     DeviceScreen,
     DeviceStep,
@@ -37,28 +34,26 @@ from lexshard.actors.head.gpu.device_step import (
 )
 from lexshard.actors.head.ladder import STEP_KINDS, Choices, Ladder, StepKind, step_kind
 from lexshard.actors.head.output_head import Hidden, Screening, Thresholds
-from lexshard.actors.head.output_rows import own_rows, refuse_unsound
+from lexshard.actors.head.output_rows import computes_allowed, own_rows, refuse_unsound
 from lexshard.actors.head.owned_rows import OwnedRows
 from lexshard.actors.head.screens import DENSE, tier_bytes
-from lexshard.actors.head.whole_softmax import Mass, PartialMass
 from lexshard.actors.messages import Certificate, NeedKind
 from lexshard.actors.states.need import Adjustment, Need
 from lexshard.actors.states.row_table import RowTable
-from lexshard.kernels.mass import Outline
+from lexshard.kernels.blocks import blocks_of
 from lexshard.kernels.penalties import Adjustments
 from lexshard.kernels.quantize import Tier
-from lexshard.kernels.rows import canonical_logits, postprocess
+from lexshard.kernels.rows import postprocess
+from lexshard.kernels.rows.triton_kernel import canonical_logits
 from lexshard.kernels.screen.gpu import tensor_cores
 from lexshard.kernels.search.gpu.search import Tokens, post_processing
 
-MASS = "mass"
 BUCKETS = (1, 2, 4, 8, 16, 32, 64)
 CAPACITY = 1024  # candidates a row has room for
 LARGEST_K = 64
 LARGEST_SUPPORT = 1 << 17  # adjusted tokens of a step
 DENSE_ROWS = 32  # rows whose canonical logits are computed at a time
 EVERY_ROWS = (1, 2, 4, 8)  # of one program then: each is compiled on its own
-SOFTMAX_ROWS = (1, 2, 16)  # numbers of rows that kernels of the whole softmax are compiled for
 
 Ids = npt.NDArray[np.int32]
 Float32s = npt.NDArray[np.float32]
@@ -81,7 +76,6 @@ class DeviceScreening(Screening):
 
     hidden: torch.Tensor  # [N, d], on either side of the bus
     launches: tuple[Launch, ...]
-    outlined: list[OutlinedRows] = field(default_factory=list)  # by the last try
 
 
 @dataclass(slots=True, eq=False)
@@ -140,6 +134,8 @@ class DeviceShard:
             for name, tier in ladder.tiers.items()
         }
         self._entries = torch.zeros(LARGEST_SUPPORT, 6, dtype=torch.int32, device=device)
+        masks = (BUCKETS[-1], blocks_of(size))
+        self._mask_words = torch.zeros(masks, dtype=torch.int64, device=device)
         self._steps: dict[tuple[int, str], DeviceStep] = {}
         cuda = self.weight.is_cuda
         self._pool = torch.cuda.graph_pool_handle() if cuda else None
@@ -149,13 +145,6 @@ class DeviceShard:
         self._row_bytes = weight.shape[1] * weight.element_size()
         self._ladder = ladder
         self._best_tier = max(self._bytes, key=self._bytes.__getitem__)
-        self._masses = DeviceMasses(
-            self.weight,
-            self.owned,
-            self._screens[self._best_tier],
-            self._post[self._best_tier],
-            self._finish,
-        )
         self.start_with(ladder.choices, ladder.for_several)
 
     def start_with(self, choices: Choices, for_several: Choices | None = None) -> None:
@@ -181,13 +170,6 @@ class DeviceShard:
         for rows in EVERY_ROWS:
             hidden = torch.zeros(rows, self.weight.shape[1], device=self.weight.device)
             self._products(hidden, None)
-        whole = Need("nucleus", top_p=0.5, inverse_temperature=1.0)
-        for rows in SOFTMAX_ROWS:
-            hidden = torch.zeros(rows, self.weight.shape[1], device=self.weight.device)
-            outlined = self._masses.outline(
-                hidden, range(rows), *self._packed(RowTable.of([whole] * rows))
-            )
-            self._masses.bound(outlined, dict.fromkeys(range(rows), NO_BIN))
 
     def replay(self, rows: int) -> Callable[[], None]:
         """What runs the last step of ``rows`` rows without top-k, or of any kind where all have the
@@ -222,7 +204,7 @@ class DeviceShard:
         return Thresholds(tau, rows, DeviceScreening(states, tuple(launches)))
 
     def _searches(self, rows: RowTable, row: int) -> bool:
-        if rows.flat.mask[row] >= 0:
+        if computes_allowed(rows, row, self.vocabulary_size):
             return False
         kind = rows.kinds[row]
         return kind in ("top1", "minp") or (
@@ -237,17 +219,16 @@ class DeviceShard:
     def _launch(
         self, searched: Sequence[int], name: str, hidden: torch.Tensor, rows: RowTable
     ) -> Launch | None:
-        packed, _ = self._packed(rows.some(searched))
+        packed = self._packed(rows.some(searched))
         if len(packed.support.entries) > len(self._entries):
             return None
         states = hidden if len(searched) == len(hidden) else hidden[list(searched)]
         step = self._step(len(searched), name)
         return Launch(tuple(searched), name, step.launch(states, packed))
 
-    def _packed(self, rows: RowTable) -> tuple[PackedStep, Adjustments]:
+    def _packed(self, rows: RowTable) -> PackedStep:
         seen = list(map(self._seen, rows.adjustments))
-        adjustments = self.owned.of_rows(rows.flat)
-        return pack_step(rows.search(), adjustments, seen, self._size), adjustments
+        return pack_step(rows.search(), self.owned.of_rows(rows.flat), seen, self._size)
 
     def _seen(self, adjustment: Adjustment | None) -> Ids:
         """The rows of this shard that are tokens seen by what is penalised."""
@@ -263,6 +244,7 @@ class DeviceShard:
                 self._screens[name],
                 self._post[name],
                 self._entries,
+                self._mask_words,
                 self._tokens,
                 capacity=self._capacity,
                 leaders=self._largest_k,
@@ -291,14 +273,6 @@ class DeviceShard:
             finite = torch.isfinite(step.hidden[dense]).all(dim=1)
             sound[dense] &= finite.cpu().numpy()
         refuse_unsound(sound)
-        masses = thresholds.masses
-        if masses is None:
-            [masses] = decide_masses([self], [thresholds])
-        for row, mass in masses.items():
-            found[row] = self._of_mass(step, rows.kinds[row], row, mass)
-        for tried in step.outlined:
-            for row in tried.rows:
-                read[row] += self._bytes[self._best_tier] // len(tried.rows)
         self._complete(step, rows, found, read)
         return self._candidates(rows.flat, [row for row in found if row is not None])
 
@@ -361,16 +335,6 @@ class DeviceShard:
                 certificate = Certificate(kind, "dense", DENSE, self._size, cost, fallback=tried)
                 found[row] = FoundRow(self._rows, products, certificate)
 
-    def _of_mass(self, step: DeviceScreening, kind: NeedKind, row: int, mass: Mass) -> FoundRow:
-        """A row that bounds on the whole softmax have decided."""
-        ids = self.owned.rows(mass.ids)
-        hidden = step.hidden[row : row + 1].to(self.weight.device)
-        products = self._products(hidden, ids) if len(ids) else np.empty(0, np.float32)
-        tier = self._best_tier
-        return FoundRow(
-            ids, products, self._certified(kind, tier, mass.rescored, self._bytes[tier])
-        )
-
     def _certified(self, kind: NeedKind, tier: str, count: int, read: int) -> Certificate:
         """Of a row whose bounds read so many bytes and left ``count`` tokens to compute."""
         each = float(getattr(self._ladder.tiers[tier], "failure_probability", 0.0))
@@ -394,14 +358,13 @@ class DeviceShard:
     def _products(self, hidden: torch.Tensor, ids: Ids | None) -> Float32s:
         """Canonical products [N, V] of ``hidden`` on the device, or [I] of one row and ``ids``."""
         if ids is None:
-            every = canonical_logits(hidden, self.weight, implementation="triton")
+            every = canonical_logits(hidden, self.weight)
         else:
             every = canonical_logits(
                 hidden,
                 self.weight,
                 torch.from_numpy(np.ascontiguousarray(ids, np.int32)).to(hidden.device),
                 torch.tensor([0, len(ids)], device=hidden.device),
-                implementation="triton",
             )
         result: Float32s = every.cpu().numpy()
         return result
@@ -422,55 +385,9 @@ class DeviceShard:
         tokens = self.owned.tokens(ids)
         return Candidates(tokens, raw, offsets, tuple(certificates), adjustments)
 
-    # -- the whole softmax ------------------------------------------------------------------------
-
     def mass_rows(self, thresholds: Thresholds) -> list[int]:
-        """The rows that bounds on the whole softmax may decide."""
-        asked = thresholds.rows
-        rows = [
-            row
-            for row, kind in enumerate(asked.kinds)
-            # Rows with masks have the tokens of these for candidates.
-            if kind in MASS_NEEDS and asked.flat.mask[row] < 0
-        ]
-        return rows if rows and self._backoff.allows(MASS) else []
-
-    def mass_tries(self, thresholds: Thresholds) -> MassTries:
-        """A device has one kind of bounds, those of the tier that reads most."""
-        return MassTries(at_once=True, precisely=False)
-
-    def outline_masses(
-        self, thresholds: Thresholds, rows: Sequence[int], *, precisely: bool
-    ) -> list[Outline | None]:
-        """Where this shard's tokens lie in ``rows``. Waits for the device."""
-        step = thresholds.screening
-        assert isinstance(step, DeviceScreening)
-        step.outlined.clear()
-        for start in range(0, len(rows), BUCKETS[-1]):
-            own = rows[start : start + BUCKETS[-1]]
-            hidden = step.hidden[list(own)].to(self.weight.device)
-            asked = self._packed(thresholds.rows.some(own))
-            step.outlined.append(self._masses.outline(hidden, own, *asked))
-        return [each for outlined in step.outlined for each in outlined.outlines]
-
-    def bound_masses(self, thresholds: Thresholds, lowest: Mapping[int, int]) -> list[PartialMass]:
-        """What this shard knows of the softmax of rows that it has outlined last. Waits for the
-        device."""
-        step = thresholds.screening
-        assert isinstance(step, DeviceScreening)
-        parts: dict[int, PartialMass] = {}
-        for outlined in step.outlined:
-            own = {row: lowest[row] for row in outlined.rows if row in lowest}
-            if own:
-                parts.update(zip(own, self._masses.bound(outlined, own), strict=True))
-        return [parts[row] for row in lowest]
-
-    def record_bounds(self, thresholds: Thresholds, *, failed: bool) -> None:
-        """There is no second try that this could save."""
-
-    def record_masses(self, *, failed: bool) -> None:
-        """Whether the bounds were too loose for most rows of a step."""
-        self._backoff.record(MASS, failed=failed)
+        """None: a device has no bounds on the whole softmax."""
+        return []
 
 
 def _buckets(largest: int) -> list[tuple[int, int]]:

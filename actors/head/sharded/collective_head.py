@@ -31,7 +31,7 @@ class CollectiveHead:
     """``shard``, which owns ``owned_ids``, and those that the other ranks of ``collective`` serve
     (`actors.head.sharded.shard_server.ShardServer`), as one head.
 
-    Answers are bit for bit those of a `ShardGroup` of the same shards, and the tokens that can be
+    Answers are bit for bit those of the same shards in one process, and the tokens that can be
     drawn those of one shard with every row. Returns when every server has introduced itself.
 
     Where anything fails in the midst of a step, the shards are out of step: the group is closed,

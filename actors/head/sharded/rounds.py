@@ -8,14 +8,14 @@ import numpy as np
 import numpy.typing as npt
 
 from lexshard.actors.collective import Collective
-from lexshard.actors.head.exchange import MassShard
+from lexshard.actors.head.exchange import AnyMassShard
 from lexshard.actors.head.paper.clusters import ClusterTokens
 from lexshard.actors.head.paper.paper_head import PaperHead
 from lexshard.actors.head.sharded.announcements import Introduction
 from lexshard.actors.head.sharded.cluster_step import ClusterStep
 from lexshard.actors.head.sharded.step import ShardStep
 
-AnyShard = MassShard | PaperHead
+AnyShard = AnyMassShard | PaperHead
 
 
 def introduce(shard: AnyShard, owned_ids: npt.NDArray[np.int32]) -> Introduction:

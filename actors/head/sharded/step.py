@@ -1,6 +1,6 @@
 """One step of a sharded head as every process takes it, root and servers alike.
 
-The rounds are those of `actors.head.shard_group.ShardGroup`:
+In rounds:
 
     screen            every shard, its own rows
     all-reduce max    thresholds, and which rows bounds on the whole softmax may decide
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,7 @@ from lexshard.actors.candidates import Candidates
 from lexshard.actors.collective import ROOT, Collective
 from lexshard.actors.head.exchange import (
     MASS_NEEDS,
+    AnyMassShard,
     MassShard,
     MassTries,
     agree_on_masses,
@@ -41,7 +43,7 @@ from lexshard.actors.head.sharded.packing import (
     pack_candidates,
     unpack_candidates,
 )
-from lexshard.actors.head.whole_softmax import Cut, PartialMass
+from lexshard.actors.head.whole_softmax import Cut, Mass, PartialMass
 from lexshard.actors.packed_arrays import encode
 from lexshard.actors.states.need import Need
 from lexshard.actors.states.row_table import RowTable
@@ -59,7 +61,7 @@ class ShardStep:
 
     def __init__(
         self,
-        shard: MassShard,
+        shard: AnyMassShard,
         owned_ids: Sequence[npt.NDArray[np.int32]],
         collective: Collective,
     ) -> None:
@@ -71,9 +73,10 @@ class ShardStep:
     def take(self, hidden: Hidden, asked: RowTable) -> Candidates | None:
         """The candidates of all shards at the root, None elsewhere."""
         thresholds, rows, tries = self._screen(hidden, asked)
-        [masses] = agree_on_masses(
-            [self._shard], [thresholds], rows, tries, self._plan, self._decide
-        )
+        masses: dict[int, Mass] = {}
+        if rows:
+            shard = cast(MassShard, self._shard)
+            [masses] = agree_on_masses([shard], [thresholds], rows, tries, self._plan, self._decide)
         found = self._shard.rescore(replace(thresholds, masses=masses))
         if not self._is_root:
             self._collective.gather(pack_candidates(found, len(self._owned_ids[0])))
@@ -92,7 +95,7 @@ class ShardStep:
         rows = [row for row, kind in enumerate(asked.kinds) if kind in MASS_NEEDS]
         if rows:
             able = set(self._shard.mass_rows(own))
-            tries = self._shard.mass_tries(own) if able else NO_TRIES
+            tries = cast(MassShard, self._shard).mass_tries(own) if able else NO_TRIES
             columns.append(np.array([row not in able for row in rows], np.float64))
             columns.append(np.array([not tries.at_once, tries.precisely], np.float64))
         agreed = self._collective.all_reduce_max(np.concatenate(columns))

@@ -132,8 +132,8 @@ def deltas_before(workload: SamplerWorkload, step: int) -> Deltas:
 def dense_work(
     workload: SamplerWorkload, step: int, deltas: Deltas, *, maxima: bool = True
 ) -> DecisionWork:
-    """All logits, vocabulary-major as their producer writes them, perhaps with block maxima."""
-    logits = np.ascontiguousarray(workload.logits(step).T)
+    """All logits, perhaps with block maxima."""
+    logits = workload.logits(step)
     rows = tuple(range(workload.batch))
     dense = DenseRows(RowNames(rows), logits, block_maxima(logits) if maxima else None)
     return DecisionWork(step, deltas, dense=dense)

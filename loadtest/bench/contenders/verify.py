@@ -14,7 +14,7 @@ from numba import njit
 
 from lexshard.kernels.blocks import BLOCK
 from lexshard.kernels.prefetch import LINE, prefetch
-from lexshard.kernels.verify import Verdict, verify
+from lexshard.kernels.verify import Verdict, reference, verify
 from lexshard.loadtest.bench.synthetic.drafts import VerifyStep
 
 EXACT, SIGMOID = "exact", "sigmoid"
@@ -50,14 +50,14 @@ class OwnVerify:
         self._limits = limits
 
     def decide(self, number: int) -> Verdict:
-        return self._verify(self._targets[number], self._steps[number])
+        step = self._steps[number]
+        return verify(
+            self._targets[number], step.rows, proposals=step.proposals, sigmoid=self._limits
+        )
 
     def by_reference(self, step: VerifyStep) -> Verdict:
         """What the plain reference decides."""
-        return self._verify(step.tested_logits, step, implementation="reference")
-
-    def _verify(self, logits: npt.NDArray[np.float32], step: VerifyStep, **how: Any) -> Verdict:
-        return verify(logits, step.rows, proposals=step.proposals, sigmoid=self._limits, **how)
+        return reference.verify(step.tested_logits, step.rows, step.proposals, self._limits)
 
     def output(self, answer: Verdict, step: VerifyStep) -> VerifyOutput:
         stands = (answer.tokens == step.rows.drafts).reshape(step.batch, -1)

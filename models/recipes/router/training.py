@@ -21,20 +21,19 @@ import numpy as np
 import numpy.typing as npt
 
 from lexshard.actors.body.loading import LoadedModel
-from lexshard.actors.drafter.loading import draftable
 from lexshard.actors.drafter.router.file import (
     CLUSTERS,
     NETWORK,
     ROUTER,
     Ids,
     RouterFile,
+    Spread,
     TrainingReport,
     training_report,
 )
 from lexshard.actors.index.build import own_rows
 from lexshard.actors.index.container import Part
 from lexshard.actors.index.format import describe_weights
-from lexshard.actors.index.metadata import Spread
 from lexshard.actors.index.steps import BuildSteps, Progress, ProgressBar, alone
 from lexshard.loadtest.draft_heads.compared import FULL, DraftHeads
 from lexshard.loadtest.draft_heads.compared import ROUTER as ROUTED_HEAD
@@ -44,6 +43,7 @@ from lexshard.loadtest.draft_heads.texts import (
     Tokens,
     WrittenText,
     draft_positions,
+    draftable,
 )
 from models.recipes.router.budgets import choose_budgets
 from models.recipes.router.clusters import tokens_by_frequency, vocabulary_clusters

@@ -167,9 +167,6 @@ def test_the_fused_body_is_refused_where_it_does_not_fit(tmp_path: Path) -> None
     save_tiny("gpt2", tmp_path)
     with pytest.raises(UnsupportedModelError, match="body=general"):
         load(tmp_path, body="fused")
-    save_tiny("qwen3", tmp_path, hidden_size=64, intermediate_size=96, num_attention_heads=4)
-    with pytest.raises(UnsupportedModelError, match="fast prefill"):
-        load(tmp_path, body="fused", fast_prefill=True)
 
 
 def test_a_body_that_is_wrong_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

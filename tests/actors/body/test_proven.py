@@ -133,13 +133,11 @@ def test_other_software_another_machine_or_another_option_checks_anew(
     assert checks() == 3
 
 
-def test_the_general_body_and_fast_prefill_are_checked_every_time(
-    tmp_path: Path, checks: Watch
-) -> None:
+def test_the_general_body_is_checked_every_time(tmp_path: Path, checks: Watch) -> None:
     folder = save_fusable(tmp_path / "model")
-    for options in ({"body": "general"}, {"fast_prefill": True}) * 2:
-        load(folder, device="cpu", **options)  # type: ignore[arg-type]
-    assert checks() == 4
+    for _ in range(2):
+        load(folder, device="cpu", body="general")
+    assert checks() == 2
 
 
 def test_checks_that_failed_are_made_again(

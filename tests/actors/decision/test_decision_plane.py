@@ -28,8 +28,9 @@ from lexshard.actors.messages import Certificate, Request, SamplingParameters
 from lexshard.actors.role import Place, here
 from lexshard.actors.states.row_table import RowNames, flatten_adjustments
 from lexshard.actors.states.sequence_state import SequenceState, SequenceStates
-from lexshard.kernels.draw import Controls, draw
-from lexshard.kernels.penalties import adjust
+from lexshard.kernels.draw import Controls
+from lexshard.kernels.draw import reference as draw_reference
+from lexshard.kernels.penalties import reference as penalties_reference
 from tests.support.sampler_cases import EOS, parameters_of
 from tests.support.thread_sampler import ThreadSampler
 
@@ -51,7 +52,7 @@ def reference_token(
     """The plain decision: adjust, truncate, add noise, take the best."""
     offsets = np.array([0, len(ids)])
     adjustments = flatten_adjustments([state.adjustment()])
-    logits = adjust(ids, raw, offsets, adjustments, implementation="reference")
+    logits = penalties_reference.adjust(ids, raw, offsets, adjustments)
     parameters = state.parameters
     controls = Controls(
         np.array([state.inverse_temperature]),
@@ -61,7 +62,7 @@ def reference_token(
         np.array([state.key], np.uint64),
         np.array([state.position], np.uint64),
     )
-    return int(draw(ids, logits, offsets, controls, implementation="reference")[0])
+    return int(draw_reference.draw(ids, logits, offsets, controls)[0])
 
 
 @dataclass

@@ -17,9 +17,10 @@ from lexshard.actors.states.deltas import Deltas, OpenSequence
 from lexshard.actors.states.row_table import RowNames, flatten_adjustments
 from lexshard.actors.states.sequence_state import SequenceState
 from lexshard.cluster.samplers.process import SamplerProcess
-from lexshard.kernels.penalties import adjust
-from lexshard.kernels.truncate import truncate
-from lexshard.kernels.verify import DenseProposals, DraftedRows, verify
+from lexshard.kernels.penalties import reference as penalties_reference
+from lexshard.kernels.truncate import reference as truncate_reference
+from lexshard.kernels.verify import DenseProposals, DraftedRows
+from lexshard.kernels.verify import reference as verify_reference
 
 SIZE = 500
 KINDS = (
@@ -61,25 +62,19 @@ def step_of(seed: int, certain: bool) -> tuple[DecisionWork, list[SequenceState]
             likely = logits[4 * name + row][ids] + random.standard_normal(len(ids))
             proposal = Proposal(ids, likely.astype(np.float32), 1.1)
             tests[len(names) - 1] = GuessTest(guesses[row], None if certain else proposal)
-    dense = DenseRows(RowNames(tuple(names), tuple(drafted), tests), logits.T)
+    dense = DenseRows(RowNames(tuple(names), tuple(drafted), tests), logits)
     return DecisionWork(seed, Deltas(opened=tuple(opened)), dense=dense), states
 
 
-def expected_token(dense: DenseRows, column: int, state: SequenceState) -> int:
+def expected_token(dense: DenseRows, place: int, state: SequenceState) -> int:
     """By the plain functions, each of which has its reference."""
-    test = dense.rows.tests[column]
+    test = dense.rows.tests[place]
     ids, ends = np.arange(SIZE, dtype=np.int32), np.array([0, SIZE])
-    adjustments = flatten_adjustments([state.adjustment(dense.rows.drafted[column])])
-    raw = np.ascontiguousarray(dense.logits[:, column])
-    row = adjust(ids, raw, ends, adjustments, implementation="reference")
+    adjustments = flatten_adjustments([state.adjustment(dense.rows.drafted[place])])
+    row = penalties_reference.adjust(ids, dense.logits[place], ends, adjustments)
     parameters = state.parameters
-    stays = truncate(
-        row,
-        inverse_temperature=state.inverse_temperature,
-        top_k=state.top_k,
-        top_p=parameters.top_p,
-        min_p=parameters.min_p,
-        implementation="reference",
+    stays = truncate_reference.truncate(
+        row, state.inverse_temperature, state.top_k, parameters.top_p, state.log_min_p
     )
     proposals = None
     if test.proposal is not None:
@@ -90,10 +85,10 @@ def expected_token(dense: DenseRows, column: int, state: SequenceState) -> int:
         np.array([test.token_id]),
         np.array([state.inverse_temperature]),
         np.array([state.key], np.uint64),
-        np.array([state.position + len(dense.rows.drafted[column])], np.uint64),
+        np.array([state.position + len(dense.rows.drafted[place])], np.uint64),
     )
     kept = np.where(stays, row, np.float32(-np.inf))[None]
-    verdict = verify(kept, rows, proposals=proposals, implementation="reference")
+    verdict = verify_reference.verify(kept, rows, proposals, None)
     return int(verdict.tokens[0])
 
 
@@ -109,12 +104,12 @@ def test_a_tested_row_emits_what_the_plain_functions_say(
     assert process.submit(work).result().decisions == here
     plain = DenseRows(work.dense.rows._replace(tests={}), work.dense.logits)
     drawn = Sampler(SETTINGS).decide(DecisionWork(seed, work.deltas, dense=plain)).decisions
-    for column, decision in enumerate(here):
-        state = states[column // 4]
-        if column not in work.dense.rows.tests:
-            assert decision == drawn[column]
+    for place, decision in enumerate(here):
+        state = states[place // 4]
+        if place not in work.dense.rows.tests:
+            assert decision == drawn[place]
             continue
-        token = expected_token(work.dense, column, state)
+        token = expected_token(work.dense, place, state)
         assert (-1 if decision is None else decision.token_id) == token
         if decision is not None and state.parameters.logprobs is not None:
             assert decision.logprobs is not None

@@ -109,6 +109,3 @@ def test_a_routed_head_has_the_files_network() -> None:
     np.testing.assert_array_equal(inner, file.inner)
     np.testing.assert_array_equal(outer, file.outer)
     assert head.router.budgets.tolist() == file.budgets.tolist()
-    fewer = routed_head(weights(48), file, budgets=[2, 1])
-    assert fewer.router is not None
-    assert fewer.router.budgets.tolist() == [2, 1]

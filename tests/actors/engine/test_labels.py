@@ -38,7 +38,7 @@ def test_labels_have_the_probabilities_they_have_among_themselves(
 ) -> None:
     if settings.get("head") == "paper":  # an index with clusters, not the demo's
         index = tmp_path / "index"
-        open_or_build(DEMO, load(DEMO, "float32", device="cpu"), index, parts=("tiers", "clusters"))
+        open_or_build(DEMO, load(DEMO, "float32", device="cpu"), index, clusters=True)
         settings = {**settings, "index": str(index)}
     engine = demo_engine(max_model_len=128, **settings)
     try:

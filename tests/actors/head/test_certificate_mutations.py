@@ -27,9 +27,9 @@ from lexshard.actors.messages import NeedKind
 from lexshard.actors.states.need import Need
 from lexshard.actors.states.row_table import RowTable, flatten_adjustments
 from lexshard.kernels.mass import OutsideMass
-from lexshard.kernels.penalties import adjust
+from lexshard.kernels.penalties import reference as penalties
 from lexshard.kernels.quantize import Kind
-from lexshard.kernels.rows import canonical_logits
+from lexshard.kernels.rows import as_array, canonical_logits, reference
 from lexshard.kernels.screen import Screened, vnni
 from lexshard.kernels.search import Estimates
 from tests.support.certificate_heads import (
@@ -55,7 +55,7 @@ def test_the_oracles_logits_are_the_references() -> None:
         head = numbered_head(number)
         hidden, _ = hidden_states(random, head, "int8", 6)
         fast = canonical_logits(hidden, head.weight)
-        plain = canonical_logits(hidden, head.weight, implementation="reference")
+        plain = reference.canonical_logits(hidden, as_array(head.weight))
         assert fast.view(np.int32).tolist() == plain.view(np.int32).tolist()
         wide = hidden.astype(np.float64) @ head.weight.double().numpy().T
         sizes = np.linalg.norm(hidden.astype(np.float64), axis=1)[:, None]
@@ -71,7 +71,7 @@ def test_the_oracles_logits_are_the_references() -> None:
             with np.errstate(over="ignore", invalid="ignore"):
                 ours = adjusted_logits(logits, need.adjustment)
                 flat = flatten_adjustments([need.adjustment])
-                theirs = adjust(ids, logits, offsets, flat, implementation="reference")
+                theirs = penalties.adjust(ids, logits, offsets, flat)
             assert np.array_equal(ours, theirs, equal_nan=True)
 
 

@@ -21,7 +21,7 @@ SIZE, COLUMNS = 130, 512
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The sizes of the steps that are launched, in order."""
     pytest.importorskip("triton")
-    from lexshard.actors.head.gpu import device_masses, device_shard, device_step
+    from lexshard.actors.head.gpu import device_shard, device_step
 
     sizes: list[int] = []
 
@@ -39,8 +39,6 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(device_step.DeviceStep, "launch", launch)
     monkeypatch.setattr(device_shard.DeviceShard, "_products", products)
-    monkeypatch.setattr(device_masses.DeviceMasses, "outline", lambda *_: None)
-    monkeypatch.setattr(device_masses.DeviceMasses, "bound", lambda *_: [])
     return sizes
 
 

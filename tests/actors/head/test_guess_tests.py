@@ -155,7 +155,7 @@ def test_candidates_emit_what_all_logits_emit() -> None:
                 decided += 1
                 need = needs[row]
                 [expected] = emitted_tokens(
-                    logits[row : row + 1].T,
+                    logits[row : row + 1],
                     [tests[row]],
                     Controls(
                         np.array([need.inverse_temperature]),

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from lexshard.actors.head.certificates import merge_certificates
 from lexshard.actors.head.owned_rows import OwnedRows
-from lexshard.actors.head.shard_group import ShardGroup
 from lexshard.actors.messages import Certificate
 from lexshard.actors.states.need import Need
 from lexshard.actors.states.row_table import RowTable
 from lexshard.kernels.blocks import blocks_of
+from lexshard.loadtest.bench.contenders.shard_group import ShardGroup
 from tests.support.sharded_cases import drawn, random_needs, shard_of
 
 settings.register_profile("shards", deadline=None, max_examples=20)

@@ -72,15 +72,15 @@ def test_what_is_missing_is_added_to_what_is_there(own: Own) -> None:
     after = read_header(own.beside)
     assert after.tiers == ("int8", "int4")
     assert before.parts.items() <= after.parts.items()  # nothing was made again or lost
-    assert own.open(parts=("tiers", "clusters")).clusters is not None
+    assert own.open(clusters=True).clusters is not None
 
 
 def test_clusters_come_where_asked_and_cheap(own: Own, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lexshard.actors.index.automatic.CHEAP_PRODUCTS", 10.0)
-    assert own.open(parts=("tiers", "clusters")).clusters is None
+    assert own.open(clusters=True).clusters is None
     assert "lexshard index build" in own.said[-1]
     monkeypatch.undo()
-    index = own.open(parts=("tiers", "clusters"), tiers=())
+    index = own.open(tiers=(), clusters=True)
     assert index.clusters is not None
     assert index.tiers == {}
 

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from lexshard.actors.candidates import Candidates
 from lexshard.actors.configuration import ShardAssignmentMethod
 from lexshard.actors.head.shard import Shard
-from lexshard.actors.head.shard_group import ShardGroup
 from lexshard.actors.states.need import Need
 from lexshard.actors.states.row_table import RowTable
 from lexshard.cluster.topology.assignment import (
@@ -26,6 +25,7 @@ from lexshard.cluster.topology.assignment import (
 from lexshard.kernels.blocks import BLOCK, blocks_of
 from lexshard.kernels.bounds import Clusters
 from lexshard.kernels.noise import gumbel_row
+from lexshard.loadtest.bench.contenders.shard_group import ShardGroup
 
 METHODS = get_args(ShardAssignmentMethod)
 BY_BLOCK = [method for method in METHODS if method.startswith("blocks")]

@@ -1,4 +1,4 @@
-"""One column of logits, read in blocks of 64 tokens.
+"""One row of logits, read in blocks of 64 tokens.
 
 A block has a ceiling: no adjusted logit in it is above. Where penalties and bias can only lower it
 is the block's largest raw logit; where they raise, what they can make of it.
@@ -22,13 +22,11 @@ HOT, TAIL, ALL = 0, 1, 2
 LOWEST = np.finfo(np.float32).min
 
 
-class Column(NamedTuple):
-    """What the search of one column works on. Loops take these arrays out first: numba counts
+class RowSearch(NamedTuple):
+    """What the search of one row works on. Loops take these arrays out first: numba counts
     references wherever a field is looked up."""
 
-    memory: npt.NDArray[np.float32]  # token i stands at base + i * stride
-    base: int
-    stride: int
+    logits: npt.NDArray[np.float32]  # [V]
     size: int  # V
     row: int  # of the adjustments
     active: bool  # some logit is adjusted
@@ -65,9 +63,9 @@ def _largest_entry(entries):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def lift_ceilings(column, a):  # type: ignore[no-untyped-def]
+def lift_ceilings(search, a):  # type: ignore[no-untyped-def]
     """Turns block maxima into ceilings of a row whose adjustments can raise."""
-    ceilings, row, size, memory = column.ceilings, column.row, column.size, column.memory
+    ceilings, row, size, logits = search.ceilings, search.row, search.size, search.logits
     if _raising_penalties(row, a):
         entries = a.tables[a.table[row]]
         for block in range(ceilings.size):
@@ -78,9 +76,8 @@ def lift_ceilings(column, a):  # type: ignore[no-untyped-def]
     for index in range(a.bias_offsets[row], a.bias_offsets[row + 1]):
         token = np.int64(a.bias_ids[index])
         if a.bias_values[index] > 0.0 and token < size:
-            raw = memory[column.base + token * column.stride]
             block = token // BLOCK
-            ceilings[block] = greater(ceilings[block], adjust_token(raw, token, row, a))
+            ceilings[block] = greater(ceilings[block], adjust_token(logits[token], token, row, a))
 
 
 @njit(nogil=True, cache=True)
@@ -95,27 +92,11 @@ def reaching(ceilings, level, blocks):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def read_tokens(memory, first, stride, values):  # type: ignore[no-untyped-def]
-    """Copies the logits of adjacent tokens out of a column; ``first`` is where the first stands."""
-    stop = first + (values.size - 1) * stride + 1
-    if stride == 1:
-        side_by_side = memory[first:stop]
-        for index in range(values.size):
-            values[index] = side_by_side[index]
-    else:
-        apart = memory[first:stop:stride]
-        for index in range(values.size):
-            values[index] = apart[index]
-
-
-@njit(nogil=True, cache=True)
-def _append_hot(  # type: ignore[no-untyped-def]
-    memory, base, stride, stop, hot_ids, start, level, ids, values, count
-):
+def _append_hot(logits, stop, hot_ids, start, level, ids, values, count):  # type: ignore[no-untyped-def]
     index = lower_bound(hot_ids, 0, hot_ids.size, start)
     while index < hot_ids.size and hot_ids[index] < stop:
         token = np.int64(hot_ids[index])
-        value = memory[base + token * stride]
+        value = logits[token]
         if value >= level:
             ids[count] = token
             values[count] = value
@@ -140,7 +121,7 @@ def _without_hot(hot_ids, ids, values, first, count):  # type: ignore[no-untyped
 
 @njit(nogil=True, cache=True)
 def append_reaching(  # type: ignore[no-untyped-def]
-    memory, base, stride, size, hot_ids, block, part, level, ids, values, count
+    logits, size, hot_ids, block, part, level, ids, values, count
 ):
     """Appends the tokens of one part of a block whose raw logit reaches the level.
 
@@ -149,9 +130,9 @@ def append_reaching(  # type: ignore[no-untyped-def]
     start = block * BLOCK
     stop = min(start + BLOCK, size)
     if part == HOT:
-        return _append_hot(memory, base, stride, stop, hot_ids, start, level, ids, values, count)
+        return _append_hot(logits, stop, hot_ids, start, level, ids, values, count)
     first = count
-    raw = memory[base + start * stride : base + (stop - 1) * stride + 1 : stride]
+    raw = logits[start:stop]
     for offset in range(raw.size):
         if raw[offset] >= level:
             ids[count] = start + offset
@@ -161,25 +142,22 @@ def append_reaching(  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def visit(column, a, blocks, count, part, level, ids, values):  # type: ignore[no-untyped-def]
+def visit(search, a, blocks, count, part, level, ids, values):  # type: ignore[no-untyped-def]
     """Lists the tokens of one part of ``blocks[:count]`` whose adjusted logit reaches the level.
 
     Returns how many; ``ids`` (sorted if the blocks are) and ``values`` have room for all tokens
     of these blocks.
     """
-    memory, base, stride, size = column.memory, column.base, column.stride, column.size
-    hot_ids, was_read = column.hot_ids, column.was_read
-    raw_level = LOWEST if column.lifted else level
+    logits, size, hot_ids, was_read = search.logits, search.size, search.hot_ids, search.was_read
+    raw_level = LOWEST if search.lifted else level
     found = 0
     for index in range(count):
         block = blocks[index]
-        found = append_reaching(
-            memory, base, stride, size, hot_ids, block, part, raw_level, ids, values, found
-        )
+        found = append_reaching(logits, size, hot_ids, block, part, raw_level, ids, values, found)
         was_read[block] |= part != HOT
-    if not column.active:
+    if not search.active:
         return found
-    adjust_tokens(ids[:found], values[:found], column.row, a)
+    adjust_tokens(ids[:found], values[:found], search.row, a)
     kept = 0
     for index in range(found):
         token, value = ids[index], values[index]

@@ -11,7 +11,7 @@ import torch
 
 from lexshard.actors.candidates import Candidates
 from lexshard.actors.head.exchange import (
-    MassShard,
+    AnyMassShard,
     decide_masses,
     largest_thresholds,
     merge_candidates,
@@ -36,7 +36,7 @@ class ShardGroup:
     """
 
     def __init__(
-        self, shards: Sequence[MassShard], owned_ids: Sequence[npt.NDArray[np.int32]]
+        self, shards: Sequence[AnyMassShard], owned_ids: Sequence[npt.NDArray[np.int32]]
     ) -> None:
         self.vocabulary_size = shards[0].vocabulary_size
         check_complete(owned_ids, self.vocabulary_size)
