@@ -62,6 +62,18 @@ class SamplingParameters:
     certificate: bool = False
     draft: bool = False
 
+    def end_with(
+        self, token_id: int, length: int, eos_token_ids: tuple[int, ...]
+    ) -> tuple[FinishReason | None, int | None]:
+        """Why an output ends whose ``length``-th token is this one, and the stop token if that is
+        one that was asked for; None where it goes on."""
+        if length >= self.min_tokens:
+            if token_id in self.stop_token_ids:
+                return "stop", token_id
+            if not self.ignore_eos and token_id in eos_token_ids:
+                return "stop", None
+        return ("length" if length >= self.max_tokens else None), None
+
 
 @dataclass(frozen=True, slots=True)
 class Drafting:

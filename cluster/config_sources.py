@@ -95,15 +95,6 @@ class ConfigSources:
         return origin
 
 
-def load_config(path: str | Path | None, overrides: Mapping[str, Any]) -> ServeConfig:
-    """Reads a YAML file (if any) and lays ``overrides`` over it.
-
-    Raises:
-        ConfigError: the file cannot be read, holds an unknown key, or a value is unusable.
-    """
-    return config_sources(path, {}, overrides).config()
-
-
 def config_sources(
     path: str | Path | None, environment: Mapping[str, str], flags: Mapping[str, Any]
 ) -> ConfigSources:

@@ -40,19 +40,14 @@ def reap_orphans(own: Collection[int]) -> None:
                 os.waitpid(process.pid, os.WNOHANG)
 
 
-def end_descendants(grace_seconds: float = 0.0) -> None:
-    """Ends every process that this one or a descendant of it started: politely, and without
-    mercy the processes that are still there after ``grace_seconds``."""
+def end_descendants() -> None:
+    """Kills every process that this one or a descendant of it started."""
     this = psutil.Process()
-    deadline = time.monotonic() + grace_seconds
-    if grace_seconds:
-        for process in this.children(recursive=True):
-            _signal(process, signal.SIGTERM)
-        psutil.wait_procs(this.children(recursive=True), timeout=grace_seconds)
-    deadline = max(deadline, time.monotonic()) + _LAST_WAIT_SECONDS
+    deadline = time.monotonic() + _LAST_WAIT_SECONDS
     while (left := this.children(recursive=True)) and time.monotonic() < deadline:
         for process in left:  # again and again: a dying one may still start another
-            _signal(process, signal.SIGKILL)
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
         psutil.wait_procs(left, timeout=0.2)
 
 
@@ -62,11 +57,6 @@ def leave(code: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
-
-
-def _signal(process: psutil.Process, number: signal.Signals) -> None:
-    with suppress(psutil.NoSuchProcess):
-        process.send_signal(number)
 
 
 def _control(operation: int, value: int) -> None:

@@ -26,6 +26,7 @@ import orjson
 
 DONE = b"[DONE]"
 SECONDS = 300.0  # for a whole answer, where nothing else is said
+HEALTH_SECONDS = 10.0
 # How an answer ended: all of it came; the server closed the connection before, or spoke no HTTP; it
 # was not whole in time; there was nothing to connect to.
 WHOLE, CLOSED, LATE, UNREACHABLE = "whole", "closed", "late", "unreachable"
@@ -298,18 +299,16 @@ class Client:
         *,
         method: str = "POST",
         gap: float = 0.0,
-        seconds: float | None = None,
     ) -> HttpAnswer:
         """The answer to a request of these bytes, whatever they are; raises nothing. Who is
         cancelled leaves: the connection is closed."""
         answer, connection = HttpAnswer(), None
-        limit = self._seconds if seconds is None else seconds
         try:
-            async with asyncio.timeout(limit):
+            async with asyncio.timeout(self._seconds):
                 connection = await self._take()
                 await connection.ask(pieces, answer, listener, method=method, gap=gap)
         except TimeoutError:
-            answer.ended, answer.fault = LATE, f"no whole answer within {limit:g} s"
+            answer.ended, answer.fault = LATE, f"no whole answer within {self._seconds:g} s"
         except OSError as error:
             answer.ended, answer.fault = UNREACHABLE, f"no connection: {error.strerror or error}"
         finally:
@@ -356,11 +355,11 @@ async def once(
     return await (client.get(path) if body is None else client.post(path, body))
 
 
-def is_healthy(url: str, seconds: float = 10.0) -> bool:
+def is_healthy(url: str) -> bool:
     """Whether a server is well: what ``/health`` says, else whether there is ``/v1/models``."""
-    answer = asyncio.run(once(url, "/health", seconds=seconds))
+    answer = asyncio.run(once(url, "/health", seconds=HEALTH_SECONDS))
     if answer.status == 404:
-        answer = asyncio.run(once(url, "/v1/models", seconds=seconds))
+        answer = asyncio.run(once(url, "/v1/models", seconds=HEALTH_SECONDS))
     return answer.status == 200
 
 

@@ -16,7 +16,6 @@ import random
 import sys
 import time
 from argparse import ArgumentParser
-from collections.abc import Iterator
 from typing import Any
 
 import requests
@@ -25,6 +24,7 @@ from locust.env import Environment
 
 from lexshard.loadtest.arrivals import SHAPES, users_at
 from lexshard.loadtest.bench.load.plan import Lengths, Wording
+from lexshard.loadtest.bench.load.timeline import RequestTimeline
 from lexshard.loadtest.client import StreamedAnswer, refusal
 from lexshard.loadtest.prompts import PromptWriter
 from lexshard.loadtest.traces import SAMPLES, load_trace
@@ -87,7 +87,7 @@ class Workload:
             max_prompt_tokens=options.max_prompt_tokens,
             max_output_tokens=options.max_output_tokens,
         )
-        self._requests = lengths.of_requests(len(trace.requests), seed)
+        self._requests = lengths.of_requests(len(trace.requests))
         self._writer = PromptWriter(seed, TOKENS_PER_WORD, lengths.block_tokens)
         self._turn = itertools.count()
 
@@ -187,8 +187,20 @@ class StreamingUser(User):
             self._fire("STREAM", "cancelled", ended - started, heard)
         else:
             self._fire("POST", "E2E", (answer.heard or ended) - started, heard, fault)
-        for name, seconds in latencies(answer, started, whole=not cancelled and not fault):
-            self._fire("STREAM", name, seconds)
+        told = RequestTimeline(
+            started,
+            started,
+            answer.heard or ended,
+            tuple(answer.pieces),
+            answer.prompt_tokens or 0,
+            answer.output_tokens,
+        )
+        if told.pieces:
+            self._fire("STREAM", "TTFT", told.ttft)
+        for gap in told.gaps:
+            self._fire("STREAM", "ITL", gap)
+        if told.pieces and told.tpot is not None and not (cancelled or fault):
+            self._fire("STREAM", "TPOT", told.tpot)
 
     def _fire(self, kind: str, name: str, seconds: float, length: int = 0, fault: str = "") -> None:
         self.environment.events.request.fire(
@@ -199,20 +211,6 @@ class StreamingUser(User):
             exception=StreamError(fault) if fault else None,
             context={},
         )
-
-
-def latencies(
-    answer: StreamedAnswer, started: float, *, whole: bool
-) -> Iterator[tuple[str, float]]:
-    """TTFT, every ITL and, of a ``whole`` answer, TPOT, in seconds."""
-    pieces = answer.pieces
-    if not pieces:
-        return
-    yield "TTFT", pieces[0] - started
-    for before, after in itertools.pairwise(pieces):
-        yield "ITL", after - before
-    if whole and answer.output_tokens > 1 and answer.heard is not None:
-        yield "TPOT", (answer.heard - pieces[0]) / (answer.output_tokens - 1)
 
 
 class ChosenShape(LoadTestShape):

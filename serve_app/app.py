@@ -28,6 +28,7 @@ from lexshard.serve_app.body_room import BodyRoom
 from lexshard.serve_app.edge.endpoint import EdgeEndpoint
 from lexshard.serve_app.edge.wire import PATH as EDGE
 from lexshard.serve_app.engine_client import EngineClient
+from lexshard.serve_app.http_call import HttpCall
 from lexshard.serve_app.messages_api.errors import (
     COUNT_TOKENS,
     MESSAGES,
@@ -52,7 +53,7 @@ from lexshard.serve_app.responses.routes import (
     list_input_items,
 )
 from lexshard.serve_app.responses.store import ResponseStore
-from lexshard.serve_app.scoring.generative import create_generative_scoring
+from lexshard.serve_app.scoring.labels import create_generative_scoring
 from lexshard.serve_app.scoring.pairs import (
     RERANK_PATHS,
     SCORE_PATHS,
@@ -171,7 +172,7 @@ OPEN_GETS = {
 }
 ALL_PATHS = (*POSTS, *PAIR_POSTS, *GUARDED_GETS, *OPEN_GETS, EDGE)
 PATHS = tuple(path for path in ALL_PATHS if "{" not in path)
-PostHandler = Callable[[ServerState, Request, Any, RequestRecord], Awaitable[ASGIApp]]
+PostHandler = Callable[[HttpCall, Any], Awaitable[ASGIApp]]
 GetHandler = Callable[[ServerState, Request], Awaitable[ASGIApp]]
 
 
@@ -184,17 +185,14 @@ def _routes(state: ServerState) -> list[BaseRoute]:
         ApiError: 401 for a request without a valid key.
         """
         record: RequestRecord = request.scope[RECORD_KEY]
-        owner = keys.check(_authorization(request))
-        if owner is not None:
-            record.client = record.cache_salt = owner.name
-            record.lowest_priority = owner.lowest_priority
+        record.is_of(keys.check(_authorization(request)))
         return record
 
     def post(path: str, handler: PostHandler) -> Route:
         async def endpoint(request: Request) -> ASGIApp:
             record = authenticated(request)
             body = await read_json(request, state, record.client)
-            return await handler(state, request, body, record)
+            return await handler(HttpCall(state, request, record), body)
 
         return Route(path, endpoint, methods=["POST"])
 

@@ -31,7 +31,7 @@ from lexshard.serve_app.deployment import (
     ask_all,
 )
 from lexshard.serve_app.engine_client import EngineClient, EngineConnector
-from lexshard.serve_app.observability.merged_metrics import merged_metrics
+from lexshard.serve_app.observability.server_metrics import merged_metrics
 from lexshard.serve_app.server_state import Replica, ServerState
 
 LOOK_SECONDS = 0.2

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from lexshard.actors.messages import SequenceTiming
+from lexshard.serve_app.authentication import KeyOwner
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span  # is in an extra
@@ -41,6 +42,12 @@ class RequestRecord:
     began: SequenceTiming | None = None
     ended: SequenceTiming | None = None
     trace: Span | None = None
+
+    def is_of(self, owner: KeyOwner | None) -> None:
+        """Whose key came with it; None where none is asked for."""
+        if owner is not None:
+            self.client = self.cache_salt = owner.name
+            self.lowest_priority = owner.lowest_priority
 
     @property
     def traceparent(self) -> str | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass, field
-from functools import lru_cache
 from importlib.metadata import version
 from typing import Any
 
@@ -86,14 +85,9 @@ class ServerState:
 
     def fingerprint(self, information: EngineInformation) -> str:
         """Changes with whatever may change the tokens a seed gives."""
-        return _fingerprint(
-            VERSION,
-            information.model,
-            information.dtype,
-            information.body,
-            information.device,
-            *self._guesses(),
-        )
+        told = (information.model, information.dtype, information.body, information.device)
+        parts = "\n".join((VERSION, *told, *self._guesses()))
+        return "lexshard-" + hashlib.sha256(parts.encode()).hexdigest()[:12]
 
     def _guesses(self) -> tuple[str, ...]:
         """What drafts are and how they are tested, where tokens depend on it."""
@@ -146,8 +140,3 @@ class ServerState:
             return {"head": [], "threads": []}
         information = self.client.information
         return {"head": information.head_timings, "threads": information.thread_timings}
-
-
-@lru_cache(maxsize=1)  # the same for every request to one engine
-def _fingerprint(*parts: str) -> str:
-    return "lexshard-" + hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]

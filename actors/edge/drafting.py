@@ -2,83 +2,69 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from lexshard.actors.drafter.draft_cache import MOST_PENDING
 from lexshard.actors.drafter.protocol import GuessingModel
 from lexshard.actors.drafter.task import Draft, DraftTask
-from lexshard.actors.edge.frames import MOST_GUESSES, FrameCodec, GuessBatch
-from lexshard.actors.edge.threshold import ConformalThreshold
+from lexshard.actors.edge.frames import GuessBatch
+from lexshard.actors.edge.lattice import Lattice, lattice_bits, least_bits
+from lexshard.actors.edge.settings import EdgeSettings
+from lexshard.actors.messages import Request, SamplingParameters
 from lexshard.actors.proposal import Proposal
 from lexshard.actors.states.sequence_state import SequenceState
-from lexshard.kernels.lattice import Kept, Lattice, draw, lattice_bits, quantise, sparsify
+from lexshard.kernels.lattice import Kept, draw, quantise, sparsify
 
 
 class EdgeDrafter:
-    """Batches of guesses for one text, the ``sequence`` of the drafter, drawn as ``state`` says; to
-    be read by ``codec``.
-
-    A batch ends before it would exceed ``budget_bits`` (of guesses, not of its header) and after
-    ``longest`` guesses; one guess there always is. Distributions are cut off at ``threshold``,
-    which mode ``csqs`` needs, and no other. Raises ValueError for settings that do not fit.
-    """
+    """Batches of guesses at what is said to ``request``, the ``sequence`` of the ``model``, drawn
+    as the request says."""
 
     def __init__(
         self,
-        drafter: GuessingModel,
-        codec: FrameCodec,
-        state: SequenceState,
+        model: GuessingModel,
+        settings: EdgeSettings,
+        request: Request,
         sequence: int,
-        *,
-        budget_bits: int = 5_000,
-        longest: int = 16,
-        threshold: ConformalThreshold | None = None,
+        vocabulary_size: int,
     ) -> None:
-        if (threshold is None) != (codec.mode != "csqs"):
-            raise ValueError("a threshold is what csqs cuts off at, and csqs alone")
-        if budget_bits < 1 or not 1 <= longest <= MOST_GUESSES:
-            raise ValueError(f"a batch has 1 to {MOST_GUESSES} guesses and a budget above 0 bits")
-        self._drafter = drafter
-        self._codec = codec
-        self._state = state
-        self._sequence = sequence
-        self._budget = budget_bits
-        self._longest = longest
-        self.threshold = threshold
+        self.codec = settings.codec(vocabulary_size)
+        self.threshold = settings.threshold()
+        self._model = model
+        self._settings = settings
+        state = SequenceState(request, vocabulary_size, ())
+        self._task = DraftTask(
+            sequence,
+            [],
+            0,
+            state.key,
+            state.inverse_temperature,
+            top_k=state.top_k,
+            top_p=request.parameters.top_p,
+            min_p=request.parameters.min_p,
+        )
         self._first = 0  # position of the first guess that the threshold has not heard of
 
     def draft(self, history: list[int], most: int) -> GuessBatch:
-        """At most ``most`` guesses at what follows ``history``, in a batch without a number. One
-        without guesses asks for a token."""
-        most = min(most, self._longest)
-        if most == 0:
-            return GuessBatch(0, len(history), ())
-        if self._codec.mode == "same-token":
-            most = min(most, max(1, self._budget // self._codec.token_bits))
-            drafted = self._propose(history, most)
-            return GuessBatch(0, len(history), tuple(drafted.token_ids))
+        """At most ``most`` guesses at what follows ``history``, but one at least where the model
+        has room for it, in a batch without a number."""
+        most = min(most, self._settings.longest)
+        if self.codec.mode == "same-token":
+            most = min(most, max(1, self._settings.budget_bits // self.codec.token_bits))
+            return GuessBatch(0, len(history), self.tokens(history, most))
         return self._distributions(history, most)
 
-    def probe(self, history: list[int], most: int) -> tuple[int, ...]:
-        """Guesses that are not sent: whether it is worth while to send some."""
+    def tokens(self, history: list[int], most: int) -> tuple[int, ...]:
+        """Guesses alone; none where the model has no room for the text."""
         return tuple(self._propose(history, most).token_ids)
 
     def _propose(self, history: list[int], most: int, *, propose: bool = False) -> Draft:
         """Guesses, as soon as the model has read the history: a long one takes several calls."""
-        state, parameters = self._state, self._state.parameters
-        task = DraftTask(
-            self._sequence,
-            history,
-            most,
-            state.key,
-            state.inverse_temperature,
-            propose,
-            state.top_k,
-            parameters.top_p,
-            parameters.min_p,
-        )
+        task = replace(self._task, history=history, most=most, propose=propose)
         for _ in range(len(history) // MOST_PENDING + 1):
-            [drafted] = self._drafter.propose([task])
+            [drafted] = self._model.propose([task])
             if drafted.token_ids:
                 break
         return drafted
@@ -88,28 +74,26 @@ class EdgeDrafter:
         position, history = len(history), list(history)
         if self.threshold is not None and not self.threshold.drafting:
             self._first = position
-        token_ids: list[int] = []
         lattices: list[Lattice] = []
-        left = self._budget
-        while len(token_ids) < most:
+        left = self._settings.budget_bits
+        while len(lattices) < most:
             drafted = self._propose(history, 1, propose=True)
             if not drafted.proposals:  # it has no room for the text
                 break
             kept = self._kept(drafted.proposals[0])
-            lattice = quantise(kept, self._codec.resolution)
-            left -= self._codec.guess_bits(lattice)
-            if left < 0 and token_ids:
+            lattice = Lattice(kept.ids, quantise(kept.probabilities, self.codec.resolution))
+            left -= self.codec.guess_bits(lattice)
+            if left < 0 and lattices:
                 break
             if self.threshold is not None:
                 self.threshold.drafted(kept.dropped)
-            token_ids.append(draw(lattice, self._state.key, len(history)))
             lattices.append(lattice)
-            history.append(token_ids[-1])
-        return GuessBatch(0, position, tuple(token_ids), tuple(lattices))
+            history.append(draw(lattice.likely, lattice.logits, self._task.key, len(history)))
+        return GuessBatch(0, position, tuple(history[position:]), tuple(lattices))
 
     def _kept(self, proposal: Proposal) -> Kept:
         """The tokens whose shares the other side is told."""
-        codec, threshold = self._codec, self.threshold
+        codec, threshold = self.codec, self.threshold
         size, scale = codec.vocabulary_size, proposal.inverse_temperature
         order = np.argsort(proposal.ids)
         ids, logits = proposal.ids[order], proposal.logits[order]
@@ -120,8 +104,8 @@ class EdgeDrafter:
             most = size if codec.mode == "qs" else min(codec.size, size)
             return _filled(sparsify(ids, logits, inverse_temperature=scale, most=most), most, size)
         kept = sparsify(ids, logits, inverse_temperature=scale, threshold=threshold.value)
-        own = lattice_bits(size, len(kept.ids), codec.resolution)
-        if own <= lattice_bits(size, size, codec.resolution):
+        least = least_bits(size, len(kept.ids), codec.resolution)
+        if least <= lattice_bits(size, size, codec.resolution):
             return kept
         # Which of so many are kept would take more bits than to tell of all.
         return _filled(sparsify(ids, logits, inverse_temperature=scale), size, size)
@@ -133,11 +117,19 @@ class EdgeDrafter:
             self.threshold.heard(max(0, length - self._first), goes_on=goes_on)
             self._first = max(self._first, length)
         if not goes_on:
-            self._drafter.roll_back(self._sequence, length)
+            self._model.roll_back(self._task.sequence, length)
 
     def close(self) -> None:
         """The text has ended."""
-        self._drafter.forget(self._sequence)
+        self._model.forget(self._task.sequence)
+
+
+def warm_up(model: GuessingModel, settings: EdgeSettings, vocabulary_size: int) -> None:
+    """Compiles what drafting in this mode takes: the first text is not to take it for its price."""
+    request = Request("warm up", 0, (0, 1), SamplingParameters())
+    drafter = EdgeDrafter(model, settings, request, 0, vocabulary_size)
+    drafter.codec.decode(drafter.codec.encode(drafter.draft([0, 1], 2)))
+    drafter.close()
 
 
 def _filled(kept: Kept, count: int, vocabulary_size: int) -> Kept:

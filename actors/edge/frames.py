@@ -11,20 +11,17 @@ with zeros.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from itertools import zip_longest
+from typing import Literal
 
-import numpy as np
-
-if TYPE_CHECKING:
-    # A server that hears of tokens alone needs nothing that compiles: the others import it below.
-    from lexshard.kernels.lattice import Lattice
+from lexshard.actors.edge.lattice import Lattice, decode, encode, lattice_bits, least_bits
 
 EdgeMode = Literal["same-token", "ksqs", "csqs", "qs"]
-VERSION = 1
+VERSION = 2  # of frames, and of all that crosses a session beside them
 VERSION_BITS, NUMBER_BITS, POSITION_BITS, COUNT_BITS = 4, 8, 24, 8
-HEADER_BITS = VERSION_BITS + NUMBER_BITS + POSITION_BITS + 2 * COUNT_BITS
-VERDICT_BITS = VERSION_BITS + NUMBER_BITS + COUNT_BITS  # and the token
+MOST_LATTICE_BITS = 16_384  # a code of half a large vocabulary is read in hours
 MOST_GUESSES = (1 << COUNT_BITS) - 1
 NUMBERS = 1 << NUMBER_BITS
 
@@ -75,118 +72,96 @@ class FrameCodec:
         """Bits of one guess in a batch, by what it was drawn from."""
         if lattice is None:
             return self.token_bits
-        size = len(lattice.ids)
-        from lexshard.kernels.lattice import lattice_bits
+        told = lattice_bits(self.vocabulary_size, len(lattice.ids), self.resolution)
+        return told + _place_bits(lattice) + (self.token_bits if self.mode == "csqs" else 0)
 
-        told = lattice_bits(self.vocabulary_size, size, self.resolution) + _place_bits(lattice)
-        return told + (self.token_bits if self.mode == "csqs" else 0)
+    def batch_bits(self, batch: GuessBatch) -> int:
+        """Bits of its guesses."""
+        return sum(map(self.guess_bits, batch.lattices or (None,) * len(batch.token_ids)))
 
     def encode(self, batch: GuessBatch) -> bytes:
         """Raises ValueError for a batch that this mode cannot say."""
-        bits = _Writer(batch.number)
-        bits.write(batch.position, POSITION_BITS)
-        bits.write(len(batch.token_ids), COUNT_BITS)
-        bits.write(batch.alone, COUNT_BITS)
-        if self.mode == "same-token":
-            for token_id in batch.token_ids:
-                bits.write(token_id, self.token_bits)
-            return bits.content()
-        from lexshard.kernels.lattice import encode, lattice_bits
-
-        for token_id, lattice in zip(batch.token_ids, batch.lattices, strict=True):
-            size = len(lattice.ids)
-            if self.mode == "csqs":
-                bits.write(size - 1, self.token_bits)
-            elif size != self._size:
-                raise ValueError(f"a distribution has {size} tokens, not {self._size}")
-            number = encode(lattice, self.vocabulary_size)
-            bits.write(number, lattice_bits(self.vocabulary_size, size, self.resolution))
-            bits.write(_likely(lattice).index(token_id), _place_bits(lattice))
-        return bits.content()
+        return _packed(self._fields(batch))
 
     def decode(self, content: bytes) -> GuessBatch:
         """Raises `FrameError`."""
         bits = _Reader(content)
-        position, count = bits.read(POSITION_BITS), bits.read(COUNT_BITS)
-        alone = bits.read(COUNT_BITS)
+        position, count, alone = map(bits.read, (POSITION_BITS, COUNT_BITS, COUNT_BITS))
         token_ids: list[int] = []
         lattices: list[Lattice] = []
         for _ in range(count):
             if self.mode == "same-token":
-                token_ids.append(self._token(bits))
+                token_ids.append(bits.read(self.token_bits, self.vocabulary_size))
                 continue
             lattice = self._lattice(bits)
-            likely = _likely(lattice)
-            place = bits.read(_place_bits(lattice))
-            if place >= len(likely):
-                raise FrameError("a guess is none of the tokens that it was drawn from")
-            token_ids.append(likely[place])
+            likely = lattice.likely
+            token_ids.append(int(likely[bits.read(_place_bits(lattice), len(likely))]))
             lattices.append(lattice)
         bits.end()
         return GuessBatch(bits.number, position, tuple(token_ids), tuple(lattices), alone)
 
     def encode_verdict(self, verdict: BatchVerdict) -> bytes:
-        bits = _Writer(verdict.number)
-        bits.write(verdict.place, COUNT_BITS)
-        bits.write(verdict.token_id, self.token_bits)
-        return bits.content()
+        told = (verdict.place, COUNT_BITS), (verdict.token_id, self.token_bits)
+        return _packed([*_begin(verdict.number), *told])
 
     def decode_verdict(self, content: bytes) -> BatchVerdict:
         """Raises `FrameError`."""
         bits = _Reader(content)
-        place, token_id = bits.read(COUNT_BITS), self._token(bits)
+        place, token_id = bits.read(COUNT_BITS), bits.read(self.token_bits, self.vocabulary_size)
         bits.end()
         return BatchVerdict(bits.number, place, token_id)
+
+    def _fields(self, batch: GuessBatch) -> Iterator[tuple[int, int]]:
+        """Each value, and its width in bits."""
+        yield from _begin(batch.number)
+        yield batch.position, POSITION_BITS
+        yield len(batch.token_ids), COUNT_BITS
+        yield batch.alone, COUNT_BITS
+        for token_id, lattice in zip_longest(batch.token_ids, batch.lattices):
+            if (lattice is None) != (self.mode == "same-token"):
+                raise ValueError(f"in mode {self.mode} this is no guess")
+            if lattice is None:
+                yield token_id, self.token_bits
+                continue
+            size = len(lattice.ids)
+            if self.mode == "csqs":
+                yield size - 1, self.token_bits
+            elif size != self._size:
+                raise ValueError(f"a distribution has {size} tokens, not {self._size}")
+            width = lattice_bits(self.vocabulary_size, size, self.resolution)
+            yield encode(lattice, self.vocabulary_size), width
+            yield lattice.likely.tolist().index(token_id), _place_bits(lattice)
 
     @property
     def _size(self) -> int:
         return self.vocabulary_size if self.mode == "qs" else min(self.size, self.vocabulary_size)
 
-    def _token(self, bits: _Reader) -> int:
-        token_id = bits.read(self.token_bits)
-        if token_id >= self.vocabulary_size:
-            raise FrameError(f"token {token_id} is beyond the {self.vocabulary_size} there are")
-        return token_id
-
     def _lattice(self, bits: _Reader) -> Lattice:
         size = self._size
         if self.mode == "csqs":
-            size = bits.read(self.token_bits) + 1
-            if size > self.vocabulary_size:
-                raise FrameError(
-                    f"{size} tokens are more than the {self.vocabulary_size} there are"
-                )
-        from lexshard.kernels.lattice import decode, lattice_bits, least_bits
-
-        if least_bits(self.vocabulary_size, size, self.resolution) > bits.left:
-            raise FrameError(
-                "the frame ends within a distribution"
-            )  # its width alone costs half a second
-        width = lattice_bits(self.vocabulary_size, size, self.resolution)
+            size = 1 + bits.read(self.token_bits, self.vocabulary_size)
+        shape = self.vocabulary_size, size, self.resolution
+        if least_bits(*shape) > min(bits.left, MOST_LATTICE_BITS):  # the exact width takes long
+            raise FrameError("a distribution takes more bits than there are, or may be")
         try:
-            return decode(bits.read(width), self.vocabulary_size, size, self.resolution)
+            return decode(bits.read(lattice_bits(*shape)), *shape)
         except ValueError as error:
             raise FrameError(str(error)) from None
 
 
-class _Writer:
-    """A frame about batch ``number``, while it is written."""
+def _begin(number: int) -> tuple[tuple[int, int], ...]:
+    """The first fields of every frame: it is about batch ``number``."""
+    return (VERSION, VERSION_BITS), (number % NUMBERS, NUMBER_BITS)
 
-    def __init__(self, number: int) -> None:
-        self._content = 0
-        self._width = 0
-        self.write(VERSION, VERSION_BITS)
-        self.write(number % NUMBERS, NUMBER_BITS)
 
-    def write(self, value: int, width: int) -> None:
+def _packed(fields: Iterable[tuple[int, int]]) -> bytes:
+    content = total = 0
+    for value, width in fields:
         if not 0 <= value < 1 << width:
             raise ValueError(f"{value} does not fit {width} bits")
-        self._content = self._content << width | value
-        self._width += width
-
-    def content(self) -> bytes:
-        filling = -self._width % 8
-        return (self._content << filling).to_bytes((self._width + filling) // 8, "big")
+        content, total = content << width | value, total + width
+    filling = -total % 8
+    return (content << filling).to_bytes((total + filling) // 8, "big")
 
 
 class _Reader:
@@ -199,12 +174,14 @@ class _Reader:
             raise FrameError(f"this is no frame of version {VERSION}")
         self.number = self.read(NUMBER_BITS)
 
-    def read(self, width: int) -> int:
+    def read(self, width: int, below: int | None = None) -> int:
         if width > self.left:
             raise FrameError("the frame ends within a field")
         self.left -= width
         value = self._content >> self.left
         self._content &= (1 << self.left) - 1
+        if below is not None and value >= below:
+            raise FrameError(f"{value} in the place of one of {below}")
         return value
 
     def end(self) -> None:
@@ -212,10 +189,5 @@ class _Reader:
             raise FrameError("the frame goes on behind its end")
 
 
-def _likely(lattice: Lattice) -> list[int]:
-    """The tokens that can be drawn."""
-    return lattice.ids[lattice.counts > 0].tolist()
-
-
 def _place_bits(lattice: Lattice) -> int:
-    return (int(np.count_nonzero(lattice.counts)) - 1).bit_length()
+    return (len(lattice.likely) - 1).bit_length()

@@ -105,7 +105,8 @@ class Booking:
             token_ids += (token_id,)
             if decision.logprobs is not None:
                 logprobs += (decision.logprobs,)
-            reason, stop = sequence.finish_reason(token_id, self._eos_ids)
+            parameters, length = sequence.request.parameters, sequence.output_length
+            reason, stop = parameters.end_with(token_id, length, self._eos_ids)
             if reason is not None or chunk.drafted[place : place + 1] != (token_id,):
                 break
         if chunk.drafted:

@@ -129,7 +129,8 @@ class Constraints:
         while (token_id := matcher.forced()) is not None and sequence.state.may_follow(token_id):
             sequence.state.append(token_id)
             run.append(token_id)
-            reason, stop = sequence.finish_reason(token_id, self._eos_ids)
+            length = sequence.output_length
+            reason, stop = parameters.end_with(token_id, length, self._eos_ids)
             if reason is not None:
                 return ForcedRun(tuple(run), reason, stop)
             matcher.consume((token_id,))

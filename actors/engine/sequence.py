@@ -11,7 +11,7 @@ from lexshard.actors.engine.prompt_scores import PromptScores
 from lexshard.actors.grammar.matcher import Matcher
 from lexshard.actors.grammar.step_masks import PendingMasks
 from lexshard.actors.kv_cache import BLOCK_TOKENS, BlockHash, BlockPool, block_hash, first_parent
-from lexshard.actors.messages import BY_DISTRIBUTION, Drafts, FinishReason, Request, VerifyMode
+from lexshard.actors.messages import BY_DISTRIBUTION, Drafts, Request, VerifyMode
 from lexshard.actors.proposal import Proposal
 from lexshard.actors.states.mask import Mask
 from lexshard.actors.states.sequence_state import SequenceState
@@ -168,21 +168,6 @@ class Sequence:
     def order(self) -> tuple[int, int]:
         """Who goes first: lower priority value, then earlier arrival."""
         return (self.request.priority, self.arrival)
-
-    def finish_reason(
-        self, token_id: int, eos_token_ids: tuple[int, ...]
-    ) -> tuple[FinishReason | None, int | None]:
-        """Why it ends with the output token that it has just been given, and the stop token if that
-        is one that was asked for; None where it goes on."""
-        parameters = self.request.parameters
-        if self.output_length >= parameters.min_tokens:
-            if token_id in parameters.stop_token_ids:
-                return "stop", token_id
-            if not parameters.ignore_eos and token_id in eos_token_ids:
-                return "stop", None
-        if self.output_length >= parameters.max_tokens:
-            return "length", None
-        return None, None
 
     def affordable(self, planned: int, budget: int) -> int:
         """How many tokens a step may compute that has ``planned`` already and ``budget`` tokens,

@@ -8,9 +8,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from lexshard.actors.states.row_table import RowTable
+
 # The integer masses of top-p (`kernels.truncate`) add up to less than 2**63 below this size.
 LARGEST_VOCABULARY = 1 << 20
 ROWS_AT_ONCE = 8192
+# Rows whose masks hold at most this share of the vocabulary compute these tokens unscreened.
+FEW_ALLOWED_SHARE = 1 / 64
 
 
 class NonFiniteHiddenError(ValueError):
@@ -28,6 +32,17 @@ def refuse_unsound(sound: npt.NDArray[np.bool_]) -> None:
     """Raises `NonFiniteHiddenError` naming the rows where ``sound`` [N] is False."""
     if not sound.all():
         raise NonFiniteHiddenError(np.flatnonzero(~sound).tolist())
+
+
+def computes_allowed(rows: RowTable, row: int, vocabulary_size: int) -> bool:
+    """Whether a row has a mask of so few tokens that each is computed: no screen is of use there.
+    Where labels are asked for, each is wanted."""
+    adjustment = rows.adjustments[row]
+    if adjustment is None or adjustment.mask is None:
+        return False
+    kind = rows.kinds[row]
+    few = adjustment.mask.count <= FEW_ALLOWED_SHARE * vocabulary_size
+    return kind == "labels" or (few and kind != "dense")
 
 
 def own_rows(

@@ -23,7 +23,7 @@ from lexshard.actors.head.exchange import HOPELESS_SHARE, MASS_NEEDS, MassTries,
 from lexshard.actors.head.guess_tests import decide_guesses
 from lexshard.actors.head.ladder import Choices, Ladder, step_kind
 from lexshard.actors.head.output_head import Hidden, Screening, Thresholds
-from lexshard.actors.head.output_rows import own_rows, refuse_unsound
+from lexshard.actors.head.output_rows import computes_allowed, own_rows, refuse_unsound
 from lexshard.actors.head.owned_rows import OwnedRows
 from lexshard.actors.head.rescoring import Rescorer
 from lexshard.actors.head.screens import (
@@ -57,8 +57,6 @@ from lexshard.kernels.search import (
 
 # Above this share of the vocabulary, reading all rows in order beats gathering them.
 LARGEST_SHARE = 0.5
-# Rows whose masks hold at most this share of the vocabulary compute these tokens unscreened.
-FEW_ALLOWED_SHARE = 1 / 64
 # Fewer tokens than this per row are rescored at once rather than refined first.
 WORTH_REFINING = 64
 MASS, TESTS = "mass", "tests"
@@ -174,11 +172,10 @@ class Shard:
         if not len(rows.flat.masks):
             return masked
         for row in np.flatnonzero(rows.flat.mask >= 0).tolist():
-            adjustment = rows.adjustments[row]
-            assert adjustment is not None
-            assert adjustment.mask is not None
-            few = adjustment.mask.count <= FEW_ALLOWED_SHARE * self.vocabulary_size
-            if rows.kinds[row] == "labels" or (few and rows.kinds[row] != "dense"):
+            if computes_allowed(rows, row, self.vocabulary_size):
+                adjustment = rows.adjustments[row]
+                assert adjustment is not None
+                assert adjustment.mask is not None
                 masked[row] = self.owned.among(adjustment.mask.ids)
         return masked
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
 
 import msgspec
 
@@ -19,11 +18,11 @@ from lexshard.cluster.process_tree import leave
 from lexshard.cluster.roles.process import end_with_owner, read_order
 
 
-def main(make: Callable[[EngineConfiguration], EngineProcess] = EngineProcess) -> int:
+def main() -> int:
     """Serves until told to stop; the exit code."""
     order = read_order(EngineOrder)
     end_with_owner()
-    process = make(msgspec.convert(order.configuration, EngineConfiguration))
+    process = EngineProcess(msgspec.convert(order.configuration, EngineConfiguration))
     answer_questions(process, order.path)
     try:
         process.serve()

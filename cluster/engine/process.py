@@ -72,7 +72,9 @@ class EngineProcess:
         finally:
             self._settled.set()
         try:
-            self.run(engine, side)
+            from lexshard.actors.engine.loop import run_engine
+
+            run_engine(engine, side, side.emit)
         except BaseException as error:
             self._crash = error
             raise
@@ -117,12 +119,6 @@ class EngineProcess:
         from lexshard.cluster.samplers.start import start_sampler
 
         return Engine(configuration, start_sampler, tell=tell)
-
-    def run(self, engine: Any, side: EngineSide) -> None:
-        """Serve ``side`` until told to stop."""
-        from lexshard.actors.engine.loop import run_engine
-
-        run_engine(engine, side, side.emit)
 
     def locate(self) -> EngineLocation | None:
         """Where to connect, as soon as there is an engine.

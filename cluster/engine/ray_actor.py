@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from typing import Any, cast
 
 import ray
@@ -29,15 +28,11 @@ DESERTED_SECONDS = 20.0
 
 
 class EngineActor:
-    """What Ray runs: an `EngineProcess` that ``make`` makes, and answers while it serves."""
+    """What Ray runs: a `ClusteredEngine`, and answers while it serves."""
 
-    def __init__(
-        self,
-        configuration: EngineConfiguration,
-        make: Callable[[EngineConfiguration], EngineProcess],
-    ) -> None:
+    def __init__(self, configuration: EngineConfiguration, reservation: Reservation | None) -> None:
         self._configuration = configuration
-        self._process = make(configuration)
+        self._process = ClusteredEngine(configuration, reservation)
 
     def serve(self) -> None:
         """See `EngineProcess.serve`; every API process calls this."""
@@ -82,9 +77,7 @@ class ClusteredEngine(EngineProcess):
     """An engine whose shards and samplers are Ray actors where its configuration says so, in their
     slots of ``reservation`` where there is one."""
 
-    def __init__(
-        self, configuration: EngineConfiguration, reservation: Reservation | None = None
-    ) -> None:
+    def __init__(self, configuration: EngineConfiguration, reservation: Reservation | None) -> None:
         super().__init__(configuration)
         self._reservation = reservation
 
@@ -131,19 +124,11 @@ class RayEngine:
 class RayEngines:
     """An `EngineHost`: engines that are started are in their slot of ``reservation``; without one
     beside the caller, in its placement group where it has one. Those that are not ``shared`` are
-    always new, and end with the caller's process. ``make`` gives another process than a real
-    engine's."""
+    always new, and end with the caller's process."""
 
-    def __init__(
-        self,
-        reservation: Reservation | None = None,
-        *,
-        shared: bool = True,
-        make: Callable[[EngineConfiguration], EngineProcess] | None = None,
-    ) -> None:
+    def __init__(self, reservation: Reservation | None = None, *, shared: bool = True) -> None:
         self._reservation = reservation
         self._shared = shared
-        self._make = make or partial(ClusteredEngine, reservation=reservation)
 
     def find(self) -> RayEngine | None:
         if not self._shared:
@@ -164,14 +149,14 @@ class RayEngines:
             }
         group = get_current_placement_group()
         if self._reservation is not None:
-            options |= self._reservation.options(self._reservation.engine)
+            options |= self._reservation.engine
         elif group is not None:
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
                 group, placement_group_capture_child_tasks=True
             )
         beside = (_BESIDE, _AT_ONCE)
         return RayEngine(
-            start_actor(EngineActor, configuration, self._make, beside=beside, **options)
+            start_actor(EngineActor, configuration, self._reservation, beside=beside, **options)
         )
 
 

@@ -15,7 +15,6 @@ def model_folder(
     given: str,
     announce: Announce,
     *,
-    revision: str | None = None,
     loading: LoadingOptions | None = None,
 ) -> str:
     """The folder of a model: ``given``, if it is a path, else what `fetched_folder` fetches, which
@@ -24,7 +23,7 @@ def model_folder(
     Raises:
         ModelNameError: with one sentence that says why it cannot be had.
     """
-    name = hub_name(given, revision)
+    name = hub_name(given)
     return given if name is None else _folder(name, announce, loading, weights=True)
 
 

@@ -43,8 +43,7 @@ class SamplerStarter:
         slot = self._free.get()
         give_back = partial(self._free.put, slot)
         try:
-            options = self._reservation.options(slot)
-            return RemoteSampler(settings, closing, give_back, **options)
+            return RemoteSampler(settings, closing, give_back, **slot)
         except BaseException:
             give_back()
             raise

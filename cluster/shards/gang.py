@@ -34,9 +34,8 @@ logger = logging.getLogger("lexshard.shards")
 
 class ShardGang:
     """An actor for each of ``parts``, and ``spares`` that wait to become the shard of one that is
-    lost; the caller is the root of their groups, on ``host``, where they reach it. ``seconds`` is
-    how long a shard may keep a step waiting. They run where ``reservation`` says, and without one
-    anywhere, reserving nothing.
+    lost; the caller is the root of their groups. ``seconds`` is how long a shard may keep a step
+    waiting. They run where ``reservation`` says, and without one anywhere, reserving nothing.
 
     Returns when all are warm. Raises `CollectiveLostError`, with the reason, where one cannot be
     started.
@@ -48,14 +47,15 @@ class ShardGang:
         *,
         seconds: float,
         spares: int = 0,
-        host: str | None = None,
         reservation: Reservation | None = None,
     ) -> None:
-        self._options, self._spare_options = _ray_options(reservation, len(parts), spares)
+        nowhere: list[Mapping[str, Any]] = [{}]
+        self._options = list(reservation.shards) if reservation else len(parts) * nowhere
+        self._spare_options = list(reservation.spares) if reservation else spares * nowhere
         self._parts = [ray.put(part) for part in parts]  # for later ones, too
         self._tokens = [len(part.owned.ids) for part in parts]
         self._seconds = seconds
-        self._host = host or ray.util.get_node_ip_address()
+        self._host = ray.util.get_node_ip_address()  # where they reach the root
         self._groups = 0
         self._store = open_store(self._host, 0, START_SECONDS, root=True)
         self._actors: list[Any] = [
@@ -157,18 +157,6 @@ def _start(options: Mapping[str, Any], part: Any = None) -> Any:
     return start_actor(ShardActor, part, beside=[BESIDE], **options)
 
 
-def _ray_options(
-    reservation: Reservation | None, shards: int, spares: int
-) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
-    """Of each shard and each spare."""
-    if reservation is None:
-        return [{} for _ in range(shards)], [{} for _ in range(spares)]
-    return (
-        [reservation.options(slot) for slot in reservation.shards],
-        [reservation.options(slot) for slot in reservation.spares],
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class RayShards:
     """The shards that ``configuration`` asks for, as an engine starts them
@@ -178,8 +166,7 @@ class RayShards:
     reservation: Reservation | None = None
 
     def assign(self, vocabulary_size: int) -> list[OwnedRows]:
-        assignment = configured_assignment(self.configuration, vocabulary_size)
-        return [assignment.owned(shard) for shard in range(self.configuration.shards)]
+        return list(configured_assignment(self.configuration, vocabulary_size).owned)
 
     def start(self, parts: Sequence[ShardPart]) -> ShardGang:
         return ShardGang(

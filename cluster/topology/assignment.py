@@ -33,23 +33,17 @@ class AssignmentError(ValueError):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ShardAssignment:
-    """What every shard owns: block ids where ``by_block``, else token ids, ascending.
-
-    ``work`` is the share of a trace's tokens that are each shard's, None without a trace.
-    """
+    """What every shard owns; ``work`` is the share of a trace's tokens that are each shard's, None
+    without a trace."""
 
     method: ShardAssignmentMethod
-    vocabulary_size: int
-    by_block: bool
-    members: tuple[Ids, ...]  # per shard
-    work: tuple[float, ...] | None
+    owned: tuple[OwnedRows, ...]  # per shard
+    work: tuple[float, ...] | None = None
 
     @property
     def rows(self) -> tuple[int, ...]:
         """How many tokens every shard owns."""
-        if not self.by_block:
-            return tuple(len(own) for own in self.members)
-        return tuple(int(_block_rows(self.vocabulary_size)[own].sum()) for own in self.members)
+        return tuple(len(own.ids) for own in self.owned)
 
     @property
     def row_balance(self) -> float:
@@ -60,13 +54,6 @@ class ShardAssignment:
     def work_balance(self) -> float | None:
         """The same of the shares of the trace."""
         return None if self.work is None else max(self.work) * len(self.work)
-
-    def owned(self, shard: int) -> OwnedRows:
-        """The rows of one shard, as `actors.head.shard.Shard` takes them."""
-        own = self.members[shard]
-        if self.by_block:
-            return OwnedRows.of_blocks(own.tolist(), self.vocabulary_size)
-        return OwnedRows.of_tokens(own, self.vocabulary_size)
 
 
 def assign(
@@ -97,31 +84,24 @@ def assign(
             f"{method} goes by how often tokens are drawn: give a --shard-trace, or another "
             "--shard-assignment"
         )
-    members: Sequence[Ids]
-    by_block = method.startswith("blocks")
-    if by_block:
-        members = _by_blocks(method, vocabulary_size, shards, counts)
+    if method.startswith("blocks"):
+        blocks = _by_blocks(method, vocabulary_size, shards, counts)
+        owned = tuple(OwnedRows.of_blocks(own.tolist(), vocabulary_size) for own in blocks)
     else:
-        members = _by_clusters(method, vocabulary_size, shards, clusters, counts)
-    assignment = ShardAssignment(method, vocabulary_size, by_block, tuple(members), None)
+        tokens = _by_clusters(method, vocabulary_size, shards, clusters, counts)
+        owned = tuple(OwnedRows.of_tokens(own, vocabulary_size) for own in tokens)
     if counts is None:
-        return assignment
+        return ShardAssignment(method, owned)
     total = int(counts.sum())
-    work = tuple(int(counts[assignment.owned(n).ids].sum()) / total for n in range(shards))
-    return ShardAssignment(method, vocabulary_size, by_block, tuple(members), work)
-
-
-def _block_rows(vocabulary_size: int) -> Counts:
-    """Tokens per block; the last one may be partly empty."""
-    rows = np.full(blocks_of(vocabulary_size), BLOCK, np.int64)
-    rows[-1] = vocabulary_size - BLOCK * (len(rows) - 1)
-    return rows
+    return ShardAssignment(method, owned, tuple(counts[own.ids].sum() / total for own in owned))
 
 
 def _by_blocks(
     method: ShardAssignmentMethod, vocabulary_size: int, shards: int, counts: Counts | None
 ) -> list[Ids]:
-    rows = _block_rows(vocabulary_size)
+    """The blocks of every shard."""
+    rows = np.full(blocks_of(vocabulary_size), BLOCK, np.int64)
+    rows[-1] = vocabulary_size - BLOCK * (len(rows) - 1)  # the last one may be partly empty
     if shards > len(rows):
         raise AssignmentError(
             f"{shards} shards are more than the {len(rows)} blocks of {BLOCK} ids in a vocabulary "
@@ -145,6 +125,7 @@ def _by_clusters(
     clusters: Clusters | None,
     counts: Counts | None,
 ) -> list[Ids]:
+    """The tokens of every shard."""
     if clusters is None:
         raise AssignmentError(
             f"{method} needs the clusters of an index: make one with `lexshard index build MODEL`"
@@ -172,12 +153,8 @@ def _by_clusters(
         work = np.add.reduceat(counts[clusters.order], starts)
         most = int(CLUSTER_BALANCE * vocabulary_size / shards)
         parts = spread(work, rows, shards, most_rows=most)
-    return [_tokens_of(clusters, filled[part]) for part in parts]
-
-
-def _tokens_of(clusters: Clusters, chosen: npt.NDArray[np.integer]) -> Ids:
-    spans = [clusters.order[clusters.offsets[c] : clusters.offsets[c + 1]] for c in chosen.tolist()]
-    return np.sort(np.concatenate(spans)).astype(np.int32)
+    spans = np.split(clusters.order, clusters.offsets[1:-1])
+    return [np.concatenate([spans[each] for each in filled[part]]) for part in parts]
 
 
 def spread(

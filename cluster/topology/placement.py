@@ -106,13 +106,15 @@ def place(roles: Sequence[Role], nodes: Sequence[NodeResources]) -> Placement:
         else:
             raise PlacementError(_told(role, lacking))
     used = tuple(sorted({each.node for each in placed}))
-    bundles = []
-    for node in used:
-        here = [each.role for each in placed if each.node == node]
-        bundle = {"CPU": sum(role.cpus for role in here), "GPU": sum(role.gpus for role in here)}
-        bundles.append({name: round(amount, 6) for name, amount in bundle.items() if amount > 0})
+    bundles = (bundle_of([each.role for each in placed if each.node == node]) for node in used)
     strategy: Strategy = "STRICT_PACK" if len(used) == 1 else "SPREAD"
     return Placement(tuple(placed), strategy, used, tuple(bundles))
+
+
+def bundle_of(roles: Sequence[Role]) -> dict[str, float]:
+    """What ``roles`` ask for together, as a placement group has it."""
+    asked = {"CPU": sum(role.cpus for role in roles), "GPU": sum(role.gpus for role in roles)}
+    return {name: round(amount, 6) for name, amount in asked.items() if amount > 0}
 
 
 def _told(role: Role, lacking: Sequence[tuple[str, float]]) -> str:

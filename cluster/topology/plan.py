@@ -123,7 +123,7 @@ def _notes(assignment: ShardAssignment) -> list[str]:
             f"shard {assignment.work.index(share)} owns {share:.0%} of the trace's tokens: it "
             "rescores more than the others, though all screen alike"
         )
-    if not assignment.by_block:
+    if assignment.method.startswith("clusters"):
         notes.append(
             "tokens of clusters have their noise drawn one by one, at about a hundred times the "
             "price of a block's: assign blocks unless the paper's mode needs clusters"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -17,7 +17,7 @@ from lexshard.cluster.apart import answer_apart
 from lexshard.cluster.config import ServeConfig
 from lexshard.cluster.roles.actor import own_node
 from lexshard.cluster.topology.nodes import NodeResources
-from lexshard.cluster.topology.placement import Placement, PlacementError, place
+from lexshard.cluster.topology.placement import Placement, PlacementError, bundle_of, place
 from lexshard.cluster.topology.processes import Processes
 
 NODE_LABEL = "ray.io/node-id"
@@ -30,13 +30,7 @@ REPLICA_STRATEGY = "PACK"  # of Serve's groups: on few nodes, where it can be
 _UNKNOWN_BYTES = 2**62
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """What a process has of bundle ``bundle``; ``gpus`` is a share of one."""
-
-    bundle: int
-    cpus: float
-    gpus: float
+Slot = Mapping[str, Any]  # Ray's options for an actor: what it has of which bundle
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,16 +43,6 @@ class Reservation:
     shards: tuple[Slot, ...]
     spares: tuple[Slot, ...]
     samplers: tuple[Slot, ...]
-
-    def options(self, slot: Slot) -> dict[str, Any]:
-        """Ray's options for an actor in ``slot``."""
-        return {
-            "num_cpus": slot.cpus,
-            "num_gpus": slot.gpus,
-            "scheduling_strategy": PlacementGroupSchedulingStrategy(
-                self.group, placement_group_bundle_index=slot.bundle
-            ),
-        }
 
     def release(self) -> None:
         """Give everything back."""
@@ -114,8 +98,8 @@ def reserve(processes: Processes, *, home: str, seconds: float) -> Reservation:
             f"cannot place a gang that needs {_words(bundles)} on nodes of their own: others have "
             f"taken what was free; try again, or add nodes ({_offers(cluster_nodes(home)[1])})"
         )
-    bundle_of = {node: bundle for bundle, node in enumerate(placement.nodes)}
-    return _reservation(group, processes, [bundle_of[each.node] for each in placement.placed])
+    numbers = [placement.nodes.index(each.node) for each in placement.placed]
+    return _reservation(group, processes, numbers)
 
 
 def bundles_of(placement: Placement) -> list[dict[str, float]]:
@@ -131,8 +115,14 @@ def _reservation(
     group: PlacementGroup, processes: Processes, bundles: Iterable[int]
 ) -> Reservation:
     """A slot for each of ``processes`` in its one of ``bundles``."""
-    slots = (
-        Slot(bundle, role.cpus, role.gpus)
+    slots: Iterator[Slot] = (
+        {
+            "num_cpus": role.cpus,
+            "num_gpus": role.gpus,
+            "scheduling_strategy": PlacementGroupSchedulingStrategy(
+                group, placement_group_bundle_index=bundle
+            ),
+        }
         for bundle, role in zip(bundles, processes.all, strict=True)
     )
     return Reservation(
@@ -165,10 +155,7 @@ def _words(bundles: Sequence[dict[str, float]]) -> str:
 
 def replica_bundles(processes: Processes) -> list[dict[str, float]]:
     """One bundle for each process, the engine's first, where Serve puts the replica, too."""
-    return [
-        {name: amount for name, amount in (("CPU", role.cpus), ("GPU", role.gpus)) if amount > 0}
-        for role in processes.all
-    ]
+    return [bundle_of([role]) for role in processes.all]
 
 
 def reservation_in(group: PlacementGroup, processes: Processes) -> Reservation:

@@ -3,38 +3,26 @@
 Sparse quantise-and-sample (Conformal Sparse Quantize-and-Sample, sections 2, 3 and A.1): keep the
 likeliest tokens (`sparsify`), round what they have to multiples of 1 / l (`quantise`), draw the
 guess from *that* (`draw`), so that the verifier who is told it tests by what the guess was drawn
-from. `codec` makes bits of it.
+from. `actors.edge.lattice` makes bits of it.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 
-from lexshard.kernels.lattice.codec import (
-    decode,
-    encode,
-    lattice_bits,
-    least_bits,
-    size_bits,
-)
-from lexshard.kernels.lattice.types import Kept, Lattice
 from lexshard.kernels.noise import gumbel_noise
 from lexshard.kernels.truncate import truncate
 
-__all__ = [
-    "Kept",
-    "Lattice",
-    "decode",
-    "draw",
-    "encode",
-    "lattice_bits",
-    "least_bits",
-    "log_counts",
-    "quantise",
-    "size_bits",
-    "sparsify",
-]
+
+class Kept(NamedTuple):
+    """The tokens that are kept of a distribution, renormalised, and the mass that is not."""
+
+    ids: npt.NDArray[np.int32]  # [K] in order
+    probabilities: npt.NDArray[np.float64]  # [K] their sum is 1
+    dropped: float
 
 
 def sparsify(
@@ -68,25 +56,18 @@ def sparsify(
     return Kept(ids[keep], kept / mass, max(0.0, 1.0 - mass / total))
 
 
-def quantise(kept: Kept, resolution: int) -> Lattice:
+def quantise(probabilities: npt.NDArray[np.float64], resolution: int) -> npt.NDArray[np.int64]:
     """Counts that sum to ``resolution``, nearest to the probabilities: whole parts, and one more
     for those with the largest remainders (of equal ones, the first)."""
-    exact = kept.probabilities * resolution
+    exact = probabilities * resolution
     counts = np.floor(exact).astype(np.int64)
     missing = resolution - int(counts.sum())
     counts[np.argsort(counts - exact, kind="stable")[:missing]] += 1
-    return Lattice(kept.ids, counts)
+    return counts
 
 
-def draw(lattice: Lattice, key: int, position: int) -> int:
-    """A token of ``softmax(log_counts(lattice))``, drawn with the noise of (key, position)."""
-    ids, logits = log_counts(lattice)
-    noise = gumbel_noise(key, position, ids)
-    return int(ids[np.argmax(logits.astype(np.float64) + noise)])
-
-
-def log_counts(lattice: Lattice) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
-    """The tokens that can be drawn, and what to draw them from and to test them by: the logarithms
-    of their counts as fp32, in which both ends have them."""
-    some = np.flatnonzero(lattice.counts)
-    return lattice.ids[some], np.log(lattice.counts[some].astype(np.float64)).astype(np.float32)
+def draw(
+    ids: npt.NDArray[np.int32], logits: npt.NDArray[np.float32], key: int, position: int
+) -> int:
+    """One of ``ids`` from ``softmax(logits)``, by the noise of (key, position)."""
+    return int(ids[np.argmax(logits.astype(np.float64) + gumbel_noise(key, position, ids))])

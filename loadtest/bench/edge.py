@@ -14,7 +14,6 @@ import itertools
 import json
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from urllib.parse import urlsplit
@@ -22,6 +21,7 @@ from urllib.parse import urlsplit
 import numpy as np
 from tqdm import tqdm
 
+from lexshard.actors.edge.settings import EdgeSettings
 from lexshard.actors.messages import Request, SamplingParameters
 from lexshard.loadtest.bench.frame import in_turns, run_bench
 from lexshard.loadtest.bench.record import CaseLabels, Measure, Report, paired_ratio
@@ -31,10 +31,9 @@ from lexshard.loadtest.client import Client, StreamedAnswer, fault_of
 from lexshard.loadtest.prompts import PromptWriter
 from lexshard.loadtest.shaped_link import LinkShape, ShapedLink
 from lexshard.serve_app.edge import wire
-from lexshard.serve_app.edge.client import EdgeClient, EdgeSettings
-from lexshard.serve_app.edge.server import load_drafter
+from lexshard.serve_app.edge.client import EdgeClient
+from lexshard.serve_app.edge.model import load_model
 from lexshard.serve_app.edge.statistics import EdgeStatistics
-from lexshard.serve_app.openai.tokenization import ModelTokenizer
 
 SERVER_ALONE = "server alone"
 PROMPT_WORDS = 30
@@ -67,8 +66,6 @@ class Run:
     first: float  # seconds to the first token, on the average
     link: ShapedLink
     counted: EdgeStatistics | None = None
-    guess_bits: float = 0.0
-    encode_seconds: float = 0.0
 
     @property
     def tokens(self) -> int:
@@ -82,9 +79,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def measure(report: Report, arguments: argparse.Namespace) -> int:
     """Every case; returns how many texts of same-token are not the server's own."""
-    drafter, _ = load_drafter(arguments.draft)
-    tokenizer = ModelTokenizer.load(arguments.draft)
-    vocabulary = wire.vocabulary_hash(tokenizer.vocabulary())
+    model = load_model(arguments.draft)
+    tokenizer = model.tokenizer
     writer = PromptWriter(arguments.seed, tokens_per_word=1.0, block_tokens=1.0)
     prompts = [
         tuple(tokenizer.encode(writer.write(number, PROMPT_WORDS), add_special_tokens=True))
@@ -116,10 +112,9 @@ def measure(report: Report, arguments: argparse.Namespace) -> int:
                     async with ShapedLink(*place, shape, number) as link:
                         if settings is None:
                             return await _alone(link, requests)
-                        with ThreadPoolExecutor(1) as executor:
-                            url = f"http://127.0.0.1:{link.port}"
-                            client = EdgeClient(url, {}, drafter, vocabulary, settings, executor)
-                            return await _drafted(client, link, requests)
+                        url = f"http://127.0.0.1:{link.port}"
+                        client = EdgeClient(url, None, model, settings)
+                        return await _drafted(client, link, requests)
 
                 return asyncio.run(over_link())
 
@@ -233,8 +228,6 @@ async def _drafted(client: EdgeClient, link: ShapedLink, requests: Sequence[Requ
         float(np.mean(firsts)),
         link,
         counted,
-        client.counters.guess_bits / max(1, counted.draft_tokens),
-        client.counters.encode_seconds,
     )
 
 
@@ -261,14 +254,14 @@ def _add(report: Report, labels: CaseLabels, found: dict[str, list[Run]]) -> Non
 def _of_device(counted: Sequence[tuple[Run, EdgeStatistics]]) -> dict[Measure, list[float]]:
     seconds: dict[str, list[float]] = {
         "draft": [s.draft_seconds for _, s in counted],
-        "encode": [r.encode_seconds for r, _ in counted],
+        "encode": [s.edge_encode_seconds for _, s in counted],
         "uplink": [r.link.up.waited for r, _ in counted],
         "verify": [float(np.sum(r.link.answers)) for r, _ in counted],
         "downlink": [r.link.down.waited for r, _ in counted],
     }
     tested = [(s.draft_accepted_tokens, s.edge_rejections) for _, s in counted]
     return {
-        GUESSES: [r.guess_bits for r, _ in counted],
+        GUESSES: [s.edge_guess_bits / max(1, s.draft_tokens) for _, s in counted],
         LENGTH: [s.generated_tokens / max(1, s.edge_answers) for _, s in counted],
         RESAMPLED: [100 * wrong / max(1, stood + wrong) for stood, wrong in tested],
         **{

@@ -53,7 +53,7 @@ from lexshard.loadtest.bench.synthetic.jobs import Job, mixed_jobs
 from lexshard.loadtest.bench.synthetic.random_model import write_random_model
 from lexshard.loadtest.bench.synthetic.schemas import grammar_of
 
-TASK = (*OPTIONS, "tiers", "draft_tokens")
+TASK = (*OPTIONS, "draft_tokens")
 # Ours beside ours, in one process: how the other is called, and in what it differs.
 OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "plain": ("lexshard, no draft", {}),
@@ -159,7 +159,7 @@ def measure_on_cores(
             "repeats": QUICK_REPEATS if arguments.quick else REPEATS,
             **{name: getattr(arguments, name) for name in TASK},
         }
-        measure_beside_vllm(report, arguments, task, vllm, other, jobs_of)
+        measure_beside_vllm(report, arguments, task, vllm, jobs_of)
 
 
 def print_roofline(report: Report, parameters: int, arguments: argparse.Namespace) -> None:
@@ -201,7 +201,7 @@ def measure_in_turns(
         return
     ours, other = runners
     pairs = zip(workloads, runs[ours.name], runs[other.name], strict=True)
-    add_agreement(report, labels, pairs, other, against=other.name)
+    add_agreement(report, labels, pairs, other.name)
 
 
 def measure_beside_vllm(
@@ -209,7 +209,6 @@ def measure_beside_vllm(
     arguments: argparse.Namespace,
     task: Mapping[str, object],
     vllm: Worker,
-    reference: Runner,
     jobs_of: JobsOf,
 ) -> None:
     """Every case of the engine and of vLLM, taking turns process by process, of which every pair
@@ -239,14 +238,13 @@ def measure_beside_vllm(
             for cases, own, others in zip(workloads, *of_case.values(), strict=True)
             for mine, theirs in zip(own, others, strict=True)
         ]
-        add_agreement(report, labels, together, reference, against=vllm.name)
+        add_agreement(report, labels, together, vllm.name)
 
 
 def labels_of(arguments: argparse.Namespace, requests: int, setting: str) -> CaseLabels:
-    named = ("model", "dtype", "threads", "body", "head")
+    named = ("model", "dtype", "threads", "head")
     return {
         **{name: getattr(arguments, name) for name in named},
-        "tiers": ",".join(arguments.tiers),
         "draft": arguments.draft or "none",
         "draft head": arguments.draft_head,
         "temperature": arguments.temperature,

@@ -107,70 +107,42 @@ def add_agreement(
     report: Report,
     labels: CaseLabels,
     pairs: Iterable[tuple[Sequence[Job], EngineRun, EngineRun]],
-    reference: Runner,
-    *,
     against: str,
 ) -> None:
-    """Record and print how many tokens of ``pairs`` of runs of some jobs, ours first, are equal,
-    and how close the rest was where ``reference`` has a plain forward pass to tell. Runs that wrote
-    what others did are not compared again."""
+    """Record and print how many tokens of ``pairs`` of runs of some jobs, ours first, are equal.
+    Runs that wrote what others did are not compared again."""
     compared = dict.fromkeys(
         (tuple(jobs), ours.token_ids, theirs.token_ids) for jobs, ours, theirs in pairs
     )
-    found = [(jobs, ours, compare(ours, theirs)) for jobs, ours, theirs in compared]
-    equal = sum(each.equal_tokens for _, _, each in found)
-    tokens = sum(each.tokens for _, _, each in found)
-    parted = sum(len(each.differences) for _, _, each in found)
+    found = [compare(ours, theirs) for _, ours, theirs in compared]
+    equal = sum(each.equal_tokens for each in found)
+    tokens = sum(each.tokens for each in found)
+    parted = sum(each.parted for each in found)
     report.add(labels, AGREEMENT, {against: [100 * equal / tokens]})
     print(
         f"{labels['requests']} at once, lexshard and {against}: {equal} of {tokens} tokens are "
         f"equal, {parted} first difference{'' if parted == 1 else 's'}"
     )
-    logit_gap = getattr(reference, "logit_gap", None)
-    if logit_gap is None:
-        return
-    for jobs, ours, agreement in found:
-        for each in agreement.differences:
-            prefix = (*jobs[each.request].prompt_ids, *ours[each.request][: each.position])
-            gap = logit_gap(prefix, each.ours, each.theirs)
-            print(
-                f"  request {each.request} parts at token {each.position}: {each.ours} and "
-                f"{each.theirs}, whose logits in the plain forward are {gap:.2g} apart"
-            )
 
 
 def _median(value: Callable[[EngineRun], float], runs: Sequence[EngineRun]) -> float:
     return statistics.median(map(value, runs))
 
 
-class Difference(NamedTuple):
-    """The first place where a request's two outputs part."""
-
-    request: int
-    position: int
-    ours: int
-    theirs: int
-
-
 class Agreement(NamedTuple):
-    """Tokens before each request's first difference, of all tokens, and those differences: tokens
-    after one follow other texts and are not compared."""
+    """Tokens before each request's first difference, of all tokens, and how many requests have one:
+    tokens after it follow other texts and are not compared."""
 
     equal_tokens: int
     tokens: int
-    differences: tuple[Difference, ...]
+    parted: int
 
 
 def compare(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) -> Agreement:
     """Compare outputs of the same requests, which have the same lengths."""
-    equal = 0
-    differences = []
-    for request, (mine, other) in enumerate(zip(ours, theirs, strict=True)):
-        pairs = list(zip(mine, other, strict=True))
-        parted = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
-        if parted is None:
-            equal += len(pairs)
-        else:
-            equal += parted
-            differences.append(Difference(request, parted, mine[parted], other[parted]))
-    return Agreement(equal, sum(map(len, ours)), tuple(differences))
+    equal = parted = 0
+    for mine, other in zip(ours, theirs, strict=True):
+        alike = [a == b for a, b in zip(mine, other, strict=True)]
+        equal += (*alike, False).index(False)
+        parted += not all(alike)
+    return Agreement(equal, sum(map(len, ours)), parted)

@@ -17,9 +17,7 @@ import torch
 
 from lexshard.actors.states.need import Need
 from lexshard.loadtest.bench.contenders.head import (
-    DENSE_HEAD,
     OURS,
-    ROW_KERNEL,
     HeadContender,
     HeadOutput,
     HeadStep,
@@ -27,24 +25,20 @@ from lexshard.loadtest.bench.contenders.head import (
 )
 from lexshard.loadtest.bench.frame import in_turns, run_bench, timed
 from lexshard.loadtest.bench.machine import read_bandwidth
-from lexshard.loadtest.bench.options.head import COLUMNS, VOCABULARY
 from lexshard.loadtest.bench.record import CaseLabels, Measure, Report
 from lexshard.loadtest.bench.synthetic.head_workload import (
     SAMPLING_METHODS,
     HeadWorkload,
     draw_from_all,
-    model_workload,
     needs,
     synthetic_workload,
 )
-from lexshard.loadtest.bench.synthetic.heads import measure_geometry
 
 WARM_UP = 2
 QUICK_COMPARED = 1  # steps whose tokens --quick compares with canonical logits of all rows
 
 TIME = Measure("time", "ms", higher_is_better=False)
 BYTES = Measure("bytes read", "MB", higher_is_better=False)
-BANDWIDTH = Measure("bandwidth", "GB/s", higher_is_better=True)
 RESCORED = Measure("rescored rows", "rows/token", higher_is_better=False)
 TIGHTNESS = Measure("tightness", "of 1", higher_is_better=True)
 CERTIFIED = Measure("certified", "%", higher_is_better=True)
@@ -67,7 +61,9 @@ def measure(report: Report, arguments: argparse.Namespace) -> int:
     bandwidth = read_bandwidth(arguments.threads)
     report.machine["read_bytes_per_second"] = bandwidth
     print(f"{arguments.threads} thread(s) read {bandwidth / 1e9:.1f} GB/s of the host's memory")
-    workload = load_workload(arguments)
+    workload = synthetic_workload(
+        arguments.vocabulary, arguments.columns, getattr(torch, arguments.dtype), arguments.seed
+    )
     contenders = head_contenders(workload, arguments.tier, max(arguments.batch))
     compared = wrong = 0
     for batch, name in product(arguments.batch, arguments.need):
@@ -80,7 +76,6 @@ def measure(report: Report, arguments: argparse.Namespace) -> int:
         )
         size, columns = workload.weight.shape
         labels: CaseLabels = {
-            "head": workload.name,
             "V": size,
             "d": columns,
             "dtype": str(workload.weight.dtype).removeprefix("torch."),
@@ -93,11 +88,6 @@ def measure(report: Report, arguments: argparse.Namespace) -> int:
         read = {name: [each.bytes_read / 1e6 for _, each in of] for name, of in found.items()}
         report.add(labels, TIME, times, ours=OURS)
         report.add(labels, BYTES, read, ours=OURS)
-        rates = {
-            name: [size / ms for size, ms in zip(read[name], times[name], strict=True)]
-            for name in read
-        }
-        report.add(labels, BANDWIDTH, rates)
         outputs = [each for _, each in found[OURS]]
         record_certificates(report, labels, outputs)
         looked_at = outputs[: QUICK_COMPARED if arguments.quick else None]
@@ -107,27 +97,9 @@ def measure(report: Report, arguments: argparse.Namespace) -> int:
         )
         report.add(labels, EQUAL, {OURS: [100.0 * equal / (batch * len(looked_at))]})
         compared, wrong = compared + batch * len(looked_at), wrong + batch * len(looked_at) - equal
-        _note_best(report, labels)
     told = f"certified tokens equal to those of all canonical logits: {compared - wrong}"
     report.notes += [f"{told} of {compared}", NOTES]
     return wrong
-
-
-def load_workload(arguments: argparse.Namespace) -> HeadWorkload:
-    """The head that the options name; prints its geometry."""
-    if arguments.model is not None:
-        workload = model_workload(arguments.model, arguments.seed)
-    else:
-        workload = synthetic_workload(
-            arguments.vocabulary or VOCABULARY,
-            arguments.columns or COLUMNS,
-            getattr(torch, arguments.dtype),
-            arguments.seed,
-        )
-    size, columns = workload.weight.shape
-    geometry = measure_geometry(workload.weight, torch.from_numpy(workload.hidden[:32]))
-    print(f"{workload.name}: {size:,} x {columns:,} {workload.weight.dtype}; {geometry}")
-    return workload
 
 
 def step_of(workload: HeadWorkload, method: Need, batch: int, number: int) -> HeadStep:
@@ -155,15 +127,3 @@ def record_certificates(report: Report, labels: CaseLabels, outputs: Sequence[He
     report.add(labels, TIGHTNESS, {OURS: [each.tightness for each in found]})
     report.add(labels, CERTIFIED, {OURS: [100.0 * certified / len(found)]})
     report.add(labels, FALLBACK, {OURS: [100.0 * fallbacks / len(found)]})
-
-
-def _note_best(report: Report, labels: CaseLabels) -> None:
-    """The ratio to the best of others' heads, and to our dense one."""
-    case = {**labels, "measure": TIME.name}
-    ratios = {each.against: each.ratio for each in report.ratios if each.case == case}
-    others = [name for name in ratios if name not in (DENSE_HEAD, ROW_KERNEL)]
-    best = min(others, key=lambda name: ratios[name])
-    report.notes.append(
-        f"batch {labels['batch']}, {labels['need']}: {ratios[best]:.2f}x the best of the others "
-        f"({best}), {ratios[DENSE_HEAD]:.2f}x our dense head"
-    )

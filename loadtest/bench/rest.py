@@ -45,7 +45,6 @@ ALL: CaseLabels = {"process": "all"}
 USAGE: tuple[tuple[Measure, Callable[[ProcessUsage], float]], ...] = (
     (Measure("CPU", "% of a core", higher_is_better=False), lambda used: used.cpu_percent),
     (Measure("wakeups", "per s", higher_is_better=False), lambda used: used.wakeups),
-    (Measure("involuntary switches", "per s", higher_is_better=False), lambda u: u.involuntary),
     (Measure("RSS", "MiB", higher_is_better=False), lambda used: used.resident_bytes / MIB),
     (Measure("PSS", "MiB", higher_is_better=False), lambda used: used.proportional_bytes / MIB),
 )
@@ -161,8 +160,4 @@ def record(report: Report, rests: Mapping[str, Sequence[RestRun]]) -> None:
         ratio = paired_ratio(rested[name], awake[name], higher_is_better=False)
         report.ratios.append(
             Ratio({"measure": AFTER_REST.name, "of": name}, AFTER_NONE.name, ratio)
-        )
-        report.notes.append(
-            f"{name}: first token {percentile(rested[name], 50):.1f} ms after the rest; right "
-            f"after one another {percentile(awake[name], 50):.1f}: {1 / ratio:.2f} times as long"
         )

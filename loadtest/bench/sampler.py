@@ -26,14 +26,12 @@ from lexshard.loadtest.bench.record import CaseLabels, Measure, Ratio, Report, p
 from lexshard.loadtest.bench.synthetic.logits import (
     POOL,
     SamplerWorkload,
-    model_pool,
     synthetic_pool,
 )
 
 COMPARED = 2  # steps whose tokens are compared with the plain draw
 
 TIME = Measure("time per row", "ms", higher_is_better=False)
-THROUGHPUT = Measure("throughput of a sampler thread", "tokens/s", higher_is_better=True)
 LARGEST = Measure("largest step", "ms", higher_is_better=False)
 SAME_SETS = Measure("rows with the sets of the port", "%", higher_is_better=True)
 SAME_TOKENS = Measure("tokens equal to the plain draw", "%", higher_is_better=True)
@@ -60,23 +58,17 @@ def run(arguments: argparse.Namespace) -> int:
 
 def measure(report: Report, arguments: argparse.Namespace) -> int:
     """Every case on every contender; returns how many of our tokens were not the plain draw's."""
-    sizes = (None,) if arguments.model is not None else arguments.vocabulary
     groups = list(itertools.product(arguments.controls, arguments.batch, arguments.history))
     python, cores = arguments.vllm_python, report.machine["pinned_to_cores"]
     wrong = compared = 0
     with (
         nullcontext() if python is None else VllmSamplers(python, cores, 1) as vllm,
-        tqdm(total=len(sizes) * len(groups), unit="case", disable=None) as bar,
+        tqdm(total=len(arguments.vocabulary) * len(groups), unit="case", disable=None) as bar,
     ):
         if vllm is not None:
             report.versions.update(vllm.versions)
-        for size in sizes:
-            many = max(POOL, *arguments.batch)
-            if size is None:
-                pool = model_pool(arguments.model, many, arguments.seed)
-            else:
-                pool = synthetic_pool(size, many, arguments.seed)
-            tqdm.write(pool.describe())
+        for size in arguments.vocabulary:
+            pool = synthetic_pool(size, max(POOL, *arguments.batch), arguments.seed)
             for name, batch, history in groups:
                 bar.set_description_str(f"V={pool.vocabulary_size} B={batch} {name}")
                 steps = (arguments.runs + 1) * steps_per_run(batch) + 1
@@ -125,7 +117,6 @@ def measure_case(
             ratio = paired_ratio(times[name], times[baseline], higher_is_better=False)
             case: CaseLabels = {**labels, "measure": TIME.name, "of": name}
             report.ratios.append(Ratio(case, baseline, ratio))
-    report.add(labels, THROUGHPUT, {name: [1e3 / ms for ms in of] for name, of in times.items()})
     largest = {name: [max(ms for ms, _ in steps) for steps in of] for name, of in found.items()}
     report.add(labels, LARGEST, largest)
     shares = {name: [100.0 * sum(same) / len(same)] for name, same in sets.items() if same}
@@ -137,7 +128,6 @@ def measure_case(
 
 def labels_of(workload: SamplerWorkload) -> CaseLabels:
     return {
-        "logits": workload.pool.name,
         "V": workload.vocabulary_size,
         "controls": workload.setting.name,
         "batch": workload.batch,

@@ -13,14 +13,11 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
-import pickle
-import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
+from multiprocessing import get_context
 from typing import Any, cast
 
 from tqdm import tqdm
@@ -34,7 +31,7 @@ from lexshard.loadtest.bench.load.plan import (
     Wording,
     plan_requests,
 )
-from lexshard.loadtest.bench.load.sender import ClientTask, Outcome
+from lexshard.loadtest.bench.load.sender import ClientTask, Outcome, send
 from lexshard.loadtest.bench.load.timeline import LoadRun
 from lexshard.loadtest.bench.options.serve import QUICK_SECONDS, REQUESTS
 from lexshard.loadtest.bench.record import CaseLabels, Report
@@ -102,14 +99,13 @@ def measure(arguments: argparse.Namespace, report: LoadReport) -> None:
         arguments.length_scale,
         arguments.prompt_tokens,
         arguments.output_tokens,
-        arguments.length_spread,
         arguments.max_prompt_tokens,
         arguments.max_output_tokens,
     )
     cases = _cases(arguments, lengths)
     contestants = [_contestant(arguments, each) for each in arguments.against]
     most = max(count for _, count in cases)
-    _check_context(contestants, lengths.of_requests(most, arguments.seed))
+    _check_context(contestants, lengths.of_requests(most))
     first = contestants[0]
     size = tokens_per_word(first.endpoint, first.wording, arguments.key_variable)
     plan = partial(plan_requests, lengths=lengths, tokens_per_word=size)
@@ -186,39 +182,34 @@ def _ask(
     requests: list[PlannedRequest],
     bar: Any,
 ) -> Outcome:
-    """One run of the client, in a process of its own.
-
-    Raises RuntimeError with what it said if it fails.
-    """
+    """One run of the client, in a process of its own. Raises RuntimeError where it fails."""
     task = ClientTask(
         contestant.endpoint.url,
         contestant.wording.path,
         requests,
         arguments.timeout,
-        arguments.max_concurrency,
         arguments.key_variable,
     )
-    with tempfile.TemporaryDirectory() as folder:
-        task_path, outcome, said = (Path(folder) / name for name in ("task", "outcome", "said"))
-        task_path.write_bytes(pickle.dumps(task))
-        command = [sys.executable, "-m", "lexshard.loadtest.bench.load.sender"]
-        command += [str(task_path), str(outcome)]
-        shown = 0
-        with (
-            said.open("wb") as errors,
-            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as client,
-        ):
-            assert client.stdout is not None
-            for line in client.stdout:
-                if bar is not None:
-                    bar.update(int(line) - shown)
-                    shown = int(line)
-        if client.returncode:
-            tail = said.read_text(encoding="utf-8", errors="replace")[-1000:]
-            raise RuntimeError(f"the client of {contestant.endpoint.name} failed: {tail}")
-        if bar is not None:
-            bar.update(len(requests) - shown)
-        return cast(Outcome, pickle.loads(outcome.read_bytes()))
+    context = get_context("spawn")
+    heard, told = context.Pipe(duplex=False)
+    client = context.Process(target=send, args=(task, told), daemon=True)
+    client.start()
+    told.close()
+    shown = 0
+    try:
+        while isinstance(said := heard.recv(), int):
+            if bar is not None:
+                bar.update(said - shown)
+                shown = said
+    except EOFError:
+        client.join()
+        raise RuntimeError(
+            f"the client of {contestant.endpoint.name} failed with code {client.exitcode}"
+        ) from None
+    if bar is not None:
+        bar.update(len(requests) - shown)
+    client.join()
+    return cast(Outcome, said)
 
 
 def _rate(arrivals: Arrivals) -> float | str:
@@ -238,8 +229,6 @@ def _labels(
         labels["burstiness"] = arrivals.burstiness
     if arrivals.rate is None:
         labels["time scale"] = arrivals.time_scale
-    if arguments.max_concurrency is not None:
-        labels["max concurrency"] = arguments.max_concurrency
     if arguments.slo:
         labels["objectives"] = " ".join(map(str, arguments.slo))
     return labels

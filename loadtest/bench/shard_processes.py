@@ -1,25 +1,17 @@
 """Processes that are shards of a head under measurement; this one is the root of all their groups.
 
 Plain processes over gloo on this machine, without Ray: what is measured is the head's exchange.
-
-    python -m lexshard.loadtest.bench.shard_processes PORT CORE
-
-serves one shard after the other on a core, as lines on its input say, and ends with that.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
-from pathlib import Path
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from typing import Any, cast
 
 import torch
@@ -42,11 +34,10 @@ PATIENCE = 300.0  # kernels may have to be compiled first
 
 class TimedShard:
     """A `MassShard` with a watch: ``milliseconds`` of its screen, bounds and rescoring since it was
-    last set to 0, and the ``rescored`` rows of the last step."""
+    last set to 0."""
 
     def __init__(self, shard: Any) -> None:
         self.milliseconds = 0.0
-        self.rescored = 0
         self._shard = shard
 
     def __getattr__(self, name: str) -> Any:
@@ -58,8 +49,6 @@ class TimedShard:
             started = time.perf_counter()
             result = found(*arguments, **named)
             self.milliseconds += 1e3 * (time.perf_counter() - started)
-            if name == "rescore":
-                self.rescored = sum(each.rescored_rows for each in result.certificates)
             return result
 
         return watched
@@ -113,19 +102,18 @@ def recorded(part: ShardPart, computed: int, repeated: int) -> Any:
 class ShardProcesses:
     """``count`` servers, pinned in turn to ``cores``, of which the first is the root's."""
 
-    def __init__(self, count: int, cores: Sequence[int], folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, count: int, cores: Sequence[int]) -> None:
         self._groups = 0
         self._store = open_store(HOST, 0, PATIENCE, root=True)
-        module = "lexshard.loadtest.bench.shard_processes"
-        self._processes = [
-            subprocess.Popen(
-                [sys.executable, "-m", module, str(self._store.port), str(core)],
-                stdin=subprocess.PIPE,
-                text=True,
-            )
-            for core in (cores[rank % len(cores)] for rank in range(1, count + 1))
-        ]
+        self._servers: list[tuple[Any, Connection]] = []
+        context = get_context("spawn")
+        for rank in range(1, count + 1):
+            heard, told = context.Pipe(duplex=False)
+            where = (self._store.port, cores[rank % len(cores)])
+            process = context.Process(target=_serve, args=(heard, *where), daemon=True)
+            process.start()
+            heard.close()
+            self._servers.append((process, told))
 
     @contextmanager
     def head(
@@ -144,13 +132,8 @@ class ShardProcesses:
             seconds=PATIENCE,
             forming_seconds=PATIENCE,
         )
-        for rank, process in enumerate(self._processes[: len(parts) - 1], start=1):
-            path = self._folder / f"part-{rank}"
-            path.write_bytes(pickle.dumps(parts[rank]))
-            order = {"plan": asdict(plan), "rank": rank, "part": str(path)}
-            assert process.stdin is not None
-            process.stdin.write(json.dumps({**order, "rhythm": [computed, repeated]}) + "\n")
-            process.stdin.flush()
+        for rank, ((_, told), part) in enumerate(zip(self._servers, parts[1:], strict=False), 1):
+            told.send_bytes(pickle.dumps((plan, rank, part, computed, repeated)))
         own = recorded(parts[0], computed, repeated)
         group: Collective = SingleProcess()
         if len(parts) > 1:
@@ -162,39 +145,33 @@ class ShardProcesses:
             head.close()
 
     def close(self) -> None:
-        for process in self._processes:
+        for process, _ in self._servers:
             process.kill()
-            process.wait()
+            process.join()
 
 
 @contextmanager
 def shard_processes(count: int, cores: Sequence[int]) -> Iterator[ShardProcesses]:
     """``count`` servers that end with the block."""
-    with tempfile.TemporaryDirectory() as folder:
-        processes = ShardProcesses(count, cores, Path(folder))
-        try:
-            yield processes
-        finally:
-            processes.close()
+    processes = ShardProcesses(count, cores)
+    try:
+        yield processes
+    finally:
+        processes.close()
 
 
-def main() -> None:
+def _serve(orders: Connection, port: int, core: int) -> None:
+    """One shard after the other on a core, as it is told."""
     die_with_parent()
-    port, core = int(sys.argv[1]), int(sys.argv[2])
     os.sched_setaffinity(0, {core})
     torch.set_num_threads(1)
     pool.set_threads(1)
     store = open_store(HOST, port, PATIENCE, root=False)
-    for line in sys.stdin:
-        order = json.loads(line)
-        part: ShardPart = pickle.loads(Path(order["part"]).read_bytes())
+    while True:
+        plan, rank, part, computed, repeated = pickle.loads(orders.recv_bytes())
         ShardServer(
-            recorded(part, *order["rhythm"]),
+            recorded(part, computed, repeated),
             part.owned.ids,
             SequenceStates(part.owned.vocabulary_size, part.eos_ids, 1),
-            join(GroupPlan(**order["plan"]), order["rank"], store=store),
+            join(plan, rank, store=store),
         ).run()
-
-
-if __name__ == "__main__":
-    main()

@@ -51,8 +51,6 @@ OWN_CORES = Measure("own cores", "ms", higher_is_better=False)
 OPERATION = Measure("exchange per operation", "us", higher_is_better=False)
 BYTES = Measure("bytes per token and shard", "bytes", higher_is_better=False)
 HIDDEN_BYTES = Measure("hidden state per token and shard", "bytes", higher_is_better=False)
-RESCORED = Measure("rescored rows of the busiest shard", "rows/token", higher_is_better=False)
-CANDIDATES = Measure("candidates", "tokens/token", higher_is_better=False)
 WRONG = Measure("tokens that one shard would not say", "tokens", higher_is_better=False)
 NOTES = """\
 step: all processes together. compute: screen, bounds and rescoring of the slowest shard, each timed
@@ -128,8 +126,6 @@ class ShardCase:
             return
         self._add(STEP, elapsed)
         self._add(COMPUTE, max(shard.milliseconds for shard in alone))
-        self._add(RESCORED, max(shard.rescored for shard in alone) / self.batch)
-        self._add(CANDIDATES, len(found.ids) / self.batch)
         if self.shards > 1:
             per_token = self.batch * (self.shards - 1)
             hidden, every = counts["hidden"].bytes, sum(each.bytes for each in counts.values())
@@ -199,7 +195,6 @@ def measure(report: Report, arguments: argparse.Namespace) -> int:
     shape = (arguments.vocabulary, arguments.columns, torch.bfloat16, arguments.seed)
     workload = synthetic_workload(*shape)
     labels: CaseLabels = {
-        "head": workload.name,
         "V": arguments.vocabulary,
         "d": arguments.columns,
         "tier": arguments.tier,
@@ -241,16 +236,15 @@ def parts_of(head: HeadWorkload, tier: Any, largest: int, shards: int) -> list[S
     size = len(head.weight)
     whole = ShardPart(
         weight=head.weight,
-        bias=head.bias,
-        softcap=head.softcap,
-        scale=head.scale,
+        bias=None,
+        softcap=None,
+        scale=1.0,
         owned=OwnedRows.every(size),
         eos_ids=(0,),
         largest=largest,
         tiers=(tier,),
     )
-    assignment = assign("blocks-round-robin", size, shards)
-    return cut_head(whole, [assignment.owned(shard) for shard in range(shards)])
+    return cut_head(whole, assign("blocks-round-robin", size, shards).owned)
 
 
 def drawn(found: Candidates, asked: Sequence[Need]) -> npt.NDArray[np.int64]:

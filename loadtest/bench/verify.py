@@ -20,15 +20,14 @@ from tqdm import tqdm
 from lexshard.kernels.verify.reference import log_softmax, sigmoid_weights
 from lexshard.loadtest.bench.contenders.verify import (
     EXACT,
-    READ,
-    TRANSFORMERS,
     OwnVerify,
     VerifyContender,
     sigmoid_name,
     verify_contenders,
 )
 from lexshard.loadtest.bench.frame import in_turns, run_bench, timed
-from lexshard.loadtest.bench.record import CaseLabels, Measure, Report, paired_ratio
+from lexshard.loadtest.bench.options.verify import LIMITS
+from lexshard.loadtest.bench.record import CaseLabels, Measure, Report
 from lexshard.loadtest.bench.synthetic.drafts import VerifyStep, steps_of
 
 COMPARED = 2  # sequences of a case that are also verified by the reference
@@ -64,7 +63,7 @@ def measure(report: Report, arguments: argparse.Namespace) -> int:
     wrong = compared = 0
     for vocabulary, gamma, batch, agreement in tqdm(grid, unit="case", disable=None):
         steps = steps_of(vocabulary, gamma, batch, agreement, arguments.seed)
-        contenders = verify_contenders(steps, arguments.limits, arguments.threads)
+        contenders = verify_contenders(steps, LIMITS, arguments.threads)
         labels: CaseLabels = {
             "V": vocabulary,
             "gamma": gamma,
@@ -79,21 +78,11 @@ def measure(report: Report, arguments: argparse.Namespace) -> int:
             warm_up=0,
         )
         report.add(labels, TIME, times, ours=EXACT)
-        errors = {sigmoid_name(each): sigmoid_errors(steps, *each) for each in arguments.limits}
-        distances = drafter_distances(steps)
-        report.add(labels, ERROR, {**errors, "drafter": distances})
+        errors = {sigmoid_name(each): sigmoid_errors(steps, *each) for each in LIMITS}
+        report.add(labels, ERROR, {**errors, "drafter": drafter_distances(steps)})
         found = compare_with_reference(contenders, steps, COMPARED)
         report.add(labels, EQUAL, {"lexshard": [100.0 * (1 - found[0] / found[1])]})
         wrong, compared = wrong + found[0], compared + found[1]
-        told = {
-            name: paired_ratio(times[EXACT], times[name], higher_is_better=False)
-            for name in (TRANSFORMERS, READ)
-        }
-        report.notes.append(
-            f"V {vocabulary}, gamma {gamma}, batch {batch}, {agreement} (TV "
-            f"{np.mean(distances):.2f}): exact is {told[TRANSFORMERS]:.1f}x transformers; "
-            f"{1 / told[READ]:.2f}x the time to read the inputs once"
-        )
     equal = f"{compared - wrong} of {compared}"
     report.notes += [f"sequences of ours equal to those of the plain reference: {equal}", NOTES]
     return wrong

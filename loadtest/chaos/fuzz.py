@@ -7,7 +7,6 @@ import asyncio
 import json
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from lexshard.loadtest.bench.servers.running import RunningServer
 from lexshard.loadtest.chaos.hostile import END, KINDS, LEAVES, HostileRequest, hostile_request
@@ -28,7 +27,6 @@ PART = "fuzz"
 GOOD_SECONDS = 5.0
 GOOD_PAUSE = 0.3
 CATCH_BREATH = 1.0
-KEPT_BYTES = 2000  # of a request that broke a promise, in the JSON file
 
 
 async def exchange(url: str, request: HostileRequest) -> HttpAnswer:
@@ -64,8 +62,7 @@ async def attack(
     url: str, name: str, numbers: Sequence[int], seed: int, watch: HealthWatch
 ) -> ChaosRow:
     """Those requests of a kind."""
-    examples: list[dict[str, Any]] = []
-    row = ChaosRow(PART, name, len(numbers), slowest=0.0, details={"breaches": examples})
+    row = ChaosRow(PART, name, len(numbers), slowest=0.0)
     left = iter(numbers)
     alone = KINDS[name].at_once == 1
 
@@ -80,7 +77,6 @@ async def attack(
             place = f"number {number}: {request.begins()}"
             if reason := breach(request, answer):
                 row.break_promise(f"{reason} | {place}")
-                examples.append(_example(number, reason, request, answer))
             if alone and (seconds := watch.slowest_since(sent)) > HEALTH_SECONDS:
                 told = f"/health took over {HEALTH_SECONDS:.0f} s"
                 row.broken.append(f"{told} | {seconds:.1f} s, {place}")
@@ -94,21 +90,6 @@ async def attack(
     sick = sorted({look.words for look in watch.since(began) if look.status != 200})
     row.expect(not sick, f"/health said {sick}")
     return row
-
-
-def _example(
-    number: int, reason: str, request: HostileRequest, answer: HttpAnswer
-) -> dict[str, Any]:
-    sent = b"".join(request.pieces)
-    return {
-        "number": number,
-        "reason": reason,
-        "status": answer.status,
-        "seconds": answer.seconds,
-        "sent": sent[:KEPT_BYTES].decode("latin-1"),
-        "sent_bytes": len(sent),
-        "answer": answer.body[:KEPT_BYTES].decode("latin-1"),
-    }
 
 
 async def _ask_on(url: str, seed: int, row: ChaosRow) -> None:

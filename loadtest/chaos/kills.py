@@ -235,7 +235,12 @@ def judge_newcomers(
     counts = Counter(str(each.answer.status or each.answer.ended) for each in here)
     row.note = ", ".join(f"{count} x {status}" for status, count in sorted(counts.items()))
     row.broken += [trouble for each in late if (trouble := _trouble(each, no_ingress))]
-    row.broken += [trouble for each in here if (trouble := _wrong_status(each))]
+    for each in here:
+        if each.answer.status and not each.whole and not each.refused:
+            reason = f"status {each.answer.status}, {each.answer.ended}"
+            if each.answer.status == 503:
+                reason = "503 without Retry-After or OpenAI's shape"
+            row.broken.append(f"{reason} | {each.message}")
     row.expect(row.recovered is not None, "requests were never served again")
     texts = {text for e in newcomers if e.whole for text in e.stream.texts.values()}
     row.expect(len(texts) <= 1, f"new requests of one seed say different things: {texts}")
@@ -246,15 +251,6 @@ def _trouble(heard: Heard, no_ingress: bool) -> str | None:
         return f"a new request waited for over {ANSWER_SECONDS:.0f} s | {heard.seconds:.1f} s"
     if heard.answer.ended != WHOLE and not no_ingress:
         return f"a new request was not answered | {heard.message}"
-    return None
-
-
-def _wrong_status(heard: Heard) -> str | None:
-    status = heard.answer.status
-    if status == 503 and not heard.refused:
-        return f"503 without Retry-After or OpenAI's shape | {heard.message}"
-    if status not in (0, 200, 503) or (status == 200 and not heard.whole):
-        return f"status {status}, {heard.answer.ended} | {heard.message}"
     return None
 
 

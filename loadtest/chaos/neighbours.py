@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-import multiprocessing
 import random
 import time
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from multiprocessing import get_context
 from statistics import median
 from typing import Any
 
 from lexshard.loadtest.bench.servers.running import RunningServer
 from lexshard.loadtest.chaos.report import ChaosReport, ChaosRow
 from lexshard.loadtest.chaos.watch import MEBIBYTE, expect_idle, memory
-from lexshard.loadtest.client import Client, EventReader
+from lexshard.loadtest.client import Client, StreamedAnswer
 
 PART = "neighbours"
 LONGEST_GAP_SECONDS = 0.25
@@ -120,20 +121,23 @@ async def _beside(server: RunningServer, name: str, neighbour: Neighbour, repeat
     for _ in range(repeats):
         clock = TokenClock()
         listening = asyncio.create_task(clock.listen(server.url))
+        began = time.perf_counter()
         await asyncio.sleep(ALONE_SECONDS)
-        alone += clock.gaps()
-        held = most = memory(server)
-        clock.moments = clock.moments[-1:]
-        senders = Senders(server.url, neighbour, body)
-        deadline = time.monotonic() + BESIDE_SECONDS
-        while not senders.done() and time.monotonic() < deadline:
-            await asyncio.sleep(0.1)
-            most = max(most, await asyncio.to_thread(memory, server))
-        beside += clock.gaps()
+        sent = time.perf_counter()
+        alone += clock.gaps(began)
+        held = most = await asyncio.to_thread(memory, server)
+        # In a process of its own: in this one it would hold up what looks at the clock.
+        with ProcessPoolExecutor(1, get_context("fork")) as pool:
+            sending = pool.submit(_send, server.url, neighbour, body)
+            while not sending.done():
+                await asyncio.sleep(0.1)
+                most = max(most, await asyncio.to_thread(memory, server))
+        await asyncio.sleep(ALONE_SECONDS)
+        beside += clock.gaps(sent)
         growth = max(growth, most - held)
         listening.cancel()
         await asyncio.gather(listening, return_exceptions=True)
-        for status in await asyncio.to_thread(senders.leave):
+        for status in sending.result():
             row.count(status)
             row.wrong += status == 500
     row.slowest = max(beside, default=float("inf"))
@@ -152,65 +156,37 @@ class TokenClock:
     """When the tokens of a stream come; another one follows where it ends."""
 
     def __init__(self) -> None:
-        self.moments: list[float] = []
-        self._events = EventReader()
+        self._streams: list[StreamedAnswer] = []
 
     async def listen(self, url: str) -> None:
         """Until it is cancelled."""
         client = Client(url, keep=False)
         while True:
-            self._events = EventReader()
-            await client.post(COMPLETIONS, STREAM, self)
-            self.moments.append(float("nan"))  # a gap that is nobody's fault
+            self._streams.append(StreamedAnswer())
+            await client.post(COMPLETIONS, STREAM, self._streams[-1])
 
-    def feed(self, data: bytes, now: float) -> None:
-        if self._events.feed(data):
-            self.moments.append(now)
-
-    def gaps(self) -> list[float]:
-        """Seconds between tokens, the one that is waited for included."""
-        moments = [*self.moments, time.perf_counter()]
-        return [later - earlier for earlier, later in pairwise(moments) if later > earlier]
+    def gaps(self, since: float) -> list[float]:
+        """Seconds between tokens of one stream that end after ``since``, the one that is waited for
+        included."""
+        moments = [each.pieces for each in self._streams]
+        moments[-1] = [*moments[-1], time.perf_counter()]
+        return [b - a for pieces in moments for a, b in pairwise(pieces) if b >= since]
 
 
-class Senders:
-    """A process that sends a neighbour's requests: in this one they would hold up what looks at the
-    clock."""
+def _send(url: str, neighbour: Neighbour, body: bytes) -> list[int]:
+    """The statuses of a neighbour's requests, 0 where there was no answer in time."""
+    client = Client(
+        url, seconds=LEAVING_SECONDS if neighbour.leaves else BESIDE_SECONDS, keep=False
+    )
 
-    def __init__(self, url: str, neighbour: Neighbour, body: bytes) -> None:
-        context = multiprocessing.get_context("fork")
-        self._told = context.SimpleQueue()
-        self._ended = 0.0
-        self._process = context.Process(
-            target=lambda: asyncio.run(self._send(url, neighbour, body)), daemon=True
-        )
-        self._process.start()
+    async def sent() -> list[int]:
+        # One after the other, where they leave: the next takes the places of the one before.
+        at_once = asyncio.Semaphore(1 if neighbour.leaves else neighbour.times)
 
-    async def _send(self, url: str, neighbour: Neighbour, body: bytes) -> None:
-        seconds = LEAVING_SECONDS if neighbour.leaves else 2 * BESIDE_SECONDS
-        client = Client(url, seconds=seconds, keep=False)
+        async def one() -> int:
+            async with at_once:
+                return (await client.post(neighbour.path, body)).status
 
-        async def one() -> None:
-            self._told.put((await client.post(neighbour.path, body)).status)
+        return await asyncio.gather(*(one() for _ in range(neighbour.times)))
 
-        if neighbour.leaves:  # one after the other: the next takes the places of the one before
-            for _ in range(neighbour.times):
-                await one()
-        else:
-            await asyncio.gather(*(one() for _ in range(neighbour.times)))
-
-    def done(self) -> bool:
-        """Whether all have been answered, for a moment."""
-        if self._process.is_alive():
-            return False
-        self._ended = self._ended or time.monotonic()
-        return time.monotonic() - self._ended > ALONE_SECONDS
-
-    def leave(self) -> list[int]:
-        """The statuses of those that were answered; the others are left."""
-        self._process.kill()
-        self._process.join()
-        statuses = []
-        while not self._told.empty():
-            statuses.append(self._told.get())
-        return statuses
+    return asyncio.run(sent())

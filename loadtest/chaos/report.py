@@ -18,7 +18,7 @@ _SECONDS = ("noticed", "recovered", "slowest")
 @dataclass(slots=True)
 class ChaosRow:
     """One case: what became of its requests and, of a fault, the seconds until it was noticed and
-    until requests were served again. ``details`` go to the JSON file alone."""
+    until requests were served again."""
 
     part: str
     case: str
@@ -32,7 +32,6 @@ class ChaosRow:
     slowest: float | None = None
     note: str = ""
     broken: list[str] = field(default_factory=list)
-    details: dict[str, Any] = field(default_factory=dict)
 
     def expect(self, fulfilled: bool, otherwise: str) -> None:
         """A promise; ``otherwise`` says how it was broken."""

@@ -153,46 +153,38 @@ async def undisturbed(
     return answers
 
 
-def fate(heard: Heard, expected: Heard) -> str:
-    """What became of a request that says ``expected`` undisturbed.
-
-    A stream may be cut, but visibly, and what was heard of it must be right.
-    """
+def fate(heard: Heard, expected: Heard) -> tuple[str, str]:
+    """What became of a request that says ``expected`` undisturbed, and why in a line where it was
+    not kept. A stream may be cut, but visibly, and what was heard of it must be right."""
+    answer, said, wanted = heard.answer, heard.stream, expected.stream
+    told = f"status {answer.status} | {heard.message}"
     if heard.refused:
-        return REFUSED
-    said, wanted = heard.stream, expected.stream
-    if heard.answer.status not in (0, 200):
-        return WRONG
-    if heard.whole:
-        same = said.texts == wanted.texts and said.finished == wanted.finished
-        return KEPT if same else WRONG
+        return REFUSED, told
+    if answer.status not in (0, 200):
+        return WRONG, told
+    if answer.ended == LATE:
+        return WRONG, f"hung | after {said.texts}"
+    if heard.whole and (said.texts, said.finished) == (wanted.texts, wanted.finished):
+        return KEPT, ""
     right = all(wanted.texts.get(index, "").startswith(text) for index, text in said.texts.items())
-    return CUT if heard.visibly_cut and right else WRONG
-
-
-def difference(heard: Heard, expected: Heard) -> str:
-    """What is wrong with a request, in a line."""
-    said, wanted = heard.stream, expected.stream
-    if heard.answer.status not in (0, 200):
-        return f"status {heard.answer.status} | {heard.message}"
-    if heard.answer.ended == LATE:
-        return f"hung | after {said.texts}"
-    if not heard.whole and not heard.visibly_cut:
-        return f"ended silently with text missing | after {said.texts}"
-    return f"wrong tokens | {said.texts} {said.finished}, not {wanted.texts}"
+    if heard.whole or not right:
+        return WRONG, f"wrong tokens | {said.texts} {said.finished}, not {wanted.texts}"
+    if heard.visibly_cut:
+        return CUT, f"a stream was cut | {heard.message}"
+    return WRONG, f"ended silently with text missing | after {said.texts}"
 
 
 def judge(row: ChaosRow, heard: Heard, expected: Heard, *, may_cut: bool = False) -> None:
     """Counts what became of a request that may be refused; none may be wrong, and none cut that
     could survive."""
-    result = fate(heard, expected)
+    result, reason = fate(heard, expected)
     row.kept += result == KEPT
     row.refused += result == REFUSED
     row.cut += result == CUT
     if result == CUT and not may_cut:
-        row.broken.append(f"a stream was cut | {heard.message}")
+        row.broken.append(reason)
     elif result == WRONG:
-        row.break_promise(difference(heard, expected))
+        row.break_promise(reason)
 
 
 def judge_streams(
@@ -201,7 +193,7 @@ def judge_streams(
     """The same for streams that were taken in: none of them may be refused."""
     for each, known in zip(heard, expected, strict=True):
         if each.refused:
-            row.break_promise(difference(each, known))
+            row.break_promise(fate(each, known)[1])
         else:
             judge(row, each, known, may_cut=may_cut)
 

@@ -41,9 +41,9 @@ Samples = Mapping[str, Sequence[float]]  # by endpoint
 Lines = Mapping[str, tuple[npt.NDArray[Any], npt.NDArray[Any]]]  # x and y
 
 
-def distribution(name: str, samples: Samples, unit: str = "ms") -> str:
+def distribution(name: str, samples: Samples) -> str:
     """The share of samples below every value, with medians and p99 in the legend."""
-    figure, axes = _figure(name, unit, "share below")
+    figure, axes = _figure(name, "ms", "share below")
     largest, middles = [], []
     for index, (who, values) in enumerate(samples.items()):
         if not values:

@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 import uvicorn
 import uvloop
+from fastapi import FastAPI
 
 from lexshard.actors.faults import listen_for_faults
 from lexshard.cluster.config import ServeConfig
@@ -54,6 +55,20 @@ class HttpServer(uvicorn.Server):
         self._stopped.set()
 
 
+def http_config(app: FastAPI, **settings: Any) -> uvicorn.Config:
+    """How an application is served: as fast as can be, and silently."""
+    return uvicorn.Config(
+        app,
+        loop="uvloop",
+        http="httptools",
+        server_header=False,
+        access_log=False,
+        log_config=None,
+        log_level="error",
+        **settings,
+    )
+
+
 def connect_own_engine(config: ServeConfig, path: str) -> EngineClient:
     """The client of the engine that is kept at ``path``."""
     supervisor = EngineSupervisor(config.engine_configuration, OwnEngines(path))
@@ -72,21 +87,15 @@ async def serve(order: ApiOrder, config: ServeConfig, connect: EngineConnector) 
     await until(lambda: client.ready, FIND_SECONDS)
     settings = {} if order.behind_haproxy else _own_certificate(config)
     http = HttpServer(
-        uvicorn.Config(
+        http_config(
             app,
-            loop="uvloop",
-            http="httptools",
             fd=order.listener,
             uds=order.path,
             proxy_headers=order.behind_haproxy,
             forwarded_allow_ips="*" if order.behind_haproxy else None,
-            server_header=False,
             ws="websockets-sansio",
             ws_max_size=config.max_body_bytes,
             ws_per_message_deflate=False,  # distributions are as short as can be
-            access_log=False,
-            log_config=None,
-            log_level="error",
             **settings,
         )
     )

@@ -10,8 +10,7 @@ from lexshard.cluster.config import ServeConfig
 from lexshard.cluster.config_sources import ConfigError
 from lexshard.serve_app.commands.option_flags import add_option_flags, given_options
 from lexshard.serve_app.observability.logs import print_lines
-from lexshard.serve_app.start.open_files import make_room
-from lexshard.serve_app.start.preflight import ready_to_start
+from lexshard.serve_app.start.preflight import make_room, ready_to_start
 from lexshard.serve_app.start.readiness import StartupError
 from lexshard.serve_app.start.settings import set_options
 from lexshard.serve_app.start.stopping import StopRequest

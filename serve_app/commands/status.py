@@ -21,15 +21,20 @@ ANSWER_SECONDS = 10.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options to a parser."""
+    add_server_address(parser)
+    parser.add_argument("--json", action="store_true", help="print the answer as it is")
+    parser.add_argument(
+        "--timings", action="store_true", help="what was timed at the start, in place of the roles"
+    )
+
+
+def add_server_address(parser: argparse.ArgumentParser) -> None:
+    """Where the server is that a command asks."""
     parser.add_argument(
         "--url",
         type=server_address,
         default="http://127.0.0.1:8000",
         help="of the server, or HOST:PORT or :PORT (default %(default)s)",
-    )
-    parser.add_argument("--json", action="store_true", help="print the answer as it is")
-    parser.add_argument(
-        "--timings", action="store_true", help="what was timed at the start, in place of the roles"
     )
     parser.epilog = f"A server with API keys is asked with the one in {KEY_VARIABLE}."
 
@@ -80,15 +85,18 @@ def reason(error: Exception) -> str:
     return str(inner) or "it sends no answer"
 
 
-def _ask(url: str) -> dict[str, Any]:
-    headers = {}
+def opened(url: str, path: str, data: bytes | None = None, seconds: float | None = None) -> Any:
+    """What the server at ``url`` answers, asked with the key of the environment. A server nearby is
+    not asked through the proxy of the environment."""
+    headers = {} if data is None else {"Content-Type": "application/json"}
     if key := os.environ.get(KEY_VARIABLE):
         headers["Authorization"] = f"Bearer {key}"
-    # A server nearby is not asked through the proxy of the environment.
-    opener = build_opener(ProxyHandler({}))
-    with opener.open(
-        Request(f"{url.rstrip('/')}/status", headers=headers), timeout=ANSWER_SECONDS
-    ) as answer:
+    request = Request(url.rstrip("/") + path, data, headers)
+    return build_opener(ProxyHandler({})).open(request, timeout=seconds)
+
+
+def _ask(url: str) -> dict[str, Any]:
+    with opened(url, "/status", seconds=ANSWER_SECONDS) as answer:
         report = json.loads(answer.read())
     if not isinstance(report, dict) or not {"ready", "roles"} <= report.keys():
         raise ValueError("it tells of no roles")

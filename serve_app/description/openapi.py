@@ -12,21 +12,14 @@ from pydantic.json_schema import models_json_schema
 
 from lexshard.serve_app.description import replies
 from lexshard.serve_app.description import translated_replies as translated
-from lexshard.serve_app.description.fields import MEANINGS
-from lexshard.serve_app.description.translated_fields import TRANSLATED_MEANINGS
+from lexshard.serve_app.description.fields import MEANINGS, TRANSLATED_MEANINGS
 from lexshard.serve_app.messages_api.errors import COUNT_TOKENS, MESSAGES, OVERLOADED
 from lexshard.serve_app.messages_api.protocol import CountTokensRequest, MessagesRequest
 from lexshard.serve_app.openai import protocol
 from lexshard.serve_app.openai.chat_fields import ChatCompletionRequest, TokenizeChatRequest
 from lexshard.serve_app.responses.protocol import ResponsesRequest
-from lexshard.serve_app.scoring.generative import GenerativeScoringRequest
-from lexshard.serve_app.scoring.pairs import (
-    RERANK_PATHS,
-    SCORE_PATHS,
-    RerankRequest,
-    ScoreQueriesRequest,
-    ScoreTextsRequest,
-)
+from lexshard.serve_app.scoring import pairs
+from lexshard.serve_app.scoring.labels import GenerativeScoringRequest
 
 REASONS = {
     400: "something in the request is wrong, or is not implemented: the message says what",
@@ -39,8 +32,8 @@ REASONS = {
     503: "the server is full or not ready; `Retry-After` says when to try again",
     OVERLOADED: "the server is full or not ready; `Retry-After` says when to try again",
 }
-ASKED = (400, 404, 408, 413, 429, 500, 503)
-ASKED_FOR_MESSAGES = (400, 404, 408, 413, 429, 500, OVERLOADED)
+# Of every route that takes a body.
+ASKED = (400, 404, 408, 413, 429, 500)
 SCHEMAS = "#/components/schemas/"
 SECURITY = "API key"
 TEXT = {"type": "string"}
@@ -49,29 +42,36 @@ TEXT = {"type": "string"}
 @dataclass(frozen=True, slots=True)
 class Operation:
     """``reply`` None is plain text. ``requests`` are the bodies it takes, ``errors`` the statuses
-    of its failures, besides those of a wrong key, in the shape of ``error``, and ``chunk`` what
-    events of a stream hold, which ends with ``[DONE]`` unless it ``ends_by_type``."""
+    of its failures, besides those of a wrong key and of bodies, in the shape of ``error``, and
+    ``chunk`` what events of a stream hold, which ends with ``[DONE]`` unless it ``ends_by_type``.
+    """
 
     path: str
     summary: str
     reply: type[BaseModel] | None
     requests: tuple[type[BaseModel], ...] = ()
-    errors: tuple[int, ...] = ()
     chunk: type[BaseModel] | None = None
+    errors: tuple[int, ...] = ()
     guarded: bool = True
     method: str = ""  # post where it takes a body, else get
     error: type[BaseModel] = replies.ErrorReply
     ends_by_type: bool = False
     query: tuple[str, ...] = ()
 
+    @property
+    def statuses(self) -> set[int]:
+        """Of its failures, but for a wrong key."""
+        full = OVERLOADED if self.error is translated.MessagesErrorReply else 503
+        return {*self.errors, *((*ASKED, full) if self.requests else ())}
 
+
+RESPONSE = "/v1/responses/{response_id}"
 OPERATIONS = (
     Operation(
         "/v1/completions",
         "Continues prompts",
         replies.CompletionReply,
         (protocol.CompletionRequest,),
-        ASKED,
         replies.CompletionChunk,
     ),
     Operation(
@@ -79,7 +79,6 @@ OPERATIONS = (
         "Answers a conversation",
         replies.ChatReply,
         (ChatCompletionRequest,),
-        ASKED,
         replies.ChatChunk,
     ),
     Operation(
@@ -87,26 +86,25 @@ OPERATIONS = (
         "Answers a conversation, in OpenAI's newer protocol",
         translated.ResponsesReply,
         (ResponsesRequest,),
-        ASKED,
         translated.ResponsesEvent,
         ends_by_type=True,
     ),
     Operation(
-        "/v1/responses/{response_id}",
+        RESPONSE,
         "A response that was kept",
         translated.ResponsesReply,
         errors=(400, 404, 503),
         query=("stream",),
     ),
     Operation(
-        "/v1/responses/{response_id}",
+        RESPONSE,
         "Forgets a response",
         translated.DeletedReply,
         errors=(404, 503),
         method="delete",
     ),
     Operation(
-        "/v1/responses/{response_id}/input_items",
+        f"{RESPONSE}/input_items",
         "The items of its request",
         translated.ItemsReply,
         errors=(400, 404, 503),
@@ -117,7 +115,6 @@ OPERATIONS = (
         "Answers a conversation, in Anthropic's protocol",
         translated.MessagesReply,
         (MessagesRequest,),
-        ASKED_FOR_MESSAGES,
         translated.MessagesEvent,
         error=translated.MessagesErrorReply,
         ends_by_type=True,
@@ -127,7 +124,6 @@ OPERATIONS = (
         "How many tokens such a conversation has",
         translated.TokenCountReply,
         (CountTokensRequest,),
-        ASKED_FOR_MESSAGES,
         error=translated.MessagesErrorReply,
     ),
     Operation("/v1/models", "The names the model is served under", replies.ModelsReply),
@@ -137,41 +133,36 @@ OPERATIONS = (
         "The token ids of a text or a conversation",
         replies.TokenizeReply,
         (protocol.TokenizeTextRequest, TokenizeChatRequest),
-        ASKED,
     ),
     Operation(
         "/detokenize",
         "The text of token ids",
         replies.DetokenizeReply,
         (protocol.DetokenizeRequest,),
-        ASKED,
     ),
     Operation(
         "/generative_scoring",
         "How likely the first label is as the next token, after each item",
         replies.ScoresReply,
         (GenerativeScoringRequest,),
-        ASKED,
     ),
     *(
         Operation(
             path,
             "How well documents fit queries, each or all the one",
             replies.ScoresReply,
-            (ScoreTextsRequest, ScoreQueriesRequest),
-            ASKED,
+            (pairs.ScoreTextsRequest, pairs.ScoreQueriesRequest),
         )
-        for path in SCORE_PATHS
+        for path in pairs.SCORE_PATHS
     ),
     *(
         Operation(
             path,
             "The documents that fit a query, the best first",
             replies.RerankReply,
-            (RerankRequest,),
-            ASKED,
+            (pairs.RerankRequest,),
         )
-        for path in RERANK_PATHS
+        for path in pairs.RERANK_PATHS
     ),
     Operation("/tokenizer_info", "The tokenizer", replies.TokenizerReply, errors=(503,)),
     Operation(
@@ -179,11 +170,7 @@ OPERATIONS = (
     ),
     Operation("/status", "Who does what, and how busy all are", replies.StatusReply),
     Operation(
-        "/health",
-        "Whether requests are taken",
-        replies.HealthReply,
-        errors=(503,),
-        guarded=False,
+        "/health", "Whether requests are taken", replies.HealthReply, errors=(503,), guarded=False
     ),
     Operation("/ping", "The same, as SageMaker asks", None, errors=(503,), guarded=False),
     Operation("/load", "How many sequences are open", replies.LoadReply, guarded=False),
@@ -203,7 +190,7 @@ def describe(
     root_path: str | None, has_keys: bool, version: str, scores_pairs: bool
 ) -> dict[str, Any]:
     """What ``/openapi.json`` tells of a server at ``root_path``."""
-    absent = () if scores_pairs else (*SCORE_PATHS, *RERANK_PATHS)
+    absent = () if scores_pairs else (*pairs.SCORE_PATHS, *pairs.RERANK_PATHS)
     operations = [each for each in OPERATIONS if each.path not in absent]
     requests = list(dict.fromkeys(model for each in operations for model in each.requests))
     answers = list(dict.fromkeys(each.error for each in operations))
@@ -260,7 +247,7 @@ def _operation(operation: Operation, has_keys: bool) -> dict[str, Any]:
         "summary": operation.summary,
         "responses": {"200": {"description": "The answer", "content": content}},
     }
-    errors = {*operation.errors}
+    errors = operation.statuses
     if has_keys and operation.guarded:
         errors.add(401)
         told["security"] = [{SECURITY: []}]

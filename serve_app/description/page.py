@@ -46,18 +46,10 @@ def docs_page(description: dict[str, Any]) -> str:
             for name in _models(operation.get("requestBody", {})):
                 key = ' -H "Authorization: Bearer $KEY"' if "security" in operation else ""
                 parts += _request(f"$URL{path}{key}", schemas[name])
-    for name in ("ErrorReply", "ErrorObject", *_named(schemas)):
+    named = [name for name in schemas if not name.endswith("Request")]
+    for name in sorted(named, key=lambda name: name not in ("ErrorReply", "ErrorObject")):
         parts += [f"<h2 id={name}>{name}</h2>", *_fields(schemas[name])]
     return "\n".join(parts)
-
-
-def _named(schemas: dict[str, Any]) -> list[str]:
-    """Everything that is no request, errors aside."""
-    return [
-        name
-        for name in schemas
-        if not name.endswith("Request") and name not in ("ErrorReply", "ErrorObject")
-    ]
 
 
 def _models(body: dict[str, Any]) -> list[str]:

@@ -4,150 +4,72 @@ a server that verifies elsewhere."""
 from __future__ import annotations
 
 import asyncio
-import json
+import itertools
 import logging
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
-
-import msgspec
 
 from lexshard.actors.configuration import EngineInformation
-from lexshard.actors.drafter.protocol import GuessingModel
 from lexshard.actors.edge.drafting import EdgeDrafter
-from lexshard.actors.edge.frames import VERSION, EdgeMode, FrameCodec
+from lexshard.actors.edge.frames import FrameError
 from lexshard.actors.edge.pace import DraftPace
-from lexshard.actors.edge.threshold import ConformalThreshold
+from lexshard.actors.edge.settings import EdgeSettings
 from lexshard.actors.faults import LoggedFault
-from lexshard.actors.messages import Drafts, Request, SamplingParameters, SequenceEvent
+from lexshard.actors.messages import Drafts, Request, SequenceEvent
 from lexshard.actors.role import RunningRole, here
-from lexshard.actors.states.sequence_state import SequenceState
 from lexshard.cluster.engine.journal import JournalStream
 from lexshard.cluster.engine.supervisor import until
-from lexshard.serve_app.edge import wire
-from lexshard.serve_app.edge.alone import LoneDrafter
-from lexshard.serve_app.edge.device import CloudLink, EdgeText
-from lexshard.serve_app.edge.statistics import EdgeCounters, EdgeStatistics
+from lexshard.serve_app.edge.alone import say_alone
+from lexshard.serve_app.edge.device import EdgeText, failure
+from lexshard.serve_app.edge.link import CloudError, CloudLink
+from lexshard.serve_app.edge.model import EdgeModel
+from lexshard.serve_app.edge.statistics import EdgeStatistics
+from lexshard.serve_app.edge.wire import Cloud
 
 logger = logging.getLogger("lexshard.edge")
 
 LOOK_SECONDS = 2.0  # for a server that is away
 
 
-@dataclass(frozen=True, slots=True)
-class EdgeSettings:
-    """How a device drafts; ``alpha``, ``eta`` and ``first_threshold`` are mode ``csqs``'s, ``size``
-    is ``ksqs``'s. See `actors.edge`."""
-
-    mode: EdgeMode = "same-token"
-    size: int = 32
-    resolution: int = 100
-    budget_bits: int = 5_000
-    longest: int = 16
-    thrift: float = 0.1
-    alpha: float = 0.05
-    eta: float = 0.01
-    first_threshold: float = 0.01
-
-    def threshold(self) -> ConformalThreshold | None:
-        """One for a text; raises ValueError for values that bound nothing."""
-        if self.mode != "csqs":
-            return None
-        return ConformalThreshold(self.alpha, self.eta, self.first_threshold)
-
-
-@dataclass(frozen=True, slots=True)
-class Cloud:
-    """What a server says of itself to devices."""
-
-    models: tuple[str, ...]
-    vocabulary: str
-    chat_template: str | None
-    information: EngineInformation
-
-
-class CloudError(Exception):
-    """The server is away (``final`` False), or never will do."""
-
-    def __init__(self, reason: str, *, final: bool) -> None:
-        super().__init__(reason)
-        self.final = final
-
-
-def ask_cloud(url: str, headers: dict[str, str], timeout: float = 10.0) -> Cloud:
-    """Raises `CloudError`."""
-    request = urllib.request.Request(url.rstrip("/") + wire.PATH, headers=headers)
-    try:
-        with urllib.request.urlopen(request, timeout=timeout) as reply:
-            told: dict[str, Any] = json.load(reply)
-        if told["version"] != VERSION:
-            raise CloudError(f"{url} speaks version {told['version']}, not {VERSION}", final=True)
-        return Cloud(
-            tuple(told["models"]),
-            told["vocabulary"],
-            told["chat_template"],
-            msgspec.convert(told["engine"], EngineInformation),
-        )
-    except urllib.error.HTTPError as error:
-        final = error.code in (401, 403, 404)
-        raise CloudError(f"{url} answers {error.code}: {_message(error)}", final=final) from None
-    except (OSError, ValueError, KeyError, TypeError, msgspec.ValidationError) as error:
-        raise CloudError(f"{url} does not answer as lexshard does: {error}", final=False) from None
-
-
-def _message(error: urllib.error.HTTPError) -> str:
-    try:
-        return str(json.load(error)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return str(error.reason)
-
-
 class EdgeClient:
     """See `serve_app.engine_client.EngineClient`. Lives in one event loop.
 
-    ``drafter`` is called in a thread of ``executor``, which has one; the server at ``url`` must
-    have the tokens of its ``vocabulary`` (`wire.vocabulary_hash`). ``found`` hears of the server.
-    Without ``alone`` nothing is said while it is away; with it, what the draft model says alone.
+    ``model`` is called in a thread of its own; the server at ``url``, which is asked with ``key``,
+    must have its tokens. While that server is ``away``, for the reason given there, the model says
+    texts alone where that is ``allowed_alone``; else nothing is said.
     """
 
     def __init__(
         self,
         url: str,
-        headers: dict[str, str],
-        drafter: GuessingModel,
-        vocabulary: str,
+        key: str | None,
+        model: EdgeModel,
         settings: EdgeSettings,
-        executor: Executor,
-        found: Callable[[Cloud], None] = lambda _: None,
-        alone: LoneDrafter | None = None,
+        *,
+        allowed_alone: bool = False,
     ) -> None:
         self.failure: str | None = None
         self.restarts = 0
-        self._away: str | None = f"looking for {url}"
-        self._url = url
-        self._headers = headers
-        self._drafter = drafter
-        self._vocabulary = vocabulary
-        self._settings = settings
-        self._found = found
-        self._alone = alone
-        self._cloud: Cloud | None = None
-        address = "ws" + url.rstrip("/").removeprefix("http") + wire.PATH
-        self._link = CloudLink(address, headers, vocabulary)
-        self.pace = DraftPace(longest=settings.longest, thrift=settings.thrift)
-        self.counters = EdgeCounters()
-        self._executor = executor
+        self.away: str | None = f"looking for {url}"
+        self.cloud: Cloud | None = None
+        self.url = url
+        self.model = model
+        self.settings = settings
+        pace = DraftPace(longest=settings.longest, thrift=settings.thrift)
+        self._link = CloudLink(url, key, model.tokenizer.vocabulary_hash, pace)
+        self._allowed_alone = allowed_alone
+        self._changed: Callable[[], None] = lambda: None
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="draft")
         self._texts: dict[str, asyncio.Task[None]] = {}
-        self._sequences = 0
+        self._sequences = itertools.count()
         self._looking: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
-        """Looks for the server; call once, inside the event loop."""
-        self._looking = asyncio.get_running_loop().create_task(self._look())
+    def start(self, changed: Callable[[], None] = lambda: None) -> None:
+        """Looks for the server; call once, inside the event loop. ``changed`` hears when the server
+        is found, is away, or never will do."""
+        self._changed = changed
+        self._search()
 
     @property
     def ready(self) -> bool:
@@ -155,35 +77,30 @@ class EdgeClient:
 
     @property
     def health_reason(self) -> str | None:
-        return None if self.offline else self._away
-
-    @property
-    def away(self) -> str | None:
-        """Why the server is not there; None where it is."""
-        return self._away
+        return None if self.offline else self.away
 
     @property
     def offline(self) -> bool:
         """Whether the draft model answers alone."""
-        return self._alone is not None and self._away is not None
+        return self._allowed_alone and self.away is not None
 
     @property
     def information(self) -> EngineInformation:
         """What the server's engine decided. Raises RuntimeError before it was found."""
-        if self._alone is not None and (self._cloud is None or self.offline):
-            return self._alone.information
-        if self._cloud is None:
-            raise RuntimeError(f"no server yet: {self._away}")
-        return self._cloud.information
+        if self.offline:
+            return self.model.information
+        if self.cloud is None:
+            raise RuntimeError(f"no server yet: {self.away}")
+        return self.cloud.engine
 
     @property
     def statistics(self) -> EdgeStatistics:
-        return self.counters.statistics()
+        return self._link.counters.statistics()
 
     async def roles(self) -> Sequence[RunningRole]:
-        settings = self._settings
+        settings = self.settings
         words = f"{settings.mode}, up to {settings.longest} tokens a batch"
-        return [RunningRole("drafter", 0, here(), "cpu", f"{words}, verified at {self._url}")]
+        return [RunningRole("drafter", 0, here(), "cpu", f"{words}, verified at {self.url}")]
 
     async def faults(self) -> Sequence[LoggedFault]:
         return []
@@ -191,17 +108,17 @@ class EdgeClient:
     def submit(self, requests: Sequence[Request]) -> JournalStream:
         stream = JournalStream([request.request_id for request in requests], self._close)
         for request in requests:
-            emit = partial(self._emit, stream)
-            if self._alone is not None and self.offline:
-                saying = self._alone.say(request, emit)
-            elif self._away is not None or self._cloud is None:
-                emit(_away(request, self._away or "no server"))
+            name, emit = request.request_id, partial(self._emit, stream)
+            if not self.ready:
+                emit(failure(request, self.away or "no server", "abort"))
                 continue
-            else:
-                saying = self._text(request, self._cloud, emit).run()
-            task = asyncio.get_running_loop().create_task(saying)
-            self._texts[request.request_id] = task
-            task.add_done_callback(partial(self._over, request.request_id))
+            size = self.information.vocabulary_size
+            drafter = EdgeDrafter(
+                self.model.drafter, self.settings, request, next(self._sequences), size
+            )
+            saying = self._say(request, drafter, emit)
+            self._texts[name] = asyncio.get_running_loop().create_task(saying)
+            self._texts[name].add_done_callback(partial(self._texts.pop, name))
         return stream
 
     def cancel(self, request_id: str) -> None:
@@ -215,90 +132,68 @@ class EdgeClient:
     async def stop(self, grace_seconds: float = 0.0) -> None:
         if self._looking is not None:
             self._looking.cancel()
-        self._away, self._alone = "the device is shutting down", None
+        self.away, self._allowed_alone = "the device is shutting down", False
         await until(lambda: not self._texts, grace_seconds)
         texts = list(self._texts.values())
         for task in texts:
             task.cancel()
         await asyncio.gather(*texts, return_exceptions=True)
         await self._link.close()
-
-    def _text(
-        self,
-        request: Request,
-        cloud: Cloud,
-        emit: Callable[[SequenceEvent], None],
-    ) -> EdgeText:
-        settings, information = self._settings, cloud.information
-        self._sequences += 1
-        codec = FrameCodec(
-            settings.mode, information.vocabulary_size, settings.resolution, settings.size
-        )
-        state = SequenceState(request, information.vocabulary_size, information.eos_token_ids)
-        drafting = EdgeDrafter(
-            self._drafter,
-            codec,
-            state,
-            self._sequences,
-            budget_bits=settings.budget_bits,
-            longest=settings.longest,
-            threshold=settings.threshold(),
-        )
-        return EdgeText(
-            request, self._link, codec, drafting, self.pace, self._executor, self.counters, emit
-        )
+        self._executor.shutdown()
 
     def _emit(self, stream: JournalStream, event: SequenceEvent) -> None:
         stream.put(event)
-        if event.finish_reason == "abort" and self._away is None:
-            self._away = event.error
-            self.start()
+        if event.finish_reason == "abort" and self.away is None:
+            self.away = event.error
+            self._search()
 
-    def _over(self, request_id: str, task: asyncio.Task[None]) -> None:
-        self._texts.pop(request_id, None)
-        if not task.cancelled() and task.exception() is not None:
-            logger.error("id=%s: the text fails", request_id, exc_info=task.exception())
+    async def _say(
+        self, request: Request, drafter: EdgeDrafter, emit: Callable[[SequenceEvent], None]
+    ) -> None:
+        """One text, to its end."""
+        count = self._link.counters.add
+        in_thread = partial(asyncio.get_running_loop().run_in_executor, self._executor)
+        try:
+            if self.offline:
+                ends = self.model.information.eos_token_ids
+                await say_alone(request, drafter, ends, in_thread, emit)
+            else:
+                await EdgeText(request, self._link, drafter, in_thread, emit).run()
+        except FrameError as error:
+            logger.error("the server says what cannot be: %s", error)
+            emit(failure(request, str(error)))
+        except Exception:
+            logger.exception("id=%s: the text fails", request.request_id)
+            emit(failure(request, "internal error of the device; its log has it"))
+        finally:
+            in_thread(drafter.close)  # behind what it drafts, if it does
+            count(finished=1)
+            if (threshold := drafter.threshold) is not None:
+                bound = threshold.bound * threshold.tokens
+                count(edge_dropped_mass=threshold.dropped, edge_dropped_bound=bound)
 
     def _close(self, stream: JournalStream) -> None:
         for request_id in stream.request_ids:
             self.cancel(request_id)
 
+    def _search(self) -> None:
+        self._changed()
+        self._looking = asyncio.get_running_loop().create_task(self._look())
+
     async def _look(self) -> None:
         """Until the server is there, or never will do."""
-        while True:
+        while self.away is not None:
+            before = self.away
             try:
-                cloud = await asyncio.to_thread(ask_cloud, self._url, self._headers)
-                if cloud.vocabulary != self._vocabulary:
-                    raise CloudError(
-                        f"the draft model's tokenizer is not that of {', '.join(cloud.models)}, "
-                        f"which {self._url} serves: use a draft model that was made for it",
-                        final=True,
-                    )
+                cloud = await asyncio.to_thread(self._link.ask)
+                self.restarts += self.cloud is not None
+                self.cloud, self.away = cloud, None
             except CloudError as error:
-                self._away = str(error)
-                if error.final:
-                    self.failure = self._away
-                    return
+                self.away = str(error)
+                self.failure = self.away if error.final else None
+            if self.away != before:
+                self._changed()
+            if self.failure is not None:
+                return
+            if self.away is not None:
                 await asyncio.sleep(LOOK_SECONDS)
-                continue
-            self.restarts += self._cloud is not None
-            self._cloud = cloud
-            self._found(cloud)
-            self._away = self._looking = None
-            return
-
-
-def warm_up(drafter: GuessingModel, settings: EdgeSettings, vocabulary_size: int) -> None:
-    """Compiles what drafting in this mode takes: the first text is not to take it for its price."""
-    codec = FrameCodec(settings.mode, vocabulary_size, settings.resolution, settings.size)
-    request = Request("warm up", 0, (0, 1), SamplingParameters())
-    state = SequenceState(request, vocabulary_size, ())
-    drafting = EdgeDrafter(drafter, codec, state, 0, threshold=settings.threshold())
-    codec.decode(codec.encode(drafting.draft([0, 1], 2)))
-    drafting.close()
-
-
-def _away(request: Request, reason: str) -> SequenceEvent:
-    return SequenceEvent(
-        request.request_id, request.choice, (), finish_reason="abort", error=reason
-    )

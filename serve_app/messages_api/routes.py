@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from lexshard.serve_app.http_call import HttpCall
 from lexshard.serve_app.messages_api.protocol import CountTokensRequest, MessagesRequest
 from lexshard.serve_app.messages_api.translation import (
     OWN_NAMES,
@@ -19,38 +19,30 @@ from lexshard.serve_app.messages_api.writer import MessagesWriter
 from lexshard.serve_app.openai.chat import chat_prompt_tokens, chat_reply
 from lexshard.serve_app.openai.errors import ApiError, json_response
 from lexshard.serve_app.openai.prompts import BYTES_PER_MESSAGE
-from lexshard.serve_app.over_chat.answering import respond_with
 from lexshard.serve_app.over_chat.chat_body import ChatBody
 from lexshard.serve_app.over_chat.reading import check_depth, in_own_terms, read_at
-from lexshard.serve_app.request_record import RequestRecord
-from lexshard.serve_app.server_state import ServerState
 
 CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
 
 
-async def create_message(
-    state: ServerState, request: Request, body: Any, record: RequestRecord
-) -> ASGIApp:
+async def create_message(call: HttpCall, body: Any) -> ASGIApp:
     """Raises:
     ApiError: whatever is wrong with the request.
     """
     check_depth(body)
     asked = read_at(MessagesRequest, body)
-    model = state.model_name(asked.model)
-    work = partial(message_body, asked, state.tokenizer.reads)
+    model = call.state.model_name(asked.model)
+    work = partial(message_body, asked, call.state.tokenizer.reads)
     size = len(asked.messages) * BYTES_PER_MESSAGE
-    chat = await state.tokenizer.workers.run(size, work, request.receive)
-    writer = MessagesWriter(model, record.request_id)
+    chat = await call.run(size, work)
+    writer, stream = partial(MessagesWriter, model, call.record), bool(asked.stream)
     try:
-        run = await chat_reply(state, request, chat.fields, record)
+        return await chat_reply(call, chat.fields, writer, stream=stream)
     except ApiError as error:
         raise _in_own_terms(error, chat) from error
-    return await respond_with(request, run, writer, record, stream=bool(asked.stream))
 
 
-async def count_tokens(
-    state: ServerState, request: Request, body: Any, record: RequestRecord
-) -> Response:
+async def count_tokens(call: HttpCall, body: Any) -> Response:
     """How many tokens the prompt of a message would have.
 
     Raises:
@@ -58,12 +50,12 @@ async def count_tokens(
     """
     check_depth(body)
     asked = read_at(CountTokensRequest, body)
-    state.model_name(asked.model)
-    work = partial(prompt_body, asked, state.tokenizer.reads)
+    call.state.model_name(asked.model)
+    work = partial(prompt_body, asked, call.state.tokenizer.reads)
     size = len(asked.messages) * BYTES_PER_MESSAGE
-    chat = await state.tokenizer.workers.run(size, work, request.receive)
+    chat = await call.run(size, work)
     try:
-        tokens = await chat_prompt_tokens(state, request, chat.fields, record)
+        tokens = await chat_prompt_tokens(call, chat.fields)
     except ApiError as error:
         raise _in_own_terms(error, chat) from error
     return json_response({"input_tokens": tokens})

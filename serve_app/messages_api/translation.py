@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Literal
 
-from lexshard.serve_app.messages_api.blocks import (
+from lexshard.serve_app.messages_api.protocol import (
     NO_IMAGES,
+    MessagesRequest,
+    OutputConfig,
+    PromptFields,
     ThinkingBlock,
     ToolResultBlock,
     ToolUseBlock,
@@ -15,12 +19,16 @@ from lexshard.serve_app.messages_api.blocks import (
     read_texts,
     response_format,
 )
-from lexshard.serve_app.messages_api.protocol import MessagesRequest, OutputConfig, PromptFields
 from lexshard.serve_app.openai.errors import bad_request, shortened
 from lexshard.serve_app.openai.protocol import StrictModel
-from lexshard.serve_app.over_chat.chat_body import ChatBody, ChatMessages
-from lexshard.serve_app.over_chat.reading import inside, kind_of, read_at, refused_kind
-from lexshard.serve_app.over_chat.thinking import Reads, thinking_fields
+from lexshard.serve_app.over_chat.chat_body import (
+    ChatBody,
+    ChatMessages,
+    Reads,
+    given,
+    thinking_fields,
+)
+from lexshard.serve_app.over_chat.reading import Piece
 
 # Fields of the protocol by those of chat completions, for what is refused later.
 OWN_NAMES = {
@@ -33,6 +41,8 @@ OWN_NAMES = {
 }
 # Told to the model as they are.
 SAME = ("temperature", "top_p", "top_k", "seed", "priority", "request_id")
+# What may be in a reply; what was redacted says nothing that a model could read.
+OF_REPLIES = ("text", "thinking", "redacted_thinking", "tool_use")
 # Whether the model thinks, by the type of `ThinkingOptions`; it decides where that is None.
 THINKS = {"enabled": True, "adaptive": None, "disabled": False}
 
@@ -47,81 +57,69 @@ class MessagesTurn(StrictModel):
 class Turns(ChatMessages):
     """Those that turns of a conversation make up."""
 
-    def read(self, message: Any, place: str) -> None:
+    def read(self, message: Piece) -> None:
         """Adds what a message says: results of tools are messages of their own.
 
         Raises:
             ApiError: 400 naming the place of what is wrong or is not implemented.
         """
-        turn = read_at(MessagesTurn, message, place)
-        where = inside(place, "content")
+        turn, content = message.read(MessagesTurn), message.part("content")
         if isinstance(turn.content, str):
-            self.add({"role": turn.role, "content": turn.content}, place)
-        elif not isinstance(turn.content, list):
-            message = f"'{where}' must be a string or a list of blocks"
-            raise bad_request(message, where, "invalid_type")
+            self.add({"role": turn.role, "content": turn.content}, message.place)
         elif turn.role == "assistant":
-            self._read_reply(turn.content, place, where)
+            self.add(self._reply(content.entries("blocks")), message.place)
         else:
-            self._read_blocks(turn.role, turn.content, place, where)
+            texts = self._texts(turn.role, content)
+            if texts:
+                self.add({"role": turn.role, "content": texts}, message.place)
 
-    def _read_reply(self, blocks: list[Any], place: str, where: str) -> None:
+    def _reply(self, blocks: Iterable[Piece]) -> dict[str, Any]:
         texts: list[str] = []
         thoughts: list[str] = []
         calls: list[dict[str, Any]] = []
-        for index, block in enumerate(blocks):
-            inner = inside(where, index)
-            match kind_of(block, inner):
+        for block in blocks:
+            match block.kind(OF_REPLIES, "not implemented by this server"):
                 case "text":
-                    texts.append(read_text(block, inner))
+                    texts.append(read_text(block))
                 case "thinking":
-                    thoughts.append(read_at(ThinkingBlock, block, inner).thinking)
-                case "redacted_thinking":  # says nothing that this model could read
-                    continue
+                    thoughts.append(block.read(ThinkingBlock).thinking)
                 case "tool_use":
-                    call = read_at(ToolUseBlock, block, inner)
+                    call = block.read(ToolUseBlock)
                     self.calls.add(call.id)
                     calls.append(call.as_call())
-                case kind:
-                    raise refused_kind(inner, kind, "not implemented by this server")
-        said = "".join(texts)
-        message: dict[str, Any] = {"role": "assistant", "content": said if texts else None}
-        if not calls and not texts:
-            message["content"] = ""
+        said = "".join(texts) if texts or not calls else None
+        message: dict[str, Any] = {"role": "assistant", "content": said}
         if calls:
             message["tool_calls"] = calls
         if thought := "\n".join(filter(None, thoughts)):
             message["reasoning"] = thought
-        self.add(message, place)
+        return message
 
-    def _read_blocks(self, role: str, blocks: list[Any], place: str, where: str) -> None:
-        if not blocks:
-            raise bad_request(f"'{where}' must not be empty", where)
+    def _texts(self, role: str, content: Piece) -> list[dict[str, str]]:
+        """Those of blocks, before which there may be results of tools."""
         texts: list[dict[str, str]] = []
-        for index, block in enumerate(blocks):
-            inner = inside(where, index)
-            kind = kind_of(block, inner)
-            if kind == "text":
-                texts.append({"type": "text", "text": read_text(block, inner)})
-            elif kind == "tool_result" and role == "user":
-                if texts:
-                    raise bad_request(
-                        f"'{inner}': results of tools come before text in a message", inner
-                    )
-                self._read_result(read_at(ToolResultBlock, block, inner), inner)
+        blocks = list(content.entries("blocks"))
+        if not blocks:
+            raise content.wrong(" must not be empty")
+        for block in blocks:
+            known = ("text", "tool_result") if role == "user" else ("text",)
+            if block.kind(known, NO_IMAGES) == "text":
+                texts.append({"type": "text", "text": read_text(block)})
+            elif texts:
+                raise block.wrong(": results of tools come before text in a message")
             else:
-                raise refused_kind(inner, kind, NO_IMAGES)
-        if texts:
-            self.add({"role": role, "content": texts}, place)
+                self._read_result(block)
+        return texts
 
-    def _read_result(self, result: ToolResultBlock, place: str) -> None:
+    def _read_result(self, block: Piece) -> None:
+        result = block.read(ToolResultBlock)
         if result.tool_use_id not in self.calls:
-            where = inside(place, "tool_use_id")
             name = shortened(result.tool_use_id)
-            raise bad_request(f"'{where}': there is no tool_use '{name}' before it", where)
-        content = [] if result.content is None else result.content
-        text = "\n".join(read_texts(content, inside(place, "content")))
-        self.add({"role": "tool", "tool_call_id": result.tool_use_id, "content": text}, place)
+            raise block.part("tool_use_id").wrong(f": there is no tool_use '{name}' before it")
+        content = block.part("content")
+        text = "" if content.value is None else "\n".join(read_texts(content))
+        message = {"role": "tool", "tool_call_id": result.tool_use_id, "content": text}
+        self.add(message, block.place)
 
 
 def prompt_body(asked: PromptFields, reads: Reads) -> ChatBody:
@@ -133,10 +131,10 @@ def prompt_body(asked: PromptFields, reads: Reads) -> ChatBody:
     """
     turns = Turns()
     if asked.system is not None and asked.system != []:
-        text = "\n".join(read_texts(asked.system, "system"))
+        text = "\n".join(read_texts(Piece(asked.system, "system")))
         turns.add({"role": "system", "content": text}, "system")
-    for index, message in enumerate(asked.messages):
-        turns.read(message, f"messages[{index}]")
+    for message in Piece(asked.messages, "messages").entries():
+        turns.read(message)
     if not turns.messages:
         raise bad_request("'messages' must not be empty", "messages")
     body: dict[str, Any] = {"messages": turns.messages}
@@ -175,14 +173,7 @@ def message_body(asked: MessagesRequest, reads: Reads) -> ChatBody:
         if budget >= asked.max_tokens:
             raise bad_request(f"'{place}' must be less than 'max_tokens'", place)
     translated = prompt_body(asked, reads)
-    given = {name: getattr(asked, name) for name in SAME}
-    body = translated.fields | {name: value for name, value in given.items() if value is not None}
-    body |= {
-        "max_completion_tokens": asked.max_tokens,
-        "stream": True,
-        # What a message begins with tells of its prompt.
-        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
-    }
+    body = translated.fields | given(asked, SAME) | {"max_completion_tokens": asked.max_tokens}
     if asked.stop_sequences:
         body["stop"] = asked.stop_sequences
     return ChatBody(body, translated.places)

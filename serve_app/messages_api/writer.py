@@ -1,4 +1,4 @@
-"""From the chunks of a chat completion to a message: its blocks, and the events of its stream."""
+"""A message in the words of its protocol: its blocks, and the events of its stream."""
 
 from __future__ import annotations
 
@@ -8,25 +8,32 @@ from typing import Any
 import orjson
 
 from lexshard.serve_app.messages_api.errors import messages_error
+from lexshard.serve_app.openai.chat import ChatWriter
 from lexshard.serve_app.openai.errors import ApiError
-from lexshard.serve_app.over_chat.answering import ReplyWriter
-from lexshard.serve_app.over_chat.chunks import Added, Began, ReplyPart, ReplyReader, Step
+from lexshard.serve_app.over_chat.parts import Event, PartKind, PartsWriter, ReplyPart
+from lexshard.serve_app.request_record import RequestRecord
 
-Event = dict[str, Any]
-STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 # Nothing here is encrypted, so nothing has to be verified when it comes back; but clients forget
 # thinking that has an empty signature.
 SIGNATURE = "unsigned"
+# What is told of a piece of a part, and by which field.
+DELTAS: dict[PartKind, tuple[str, str]] = {
+    "text": ("text_delta", "text"),
+    "reasoning": ("thinking_delta", "thinking"),
+    "call": ("input_json_delta", "partial_json"),
+}
 NO_USAGE = {"prompt_tokens": 0, "completion_tokens": 0}
 
 
-class MessagesWriter(ReplyWriter):
-    """Writes one message, in answer to the request of that id."""
+class MessagesWriter(PartsWriter):
+    """Writes one message, in answer to the request of that ``record``. What it begins with tells of
+    the prompt's tokens."""
 
-    def __init__(self, model: str, request_id: str) -> None:
-        self._reader = ReplyReader()
-        self._request_id = request_id
-        self._begun = False
+    continuous_usage = True
+
+    def __init__(self, model: str, record: RequestRecord, chat: ChatWriter) -> None:
+        super().__init__(chat)
+        self._record = record
         self._message: dict[str, Any] = {
             "id": f"msg_{uuid.uuid4().hex}",
             "type": "message",
@@ -38,89 +45,64 @@ class MessagesWriter(ReplyWriter):
             "usage": usage_of(NO_USAGE),
         }
 
-    def take(self, chunk: dict[str, Any]) -> list[Event]:
-        steps = list(self._reader.take(chunk))
-        return [*self._begin(), *(told for step in steps for told in self._step(step))]
+    def begun(self) -> list[Event]:
+        usage = usage_of(self.usage or NO_USAGE)
+        return [{"type": "message_start", "message": {**self._message, "usage": usage}}]
 
-    def end(self) -> list[Event]:
-        events = self._begin()
-        for step in self._reader.end():
-            events += self._step(step)
-        reader, message = self._reader, self._message
-        message["content"] = [_block(part) for part in reader.parts]
-        message["stop_reason"] = self._stop_reason()
-        message["stop_sequence"] = reader.stop_reason
-        message["usage"] = usage_of(reader.usage or NO_USAGE)
-        told = {"stop_reason": message["stop_reason"], "stop_sequence": reader.stop_reason}
+    def ended(self) -> list[Event]:
+        told = {"stop_reason": self._stop_reason(), "stop_sequence": self.stop_reason}
+        usage = usage_of(self.usage or NO_USAGE)
+        self._message |= {
+            "content": [_block(part, part.text) for part in self.parts],
+            **told,
+            "usage": usage,
+        }
         return [
-            *events,
-            {"type": "message_delta", "delta": told, "usage": message["usage"]},
+            {"type": "message_delta", "delta": told, "usage": usage},
             {"type": "message_stop"},
         ]
 
-    def whole(self) -> dict[str, Any]:
+    def reply(self) -> dict[str, Any]:
         return self._message
 
-    def failed(self, error: ApiError) -> list[Event]:
-        return [messages_error(error, self._request_id)]
+    def failure(self, error: ApiError) -> list[Event]:
+        return [messages_error(error, self._record.request_id)]
 
-    def _stop_reason(self) -> str:
-        if self._reader.finish_reason == "length":
-            return STOP_REASONS["length"]
-        if any(part.kind == "call" for part in self._reader.parts):
-            return STOP_REASONS["tool_calls"]
-        if self._reader.stop_reason is not None:
-            return "stop_sequence"
-        return STOP_REASONS["stop"]
+    def part_begun(self, part: ReplyPart) -> list[Event]:
+        empty = _block(part, "", "")
+        return [{"type": "content_block_start", "index": part.index, "content_block": empty}]
 
-    def _begin(self) -> list[Event]:
-        if self._begun:
-            return []
-        self._begun = True
-        usage = usage_of(self._reader.usage or NO_USAGE)
-        return [{"type": "message_start", "message": {**self._message, "usage": usage}}]
+    def part_added(self, part: ReplyPart, text: str, logprobs: list[dict[str, Any]]) -> list[Event]:
+        kind, field = DELTAS[part.kind]
+        return [_delta(part, {"type": kind, field: text})]
 
-    def _step(self, step: Step) -> list[Event]:
-        part = step.part
-        if isinstance(step, Began):
-            empty = {"type": "content_block_start", "index": part.index}
-            return [{**empty, "content_block": _empty_block(part)}]
-        if isinstance(step, Added):
-            return [_delta(part, _added(part, step.text))]
+    def part_ended(self, part: ReplyPart) -> list[Event]:
         stop = {"type": "content_block_stop", "index": part.index}
         if part.kind == "reasoning":
             signed = {"type": "signature_delta", "signature": SIGNATURE}
             return [_delta(part, signed), stop]
         return [stop]
 
+    def _stop_reason(self) -> str:
+        if self.finish_reason == "length":
+            return "max_tokens"
+        if any(part.kind == "call" for part in self.parts):
+            return "tool_use"
+        return "end_turn" if self.stop_reason is None else "stop_sequence"
+
 
 def _delta(part: ReplyPart, delta: dict[str, Any]) -> Event:
     return {"type": "content_block_delta", "index": part.index, "delta": delta}
 
 
-def _added(part: ReplyPart, text: str) -> dict[str, Any]:
+def _block(part: ReplyPart, text: str, signature: str = SIGNATURE) -> dict[str, Any]:
+    """A part that says ``text``."""
     if part.kind == "text":
-        return {"type": "text_delta", "text": text}
+        return {"type": "text", "text": text}
     if part.kind == "reasoning":
-        return {"type": "thinking_delta", "thinking": text}
-    return {"type": "input_json_delta", "partial_json": text}
-
-
-def _empty_block(part: ReplyPart) -> dict[str, Any]:
-    if part.kind == "text":
-        return {"type": "text", "text": ""}
-    if part.kind == "reasoning":
-        return {"type": "thinking", "thinking": "", "signature": ""}
-    return {"type": "tool_use", "id": part.call_id, "name": part.name, "input": {}}
-
-
-def _block(part: ReplyPart) -> dict[str, Any]:
-    if part.kind == "text":
-        return {"type": "text", "text": part.text}
-    if part.kind == "reasoning":
-        return {"type": "thinking", "thinking": part.text, "signature": SIGNATURE}
+        return {"type": "thinking", "thinking": text, "signature": signature}
     called = {"type": "tool_use", "id": part.call_id, "name": part.name}
-    return {**called, "input": _arguments(part.text)}
+    return {**called, "input": _arguments(text)}
 
 
 def _arguments(text: str) -> dict[str, Any]:

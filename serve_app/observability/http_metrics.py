@@ -2,16 +2,60 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 
 import numpy as np
-from prometheus_client.core import CounterMetricFamily, Metric
+import numpy.typing as npt
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
-from lexshard.serve_app.api_processes.counters import Cells, SharedCounters
-from lexshard.serve_app.api_processes.seats import Seats
-from lexshard.serve_app.observability.cell_histogram import CellHistogram
+from lexshard.serve_app.api_processes.seats import Cells, Seats, SharedCounters
 from lexshard.serve_app.request_record import RequestRecord
+
+
+def buckets(bounds: Sequence[float], counts: Sequence[float]) -> list[tuple[str, float]]:
+    """Prometheus' cumulative buckets of ``counts``: one for each bound, one for what is beyond."""
+    names = [floatToGoString(bound) for bound in (*bounds, float("inf"))]
+    return list(zip(names, accumulate(counts), strict=True))
+
+
+class CellHistogram:
+    """Cells from ``first`` on: one for each of ``bounds``, one for what is beyond, the sum."""
+
+    def __init__(self, name: str, description: str, bounds: Sequence[float], first: int) -> None:
+        self.name = name
+        self._description = description
+        self._bounds = bounds
+        self._edges = np.array(bounds)
+        self._first = first
+        self._sum = first + len(bounds) + 1
+        self.end = self._sum + 1
+
+    def observe(self, cells: Cells, value: float) -> None:
+        cells[self._first + bisect_left(self._bounds, value)] += 1
+        cells[self._sum] += value
+
+    def observe_all(self, cells: Cells, values: npt.NDArray[np.float64]) -> None:
+        """Many ``values`` [n] at once."""
+        places = np.searchsorted(self._edges, values)
+        counts = np.bincount(places, minlength=len(self._bounds) + 1)
+        cells[self._first : self._sum] += counts
+        cells[self._sum] += values.sum()
+
+    def family(
+        self, cells: Cells, name: str | None = None, description: str | None = None
+    ) -> HistogramMetricFamily:
+        """What has been observed, under its own ``name`` or another."""
+        return HistogramMetricFamily(
+            name or self.name,
+            description or self._description,
+            buckets=buckets(self._bounds, cells[self._first : self._sum].tolist()),
+            sum_value=float(cells[self._sum]),
+        )
+
 
 SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0)
 SECONDS_PER_TOKEN = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
@@ -50,16 +94,6 @@ class HttpCollector(Collector):
             made = CellHistogram(f"lexshard_{name}", description, bounds, end)
             self.histograms[name] = made
             end = made.end
-        (
-            self._duration,
-            self._first_token,
-            self._per_token,
-            self._between_tokens,
-            self._queue,
-            self._prefill,
-            self._prompt,
-            self._output,
-        ) = self.histograms.values()
         self._requests = end
         cells = self._requests + len(_METHODS) * len(self._paths) * _STATUSES
         self.counters = SharedCounters(cells, seats)
@@ -75,20 +109,22 @@ class HttpCollector(Collector):
 
     def _observe_tokens(self, own: Cells, record: RequestRecord, first: float) -> None:
         """What a request that has had a token, after ``first`` seconds, tells."""
-        seconds = record.seconds
+        seconds, told = record.seconds, self.histograms
         own[PROMPT_TOKENS] += record.prompt_tokens
         own[COMPLETION_TOKENS] += record.completion_tokens
-        self._duration.observe(own, seconds)
-        self._first_token.observe(own, first)
-        self._prompt.observe(own, record.prompt_tokens)
-        self._output.observe(own, record.completion_tokens)
+        told["request_seconds"].observe(own, seconds)
+        told["time_to_first_token_seconds"].observe(own, first)
+        told["request_prompt_tokens"].observe(own, record.prompt_tokens)
+        told["request_output_tokens"].observe(own, record.completion_tokens)
         if record.completion_tokens > 1:
-            self._per_token.observe(own, (seconds - first) / (record.completion_tokens - 1))
+            told["time_per_output_token_seconds"].observe(
+                own, (seconds - first) / (record.completion_tokens - 1)
+            )
         if len(record.piece_times) > 1:
-            self._between_tokens.observe_all(own, np.diff(record.piece_times))
+            told["inter_token_latency_seconds"].observe_all(own, np.diff(record.piece_times))
         if record.began is not None:
-            self._queue.observe(own, record.began.queued)
-            self._prefill.observe(own, record.began.prefill)
+            told["queue_seconds"].observe(own, record.began.queued)
+            told["prefill_seconds"].observe(own, record.began.prefill)
 
     def collect(self) -> Iterator[Metric]:
         total = self.counters.total()

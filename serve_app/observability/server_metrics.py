@@ -16,9 +16,8 @@ from prometheus_client.registry import Collector
 from lexshard.serve_app.admission import Admission
 from lexshard.serve_app.api_processes.seats import Seats
 from lexshard.serve_app.engine_client import EngineClient
-from lexshard.serve_app.observability.engine_metrics import EngineCollector
+from lexshard.serve_app.observability.engine_metrics import EngineCollector, PeerNames
 from lexshard.serve_app.observability.http_metrics import HttpCollector
-from lexshard.serve_app.observability.peer_names import PeerNames
 from lexshard.serve_app.request_record import RequestRecord
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -76,3 +75,23 @@ class ServerMetrics:
 
     def text(self) -> bytes:
         return generate_latest(self._registry)
+
+
+def merged_metrics(texts: Iterable[bytes]) -> bytes:
+    """``texts`` in Prometheus' text format, whose samples differ in a label, as one: each metric
+    with its description once and the samples of all, as the format wants it."""
+    described: dict[str, list[str]] = {}
+    samples: dict[str, list[str]] = {}
+    for text in texts:
+        name = ""
+        for line in text.decode().splitlines():
+            if not line.startswith("# "):
+                samples[name].append(line)
+                continue
+            name = line.split(" ", 3)[2]
+            samples.setdefault(name, [])
+            lines = described.setdefault(name, [])
+            if line not in lines:
+                lines.append(line)
+    told = [line for name, lines in described.items() for line in (*lines, *samples[name])]
+    return "".join(f"{line}\n" for line in told).encode()

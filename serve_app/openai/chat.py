@@ -2,93 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from starlette.requests import Request
+import msgspec
 from starlette.types import ASGIApp
 
+from lexshard.serve_app.http_call import HttpCall
 from lexshard.serve_app.openai.chat_fields import ChatCompletionRequest, text_of
 from lexshard.serve_app.openai.choice import Delta
 from lexshard.serve_app.openai.errors import bad_request
-from lexshard.serve_app.openai.generation import Generation
 from lexshard.serve_app.openai.preparation import Wanted, answer, begun, read_fields
 from lexshard.serve_app.openai.prompts import Prompt, TextReader
-from lexshard.serve_app.openai.response_writer import ResponseWriter, encoded
-from lexshard.serve_app.request_record import RequestRecord
-from lexshard.serve_app.server_state import ServerState
+from lexshard.serve_app.openai.response_writer import ReplyWriter, ResponseWriter, encoded
+from lexshard.serve_app.openai.streaming import respond
 from lexshard.serve_app.tools.calls import CallPiece
 from lexshard.serve_app.tools.offer import offer
 from lexshard.serve_app.tools.plan import ReplyPlan
 
 
-async def create_chat_completion(
-    state: ServerState, request: Request, body: Any, record: RequestRecord
-) -> ASGIApp:
+async def create_chat_completion(call: HttpCall, body: Any) -> ASGIApp:
     """Raises:
     ApiError: whatever is wrong with the request.
     """
-    chat, wanted = _read(state, body, record)
-    return await answer(state, request, chat, wanted, record)
+    return await answer(call, *_read(call, body))
 
 
 async def chat_reply(
-    state: ServerState, request: Request, body: dict[str, Any], record: RequestRecord
-) -> RunningChat:
-    """A chat completion for a protocol that tells of it in its own words: ``body`` is one of
-    ``POST /v1/chat/completions``, what comes of it are its chunks, as of a stream, whatever its
-    ``stream`` says; ask for ``stream_options`` to have usage. It is let in, and must be closed.
+    call: HttpCall,
+    body: dict[str, Any],
+    writer: Callable[[ChatWriter], ReplyWriter],
+    *,
+    stream: bool,
+) -> ASGIApp:
+    """The response to a request of a protocol that tells of a chat completion in its own words:
+    ``body`` is one of ``POST /v1/chat/completions``, ``writer`` makes what tells of its one choice
+    from what would tell of it there.
 
     Raises:
         ApiError: whatever is wrong with the request, and names fields of ``body``.
     """
-    chat, wanted = _read(state, {**body, "stream": True}, record)
-    return RunningChat(*await begun(state, request, chat, wanted, record))
+    generation, own = await begun(call, *_read(call, body))
+    assert isinstance(own, ChatWriter)  # as is wanted
+    return await respond(call, generation, writer(own), stream=stream)
 
 
-async def chat_prompt_tokens(
-    state: ServerState, request: Request, body: dict[str, Any], record: RequestRecord
-) -> int:
+async def chat_prompt_tokens(call: HttpCall, body: dict[str, Any]) -> int:
     """How many tokens the prompt of such a ``body`` has; nothing is generated.
 
     Raises:
         ApiError: whatever is wrong with the request, and names fields of ``body``.
     """
-    _, wanted = _read(state, body, record)
-    reader = TextReader(state.tokenizer, state.information().max_model_len, request.receive)
-    with state.admission.admit(record.client, 0, 0).released():
+    _, wanted = _read(call, body)
+    reader = call.reader()
+    with call.without_sequences():
         [prompt] = await wanted.encode(reader)
     return len(prompt.ids)
 
 
-class RunningChat:
-    """A chat completion that was let in; see `chat_reply`."""
-
-    def __init__(self, generation: Generation, writer: ResponseWriter) -> None:
-        self._generation = generation
-        self._writer = writer
-
-    async def steps(self) -> AsyncIterator[list[dict[str, Any]]]:
-        """The chunks, as dictionaries; those of one step of the engine come together.
-
-        Raises:
-            ApiError: the engine refused or lost a sequence.
-        """
-        generation, writer = self._generation, self._writer
-        async for deltas in generation.batches():
-            usage = generation.usage() if writer.continuous_usage else None
-            yield [chunk for delta in deltas for chunk in writer.completed_chunks(delta, usage)]
-        yield writer.last_chunks(generation.usage())
-
-    def close(self) -> None:
-        """Cancels what still runs; twice does no harm."""
-        self._generation.close()
-
-
-def _read(
-    state: ServerState, body: Any, record: RequestRecord
-) -> tuple[ChatCompletionRequest, Wanted]:
-    chat = read_fields(ChatCompletionRequest, body, state, record)
+def _read(call: HttpCall, body: Any) -> tuple[ChatCompletionRequest, Wanted]:
+    state = call.state
+    chat = read_fields(ChatCompletionRequest, body, state, call.record)
     if chat.top_logprobs is not None and not chat.logprobs:
         raise bad_request("'top_logprobs' needs 'logprobs'", "top_logprobs")
 
@@ -125,7 +99,7 @@ class ChatWriter(ResponseWriter):
     chunk_object_name = "chat.completion.chunk"
 
     def body(self, deltas: Sequence[Delta]) -> dict[str, Any]:
-        choices = [encoded(self._choice(delta)) for delta in deltas]
+        choices = [encoded(self._choice(delta, "message", _message(delta))) for delta in deltas]
         body: dict[str, Any] = {"choices": choices}
         first = deltas[0].choice
         if self.options.prompt_logprobs:
@@ -139,26 +113,18 @@ class ChatWriter(ResponseWriter):
         chunks = [self._opening(delta)] if delta.first else []
         if not self.has_news(delta):
             return chunks
+        return [*chunks, {"choices": [self._choice(delta, "delta", _added(delta))]}]
+
+    def _choice(self, delta: Delta, name: str, said: dict[str, Any]) -> dict[str, Any]:
         choice: dict[str, Any] = {
             "index": delta.choice.index,
-            "delta": _added(delta),
-            "logprobs": self._logprobs(delta),
+            name: said,
+            "logprobs": self.logprobs(delta),
             "finish_reason": _finish_reason(delta),
-            **self.told_tokens(delta),
         }
         if delta.finish_reason is not None:
             choice["stop_reason"] = delta.choice.stop_reason
-        return [*chunks, {"choices": [choice]}]
-
-    def _choice(self, delta: Delta) -> dict[str, Any]:
-        return {
-            "index": delta.choice.index,
-            "message": _message(delta),
-            "logprobs": self._logprobs(delta),
-            "finish_reason": _finish_reason(delta),
-            "stop_reason": delta.choice.stop_reason,
-            **self.told_tokens(delta),
-        }
+        return {**choice, **self.told_tokens(delta)}
 
     def _opening(self, delta: Delta) -> dict[str, Any]:
         choice: dict[str, Any] = {
@@ -176,7 +142,8 @@ class ChatWriter(ResponseWriter):
             opening["prompt_token_ids"] = delta.choice.request.prompt_ids
         return opening
 
-    def _logprobs(self, delta: Delta) -> dict[str, Any] | None:
+    def logprobs(self, delta: Delta) -> dict[str, Any] | None:
+        """Of the tokens of ``delta``, where they were asked for."""
         return None if self.options.logprobs is None else self.formatter.chat(delta.logprobs)
 
 
@@ -225,14 +192,8 @@ def _message(delta: Delta) -> dict[str, Any]:
 
 def _whole_calls(pieces: Sequence[CallPiece]) -> list[CallPiece]:
     """One piece for each call."""
-    return [
-        CallPiece(
-            first.index,
-            "".join(piece.text for piece in pieces if piece.index == first.index),
-            first.call_id,
-            first.name,
-            first.custom,
-        )
-        for first in pieces
-        if first.name is not None
-    ]
+    texts: dict[int, str] = {}
+    for piece in pieces:
+        texts[piece.index] = texts.get(piece.index, "") + piece.text
+    named = (piece for piece in pieces if piece.name is not None)
+    return [msgspec.structs.replace(first, text=texts[first.index]) for first in named]

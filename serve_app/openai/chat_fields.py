@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Required
 
-import orjson
 from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
     ValidatorFunctionWrapHandler,
     WrapValidator,
+    with_config,
 )
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
@@ -32,10 +32,17 @@ from lexshard.serve_app.openai.protocol import (
     StrictModel,
     TokenizeFields,
     known_fields,
+    read_object,
     shown_as,
 )
-from lexshard.serve_app.tools.definitions import MAX_TOOLS, ToolChoice, ToolDefinition
-from lexshard.serve_app.tools.offer import INPUT, OfferedTool, offered_tools
+from lexshard.serve_app.tools.offer import (
+    INPUT,
+    MAX_TOOLS,
+    OfferedTool,
+    ToolChoice,
+    ToolDefinition,
+    offered_tools,
+)
 
 # Of one message.
 MAX_CALLS = 1024
@@ -71,18 +78,16 @@ def _text_or_parts(content: Any, read: ValidatorFunctionWrapHandler) -> Any:
     return read(content)
 
 
+@with_config(STRICT)
 class FunctionCall(TypedDict):
     """``arguments`` are a JSON object, as text."""
-
-    __pydantic_config__ = STRICT  # type: ignore[misc]
 
     name: str
     arguments: str
 
 
+@with_config(STRICT)
 class CustomCall(TypedDict):
-    __pydantic_config__ = STRICT  # type: ignore[misc]
-
     name: str
     input: str
 
@@ -100,9 +105,8 @@ def _check_call(call: Any) -> Any:
     return call
 
 
+@with_config(STRICT)
 class MessageCall(TypedDict, total=False):
-    __pydantic_config__ = STRICT  # type: ignore[misc]
-
     id: Required[Annotated[str, Field(min_length=1)]]
     type: Required[Literal["function", "custom"]]
     function: FunctionCall
@@ -129,11 +133,10 @@ def _check_message(message: Any) -> Any:
     return known_fields(message, Message.__annotations__)
 
 
+@with_config(STRICT)
 class Message(TypedDict, total=False):
     """A dictionary of strings, which costs a collection of garbage nothing: models of 16,000
     messages held other requests up for half a second."""
-
-    __pydantic_config__ = STRICT  # type: ignore[misc]
 
     role: Required[Literal["system", "developer", "user", "assistant", "tool"]]
     content: Required[
@@ -210,13 +213,7 @@ def _template_call(call: MessageCall, place: str) -> dict[str, Any]:
         }
     else:
         written = call["function"]["arguments"]
-        field = f"{place}.function.arguments"
-        try:
-            arguments = orjson.loads(written) if written.strip() else {}
-        except orjson.JSONDecodeError as error:
-            raise bad_request(f"'{field}' is no JSON: {error}", field) from error
-        if not isinstance(arguments, dict):
-            raise bad_request(f"'{field}' must be a JSON object", field)
+        arguments = read_object(written, f"{place}.function.arguments") if written.strip() else {}
         function = {"name": call["function"]["name"], "arguments": arguments}
     return {"id": call["id"], "type": "function", "function": function}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass, field
 from itertools import chain
 
 import msgspec
@@ -18,6 +18,7 @@ from lexshard.actors.messages import (
 )
 from lexshard.actors.text.detokenizer import Detokenizer
 from lexshard.actors.text.token_bytes import TokenBytes
+from lexshard.serve_app.admission import waiting_cost
 from lexshard.serve_app.tools.calls import CallPiece
 from lexshard.serve_app.tools.reply_parser import ReplyParser
 
@@ -68,52 +69,36 @@ class Delta(msgspec.Struct, frozen=True, eq=False):
     calls: Sequence[CallPiece] = ()
 
 
+@dataclass(slots=True, eq=False)
 class Choice:
     """The state of one choice. ``finish_reason`` is None while it runs. ``parser`` tells reasoning
     and calls of tools from its text, if anything does; ``called``: there were some."""
 
-    __slots__ = (
-        "_detokenizer",
-        "_echo_length",
-        "_options",
-        "_parser",
-        "_started",
-        "cached_tokens",
-        "called",
-        "echo_text",
-        "finish_reason",
-        "generated",
-        "index",
-        "prompt_logprobs",
-        "request",
-        "stop_reason",
-    )
+    index: int
+    request: Request
+    echo_text: str
+    options: OutputOptions
+    token_bytes: InitVar[TokenBytes]
+    parser: ReplyParser | None = None
+    generated: int = 0
+    cached_tokens: int = 0
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    called: bool = False
+    _started: bool = False
+    _detokenizer: Detokenizer = field(init=False)
 
-    def __init__(
-        self,
-        index: int,
-        request: Request,
-        echo_text: str,
-        options: OutputOptions,
-        token_bytes: TokenBytes,
-        parser: ReplyParser | None = None,
-    ) -> None:
-        self.index = index
-        self.request = request
-        self.echo_text = echo_text
-        self.generated = 0
-        self.cached_tokens = 0
-        self.prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
-        self.finish_reason: FinishReason | None = None
-        self.stop_reason: int | str | None = None
-        self.called = False
-        self._parser = parser
-        self._options = options
-        self._echo_length = len(echo_text)
-        self._started = False
-        self._detokenizer = Detokenizer(
-            token_bytes, options.stop, options.include_stop, request.parameters.min_tokens
-        )
+    def __post_init__(self, token_bytes: TokenBytes) -> None:
+        stop, include_stop = self.options.stop, self.options.include_stop
+        least = self.request.parameters.min_tokens
+        self._detokenizer = Detokenizer(token_bytes, stop, include_stop, least)
+
+    @property
+    def waiting_tokens(self) -> int:
+        """What the engine computes before it begins."""
+        scored = self.request.parameters.prompt_logprobs is not None
+        return waiting_cost(len(self.request.prompt_ids), self.request.choice, scored)
 
     def take(self, event: SequenceEvent, token_bytes: TokenBytes) -> Delta:
         """What ``event`` adds. A stop string ends the choice, whatever the engine thinks."""
@@ -128,7 +113,7 @@ class Choice:
         reason = event.finish_reason
         stop_reason = event.stop_reason
         offsets: list[int] = []
-        if self._options.discard_output:
+        if self.options.discard_output:
             token_ids, logprobs, certificates, origins = (), (), (), ()
             reason, stop_reason = "length", None
         elif token_ids:
@@ -141,13 +126,13 @@ class Choice:
         text = self._detokenizer.finish() if reason is not None else self._detokenizer.take()
         reasoning = ""
         calls: Sequence[CallPiece] = ()
-        if self._parser is not None:
-            spoken = self._parser.feed(text, last=reason is not None)
+        if self.parser is not None:
+            spoken = self.parser.feed(text, last=reason is not None)
             text, reasoning, calls = spoken.content, spoken.reasoning, spoken.calls
             self.called = self.called or bool(calls)
-        if first and self._options.echo:
+        if first and self.options.echo:
             text = self.echo_text + text
-            if self._options.logprobs is not None:
+            if self.options.logprobs is not None:
                 offsets = [*self._prompt_offsets(token_bytes), *offsets]
                 logprobs = [*(self.prompt_logprobs or ()), *logprobs]
         self.finish_reason = reason
@@ -175,12 +160,12 @@ class Choice:
         """
         detokenizer = self._detokenizer
         shown = len(token_ids)
-        if reason == "stop" and not self._options.include_stop:
+        if reason == "stop" and not self.options.include_stop:
             shown -= 1
-        wants_offsets = self._options.logprobs is not None
+        wants_offsets = self.options.logprobs is not None
         for i, token_id in enumerate(token_ids):
             if wants_offsets:
-                offsets.append(self._echo_length + detokenizer.decoded_length)
+                offsets.append(len(self.echo_text) + detokenizer.decoded_length)
             if i < shown and detokenizer.push(token_id):
                 return i + 1, detokenizer.stop_string
         return len(token_ids), None
@@ -190,23 +175,23 @@ class Choice:
         detokenizer = Detokenizer(token_bytes)
         offsets: list[int] = []
         for token_id in self.request.prompt_ids:
-            offsets.append(min(detokenizer.decoded_length, self._echo_length))
+            offsets.append(min(detokenizer.decoded_length, len(self.echo_text)))
             detokenizer.push(token_id)
         return offsets
 
 
-def joined(choice: Choice, deltas: Sequence[Delta]) -> Delta:
-    """All that ``choice`` said, as if one event had brought it."""
+def joined(deltas: Sequence[Delta]) -> Delta:
+    """All that one choice said, as if one event had brought it."""
+    choice = deltas[0].choice
+    several = ("token_ids", "logprobs", "offsets", "certificates", "origins", "calls")
     return Delta(
         choice=choice,
         text="".join(delta.text for delta in deltas),
-        token_ids=list(chain.from_iterable(delta.token_ids for delta in deltas)),
-        logprobs=list(chain.from_iterable(delta.logprobs for delta in deltas)),
-        offsets=list(chain.from_iterable(delta.offsets for delta in deltas)),
-        certificates=list(chain.from_iterable(delta.certificates for delta in deltas)),
-        origins=list(chain.from_iterable(delta.origins for delta in deltas)),
         first=True,
         finish_reason=choice.finish_reason,
         reasoning="".join(delta.reasoning for delta in deltas),
-        calls=list(chain.from_iterable(delta.calls for delta in deltas)),
+        **{
+            name: list(chain.from_iterable(getattr(delta, name) for delta in deltas))
+            for name in several
+        },
     )

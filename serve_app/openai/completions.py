@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from lexshard.actors.messages import TokenLogprobs
+from lexshard.serve_app.http_call import HttpCall
 from lexshard.serve_app.openai.choice import Delta
 from lexshard.serve_app.openai.errors import bad_request, not_implemented
 from lexshard.serve_app.openai.parameters import check_logprob_count
@@ -22,29 +22,12 @@ from lexshard.serve_app.server_state import ServerState
 DEFAULT_MAX_TOKENS = 16
 
 
-async def create_completion(
-    state: ServerState, request: Request, body: Any, record: RequestRecord
-) -> ASGIApp:
+async def create_completion(call: HttpCall, body: Any) -> ASGIApp:
     """Raises:
     ApiError: whatever is wrong with the request.
     """
-    asked = read_completion(state, body, record)
-    prompts = read_prompts(asked.prompt)
-    scores = asked.prompt_logprobs
-    if asked.echo and asked.logprobs is not None:
-        scores = max(asked.logprobs, scores or 0)
-    wanted = Wanted(
-        CompletionWriter,
-        "prompt",
-        texts=prompts,
-        encode=lambda reader: reader.prompts(prompts, asked.add_special_tokens is not False),
-        max_tokens=asked.max_tokens,
-        default_tokens=DEFAULT_MAX_TOKENS,
-        logprobs=asked.logprobs,
-        prompt_logprobs=scores,
-        echo=bool(asked.echo),
-    )
-    return await answer(state, request, asked, wanted, record)
+    asked = read_completion(call.state, body, call.record)
+    return await answer(call, asked, wanted_of(asked))
 
 
 def read_completion(state: ServerState, body: Any, record: RequestRecord) -> CompletionRequest:
@@ -60,6 +43,25 @@ def read_completion(state: ServerState, body: Any, record: RequestRecord) -> Com
     if asked.max_tokens == 0 and not asked.echo:
         raise bad_request("'max_tokens' must be at least 1 unless 'echo' is set", "max_tokens")
     return asked
+
+
+def wanted_of(asked: CompletionRequest) -> Wanted:
+    """What a request asks for. Raises `ApiError` for prompts that are none."""
+    prompts = read_prompts(asked.prompt)
+    scores = asked.prompt_logprobs
+    if asked.echo and asked.logprobs is not None:
+        scores = max(asked.logprobs, scores or 0)
+    return Wanted(
+        CompletionWriter,
+        "prompt",
+        texts=prompts,
+        encode=lambda reader: reader.prompts(prompts, asked.add_special_tokens is not False),
+        max_tokens=asked.max_tokens,
+        default_tokens=DEFAULT_MAX_TOKENS,
+        logprobs=asked.logprobs,
+        prompt_logprobs=scores,
+        echo=bool(asked.echo),
+    )
 
 
 class CompletionWriter(ResponseWriter):

@@ -9,7 +9,7 @@ from typing import Any
 
 from lexshard.actors.messages import SequenceEvent
 from lexshard.actors.text.token_bytes import TokenBytes
-from lexshard.serve_app.admission import Ticket, waiting_cost
+from lexshard.serve_app.admission import Ticket
 from lexshard.serve_app.engine_client import EngineClient, EventStream
 from lexshard.serve_app.openai.choice import Choice, Delta
 from lexshard.serve_app.openai.errors import ApiError, bad_request, internal_error, overloaded
@@ -42,7 +42,7 @@ class Generation:
         self._record = record
         self._stream: EventStream | None = None
         record.prompt_tokens = self.prompt_tokens
-        ticket.set_waiting(sum(map(_waiting_tokens, choices)))
+        ticket.set_waiting(sum(choice.waiting_tokens for choice in choices))
 
     async def batches(self) -> AsyncIterator[list[Delta]]:
         """Deltas as they come; those of events that arrived together come together.
@@ -51,9 +51,6 @@ class Generation:
             ApiError: the engine refused or lost a sequence.
         """
         by_id = {choice.request.request_id: choice for choice in self.choices}
-        waiting_tokens = {
-            request_id: _waiting_tokens(choice) for request_id, choice in by_id.items()
-        }
         self._stream = stream = self._client.submit([choice.request for choice in self.choices])
         arrived_at = self._record.piece_times.append
         while self.running:
@@ -71,7 +68,7 @@ class Generation:
                 delta = choice.take(event, self._token_bytes)
                 deltas.append(delta)
                 if delta.first:
-                    self._note_first_token(waiting_tokens.pop(event.request_id))
+                    self._note_first_token(choice.waiting_tokens)
                 if delta.finish_reason is not None:
                     self.running -= 1
                     if event.finish_reason is None:  # a stop string: the engine goes on
@@ -122,9 +119,3 @@ class Generation:
         told = {"fields": {"request_id": request_id}}
         logger.error("id=%s engine error: %s", request_id, reason, extra=told)
         return internal_error(request_id)
-
-
-def _waiting_tokens(choice: Choice) -> int:
-    request = choice.request
-    scored = request.parameters.prompt_logprobs is not None
-    return waiting_cost(len(request.prompt_ids), request.choice, scored)

@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Any, TypeVar
 
-from starlette.requests import Request as HttpRequest
 from starlette.types import ASGIApp
 
 from lexshard.actors.messages import Drafting, Request, SamplingParameters
 from lexshard.actors.text.token_bytes import TokenBytes
 from lexshard.serve_app.admission import Ticket, waiting_cost
+from lexshard.serve_app.http_call import HttpCall
 from lexshard.serve_app.openai.choice import Choice, OutputOptions
 from lexshard.serve_app.openai.errors import ApiError, bad_request, context_length_exceeded
 from lexshard.serve_app.openai.generation import Generation
@@ -78,28 +78,18 @@ def read_fields(
     return fields
 
 
-async def answer(
-    state: ServerState,
-    request: HttpRequest,
-    fields: GenerationFields,
-    wanted: Wanted,
-    record: RequestRecord,
-) -> ASGIApp:
+async def answer(call: HttpCall, fields: GenerationFields, wanted: Wanted) -> ASGIApp:
     """The response to a request, which is let in, tokenised, and handed to the engine.
 
     Raises:
         ApiError: as `begun`, and what the engine says of a response that is no stream.
     """
-    generation, writer = await begun(state, request, fields, wanted, record)
-    return await respond(request, generation, writer, record, stream=bool(fields.stream))
+    generation, writer = await begun(call, fields, wanted)
+    return await respond(call, generation, writer, stream=bool(fields.stream))
 
 
 async def begun(
-    state: ServerState,
-    request: HttpRequest,
-    fields: GenerationFields,
-    wanted: Wanted,
-    record: RequestRecord,
+    call: HttpCall, fields: GenerationFields, wanted: Wanted
 ) -> tuple[Generation, ResponseWriter]:
     """A request that is let in and tokenised, and what writes the response to it. The generation
     must be closed.
@@ -108,31 +98,28 @@ async def begun(
         ApiError: 400 for prompts that do not fit or are none of this model, or for what the output
             cannot be held to, 429 or 503 as `Admission.admit` says.
     """
-    preparation = Preparation(state, fields, wanted, record)
-    reader = TextReader(state.tokenizer, preparation.information.max_model_len, request.receive)
+    preparation = Preparation(call.state, fields, wanted, call.record)
+    reader = call.reader()
     ticket = preparation.admitted()
     with ticket.released_on_error():
         prompts = await wanted.encode(reader)
         bad_words = await reader.bad_words(fields.bad_words or ())
-        constraint = await _constraint(state, request, fields, wanted.plan)
+        constraint = await _constraint(call, fields, wanted.plan)
         return preparation.made(prompts, bad_words, ticket, constraint)
 
 
 async def _constraint(
-    state: ServerState, request: HttpRequest, fields: GenerationFields, plan: ReplyPlan | None
+    call: HttpCall, fields: GenerationFields, plan: ReplyPlan | None
 ) -> Constraint | None:
     """What the output must match, which is known to compile."""
-    information, receive = state.information(), request.receive
     around = None if plan is None else plan.around
     while True:
         try:
-            return await constraint_of(
-                fields, around, state.tokenizer, state.grammars, information, receive
-            )
+            return await constraint_of(call, fields, around)
         except ApiError as error:
             if plan is None or error.status != HTTPStatus.BAD_REQUEST:
                 raise
-            await plan.blame(state.grammars, information, receive)
+            await plan.blame(call)
             if not plan.loosen():
                 raise
 
@@ -277,18 +264,12 @@ class Preparation:
         Raises:
             ApiError: 400, with both numbers, when prompt and output do not fit the context.
         """
-        information, asked, field = (
-            self.information,
-            self._wanted.max_tokens,
-            self._wanted.prompt_field,
-        )
+        information = self.information
+        asked, field = self._wanted.max_tokens, self._wanted.prompt_field
         context = min(information.max_model_len, information.kv_tokens)
         if prompt_tokens + max(1, asked or 0) > context:
-            if asked is None:
-                reason = (
-                    f"your {field} resulted in {prompt_tokens}, which leaves none for an answer."
-                )
-            else:
+            reason = f"your {field} resulted in {prompt_tokens}, which leaves none for an answer."
+            if asked is not None:
                 parts = f"{prompt_tokens} in the {field}, {asked} in the completion"
                 reason = f"you requested {prompt_tokens + asked} tokens ({parts})."
             reason += f" Please reduce the length of the {field} or completion."

@@ -14,13 +14,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Final, Literal, TypeVar
 
+import orjson
 from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
     ValidationError,
-    WithJsonSchema,
     model_validator,
 )
 from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError
@@ -61,26 +61,17 @@ LogprobCount = Annotated[
     int, Field(ge=-1, json_schema_extra={"minimum": 0, "maximum": MAX_LOGPROBS})
 ]
 
-# What `prompts.py` checks, in JSON Schema's words.
 NOTHING: Final = {"type": "null"}
-TOKEN_IDS_SCHEMA: Final = {
-    "type": "array",
-    "minItems": 1,
-    "items": {"type": "integer", "minimum": 0},
-}
-PROMPT_SCHEMA: Final = {
-    "anyOf": [
-        {"type": "string", "minLength": 1},
-        {
-            "type": "array",
-            "minItems": 1,
-            "maxItems": MAX_PROMPTS,
-            "items": {"type": "string", "minLength": 1},
-        },
-        TOKEN_IDS_SCHEMA,
-        {"type": "array", "minItems": 1, "maxItems": MAX_PROMPTS, "items": TOKEN_IDS_SCHEMA},
-    ]
-}
+# What `prompts.py` checks.
+PromptText = Annotated[str, Field(min_length=1)]
+PromptIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+Several = Field(min_length=1, max_length=MAX_PROMPTS)
+Prompts = (
+    PromptText
+    | Annotated[list[PromptText], Several]
+    | PromptIds
+    | Annotated[list[PromptIds], Several]
+)
 Model = TypeVar("Model", bound="StrictModel")
 # Errors of our own, beside pydantic's.
 UNKNOWN_FIELD: Final = "unknown_field"
@@ -123,6 +114,15 @@ def shown_as(*examples: dict[str, Any]) -> Callable[[dict[str, Any]], None]:
         schema |= {"examples": [*examples]} if examples else {}
 
     return complete
+
+
+def told_as(kind: Any) -> BeforeValidator:
+    """Marks a field that is checked elsewhere, and described as of such a type."""
+    return BeforeValidator(_unchanged, json_schema_input_type=kind)
+
+
+def _unchanged(value: Any) -> Any:
+    return value
 
 
 def known_fields(body: dict[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -245,7 +245,7 @@ class CompletionRequest(GenerationFields):
         json_schema_extra=shown_as({"prompt": "Once upon a time", "max_tokens": 60, "seed": 7})
     )
 
-    prompt: Annotated[Any, WithJsonSchema(PROMPT_SCHEMA)]
+    prompt: Annotated[Any, told_as(Prompts)]
     echo: bool | None = None
     logprobs: LogprobCount | None = None
     best_of: int | None = None
@@ -303,6 +303,21 @@ def parse(model: type[Model], body: Any) -> Model:
         if problem["type"].endswith(WRONG_TYPE):
             code = "invalid_type"
         raise bad_request(f"'{field}': {problem['msg']}", field, code) from error
+
+
+def read_object(text: str, place: str) -> dict[str, Any]:
+    """A JSON object that clients send as a text.
+
+    Raises:
+        ApiError: 400 naming ``place`` where it is none.
+    """
+    try:
+        told = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise bad_request(f"'{place}' is no JSON: {error}", place) from error
+    if not isinstance(told, dict):
+        raise bad_request(f"'{place}' must be a JSON object", place)
+    return told
 
 
 def _first_problem(error: ValidationError) -> ErrorDetails:

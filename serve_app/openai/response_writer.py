@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 import msgspec
 import orjson
 
-from lexshard.serve_app.openai.choice import Choice, Delta, OutputOptions
+from lexshard.serve_app.openai.choice import Choice, Delta, OutputOptions, joined
+from lexshard.serve_app.openai.errors import ApiError
 from lexshard.serve_app.openai.logprobs import LogprobsFormatter
 from lexshard.serve_app.openai.protocol import StreamOptions
 
@@ -27,9 +28,42 @@ def encoded(part: Any) -> orjson.Fragment:
     return orjson.Fragment(orjson.dumps(part))
 
 
-class ResponseWriter(ABC):
-    """Writes one response. A subclass knows how its endpoint tells of choices; what every response
-    has beside them, the header it begins with, its usage and its seed, is written here.
+class ReplyWriter(ABC):
+    """Writes the response to one request, in the words of a protocol. ``continuous_usage``: events
+    tell of the usage of their moment."""
+
+    continuous_usage = False
+
+    def __init__(self, options: OutputOptions) -> None:
+        self.options = options
+
+    @abstractmethod
+    def events(self, deltas: Sequence[Delta], usage: dict[str, Any] | None) -> bytes:
+        """The events that tell of ``deltas``; none at all where there is no news in them.
+
+        ``usage`` is that of this moment, None unless ``continuous_usage``.
+        """
+
+    @abstractmethod
+    def end(self, usage: dict[str, Any]) -> bytes:
+        """The last events of a stream that came to its end."""
+
+    @abstractmethod
+    def whole(self, deltas: Sequence[Delta], usage: dict[str, Any]) -> bytes:
+        """The whole response, from all deltas in their order."""
+
+    @abstractmethod
+    def failed(self, error: ApiError) -> bytes:
+        """The events that end a stream that fails."""
+
+    async def settle(self) -> None:  # noqa: B027  (most have nothing to do)
+        """Comes after `end` or `whole`, before the client hears of them."""
+
+
+class ResponseWriter(ReplyWriter):
+    """Writes a response of OpenAI's older protocols. A subclass knows how its endpoint tells of
+    choices; what every response has beside them, the header it begins with, its usage and its seed,
+    is written here.
 
     ``seed`` is None unless the client asked for it, and one per prompt where there are several.
     ``notes`` say what was asked of the output and left to the model.
@@ -48,7 +82,7 @@ class ResponseWriter(ABC):
         stream_options: StreamOptions | None,
         notes: Sequence[str] = (),
     ) -> None:
-        self.options = options
+        super().__init__(options)
         self.formatter = formatter
         self.seed = seed
         self.notes = list(notes)
@@ -67,8 +101,11 @@ class ResponseWriter(ABC):
         """What a stream says of one delta; nothing where there is no news in it."""
 
     def whole(self, deltas: Sequence[Delta], usage: dict[str, Any]) -> bytes:
-        """The whole response, from one delta per choice."""
-        content = {**self._header, **self.body(deltas), "usage": usage}
+        said: dict[int, list[Delta]] = {}
+        for delta in deltas:
+            said.setdefault(delta.choice.index, []).append(delta)
+        whole = [joined(own) for _, own in sorted(said.items())]
+        content = {**self._header, **self.body(whole), "usage": usage}
         if self.seed is not None:
             content["seed"] = self.seed
         if self.notes:
@@ -76,10 +113,6 @@ class ResponseWriter(ABC):
         return orjson.dumps(content)
 
     def events(self, deltas: Sequence[Delta], usage: dict[str, Any] | None) -> bytes:
-        """The events that tell of ``deltas``; none at all where there is no news in them.
-
-        ``usage`` is that of this moment, None unless ``continuous_usage``.
-        """
         if usage is None and len(deltas) == 1 and self._adds_text_alone(deltas[0]):
             return self._text_event(deltas[0])
         return b"".join(
@@ -109,12 +142,12 @@ class ResponseWriter(ABC):
         return b"".join(map(server_sent_event, self.completed_chunks(delta, usage)))
 
     def end(self, usage: dict[str, Any]) -> bytes:
-        """The last events of a stream that came to its end."""
-        return b"".join(map(server_sent_event, self.last_chunks(usage))) + DONE
+        if not self._include_usage:
+            return DONE
+        return server_sent_event({**self._header, "choices": [], "usage": usage}) + DONE
 
-    def last_chunks(self, usage: dict[str, Any]) -> list[dict[str, Any]]:
-        """What a stream tells after its choices: its usage, where it was asked for."""
-        return [{**self._header, "choices": [], "usage": usage}] if self._include_usage else []
+    def failed(self, error: ApiError) -> bytes:
+        return server_sent_event(error.body()) + DONE
 
     def has_news(self, delta: Delta) -> bool:
         """Whether a stream must tell of ``delta`` now: its text may be held back."""

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator
 
-from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from lexshard.serve_app.openai.choice import Delta, joined
+from lexshard.serve_app.http_call import HttpCall
+from lexshard.serve_app.openai.choice import Delta
 from lexshard.serve_app.openai.errors import ApiError, internal_error
 from lexshard.serve_app.openai.generation import Generation
-from lexshard.serve_app.openai.response_writer import DONE, ResponseWriter, server_sent_event
+from lexshard.serve_app.openai.response_writer import ReplyWriter
 from lexshard.serve_app.openai.workers import run_unless_disconnected
 from lexshard.serve_app.request_record import RequestRecord
 
@@ -29,10 +27,9 @@ EVENT_STREAM_HEADERS = (
 
 
 async def respond(
-    request: Request,
+    call: HttpCall,
     generation: Generation,
-    writer: ResponseWriter,
-    record: RequestRecord,
+    writer: ReplyWriter,
     *,
     stream: bool,
 ) -> ASGIApp:
@@ -43,68 +40,65 @@ async def respond(
         ClientDisconnectedError: the client was gone first; its sequences are cancelled.
     """
     if stream:
-        return StreamedResponse(generation, writer, record)
+        return StreamedResponse(generation, writer, call.record)
     try:
-        content = await run_unless_disconnected(request.receive, _whole(generation, writer))
+        content = await run_unless_disconnected(call.request.receive, _whole(generation, writer))
         return Response(content, media_type="application/json")
     finally:
         generation.close()
 
 
-async def _whole(generation: Generation, writer: ResponseWriter) -> bytes:
-    deltas: list[list[Delta]] = [[] for _ in generation.choices]
+async def _whole(generation: Generation, writer: ReplyWriter) -> bytes:
+    deltas: list[Delta] = []
     async for batch in generation.batches():
-        for delta in batch:
-            deltas[delta.choice.index].append(delta)
-    whole = [joined(choice, deltas[choice.index]) for choice in generation.choices]
-    if not writer.options.tells_much:
-        return writer.whole(whole, generation.usage())
-    # Other streams go on meanwhile: a million log-probabilities take a second.
-    return await asyncio.to_thread(writer.whole, whole, generation.usage())
+        deltas += batch
+    if writer.options.tells_much:
+        # Other streams go on meanwhile: a million log-probabilities take a second.
+        content = await asyncio.to_thread(writer.whole, deltas, generation.usage())
+    else:
+        content = writer.whole(deltas, generation.usage())
+    await writer.settle()
+    return content
 
 
-class ServerSentEvents(ABC):
-    """A response, as the ASGI application it is: server-sent events, written as they are made.
+class StreamedResponse:
+    """A response, as the ASGI application it is: server-sent events, written as they are made. What
+    belongs to one step is one piece, the last token and the end of the stream, too.
 
     The status waits for the first of them: what fails before them is answered by the application,
     in the shape of the route's protocol. A later failure is told in the stream.
     """
 
-    def __init__(self, record: RequestRecord) -> None:
+    def __init__(self, generation: Generation, writer: ReplyWriter, record: RequestRecord) -> None:
+        self._generation = generation
+        self._writer = writer
         self._record = record
-
-    @abstractmethod
-    def blocks(self) -> AsyncIterator[tuple[bytes, bool]]:
-        """Events that are sent at once, and whether more follow.
-
-        Raises:
-            ApiError: the engine refused or lost a sequence.
-        """
-
-    @abstractmethod
-    def failed(self, error: ApiError) -> bytes:
-        """The events that end a stream that fails."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Cancels what still runs; comes whatever happens."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await run_unless_disconnected(receive, self._write(send))
         finally:
-            self.close()
+            self._generation.close()
 
     async def _write(self, send: Send) -> None:
         """Raises:
         ApiError: the response failed before it had begun.
         """
+        generation, writer = self._generation, self._writer
         started = False
         try:
-            async for block, more in self.blocks():
+            async for batch in generation.batches():
+                usage = generation.usage() if writer.continuous_usage else None
+                block = writer.events(batch, usage)
+                if not generation.running:
+                    block += writer.end(generation.usage())
+                    await writer.settle()
+                if not block:
+                    continue
                 if not started:
                     await send({**START, "headers": [*EVENT_STREAM_HEADERS]})
                     started = True
+                more = generation.running > 0
                 await send({"type": "http.response.body", "body": block, "more_body": more})
             return
         except ApiError as error:
@@ -116,33 +110,5 @@ class ServerSentEvents(ABC):
             failure = internal_error(request_id)
         if not started:
             raise failure
-        last = self.failed(failure)
+        last = writer.failed(failure)
         await send({"type": "http.response.body", "body": last, "more_body": False})
-
-
-class StreamedResponse(ServerSentEvents):
-    """The choices of a generation. What belongs to one step is one piece, the last token and the
-    end of the stream, too."""
-
-    def __init__(
-        self, generation: Generation, writer: ResponseWriter, record: RequestRecord
-    ) -> None:
-        super().__init__(record)
-        self._generation = generation
-        self._writer = writer
-
-    async def blocks(self) -> AsyncIterator[tuple[bytes, bool]]:
-        generation, writer = self._generation, self._writer
-        async for batch in generation.batches():
-            usage = generation.usage() if writer.continuous_usage else None
-            block = writer.events(batch, usage)
-            if not generation.running:
-                block += writer.end(generation.usage())
-            if block:
-                yield block, generation.running > 0
-
-    def failed(self, error: ApiError) -> bytes:
-        return server_sent_event(error.body()) + DONE
-
-    def close(self) -> None:
-        self._generation.close()

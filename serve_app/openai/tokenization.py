@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import orjson
 from jinja2 import Environment, TemplateError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
@@ -113,6 +116,12 @@ class ModelTokenizer:
         """Ids by token, added ones too."""
         return dict(self._backend.get_vocab())
 
+    @cached_property
+    def vocabulary_hash(self) -> str:
+        """The same for two tokenizers whose tokens have the same ids; takes a moment at first."""
+        tokens = sorted(self.vocabulary().items(), key=lambda item: (item[1], item[0]))
+        return hashlib.sha256(orjson.dumps(tokens)).hexdigest()[:32]
+
     def normalized_bytes(self, text: str) -> int:
         """What is tokenised of a text: a normaliser may make ten characters of one."""
         normalizer = self._backend.normalizer
@@ -196,17 +205,12 @@ class ModelTokenizer:
 
     def information(self) -> dict[str, Any]:
         """What ``/tokenizer_info`` tells."""
-        tokenizer = self._tokenizer
+        tokenizer, names = self._tokenizer, ("bos", "eos", "pad", "unk")
         return {
             "tokenizer_class": type(tokenizer).__name__,
             "vocab_size": len(tokenizer),
-            "bos_token": tokenizer.bos_token,
-            "eos_token": tokenizer.eos_token,
-            "pad_token": tokenizer.pad_token,
-            "unk_token": tokenizer.unk_token,
-            "bos_token_id": tokenizer.bos_token_id,
-            "eos_token_id": tokenizer.eos_token_id,
-            "pad_token_id": tokenizer.pad_token_id,
+            **{f"{name}_token": getattr(tokenizer, f"{name}_token") for name in names},
+            **{f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in names[:3]},
             "additional_special_tokens": list(tokenizer.all_special_tokens),
             "chat_template": self.chat_template,
         }

@@ -2,8 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
+
+from pydantic import BaseModel
+
+EFFORT = "reasoning_effort"
+# Variables of chat templates by which they let models think, or not.
+SWITCHES = ("enable_thinking", "thinking")
+NO_THINKING = "none"
+# Where a chat completion has another name.
+EFFORTS = {"max": "xhigh"}
+Reads = Callable[[str], bool]
+
+
+def given(model: BaseModel, names: Iterable[str]) -> dict[str, Any]:
+    """Those of the fields of these ``names`` that a client has given."""
+    values = {name: getattr(model, name) for name in names}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,3 +44,18 @@ class ChatMessages:
         """One more, which is at ``place``."""
         self.places[len(self.messages)] = place
         self.messages.append(message)
+
+
+def thinking_fields(reads: Reads, effort: str | None, on: bool | None) -> dict[str, Any]:
+    """Fields of a chat completion that say whether thinking is ``on`` and with which ``effort``,
+    None for as the model does. Both are wishes: what its template does not read is left out.
+    ``reads`` tells whether it reads a variable."""
+    told: dict[str, Any] = {}
+    switch = next(filter(reads, SWITCHES), None)
+    if on is not None and switch is not None:
+        told["chat_template_kwargs"] = {switch: on}
+    if on is False:
+        effort = NO_THINKING if switch is None else None
+    if effort is not None and reads(EFFORT):
+        told[EFFORT] = EFFORTS.get(effort, effort)
+    return told

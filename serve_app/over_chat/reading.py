@@ -4,7 +4,8 @@ body: ``input[2].call_id``."""
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -29,7 +30,7 @@ def read_at(model: type[Model], value: Any, place: str = "") -> Model:
     """
     if not isinstance(value, dict):
         if place:
-            raise bad_request(f"'{place}' must be an object", place, "invalid_type")
+            raise Piece(value, place).wrong(" must be an object", "invalid_type")
         raise bad_request("the body must be a JSON object")
     try:
         return model.model_validate(value)
@@ -68,30 +69,46 @@ def inside(place: str, part: int | str) -> str:
     return f"{place}.{part}" if place else part
 
 
-def kind_of(value: Any, place: str, usual: str | None = None) -> str:
-    """The ``type`` of an object, ``usual`` where it has none.
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A piece of a body, and where in it. Every method raises `ApiError`, 400, that names the place
+    of what is wrong."""
 
-    Raises:
-        ApiError: 400 where it is none.
-    """
-    if not isinstance(value, dict):
-        raise bad_request(f"'{place}' must be an object", place, "invalid_type")
-    kind = value.get("type")
-    kind = usual if kind is None else kind
-    if kind is None:
-        where = inside(place, "type")
-        raise bad_request(f"'{where}' is required", where, "missing_required_parameter")
-    if not isinstance(kind, str):
-        where = inside(place, "type")
-        raise bad_request(f"'{where}' must be a string", where, "invalid_type")
-    return kind
+    value: Any
+    place: str
 
+    def read(self, model: type[Model]) -> Model:
+        """As what it is; see `read_at`."""
+        return read_at(model, self.value, self.place)
 
-def refused_kind(place: str, kind: str, reason: str) -> ApiError:
-    """Of something whose ``type`` is none that can be answered."""
-    where = inside(place, "type")
-    message = f"'{where}' is '{shortened(kind)}': {reason}"
-    return bad_request(message, where, "unsupported_parameter")
+    def part(self, name: str) -> Piece:
+        """What an object has under this name; nothing is None."""
+        return Piece(self.value.get(name), inside(self.place, name))
+
+    def entries(self, what: str = "entries") -> Iterator[Piece]:
+        """Those of a list, of such things."""
+        if not isinstance(self.value, list):
+            raise self.wrong(f" must be a string or a list of {what}", "invalid_type")
+        return (Piece(each, inside(self.place, i)) for i, each in enumerate(self.value))
+
+    def kind(self, known: Container[str], reason: str, usual: str | None = None) -> str:
+        """The ``type`` of an object, ``usual`` where it has none. ``reason`` is why there are no
+        others than those ``known``."""
+        if not isinstance(self.value, dict):
+            raise self.wrong(" must be an object", "invalid_type")
+        told = self.part("type")
+        kind = usual if told.value is None else told.value
+        if kind is None:
+            raise told.wrong(" is required", "missing_required_parameter")
+        if not isinstance(kind, str):
+            raise told.wrong(" must be a string", "invalid_type")
+        if kind not in known:
+            raise told.wrong(f" is '{shortened(kind)}': {reason}", "unsupported_parameter")
+        return kind
+
+    def wrong(self, told: str, code: str | None = None) -> ApiError:
+        """A sentence that begins with the place, in quotes, after which ``told`` goes on."""
+        return bad_request(f"'{self.place}'{told}", self.place, code)
 
 
 _MESSAGE = re.compile(r"\bmessages(?:\.|\[)(\d+)\]?")

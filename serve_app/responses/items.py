@@ -1,17 +1,22 @@
-"""What ``input`` holds, and the chat messages that are made of it."""
+"""What ``input`` holds, the chat messages that are made of it, and how it is kept."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-import orjson
 from pydantic import Field
 
 from lexshard.serve_app.openai.errors import bad_request, shortened
-from lexshard.serve_app.openai.protocol import MAX_MESSAGES, NotImplementedField, StrictModel
+from lexshard.serve_app.openai.protocol import (
+    MAX_MESSAGES,
+    NotImplementedField,
+    StrictModel,
+    read_object,
+)
 from lexshard.serve_app.over_chat.chat_body import ChatMessages
-from lexshard.serve_app.over_chat.reading import inside, kind_of, read_at, refused_kind
-from lexshard.serve_app.tools.definitions import ToolName
+from lexshard.serve_app.over_chat.reading import Piece, inside
+from lexshard.serve_app.responses.writer import new_id
+from lexshard.serve_app.tools.offer import ToolName
 
 Status = Literal["in_progress", "completed", "incomplete"]
 
@@ -91,6 +96,12 @@ class InputRefusal(StrictModel):
     refusal: str
 
 
+KINDS = (
+    *("message", "reasoning", "function_call", "function_call_output"),
+    *("custom_tool_call", "custom_tool_call_output", "item_reference"),
+)
+
+
 class Conversation(ChatMessages):
     """Those that items make up."""
 
@@ -102,57 +113,52 @@ class Conversation(ChatMessages):
         """
         if len(items) > MAX_MESSAGES:
             raise bad_request(f"'{place}' holds more than {MAX_MESSAGES} items", place)
-        for index, item in enumerate(items):
-            self._read_item(item, inside(place, index))
+        for item in Piece(items, place).entries():
+            self._read_item(item)
 
-    def _read_item(self, item: Any, place: str) -> None:
-        kind = kind_of(item, place, usual="message")
-        match kind:
+    def _read_item(self, item: Piece) -> None:
+        match item.kind(KINDS, "not implemented by this server", usual="message"):
             case "message":
-                self._read_message(read_at(MessageItem, item, place), place)
+                self._read_message(item)
             case "reasoning":
-                thought = read_at(ReasoningInput, item, place).text
+                thought = item.read(ReasoningInput).text
                 if thought:
-                    self._open_reply(place, "content", "reasoning")["reasoning"] = thought
+                    self._open_reply(item.place, "content", "reasoning")["reasoning"] = thought
             case "function_call":
-                call = read_at(FunctionCallItem, item, place)
+                call = item.read(FunctionCallItem)
                 if call.status == "incomplete":  # its JSON ends with the budget of a reply
                     return
-                _check_arguments(call.arguments, inside(place, "arguments"))
+                if call.arguments.strip():  # none at all are an empty object
+                    read_object(call.arguments, inside(item.place, "arguments"))
                 function = {"name": call.name, "arguments": call.arguments}
-                self._call(call.call_id, {"type": "function", "function": function}, place)
+                self._call(item, call.call_id, {"type": "function", "function": function})
             case "custom_tool_call":
-                custom = read_at(CustomCallItem, item, place)
+                custom = item.read(CustomCallItem)
                 told = {"name": custom.name, "input": custom.input}
-                self._call(custom.call_id, {"type": "custom", "custom": told}, place)
-            case "function_call_output" | "custom_tool_call_output":
-                output = read_at(CallOutputItem, item, place)
-                if output.call_id not in self.calls:
-                    where = inside(place, "call_id")
-                    raise bad_request(
-                        f"'{where}': there is no call '{shortened(output.call_id)}' before it",
-                        where,
-                    )
-                text = "".join(read_parts(output.output, inside(place, "output")))
-                message = {"role": "tool", "tool_call_id": output.call_id, "content": text}
-                self.add(message, place)
+                self._call(item, custom.call_id, {"type": "custom", "custom": told})
             case "item_reference":
-                raise refused_kind(place, kind, "send the item itself, or 'previous_response_id'")
+                item.kind((), "send the item itself, or 'previous_response_id'")
             case _:
-                raise refused_kind(place, kind, "not implemented by this server")
+                output = item.read(CallOutputItem)
+                if output.call_id not in self.calls:
+                    name = shortened(output.call_id)
+                    raise item.part("call_id").wrong(f": there is no call '{name}' before it")
+                text = "".join(read_parts(item.part("output")))
+                message = {"role": "tool", "tool_call_id": output.call_id, "content": text}
+                self.add(message, item.place)
 
-    def _read_message(self, item: MessageItem, place: str) -> None:
-        parts = read_parts(item.content, inside(place, "content"))
-        if item.role == "assistant":
-            self._open_reply(place, "content")["content"] = "".join(parts)
-        elif isinstance(item.content, str):
-            self.add({"role": item.role, "content": item.content}, place)
+    def _read_message(self, item: Piece) -> None:
+        message, parts = item.read(MessageItem), read_parts(item.part("content"))
+        if message.role == "assistant":
+            self._open_reply(item.place, "content")["content"] = "".join(parts)
+        elif isinstance(message.content, str):
+            self.add({"role": message.role, "content": message.content}, item.place)
         else:
             texts = [{"type": "text", "text": part} for part in parts]
-            self.add({"role": item.role, "content": texts}, place)
+            self.add({"role": message.role, "content": texts}, item.place)
 
-    def _call(self, call_id: str, call: dict[str, Any], place: str) -> None:
-        message = self._open_reply(place)
+    def _call(self, item: Piece, call_id: str, call: dict[str, Any]) -> None:
+        message = self._open_reply(item.place)
         message.setdefault("tool_calls", []).append({"id": call_id, **call})
         self.calls.add(call_id)
 
@@ -167,37 +173,54 @@ class Conversation(ChatMessages):
         return last
 
 
-def _check_arguments(arguments: str, place: str) -> None:
-    """Raises:
-    ApiError: 400 where they are no JSON object; none at all are an empty one.
-    """
-    try:
-        told = orjson.loads(arguments) if arguments.strip() else {}
-    except orjson.JSONDecodeError as error:
-        raise bad_request(f"'{place}' is no JSON: {error}", place) from error
-    if not isinstance(told, dict):
-        raise bad_request(f"'{place}' must be a JSON object", place)
-
-
-def read_parts(content: Any, place: str) -> list[str]:
+def read_parts(content: Piece) -> list[str]:
     """The texts of a string or of a list of parts.
 
     Raises:
         ApiError: 400 for parts that are no text.
     """
-    if isinstance(content, str):
-        return [content]
-    if not isinstance(content, list):
-        raise bad_request(f"'{place}' must be a string or a list of parts", place, "invalid_type")
-    if not content:
-        raise bad_request(f"'{place}' must not be empty", place)
-    return [_read_part(part, inside(place, index)) for index, part in enumerate(content)]
+    if isinstance(content.value, str):
+        return [content.value]
+    parts = list(content.entries("parts"))
+    if not parts:
+        raise content.wrong(" must not be empty")
+    return list(map(_read_part, parts))
 
 
-def _read_part(part: Any, place: str) -> str:
-    kind = kind_of(part, place)
-    if kind == "refusal":
-        return read_at(InputRefusal, part, place).refusal
-    if kind in ("input_text", "output_text", "text"):
-        return read_at(InputText, part, place).text
-    raise refused_kind(place, kind, "this model reads text only")
+def _read_part(part: Piece) -> str:
+    known = ("refusal", "input_text", "output_text", "text")
+    if part.kind(known, "this model reads text only") == "refusal":
+        return part.read(InputRefusal).refusal
+    return part.read(InputText).text
+
+
+ITEM_PREFIXES = {
+    "message": "msg",
+    "reasoning": "rs",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+}
+
+
+def kept_items(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The items of an ``input`` that was read without error, each with its ``id`` and ``type``;
+    those of messages with parts."""
+    return [_kept(item) for item in items]
+
+
+def _kept(item: dict[str, Any]) -> dict[str, Any]:
+    kind = item.get("type") or "message"
+    own_id = item.get("id") or new_id(ITEM_PREFIXES[kind])
+    kept = {"id": own_id, "status": "completed", **item, "type": kind}
+    kept["id"] = own_id
+    if kind == "reasoning":
+        kept["summary"] = item.get("summary") or []
+    if kind != "message" or not isinstance(item["content"], str):
+        return kept
+    if item["role"] == "assistant":
+        part = {"type": "output_text", "text": item["content"], "annotations": []}
+    else:
+        part = {"type": "input_text", "text": item["content"]}
+    return kept | {"content": [part]}

@@ -1,5 +1,5 @@
 """The bodies of ``POST /v1/responses``: the fields of the body here, what its lists hold beside it
-in `lexshard.serve_app.responses.items` and `lexshard.serve_app.responses.tools`."""
+in `lexshard.serve_app.responses.items` and `lexshard.serve_app.responses.translation`."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from lexshard.serve_app.openai.protocol import (
     SeedNumber,
     StrictModel,
     shown_as,
+    told_as,
 )
-from lexshard.serve_app.tools.definitions import MAX_TOOLS
+from lexshard.serve_app.tools.offer import MAX_TOOLS
 
 MAX_METADATA = 16
 MAX_INCLUDED = 64
@@ -33,12 +34,7 @@ Included = Literal[
     "computer_call_output.output.image_url",
     "code_interpreter_call.outputs",
 ]
-ITEMS_SCHEMA: Final = {
-    "anyOf": [
-        {"type": "string"},
-        {"type": "array", "maxItems": MAX_MESSAGES, "items": {"type": "object"}},
-    ]
-}
+Items = str | Annotated[list[dict[str, Any]], Field(max_length=MAX_MESSAGES)]
 TOOL_CHOICE_SCHEMA: Final = {
     "anyOf": [
         {"enum": [None, "none", "auto", "required"]},
@@ -55,7 +51,7 @@ class ReasoningOptions(StrictModel):
 
 
 class TextOptions(StrictModel):
-    """``format`` is read in ``tools.py``, where other JSON schemas are."""
+    """``format`` is read in ``translation.py``, where other JSON schemas are."""
 
     format: dict[str, Any] | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
@@ -67,14 +63,14 @@ class ResponsesStreamOptions(StrictModel):
 
 class ResponsesRequest(StrictModel):
     """``POST /v1/responses``. ``input`` is read in ``items.py``, ``tools`` and ``tool_choice`` in
-    ``tools.py``."""
+    ``translation.py``."""
 
     model_config = ConfigDict(
         json_schema_extra=shown_as({"input": "Hello!", "max_output_tokens": 60})
     )
 
     model: str | None = None
-    input: Annotated[Any, WithJsonSchema(ITEMS_SCHEMA)]
+    input: Annotated[Any, told_as(Items)]
     instructions: str | None = None
     previous_response_id: str | None = None
     store: bool | None = None

@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from lexshard.serve_app.http_call import HttpCall
 from lexshard.serve_app.middleware import RECORD_KEY
 from lexshard.serve_app.openai.chat import chat_reply
 from lexshard.serve_app.openai.errors import (
@@ -19,10 +20,9 @@ from lexshard.serve_app.openai.errors import (
     shortened,
 )
 from lexshard.serve_app.openai.prompts import BYTES_PER_MESSAGE
-from lexshard.serve_app.over_chat.answering import respond_with
 from lexshard.serve_app.over_chat.reading import check_depth, in_own_terms, read_at
 from lexshard.serve_app.request_record import RequestRecord
-from lexshard.serve_app.responses.kept_items import kept_items
+from lexshard.serve_app.responses.items import kept_items
 from lexshard.serve_app.responses.protocol import ResponsesRequest
 from lexshard.serve_app.responses.store import PREVIOUS, StoredResponse
 from lexshard.serve_app.responses.translation import OWN_NAMES, chat_body, input_items
@@ -33,37 +33,34 @@ RESPONSE = "/v1/responses/{response_id}"
 MAX_LISTED, LISTED = 100, 20
 
 
-async def create_response(
-    state: ServerState, request: Request, body: Any, record: RequestRecord
-) -> ASGIApp:
+async def create_response(call: HttpCall, body: Any) -> ASGIApp:
     """Raises:
     ApiError: whatever is wrong with the request.
     """
     check_depth(body)
     asked = read_at(ResponsesRequest, body)
+    state = call.state
     model = state.model_name(asked.model)
     items = input_items(asked)
-    owner = record.cache_salt
-    earlier = await _earlier(state, record, asked.previous_response_id)
+    owner = call.record.cache_salt
+    earlier = await _earlier(call, asked.previous_response_id)
 
     async def keep(response: dict[str, Any]) -> None:
-        await state.responses.put(owner, response, kept_items(items))
+        if asked.store is not False:
+            await state.responses.put(owner, response, kept_items(items))
 
     work = partial(chat_body, asked, earlier, state.tokenizer.reads)
     size = (len(items) + len(earlier)) * BYTES_PER_MESSAGE
-    chat = await state.tokenizer.workers.run(size, work, request.receive)
-    writer = ResponsesWriter(asked, model)
+    chat = await call.run(size, work)
+    writer = partial(ResponsesWriter, asked, model, keep)
+    stream = bool(asked.stream)
     try:
-        run = await chat_reply(state, request, chat.fields, record)
+        return await chat_reply(call, chat.fields, writer, stream=stream)
     except ApiError as error:
         raise in_own_terms(error, OWN_NAMES, chat.places) from error
-    kept = None if asked.store is False else keep
-    return await respond_with(request, run, writer, record, stream=bool(asked.stream), keep=kept)
 
 
-async def _earlier(
-    state: ServerState, record: RequestRecord, previous: str | None
-) -> list[dict[str, Any]]:
+async def _earlier(call: HttpCall, previous: str | None) -> list[dict[str, Any]]:
     """The items of the response ``previous`` and of those that it followed. They take the room of a
     body of their length, until they are read.
 
@@ -73,12 +70,13 @@ async def _earlier(
     """
     if previous is None:
         return []
-    owner, store, most = record.cache_salt, state.responses, state.config.max_body_bytes
+    state, owner = call.state, call.record.cache_salt
+    store, most = state.responses, state.config.max_body_bytes
     size = await store.chain_bytes(owner, previous)
     if size > most:
         told = f"'{PREVIOUS}': the responses before hold {size} bytes, more than {most}"
         raise bad_request(told, PREVIOUS)
-    with state.bodies.body(record.client) as held:
+    with state.bodies.body(call.record.client) as held:
         await held.announce(size)
         chain = await store.chain(owner, previous)
     return [item for each in chain for item in (*each.items, *each.response["output"])]

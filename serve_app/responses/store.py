@@ -108,7 +108,11 @@ class ResponseStore:
         """Raises:
         ApiError: 503 where the file cannot be read.
         """
-        return await self._found(lambda: self._get(owner, response_id))
+
+        def read() -> list[StoredResponse]:
+            return self._read(owner, [link[0] for link in self._links(owner, response_id, 0)])
+
+        return next(iter(await self._found(read)), None)
 
     async def chain_bytes(self, owner: str, response_id: str) -> int:
         """How much `chain` would read.
@@ -136,7 +140,12 @@ class ResponseStore:
         Raises:
             ApiError: 503 where the file cannot be written.
         """
-        return await self._found(lambda: self._delete(owner, response_id))
+        query = "DELETE FROM responses WHERE owner = ? AND id = ?"
+
+        def delete() -> int:
+            return self._connection().execute(query, (owner, response_id)).rowcount
+
+        return await self._found(delete) > 0
 
     async def close(self) -> None:
         await self._run(self._close)
@@ -220,11 +229,6 @@ class ResponseStore:
         found = [connection.execute(query, (owner, each)).fetchone() for each in response_ids]
         return [StoredResponse(*map(orjson.loads, row)) for row in found if row is not None]
 
-    def _get(self, owner: str, response_id: str) -> StoredResponse | None:
-        links = self._links(owner, response_id, 0)
-        found = self._read(owner, [link[0] for link in links])
-        return found[0] if found else None
-
     def _chain(self, owner: str, response_id: str) -> list[StoredResponse]:
         links = self._links(owner, response_id, MAX_CHAIN)
         chain = self._read(owner, [link[0] for link in reversed(links)])
@@ -236,12 +240,6 @@ class ResponseStore:
                 "previous_response_not_found",
             )
         return chain
-
-    def _delete(self, owner: str, response_id: str) -> bool:
-        deleted = self._connection().execute(
-            "DELETE FROM responses WHERE owner = ? AND id = ?", (owner, response_id)
-        )
-        return deleted.rowcount > 0
 
 
 def _opened(path: str) -> sqlite3.Connection:

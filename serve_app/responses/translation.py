@@ -1,15 +1,146 @@
-"""From a request for a response to one for a chat completion."""
+"""From a request for a response to one for a chat completion, with what has JSON schemas in it:
+tools, the choice of one, and the format of text."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from lexshard.serve_app.openai.errors import bad_request
-from lexshard.serve_app.over_chat.chat_body import ChatBody
-from lexshard.serve_app.over_chat.thinking import NO_THINKING, Reads, thinking_fields
+from pydantic import Field
+
+from lexshard.serve_app.openai.errors import bad_request, shortened
+from lexshard.serve_app.openai.protocol import NotImplementedField, StrictModel
+from lexshard.serve_app.over_chat.chat_body import (
+    NO_THINKING,
+    ChatBody,
+    Reads,
+    given,
+    thinking_fields,
+)
+from lexshard.serve_app.over_chat.reading import Piece, read_at
 from lexshard.serve_app.responses.items import Conversation
 from lexshard.serve_app.responses.protocol import LOGPROBS, ResponsesRequest
-from lexshard.serve_app.responses.tools import chat_tool_choice, chat_tools, response_format
+from lexshard.serve_app.tools.offer import MAX_TOOLS, CustomGrammar, FunctionDefinition, ToolName
+
+NO_SERVER_TOOLS = "this server runs no tools; there are function and custom"
+
+
+class ToolFields(StrictModel):
+    defer_loading: Annotated[Any, NotImplementedField(False)] = None
+    allowed_callers: Annotated[Any, NotImplementedField(["direct"])] = None
+
+
+class FunctionFields(FunctionDefinition, ToolFields):
+    type: Literal["function"]
+    output_schema: dict[str, Any] | None = None  # tells only who runs it
+
+
+class CustomFields(ToolFields):
+    name: ToolName
+    description: str | None = None
+    type: Literal["custom"]
+    format: dict[str, Any] | None = None
+
+
+class GrammarFields(CustomGrammar):
+    type: Literal["grammar"]
+
+
+class NamedTool(StrictModel):
+    type: Literal["function", "custom"]
+    name: str
+
+
+class AllowedTools(StrictModel):
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MAX_TOOLS)]
+
+
+class JsonSchemaFields(StrictModel):
+    """Without the schema itself."""
+
+    type: Literal["json_schema"]
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+    description: str | None = None
+    strict: bool | None = None
+
+
+def chat_tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Tools as those of a chat completion.
+
+    Raises:
+        ApiError: 400 naming the place of what is wrong, or of a tool that the server would run.
+    """
+    return list(map(_chat_tool, Piece(tools, "tools").entries()))
+
+
+def _chat_tool(tool: Piece) -> dict[str, Any]:
+    kind = tool.kind(("function", "custom"), NO_SERVER_TOOLS)
+    if kind == "function":
+        return {
+            "type": kind,
+            kind: given(tool.read(FunctionFields), FunctionDefinition.model_fields),
+        }
+    custom = tool.read(CustomFields)
+    told = given(custom, ("name", "description"))
+    if custom.format is not None:
+        told["format"] = _custom_format(tool.part("format"))
+    return {"type": kind, kind: told}
+
+
+def _custom_format(form: Piece) -> dict[str, Any]:
+    kind = form.kind(("text", "grammar"), "there are text and grammar")
+    if kind == "text":
+        return {"type": kind}
+    return {"type": kind, kind: given(form.read(GrammarFields), CustomGrammar.model_fields)}
+
+
+def chat_tool_choice(choice: Any, tools: list[dict[str, Any]]) -> str | dict[str, Any]:
+    """The ``tool_choice`` of a chat completion with those ``tools``.
+
+    Raises:
+        ApiError: 400 for a choice that is none, or is of a tool that there is not.
+    """
+    piece = Piece(choice, "tool_choice")
+    if isinstance(choice, str):
+        if choice not in ("none", "auto", "required"):
+            raise piece.wrong(" must be none, auto, required or an object")
+        return choice
+    kind = piece.kind(("function", "custom", "allowed_tools"), NO_SERVER_TOOLS)
+    if kind != "allowed_tools":
+        return _named(piece, tools)
+    mode = piece.read(AllowedTools).mode
+    named = [_named(tool, tools) for tool in piece.part("tools").entries()]
+    return {"type": kind, kind: {"mode": mode, "tools": named}}
+
+
+def _named(tool: Piece, tools: list[dict[str, Any]]) -> dict[str, Any]:
+    named = tool.read(NamedTool)
+    kind, name = named.type, named.name
+    if all(each["type"] != kind or each[kind]["name"] != name for each in tools):
+        raise tool.part("name").wrong(f": there is no {kind} named '{shortened(name)}'")
+    return {"type": kind, kind: {"name": name}}
+
+
+def response_format(text_format: dict[str, Any]) -> dict[str, Any]:
+    """``text.format`` as ``response_format`` of a chat completion.
+
+    Raises:
+        ApiError: 400 naming the place of what is wrong.
+    """
+    form = Piece(text_format, "text.format")
+    known = ("text", "json_object", "json_schema")
+    kind = form.kind(known, "there are text, json_object and json_schema")
+    if kind != "json_schema":
+        return {"type": kind}
+    schema = form.part("schema")
+    others = {name: value for name, value in text_format.items() if name != "schema"}
+    read = read_at(JsonSchemaFields, others, form.place)
+    if not isinstance(schema.value, dict):
+        raise schema.wrong(" must be an object", "invalid_type")
+    told = {"name": read.name, "schema": schema.value, **given(read, ("strict", "description"))}
+    return {"type": kind, kind: told}
+
 
 # Fields of chat completions by those of responses, for what is refused later.
 OWN_NAMES = {
@@ -66,13 +197,7 @@ def chat_body(asked: ResponsesRequest, earlier: list[dict[str, Any]], reads: Rea
     conversation.read(input_items(asked), "input")
     if not conversation.messages:
         raise bad_request("'input' must not be empty", "input")
-    given = {name: getattr(asked, name) for name in SAME}
-    body: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    body |= {
-        "messages": conversation.messages,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
+    body = {**given(asked, SAME), "messages": conversation.messages}
     if asked.max_output_tokens is not None:
         body["max_completion_tokens"] = asked.max_output_tokens
     if asked.truncation == "auto":

@@ -1,17 +1,18 @@
-"""From the chunks of a chat completion to a response: its items, and the events of its stream."""
+"""A response in the words of its protocol: its items, and the events of its stream."""
 
 from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Awaitable, Callable
 from typing import Any
 
+from lexshard.serve_app.openai.chat import ChatWriter
 from lexshard.serve_app.openai.errors import ApiError
-from lexshard.serve_app.over_chat.answering import ReplyWriter
-from lexshard.serve_app.over_chat.chunks import Added, Began, ReplyPart, ReplyReader, Step
+from lexshard.serve_app.over_chat.parts import Event, PartsWriter, ReplyPart
 from lexshard.serve_app.responses.protocol import ResponsesRequest
 
-Event = dict[str, Any]
+Keep = Callable[[dict[str, Any]], Awaitable[None]]
 # What a response that fails in its stream is told by.
 ERROR_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
 ITEM_PREFIXES = {"text": "msg", "reasoning": "rs", "call": "fc"}
@@ -22,171 +23,131 @@ def new_id(prefix: str) -> str:
     return f"{prefix}_{uuid.uuid4().hex}"
 
 
-class ResponseItemWriter:
-    """Writes one output item."""
+class ResponsesWriter(PartsWriter):
+    """Writes one response, and has it kept by ``keep`` before the client hears of its end, so that
+    it may refer to it then."""
 
-    def __init__(self, part: ReplyPart) -> None:
-        self.part = part
-        self.id = new_id("ctc" if part.custom else ITEM_PREFIXES[part.kind])
-
-    def item(self, status: str) -> dict[str, Any]:
-        """The item as it is now; nothing is in it yet where ``status`` is ``in_progress``."""
-        part = self.part
-        begins = status == "in_progress"
-        if part.kind == "text":
-            content = [] if begins else [self.content()]
-            told = {"type": "message", "role": "assistant", "content": content}
-            return {"id": self.id, "status": status, **told}
-        if part.kind == "reasoning":
-            content = [] if begins else [self.content()]
-            return {
-                "id": self.id,
-                "type": "reasoning",
-                "summary": [],
-                "content": content,
-                "encrypted_content": None,
-                "status": status,
-            }
-        called = {"call_id": part.call_id, "name": part.name}
-        text = "" if begins else part.text
-        if part.custom:
-            return {"id": self.id, "type": "custom_tool_call", **called, "input": text}
-        told = {"type": "function_call", **called, "arguments": text}
-        return {"id": self.id, "status": status, **told}
-
-    def content(self, *, empty: bool = False) -> dict[str, Any]:
-        """The one part of a message or of reasoning."""
-        text = "" if empty else self.part.text
-        if self.part.kind == "reasoning":
-            return {"type": "reasoning_text", "text": text}
-        logprobs = [] if empty else self.part.logprobs
-        return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
-
-
-class ResponsesWriter(ReplyWriter):
-    """Writes one response."""
-
-    def __init__(self, asked: ResponsesRequest, model: str) -> None:
-        self._reader = ReplyReader()
-        self._items: list[ResponseItemWriter] = []
+    def __init__(self, asked: ResponsesRequest, model: str, keep: Keep, chat: ChatWriter) -> None:
+        super().__init__(chat)
+        self._ids: list[str] = []  # of the items, by their numbers
         self._events = 0
+        self._keep = keep
         self._response = _beginning(asked, model)
 
-    def take(self, chunk: dict[str, Any]) -> list[Event]:
-        events = [] if self._events else self._begin()
-        for step in self._reader.take(chunk):
-            events += self._step(step)
-        return events
+    def begun(self) -> list[Event]:
+        return [
+            self._event("response.created", response=dict(self._response)),
+            self._event("response.in_progress", response=dict(self._response)),
+        ]
 
-    def end(self) -> list[Event]:
-        events = [] if self._events else self._begin()
-        for step in self._reader.end():
-            events += self._step(step)
-        incomplete = self._reader.finish_reason == "length"
+    def ended(self) -> list[Event]:
+        incomplete = self.finish_reason == "length"
         status = "incomplete" if incomplete else "completed"
         self._finish(status)
         if incomplete:
             self._response["incomplete_details"] = {"reason": "max_output_tokens"}
         else:
             self._response["completed_at"] = int(time.time())
-        return [*events, self._event(f"response.{status}", response=self._response)]
+        return [self._event(f"response.{status}", response=self._response)]
 
-    def whole(self) -> dict[str, Any]:
+    def reply(self) -> dict[str, Any]:
         return self._response
 
-    def failed(self, error: ApiError) -> list[Event]:
+    async def settle(self) -> None:
+        await self._keep(self._response)
+
+    def failure(self, error: ApiError) -> list[Event]:
         self._finish("failed")
         code = ERROR_CODES.get(error.status, "server_error")
         self._response["error"] = {"code": code, "message": error.message}
         return [self._event("response.failed", response=self._response)]
 
-    def _begin(self) -> list[Event]:
+    def part_begun(self, part: ReplyPart) -> list[Event]:
+        self._ids.append(new_id("ctc" if part.custom else ITEM_PREFIXES[part.kind]))
+        item = self._item(part, "in_progress")
+        added = self._event("response.output_item.added", output_index=part.index, item=item)
+        if part.kind == "call":
+            return [added]
+        empty = _content(part, "", [])
+        place = self._place(part)
+        return [added, self._event("response.content_part.added", **place, part=empty)]
+
+    def part_added(self, part: ReplyPart, text: str, logprobs: list[dict[str, Any]]) -> list[Event]:
+        scores = {"logprobs": logprobs} if part.kind == "text" else {}
+        place = self._place(part)
+        return [self._event(f"response.{_field(part)}.delta", **place, delta=text, **scores)]
+
+    def part_ended(self, part: ReplyPart) -> list[Event]:
+        place, text = self._place(part), part.text
+        told: dict[str, Any] = {"text": text}
+        if part.kind == "text":
+            told["logprobs"] = part.logprobs
+        elif part.kind == "call":
+            told = {"input": text} if part.custom else {"name": part.name, "arguments": text}
+        events = [self._event(f"response.{_field(part)}.done", **place, **told)]
+        if part.kind != "call":
+            whole = _content(part, text, part.logprobs)
+            events.append(self._event("response.content_part.done", **place, part=whole))
+        item = self._item(part, self._status(part))
         return [
-            self._event("response.created", response=dict(self._response)),
-            self._event("response.in_progress", response=dict(self._response)),
+            *events,
+            self._event("response.output_item.done", output_index=part.index, item=item),
         ]
 
     def _finish(self, status: str) -> None:
         self._response["status"] = status
         self._response["output"] = [
-            item.item("completed" if item.part.ended and not self._is_cut(item) else "incomplete")
-            for item in self._items
+            self._item(part, self._status(part) if part.ended else "incomplete")
+            for part in self.parts
         ]
-        if self._reader.usage is not None:
-            self._response["usage"] = usage_of(self._reader.usage)
+        if self.usage is not None:
+            self._response["usage"] = usage_of(self.usage)
 
-    def _is_cut(self, item: ResponseItemWriter) -> bool:
-        """Whether the budget ended in it."""
-        return item is self._items[-1] and self._reader.finish_reason == "length"
+    def _status(self, part: ReplyPart) -> str:
+        """Of a part that has ended; with the budget, where that ended in it."""
+        is_cut = part is self.parts[-1] and self.finish_reason == "length"
+        return "incomplete" if is_cut else "completed"
 
     def _event(self, kind: str, **fields: Any) -> Event:
         told = {"type": kind, "sequence_number": self._events, **fields}
         self._events += 1
         return told
 
-    # -- the events of one item -------------------------------------------------------------------
+    def _place(self, part: ReplyPart) -> dict[str, Any]:
+        place = {"item_id": self._ids[part.index], "output_index": part.index}
+        return place if part.kind == "call" else {**place, "content_index": 0}
 
-    def _step(self, step: Step) -> list[Event]:
-        if isinstance(step, Began):
-            item = ResponseItemWriter(step.part)
-            self._items.append(item)
-            return self._begun(item)
-        item = self._items[step.part.index]
-        if isinstance(step, Added):
-            return self._added(item, step)
-        return self._ended(item)
-
-    def _begun(self, item: ResponseItemWriter) -> list[Event]:
-        index = item.part.index
-        added = self._event(
-            "response.output_item.added", output_index=index, item=item.item("in_progress")
-        )
-        if item.part.kind == "call":
-            return [added]
-        place = self._place(item, with_content=True)
-        part = item.content(empty=True)
-        return [added, self._event("response.content_part.added", **place, part=part)]
-
-    def _added(self, item: ResponseItemWriter, step: Added) -> list[Event]:
-        told: dict[str, Any] = {}
-        if item.part.kind == "call":
-            kind = f"response.{_call_field(item.part)}.delta"
-        elif item.part.kind == "reasoning":
-            kind = "response.reasoning_text.delta"
-        else:
-            kind, told = "response.output_text.delta", {"logprobs": step.logprobs}
-        place = self._place(item, with_content=item.part.kind != "call")
-        return [self._event(kind, **place, delta=step.text, **told)]
-
-    def _ended(self, item: ResponseItemWriter) -> list[Event]:
-        status = "incomplete" if self._is_cut(item) else "completed"
-        if item.part.kind == "call":
-            events = self._call_ended(item)
-        else:
-            place, text = self._place(item, with_content=True), item.part.text
-            if item.part.kind == "reasoning":
-                done = self._event("response.reasoning_text.done", **place, text=text)
-            else:
-                scores = item.part.logprobs
-                done = self._event("response.output_text.done", **place, text=text, logprobs=scores)
-            part = item.content()
-            events = [done, self._event("response.content_part.done", **place, part=part)]
-        told = {"output_index": item.part.index, "item": item.item(status)}
-        return [*events, self._event("response.output_item.done", **told)]
-
-    def _call_ended(self, item: ResponseItemWriter) -> list[Event]:
-        part = item.part
-        told = {"input": part.text} if part.custom else {"name": part.name, "arguments": part.text}
-        place = self._place(item, with_content=False)
-        return [self._event(f"response.{_call_field(part)}.done", **place, **told)]
-
-    def _place(self, item: ResponseItemWriter, *, with_content: bool) -> dict[str, Any]:
-        place = {"item_id": item.id, "output_index": item.part.index}
-        return {**place, "content_index": 0} if with_content else place
+    def _item(self, part: ReplyPart, status: str) -> dict[str, Any]:
+        """A part as it is now; nothing is in it yet where ``status`` is ``in_progress``."""
+        begins = status == "in_progress"
+        item: dict[str, Any] = {"id": self._ids[part.index]}
+        if part.kind == "call":
+            called = {"call_id": part.call_id, "name": part.name}
+            text = "" if begins else part.text
+            if part.custom:
+                return {**item, "type": "custom_tool_call", **called, "input": text}
+            called |= {"arguments": text}
+            return {**item, "status": status, "type": "function_call", **called}
+        content = [] if begins else [_content(part, part.text, part.logprobs)]
+        if part.kind == "text":
+            item |= {"status": status, "type": "message", "role": "assistant"}
+            return {**item, "content": content}
+        item |= {"type": "reasoning", "summary": [], "content": content}
+        return {**item, "encrypted_content": None, "status": status}
 
 
-def _call_field(part: ReplyPart) -> str:
-    return "custom_tool_call_input" if part.custom else "function_call_arguments"
+def _content(part: ReplyPart, text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
+    """The one part of a message or of reasoning."""
+    if part.kind == "reasoning":
+        return {"type": "reasoning_text", "text": text}
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+
+
+def _field(part: ReplyPart) -> str:
+    """What of a part is told in pieces."""
+    if part.kind == "call":
+        return "custom_tool_call_input" if part.custom else "function_call_arguments"
+    return "reasoning_text" if part.kind == "reasoning" else "output_text"
 
 
 def usage_of(usage: dict[str, Any]) -> dict[str, Any]:

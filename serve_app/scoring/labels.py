@@ -1,4 +1,5 @@
-"""What the routes that score share: prompts after which the engine tells how likely labels are."""
+"""Prompts after which the engine tells how likely labels are, for all routes that score; and ``POST
+/generative_scoring``, in vLLM's shape."""
 
 from __future__ import annotations
 
@@ -7,18 +8,38 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Field
+from starlette.responses import Response
+from starlette.types import ASGIApp
 
 from lexshard.actors.configuration import EngineInformation
 from lexshard.actors.messages import Request, SamplingParameters
 from lexshard.serve_app.admission import Ticket
+from lexshard.serve_app.http_call import HttpCall
 from lexshard.serve_app.openai.choice import Choice, OutputOptions
-from lexshard.serve_app.openai.errors import context_length_exceeded
+from lexshard.serve_app.openai.errors import bad_request, context_length_exceeded, json_response
 from lexshard.serve_app.openai.generation import Generation
-from lexshard.serve_app.openai.prompts import Prompt, check_and_truncate
-from lexshard.serve_app.openai.workers import Receive, run_unless_disconnected
-from lexshard.serve_app.request_record import RequestRecord
-from lexshard.serve_app.server_state import ServerState
+from lexshard.serve_app.openai.parameters import check_priority
+from lexshard.serve_app.openai.prompts import (
+    Prompt,
+    RawPrompt,
+    TextReader,
+    check_and_truncate,
+    estimated_tokens,
+)
+from lexshard.serve_app.openai.protocol import (
+    MAX_PROMPTS,
+    RequestName,
+    StrictModel,
+    TokenId,
+    parse,
+    shown_as,
+)
+from lexshard.serve_app.openai.workers import run_unless_disconnected
+from lexshard.serve_app.scoring.template import MAX_LABELS
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,27 +62,17 @@ class Scores:
     values: list[float]
     usage: dict[str, Any]
 
-    def reply(self, name: str, model: str) -> dict[str, Any]:
+    def reply(self, name: str, model: str) -> Response:
         """As vLLM tells them; ``name`` is the id of the reply."""
-        return {
-            "id": name,
-            "object": "list",
-            "created": int(time.time()),
-            "model": model,
-            "data": [
-                {"index": i, "object": "score", "score": score}
-                for i, score in enumerate(self.values)
-            ],
-            "usage": self.usage,
-        }
+        told = [
+            {"index": i, "object": "score", "score": score} for i, score in enumerate(self.values)
+        ]
+        head = {"id": name, "object": "list", "created": int(time.time()), "model": model}
+        return json_response({**head, "data": told, "usage": self.usage})
 
 
 async def score(
-    state: ServerState,
-    receive: Receive,
-    record: RequestRecord,
-    scoring: Scoring,
-    read: Callable[[], Awaitable[list[Prompt]]],
+    call: HttpCall, scoring: Scoring, read: Callable[[], Awaitable[list[Prompt]]]
 ) -> Scores:
     """Those of the prompts that ``read`` makes once the request is admitted.
 
@@ -69,12 +80,13 @@ async def score(
         ApiError: where there is no room, what ``read`` raises, and what the engine says.
         ClientDisconnectedError: the client left.
     """
-    ticket = state.admission.admit(record.client, scoring.prompts, scoring.tokens)
+    admission, client = call.state.admission, call.record.client
+    ticket = admission.admit(client, scoring.prompts, scoring.tokens)
     with ticket.released_on_error():
-        generation = _generation(state, await read(), scoring, ticket, record)
+        generation = _generation(call, await read(), scoring, ticket)
     try:
         scored = _probabilities(generation, scoring.labels[0])
-        values = await run_unless_disconnected(receive, scored)
+        values = await run_unless_disconnected(call.request.receive, scored)
         usage = generation.usage()
     finally:
         generation.close()
@@ -97,11 +109,15 @@ def checked_prompt(
     return check_and_truncate(Prompt(tuple(token_ids), None), None, information)
 
 
-def _sampling(scoring: Scoring) -> SamplingParameters:
-    """One token, of which the engine tells how likely each label is: among all labels, whose rows
-    of the head are all that is read, or the first one among all tokens."""
+def _generation(
+    call: HttpCall, prompts: Sequence[Prompt], scoring: Scoring, ticket: Ticket
+) -> Generation:
+    """A sequence of one token for each prompt, of which the engine tells how likely each label is:
+    among all labels, whose rows of the head are all that is read, or the first one among all
+    tokens."""
+    state, record = call.state, call.record
     labels = scoring.labels if scoring.softmax else scoring.labels[:1]
-    return SamplingParameters(
+    sampling = SamplingParameters(
         temperature=0.0,
         allowed_ids=tuple(labels),
         labels=scoring.softmax,
@@ -109,33 +125,15 @@ def _sampling(scoring: Scoring) -> SamplingParameters:
         max_tokens=1,
         ignore_eos=True,
     )
-
-
-def _generation(
-    state: ServerState,
-    prompts: Sequence[Prompt],
-    scoring: Scoring,
-    ticket: Ticket,
-    record: RequestRecord,
-) -> Generation:
-    """A sequence for each prompt."""
-    name = uuid.uuid4().hex
-    visible = state.tokenizer.token_bytes
+    name, visible = uuid.uuid4().hex, state.tokenizer.token_bytes
+    priority = max(0, record.lowest_priority) if scoring.priority is None else scoring.priority
+    client, salt = record.client, record.cache_salt
+    requests = (
+        Request(f"{name}-{i}", 0, prompt.ids, sampling, priority, client=client, cache_salt=salt)
+        for i, prompt in enumerate(prompts)
+    )
     options = OutputOptions(logprobs=0)
-    sampling = _sampling(scoring)
-    lowest = max(0, record.lowest_priority)
-    choices = []
-    for i, prompt in enumerate(prompts):
-        request = Request(
-            f"{name}-{i}",
-            0,
-            prompt.ids,
-            sampling,
-            lowest if scoring.priority is None else scoring.priority,
-            client=record.client,
-            cache_salt=record.cache_salt,
-        )
-        choices.append(Choice(i, request, "", options, visible))
+    choices = [Choice(i, request, "", options, visible) for i, request in enumerate(requests)]
     return Generation(state.client, choices, visible, ticket, record)
 
 
@@ -149,3 +147,71 @@ async def _probabilities(generation: Generation, label: int) -> list[float]:
                     told = {entry.token_id: entry.logprob, **dict(entry.top)}
                     found[delta.choice.index] = math.exp(told[label])
     return found
+
+
+TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
+Text = Annotated[str, Field(min_length=1)]
+
+
+class GenerativeScoringRequest(StrictModel):
+    """``POST /generative_scoring``."""
+
+    model_config = ConfigDict(
+        json_schema_extra=shown_as(
+            {"query": "Is a capital: ", "items": ["Paris", "Lyon"], "label_token_ids": [5, 7]}
+        )
+    )
+
+    model: str | None = None
+    query: Text | TokenIds
+    items: (
+        Annotated[list[Text], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
+        | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
+    )
+    label_token_ids: Annotated[
+        list[TokenId], Field(min_length=1, max_length=MAX_LABELS, fail_fast=True)
+    ]
+    apply_softmax: bool | None = None
+    item_first: bool | None = None
+    add_special_tokens: bool | None = None
+    priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
+    request_id: RequestName | None = None
+
+
+async def create_generative_scoring(call: HttpCall, body: Any) -> ASGIApp:
+    """Raises:
+    ApiError: whatever is wrong with the request, and what the engine says of it.
+    """
+    asked = parse(GenerativeScoringRequest, body)
+    state, record = call.state, call.record
+    record.request_id = asked.request_id or record.request_id
+    model = state.model_name(asked.model)
+    information = state.information()
+    labels = list(dict.fromkeys(asked.label_token_ids))
+    check_priority(asked.priority, record)
+    if max(labels) >= information.vocabulary_size:
+        raise bad_request(
+            f"'label_token_ids' holds {max(labels)}, outside 0..{information.vocabulary_size - 1}",
+            "label_token_ids",
+        )
+    items: Sequence[RawPrompt] = asked.items
+    tokens = estimated_tokens([*items, *[asked.query] * len(items)], information.max_model_len)
+    softmax = asked.apply_softmax is not False
+    scoring = Scoring(labels, len(items), tokens, softmax, asked.priority)
+
+    read = partial(_prompts, asked, call.reader(), information)
+    scores = await score(call, scoring, read)
+    return scores.reply(f"generative-scoring-{record.request_id}", model)
+
+
+async def _prompts(
+    asked: GenerativeScoringRequest, reader: TextReader, information: EngineInformation
+) -> list[Prompt]:
+    """The query and an item each, in their order; what comes first begins as texts begin."""
+    special = asked.add_special_tokens is not False
+    first = bool(asked.item_first)
+    [query] = await reader.prompts([asked.query], special and not first, "query")
+    items = await reader.prompts(asked.items, special and first, "items")
+    together = (item.ids + query.ids if first else query.ids + item.ids for item in items)
+    what = "your query and an item"
+    return [checked_prompt(ids, what, "items", information) for ids in together]

@@ -6,17 +6,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
-from starlette.requests import Request as HttpRequest
 from starlette.types import ASGIApp
 
+from lexshard.serve_app.http_call import HttpCall
 from lexshard.serve_app.openai.errors import bad_request, json_response
 from lexshard.serve_app.openai.parameters import check_priority
-from lexshard.serve_app.openai.prompts import Prompt, TextReader, check_texts, estimated_tokens
+from lexshard.serve_app.openai.prompts import Prompt, check_texts, estimated_tokens
 from lexshard.serve_app.openai.protocol import (
     MAX_PROMPTS,
-    NOTHING,
     NotImplementedField,
     RequestName,
     StrictModel,
@@ -28,9 +27,7 @@ from lexshard.serve_app.openai.tokenization import (
     MAX_TEMPLATE_MESSAGE,
     text_bytes,
 )
-from lexshard.serve_app.request_record import RequestRecord
 from lexshard.serve_app.scoring.labels import Scores, Scoring, checked_prompt, score
-from lexshard.serve_app.server_state import ServerState
 
 SCORE_PATHS = ("/v1/score", "/score")
 RERANK_PATHS = ("/v1/rerank", "/rerank", "/v2/rerank")
@@ -89,21 +86,7 @@ def _as_object(document: Any) -> Any:
 
 # Of two types, places of mistakes would tell which one a document was taken for.
 Document = Annotated[
-    DocumentText,
-    BeforeValidator(_as_object),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "string"},
-                {
-                    "type": "object",
-                    "properties": {"text": {"type": "string"}},
-                    "required": ["text"],
-                    "additionalProperties": NOTHING,
-                },
-            ]
-        }
-    ),
+    DocumentText, BeforeValidator(_as_object, json_schema_input_type=str | DocumentText)
 ]
 
 
@@ -124,9 +107,7 @@ class RerankRequest(PairFields):
     return_documents: bool | None = None
 
 
-async def create_score(
-    state: ServerState, request: HttpRequest, body: Any, record: RequestRecord
-) -> ASGIApp:
+async def create_score(call: HttpCall, body: Any) -> ASGIApp:
     """Raises:
     ApiError: whatever is wrong with the request, and what the engine says of it.
     """
@@ -138,41 +119,34 @@ async def create_score(
     else:
         asked = parse(ScoreTextsRequest, body)
         fields, texts = ("text_1", "text_2"), (asked.text_1, asked.text_2)
+    record = call.record
     record.request_id = asked.request_id or record.request_id
-    model = state.model_name(asked.model)
+    model = call.state.model_name(asked.model)
     pairs = _pairs(*texts, fields)
-    scores = await _scores(state, request, record, asked, pairs, fields[1])
-    return json_response(scores.reply(f"score-{record.request_id}", model))
+    scores = await _scores(call, asked, pairs, fields[1])
+    return scores.reply(f"score-{record.request_id}", model)
 
 
-async def create_rerank(
-    state: ServerState, request: HttpRequest, body: Any, record: RequestRecord
-) -> ASGIApp:
+async def create_rerank(call: HttpCall, body: Any) -> ASGIApp:
     """Raises:
     ApiError: whatever is wrong with the request, and what the engine says of it.
     """
     asked = parse(RerankRequest, body)
+    record = call.record
     record.request_id = asked.request_id or record.request_id
-    model = state.model_name(asked.model)
+    model = call.state.model_name(asked.model)
     texts = [each.text for each in asked.documents]
     pairs = [(asked.query, text) for text in texts]
-    scores = await _scores(state, request, record, asked, pairs, "documents")
+    scores = await _scores(call, asked, pairs, "documents")
     values = scores.values
     best = sorted(range(len(values)), key=values.__getitem__, reverse=True)  # ties as they came
-    results: list[dict[str, Any]] = [
-        {"index": i, "relevance_score": values[i]} for i in best[: asked.top_n or None]
-    ]
-    if asked.return_documents is not False:
-        for result in results:
-            result["document"] = {"text": texts[result["index"]]}
-    return json_response(
-        {
-            "id": f"rerank-{record.request_id}",
-            "model": model,
-            "results": results,
-            "usage": {name: scores.usage[name] for name in ("prompt_tokens", "total_tokens")},
-        }
-    )
+    results: list[dict[str, Any]] = []
+    for i in best[: asked.top_n or None]:
+        told = {} if asked.return_documents is False else {"document": {"text": texts[i]}}
+        results.append({"index": i, "relevance_score": values[i], **told})
+    usage = {name: scores.usage[name] for name in ("prompt_tokens", "total_tokens")}
+    head = {"id": f"rerank-{record.request_id}", "model": model}
+    return json_response({**head, "results": results, "usage": usage})
 
 
 def _pairs(
@@ -197,22 +171,17 @@ def _pairs(
 
 
 async def _scores(
-    state: ServerState,
-    request: HttpRequest,
-    record: RequestRecord,
-    asked: PairFields,
-    pairs: Sequence[tuple[str, str]],
-    field: str,
+    call: HttpCall, asked: PairFields, pairs: Sequence[tuple[str, str]], field: str
 ) -> Scores:
     """Those of ``pairs``, whose documents are of such a ``field``.
 
     Raises:
         ApiError: whatever is wrong with the request, and what the engine says of it.
     """
-    how, information = state.pairs, state.information()
+    how, information = call.state.pairs, call.state.information()
     assert how is not None  # else there is no such route
-    check_priority(asked.priority, record)
-    tokenizer, template = state.tokenizer, how.template
+    check_priority(asked.priority, call.record)
+    template = how.template
 
     def render() -> list[str]:
         try:
@@ -224,10 +193,9 @@ async def _scores(
     async def read() -> list[Prompt]:
         sizes = [sum(map(text_bytes, pair)) + template.size for pair in pairs]
         check_texts(sizes, field, information.max_model_len)
-        texts = await tokenizer.workers.run(sum(sizes), render, request.receive)
-        reader = TextReader(tokenizer, information.max_model_len, request.receive)
+        texts = await call.run(sum(sizes), render)
         # What begins a text stands in the template, as in those of chats.
-        prompts = await reader.prompts(texts, False, field)
+        prompts = await call.reader().prompts(texts, False, field)
         what = "a query and a document, as the score template writes them,"
         return [checked_prompt(each.ids, what, field, information) for each in prompts]
 
@@ -235,4 +203,4 @@ async def _scores(
     tokens = estimated_tokens(parts, information.max_model_len)
     tokens += len(pairs) * template.size // BYTES_PER_TOKEN
     scoring = Scoring(how.labels, len(pairs), tokens, priority=asked.priority)
-    return await score(state, request.receive, record, scoring, read)
+    return await score(call, scoring, read)

@@ -28,7 +28,7 @@ class StopRequest:
         """As a signal would."""
         self._event.set()
 
-    def then(self, act: Callable[[], None]) -> None:
+    def then(self, act: Callable[[], object]) -> None:
         """Calls ``act`` once it is made, in a thread that waits for that."""
 
         def wait() -> None:

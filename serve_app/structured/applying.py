@@ -1,20 +1,25 @@
-"""From the fields of a request to a constraint that is known to compile."""
+"""From the fields of a request to a constraint that is known to compile, with what it cannot hold
+told by the keywords of its schemas and where they stand."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
-from lexshard.actors.configuration import EngineInformation
-from lexshard.serve_app.openai.errors import bad_request
+import orjson
+
+from lexshard.serve_app.http_call import HttpCall
+from lexshard.serve_app.openai.errors import ApiError, bad_request, shortened
 from lexshard.serve_app.openai.protocol import GenerationFields
-from lexshard.serve_app.openai.tokenization import ModelTokenizer
-from lexshard.serve_app.openai.workers import SHORT_TEXT, Receive
-from lexshard.serve_app.structured.compiling import GrammarCompiler
-from lexshard.serve_app.structured.constraint import Constraint
-from lexshard.serve_app.structured.explaining import checked_notes
+from lexshard.serve_app.openai.workers import SHORT_TEXT
+from lexshard.serve_app.structured.compiling import Compiled
+from lexshard.serve_app.structured.constraint import Constraint, left_to_model, not_held
 from lexshard.serve_app.structured.fields import ConstraintFields
 from lexshard.serve_app.structured.reading import read_constraint
+from lexshard.serve_app.structured.schemas import parts
 
 # A whole reply, from what its answer must match.
 Around = Callable[[Constraint | None], Constraint | None]
@@ -22,12 +27,7 @@ NEVER_ENDS = "what a reply must match says where it ends"
 
 
 async def constraint_of(
-    fields: GenerationFields,
-    around: Around | None,
-    tokenizer: ModelTokenizer,
-    compiler: GrammarCompiler,
-    information: EngineInformation,
-    receive: Receive,
+    call: HttpCall, fields: GenerationFields, around: Around | None
 ) -> Constraint | None:
     """What the output of a request must match, compiled, with what was left to the model.
     ``around`` makes a grammar of the whole output from that of the answer in it.
@@ -39,18 +39,25 @@ async def constraint_of(
     """
     constraint = None
     if asks_for_constraint(fields):
-        specials = tokenizer.special_tokens()
-
-        def read() -> Constraint | None:
-            return read_constraint(fields, specials)
-
-        constraint = await tokenizer.workers.run(SHORT_TEXT + 1, read, receive)
+        work = partial(read_constraint, fields, call.state.tokenizer.special_tokens())
+        constraint = await call.run(SHORT_TEXT + 1, work)
     if around is not None:
         constraint = around(constraint)
     if constraint is None:
         return None
     _check_beside(fields, constraint.field)
-    compiled = await compiler.compiled(constraint.text(), constraint.field, information, receive)
+    return await checked(call, constraint)
+
+
+async def checked(call: HttpCall, constraint: Constraint) -> Constraint:
+    """A constraint that is known to compile, with notes of what it leaves to the model.
+
+    Raises:
+        ApiError: 400 naming its field where it is no grammar; 503 where too many wait.
+    """
+    text, field, state = constraint.text(), constraint.field, call.state
+    information, receive = state.information(), call.request.receive
+    compiled = await state.grammars.compiled(text, field, information, receive)
     return replace(constraint, notes=checked_notes(compiled, constraint))
 
 
@@ -75,3 +82,67 @@ def _check_beside(fields: GenerationFields, constrained: str) -> None:
     ):
         if asked:
             raise bad_request(f"'{name}' cannot be used beside '{constrained}': {why}", name)
+
+
+MOST_NOTES = 32
+_KEYWORDS = re.compile(r"Unimplemented keys: (\[.*\])", re.DOTALL)
+_FORMAT = re.compile(r"Unknown format: (.*)", re.DOTALL)
+_PANIC = "panic:"  # of llguidance, about what it did not expect
+
+
+def checked_notes(compiled: Compiled, constraint: Constraint) -> tuple[str, ...]:
+    """What the grammar of a constraint leaves to the model, a sentence each.
+
+    Raises:
+        ApiError: 400 naming the constraint's field where it is no grammar.
+    """
+    if compiled.error is not None:
+        raise _refusal(compiled.error, constraint)
+    notes = dict.fromkeys(constraint.notes)
+    for warning in dict.fromkeys(compiled.warnings):
+        told = list(dict.fromkeys(_unheld(warning, constraint.schemas)))
+        notes |= dict.fromkeys(map(left_to_model, told))
+        if not told:
+            notes[_line(warning)] = None
+    if len(notes) > MOST_NOTES:
+        return (*list(notes)[:MOST_NOTES], f"and {len(notes) - MOST_NOTES} more")
+    return tuple(notes)
+
+
+def _refusal(error: str, constraint: Constraint) -> ApiError:
+    field = constraint.field
+    unheld = next(_unheld(error, constraint.schemas), None)
+    if unheld is not None:
+        return bad_request(f"'{field}': {not_held(unheld)}", field)
+    if error.startswith(_PANIC):
+        error = "it cannot be compiled"
+    elif "recursion limit exceeded" in error:
+        error = "it is nested too deeply"
+    return bad_request(f"'{field}': {_line(error)}", field)
+
+
+def _line(text: str) -> str:
+    return shortened(" ".join(text.replace("<non-verbose/>", "").split()))
+
+
+def _unheld(message: str, schemas: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Where the keywords stand that llguidance complains of; of ``oneOf`` it may be only some."""
+    if found := _KEYWORDS.search(message):
+        keywords = orjson.loads(found[1])
+        yield from _places(schemas, keywords)
+    elif found := _FORMAT.search(message):
+        for place, part in _parts(schemas):
+            if part.get("format") == found[1].strip():
+                yield f"'format' {shortened(found[1].strip())!r} at '{place}/format'"
+    elif "oneOf" in message:
+        yield from _places(schemas, ["oneOf"])
+
+
+def _places(schemas: Sequence[dict[str, Any]], keywords: Sequence[str]) -> Iterator[str]:
+    for place, part in _parts(schemas):
+        yield from (f"'{each}' at '{shortened(place)}/{each}'" for each in keywords if each in part)
+
+
+def _parts(schemas: Sequence[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    for schema in schemas:
+        yield from parts(schema)

@@ -21,7 +21,7 @@ from lexshard.serve_app.openai.errors import overloaded
 from lexshard.serve_app.openai.tokenization import ModelTokenizer
 from lexshard.serve_app.openai.workers import SHORT_TEXT, Receive, TextWorkers
 from lexshard.serve_app.structured import grammar_process
-from lexshard.serve_app.structured.limits import (
+from lexshard.serve_app.structured.constraint import (
     MAX_BYTES,
     MAX_SECONDS,
     STACK_BYTES,
@@ -112,7 +112,7 @@ class GrammarCompiler:
         _write(sink, text)
         if not select.select([source], [], [], PATIENCE_SECONDS)[0]:
             raise TimeoutError
-        answer: dict[str, Any] = grammar_process.read_frame(source)
+        answer: dict[str, Any] = grammar_process.read_line(source)
         return answer
 
     def _started(self, information: EngineInformation) -> subprocess.Popen[bytes]:
@@ -137,5 +137,5 @@ class GrammarCompiler:
 
 def _write(stream: Any, content: Any) -> None:
     data = orjson.dumps(content)  # a tokenizer may be 20 MB
-    stream.write(grammar_process.SIZE.pack(len(data)) + data)
+    stream.write(data + b"\n")
     stream.flush()

@@ -4,8 +4,8 @@ llguidance bounds much, not everything: a regular expression may take minutes, a
 whole stack, a schema gigabytes. So each grammar is compiled in a fork of a process that holds the
 tokenizer, within limits of time and memory that the kernel keeps.
 
-It reads frames from its standard input and answers in order: a frame is the size of what follows as
-four bytes, little-endian, and JSON. The first frame is `Setup`'s, every other one a grammar.
+It reads lines of JSON from its standard input and answers in order, a line each: the first one has
+the tokenizer and the limits, every other one is a grammar.
 """
 
 from __future__ import annotations
@@ -14,11 +14,9 @@ import json
 import os
 import resource
 import signal
-import struct
 import sys
 from typing import Any, BinaryIO
 
-SIZE = struct.Struct("<I")
 FAULT_SIGNALS = {
     signal.SIGPROF: "it takes too long to compile",
     signal.SIGABRT: "it takes too much memory to compile",
@@ -28,24 +26,19 @@ FAULT_SIGNALS = {
 }
 
 
-def write_frame(stream: BinaryIO, content: Any) -> None:
-    data = json.dumps(content).encode()
-    stream.write(SIZE.pack(len(data)) + data)
+def write_line(stream: BinaryIO, content: Any) -> None:
+    stream.write(json.dumps(content).encode() + b"\n")
     stream.flush()
 
 
-def read_frame(stream: BinaryIO) -> Any:
+def read_line(stream: BinaryIO) -> Any:
     """Raises:
     EOFError: the peer is gone.
     """
-    head = stream.read(SIZE.size)
-    if len(head) < SIZE.size:
+    line = stream.readline()
+    if not line.endswith(b"\n"):
         raise EOFError
-    (size,) = SIZE.unpack(head)
-    data = stream.read(size)
-    if len(data) < size:
-        raise EOFError
-    return json.loads(data)
+    return json.loads(line)
 
 
 def _checked(tokenizer: Any, limits: Any, text: str) -> dict[str, Any]:
@@ -85,7 +78,7 @@ def _in_fork(tokenizer: Any, limits: Any, bounds: dict[str, Any], text: str) -> 
         signal.setitimer(signal.ITIMER_PROF, bounds["seconds"])
         try:
             with open(writing, "wb") as pipe:
-                write_frame(pipe, _checked(tokenizer, limits, text))
+                write_line(pipe, _checked(tokenizer, limits, text))
         finally:
             os._exit(0)
     os.close(writing)
@@ -95,9 +88,9 @@ def _in_fork(tokenizer: Any, limits: Any, bounds: dict[str, Any], text: str) -> 
     if os.WIFSIGNALED(status):
         why = FAULT_SIGNALS.get(signal.Signals(os.WTERMSIG(status)), "it cannot be compiled")
         return {"error": why, "warnings": []}
-    if len(told) <= SIZE.size:
+    if not told.endswith(b"\n"):
         return {"error": "it takes too much memory to compile", "warnings": []}
-    answer: dict[str, Any] = json.loads(told[SIZE.size :])
+    answer: dict[str, Any] = json.loads(told)
     return answer
 
 
@@ -110,18 +103,18 @@ def main() -> None:
 
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     try:
-        setup = read_frame(source)
+        setup = read_line(source)
         limits = LLParserLimits(**setup["limits"])
         try:
             tokenizer = LLTokenizer(
                 setup["tokenizer"], n_vocab=setup["vocabulary_size"], eos_token=setup["ends"]
             )
         except Exception as error:  # whatever llguidance finds unusual about it
-            while read_frame(source):
+            while read_line(source):
                 why = f"no grammar can be held with this model's tokenizer: {error}"
-                write_frame(sink, {"error": why, "warnings": []})
+                write_line(sink, {"error": why, "warnings": []})
         while True:
-            write_frame(sink, _in_fork(tokenizer, limits, setup["bounds"], read_frame(source)))
+            write_line(sink, _in_fork(tokenizer, limits, setup["bounds"], read_line(source)))
     except EOFError:
         return
 

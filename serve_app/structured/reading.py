@@ -11,7 +11,14 @@ import orjson
 from pydantic import ValidationError
 
 from lexshard.serve_app.openai.errors import bad_request, shortened
-from lexshard.serve_app.structured.constraint import Constraint, left_to_model, not_held
+from lexshard.serve_app.openai.protocol import read_object
+from lexshard.serve_app.structured.constraint import (
+    MAX_GBNF_CHARACTERS,
+    Constraint,
+    check_size,
+    left_to_model,
+    not_held,
+)
 from lexshard.serve_app.structured.fields import (
     ConstraintFields,
     JsonFormat,
@@ -19,7 +26,6 @@ from lexshard.serve_app.structured.fields import (
     StructuralTag,
     StructuredOutputs,
 )
-from lexshard.serve_app.structured.limits import MAX_GBNF_CHARACTERS, check_size
 from lexshard.serve_app.structured.schemas import (
     WHITESPACE,
     JsonStyle,
@@ -131,15 +137,11 @@ def _object(value: Schema | str, field: str) -> Schema:
     ApiError: 400 for a text that is no JSON object.
     """
     if isinstance(value, str):
+        value = read_object(value, field)
         try:
-            value = orjson.loads(value)
             orjson.dumps(value)
-        except orjson.JSONDecodeError as error:
-            raise bad_request(f"'{field}' is no JSON: {error}", field) from error
         except orjson.JSONEncodeError as error:
             raise bad_request(f"'{field}' is nested too deeply", field) from error
-        if not isinstance(value, dict):
-            raise bad_request(f"'{field}' must be a JSON object", field)
     return value
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from lexshard.serve_app.openai.errors import bad_request, shortened
-from lexshard.serve_app.structured.limits import check_size
+from lexshard.serve_app.structured.constraint import check_size
 
 OPTIONS = "x-guidance"  # where llguidance reads options, at the top of a schema
 # Between two values, and not after the last: a model that likes spaces never came to its end.
@@ -46,23 +46,17 @@ def json_grammar(
     data = orjson.dumps(schema)
     check_size(len(data), field)
     schema = orjson.loads(data)
-    _edit(schema, closed=not style.additional, looking=strict)
+    for _, part in parts(schema):
+        if not style.additional and part.keys() & set(_MAPS):
+            part.setdefault("additionalProperties", False)
+        if not strict and _looks_around(part):
+            del part["pattern"]
     options: dict[str, Any] = {"lenient": not strict, "coerce_one_of": not strict}
     if style.whitespace is None:
         options["whitespace_flexible"] = False
     else:
         options["whitespace_pattern"] = style.whitespace
     return {**schema, OPTIONS: options}
-
-
-def _edit(schema: dict[str, Any], *, closed: bool, looking: bool) -> None:
-    """Closes objects where they are to be ``closed``, and drops patterns that look around unless
-    they are kept ``looking``."""
-    for _, part in parts(schema):
-        if closed and part.keys() & set(_MAPS):
-            part.setdefault("additionalProperties", False)
-        if not looking and _looks_around(part):
-            del part["pattern"]
 
 
 def _looks_around(part: dict[str, Any]) -> bool:
@@ -104,14 +98,10 @@ def _inside(part: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     for keyword, value in part.items():
         if keyword in _MAPS and isinstance(value, dict):
             yield from ((f"{keyword}/{_escaped(name)}", each) for name, each in value.items())
-        elif keyword in _LISTS and isinstance(value, list):
+        elif keyword in (*_LISTS, *_SINGLE) and isinstance(value, list):
             yield from ((f"{keyword}/{i}", each) for i, each in enumerate(value))
         elif keyword in _SINGLE:
-            several = value if isinstance(value, list) else None
-            if several is None:
-                yield keyword, value
-            else:
-                yield from ((f"{keyword}/{i}", each) for i, each in enumerate(several))
+            yield keyword, value
 
 
 def _escaped(name: str) -> str:

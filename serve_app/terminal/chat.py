@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Generator, Iterator
 from typing import Any
 
-from lexshard.serve_app.terminal.client import RefusedError, ServerStreams
-from lexshard.serve_app.terminal.options import add_server_options, request_fields
-from lexshard.serve_app.terminal.screen import show, texts
+from lexshard.serve_app.terminal.client import add_server_options, chunks, request_fields
+from lexshard.serve_app.terminal.screen import answered, texts
 
 PATH = "/v1/chat/completions"
 ANEW = "/clear"
@@ -29,29 +27,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Talk until there is no more to answer; the exit status."""
-    streams, fields = ServerStreams(arguments.url), request_fields(arguments)
+    fields = request_fields(arguments)
     system = [{"role": "system", "content": arguments.system}] if arguments.system else []
     messages = [*system]
-    status = 0
+    said: str | None = ""
     for text in texts(arguments.message):
         if text.strip() == ANEW:
             messages = [*system]
             continue
         messages.append({"role": "user", "content": text})
-        try:
-            said = show(_pieces(streams.chunks(PATH, {**fields, "messages": messages})))
-            messages.append({"role": "assistant", "content": said})
-            status = 0
-        except RefusedError as error:
-            print(f"lexshard: {error}", file=sys.stderr)
+        body = {**fields, "messages": messages}
+        said = answered(_pieces(chunks(arguments.url, PATH, body)))
+        if said is None:
             messages.pop()
-            status = 1
-    return status
+        else:
+            messages.append({"role": "assistant", "content": said})
+    return 1 if said is None else 0
 
 
-def _pieces(chunks: Iterator[dict[str, Any]]) -> Generator[tuple[str, bool], None, None]:
+def _pieces(events: Iterator[dict[str, Any]]) -> Generator[tuple[str, bool], None, None]:
     """The texts of a reply, and whether each is a thought."""
-    for chunk in chunks:
+    for chunk in events:
         for choice in chunk["choices"]:
             delta = choice["delta"]
             if thought := delta.get("reasoning"):

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import http.client
 import json
-import os
 from collections.abc import Iterator
 from typing import Any
 from urllib.error import HTTPError
-from urllib.request import OpenerDirector, ProxyHandler, Request, build_opener
 
-from lexshard.serve_app.commands.status import KEY_VARIABLE, reason
+from lexshard.serve_app.commands.status import KEY_VARIABLE, add_server_address, opened, reason
 
 DATA, DONE = b"data: ", b"[DONE]"
 
@@ -19,33 +18,22 @@ class RefusedError(Exception):
     """What a server says of a request that it does not answer, or that none answers there."""
 
 
-class ServerStreams:
-    """The streams of the server at ``url``, asked with the key in ``LEXSHARD_API_KEY``."""
+def chunks(url: str, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """What the events of one stream of the server at ``url`` hold; leaving early ends the reply.
 
-    def __init__(self, url: str) -> None:
-        self._url = url.rstrip("/")
-        # A server nearby is not asked through the proxy of the environment.
-        self._opener: OpenerDirector = build_opener(ProxyHandler({}))
-
-    def chunks(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """What the events of one stream hold; leaving early ends the reply.
-
-        Raises:
-            RefusedError: in the server's own words, or why it cannot be asked.
-        """
-        headers = {"Content-Type": "application/json"}
-        if key := os.environ.get(KEY_VARIABLE):
-            headers["Authorization"] = f"Bearer {key}"
-        told = json.dumps(body | {"stream": True}).encode()
-        try:
-            with self._opener.open(Request(self._url + path, told, headers)) as reply:
-                yield from _events(reply)
-        except HTTPError as error:
-            raise RefusedError(_refusal(error)) from error
-        except (OSError, http.client.HTTPException) as error:
-            raise RefusedError(f"no server answers at {self._url}: {reason(error)}") from error
-        except ValueError as error:  # JSON that is none
-            raise RefusedError(f"what answers at {self._url} is no server of models") from error
+    Raises:
+        RefusedError: in the server's own words, or why it cannot be asked.
+    """
+    url = url.rstrip("/")
+    try:
+        with opened(url, path, json.dumps(body | {"stream": True}).encode()) as reply:
+            yield from _events(reply)
+    except HTTPError as error:
+        raise RefusedError(_refusal(error)) from error
+    except (OSError, http.client.HTTPException) as error:
+        raise RefusedError(f"no server answers at {url}: {reason(error)}") from error
+    except ValueError as error:  # JSON that is none
+        raise RefusedError(f"what answers at {url} is no server of models") from error
 
 
 def _events(lines: Iterator[bytes]) -> Iterator[dict[str, Any]]:
@@ -67,3 +55,29 @@ def _refusal(error: HTTPError) -> str:
     except (ValueError, KeyError, TypeError):
         message = f"the server answers {error.code}"
     return f"{message} (set {KEY_VARIABLE})" if error.code == 401 else message
+
+
+# By the name of their field.
+SAMPLING: dict[str, tuple[type[int] | type[float], str]] = {
+    "max_tokens": (int, "tokens of a reply at most"),
+    "temperature": (float, "0 takes the likeliest token; the model's own without it"),
+    "top_p": (float, "choose among the likeliest with this probability together"),
+    "top_k": (int, "choose among so many of the likeliest"),
+    "min_p": (float, "choose among those at least so likely, relative to the likeliest"),
+    "seed": (int, "the same seed gives the same tokens"),
+}
+
+
+def add_server_options(parser: argparse.ArgumentParser) -> None:
+    """Where to ask, which model, and how its tokens are chosen."""
+    add_server_address(parser)
+    parser.add_argument("--model", metavar="NAME", help="one of its names (default: the first)")
+    for name, (kind, meaning) in SAMPLING.items():
+        flag = f"--{name.replace('_', '-')}"
+        parser.add_argument(flag, type=kind, metavar="N", help=meaning)
+
+
+def request_fields(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What was given, as fields of a request."""
+    given = {name: getattr(arguments, name) for name in ("model", *SAMPLING)}
+    return {name: value for name, value in given.items() if value is not None}

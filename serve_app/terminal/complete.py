@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Generator, Iterator
 from typing import Any
 
-from lexshard.serve_app.terminal.client import RefusedError, ServerStreams
-from lexshard.serve_app.terminal.options import add_server_options, request_fields
-from lexshard.serve_app.terminal.screen import show, texts
+from lexshard.serve_app.terminal.client import add_server_options, chunks, request_fields
+from lexshard.serve_app.terminal.screen import answered, texts
 
 PATH = "/v1/completions"
 
@@ -26,20 +24,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Go on with texts until there is no more; the exit status."""
-    streams, fields = ServerStreams(arguments.url), request_fields(arguments)
-    status = 0
+    fields = request_fields(arguments)
+    said: str | None = ""
     for text in texts(arguments.prompt):
-        try:
-            show(_pieces(streams.chunks(PATH, {**fields, "prompt": text})))
-            status = 0
-        except RefusedError as error:
-            print(f"lexshard: {error}", file=sys.stderr)
-            status = 1
-    return status
+        body = {**fields, "prompt": text}
+        said = answered(_pieces(chunks(arguments.url, PATH, body)))
+    return 1 if said is None else 0
 
 
-def _pieces(chunks: Iterator[dict[str, Any]]) -> Generator[tuple[str, bool], None, None]:
-    for chunk in chunks:
+def _pieces(events: Iterator[dict[str, Any]]) -> Generator[tuple[str, bool], None, None]:
+    for chunk in events:
         for choice in chunk["choices"]:
             if choice["text"]:
                 yield choice["text"], False

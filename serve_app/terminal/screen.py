@@ -6,6 +6,8 @@ import sys
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 
+from lexshard.serve_app.terminal.client import RefusedError
+
 CONTINUED, BLOCK = "\\", '"""'
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 # Of what a model says, nothing moves the cursor or speaks to the terminal.
@@ -62,6 +64,15 @@ def texts(given: str | None) -> Iterator[str]:
                 return
             if text.strip():
                 yield text
+
+
+def answered(pieces: Generator[tuple[str, bool], None, None]) -> str | None:
+    """Shows a reply, or why there is none; what it said."""
+    try:
+        return show(pieces)
+    except RefusedError as error:
+        print(f"lexshard: {error}", file=sys.stderr)
+        return None
 
 
 def show(pieces: Generator[tuple[str, bool], None, None]) -> str:

@@ -174,26 +174,11 @@ def _described_tools(field: Any) -> ToolFamily | None:
     """Calls between literal marks that are JSON, or Qwen's XML."""
     opening, closing = _literal(field, "open"), _literal(field, "close")
     if opening and field.get("content") == "json" and not field.get("content_args"):
-        name_key, arguments_key = _described_keys(field.get("transform"))
+        keys = _described_keys(field.get("transform"))
+        family = ToolFamily("described", (), "object", opening, closing, "\n", "\n", "", *keys)
         if field.get("transform_each"):
-            return ToolFamily(
-                "described",
-                (),
-                "list",
-                opening,
-                closing,
-                between=", ",
-                name_key=name_key,
-                arguments_key=arguments_key,
-            )
-        return replace(
-            FAMILIES_BY_NAME["hermes"],
-            name="described",
-            opening=opening,
-            closing=closing,
-            name_key=name_key,
-            arguments_key=arguments_key,
-        )
+            return replace(family, body="list", padding="", between=", ")
+        return family
     if isinstance(field, dict) and "<parameter=" in str(field.get("content_args")):
         return FAMILIES_BY_NAME["qwen3-coder"]
     return None

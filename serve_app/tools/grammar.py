@@ -6,15 +6,28 @@ with the first one. So thinking is free until its closing mark, and text until a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import orjson
 
-from lexshard.serve_app.structured.schemas import OPTIONS
-from lexshard.serve_app.tools.argument_grammar import ArgumentGrammars, quoted
+from lexshard.serve_app.structured.schemas import OPTIONS, JsonStyle, json_grammar, parts
+from lexshard.serve_app.tools.calls import INPUT_CLOSING, INPUT_OPENING, is_text
 from lexshard.serve_app.tools.families import ReplyFormat, ToolFamily
-from lexshard.serve_app.tools.offer import Offer, OfferedTool
+from lexshard.serve_app.tools.offer import INPUT, Offer, OfferedTool
+
+_STYLE = JsonStyle()
+# What says nothing about which JSON fits, and is most of what clients send.
+_ANNOTATIONS = ("title", "description", "default", "examples", "$comment")
+_DEFINITIONS = ("$defs", "definitions")  # which references mean from the root on
+_PARAMETER_END = "\n</parameter>\n"
+
+
+def quoted(text: str) -> str:
+    """A text as a terminal of Lark."""
+    return json.dumps(text, ensure_ascii=False)
+
 
 # Where a reply begins: before what the model may think, amid it, or after it.
 Beginning = Literal["free", "thinking", "thought"]
@@ -40,10 +53,16 @@ def reply_grammar(
 
 
 class _ReplyGrammar:
+    """Collects lines of Lark, and the grammars they name, those of calls apart. ``loose`` as in
+    `reply_grammar`."""
+
     def __init__(self, format: ReplyFormat, loose: bool) -> None:
         self._format = format
+        self._loose = loose
         self._lines: list[str] = []
-        self._arguments = ArgumentGrammars(loose)
+        self._call_lines: list[str] = []
+        self._grammars: list[dict[str, Any]] = []
+        self._count = 0
 
     def text(
         self, beginning: Beginning, offer: Offer | None, answer: Mapping[str, Any] | None
@@ -62,12 +81,12 @@ class _ReplyGrammar:
             _ANY,
             _GAP,
             *self._lines,
-            *self._arguments.lines,
+            *self._call_lines,
         ]
         grammars: list[Mapping[str, Any]] = [{"name": "reply", "lark_grammar": "\n".join(lines)}]
         if answer is not None and "@answer" in body:
             grammars.append({**answer, "name": "answer"})
-        return orjson.dumps({"grammars": [*grammars, *self._arguments.grammars]}).decode()
+        return orjson.dumps({"grammars": [*grammars, *self._grammars]}).decode()
 
     def _mark(self, mark: str) -> str:
         token = self._format.token_ids.get(mark)
@@ -91,8 +110,8 @@ class _ReplyGrammar:
 
     def _calls(self, family: ToolFamily, offer: Offer) -> str:
         """A reply that calls at once."""
-        arguments = self._arguments
-        one = " | ".join(arguments.call(family, tool, self._mark) for tool in _values(offer))
+        tools = offer.callable.values()
+        one = " | ".join(self._call(family, tool) for tool in tools)
         padding = quoted(family.padding) if family.padding else ""
         closing = self._mark(family.closing) if family.closing else ""
         between = quoted(family.between) if family.between else ""
@@ -100,9 +119,7 @@ class _ReplyGrammar:
         self._lines.append(f"one: {one}")
         if family.body == "list" and family.bare:
             # A text could begin with the bracket, too, and would: its terminal is the longer one.
-            first = " | ".join(
-                arguments.call(family, tool, self._mark, "[") for tool in _values(offer)
-            )
+            first = " | ".join(self._call(family, tool, "[") for tool in tools)
             self._lines.append(f"first: {first}")
             inside = f'first {several} "]"'
         elif family.body == "list":
@@ -128,7 +145,8 @@ class _ReplyGrammar:
         if answer is not None and family.bare and "json_schema" in answer:
             # Both begin as JSON does, and can be told apart only where both are JSON.
             options = answer["json_schema"].get(OPTIONS, {})
-            calls = (self._arguments.json_call(family, each, options) for each in _values(offer))
+            tools = offer.callable.values()
+            calls = (self._json_call(family, each, options) for each in tools)
             return f"(@answer | {' | '.join(calls)})"
         if answer is not None:
             return "(@answer | calls)"
@@ -157,9 +175,119 @@ class _ReplyGrammar:
         again = "" if offer.single or family.body == "list" else "(more inside)* ANY"
         return f"(FIRST | head inside {again})"
 
+    def _call(self, family: ToolFamily, tool: OfferedTool, before: str = "") -> str:
+        """The rule of a call of ``tool`` without the marks around it. What stands ``before`` an
+        object is of one terminal with its beginning."""
+        self._count += 1
+        rule = f"call_{self._count}"
+        if family.body == "xml":
+            content = self._xml(tool)
+        elif family.body == "named":
+            content = f"{quoted(tool.name)} {self._mark(family.infix)} {self._arguments(tool)}"
+        else:
+            head = f'{before}{{"{family.name_key}": "{tool.name}", "{family.arguments_key}": '
+            content = f'{quoted(head)} {self._arguments(tool)} "}}"'
+        self._call_lines.append(f"{rule}: {content}")
+        return rule
 
-def _values(offer: Offer) -> Iterable[OfferedTool]:
-    return offer.callable.values()
+    def _json_call(self, family: ToolFamily, tool: OfferedTool, options: Mapping[str, Any]) -> str:
+        """The rule of a call that is JSON as a whole, whose white space is that of ``options``."""
+        self._count += 1
+        rule = f"call_{self._count}"
+        arguments = self._schema(tool)
+        schema = {
+            **{name: arguments.pop(name) for name in _DEFINITIONS if name in arguments},
+            "type": "object",
+            "properties": {
+                family.name_key: {"const": tool.name},
+                family.arguments_key: arguments,
+            },
+            "required": [family.name_key, family.arguments_key],
+            "additionalProperties": False,
+        }
+        strictness = {"lenient": not tool.strict, "coerce_one_of": not tool.strict}
+        schema[OPTIONS] = {**options, **strictness}
+        self._call_lines.append(f"{rule}: {self._named({'json_schema': schema})}")
+        return rule
+
+    def _arguments(self, tool: OfferedTool) -> str:
+        rule = f"arguments_{self._count}"
+        if tool.lark is not None:
+            named = self._lark(tool.lark)
+            self._call_lines.append(
+                f"{rule}: {quoted(INPUT_OPENING)} {named} {quoted(INPUT_CLOSING)}"
+            )
+        else:
+            self._call_lines.append(f"{rule}: {self._json(tool, self._schema(tool))}")
+        return rule
+
+    def _schema(self, tool: OfferedTool) -> dict[str, Any]:
+        if self._loose and not tool.strict:
+            return {"type": "object"}
+        schema: dict[str, Any] = orjson.loads(orjson.dumps(tool.parameters))
+        for _, part in list(parts(schema)):
+            for name in _ANNOTATIONS:
+                part.pop(name, None)
+        return schema
+
+    def _json(self, tool: OfferedTool, schema: dict[str, Any]) -> str:
+        place = f"{tool.place}.parameters"
+        grammar = json_grammar(schema, _STYLE, strict=tool.strict, field=place)
+        return self._named({"json_schema": grammar})
+
+    def _lark(self, definition: str) -> str:
+        return self._named({"lark_grammar": definition})
+
+    def _named(self, grammar: dict[str, Any]) -> str:
+        """A grammar of its own, so that what is wrong with it is told of it alone."""
+        name = f"part_{len(self._grammars) + 1}"
+        self._grammars.append({"name": name, **grammar})
+        return f"@{name}"
+
+    def _xml(self, tool: OfferedTool) -> str:
+        schema = self._schema(tool)
+        head, tail = quoted(f"<function={tool.name}>\n"), quoted("</function>")
+        properties = schema.get("properties")
+        if not isinstance(properties, dict) or not properties:
+            # Any arguments, as texts, unless there must be none.
+            none = schema.get("additionalProperties") is False
+            name = f'"<parameter=" /[^<>\\n]+/ ">\\n" {self._text()}'
+            return f"{head} {'' if none else f'({name})*'} {tail}"
+        required = schema.get("required")
+        required = required if isinstance(required, list) else []
+        shared = {name: schema[name] for name in _DEFINITIONS if name in schema}
+        items = []
+        for key, part in properties.items():
+            if tool.lark is not None and key == INPUT:
+                value = f"{self._lark(tool.lark)} {quoted(_PARAMETER_END)}"
+            else:
+                value = self._xml_value(tool, key, part, shared)
+            item = f"{quoted(f'<parameter={key}>' + chr(10))} {value}"
+            items.append(item if key in required else f"({item})?")
+        return f"{head} {' '.join(items)} {tail}"
+
+    def _xml_value(self, tool: OfferedTool, key: str, part: Any, shared: dict[str, Any]) -> str:
+        part = part if isinstance(part, dict) else {}
+        choices = [part["const"]] if "const" in part else part.get("enum")
+        if not is_text(tool.parameters, key):
+            rule = f"value_{len(self._call_lines)}_{self._count}"
+            self._call_lines.append(f"{rule}: {self._json(tool, {**shared, **part})}")
+            return f"{rule} {quoted(_PARAMETER_END)}"
+        if isinstance(choices, list) and choices and all(isinstance(each, str) for each in choices):
+            return f"({' | '.join(map(quoted, choices))}) {quoted(_PARAMETER_END)}"
+        if tool.custom and "pattern" in part:
+            from llguidance import regex_to_lark  # 8 MB, of which most servers have no need
+
+            written = regex_to_lark(part["pattern"])
+            return f"{self._lark(f'start: /{written}/')} {quoted(_PARAMETER_END)}"
+        return self._text()
+
+    def _text(self) -> str:
+        """A text, which ends where it is read to end: with the first mark, on a line of its own or
+        not."""
+        rule = f"text_{len(self._call_lines)}_{self._count}"
+        self._call_lines.append(f"{rule}[lazy]: ANY {quoted(_PARAMETER_END.strip())}")
+        return f'{rule} "\\n"'
 
 
 def tool_grammar(format: ReplyFormat, tool: OfferedTool) -> str:

@@ -1,18 +1,121 @@
-"""The tools of one request, and how it wants them called."""
+"""The tools of one request: the fields that offer them, and how they are to be called."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, WrapValidator, model_validator
+from pydantic_core import PydanticCustomError
+from pydantic_core.core_schema import ValidatorFunctionWrapHandler
 
 from lexshard.serve_app.openai.errors import bad_request, shortened
-from lexshard.serve_app.tools.definitions import (
-    CustomDefinition,
-    FunctionDefinition,
-    NamedChoice,
-    ToolDefinition,
-)
+from lexshard.serve_app.openai.protocol import StrictModel
+
+MAX_TOOLS = 512
+MAX_GRAMMAR_CHARACTERS = 65_536
+# Names become part of what models write, between their families' marks.
+ToolName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
+# What clients call the parts of a tool, which stand under the name of its type.
+Kind = Literal["function", "custom"]
+
+
+class TypedPart(StrictModel):
+    """An object whose ``type`` is the name of the one other field that it has."""
+
+    type: str
+
+    @model_validator(mode="after")
+    def _one_part(self) -> Self:
+        for name in type(self).model_fields:
+            if name != "type" and (getattr(self, name) is None) == (name == self.type):
+                told = "is missing" if name == self.type else f"is of the type '{name}'"
+                raise PydanticCustomError("part", f"'{name}' {told}; 'type' is '{self.type}'")
+        return self
+
+    @property
+    def part(self) -> Any:
+        """That field, which is there."""
+        return getattr(self, self.type)
+
+
+class FunctionDefinition(StrictModel):
+    """``parameters`` is a JSON schema of an object. ``strict``: what of it cannot be held to is an
+    error."""
+
+    name: ToolName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class CustomGrammar(StrictModel):
+    syntax: Literal["lark", "regex"]
+    definition: Annotated[str, Field(min_length=1, max_length=MAX_GRAMMAR_CHARACTERS)]
+
+
+class CustomFormat(StrictModel):
+    type: Literal["text", "grammar"]
+    grammar: CustomGrammar | None = None
+
+    @model_validator(mode="after")
+    def _grammar_where_it_belongs(self) -> Self:
+        if (self.grammar is None) == (self.type == "grammar"):
+            raise PydanticCustomError("part", "'grammar' goes with the type 'grammar', and only it")
+        return self
+
+
+class CustomDefinition(StrictModel):
+    """A tool whose input is a text; without ``format`` any."""
+
+    name: ToolName
+    description: str | None = None
+    format: CustomFormat | None = None
+
+
+class ToolDefinition(TypedPart):
+    type: Kind
+    function: FunctionDefinition | None = None
+    custom: CustomDefinition | None = None
+
+
+class ToolReference(StrictModel):
+    name: str
+
+
+class AllowedTool(TypedPart):
+    type: Kind
+    function: ToolReference | None = None
+    custom: ToolReference | None = None
+
+
+class ToolSubset(StrictModel):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[AllowedTool], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)]
+
+
+class NamedChoice(TypedPart):
+    type: Literal["function", "custom", "allowed_tools"]
+    function: ToolReference | None = None
+    custom: ToolReference | None = None
+    allowed_tools: ToolSubset | None = None
+
+
+ChoiceWord = Literal["none", "auto", "required"]
+
+
+def _word_or_object(value: Any, read: ValidatorFunctionWrapHandler) -> Any:
+    if isinstance(value, str) and value not in ("none", "auto", "required"):
+        raise PydanticCustomError("choice", "must be 'none', 'auto', 'required' or an object")
+    return read(value)
+
+
+ToolChoice = Annotated[
+    ChoiceWord | NamedChoice,
+    WrapValidator(_word_or_object, json_schema_input_type=ChoiceWord | NamedChoice),
+]
+
 
 # What models know of a custom tool: a function of one text, under this name.
 INPUT = "input"
@@ -58,16 +161,12 @@ def offered_tools(definitions: Sequence[ToolDefinition] | None) -> tuple[Offered
     tools: dict[str, OfferedTool] = {}
     for i, definition in enumerate(definitions or ()):
         place = f"tools.{i}.{definition.type}"
-        if definition.name in tools:
-            name = shortened(definition.name)
+        name = definition.part.name
+        if name in tools:
             where = f"{place}.name"
-            raise bad_request(f"'{where}': there are two tools named '{name}'", where)
-        if definition.function is not None:
-            tool = _function(definition.function, place)
-        else:
-            assert definition.custom is not None  # checked
-            tool = _custom(definition.custom, place)
-        tools[tool.name] = tool
+            raise bad_request(f"'{where}': there are two tools named '{shortened(name)}'", where)
+        read = _function if definition.type == "function" else _custom
+        tools[name] = read(definition.part, place)
     return tuple(tools.values())
 
 
@@ -88,11 +187,10 @@ def offer(
     if choice is None or isinstance(choice, str):
         return None if choice == "none" else Offer(by_name, choice == "required", single)
     if choice.allowed_tools is None:
-        named = choice.function or choice.custom
-        assert named is not None  # checked
-        tool = _called_for(by_name, choice.type, named.name)
+        tool = _called_for(by_name, choice.type, choice.part.name)
         return Offer({tool.name: tool}, required=True, single=True)
-    allowed = [_called_for(by_name, *each.key) for each in choice.allowed_tools.tools]
+    several = choice.allowed_tools.tools
+    allowed = [_called_for(by_name, each.type, each.part.name) for each in several]
     required = choice.allowed_tools.mode == "required"
     return Offer({tool.name: tool for tool in allowed}, required, single)
 

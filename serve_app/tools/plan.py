@@ -3,27 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
-from lexshard.actors.configuration import EngineInformation
-from lexshard.serve_app.openai.workers import Receive
-from lexshard.serve_app.structured.compiling import GrammarCompiler
+from lexshard.serve_app.http_call import HttpCall
+from lexshard.serve_app.structured.applying import checked
 from lexshard.serve_app.structured.constraint import Constraint
-from lexshard.serve_app.structured.explaining import checked_notes
 from lexshard.serve_app.tools.families import ReplyFormat
 from lexshard.serve_app.tools.grammar import Beginning, reply_grammar, tool_grammar
 from lexshard.serve_app.tools.offer import Offer, OfferedTool
 from lexshard.serve_app.tools.reply_parser import ReplyParser
-
-
-@dataclass(frozen=True, slots=True)
-class ReplyConstraint(Constraint):
-    """What a whole reply must match, of which the answer is a part: ``whole`` is the grammar."""
-
-    whole: str = ""
-
-    def text(self) -> str:
-        return self.whole
 
 
 class ReplyPlan:
@@ -82,7 +69,7 @@ class ReplyPlan:
         if answer is not None:
             schemas += answer.schemas
         field = "tools" if answer is None or offer is not None else answer.field
-        return ReplyConstraint(grammar or {}, field, tuple(schemas), whole=text)
+        return Constraint(grammar or {}, field, tuple(schemas), whole=text)
 
     def loosen(self) -> bool:
         """Whether replies may be held to less, and from now on are: to the arguments of strict
@@ -92,30 +79,19 @@ class ReplyPlan:
         self._free, self._loose = self._free or self._loose, True
         return True
 
-    async def blame(
-        self, compiler: GrammarCompiler, information: EngineInformation, receive: Receive
-    ) -> None:
+    async def blame(self, call: HttpCall) -> None:
         """Finds out which tool it is, or whether it is the answer, that replies cannot be held to.
         It may be none of them, but all together.
 
         Raises:
             ApiError: 400 naming its field.
         """
-        answer = self._answer
-        if answer is not None:
-            text = answer.text()
-            compiled = await compiler.compiled(text, answer.field, information, receive)
-            checked_notes(compiled, answer)
+        if self._answer is not None:
+            await checked(call, self._answer)
         for tool in self._callable.values():
-            field = _definition(tool)
+            field = f"{tool.place}.{'format' if tool.custom else 'parameters'}"
             text = tool_grammar(self._format, tool)
-            compiled = await compiler.compiled(text, field, information, receive)
-            checked_notes(compiled, ReplyConstraint({}, field, (tool.parameters,), whole=text))
-
-
-def _definition(tool: OfferedTool) -> str:
-    """The field that says what a tool takes."""
-    return f"{tool.place}.{'format' if tool.custom else 'parameters'}"
+            await checked(call, Constraint({}, field, (tool.parameters,), whole=text))
 
 
 def _insists(offer: Offer) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -110,13 +110,7 @@ class ReplyParser:
         buffer.pinned = buffer.position
         if self._family.opening:
             yield from buffer.take(self._family.opening, after_space=True)
-        try:
-            yield from calls.calls()
-        except MalformedCallError:
-            if buffer.pinned is not None:
-                buffer.position = buffer.pinned
-        calls.end()
-        buffer.pinned = None
+        yield from self._read_calls(calls)
         if calls.told:
             yield from buffer.skip()
         yield from self._text()
@@ -146,6 +140,11 @@ class ReplyParser:
         buffer.pinned = buffer.position
         buffer.position = at + len(self._family.opening)
         marked = buffer.position - buffer.pinned
+        yield from self._read_calls(calls, marked)
+
+    def _read_calls(self, calls: CallReader, marked: int = 0) -> Reading[None]:
+        """Where there is none, so many characters from the pin on are content."""
+        buffer = self._buffer
         try:
             yield from calls.calls()
         except MalformedCallError:
@@ -158,6 +157,3 @@ class ReplyParser:
 
 def _without_line_ends(text: str) -> str:
     return text.rstrip(LINE_END)
-
-
-NewParser = Callable[[], ReplyParser]

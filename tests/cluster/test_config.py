@@ -11,7 +11,8 @@ import pytest
 import yaml
 
 from lexshard.cluster.config import GROUPS, OPTIONS, ServeConfig, configuration_schema
-from lexshard.cluster.config_sources import ConfigError, config_sources, load_config
+from lexshard.cluster.config_sources import ConfigError, config_sources
+from tests.support.configurations import load_config
 from tests.support.paths import ROOT
 
 DOCS = ROOT / "docs"

@@ -67,7 +67,7 @@ def soon(condition: Callable[[], bool], seconds: float = 5.0) -> bool:
 def test_an_owner_ends_orphans_and_those_who_do_not_listen() -> None:
     """The child is killed first, so the grandchild is an orphan; and it ignores SIGTERM."""
     deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)"
-    then = "child.kill(); child.wait(); end_descendants(0.2); print('done', flush=True)"
+    then = "child.kill(); child.wait(); end_descendants(); print('done', flush=True)"
     eldest, child, grandchild = family("adopt_orphans()", deaf, then)
     assert eldest.stdout is not None
     assert eldest.stdout.readline() == "done\n"

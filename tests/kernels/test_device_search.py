@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -39,9 +38,7 @@ HEADS = ((False, 1.0, None), (True, 1.0, None), (False, 0.125, None), (True, 0.7
 
 
 def _need(random: np.random.Generator, kind: str, size: int, adjusted: bool) -> Need:
-    adjustment = None
-    if adjusted:
-        adjustment = replace(random_adjustment(random, size), mask=None)
+    adjustment = random_adjustment(random, size) if adjusted else None
     return Need(
         kind="top1" if kind == "greedy" else kind,  # type: ignore[arg-type]
         k=int(random.integers(1, 9)),
@@ -113,6 +110,9 @@ def _run(
     packed = packing.pack_support(adjustments, seen, size)
     integers, reals = packing.pack_questions(flat)
     reals[:, 2], reals[:, 3] = packed.slope, packed.size
+    masks = np.zeros((1, 1), np.int64)
+    if len(adjustments.masks):
+        masks = adjustments.masks.view(np.int64)
 
     def put(array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(device)
@@ -134,6 +134,7 @@ def _run(
         questions,
         search.Support(put(packed.offsets), put(entries)),
         workspace,
+        masks=search.RowMasks(put(masks), put(adjustments.mask), masks.shape[1]),
     )
 
     every = np.arange(size, dtype=np.int32)
@@ -249,6 +250,8 @@ PARAMETERS = (
     SamplingParameters(temperature=1.0, presence_penalty=-1.0, min_tokens=9, seed=8),
     SamplingParameters(temperature=0.8, top_k=3, logit_bias=((7, 4.0), (9, -100.0)), seed=9),
     SamplingParameters(temperature=1.0, allowed_ids=(3, 5, 250), bad_words=((5,),), seed=10),
+    SamplingParameters(temperature=0.0, allowed_ids=tuple(range(40, 280, 2))),
+    SamplingParameters(temperature=0.7, top_k=5, allowed_ids=tuple(range(299)), seed=11),
 )
 
 
@@ -390,13 +393,15 @@ def test_the_search_keeps_its_promises_on_the_gpu(check: object) -> None:
 
 
 COMPILE = """
+from dataclasses import replace
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from tests.support.compile_only import check, compiling
 from lexshard.actors.head.gpu.device_shard import DeviceShard
 from lexshard.actors.head.ladder import Ladder
 from lexshard.actors.states.need import Need
-from lexshard.actors.states.row_table import RowTable
+from lexshard.actors.states.mask import Mask
+from lexshard.actors.states.row_table import UNADJUSTED, RowTable
 from lexshard.kernels.quantize import quantize
 from lexshard.kernels.rows.triton_kernel import canonical_logits
 weight = torch.randn(1300, 256).bfloat16()
@@ -411,10 +416,11 @@ with compiling() as compiled:
     plain.screen(torch.zeros(1, 256), RowTable.of([Need("top1")]))
     shard = DeviceShard(weight, torch.zeros(1300), 30.0, 0.5, 1300, ladder, device="cpu")
     shard.start_with(((1, "int4"),))
-    shard.screen(torch.zeros(64, 256), RowTable.of([Need("top1")] * 64))
+    masked = Need("top1", adjustment=replace(UNADJUSTED, mask=Mask.of_ids(range(600), 1300)))
+    shard.screen(torch.zeros(64, 256), RowTable.of([Need("top1"), masked] * 32))
     canonical_logits(torch.zeros(2, 256), weight)
 check(compiled)
-assert len({kernel.name for kernel in compiled}) >= 11
+assert len({kernel.name for kernel in compiled}) >= 12
 with compiling() as compiled, Recorded():
     plain.replay(1)()
 print(*(kernel.name for kernel in compiled))

@@ -11,13 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lexshard.actors.configuration import EngineConfiguration
-from lexshard.actors.drafter.heads import frequency_head, full_head
-from lexshard.actors.messages import SamplingParameters
 from lexshard.loadtest.bench import draft
-from lexshard.loadtest.bench.draft import PLAIN, SHORTLIST, SPEED, DraftingEngine, record_speed
 from lexshard.loadtest.bench.options.draft import add_arguments
-from lexshard.loadtest.bench.record import Report
 from lexshard.loadtest.bench.synthetic.tasks import read_tasks
 from lexshard.loadtest.draft_heads.compared import (
     AS_TRAINED,
@@ -86,23 +81,6 @@ def test_rivals_of_the_router_look_at_no_fewer_tokens(pair: TinyPair) -> None:
     assert compared["40%"][PAPER].share >= 0.4
 
 
-def test_the_engine_is_timed_with_every_head_and_its_rows_are_counted(pair: TinyPair) -> None:
-    configuration = EngineConfiguration(str(pair.folder), head="dense", max_running=1)
-    # A draft that is its target: with all rows every guess stands, with one row hardly any.
-    heads = {FULL: full_head(pair.weight), STATIC: frequency_head(pair.weight, [7]), PLAIN: None}
-    engines = {
-        name: DraftingEngine(configuration, pair.folder, head, 3) for name, head in heads.items()
-    }
-    report = Report(machine={}, versions={}, command="", seed=0)
-    parameters = SamplingParameters(temperature=0.0, max_tokens=9, ignore_eos=True)
-    record_speed(report, engines, pair.prompts[:2], parameters, 2, FULL)
-    found = {(each.case["measure"], each.name): each.median for each in report.results}
-    assert found[SHORTLIST.name, FULL] == pair.size
-    assert found[SHORTLIST.name, STATIC] == 1
-    assert found[SPEED.name, PLAIN] > 0
-    assert (SHORTLIST.name, PLAIN) not in found
-
-
 @pytest.mark.slow
 def test_the_demo_pair_is_measured(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -115,5 +93,5 @@ def test_the_demo_pair_is_measured(
     assert draft.run(parser.parse_args(options)) == 0
     content = json.loads(written.read_text(encoding="utf-8"))
     names = {each["name"] for each in content["results"]}
-    assert {FULL, ROUTER, PAPER, FIXED, STATIC, PLAIN} <= names
+    assert {FULL, ROUTER, PAPER, FIXED, STATIC} <= names
     assert "of the full head's accepted guesses" in capsys.readouterr().out

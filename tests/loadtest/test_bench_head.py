@@ -25,7 +25,6 @@ from lexshard.loadtest.bench.synthetic.heads import (
     BEST,
     FLAT_SHARE,
     SIZE,
-    measure_geometry,
     synthetic_head,
     synthetic_hidden,
 )
@@ -42,11 +41,6 @@ def test_rows_and_hidden_states_are_what_was_asked_for() -> None:
     best = (hidden @ weight.T).amax(dim=1)
     assert int((best < BEST - 1).sum()) == FLAT_SHARE * 16
     assert float(best.max()) == pytest.approx(BEST, abs=1e-3)
-    found = measure_geometry(weight, hidden)
-    assert (found.best, found.largest_row_norm) == (
-        pytest.approx(BEST, abs=0.01),
-        pytest.approx(float(weight.norm(dim=1).max())),
-    )
 
 
 @pytest.fixture(scope="module")
@@ -93,8 +87,8 @@ def test_a_run_writes_times_certificates_and_ratios(
     assert set(written) == {"machine", "versions", "command", "seed", "results", "ratios"}
     times = [each for each in written["results"] if each["case"]["measure"] == "time"]
     names = {each["name"] for each in times}
-    assert names == {"certified", "own dense", "row kernel", "torch fp32", "torch bf16"}
-    assert len(times) == 2 * 4 * 5
+    assert names == {"certified", "own dense", "torch fp32", "torch bf16"}
+    assert len(times) == 2 * 4 * 4
     assert all(each["runs"] == 2 and each["median"] > 0 for each in times)
     equal = [each for each in written["results"] if "equal" in each["case"]["measure"]]
     assert [each["median"] for each in equal] == [100.0] * 8

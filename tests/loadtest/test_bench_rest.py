@@ -29,7 +29,6 @@ from lexshard.loadtest.bench.servers.processes import (
 from lexshard.loadtest.bench.servers.running import running
 from lexshard.serve_app.cli import main
 from tests.support.paths import ROOT
-from tests.support.scripted_endpoint import EndpointScript, scripted_endpoint
 
 MIB = 1 << 20
 ENDPOINT = f"{sys.executable} -m tests.support.scripted_endpoint {{port}}"
@@ -146,24 +145,19 @@ def test_ours_is_what_make_serve_starts_unless_options_say_otherwise() -> None:
     assert our_server(["--model=x"]).command[4:-2] == ("--model=x",)
     assert our_server(["--config", "f.yaml"]).command[4:-2] == ("--config", "f.yaml")
     (ours,) = asked_servers(parsed("--quick", "--", "--model", "x", "--samplers", "2"))
-    assert ours.at(81).command[4:] == ("--model", "x", "--samplers", "2", "--port", "81")
-    assert ours.at(81).url == "http://127.0.0.1:81"
+    assert ours.at(81)[4:] == ("--model", "x", "--samplers", "2", "--port", "81")
 
 
-def test_others_are_given_by_command_lines_with_a_port_or_an_address() -> None:
-    second = ("--against", "b=sleep", "--against-url", "b=http://h:1/v1")
-    given = parsed("--against", "a=env X=1 sleep 'a b' {port}", *second)
-    _, a, b = asked_servers(given)
-    assert (a.name, a.at(7).command) == ("a", ("env", "X=1", "sleep", "a b", "7"))
-    assert (b.command, b.url) == (("sleep",), "http://h:1")
+def test_others_are_given_by_command_lines_with_a_port() -> None:
+    _, a = asked_servers(parsed("--against", "a=env X=1 sleep 'a b' {port}"))
+    assert (a.name, a.at(7)) == ("a", ("env", "X=1", "sleep", "a b", "7"))
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["rest", "--against", "a=sleep 9"], "line has no {port}: give --against-url a="),
+        (["rest", "--against", "a=sleep 9"], "line has no {port}"),
         (["rest", "--against", "a=no-such-program {port}"], "is no program no-such-program"),
-        (["rest", "--against-url", "a=http://h:1"], "no --against has this name"),
         (["rest", "--against", "lexshard=sleep {port}"], "lexshard is taken"),
         (["rest", "--seconds", "-1"], "give positive numbers"),
         (["start", "--against", "a=sleep 9"], "the command line has no {port}"),
@@ -209,18 +203,10 @@ def test_another_server_is_measured_by_its_command_line_and_ended(
     assert "listening" in started.last_words()
 
 
-def test_nobody_else_is_measured_in_a_servers_place() -> None:
-    with scripted_endpoint(EndpointScript()) as url:
-        given = parsed("--against", "a=sleep 9", "--against-url", f"a={url}")
-        _, other = asked_servers(given)
-        with pytest.raises(RuntimeError, match="somebody listens at"), running(other):
-            pass
-
-
 def rest(cpu: float, after: float) -> RestRun:
     used = (
-        ProcessUsage("engine", cpu, 3.0, 0.5, 700 * MIB, 500 * MIB),
-        ProcessUsage("HAProxy", 0.0, 0.0, 0.0, 12 * MIB, 10 * MIB),
+        ProcessUsage("engine", cpu, 3.0, 700 * MIB, 500 * MIB),
+        ProcessUsage("HAProxy", 0.0, 0.0, 12 * MIB, 10 * MIB),
     )
     return RestRun(used, (0.010, 0.020, 0.012), after)
 
@@ -246,7 +232,7 @@ def test_figures_of_all_servers_are_kept_and_compared() -> None:
     assert ratios["TTFT after the rest", after_none, "a"] == pytest.approx(1)
     last = report.table().splitlines()
     [engine] = [line.split() for line in last if line.startswith("engine   lexshard")]
-    assert engine == ["engine", "lexshard", "0.30", "3.00", "0.50", "700", "500"]
+    assert engine == ["engine", "lexshard", "0.30", "3.00", "700", "500"]
 
 
 def test_a_real_server_rests_with_every_process_accounted_for(
@@ -261,4 +247,4 @@ def test_a_real_server_rests_with_every_process_accounted_for(
     processes = {each["case"]["process"] for each in report["results"]} - {ENDED}
     assert processes == {"lexshard serve", "engine", "API process", "HAProxy", "all"}
     assert all(each["unit"] and each["raw"] for each in report["results"])
-    assert "lexshard: first token " in capsys.readouterr().out
+    assert "TTFT after the rest" in capsys.readouterr().out

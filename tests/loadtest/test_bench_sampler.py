@@ -95,7 +95,7 @@ def test_candidates_are_sorted_and_hold_all_that_can_be_drawn(pool: Pool, name: 
         ids = rows.ids[own]
         assert (np.diff(ids) > 0).all()
         assert np.array_equal(rows.raw[own], workload.logits(1)[row, ids])
-        if workload.setting.certificate in ("topk", "minp", "nucleus", "top1"):
+        if workload.setting.asks_for in ("topk", "minp", "nucleus", "top1"):
             assert set(np.flatnonzero(kept[row])) <= set(ids.tolist())
 
 

@@ -121,7 +121,7 @@ def test_the_command_prints_and_writes_every_figure(
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     file = tmp_path / "verify.json"
-    options = "-V 500 --gamma 1,2 --batch 1,4 --runs 2 --limits=-1:1,-10:10 --json"
+    options = "-V 500 --gamma 1,2 --batch 1,4 --runs 2 --json"
     assert verify.run(parser.parse_args([*options.split(), str(file)])) == 0
     printed = capsys.readouterr().out
     for words in ("read once", "transformers; ", "total variation error", "24 of 24"):

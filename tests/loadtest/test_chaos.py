@@ -182,7 +182,9 @@ LATER = {"headers": {"retry-after": "1"}}
     ],
 )
 def test_what_became_of_a_stream(said: Heard, result: str) -> None:
-    assert fate(said, EXPECTED) == result
+    became, reason = fate(said, EXPECTED)
+    assert became == result
+    assert bool(reason) == (result != KEPT)
 
 
 def test_wrong_text_and_cut_streams_break_a_promise() -> None:

@@ -28,7 +28,7 @@ def load_run(endpoint: str, rate: float, slowness: float) -> LoadRun:
         gaps = slowness * chance.gamma(4.0, 0.005, 20)
         first = sent + slowness * chance.gamma(2.0, 0.05)
         pieces = tuple(float(first + each) for each in np.cumsum(gaps))
-        requests.append(RequestTimeline(sent, sent, sent, pieces[-1], pieces, 50, 20))
+        requests.append(RequestTimeline(sent, sent, pieces[-1], pieces, 50, 20))
     return LoadRun(endpoint, rate, 0, tuple(requests), (0.001,) * 9)
 
 

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from lexshard.cluster.config import ServeConfig
-from lexshard.cluster.config_sources import ConfigError, load_config
+from lexshard.cluster.config_sources import ConfigError
 from lexshard.cluster.ingress import fit_for_clients, ingress_environment
 from lexshard.serve_app.start.banner import base_url
 from lexshard.serve_app.start.preflight import certificate_with_key, check_certificate
 from lexshard.serve_app.start.readiness import StartupError
+from tests.support.configurations import load_config
 from tests.support.exposition import unlabelled
 from tests.support.mock_server import Client, serve
 

@@ -15,9 +15,8 @@ from starlette.routing import Route
 
 from lexshard.cluster.config import ServeConfig
 from lexshard.serve_app.app import create_app
-from lexshard.serve_app.description.fields import MEANINGS
+from lexshard.serve_app.description.fields import MEANINGS, TRANSLATED_MEANINGS
 from lexshard.serve_app.description.openapi import OPERATIONS, meanings_of
-from lexshard.serve_app.description.translated_fields import TRANSLATED_MEANINGS
 from tests.support.mock_engine import MockEngine
 from tests.support.mock_server import TOKENIZER, listening
 from tests.support.scored_pairs import PAIRS, labels_only

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import zlib
 from collections.abc import Callable, Iterator
@@ -16,8 +17,8 @@ import pytest
 from starlette.testclient import TestClient, WebSocketDenialResponse, WebSocketTestSession
 from starlette.websockets import WebSocketDisconnect
 
-from lexshard.actors.edge.frames import FrameCodec, GuessBatch
-from lexshard.actors.messages import SamplingParameters
+from lexshard.actors.edge.frames import VERSION, FrameCodec, GuessBatch
+from lexshard.actors.messages import Request, SamplingParameters, SequenceEvent
 from lexshard.cluster.config import ServeConfig
 from lexshard.serve_app.app import create_app
 from lexshard.serve_app.edge import wire
@@ -26,7 +27,7 @@ from tests.support.mock_engine import EOS, VOCABULARY, MockEngine, Script, ids
 from tests.support.mock_server import TOKENIZER
 
 CODEC = FrameCodec("same-token", VOCABULARY)
-HASH = wire.vocabulary_hash(TOKENIZER.vocabulary())
+HASH = TOKENIZER.vocabulary_hash
 PROMPT = tuple(b"Once")
 HANGS = Script([ids("a")], hangs=True)
 
@@ -34,7 +35,7 @@ HANGS = Script([ids("a")], hangs=True)
 def opening(**changes: Any) -> Opening:
     asked = changes.pop("asked", SamplingParameters(max_tokens=50, seed=3))
     whole = Opening(
-        version=1,
+        version=VERSION,
         mode="same-token",
         vocabulary=HASH,
         prompt=wire.pack_ids(PROMPT, CODEC.token_bits),
@@ -56,10 +57,34 @@ def begin(device: WebSocketTestSession, message: Opening | Resuming) -> wire.Rep
     return wire.decode_reply(device.receive_bytes())
 
 
-def refused(client: TestClient, content: bytes | Opening | Resuming) -> int:
+def event_of(reply: wire.Reply) -> SequenceEvent:
+    assert isinstance(reply, Told), reply
+    return reply.event_of(Request("", 0, PROMPT, SamplingParameters()))
+
+
+def told_by(device: WebSocketTestSession) -> SequenceEvent:
+    """The next event, of which a verdict would not tell enough."""
+    return event_of(wire.decode_reply(device.receive_bytes()))
+
+
+def come_back(
+    device: WebSocketTestSession, session: Opened, length: int
+) -> tuple[list[SequenceEvent], Opened]:
+    """What was missed, and then where things stand."""
+    reply = begin(device, Resuming(session.session, length))
+    missed = []
+    while not isinstance(reply, Opened):
+        missed.append(event_of(reply))
+        reply = wire.decode_reply(device.receive_bytes())
+    return missed, reply
+
+
+def refused(
+    client: TestClient, content: bytes | Opening | Resuming, headers: dict[str, str] | None = None
+) -> int:
     """The status of what comes back, and then nothing."""
     raw = content if isinstance(content, bytes) else wire.encode_beginning(content)
-    with client.websocket_connect(wire.PATH) as device:
+    with client.websocket_connect(wire.PATH, headers=headers or {}) as device:
         device.send_bytes(raw)
         reply = wire.decode_reply(device.receive_bytes())
         assert isinstance(reply, Refused), reply
@@ -85,9 +110,7 @@ def test_a_session_is_one_sequence_that_waits_for_guesses() -> None:
     with connected() as (client, engine):
         with client.websocket_connect(wire.PATH) as device:
             assert isinstance(begin(device, opening()), Opened)
-            told = wire.decode_reply(device.receive_bytes())
-            assert isinstance(told, Told)
-            assert told.token_ids == ids("a")
+            assert told_by(device).token_ids == ids("a")
             [request] = engine.requests
             assert request.prompt_ids == PROMPT
             assert request.drafting.drafter == "client"
@@ -161,12 +184,7 @@ def test_what_begins_no_session_is_refused() -> None:
         ):
             assert refused(client, content) == 400
         assert engine.requests == []
-        with (
-            client.websocket_connect(wire.PATH) as device,
-            pytest.raises(WebSocketDisconnect) as closed,
-        ):
-            begin(device, Resuming("no such session", 4))
-        assert closed.value.code == wire.UNKNOWN_SESSION
+        assert refused(client, Resuming("no such session", 4)) == 404
 
 
 def test_keys_are_asked_for_as_by_http() -> None:
@@ -178,12 +196,8 @@ def test_keys_are_asked_for_as_by_http() -> None:
         with client.websocket_connect(wire.PATH, headers=mine) as device:
             session = begin(device, opening())
             assert isinstance(session, Opened)
-            with (
-                client.websocket_connect(wire.PATH, headers=others) as thief,
-                pytest.raises(WebSocketDisconnect) as closed,
-            ):
-                begin(thief, Resuming(session.session, len(PROMPT) + 1))
-            assert closed.value.code == wire.UNKNOWN_SESSION
+            stolen = Resuming(session.session, len(PROMPT) + 1)
+            assert refused(client, stolen, headers=others) == 404
             device.close()
 
 
@@ -205,27 +219,37 @@ def test_a_lost_device_goes_on_where_it_was_and_hears_what_it_missed() -> None:
             assert isinstance(session, Opened)
             device.close(1011)
         with client.websocket_connect(wire.PATH) as device:
-            reply = begin(device, Resuming(session.session, len(PROMPT)))
-            assert isinstance(reply, wire.Resumed)
-            heard = list(reply.events)
+            heard, _ = come_back(device, session, len(PROMPT))
             while not heard or heard[-1].finish_reason is None:
-                told = wire.decode_reply(device.receive_bytes())
-                assert isinstance(told, Told)
-                heard.append(told)
+                heard.append(told_by(device))
             assert [token for told in heard for token in told.token_ids] == [*ids("abcd"), EOS]
-            # It is told of the end again, and of what it cannot have heard nothing.
-            again = begin_over(client, session, len(PROMPT) + 5)
-            assert isinstance(again, wire.Resumed)
-            assert again.events[-1].finish_reason == "stop"
-        assert isinstance(begin_over(client, session, len(PROMPT) + 2), Refused)
+            device.close(1011)
+        # It is told of the end again, and of what it cannot have heard nothing.
+        with client.websocket_connect(wire.PATH) as device:
+            [again], _ = come_back(device, session, len(PROMPT) + 5)
+            assert again.finish_reason == "stop"
+            device.close(1011)
+        assert refused(client, Resuming(session.session, len(PROMPT) + 2)) == 400
         assert len(engine.requests) == 1
 
 
-def begin_over(client: TestClient, session: Opened, length: int) -> wire.Reply:
-    with client.websocket_connect(wire.PATH) as device:
-        reply = begin(device, Resuming(session.session, length))
-        device.close(1011)
-    return reply
+def test_a_device_that_comes_back_hears_which_of_its_batches_came() -> None:
+    with connected() as (client, engine):
+        with client.websocket_connect(wire.PATH) as device:
+            session = begin(device, opening())
+            assert isinstance(session, Opened)
+            assert told_by(device).token_ids == ids("a")
+            device.send_bytes(CODEC.encode(GuessBatch(1, 5, (98, 99))))
+            device.send_bytes(CODEC.encode(GuessBatch(2, 7, (100,))))
+            device.close(1011)
+        with client.websocket_connect(wire.PATH) as device:
+            missed, opened = come_back(device, session, len(PROMPT) + 1)
+            assert missed == []
+            assert opened == Opened(session.session, 2, (1, 2))
+            device.send_bytes(CODEC.encode(GuessBatch(3, 8, (101,))))
+            device.close()
+        assert [each.number for each in engine.drafts] == [1, 2, 3]
+        assert engine.running == 0
 
 
 def test_one_that_does_not_come_back_is_forgotten() -> None:
@@ -237,15 +261,9 @@ def test_one_that_does_not_come_back_is_forgotten() -> None:
             if engine.cancelled:
                 break
             client.get("/health")
-            client.portal.call(_pause)  # type: ignore[union-attr]
+            client.portal.call(asyncio.sleep, 0.05)  # type: ignore[union-attr]
         assert len(engine.cancelled) == 1
         assert client.get("/status").json()["queue"]["sequences"] == 0
-
-
-async def _pause() -> None:
-    import asyncio
-
-    await asyncio.sleep(0.05)
 
 
 def test_5000_malformed_frames_harm_nobody() -> None:
@@ -265,8 +283,10 @@ def test_5000_malformed_frames_harm_nobody() -> None:
         if kind == 3:
             return CODEC.encode(GuessBatch(1, chance.choice((0, 3, 500, 2**24 - 1)), (98,)))
         if kind == 4:
-            return bytes([0x10 | chance.randrange(16)]) + chance.randbytes(chance.randrange(200))
-        return bytes([0x10]) + bytes(wire.MOST_FRAME_BYTES + chance.randrange(1, 9))
+            return bytes([VERSION << 4 | chance.randrange(16)]) + chance.randbytes(
+                chance.randrange(200)
+            )
+        return bytes([VERSION << 4]) + bytes(wire.MOST_FRAME_BYTES + chance.randrange(1, 9))
 
     with connected() as (client, engine):
         warm: Callable[[], int] = lambda: _frame(client, altered())  # noqa: E731
@@ -292,7 +312,7 @@ def _frame(client: TestClient, content: bytes) -> int:
         device.send_bytes(b"\x00")  # begins nothing: ends it in any case
         reply = wire.decode_reply(device.receive_bytes())
         assert isinstance(reply, Refused)
-        last = "a bad frame: no session begins" in reply.error["message"]
+        last = "a bad frame: no session begins" in reply.message
         device.close()
     return 0 if last else reply.status
 

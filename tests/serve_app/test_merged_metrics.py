@@ -5,7 +5,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from lexshard.serve_app.observability.merged_metrics import merged_metrics
+from lexshard.serve_app.observability.server_metrics import merged_metrics
 
 
 def told_by(replica: str, requests: int, *, more: bool = False) -> bytes:

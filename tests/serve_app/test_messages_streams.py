@@ -41,7 +41,7 @@ def all_parts() -> ScriptedChat:
         said("s"),
         called(0, "add", '{"a"', ": 1}"),
         called(1, "add"),
-        ended("tool_calls"),
+        ended("stop"),
     )
 
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from lexshard.serve_app.messages_api.protocol import MessagesRequest
 from lexshard.serve_app.messages_api.translation import OWN_NAMES, message_body
 from lexshard.serve_app.openai.errors import ApiError, bad_request
+from lexshard.serve_app.over_chat.chat_body import Reads, thinking_fields
 from lexshard.serve_app.over_chat.reading import in_own_terms, read_at
-from lexshard.serve_app.over_chat.thinking import Reads, thinking_fields
 
 USE = {"type": "tool_use", "id": "c1", "name": "add", "input": {"a": 1}}
 RESULT = {"type": "tool_result", "tool_use_id": "c1", "content": "2"}
@@ -179,8 +179,6 @@ def test_other_fields() -> None:
         "top_p": 0.9,
         "top_k": 3,
         "max_completion_tokens": 100,
-        "stream": True,
-        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
     }
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from lexshard.cluster.ingress import MOST_CONNECTIONS, connections_that_fit
 from lexshard.cluster.ports import free_port
-from lexshard.serve_app.start.open_files import LEAST_FILES, LEAST_FILES_ON_RAY
+from lexshard.serve_app.start.preflight import LEAST_FILES, LEAST_FILES_ON_RAY
 from tests.support.backends import PROCESS_AND_SLOW_RAY, Backend
 from tests.support.mock_server import model_folder
 from tests.support.paths import ROOT
@@ -68,7 +68,7 @@ def test_a_low_soft_limit_is_raised_without_a_word(tmp_path: Path) -> None:
     """In this process's child, as a shell starts it: 1,024 of many."""
     look = """
 import resource
-from lexshard.serve_app.start.open_files import make_room
+from lexshard.serve_app.start.preflight import make_room
 most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 resource.setrlimit(resource.RLIMIT_NOFILE, (1024, most))
 make_room(False, print)

@@ -22,9 +22,9 @@ import pytest
 from pydantic import ValidationError
 
 from lexshard.serve_app import body_room, request_body
-from lexshard.serve_app.json_body import MAX_JSON_NAMES, MAX_JSON_VALUES, decoded
 from lexshard.serve_app.openai.errors import ApiError
 from lexshard.serve_app.openai.protocol import CompletionRequest, parse
+from lexshard.serve_app.request_body import MAX_JSON_NAMES, MAX_JSON_VALUES, decoded
 from tests.support.mock_engine import MockEngine
 from tests.support.mock_server import Wire, listening, post
 

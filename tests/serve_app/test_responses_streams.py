@@ -11,13 +11,16 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
+from lexshard.actors.messages import TokenLogprobs
 from lexshard.serve_app.openai.errors import internal_error
 from lexshard.serve_app.over_chat.reading import read_at
 from lexshard.serve_app.responses.protocol import ResponsesRequest
 from lexshard.serve_app.responses.writer import ResponsesWriter
 from tests.support.scripted_chat import (
+    USAGE,
     ScriptedChat,
     called,
+    chat_writer,
     ended,
     opening,
     said,
@@ -42,7 +45,7 @@ def all_parts() -> ScriptedChat:
         said("s"),
         called(0, "add", '{"a"', ": 1}"),
         called(1, "run", "say", ' "hi"', custom=True),
-        ended("tool_calls"),
+        ended("stop"),
     )
 
 
@@ -167,12 +170,11 @@ def test_the_budget_ends_a_response_that_is_incomplete(monkeypatch: pytest.Monke
 
 def test_log_probabilities_are_of_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
     token = {"token": "a", "logprob": -0.5, "bytes": [97], "top_logprobs": []}
-    chat = scripted(opening(), said("a", logprobs={"content": [token]}), ended("stop"))
+    chat = scripted(opening(), said("a", TokenLogprobs(97, -0.5, 1, ())), ended("stop"))
     with serving(chat, "responses", monkeypatch) as url:
-        told: Any = client(url).responses.create(
-            input="Hi", include=["message.output_text.logprobs"]
-        )
-        events = raw_events(url)
+        asked: Any = {"include": ["message.output_text.logprobs"]}
+        told: Any = client(url).responses.create(input="Hi", **asked)
+        events = raw_events(url, **asked)
     assert [each.to_dict() for each in told.output[0].content[0].logprobs] == [token]
     [delta] = [event for event in events if event["type"] == "response.output_text.delta"]
     assert delta["logprobs"] == [token]
@@ -205,9 +207,8 @@ def test_a_failure_before_the_beginning_is_an_error(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_reply_that_says_nothing_has_no_items() -> None:
-    writer = ResponsesWriter(read_at(ResponsesRequest, {"input": "Hi"}), "m")
-    for chunk in (opening(), *ended("stop")):
-        writer.take(chunk)
-    writer.end()
-    assert writer.whole()["output"] == []
-    assert writer.whole()["status"] == "completed"
+    asked: Any = read_at(ResponsesRequest, {"input": "Hi"})
+    writer = ResponsesWriter(asked, "m", asked, chat_writer())  # nothing is kept
+    told = writer.whole([opening(), ended("stop")], USAGE)
+    assert b'"status":"completed"' in told
+    assert b'"output":[]' in told

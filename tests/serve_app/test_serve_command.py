@@ -12,12 +12,13 @@ import pytest
 
 from lexshard.actors.configuration import EngineConfiguration
 from lexshard.cluster.config import ServeConfig
-from lexshard.cluster.config_sources import ConfigError, environment_values, load_config
+from lexshard.cluster.config_sources import ConfigError, environment_values
 from lexshard.cluster.ports import free_port
 from lexshard.serve_app.authentication import ApiKeys
 from lexshard.serve_app.cli import main, parser_of
 from lexshard.serve_app.commands.option_flags import given_options
 from lexshard.serve_app.openai.errors import ApiError
+from tests.support.configurations import load_config
 from tests.support.mock_server import model_folder
 from tests.support.paths import ROOT
 

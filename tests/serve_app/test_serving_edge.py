@@ -18,10 +18,11 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+from lexshard.actors.edge.settings import EdgeSettings
 from lexshard.actors.messages import Request, SamplingParameters
 from lexshard.cluster.ports import free_port
 from lexshard.loadtest.shaped_link import LinkShape, ShapedLink
-from lexshard.serve_app.edge.client import EdgeClient, EdgeSettings
+from lexshard.serve_app.edge.client import EdgeClient
 from tests.support.edge_device import device, text_of, tokenizer
 from tests.support.faults import processes_of
 from tests.support.paths import DEMO_DRAFT, ROOT

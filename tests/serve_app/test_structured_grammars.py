@@ -10,9 +10,9 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from lexshard.actors.grammar.limits import PARSER
 from lexshard.serve_app.openai.errors import ApiError
+from lexshard.serve_app.structured.applying import checked_notes
 from lexshard.serve_app.structured.compiling import Compiled
 from lexshard.serve_app.structured.constraint import Constraint
-from lexshard.serve_app.structured.explaining import checked_notes
 from lexshard.serve_app.structured.fields import ConstraintFields
 from lexshard.serve_app.structured.reading import read_constraint
 from lexshard.serve_app.structured.schemas import parts

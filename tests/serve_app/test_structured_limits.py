@@ -12,7 +12,7 @@ import pytest
 from lexshard.serve_app.openai.errors import ApiError
 from lexshard.serve_app.openai.tokenization import ModelTokenizer
 from lexshard.serve_app.structured.compiling import Compiled, GrammarCompiler
-from lexshard.serve_app.structured.limits import MAX_TEXT_BYTES
+from lexshard.serve_app.structured.constraint import MAX_TEXT_BYTES
 from tests.support.hostile_grammars import HARMLESS, HOSTILE, random_schema
 from tests.support.mock_engine import MockEngine
 from tests.support.mock_server import HELLO, TOKENIZER, Client, says, serve

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import lru_cache
 
-from lexshard.actors.drafter.protocol import GuessingModel
+from lexshard.actors.edge.drafting import warm_up
+from lexshard.actors.edge.settings import EdgeSettings
 from lexshard.actors.messages import Request, SequenceEvent
-from lexshard.serve_app.edge import wire
-from lexshard.serve_app.edge.client import EdgeClient, EdgeSettings, warm_up
-from lexshard.serve_app.edge.server import load_drafter
+from lexshard.serve_app.edge.client import EdgeClient
+from lexshard.serve_app.edge.model import EdgeModel, load_model
 from lexshard.serve_app.openai.tokenization import ModelTokenizer
 from tests.support.paths import DEMO_DRAFT
 
@@ -20,13 +19,12 @@ SETTINGS = EdgeSettings()
 
 
 @lru_cache
-def drafter() -> GuessingModel:
-    return load_drafter(str(DEMO_DRAFT))[0]
+def model() -> EdgeModel:
+    return load_model(str(DEMO_DRAFT))
 
 
-@lru_cache
 def tokenizer() -> ModelTokenizer:
-    return ModelTokenizer.load(DEMO_DRAFT)
+    return model().tokenizer
 
 
 @asynccontextmanager
@@ -34,19 +32,16 @@ async def device(
     url: str, settings: EdgeSettings = SETTINGS, key: str | None = None
 ) -> AsyncIterator[EdgeClient]:
     """One that has found its server at ``url``."""
-    warm_up(drafter(), settings, 16_384)
-    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-    vocabulary = wire.vocabulary_hash(tokenizer().vocabulary())
-    with ThreadPoolExecutor(1) as executor:
-        client = EdgeClient(url, headers, drafter(), vocabulary, settings, executor)
-        client.start()
-        try:
-            while client.away is not None:
-                assert client.failure is None, client.failure
-                await asyncio.sleep(0.02)
-            yield client
-        finally:
-            await client.stop()
+    warm_up(model().drafter, settings, 16_384)
+    client = EdgeClient(url, key, model(), settings)
+    client.start()
+    try:
+        while client.away is not None:
+            assert client.failure is None, client.failure
+            await asyncio.sleep(0.02)
+        yield client
+    finally:
+        await client.stop()
 
 
 async def events_of(client: EdgeClient, request: Request) -> list[SequenceEvent]:

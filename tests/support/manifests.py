@@ -21,8 +21,8 @@ import yaml
 from jsonschema import Draft202012Validator
 
 from lexshard.cluster.config import OPTIONS
-from lexshard.cluster.config_sources import load_config
 from lexshard.cluster.strict_yaml import StrictLoader
+from tests.support.configurations import load_config
 from tests.support.paths import ROOT
 
 Manifest = dict[str, Any]

@@ -7,14 +7,22 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pytest
+from starlette.types import ASGIApp
 
+from lexshard.actors.messages import FinishReason, Request, SamplingParameters, TokenLogprobs
+from lexshard.serve_app.http_call import HttpCall
+from lexshard.serve_app.openai.chat import ChatWriter
+from lexshard.serve_app.openai.choice import Choice, Delta, OutputOptions
 from lexshard.serve_app.openai.errors import ApiError
-from tests.support.mock_server import listening
+from lexshard.serve_app.openai.logprobs import LogprobsFormatter
+from lexshard.serve_app.openai.streaming import respond
+from lexshard.serve_app.tools.calls import CallPiece
+from tests.support.mock_server import TOKENIZER, listening
 
-Chunk = dict[str, Any]
 USAGE = {
     "prompt_tokens": 20,
     "completion_tokens": 9,
@@ -24,75 +32,77 @@ USAGE = {
 }
 
 
-def chunk(delta: dict[str, Any], reason: str | None = None, **fields: Any) -> Chunk:
-    return {"choices": [{"index": 0, "delta": delta, "finish_reason": reason, **fields}]}
+def delta(text: str = "", stop: str | None = None, **fields: Any) -> Delta:
+    request = Request("a", 0, (1,), SamplingParameters())
+    choice = Choice(0, request, "", OutputOptions(), TOKENIZER.token_bytes, stop_reason=stop)
+    several = dict.fromkeys(("logprobs", "offsets", "certificates", "origins"), ())
+    plain = {"token_ids": (1,), "first": False, "finish_reason": None, **several}
+    return Delta(choice, text, **plain | fields)  # type: ignore[arg-type]
 
 
-def opening() -> Chunk:
-    """What a stream begins with; of the usage, only the prompt's is known."""
-    known = USAGE | {"completion_tokens": 0, "total_tokens": 20}
-    return chunk({"role": "assistant", "content": ""}) | {"usage": known}
+opening = partial(delta, first=True)
 
 
-def said(text: str, **fields: Any) -> Chunk:
-    return chunk({"content": text}, **fields)
+def said(text: str, *logprobs: TokenLogprobs) -> Delta:
+    return delta(text, logprobs=logprobs)
 
 
-def thought(text: str) -> Chunk:
-    return chunk({"reasoning": text})
+def thought(text: str) -> Delta:
+    return delta(reasoning=text)
 
 
-def called(index: int, name: str, *pieces: str, custom: bool = False) -> list[Chunk]:
+def called(index: int, name: str, *pieces: str, custom: bool = False) -> list[Delta]:
     """A call with the id ``call_INDEX``, its arguments or its input in pieces."""
-    kind, field = ("custom", "input") if custom else ("function", "arguments")
-    began = {"index": index, "id": f"call_{index}", "type": kind, kind: {"name": name, field: ""}}
-    parts = [{"index": index, kind: {field: piece}} for piece in pieces]
-    return [chunk({"tool_calls": [part]}) for part in (began, *parts)]
+    began = CallPiece(index, "", f"call_{index}", name, custom)
+    parts = [CallPiece(index, piece, custom=custom) for piece in pieces]
+    return [delta(calls=[part]) for part in (began, *parts)]
 
 
-def ended(reason: str, stop: str | None = None) -> list[Chunk]:
-    last = {"choices": [], "usage": USAGE}
-    return [chunk({}, reason, stop_reason=stop), last]
+def ended(reason: FinishReason, stop: str | None = None) -> Delta:
+    return delta(finish_reason=reason, stop=stop)
 
 
 @dataclass
 class ScriptedChat:
-    """Gives every request the same ``steps``, then fails with ``error`` if there is one, or
-    ``hangs``. ``bodies`` are those it was asked with; ``closed`` counts the runs that were."""
+    """Gives every request the same ``deltas``, each in a step of its own, then fails with ``error``
+    if there is one. ``bodies`` are those it was asked with; ``closed`` counts its runs."""
 
-    steps: Sequence[Sequence[Chunk]]
+    deltas: Sequence[Delta]
     error: ApiError | None = None
-    hangs: bool = False
     bodies: list[dict[str, Any]] = field(default_factory=list)
     closed: int = 0
+    running: int = 1
 
-    async def reply(self, _: Any, __: Any, body: dict[str, Any], ___: Any) -> ScriptedRun:
-        """In the place of `chat_reply`."""
+    async def reply(self, call: HttpCall, body: Any, writer: Any, *, stream: bool) -> ASGIApp:
+        """In the place of `chat_reply`; it is the generation, too."""
         self.bodies.append(body)
-        return ScriptedRun(self)
+        self.running = 1
+        made = writer(chat_writer(logprobs=body.get("top_logprobs")))
+        return await respond(call, self, made, stream=stream)  # type: ignore[arg-type]
 
-
-class ScriptedRun:
-    def __init__(self, chat: ScriptedChat) -> None:
-        self._chat = chat
-
-    async def steps(self) -> AsyncIterator[list[Chunk]]:
-        for step in self._chat.steps:
-            yield [*step]
+    async def batches(self) -> AsyncIterator[list[Delta]]:
+        for each in self.deltas:
+            self.running -= each.finish_reason is not None and self.error is None
+            yield [each]
             await asyncio.sleep(0)
-        if self._chat.error is not None:
-            raise self._chat.error
-        if self._chat.hangs:
-            await asyncio.Event().wait()
+        if self.error is not None:
+            raise self.error
+
+    def usage(self) -> dict[str, Any]:
+        return USAGE
 
     def close(self) -> None:
-        self._chat.closed += 1
+        self.closed += 1
 
 
-def scripted(*chunks: Chunk | list[Chunk]) -> ScriptedChat:
-    """One that says ``chunks``, each in a step of its own."""
-    flat = [each for given in chunks for each in (given if isinstance(given, list) else [given])]
-    return ScriptedChat([[each] for each in flat])
+def chat_writer(logprobs: int | None = None) -> ChatWriter:
+    formatter = LogprobsFormatter(TOKENIZER.token_bytes, False)
+    return ChatWriter({}, OutputOptions(logprobs=logprobs), formatter, None, None)
+
+
+def scripted(*deltas: Delta | list[Delta]) -> ScriptedChat:
+    flat = [each for given in deltas for each in (given if isinstance(given, list) else [given])]
+    return ScriptedChat(flat)
 
 
 @contextmanager

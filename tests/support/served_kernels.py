@@ -21,6 +21,7 @@ import triton
 
 from lexshard.kernels.attention import BLOCK_SIZE, allocate_cache
 from lexshard.kernels.attention import triton_kernel as attention
+from lexshard.kernels.blocks import BLOCK
 from lexshard.kernels.quantize import quantize
 from lexshard.kernels.rows import triton_kernel as rows_kernel
 from lexshard.kernels.screen import Screened
@@ -136,6 +137,11 @@ def launch_search(shape: HeadShape, rows: int) -> None:
             empty(rows + 1, dtype=torch.int64), empty(1 << 17, 6, dtype=torch.int32)
         ),
         workspace,
+        masks=device_search.RowMasks(
+            empty(rows, size // BLOCK, dtype=torch.int64),
+            empty(rows, dtype=torch.int64),
+            size // BLOCK,
+        ),
     )
 
 

@@ -121,8 +121,7 @@ class ThreadShards:
         self._configuration = configuration
 
     def assign(self, vocabulary_size: int) -> list[OwnedRows]:
-        assignment = configured_assignment(self._configuration, vocabulary_size)
-        return [assignment.owned(shard) for shard in range(self._configuration.shards)]
+        return list(configured_assignment(self._configuration, vocabulary_size).owned)
 
     def start(self, parts: Sequence[ShardPart]) -> ThreadGang:
         return ThreadGang(parts)

@@ -6,9 +6,9 @@ in the arithmetic of `Shard`, on a few hundred tokens per row.
 
 Who decides what:
 
-- greedy, sampled, top-k (up to ``largest_k``) and min-p rows, with or without penalties, biases and
-  bans: the search on the device;
-- rows with masks: the tokens of these are the candidates;
+- greedy, sampled, top-k (up to ``largest_k``) and min-p rows, with or without penalties, biases,
+  bans and masks: the search on the device;
+- rows whose masks hold few tokens, and what the search leaves of others: the tokens of the mask;
 - all others (top-p alone, epsilon, returned logprobs, larger k) and rows with more candidates than
   there is room for: every canonical logit.
 """
@@ -34,12 +34,13 @@ from lexshard.actors.head.gpu.device_step import (
 )
 from lexshard.actors.head.ladder import STEP_KINDS, Choices, Ladder, StepKind, step_kind
 from lexshard.actors.head.output_head import Hidden, Screening, Thresholds
-from lexshard.actors.head.output_rows import own_rows, refuse_unsound
+from lexshard.actors.head.output_rows import computes_allowed, own_rows, refuse_unsound
 from lexshard.actors.head.owned_rows import OwnedRows
 from lexshard.actors.head.screens import DENSE, tier_bytes
 from lexshard.actors.messages import Certificate, NeedKind
 from lexshard.actors.states.need import Adjustment, Need
 from lexshard.actors.states.row_table import RowTable
+from lexshard.kernels.blocks import blocks_of
 from lexshard.kernels.penalties import Adjustments
 from lexshard.kernels.quantize import Tier
 from lexshard.kernels.rows import postprocess
@@ -133,6 +134,8 @@ class DeviceShard:
             for name, tier in ladder.tiers.items()
         }
         self._entries = torch.zeros(LARGEST_SUPPORT, 6, dtype=torch.int32, device=device)
+        masks = (BUCKETS[-1], blocks_of(size))
+        self._mask_words = torch.zeros(masks, dtype=torch.int64, device=device)
         self._steps: dict[tuple[int, str], DeviceStep] = {}
         cuda = self.weight.is_cuda
         self._pool = torch.cuda.graph_pool_handle() if cuda else None
@@ -201,7 +204,7 @@ class DeviceShard:
         return Thresholds(tau, rows, DeviceScreening(states, tuple(launches)))
 
     def _searches(self, rows: RowTable, row: int) -> bool:
-        if rows.flat.mask[row] >= 0:
+        if computes_allowed(rows, row, self.vocabulary_size):
             return False
         kind = rows.kinds[row]
         return kind in ("top1", "minp") or (
@@ -241,6 +244,7 @@ class DeviceShard:
                 self._screens[name],
                 self._post[name],
                 self._entries,
+                self._mask_words,
                 self._tokens,
                 capacity=self._capacity,
                 leaders=self._largest_k,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ from lexshard.kernels.search.gpu.packing import PackedSupport, pack_questions, p
 from lexshard.kernels.search.gpu.search import (
     PostProcessing,
     Questions,
+    RowMasks,
     Support,
     Tokens,
     allocate,
@@ -32,6 +33,9 @@ from lexshard.kernels.search.gpu.search import (
 from lexshard.kernels.search.gpu.triton_bounds import IDLE
 
 DeviceScreen = Callable[[torch.Tensor], Screened]
+# Besides searching: nothing, adjusting the estimates of some tokens, leaving those of masks, too.
+Work = Literal["plain", "adjusted", "masked"]
+WORK: tuple[Work, ...] = get_args(Work)
 
 __all__ = ["DeviceStep", "PackedStep", "StepResults", "pack_step"]
 
@@ -43,6 +47,8 @@ class PackedStep:
     integers: npt.NDArray[np.int64]  # [N, 5]
     reals: npt.NDArray[np.float64]  # [N, 4]
     support: PackedSupport
+    masks: npt.NDArray[np.uint64]  # [M, blocks]
+    mask: npt.NDArray[np.int64]  # [N], places among them or -1
 
 
 def pack_step(
@@ -51,11 +57,11 @@ def pack_step(
     seen: Sequence[npt.NDArray[np.int32]],
     vocabulary_size: int,
 ) -> PackedStep:
-    """``adjustments`` have no mask; ``seen`` are the ids that rows have seen."""
+    """``seen`` are the ids that rows have seen."""
     support = pack_support(adjustments, seen, vocabulary_size)
     integers, reals = pack_questions(needs)
     reals[:, 2], reals[:, 3] = support.slope, support.size
-    return PackedStep(integers, reals, support)
+    return PackedStep(integers, reals, support, adjustments.masks, adjustments.mask)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,8 +83,9 @@ class DeviceStep:
     """Buffers for up to ``rows`` hidden states, screened with one tier (``screen``).
 
     ``weight`` [V, d] lies on the device; ``entries`` [S, 6] int32 is room for the adjusted tokens
-    of a step, shared by all steps; ``tokens`` says which of the vocabulary the rows of ``weight``
-    are; ``pool`` is the memory of the CUDA graphs, shared likewise.
+    of a step, ``masks`` [M, blocks] int64 for its masks, both shared by all steps; ``tokens`` says
+    which of the vocabulary the rows of ``weight`` are; ``pool`` is the memory of the CUDA graphs,
+    shared likewise.
     """
 
     def __init__(
@@ -88,6 +95,7 @@ class DeviceStep:
         screen: DeviceScreen,
         post: PostProcessing,
         entries: torch.Tensor,
+        masks: torch.Tensor,
         tokens: Tokens,
         *,
         capacity: int,
@@ -101,16 +109,17 @@ class DeviceStep:
         self._screen = screen
         self._post = post
         self._pool = pool
-        # With the launch that adjusts estimates and without it, and which of them ran last.
-        self._graphs: dict[bool, torch.cuda.CUDAGraph] = {}
-        self._adjusts = False
+        # With the launches that adjust and mask estimates or without, and which of them ran last.
+        self._graphs: dict[Work, torch.cuda.CUDAGraph] = {}
+        self._work: Work = "plain"
         self._beside = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._hidden = torch.zeros(rows, columns, device=device)
         # One piece of memory, so that one copy fills it.
-        self._words = torch.zeros(10 * rows + 1, dtype=torch.int64, device=device)
-        integers, reals, offsets = self._words.split([5 * rows, 4 * rows, rows + 1])
+        self._words = torch.zeros(11 * rows + 1, dtype=torch.int64, device=device)
+        integers, reals, offsets, places = self._words.split([5 * rows, 4 * rows, rows + 1, rows])
         self._questions = Questions(integers.view(rows, 5), reals.view(torch.float64).view(rows, 4))
         self._support = Support(offsets, entries)
+        self._masks = RowMasks(masks, places, masks.shape[1])
         self._workspace = allocate(
             rows, size, capacity=capacity, leaders=leaders, device=device, tokens=tokens
         )
@@ -118,31 +127,36 @@ class DeviceStep:
     def launch(self, hidden: torch.Tensor, packed: PackedStep) -> StepResults:
         """Starts the step of ``hidden`` [N, d] fp32, N up to ``rows``, wherever it lies."""
         count = len(hidden)
-        words = np.zeros(10 * self.rows + 1, np.int64)
+        words = np.zeros(11 * self.rows + 1, np.int64)
         words[: 5 * self.rows : 5] = IDLE
         words[: 5 * count] = packed.integers.ravel()
         words[5 * self.rows : 5 * self.rows + 4 * count] = packed.reals.ravel().view(np.int64)
-        words[9 * self.rows :] = packed.support.offsets[-1]
+        words[9 * self.rows : 10 * self.rows + 1] = packed.support.offsets[-1]
         words[9 * self.rows : 9 * self.rows + count] = packed.support.offsets[:-1]
+        words[10 * self.rows + 1 :] = -1
+        words[10 * self.rows + 1 : 10 * self.rows + 1 + count] = packed.mask
         self._send(self._hidden[:count], hidden)
         self._send(self._words, torch.from_numpy(words))
         entries = packed.support.entries
         if len(entries):
             self._send(self._support.entries[: len(entries)], torch.from_numpy(entries))
+        masks = packed.masks
+        if len(masks):
+            self._send(self._masks.words[: len(masks)], torch.from_numpy(masks.view(np.int64)))
         if self._weight.is_cuda and not self._graphs:
             self._capture()
-        self._adjusts = len(entries) > 0
+        self._work = "masked" if len(masks) else "adjusted" if len(entries) else "plain"
         self.replay()
         return self._results()
 
     def replay(self) -> None:
         """Runs the search on what the buffers hold."""
         if self._graphs:
-            self._graphs[self._adjusts].replay()
+            self._graphs[self._work].replay()
         else:
-            self._compute(self._adjusts)
+            self._compute(self._work)
 
-    def _compute(self, adjusts: bool) -> None:
+    def _compute(self, work: Work) -> None:
         if self._beside is None:
             self._begin()
             screened = self._screen(self._hidden)
@@ -162,7 +176,8 @@ class DeviceStep:
             self._questions,
             self._support,
             self._workspace,
-            adjusts=adjusts,
+            adjusts=work != "plain",
+            masks=self._masks if work == "masked" else None,
         )
 
     def _begin(self) -> None:
@@ -173,14 +188,14 @@ class DeviceStep:
         current, aside = torch.cuda.current_stream(), torch.cuda.Stream()
         aside.wait_stream(current)
         with torch.cuda.stream(aside):
-            self._compute(True)
+            self._compute("masked")
         current.wait_stream(aside)
-        for adjusts in (False, True):
+        for work in WORK:
             graph = torch.cuda.CUDAGraph()
             # The body may be using the device from another thread.
             with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-                self._compute(adjusts)
-            self._graphs[adjusts] = graph
+                self._compute(work)
+            self._graphs[work] = graph
 
     def _results(self) -> StepResults:
         workspace, cuda = self._workspace, self._weight.is_cuda

@@ -47,15 +47,13 @@ def pack_support(
     adjustments: Adjustments, seen: Sequence[Ids], vocabulary_size: int
 ) -> PackedSupport:
     """The adjusted tokens of N rows below ``vocabulary_size``, of which ``seen`` [N] are the sorted
-    ids that the rows' tables count. Rows with masks are not for the search: raises ValueError."""
+    ids that the rows' tables count. What masks leave out is not among them."""
     a = adjustments
     rows = len(a.active)
     slope, size = np.ones(rows), np.zeros(rows)
     entries = [np.empty((0, ENTRY), np.int32)]
     counts = np.zeros(rows, np.int64)
     for row in np.flatnonzero(a.active).tolist():
-        if a.mask[row] >= 0:
-            raise ValueError(f"row {row} has a mask: search among its tokens alone")
         ids, terms = _row_support(a, row, seen[row], vocabulary_size)
         with np.errstate(divide="ignore"):
             steepest = float(np.maximum(terms[:, 1], 1.0 / terms[:, 1]).max(initial=1.0))

@@ -4,7 +4,7 @@ From estimates to the canonical products of every token that can still matter, i
 launches that a CUDA graph can hold:
 
 1. `begin`, which needs no estimates: norms of hidden states, the noise of blocks of 64 ids;
-2. estimates are post-processed and adjusted in place, where there is anything to do;
+2. estimates are post-processed, adjusted and masked in place, where there is anything to do;
 3. per block of ids: a bound on every score, for which the error of each row is widened by what
    those operations can cost, and what the best estimate promises;
 4. the leaders (at most `Buffers.leaders.shape[1]` a row);
@@ -81,6 +81,14 @@ class Support(NamedTuple):
 
     offsets: torch.Tensor  # [N + 1] int64
     entries: torch.Tensor  # [S, 6] int32: row, id (sorted within a row), four fp32 terms
+
+
+class RowMasks(NamedTuple):
+    """Which tokens rows may have: row ``r`` those of ``words[places[r]]``, any where that is -1."""
+
+    words: torch.Tensor  # [M, width] int64, a bit per row of the shard
+    places: torch.Tensor  # [N] int64
+    width: int
 
 
 EVERY_TOKEN = Tokens(None)
@@ -207,9 +215,10 @@ def screened_rows(screened: Screened, size: int) -> EstimatedRows:
 
 
 def adjust_estimates(
-    screened: EstimatedRows, post: PostProcessing, support: Support | None
+    screened: EstimatedRows, post: PostProcessing, support: Support | None, masks: RowMasks | None
 ) -> None:
-    """Post-processes the estimates in place, and adjusts those of ``support``."""
+    """Post-processes the estimates in place, adjusts those of ``support`` and leaves those that
+    ``masks`` have."""
     rows = len(screened.estimates)
     if any(post.flags.values()):
         adjusting.postprocess_kernel[(triton.cdiv(screened.size, TILE), rows)](
@@ -219,6 +228,8 @@ def adjust_estimates(
         adjusting.adjust_kernel[(ADJUSTING_PROGRAMS,)](
             screened, support, rows, enable_fp_fusion=False
         )
+    if masks is not None:
+        adjusting.mask_kernel[(triton.cdiv(screened.size, TILE), rows)](screened, masks)
 
 
 def begin(hidden: torch.Tensor, questions: Questions, workspace: Workspace) -> None:
@@ -249,6 +260,7 @@ def search(
     workspace: Workspace,
     *,
     adjusts: bool = True,
+    masks: RowMasks | None = None,
 ) -> None:
     """Fills ``workspace``, of which `begin` has filled its part; see the steps above.
 
@@ -263,7 +275,7 @@ def search(
     tiles, owned = buffers.tile_counts.shape[1], workspace.owned
     asked = (questions, draws, buffers)
     products = Factors.of(hidden, weight)
-    adjust_estimates(estimates, post, support if adjusts else None)
+    adjust_estimates(estimates, post, support if adjusts else None, masks)
     triton_leaders.summary_kernel[(tiles, rows)](
         estimates, *asked, post.constants, **post.flags, OWNED=owned, enable_fp_fusion=False
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from lexshard.kernels.blocks import BLOCK
 from lexshard.kernels.rounding import INFLATION, SMALLEST_SLACK, SMALLEST_STEP, UNIT_ROUNDOFF
 
 TILE = 1024  # ids, or adjusted tokens, of a program
@@ -16,6 +17,7 @@ REALS = 4
 # Of the support: row, id, bias (-inf: banned), repetition, frequency times count, presence.
 ENTRY = 6
 
+_BLOCK = tl.constexpr(BLOCK)
 _TILE = tl.constexpr(TILE)
 _REALS = tl.constexpr(REALS)
 _ENTRY = tl.constexpr(ENTRY)
@@ -150,3 +152,17 @@ def adjust_kernel(screened, support, rows):  # type: ignore[no-untyped-def]
         place = screened.estimates + row * screened.width + token
         value = tl.load(place, mask=inside, other=0.0)
         tl.store(place, adjusted(value, support.entries, entry, inside), mask=inside)
+
+
+@triton.jit
+def mask_kernel(screened, masks):  # type: ignore[no-untyped-def]
+    """Estimates of tokens that the mask of their row lacks become -inf, in place."""
+    row = tl.program_id(1).to(tl.int64)
+    mask = tl.load(masks.places + row)
+    if mask >= 0:
+        index = tl.program_id(0) * _TILE + tl.arange(0, _TILE)
+        inside = index < screened.size
+        word = tl.load(masks.words + mask * masks.width + index // _BLOCK, mask=inside, other=0)
+        held = (word >> (index % _BLOCK).to(tl.int64)) & 1
+        place = screened.estimates + row * screened.width + index
+        tl.store(place, float("-inf"), mask=inside & (held == 0))

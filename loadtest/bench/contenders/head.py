@@ -32,7 +32,7 @@ from lexshard.loadtest.bench.options.head import TIERS
 from lexshard.loadtest.bench.synthetic.head_workload import HeadWorkload
 
 CALIBRATED = {"auto": DEFAULT_TIERS, "any": TIERS}
-OURS, DENSE_HEAD, ROW_KERNEL = "certified", "own dense", "row kernel"
+OURS, DENSE_HEAD = "certified", "own dense"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,23 +76,14 @@ class CertifiedContender:
 class LogitsContender:
     """Approximate logits of every row by one product, and a draw from them: what others do."""
 
-    def __init__(self, product: Linear, workload: HeadWorkload, bytes_read: int) -> None:
+    def __init__(self, product: Linear, bytes_read: int) -> None:
         self._product = product
-        self._bias = workload.bias
-        self._scale = workload.scale
-        self._softcap = workload.softcap
         self._bytes = bytes_read
         self._generator = torch.Generator().manual_seed(0)
 
     def answer(self, step: HeadStep) -> HeadOutput:
         with torch.inference_mode():
             logits = self._product(torch.from_numpy(step.hidden))
-            if self._bias is not None:
-                logits = logits + self._bias
-            if self._scale != 1.0:
-                logits = logits * self._scale
-            if self._softcap is not None:
-                logits = torch.tanh(logits / self._softcap) * self._softcap
             tokens = choose(logits, step.method, self._generator)
         return HeadOutput(tokens.numpy(), self._bytes)
 
@@ -141,10 +132,9 @@ def head_contenders(workload: HeadWorkload, tier: str, largest: int) -> dict[str
     return {
         OURS: CertifiedContender(shard),
         DENSE_HEAD: CertifiedContender(dense),
-        ROW_KERNEL: LogitsContender(row_kernel, workload, count * weight.element_size()),
-        "torch fp32": LogitsContender(partial(functional.linear, weight=wide), workload, 4 * count),
+        "torch fp32": LogitsContender(partial(functional.linear, weight=wide), 4 * count),
         "torch bf16": LogitsContender(
-            lambda hidden: functional.linear(hidden.bfloat16(), half), workload, 2 * count
+            lambda hidden: functional.linear(hidden.bfloat16(), half), 2 * count
         ),
     }
 
@@ -170,9 +160,9 @@ def calibrated(
 def _shard(workload: HeadWorkload, linear_: Linear, ladder: Ladder | None) -> Shard:
     return Shard(
         workload.weight,
-        workload.bias,
-        softcap=workload.softcap,
-        scale=workload.scale,
+        None,
+        softcap=None,
+        scale=1.0,
         vocabulary_size=workload.weight.shape[0],
         linear=linear_,
         ladder=ladder,

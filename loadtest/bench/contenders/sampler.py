@@ -8,6 +8,7 @@ made before, and then one step follows the other, as on a core that a sampler ha
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
@@ -120,7 +121,7 @@ def deltas_before(workload: SamplerWorkload, step: int) -> Deltas:
         opened=tuple(
             OpenSequence(
                 row,
-                Request(str(row), 0, tuple(prompt), workload.setting.parameters(seed=row)),
+                Request(str(row), 0, tuple(prompt), replace(workload.setting, seed=row)),
                 tuple(outputs[row]),
             )
             for row, prompt in enumerate(workload.prompts.tolist())
@@ -146,7 +147,7 @@ def candidate_work(workload: SamplerWorkload, step: int, deltas: Deltas) -> Deci
         np.concatenate(ids),
         np.concatenate([line[each] for line, each in zip(raw, ids, strict=True)]),
         np.cumsum([0, *map(len, ids)], dtype=np.int64),
-        np.full(len(ids), workload.setting.certificate == "nucleus"),
+        np.full(len(ids), workload.setting.asks_for == "nucleus"),
     )
     return DecisionWork(step, deltas, candidates=candidates)
 

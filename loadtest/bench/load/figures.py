@@ -22,7 +22,6 @@ GOOD_SHARE = Measure("good share", "share", higher_is_better=True)
 ANSWERED = Measure("answered", "requests", higher_is_better=True)
 ERRORS = Measure("errors", "requests", higher_is_better=False)
 IN_FLIGHT = Measure("most in flight", "requests", higher_is_better=False)
-CLIENT_QUEUE = Measure("client queue mean", "ms", higher_is_better=False)
 LATE_P99 = Measure("client late p99", "ms", higher_is_better=False)
 LATE_MOST = Measure("client late max", "ms", higher_is_better=False)
 LOOP_P99 = Measure("client loop delay p99", "ms", higher_is_better=False)
@@ -73,7 +72,6 @@ def figures(run: LoadRun, objectives: Sequence[Objective]) -> dict[Measure, floa
     late = [1e3 * each.late for each in run.requests]
     return found | {
         IN_FLIGHT: float(most_in_flight(run.requests)),
-        CLIENT_QUEUE: 1e3 * statistics.fmean(each.due - each.planned for each in run.requests),
         LATE_P99: percentile(late, 99),
         LATE_MOST: max(late),
         LOOP_P99: 1e3 * percentile(run.loop_delays or (0.0,), 99),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
@@ -23,40 +22,28 @@ class PlannedRequest(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """How long prompts and answers are: a trace's, scaled and cut, or drawn evenly from
-    ``spread`` below to ``spread`` above a mean (as a share of it)."""
+    """How long prompts and answers are: a trace's, scaled and cut, or all alike."""
 
     trace: Trace | None = None
     scale: float = 1.0
     prompt_tokens: int = 64
     output_tokens: int = 64
-    spread: float = 0.0
     max_prompt_tokens: int | None = None
     max_output_tokens: int | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.scale < math.inf:
             raise ValueError(f"--length-scale {self.scale}: give a positive number")
-        if not 0 <= self.spread < 1:
-            raise ValueError(f"--length-spread {self.spread}: give a share from 0 up to 1")
 
     @property
     def block_tokens(self) -> float:
         return max(1.0, BLOCK_TOKENS * self.scale)
 
-    def of_requests(self, count: int, seed: int) -> list[TracedRequest]:
+    def of_requests(self, count: int) -> list[TracedRequest]:
         """``count`` requests with their final lengths; a shorter trace begins again, with prompts
         of its own. Times are the trace's."""
         if self.trace is None:
-            chance = random.Random(f"lengths {seed}")
-            wanted = [
-                TracedRequest(
-                    0.0,
-                    self._draw(chance, self.prompt_tokens),
-                    self._draw(chance, self.output_tokens),
-                )
-                for _ in range(count)
-            ]
+            wanted = [TracedRequest(0.0, self.prompt_tokens, self.output_tokens)] * count
         else:
             wanted = [
                 each._replace(
@@ -76,15 +63,11 @@ class Lengths:
     def name(self) -> str:
         """As the report calls them."""
         if self.trace is None:
-            spread = f" ± {self.spread:.0%}" if self.spread else ""
-            name = f"{self.prompt_tokens} in, {self.output_tokens} out{spread}"
+            name = f"{self.prompt_tokens} in, {self.output_tokens} out"
         else:
             name = self.trace.name + (f" x {self.scale:g}" if self.scale != 1 else "")
         cuts = {"in": self.max_prompt_tokens, "out": self.max_output_tokens}
         return name + "".join(f", at most {most} {side}" for side, most in cuts.items() if most)
-
-    def _draw(self, chance: random.Random, mean: int) -> int:
-        return max(1, round(mean * (1 + self.spread * chance.uniform(-1, 1))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +139,7 @@ def plan_requests(
     tokens_per_word: float,
 ) -> list[PlannedRequest]:
     """The load of one run; that of another ``seed`` has other prompts and times."""
-    requests = lengths.of_requests(count, seed)
+    requests = lengths.of_requests(count)
     writer = PromptWriter(seed, tokens_per_word, lengths.block_tokens)
     return [
         PlannedRequest(

@@ -1,8 +1,6 @@
 """The client of a run: sends every request at its moment and writes down when what came.
 
-    python -m lexshard.loadtest.bench.load.sender TASK OUTCOME
-
-A process of its own, so that nothing else of the benchmark delays it. It prints how many answers
+A process of its own, so that nothing else of the benchmark delays it. It tells how many answers
 have ended, and measures itself: how late it sent, and how late its own clock ticked.
 """
 
@@ -12,12 +10,10 @@ import asyncio
 import gc
 import json
 import os
-import pickle
-import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
+from multiprocessing.connection import Connection
 
 from lexshard.loadtest.bench.load.plan import PlannedRequest
 from lexshard.loadtest.bench.load.timeline import RequestTimeline
@@ -37,7 +33,6 @@ class ClientTask:
     path: str
     requests: list[PlannedRequest]
     timeout: float
-    max_concurrency: int | None = None
     key_variable: str | None = None
 
 
@@ -47,11 +42,11 @@ Outcome = tuple[list[RequestTimeline], list[float]]
 class LoadClient:
     """Sends the requests of a task and listens to all of them."""
 
-    def __init__(self, task: ClientTask) -> None:
+    def __init__(self, task: ClientTask, tell: Callable[[int], None]) -> None:
         self._task = task
+        self._tell = tell
         key = os.environ[task.key_variable] if task.key_variable else None
         self._client = Client(task.url, key, seconds=task.timeout)
-        self._slots = asyncio.Semaphore(task.max_concurrency or len(task.requests))
         self._started = 0.0
         self.ended = 0
         self.loop_delays: list[float] = []
@@ -65,7 +60,7 @@ class LoadClient:
         ticking = asyncio.create_task(self._tick())
         asked = []
         for planned, request in zip(self._task.requests, requests, strict=True):
-            # Even when it is late already: whoever is due has to be let through.
+            # Even when it is late already: what is sent has to be let through.
             await asyncio.sleep(max(0.0, planned.seconds - self._now()))
             asked.append(asyncio.create_task(self._ask(planned.seconds, request)))
         timelines = await asyncio.gather(*asked)
@@ -77,19 +72,15 @@ class LoadClient:
         return time.perf_counter() - self._started
 
     async def _ask(self, planned: float, request: bytes) -> RequestTimeline:
-        waits = self._slots.locked()
-        async with self._slots:
-            due = self._now() if waits else planned
-            stream = StreamedAnswer()
-            sent = self._now()
-            answer = await self._client.send([request], stream)
-            failed = self._now()
+        stream = StreamedAnswer()
+        sent = self._now()
+        answer = await self._client.send([request], stream)
+        failed = self._now()
         self.ended += 1
         fault = fault_of(answer, stream)
         heard = failed if fault or stream.heard is None else stream.heard - self._started
         return RequestTimeline(
             planned,
-            due,
             sent,
             heard,
             tuple(piece - self._started for piece in stream.pieces),
@@ -107,22 +98,18 @@ class LoadClient:
             self.loop_delays.append(max(0.0, now - before - TICK_SECONDS))
             if now - shown >= SHOWN_SECONDS:
                 shown = now
-                print(self.ended, flush=True)
+                self._tell(self.ended)
 
 
-async def follow(task: ClientTask) -> Outcome:
-    """The timelines of a task's requests and the delays of the client's own clock."""
-    client = LoadClient(task)
+async def follow(task: ClientTask, tell: Callable[[int], None] = lambda _: None) -> Outcome:
+    """The timelines of a task's requests and the delays of the client's own clock; ``tell`` hears
+    now and then how many answers have ended."""
+    client = LoadClient(task, tell)
     return await client.run(), client.loop_delays
 
 
-def main(arguments: Sequence[str]) -> None:
+def send(task: ClientTask, owner: Connection) -> None:
+    """In a process of its own: tells its ``owner`` how many answers have ended, then all."""
     import uvloop
 
-    task_path, outcome_path = map(Path, arguments)
-    outcome = uvloop.run(follow(pickle.loads(task_path.read_bytes())))
-    outcome_path.write_bytes(pickle.dumps(outcome))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+    owner.send(uvloop.run(follow(task, owner.send)))

@@ -15,13 +15,12 @@ import numpy.typing as npt
 class RequestTimeline:
     """One request; all times are seconds after the beginning of its run.
 
-    It was ``planned`` to be sent, was ``due`` then or when the limit of concurrency let it go, and
-    was ``sent``; ``pieces`` of text came; it ``ended`` with the last of its choice, or its failure.
+    It was ``planned`` to be sent, and was ``sent``; ``pieces`` of text came; it ``ended`` with the
+    last of its choice, or its failure.
     ``fault`` says why it is no whole answer, empty if it is one.
     """
 
     planned: float
-    due: float
     sent: float
     ended: float
     pieces: tuple[float, ...]
@@ -57,7 +56,7 @@ class RequestTimeline:
     @property
     def late(self) -> float:
         """Seconds by which the client sent it late."""
-        return self.sent - self.due
+        return self.sent - self.planned
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> RequestTimeline:

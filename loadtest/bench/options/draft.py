@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from lexshard.loadtest.bench.frame import add_common_arguments, add_threads
+from lexshard.loadtest.bench.frame import add_threads
 
 PROMPTS, QUICK_PROMPTS = 80, 10
 TOKENS = 128
@@ -17,7 +17,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--model", type=Path, default=Path("models/lexshard-demo"), metavar="DIR")
     add("--draft", type=Path, default=Path("models/lexshard-demo-draft"), metavar="DIR")
-    add("--router", type=Path, metavar="FILE", help="default: the one beside the draft")
     add(
         "--data",
         type=Path,
@@ -48,7 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of the vocabulary, to compare heads of these sizes as well, for example 0.05,0.1",
     )
     add_threads(parser)
-    add_common_arguments(parser, runs=5, quick_runs=2, seed=SEED)
+    add("--quick", action="store_true", help="fewer prompts")
+    add("--seed", type=int, default=SEED, metavar="N")
+    add("--json", type=Path, metavar="FILE", help="write every figure there")
 
 
 def _shares(text: str) -> tuple[float, ...]:

@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 from typing import get_args
 
-from lexshard.actors.configuration import DEFAULT_TIERS, DraftHeadChoice, TierName
-from lexshard.loadtest.bench.frame import add_common_arguments, add_threads, names_of, numbers
+from lexshard.actors.configuration import DraftHeadChoice
+from lexshard.loadtest.bench.frame import add_common_arguments, add_threads, numbers
 from lexshard.loadtest.bench.synthetic.schemas import NAMES
 
 REQUESTS, SHAPE_REQUESTS = (1, 4, 16), (1, 8)
@@ -39,7 +39,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of every engine (default float32; with --shape bfloat16)",
     )
     add_threads(parser)
-    add("--body", choices=("auto", "general", "fused"), default="auto")
     add("--head", choices=("auto", "certified", "paper", "dense"), default="auto", help="ours")
     add(
         "--draft",
@@ -80,13 +79,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=NAMES,
         help="ours must say an array of records, half of whose tokens are forced, or one long "
         "string; with --against free beside the same number of tokens of free text",
-    )
-    add(
-        "--tiers",
-        type=names_of(get_args(TierName)),
-        default=DEFAULT_TIERS,
-        metavar="A,B",
-        help="what may screen: int8, int4, int4-dither, 1-bit (default int8,int4)",
     )
     add_common_arguments(parser, runs=5, quick_runs=1, seed=17)
     add(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from lexshard.loadtest.bench.frame import add_common_arguments, add_threads, names_of, numbers
 
@@ -15,12 +14,11 @@ VOCABULARY, COLUMNS = 131_072, 1_024
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--vocabulary", "-V", type=int, metavar="N", help=f"default {VOCABULARY:,}")
-    add("--columns", "-d", type=int, metavar="N", help=f"default {COLUMNS:,}")
-    add("--model", type=Path, metavar="DIR", help="a checkpoint's head with real hidden states")
+    add("--vocabulary", "-V", type=int, default=VOCABULARY, metavar="N")
+    add("--columns", "-d", type=int, default=COLUMNS, metavar="N")
     add("--batch", type=numbers, default=(1, 8, 32), metavar="N,N")
     add("--need", type=names_of(NEEDS), default=("greedy", "gumbel", "top50"), metavar="A,B")
     add("--tier", choices=("auto", "any", *TIERS, "dense"), default="auto")
-    add("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="of synthetic weights")
+    add("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="of the weights")
     add_threads(parser)
     add_common_arguments(parser, runs=15, quick_runs=3, seed=17)

@@ -17,28 +17,22 @@ VOCABULARY, BATCH, HISTORY, CONTROLS = (151_936,), (1, 8, 32), (400,), ("all", "
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(SamplingParameters):
     """How every row of a case is sampled; the defaults are everything off."""
 
     name: str = "none"
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition: float = 1.0
-    frequency: float = 0.0
-    presence: float = 0.0
+    max_tokens: int = 1 << 30
 
     @property
     def penalised(self) -> bool:
-        return self.repetition != 1.0 or self.frequency != 0.0 or self.presence != 0.0
+        return any(getattr(self, name) != getattr(OFF, name) for name in _PENALTIES)
 
     @property
     def greedy(self) -> bool:
         return self.temperature == 0.0
 
     @property
-    def certificate(self) -> str:
+    def asks_for(self) -> str:
         """What kind of certificate a row of this setting asks of the head."""
         if self.greedy:
             return "top1"
@@ -48,25 +42,22 @@ class Setting:
             return "minp"
         return "nucleus" if self.top_p < 1 else "gumbel"
 
-    def parameters(self, seed: int) -> SamplingParameters:
-        return SamplingParameters(
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            min_p=self.min_p,
-            repetition_penalty=self.repetition,
-            frequency_penalty=self.frequency,
-            presence_penalty=self.presence,
-            max_tokens=1 << 30,
-            seed=seed,
-        )
 
-
-ALL = Setting("all", 0.8, 50, 0.95, 0.05, 1.1, 0.3, 0.2)
-_PENALTIES = ("repetition", "frequency", "presence")
+OFF = Setting()
+ALL = Setting(
+    name="all",
+    temperature=0.8,
+    top_k=50,
+    top_p=0.95,
+    min_p=0.05,
+    repetition_penalty=1.1,
+    frequency_penalty=0.3,
+    presence_penalty=0.2,
+)
+_PENALTIES = ("repetition_penalty", "frequency_penalty", "presence_penalty")
 _SWITCHES: dict[str, tuple[str, ...]] = {
     "penalties": _PENALTIES,
-    **{name: (name,) for name in (*_PENALTIES, "temperature")},
+    **{name.removesuffix("_penalty"): (name,) for name in (*_PENALTIES, "temperature")},
     "minp": ("min_p",),
     "topk": ("top_k",),
     "topp": ("top_p",),
@@ -75,11 +66,11 @@ _SWITCHES: dict[str, tuple[str, ...]] = {
 
 def _only(name: str) -> Setting:
     on = {field: getattr(ALL, field) for field in _SWITCHES[name]}
-    return replace(Setting(name), **on)
+    return replace(OFF, name=name, **on)
 
 
 def _without(name: str) -> Setting:
-    off = {field: getattr(Setting(), field) for field in _SWITCHES[name]}
+    off = {field: getattr(OFF, field) for field in _SWITCHES[name]}
     return replace(ALL, name=f"all-but-{name}", **off)
 
 
@@ -88,8 +79,8 @@ SETTINGS = {
     setting.name: setting
     for setting in (
         ALL,
-        Setting(),
-        Setting("greedy", temperature=0.0),
+        OFF,
+        Setting(name="greedy", temperature=0.0),
         *map(_only, _SWITCHES),
         *map(_without, _SWITCHES),
     )
@@ -99,7 +90,6 @@ SETTINGS = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--vocabulary", "-V", type=numbers, default=VOCABULARY, metavar="N,N")
-    add("--model", type=Path, metavar="DIR", help="a checkpoint's own logits instead, its own V")
     add("--batch", type=numbers, default=BATCH, metavar="N,N")
     add(
         "--controls",

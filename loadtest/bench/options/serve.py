@@ -58,9 +58,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     many = when.add_mutually_exclusive_group()
     many.add_argument("--requests", type=count, metavar="N", help=f"(default {REQUESTS})")
     many.add_argument("--seconds", type=float, metavar="S", help="as many as come in S seconds")
-    when.add_argument(
-        "--max-concurrency", type=count, metavar="N", help="more than N wait in the client"
-    )
     what = parser.add_argument_group("what is asked")
     what.add_argument(
         "--trace", metavar="NAME|FILE", help=f"lengths of a trace: a file, {', '.join(SAMPLES)}"
@@ -68,9 +65,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--length-scale", type=float, default=1.0, metavar="F", help="of the trace's")
     what.add_argument("--prompt-tokens", type=count, default=64, metavar="N", help="(default 64)")
     what.add_argument("--output-tokens", type=count, default=64, metavar="N", help="(default 64)")
-    what.add_argument(
-        "--length-spread", type=float, default=0.0, metavar="SHARE", help="0.5: ± 50%% (default 0)"
-    )
     what.add_argument("--max-prompt-tokens", type=count, metavar="N", help="cut longer ones")
     what.add_argument("--max-output-tokens", type=count, metavar="N", help="cut longer ones")
     what.add_argument("--temperature", type=float, default=0.0, metavar="T", help="(default 0)")

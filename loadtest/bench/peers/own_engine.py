@@ -24,13 +24,13 @@ from lexshard.loadtest.bench.engine_runs import EngineRun
 from lexshard.loadtest.bench.frame import frozen_garbage
 from lexshard.loadtest.bench.synthetic.jobs import Job
 
-OPTIONS = ("dtype", "threads", "body", "head", "draft", "draft_head")  # of ours, in a task, too
+OPTIONS = ("dtype", "threads", "head", "draft", "draft_head")  # of ours, in a task, too
 
 
 def configuration_of(model: str, asked: Mapping[str, Any]) -> EngineConfiguration:
     """Ours as the bench's options ask for it, on the CPU, where the peers are measured, and without
     prefix cache, so that repeated prompts are computed each time."""
-    options = {name: asked[name] for name in OPTIONS} | {"tiers": tuple(asked["tiers"])}
+    options = {name: asked[name] for name in OPTIONS}
     return EngineConfiguration(model, device="cpu", prefix_cache=False, **options)
 
 

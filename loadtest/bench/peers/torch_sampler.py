@@ -20,15 +20,15 @@ EXCLUDED = float("-inf")
 class TorchSampler:
     """The port for ``rows`` sequences of one setting with prompts [B, P] of any one length."""
 
-    def __init__(self, setting: Setting, prompts: torch.Tensor, seed: int = 0) -> None:
+    def __init__(self, setting: Setting, prompts: torch.Tensor) -> None:
         rows = len(prompts)
         self._setting = setting
         self._prompts = prompts
-        self._chance = np.random.Generator(np.random.SFC64(seed))
+        self._chance = np.random.Generator(np.random.SFC64(0))
         self._temperature = torch.full((rows,), setting.temperature)
-        self._repetition = torch.full((rows, 1), setting.repetition)
-        self._frequency = torch.full((rows, 1), setting.frequency)
-        self._presence = torch.full((rows, 1), setting.presence)
+        self._repetition = torch.full((rows, 1), setting.repetition_penalty)
+        self._frequency = torch.full((rows, 1), setting.frequency_penalty)
+        self._presence = torch.full((rows, 1), setting.presence_penalty)
         self._min_p = torch.full((rows, 1), setting.min_p)
         self._top_k = torch.full((rows, 1), setting.top_k, dtype=torch.int64)
         self._top_p = torch.full((rows, 1), setting.top_p)

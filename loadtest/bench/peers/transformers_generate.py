@@ -84,12 +84,6 @@ class GenerateRunner:
             token_seconds=tuple(tuple(seconds[: job.output_tokens]) for job in jobs),
         )
 
-    def logit_gap(self, token_ids: Sequence[int], first: int, second: int) -> float:
-        """How far apart two next tokens' logits are after ``token_ids``, by the plain forward."""
-        with torch.inference_mode():
-            logits = self._model(input_ids=torch.tensor([token_ids])).logits[0, -1]
-        return abs(float(logits[first]) - float(logits[second]))
-
 
 class _Stopwatch(BaseStreamer):
     """Notes every step's tokens and when they came (the first call carries the prompts)."""

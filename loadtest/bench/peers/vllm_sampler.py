@@ -90,7 +90,11 @@ def metadata(setting: dict[str, Any], prompts: torch.Tensor, outputs: list[list[
     added = [(row, asked, None, tokens) for row, tokens in enumerate(outputs)]
     min_p.update_state(BatchUpdate(batch_size=rows, removed=[], added=added, moved=[]))
     greedy = setting["temperature"] == 0
-    penalised = (setting["repetition"], setting["frequency"], setting["presence"]) != (1, 0, 0)
+    penalised = (
+        setting["repetition_penalty"],
+        setting["frequency_penalty"],
+        setting["presence_penalty"],
+    ) != (1, 0, 0)
     return SamplingMetadata(
         temperature=None if greedy else every("temperature"),
         all_greedy=greedy,
@@ -101,9 +105,9 @@ def metadata(setting: dict[str, Any], prompts: torch.Tensor, outputs: list[list[
         max_num_logprobs=None,
         no_penalties=not penalised,
         prompt_token_ids=prompts if penalised else None,
-        frequency_penalties=every("frequency"),
-        presence_penalties=every("presence"),
-        repetition_penalties=every("repetition"),
+        frequency_penalties=every("frequency_penalty"),
+        presence_penalties=every("presence_penalty"),
+        repetition_penalties=every("repetition_penalty"),
         output_token_ids=outputs,
         allowed_token_ids_mask=None,
         bad_words_token_ids={},

@@ -8,10 +8,8 @@ import shlex
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-
-from lexshard.loadtest.bench.servers.endpoint import endpoint
 
 OURS = "lexshard"
 HOME = "LEXSHARD_HOME"  # where it keeps files of its own
@@ -23,22 +21,20 @@ PORT = "{port}"  # in command lines: a free port is put there
 
 @dataclass(frozen=True, slots=True)
 class ServerCommand:
-    """A server by the command that starts it and the address it then has; ``{port}`` stands for
-    a free port in both. ``environment`` are variables of its own."""
+    """A server by the command that starts it, in which ``{port}`` stands for a free port.
+    ``environment`` are variables of its own."""
 
     name: str
     command: tuple[str, ...]
-    url: str = f"http://127.0.0.1:{PORT}"
     environment: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def is_ours(self) -> bool:
         return self.name == OURS
 
-    def at(self, port: int) -> ServerCommand:
-        """The same with its port in place."""
-        command = tuple(word.replace(PORT, str(port)) for word in self.command)
-        return replace(self, command=command, url=self.url.replace(PORT, str(port)))
+    def at(self, port: int) -> tuple[str, ...]:
+        """The command with its port in place."""
+        return tuple(word.replace(PORT, str(port)) for word in self.command)
 
     def whole_environment(self) -> dict[str, str]:
         """This process's own, but for what is not meant for that server: options of ours that
@@ -87,14 +83,6 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
         help="another OpenAI-compatible server, started by its command line, in which {port} is "
         "a free port; repeatable",
     )
-    add(
-        "--against-url",
-        type=endpoint,
-        action="append",
-        default=[],
-        metavar="NAME=URL",
-        help="where that server is, if its command line has no {port}",
-    )
     add("options", nargs="*", metavar="OPTION", help="after --: options of lexshard serve")
 
 
@@ -102,24 +90,16 @@ def asked_servers(arguments: argparse.Namespace) -> list[ServerCommand]:
     """Ours first, then the others.
 
     Raises:
-        ValueError: two have one name, there is no such program, or none says where it will be.
+        ValueError: two have one name, there is no such program, or one has no port.
     """
-    urls = {each.name: each.url for each in arguments.against_url}
-    if unknown := urls.keys() - {each.name for each in arguments.against}:
-        raise ValueError(f"--against-url {min(unknown)}: no --against has this name")
-    others = []
     for each in arguments.against:
         if shutil.which(each.command[0]) is None:
             raise ValueError(f"--against {each.name}: there is no program {each.command[0]}")
-        if each.name in urls:
-            each = replace(each, url=urls[each.name])
-        elif PORT not in " ".join(each.command):
+        if PORT not in " ".join(each.command):
             raise ValueError(
-                f"--against {each.name}: the command line has no {PORT}: "
-                f"give --against-url {each.name}=http://HOST:PORT"
+                f"--against {each.name}: the command line has no {PORT}: it says where to listen"
             )
-        others.append(each)
-    servers = [our_server(arguments.options), *others]
+    servers = [our_server(arguments.options), *arguments.against]
     if len({each.name for each in servers}) < len(servers):
         raise ValueError(f"--against: every server needs a name of its own, and {OURS} is taken")
     return servers

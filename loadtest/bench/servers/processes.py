@@ -1,9 +1,9 @@
 """What the processes of a server are, in words, and what they use between two looks at them.
 
 CPU time is user and system time in the kernel's ticks of 10 ms. A voluntary switch is a thread that
-went to sleep, so their rate is that of wakeups; an involuntary one is a thread that was made to
-wait for another. Memory that processes share counts in the resident size of each, and in the
-proportional size as each one's part, so that only the latter may be added up.
+went to sleep, so their rate is that of wakeups. Memory that processes share counts in the resident
+size of each, and in the proportional size as each one's part, so that only the latter may be added
+up.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from pathlib import Path
 import psutil
 
 ENDED = "ended meanwhile"
-_SWITCHES = ("voluntary_ctxt_switches", "nonvoluntary_ctxt_switches")
-_NONE = (0, 0)
+_SWITCHES = "voluntary_ctxt_switches"
 # By a piece of the command line. A process that Ray runs calls itself by what it does.
 ROLES = (
     ("lexshard.serve_app.cli", "lexshard serve"),
@@ -94,12 +93,12 @@ def _of_python(words: Sequence[str]) -> str:
 @dataclass(frozen=True, slots=True)
 class ProcessLook:
     """What a process has used so far: its own CPU seconds, those of its children that have ended,
-    and by thread how often it slept and how often it had to wait."""
+    and by thread how often it slept."""
 
     role: str
     cpu_seconds: float = 0.0
     ended_children_seconds: float = 0.0
-    switches: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    switches: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +109,6 @@ class ProcessUsage:
     role: str
     cpu_percent: float
     wakeups: float = 0.0
-    involuntary: float = 0.0
     resident_bytes: int = 0
     proportional_bytes: int = 0
 
@@ -143,16 +141,9 @@ def used_between(before: Looks, after: Looks, seconds: float) -> list[ProcessUsa
     roles = told_apart([look.role for look in after.values()])
     for role, (process, now) in zip(roles, after.items(), strict=True):
         then = before.get(process, ProcessLook(now.role))
-        slept, waited = (
-            sum(
-                counts[kind] - then.switches.get(thread, _NONE)[kind]
-                for thread, counts in now.switches.items()
-            )
-            for kind in (0, 1)
-        )
+        slept = sum(count - then.switches.get(thread, 0) for thread, count in now.switches.items())
         cpu = 100 * (now.cpu_seconds - then.cpu_seconds) / seconds
-        memory = memory_of(process.pid)
-        used.append(ProcessUsage(role, cpu, slept / seconds, waited / seconds, *memory))
+        used.append(ProcessUsage(role, cpu, slept / seconds, *memory_of(process.pid)))
     everything = sum(map(_whole, after.values())) - sum(map(_whole, before.values()))
     if (rest := 100 * everything / seconds - sum(each.cpu_percent for each in used)) > 1e-6:
         used.append(ProcessUsage(ENDED, rest))
@@ -165,7 +156,6 @@ def totals(used: Sequence[ProcessUsage]) -> ProcessUsage:
         f"all processes ({sum(each.role != ENDED for each in used)})",
         sum(each.cpu_percent for each in used),
         sum(each.wakeups for each in used),
-        sum(each.involuntary for each in used),
         sum(each.resident_bytes for each in used),
         sum(each.proportional_bytes for each in used),
     )
@@ -174,22 +164,18 @@ def totals(used: Sequence[ProcessUsage]) -> ProcessUsage:
 def memory_of(process_id: int) -> tuple[int, int]:
     """Resident and proportional size of a process, in bytes; zeros where it has ended."""
     try:
-        lines = Path(f"/proc/{process_id}/smaps_rollup").read_text(encoding="ascii").splitlines()
-    except (FileNotFoundError, ProcessLookupError):
+        told = psutil.Process(process_id).memory_full_info()
+    except psutil.NoSuchProcess:
         return 0, 0
-    told = {name: value for name, _, value in (line.partition(":") for line in lines)}
-    resident, proportional = (1024 * int(told[name].split()[0]) for name in ("Rss", "Pss"))
-    return resident, proportional
+    return told.rss, told.pss
 
 
 def _whole(look: ProcessLook) -> float:
     return look.cpu_seconds + look.ended_children_seconds
 
 
-def _thread_switches(process_id: int) -> Iterator[tuple[int, tuple[int, int]]]:
+def _thread_switches(process_id: int) -> Iterator[tuple[int, int]]:
     for folder in Path(f"/proc/{process_id}/task").iterdir():
         with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has ended
             lines = (folder / "status").read_text(encoding="utf-8").splitlines()
-            told = dict(line.partition(":")[::2] for line in lines)
-            slept, waited = (int(told[name]) for name in _SWITCHES)
-            yield int(folder.name), (slept, waited)
+            yield int(folder.name), int(dict(line.partition(":")[::2] for line in lines)[_SWITCHES])

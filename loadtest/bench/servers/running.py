@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import psutil
 
 from lexshard.cluster.ports import free_port
-from lexshard.loadtest.bench.servers.command import PORT, ServerCommand
+from lexshard.loadtest.bench.servers.command import ServerCommand
 from lexshard.loadtest.bench.servers.processes import role_of
 from lexshard.loadtest.client import is_healthy
 
@@ -30,21 +30,15 @@ POLL_SECONDS = 0.05
 
 class RunningServer:
     """A server that has been started. Its output is kept line by line, each with the seconds from
-    the start of the process to its arrival.
-
-    Raises RuntimeError where another one listens at its address.
-    """
+    the start of the process to its arrival."""
 
     def __init__(self, server: ServerCommand) -> None:
-        fixed = PORT not in " ".join((*server.command, server.url))
-        at = server.at(0 if fixed else free_port())
-        self.name, self.url = at.name, at.url
-        if listens(self.url):
-            raise RuntimeError(f"{self.name}: somebody listens at {self.url} already")
+        port = free_port()
+        self.name, self.url = server.name, f"http://127.0.0.1:{port}"
         self.lines: list[tuple[float, str]] = []
         self.began = time.perf_counter()
         self.process = subprocess.Popen(
-            at.command,
+            server.at(port),
             env=server.whole_environment(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -125,7 +119,7 @@ class RunningServer:
 @contextmanager
 def running(server: ServerCommand) -> Iterator[RunningServer]:
     """The server, just started; on the way out it is told to end and waited for, and what of its
-    processes is left is killed. Raises RuntimeError as `RunningServer` does."""
+    processes is left is killed."""
     started = RunningServer(server)
     try:
         yield started

@@ -3,13 +3,12 @@
 What a certificate costs depends on where the logits lie: rows are independent Gaussian directions
 whose norms vary, hidden states a direction common to all and a few likely tokens whose logits are
 set, which fall with the logarithm of their rank. A quarter of the contexts is flat: their best
-logit is close to the crowd. `measure_geometry` reports what came out.
+logit is close to the crowd.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 
@@ -23,27 +22,6 @@ SIZE, COMMON_SHARE = 1.8, 0.5
 # The best logit, that of a flat context, how many are flat; and the one that those of rank 2 to 8,
 # on a line over the logarithm of the rank, reach at rank 50.
 BEST, FLAT_BEST, FLAT_SHARE, FIFTIETH = 12.0, 8.0, 0.25, 6.0
-
-
-@dataclass(frozen=True, slots=True)
-class HeadStatistics:
-    """What a head and hidden states turned out to be: medians over rows or hidden states."""
-
-    row_norm: float
-    largest_row_norm: float
-    hidden_norm: float
-    best: float
-    fiftieth: float
-    deviation: float  # of all logits of one hidden state
-    smallest_gap: float  # between best and 50th logit of any hidden state
-
-    def __str__(self) -> str:
-        return (
-            f"||W|| {self.row_norm:.2f} (largest {self.largest_row_norm:.2f}), ||h|| "
-            f"{self.hidden_norm:.1f}, best logit {self.best:.1f}, 50th {self.fiftieth:.1f}, "
-            f"deviation {self.deviation:.2f}, flattest context {self.smallest_gap:.1f} from best "
-            "to 50th"
-        )
 
 
 def synthetic_head(
@@ -107,24 +85,3 @@ def _lengthened(vector: torch.Tensor, rest: torch.Tensor, length: float) -> torc
     short = max(length**2 - float(vector @ vector), 0.0) / float(rest @ rest)
     along = float(vector @ rest) / float(rest @ rest)
     return vector + (math.sqrt(along**2 + short) - along) * rest
-
-
-def measure_geometry(weight: torch.Tensor, hidden: torch.Tensor) -> HeadStatistics:
-    """What the logits of ``hidden`` [N, d] without bias are like."""
-    norms, logits = [], []
-    for rows in weight.split(ROW_BLOCK):
-        wide = rows.float()
-        norms.append(wide.norm(dim=1))
-        logits.append(hidden @ wide.T)
-    every = torch.cat(logits, dim=1)
-    lengths = torch.cat(norms)
-    top = every.topk(50, dim=1).values
-    return HeadStatistics(
-        row_norm=float(lengths.median()),
-        largest_row_norm=float(lengths.max()),
-        hidden_norm=float(hidden.norm(dim=1).median()),
-        best=float(top[:, 0].median()),
-        fiftieth=float(top[:, -1].median()),
-        deviation=float(every.std(dim=1).median()),
-        smallest_gap=float((top[:, 0] - top[:, -1]).min()),
-    )

@@ -8,7 +8,6 @@ state of all moves alike.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +16,7 @@ from lexshard.actors.states.need import Need
 from lexshard.kernels.noise import gumbel_row
 from lexshard.kernels.truncate import best_ids, truncate
 from lexshard.loadtest.bench.options.sampler import Setting
-from lexshard.loadtest.bench.synthetic.head_workload import draw_from_all, model_workload, needs
+from lexshard.loadtest.bench.synthetic.head_workload import draw_from_all, needs
 
 POOL, CALIBRATION = 96, 32  # rows; as many as the batch where that is more
 CANDIDATES = 90  # what a top-50 certificate leaves
@@ -30,41 +29,25 @@ Rows = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pool:
-    """Rows of raw logits, each with its likeliest tokens, and further rows to calibrate on."""
+    """Rows of raw logits, each with its likeliest tokens."""
 
-    name: str
     rows: Rows  # [R, V]
-    calibration: Rows  # [C, V]
     likely: npt.NDArray[np.int64]  # [R, LIKELY]
     shares: npt.NDArray[np.float64]  # [R, LIKELY] of the softmax over them
     frequency: npt.NDArray[np.float64]  # [V] expected in the rows to calibrate on
 
     @classmethod
-    def of(cls, name: str, rows: Rows, calibration: Rows) -> Pool:
+    def of(cls, rows: Rows, calibration: Rows) -> Pool:
         likely = np.argpartition(rows, -LIKELY, axis=1)[:, -LIKELY:]
         best = np.take_along_axis(rows, likely, axis=1).astype(np.float64)
         frequency = np.zeros(rows.shape[1])
         for row in calibration:
             frequency += _softmax(row[None].astype(np.float64))[0] / len(calibration)
-        return cls(name, rows, calibration, likely, _softmax(best), frequency)
+        return cls(rows, likely, _softmax(best), frequency)
 
     @property
     def vocabulary_size(self) -> int:
         return self.rows.shape[1]
-
-    def describe(self) -> str:
-        """What kind of distributions these are, measured on the first rows."""
-        ordered = -np.sort(-self.rows[:32].astype(np.float64), axis=1)
-        shares = _softmax(ordered)
-        entropy = -np.sum(shares * np.log(np.maximum(shares, 1e-300)), axis=1)
-        outside = 100 * shares[:, 50:].sum(axis=1)
-        return (
-            f"{self.name}, V = {self.vocabulary_size:,}: medians: best token "
-            f"{100 * np.median(shares[:, 0]):.0f}%, entropy {np.median(entropy):.1f} nats, "
-            f"{np.median(outside):.1f}% outside the best 50, best logit "
-            f"{np.median(ordered[:, 0] - ordered[:, 49]):.1f} above the 50th; flattest tenth "
-            f"{np.percentile(entropy, 90):.1f} nats and {np.percentile(outside, 90):.0f}% outside"
-        )
 
 
 def synthetic_rows(vocabulary: int, count: int, seed: int) -> Rows:
@@ -88,14 +71,7 @@ def synthetic_rows(vocabulary: int, count: int, seed: int) -> Rows:
 def synthetic_pool(vocabulary: int, count: int, seed: int) -> Pool:
     """`synthetic_rows` to decide on, and more of them to calibrate on."""
     rows = synthetic_rows(vocabulary, count + CALIBRATION, seed)
-    return Pool.of("synthetic", rows[:count], rows[count:])
-
-
-def model_pool(folder: Path, count: int, seed: int) -> Pool:
-    """Canonical logits of a checkpoint's own hidden states; no more rows than it has states."""
-    head = model_workload(folder, seed)
-    calibration = head.calibration[:CALIBRATION]
-    return Pool.of(head.name, head.logits(head.hidden[:count]), head.logits(calibration))
+    return Pool.of(rows[:count], rows[count:])
 
 
 class SamplerWorkload:
@@ -151,11 +127,11 @@ class SamplerWorkload:
         for row, line in enumerate(logits):
             seen = np.union1d(self.prompts[row], outputs[row])
             old = line[seen]
-            strength = np.float32(setting.repetition)
+            strength = np.float32(setting.repetition_penalty)
             line[seen] = np.where(old > 0, old / strength, old * strength)
             drawn, counts = np.unique(outputs[row], return_counts=True)
-            line[drawn] -= np.float32(setting.frequency) * counts.astype(np.float32)
-            line[drawn] -= np.float32(setting.presence)
+            line[drawn] -= np.float32(setting.frequency_penalty) * counts.astype(np.float32)
+            line[drawn] -= np.float32(setting.presence_penalty)
         return logits
 
     def plain_draw(self, step: int) -> npt.NDArray[np.int64]:
@@ -175,7 +151,7 @@ class SamplerWorkload:
         that it keeps, if those are more; for top-p alone the nucleus itself."""
         if step in self._candidates:
             return self._candidates[step]
-        kind = self.setting.certificate
+        kind = self.setting.asks_for
         self._candidates[step] = found = []
         for row, logits in enumerate(self.adjusted(step)):
             if kind == "nucleus":

@@ -40,16 +40,12 @@ LARGE_VOCABULARY: dict[str, Any] = {
 }
 
 
-def write_random_model(
-    folder: Path, *, seed: int = 0, tokenizer: Path = DEMO, **dimensions: int
-) -> None:
+def write_random_model(folder: Path, *, seed: int = 0, **dimensions: int) -> None:
     """Write a Llama model with tied embeddings in bfloat16, and a tokenizer, to ``folder``.
 
     ``dimensions`` are fields of `LlamaConfig` that are to differ from `LARGE_VOCABULARY`. The
-    tokenizer is the one in the folder ``tokenizer``, with unused tokens up to the vocabulary's
-    size: text becomes the same ids, and no row of the head counts as padding. Raises
-    FileNotFoundError without a tokenizer there, ValueError if it has more tokens than the model's
-    vocabulary.
+    tokenizer is the demo's, with unused tokens up to the vocabulary's size: text becomes the same
+    ids, and no row of the head counts as padding.
     """
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -62,7 +58,7 @@ def write_random_model(
         pad_token_id=0,
     )
     folder.mkdir(parents=True, exist_ok=True)
-    _write_tokenizer(tokenizer, folder, config.vocab_size)
+    _write_tokenizer(folder, config.vocab_size)
     model = LlamaForCausalLM(config)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -77,17 +73,12 @@ def write_random_model(
     model.bfloat16().save_pretrained(folder)
 
 
-def _write_tokenizer(source: Path, folder: Path, vocabulary: int) -> None:
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        if not (source / name).is_file():
-            raise FileNotFoundError(f"{source / name} is missing: name a folder with a tokenizer")
-    description = json.loads((source / "tokenizer.json").read_text(encoding="utf-8"))
+def _write_tokenizer(folder: Path, vocabulary: int) -> None:
+    description = json.loads((DEMO / "tokenizer.json").read_text(encoding="utf-8"))
     tokens = description["model"]["vocab"]
-    if len(tokens) > vocabulary:
-        raise ValueError(f"the tokenizer in {source} has more than {vocabulary} tokens")
     used = set(tokens.values())
     tokens.update((f"<unused{token}>", token) for token in range(vocabulary) if token not in used)
     (folder / "tokenizer.json").write_text(
         json.dumps(description, ensure_ascii=False), encoding="utf-8"
     )
-    shutil.copy(source / "tokenizer_config.json", folder)
+    shutil.copy(DEMO / "tokenizer_config.json", folder)

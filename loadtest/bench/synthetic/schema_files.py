@@ -16,9 +16,9 @@ from lexshard.actors.grammar.limits import parser_limits
 from lexshard.actors.grammar.matcher import GrammarError, Matcher
 from lexshard.kernels.masks import mask_words
 from lexshard.serve_app.openai.errors import ApiError
+from lexshard.serve_app.structured.applying import checked_notes
 from lexshard.serve_app.structured.compiling import Compiled
 from lexshard.serve_app.structured.constraint import Constraint
-from lexshard.serve_app.structured.explaining import checked_notes
 from lexshard.serve_app.structured.fields import ConstraintFields
 from lexshard.serve_app.structured.reading import read_constraint
 

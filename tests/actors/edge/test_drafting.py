@@ -11,19 +11,17 @@ from scipy import stats
 
 from lexshard.actors.drafter.build import build_drafter
 from lexshard.actors.drafter.model import ModelDrafter
-from lexshard.actors.edge.chain import GuessChain
 from lexshard.actors.edge.drafting import EdgeDrafter
-from lexshard.actors.edge.frames import EdgeMode, FrameCodec
+from lexshard.actors.edge.frames import EdgeMode
+from lexshard.actors.edge.ledger import GuessChain, VerifiedText, drafting_of
+from lexshard.actors.edge.settings import EdgeSettings
 from lexshard.actors.edge.threshold import ConformalThreshold
-from lexshard.actors.edge.verifying import VerifiedText, drafting_of
 from lexshard.actors.engine.engine import Engine
 from lexshard.actors.messages import Request, SamplingParameters, SequenceEvent
-from lexshard.actors.states.sequence_state import SequenceState
 from tests.support.paths import DEMO_DRAFT
 from tests.support.speculation_cases import drafting_engine, requests_of, run_and_close
 
 FALSE_ALARM = 1e-4
-SIZE = 16_000
 
 
 @dataclass
@@ -42,8 +40,10 @@ class Link:
 
     def __init__(self, mode: EdgeMode, *, ahead: bool = False, **options: Any) -> None:
         self.engine: Engine = drafting_engine()
-        self.codec = FrameCodec(mode, self.engine.model.vocabulary_size, size=8)
-        self._options = options
+        self._settings = EdgeSettings(
+            mode, size=8, alpha=0.1, eta=0.05, first_threshold=0.02, **options
+        )
+        self.codec = self._settings.codec(self.engine.model.vocabulary_size)
         self._ahead = ahead
         self._model = build_drafter(
             replace(self.engine.configuration, draft=str(DEMO_DRAFT)),
@@ -56,16 +56,11 @@ class Link:
         self.largest = 0  # batch of more than one guess, in bits
 
     def _text(self, number: int, request: Request) -> Text:
-        threshold = None
-        if self.codec.mode == "csqs":
-            threshold = ConformalThreshold(0.1, 0.05, 0.02)
-            self.thresholds.append(threshold)
-        model = self.engine.model
-        state = SequenceState(request, model.vocabulary_size, model.eos_token_ids)
         assert isinstance(self._model, ModelDrafter)
-        drafter = EdgeDrafter(
-            self._model, self.codec, state, number, threshold=threshold, **self._options
-        )
+        size = self.engine.model.vocabulary_size
+        drafter = EdgeDrafter(self._model, self._settings, request, number, size)
+        if drafter.threshold is not None:
+            self.thresholds.append(drafter.threshold)
         verified = VerifiedText(self.codec, request)
         return Text(request, GuessChain(request.prompt_ids), drafter, verified)
 
@@ -89,7 +84,7 @@ class Link:
                     del left[event.request_id]
                     continue
                 most = 2 if self._ahead else 1
-                while text.chain.going < most and self._send(text):
+                while len(text.chain.going) < most and self._send(text):
                     pass
         self.engine.check_idle()
         self.engine.close()
@@ -97,13 +92,13 @@ class Link:
         return [tuple(text.chain.said[first[name] :]) for name, text in texts.items()]
 
     def _hear(self, text: Text, event: SequenceEvent) -> None:
-        verdict = text.verified.happened(event)
-        if verdict is None:
-            text.chain.told(event.token_ids, None)
+        content = text.verified.happened(event)
+        if content is None:
+            text.chain.told(event.token_ids, event.answers)
         else:
-            content = self.codec.encode_verdict(verdict)
-            heard, number = text.chain.heard(self.codec.decode_verdict(content))
-            assert (heard, number) == (event.token_ids, event.answers)
+            told = text.chain.event_of(self.codec.decode_verdict(content), text.request)
+            assert (told.token_ids, told.answers) == (event.token_ids, event.answers)
+            text.chain.told(told.token_ids, told.answers)
         text.drafter.heard(len(text.chain.said), goes_on=bool(text.chain.going))
 
     def _send(self, text: Text) -> bool:
@@ -111,11 +106,11 @@ class Link:
         room = text.request.parameters.max_tokens - (len(history) - len(text.request.prompt_ids))
         if room < 1 and text.chain.going:
             return False
-        batch = text.chain.send(text.drafter.draft(history, max(1, room)))
+        batch = text.chain.note(text.drafter.draft(history, max(1, room)))
         content = self.codec.encode(batch)
         self.bits += 8 * len(content)
         self.guesses += len(batch.token_ids)
-        told = sum(map(self.codec.guess_bits, batch.lattices))
+        told = self.codec.batch_bits(batch)
         self.largest = max(self.largest, told if len(batch.token_ids) > 1 else 0)
         self.engine.draft(text.verified.arrived(content))
         return True
@@ -186,13 +181,16 @@ def test_a_batch_keeps_to_its_budget_and_its_bound(prompt_ids: list[tuple[int, .
     assert few.engine.statistics().draft_tokens == few.engine.statistics().draft_steps
 
 
-def test_what_does_not_fit_together_is_refused() -> None:
-    drafter: Any = None
-    with pytest.raises(ValueError, match="csqs alone"):
-        EdgeDrafter(drafter, FrameCodec("csqs", SIZE), drafter, 0)
-    with pytest.raises(ValueError, match="csqs alone"):
-        EdgeDrafter(
-            drafter, FrameCodec("qs", SIZE), drafter, 0, threshold=ConformalThreshold(0.1, 1, 0)
-        )
-    with pytest.raises(ValueError, match="1 to 255 guesses"):
-        EdgeDrafter(drafter, FrameCodec("qs", SIZE), drafter, 0, longest=256)
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"longest": 256}, "1 to 255 guesses"),
+        ({"longest": 0}, "1 to 255 guesses"),
+        ({"budget_bits": 0}, "above 0 bits"),
+        ({"thrift": 1.1}, "from 0 to 1"),
+        ({"mode": "csqs", "alpha": 1.0}, "must be between"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(options: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        EdgeSettings(**options)

@@ -10,13 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lexshard.actors.edge.frames import (
-    HEADER_BITS,
+    VERSION,
     BatchVerdict,
     EdgeMode,
     FrameCodec,
     FrameError,
     GuessBatch,
 )
+from lexshard.actors.edge.lattice import Lattice
 from lexshard.kernels.lattice import draw, quantise, sparsify
 
 SIZE = 600
@@ -36,8 +37,10 @@ def batch_of(mode: EdgeMode, count: int, seed: int) -> tuple[FrameCodec, GuessBa
         logits = (4 * random.standard_normal(SIZE)).astype(np.float32)
         most = {"ksqs": 9, "csqs": int(random.integers(1, SIZE)), "qs": 0}[mode]
         kept = sparsify(IDS, logits, inverse_temperature=1.0, most=most)
-        lattices.append(quantise(kept, codec.resolution))
-    token_ids = tuple(draw(lattice, seed, place) for place, lattice in enumerate(lattices))
+        lattices.append(Lattice(kept.ids, quantise(kept.probabilities, codec.resolution)))
+    token_ids = tuple(
+        draw(lattice.likely, lattice.logits, seed, place) for place, lattice in enumerate(lattices)
+    )
     return codec, GuessBatch(seed % 256, position, token_ids, tuple(lattices))
 
 
@@ -55,9 +58,7 @@ def test_a_batch_is_read_as_it_was_written(mode: EdgeMode, count: int, seed: int
     assert [each.counts.tolist() for each in found.lattices] == [
         each.counts.tolist() for each in batch.lattices
     ]
-    told = batch.lattices or (None,) * count
-    bits = HEADER_BITS + sum(map(codec.guess_bits, told))
-    assert 0 <= 8 * len(content) - bits < 8
+    assert 0 <= 8 * len(content) - (52 + codec.batch_bits(batch)) < 8
 
 
 @given(st.integers(0, 255), st.integers(0, 255), st.integers(0, SIZE - 1))
@@ -91,7 +92,7 @@ def test_bytes_that_no_frame_has_are_refused_or_say_something_sound(
         place = data.draw(st.integers(0, 8 * len(content) - 1))
         content[place // 8] ^= 1 << place % 8
     else:
-        content = bytearray(b"\x10" + data.draw(st.binary(max_size=80)))
+        content = bytearray(bytes([VERSION << 4]) + data.draw(st.binary(max_size=80)))
     try:
         found = codec.decode(bytes(content))
     except FrameError:
@@ -109,23 +110,29 @@ def frame_of(*fields: tuple[int, int]) -> bytes:
 
 
 def test_a_frame_that_claims_more_than_the_vocabulary_is_refused() -> None:
-    content = frame_of((1, 4), (0, 8), (0, 24), (1, 8), (0, 8), (1_023, 10), (0, 800))
-    with pytest.raises(FrameError, match="1024 tokens are more"):
+    content = frame_of((VERSION, 4), (0, 8), (0, 24), (1, 8), (0, 8), (1_023, 10), (0, 800))
+    with pytest.raises(FrameError, match="1023 in the place of one of 600"):
         FrameCodec("csqs", SIZE).decode(content)
 
 
-def test_a_frame_that_claims_half_the_vocabulary_costs_nothing() -> None:
+@pytest.mark.parametrize("bits", [16_000, 520_000])
+def test_a_frame_that_claims_half_the_vocabulary_costs_nothing(bits: int) -> None:
+    """Be it long enough for that."""
     codec = FrameCodec("csqs", 262_144)
-    content = frame_of((1, 4), (0, 8), (0, 24), (1, 8), (0, 8), (131_071, 18), (0, 16_000))
+    content = frame_of((VERSION, 4), (0, 8), (0, 24), (1, 8), (0, 8), (131_071, 18), (0, bits))
     started = time.perf_counter()
     for _ in range(100):
-        with pytest.raises(FrameError, match="ends within"):
+        with pytest.raises(FrameError, match="more bits"):
             codec.decode(content)
     assert time.perf_counter() - started < 1.0
 
 
 def test_what_a_mode_cannot_say_is_refused() -> None:
     codec, batch = batch_of("csqs", 2, 3)
+    with pytest.raises(ValueError, match="this is no guess"):
+        FrameCodec("same-token", SIZE).encode(batch)
+    with pytest.raises(ValueError, match="this is no guess"):
+        codec.encode(GuessBatch(1, 1, (7,)))
     with pytest.raises(ValueError, match="a distribution has"):
         FrameCodec("ksqs", SIZE, codec.resolution, 3).encode(batch)
     with pytest.raises(ValueError, match="does not fit"):

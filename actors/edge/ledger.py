@@ -1,0 +1,167 @@
+"""The books of one text, which both ends keep: what was said of it, and which batches of guesses
+are not answered yet."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from lexshard.actors.edge.frames import (
+    MOST_GUESSES,
+    NUMBERS,
+    BatchVerdict,
+    EdgeMode,
+    FrameCodec,
+    FrameError,
+    GuessBatch,
+)
+from lexshard.actors.messages import (
+    DraftDistribution,
+    Drafting,
+    Drafts,
+    Request,
+    SequenceEvent,
+    guesses_go_on,
+)
+
+MOST_UNANSWERED = 12  # batches of one text, each of which may hold 255 distributions
+
+
+def drafting_of(mode: EdgeMode) -> Drafting:
+    """How the sequence of a session in this mode is guessed for."""
+    return Drafting("client", "same-token" if mode == "same-token" else "same-distribution")
+
+
+class TextLedger:
+    """``said`` are prompt and output. Batches have numbers from 1 on, which frames say modulo 256;
+    ``last`` is that of the last one."""
+
+    def __init__(self, said: Sequence[int]) -> None:
+        self.said = list(said)
+        self.last = 0
+        self.unanswered: dict[int, GuessBatch] = {}
+        self.answered: GuessBatch | None = None  # last
+
+    def note(self, batch: GuessBatch) -> GuessBatch:
+        """The batch, which is on its way from now on, with its number."""
+        self.last += 1
+        self.unanswered[self.last] = replace(batch, number=self.last)
+        return self.unanswered[self.last]
+
+    def told(self, token_ids: Sequence[int], answered: int | None) -> None:
+        """The text goes on with ``token_ids``, in answer to batch ``answered``."""
+        self.said.extend(token_ids)
+        if answered is not None and answered in self.unanswered:
+            self.answered = self.unanswered[answered]
+            for number in [each for each in self.unanswered if each <= answered]:
+                del self.unanswered[number]
+
+
+class GuessChain(TextLedger):
+    """The device's.
+
+    Batches are sent one behind the other, each on the guess that all before it stand. The target
+    takes them up in order; one that does not go on from what it has said it drops, with all that
+    have come until then (`actors.messages.guesses_go_on`), and the same is done here. One that it
+    took up all the same, because it came later than it was dropped here, is heard, too.
+    """
+
+    _dropped = 0  # number of the last batch that was
+
+    @property
+    def going(self) -> list[GuessBatch]:
+        """Those that the target will take up, for all we know; without any it waits."""
+        return [batch for number, batch in self.unanswered.items() if number > self._dropped]
+
+    @property
+    def history(self) -> list[int]:
+        """What is said, and what is guessed to follow."""
+        tokens = list(self.said)
+        for batch in self.going:
+            tokens.extend(batch.token_ids[len(tokens) - batch.position :])
+        return tokens
+
+    def goes_on(self, batch: GuessBatch) -> bool:
+        """Whether it still is a batch for the end of `history`, or was one before the target told
+        more."""
+        return guesses_go_on(batch.position, batch.token_ids, self.history)
+
+    def event_of(self, verdict: BatchVerdict, request: Request) -> SequenceEvent:
+        """What it tells of ``request``. Raises `FrameError` for one that does not fit."""
+        known = *((self.answered,) if self.answered else ()), *self.unanswered.values()
+        batch = next((each for each in known if each.number % NUMBERS == verdict.number), None)
+        if batch is None:
+            raise FrameError(f"a verdict on batch {verdict.number}, which is not on its way")
+        before = len(self.said) - batch.position
+        guesses = batch.token_ids[: verdict.place]
+        if verdict.place == before:
+            guesses = ()
+        elif not 0 <= before < len(guesses) == verdict.place or (
+            guesses[:before] != tuple(self.said[batch.position :])
+        ):
+            raise FrameError("a verdict contradicts what was said before")
+        token_ids = (*guesses[before:], verdict.token_id)
+        return SequenceEvent(request.request_id, request.choice, token_ids, answers=batch.number)
+
+    def told(self, token_ids: Sequence[int], answered: int | None) -> None:
+        super().told(token_ids, answered)
+        self._drop()
+
+    def resumed(self, last: int, unanswered: Collection[int]) -> None:
+        """After a lost connection, when all is told that it has cost: the number of the ``last``
+        batch that the target has got, and of those it has not answered. What else was on its way is
+        lost."""
+        self.last, self._dropped = last, min(last, self._dropped)
+        self.unanswered = {n: each for n, each in self.unanswered.items() if n in unanswered}
+        self._drop()
+
+    def _drop(self) -> None:
+        going = self.going
+        if going and not guesses_go_on(going[0].position, going[0].token_ids, self.said):
+            self._dropped = self.last
+
+
+class VerifiedText(TextLedger):
+    """The target's, of what is said in answer to ``request``."""
+
+    def __init__(self, codec: FrameCodec, request: Request) -> None:
+        super().__init__((*request.prompt_ids, *request.resumed_ids))
+        self.request = request
+        self._codec = codec
+
+    def arrived(self, content: bytes) -> Drafts:
+        """A frame as the engine hears it.
+
+        Raises:
+            FrameError: it is none, or one that cannot be here and now.
+        """
+        batch = self._codec.decode(content)
+        number = self.last + 1
+        if batch.number != number % NUMBERS:
+            raise FrameError(f"batch {batch.number} where {number % NUMBERS} is the next one")
+        if len(self.unanswered) >= MOST_UNANSWERED:
+            raise FrameError(f"more than {MOST_UNANSWERED} batches before the first is answered")
+        request, first = self.request, len(self.request.prompt_ids)
+        name, choice = request.request_id, request.choice
+        if not first <= batch.position <= first + request.parameters.max_tokens:
+            raise FrameError(f"guesses from position {batch.position} on are of no text")
+        self.note(replace(batch, lattices=()))
+        proposals = tuple(
+            DraftDistribution(tuple(each.likely.tolist()), tuple(each.logits.tolist()))
+            for each in batch.lattices
+        )
+        position, guesses, alone = batch.position, batch.token_ids, batch.alone
+        return Drafts(name, choice, position, guesses, proposals, alone, number)
+
+    def happened(self, event: SequenceEvent) -> bytes | None:
+        """The verdict that tells of ``event``; None where that tells more than a verdict can."""
+        self.told(event.token_ids, event.answers)
+        batch, more = self.answered, (event.logprobs, event.certificates, event.origins)
+        last_or_first = event.finish_reason is not None or event.timing is not None
+        if batch is None or not event.token_ids or any(more) or last_or_first:
+            return None
+        place = len(self.said) - 1 - batch.position
+        if place > MOST_GUESSES:
+            return None
+        verdict = BatchVerdict(batch.number % NUMBERS, place, event.token_ids[-1])
+        return self._codec.encode_verdict(verdict)

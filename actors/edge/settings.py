@@ -1,0 +1,44 @@
+"""How a device drafts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lexshard.actors.edge.frames import MOST_GUESSES, EdgeMode, FrameCodec
+from lexshard.actors.edge.threshold import ConformalThreshold
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeSettings:
+    """A batch ends before it would exceed ``budget_bits`` (of guesses, not of its header) and after
+    ``longest`` guesses. ``thrift`` is `DraftPace`'s, ``resolution`` and ``size`` are those of
+    `FrameCodec`; ``alpha``, ``eta`` and ``first_threshold`` are mode ``csqs``'s
+    (`ConformalThreshold`). Raises ValueError for what does not fit or bounds nothing.
+    """
+
+    mode: EdgeMode = "same-token"
+    size: int = 32
+    resolution: int = 100
+    budget_bits: int = 5_000
+    longest: int = 16
+    thrift: float = 0.1
+    alpha: float = 0.05
+    eta: float = 0.01
+    first_threshold: float = 0.01
+
+    def __post_init__(self) -> None:
+        if self.budget_bits < 1 or not 1 <= self.longest <= MOST_GUESSES:
+            raise ValueError(f"a batch has 1 to {MOST_GUESSES} guesses and a budget above 0 bits")
+        if not 0 <= self.thrift <= 1:
+            raise ValueError(f"thrift {self.thrift} must be from 0 to 1")
+        self.threshold()
+
+    def codec(self, vocabulary_size: int) -> FrameCodec:
+        """What reads and writes these frames."""
+        return FrameCodec(self.mode, vocabulary_size, self.resolution, self.size)
+
+    def threshold(self) -> ConformalThreshold | None:
+        """A text's, where the mode has one."""
+        if self.mode != "csqs":
+            return None
+        return ConformalThreshold(self.alpha, self.eta, self.first_threshold)

@@ -1,0 +1,109 @@
+"""The way from a device to its server."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import msgspec
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.protocol import State
+
+from lexshard.actors.edge.frames import VERSION
+from lexshard.actors.edge.pace import DraftPace
+from lexshard.serve_app.edge import wire
+from lexshard.serve_app.edge.statistics import EdgeCounters
+from lexshard.serve_app.edge.wire import Cloud
+
+MOST_IDLE = 4  # connections that are kept for the next text
+OPEN_SECONDS = 10.0
+
+
+class CloudError(Exception):
+    """The server is away (``final`` False), or never will do."""
+
+    def __init__(self, reason: str, *, final: bool) -> None:
+        super().__init__(reason)
+        self.final = final
+
+
+class CloudLink:
+    """To the server at ``url``, for a device with tokens of that ``vocabulary``: what it costs,
+    what is counted on it, and connections whose text has ended, which the next one takes."""
+
+    def __init__(self, url: str, key: str | None, vocabulary: str, pace: DraftPace) -> None:
+        self.url = url
+        self.vocabulary = vocabulary
+        self.pace = pace
+        self.counters = EdgeCounters()
+        self._address = url.rstrip("/") + wire.PATH
+        self._headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        self._idle: list[ClientConnection] = []
+
+    def ask(self) -> Cloud:
+        """What the server says of itself. Raises `CloudError`."""
+        url, request = self.url, urllib.request.Request(self._address, headers=self._headers)
+        try:
+            with urllib.request.urlopen(request, timeout=OPEN_SECONDS) as reply:
+                told = json.load(reply)
+            if told["version"] != VERSION:
+                reason = f"{url} speaks version {told['version']}, not {VERSION}"
+                raise CloudError(reason, final=True)
+            cloud = msgspec.convert(told, Cloud)
+        except urllib.error.HTTPError as error:
+            reason, final = (
+                f"{url} answers {error.code}: {_message(error)}",
+                error.code in (401, 403, 404),
+            )
+            raise CloudError(reason, final=final) from None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            reason = f"{url} does not answer as lexshard does: {error}"
+            raise CloudError(reason, final=False) from None
+        if cloud.vocabulary != self.vocabulary:
+            raise CloudError(
+                f"the draft model's tokenizer is not that of {', '.join(cloud.models)}, which "
+                f"{url} serves: use a draft model that was made for it",
+                final=True,
+            )
+        return cloud
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncIterator[ClientConnection]:
+        """For one text, which ends with it. Raises what `websockets.connect` raises."""
+        asked = time.monotonic()
+        self._idle = [each for each in self._idle if each.state is State.OPEN]
+        connection = self._idle.pop() if self._idle else await self._connected()
+        self.pace.connected(time.monotonic() - asked)
+        try:
+            yield connection
+        except BaseException:
+            await connection.close()
+            raise
+        self._idle.append(connection)
+        if len(self._idle) > MOST_IDLE:
+            await self._idle.pop().close()
+
+    async def close(self) -> None:
+        for connection in self._idle:
+            await connection.close()
+
+    async def _connected(self) -> ClientConnection:
+        return await connect(
+            "ws" + self._address.removeprefix("http"),
+            additional_headers=self._headers,
+            compression=None,
+            max_size=None,
+            open_timeout=OPEN_SECONDS,
+            user_agent_header=None,
+        )
+
+
+def _message(error: urllib.error.HTTPError) -> str:
+    try:
+        return str(json.load(error)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return str(error.reason)
