@@ -31,8 +31,8 @@ PREFIX = "lexshard."  # of every name of ours, left out here
 MOST_MODULES = 16  # side by side in a folder
 # Lines of Python. A commit that raises one says why; what they are to be is behind them.
 BUDGETS = {
-    "kernels": 14_790,  # 12,000
-    "actors": 19_800,  # 13,000, and 2,000 for grammar and edge
+    "kernels": 13_650,  # 12,000
+    "actors": 19_400,  # 13,000, and 2,000 for grammar and edge
     "cluster": 7_510,  # 4,500
     "serve_app": 16_220,  # 6,000, and 3,000 for protocol and page
     "loadtest": 13_110,  # 9,000

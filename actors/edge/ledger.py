@@ -33,7 +33,7 @@ def drafting_of(mode: EdgeMode) -> Drafting:
 
 
 class TextLedger:
-    """``said`` are prompt and output. Batches have numbers from 1 on, which frames say modulo 256;
+    """``said`` are prompt and output. Batches have numbers from 1 on, which frames say modulo 32;
     ``last`` is that of the last one."""
 
     def __init__(self, said: Sequence[int]) -> None:

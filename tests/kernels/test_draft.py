@@ -67,7 +67,7 @@ def test_cpu_gives_the_reference_guesses(kind: str, seed: int, half: bool) -> No
     case = case_of(seed, half)
     head = random_head(np.random.default_rng(100 + seed), kind, half)
     check_head(head, WIDTH, VOCABULARY)
-    expected_stack, expected = case.run(head, "reference")
+    expected_stack, expected = case.run(head, reference)
     stack, found = case.run(head)
     assert found.guesses.tolist() == expected.guesses.tolist()
     assert found.rows.tolist() == expected.rows.tolist()
@@ -89,7 +89,7 @@ def test_what_guesses_were_drawn_from_is_recorded(kind: str) -> None:
     head = random_head(np.random.default_rng(4), kind)
     recording = DraftCase(case.stack, case.prefixes, case.pending._replace(record=True))
     _, plain = case.run(head)
-    _, expected = recording.run(head, "reference")
+    _, expected = recording.run(head, reference)
     _, found = recording.run(head)
     assert plain.logits.size == 0
     assert found.guesses.tolist() == plain.guesses.tolist()
