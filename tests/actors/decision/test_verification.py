@@ -36,7 +36,7 @@ SETTINGS = SamplerSettings(SIZE, ())
 
 @pytest.fixture(scope="module")
 def process() -> Iterator[SamplerHandle]:
-    sampler = SamplerProcess(SETTINGS, columns=3)  # fewer than the rows of a sequence
+    sampler = SamplerProcess(SETTINGS, rows=3)  # fewer than the rows of a sequence
     yield sampler
     sampler.close()
 
