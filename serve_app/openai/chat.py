@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
@@ -135,10 +136,14 @@ class ChatWriter(ResponseWriter):
         return body
 
     def chunks(self, delta: Delta) -> list[dict[str, Any]]:
-        """The first delta of a choice is told after a chunk with the role."""
+        """The first delta of a choice is told after a chunk with the role. A chunk tells of one
+        call at most, in one piece, as OpenAI's do: some clients read no further."""
         chunks = [self._opening(delta)] if delta.first else []
-        if not self.has_news(delta):
-            return chunks
+        if self.has_news(delta):
+            chunks += map(self._chunk, _one_call_each(delta))
+        return chunks
+
+    def _chunk(self, delta: Delta) -> dict[str, Any]:
         choice: dict[str, Any] = {
             "index": delta.choice.index,
             "delta": _added(delta),
@@ -148,7 +153,7 @@ class ChatWriter(ResponseWriter):
         }
         if delta.finish_reason is not None:
             choice["stop_reason"] = delta.choice.stop_reason
-        return [*chunks, {"choices": [choice]}]
+        return {"choices": [choice]}
 
     def _choice(self, delta: Delta) -> dict[str, Any]:
         return {
@@ -216,23 +221,32 @@ def _message(delta: Delta) -> dict[str, Any]:
         message["reasoning"] = delta.reasoning
     calls = [
         {name: value for name, value in _call_piece(call).items() if name != "index"}
-        for call in _whole_calls(delta.calls)
+        for call in _joined_calls(delta.calls)
     ]
     if calls:
         message["tool_calls"] = calls
     return message
 
 
-def _whole_calls(pieces: Sequence[CallPiece]) -> list[CallPiece]:
-    """One piece for each call."""
-    return [
-        CallPiece(
-            first.index,
-            "".join(piece.text for piece in pieces if piece.index == first.index),
-            first.call_id,
-            first.name,
-            first.custom,
-        )
-        for first in pieces
-        if first.name is not None
-    ]
+def _joined_calls(pieces: Sequence[CallPiece]) -> list[CallPiece]:
+    """One piece for each call that ``pieces`` tell of."""
+    by_call: dict[int, list[CallPiece]] = {}
+    for piece in pieces:
+        by_call.setdefault(piece.index, []).append(piece)
+    return [replace(own[0], text="".join(piece.text for piece in own)) for own in by_call.values()]
+
+
+def _one_call_each(delta: Delta) -> list[Delta]:
+    """``delta`` in parts that tell of one call at most. Tokens are told with the first of them, the
+    end with the last."""
+    first, *others = _joined_calls(delta.calls) or [None]
+    if first is None:
+        return [delta]
+    parts = [replace(delta, calls=[first])]
+    nothing: dict[str, Any] = dict.fromkeys(
+        ("token_ids", "logprobs", "certificates", "origins"), ()
+    )
+    for call in others:
+        parts[-1] = replace(parts[-1], finish_reason=None)
+        parts.append(replace(delta, text="", reasoning="", calls=[call], **nothing))
+    return parts
