@@ -34,10 +34,10 @@ BUDGETS = {
     "kernels": 15_040,  # 12,000
     "actors": 19_730,  # 13,000, and 2,000 for grammar and edge
     "cluster": 7_780,  # 4,500
-    "serve_app": 17_180,  # 6,000, and 3,000 for protocol and page
+    "serve_app": 17_178,  # 6,000, and 3,000 for protocol and page
     "loadtest": 13_210,  # 9,000
     "models": 2_790,
-    "tests": 43_280,  # 27,000
+    "tests": 43_867,  # 27,000
 }
 
 

@@ -239,14 +239,10 @@ def _joined_calls(pieces: Sequence[CallPiece]) -> list[CallPiece]:
 def _one_call_each(delta: Delta) -> list[Delta]:
     """``delta`` in parts that tell of one call at most. Tokens are told with the first of them, the
     end with the last."""
-    first, *others = _joined_calls(delta.calls) or [None]
-    if first is None:
-        return [delta]
-    parts = [replace(delta, calls=[first])]
+    calls = _joined_calls(delta.calls)
     nothing: dict[str, Any] = dict.fromkeys(
         ("token_ids", "logprobs", "certificates", "origins"), ()
     )
-    for call in others:
-        parts[-1] = replace(parts[-1], finish_reason=None)
-        parts.append(replace(delta, text="", reasoning="", calls=[call], **nothing))
-    return parts
+    later = [replace(delta, text="", reasoning="", calls=[call], **nothing) for call in calls[1:]]
+    *parts, last = replace(delta, calls=calls[:1]), *later
+    return [*(replace(part, finish_reason=None) for part in parts), last]
