@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import msgspec
+from msgspec.structs import replace
 from starlette.types import ASGIApp
 
 from lexshard.serve_app.http_call import HttpCall
@@ -109,11 +109,13 @@ class ChatWriter(ResponseWriter):
         return body
 
     def chunks(self, delta: Delta) -> list[dict[str, Any]]:
-        """The first delta of a choice is told after a chunk with the role."""
+        """The first delta of a choice is told after a chunk with the role. A chunk tells of one
+        call at most, in one piece, as OpenAI's do: some clients read no further."""
         chunks = [self._opening(delta)] if delta.first else []
-        if not self.has_news(delta):
-            return chunks
-        return [*chunks, {"choices": [self._choice(delta, "delta", _added(delta))]}]
+        if self.has_news(delta):
+            parts = _one_call_each(delta)
+            chunks += ({"choices": [self._choice(each, "delta", _added(each))]} for each in parts)
+        return chunks
 
     def _choice(self, delta: Delta, name: str, said: dict[str, Any]) -> dict[str, Any]:
         choice: dict[str, Any] = {
@@ -183,17 +185,28 @@ def _message(delta: Delta) -> dict[str, Any]:
         message["reasoning"] = delta.reasoning
     calls = [
         {name: value for name, value in _call_piece(call).items() if name != "index"}
-        for call in _whole_calls(delta.calls)
+        for call in _joined_calls(delta.calls)
     ]
     if calls:
         message["tool_calls"] = calls
     return message
 
 
-def _whole_calls(pieces: Sequence[CallPiece]) -> list[CallPiece]:
-    """One piece for each call."""
-    texts: dict[int, str] = {}
+def _joined_calls(pieces: Sequence[CallPiece]) -> list[CallPiece]:
+    """One piece for each call that ``pieces`` tell of."""
+    by_call: dict[int, list[CallPiece]] = {}
     for piece in pieces:
-        texts[piece.index] = texts.get(piece.index, "") + piece.text
-    named = (piece for piece in pieces if piece.name is not None)
-    return [msgspec.structs.replace(first, text=texts[first.index]) for first in named]
+        by_call.setdefault(piece.index, []).append(piece)
+    return [replace(own[0], text="".join(piece.text for piece in own)) for own in by_call.values()]
+
+
+def _one_call_each(delta: Delta) -> list[Delta]:
+    """``delta`` in parts that tell of one call at most. Tokens are told with the first of them, the
+    end with the last."""
+    calls = _joined_calls(delta.calls)
+    nothing: dict[str, Any] = dict.fromkeys(
+        ("token_ids", "logprobs", "certificates", "origins"), ()
+    )
+    later = [replace(delta, text="", reasoning="", calls=[call], **nothing) for call in calls[1:]]
+    *parts, last = replace(delta, calls=calls[:1]), *later
+    return [*(replace(part, finish_reason=None) for part in parts), last]

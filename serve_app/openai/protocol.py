@@ -288,13 +288,13 @@ def parse(model: type[Model], body: Any) -> Model:
     except ValidationError as error:
         problem = _first_problem(error)
         path = [str(part) for part in problem["loc"]]
+        # Inside others, a place may also tell which of its types a value was taken for.
+        if path[:1] in (["response_format"], ["tool_choice"]):
+            del path[1:2]
         if problem["type"] == UNKNOWN_FIELD:
             name = shortened(".".join([*path, problem["msg"]]))
             raise unknown_parameter(name, problem["ctx"]["near"]) from error
         path += [context["field"]] if "field" in (context := problem.get("ctx", {})) else []
-        # Inside others, a place may also tell which of its types a value was taken for.
-        if path[:1] == ["response_format"]:
-            del path[1:2]
         nested = path[:1] in (["messages"], ["tools"], ["structured_outputs"], ["response_format"])
         field = ".".join(path) if nested else path[0] if path else None
         if problem["type"] == NOT_IMPLEMENTED:

@@ -87,6 +87,19 @@ def test_a_stream_adds_up_to_the_whole(tokenizer: ModelTokenizer, step: int) -> 
         assert len(pieces) > len(ARGUMENTS)  # as they come
 
 
+@pytest.mark.parametrize("step", [1, 3, 40, 1000])
+def test_a_chunk_tells_of_one_call_in_one_piece(step: int) -> None:
+    """As OpenAI's do: LlamaIndex and Instructor read the first piece of each chunk alone."""
+    told = chunks(saying(REPLY, SPELLED, step), return_token_ids=True)
+    choices = [chunk["choices"][0] for chunk in told]
+    assert {len(choice["delta"].get("tool_calls", [0])) for choice in choices} == {1}
+    assert added_up(told)["calls"][0]["function"]["arguments"] == ARGUMENTS
+    assert [choice["finish_reason"] for choice in choices[:-1]] == [None] * (len(choices) - 1)
+    assert choices[-1]["finish_reason"] == "tool_calls"
+    spoken = [token for choice in choices for token in choice.get("token_ids", [])]
+    assert spoken == [*SPELLED.encode(REPLY, add_special_tokens=False), 256]
+
+
 def test_tokens_of_marks_are_counted_but_not_shown() -> None:
     ids = MARKED.encode(REPLY, add_special_tokens=False)
     [choice] = chat(saying(REPLY, MARKED), MARKED, logprobs=True, return_token_ids=True)["choices"]

@@ -89,6 +89,11 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"tools": [CLOCK], "tool_choice": "sometimes"}, "tool_choice"),
     ({"tools": [CLOCK], "tool_choice": {"type": "function"}}, "tool_choice"),
     (
+        {"tools": [CLOCK], "tool_choice": {**NAMED, "function": {"name": "clock", "no_such": 1}}},
+        "tool_choice.function.no_such",
+    ),
+    ({"response_format": {"type": "text", "no_such": 1}}, "response_format.no_such"),
+    (
         {
             "tools": [CLOCK],
             "tool_choice": {
