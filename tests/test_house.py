@@ -34,7 +34,7 @@ BUDGETS = {
     "kernels": 13_650,  # 12,000
     "actors": 19_400,  # 13,000, and 2,000 for grammar and edge
     "cluster": 7_510,  # 4,500
-    "serve_app": 16_220,  # 6,000, and 3,000 for protocol and page
+    "serve_app": 16_240,  # 6,000, and 3,000 for protocol and page
     "loadtest": 13_110,  # 9,000
     "models": 2_790,
     "tests": 43_930,  # 27,000
