@@ -261,11 +261,11 @@ def test_tools_that_are_too_much_together_are_held_to_less() -> None:
             for i in range(count)
         ]
 
-    loose = grammar(tools=large(False, 40, 100))
-    assert len(loose) == 41
+    loose = grammar(tools=large(False, 80, 100))
+    assert len(loose) == 81
     assert "property_1" not in str(loose)
     with pytest.raises(AssertionError, match=r"'tools' makes a grammar of \d+ bytes"):
-        grammar(tools=large(True, 40, 100))
+        grammar(tools=large(True, 80, 100))
 
 
 def test_openais_client_reads_calls_whole_and_streamed() -> None:
