@@ -22,7 +22,8 @@ from tests.support.mock_server import HELLO
 from tests.support.real_server import running_server
 from tests.support.tool_chats import CALLED, CLOCK, RESULT, SHELL, WEATHER
 
-ASKS, WARMING, AT_ONCE = 5_000, 500, 4
+ASKS, WARMING, AT_ONCE = 5_000, 2_000, 4
+CACHE = ("--kv-cache-memory", "64MiB")  # full before memory is looked at: it grows as it fills
 GROWTH_BYTES = 100e6
 # By the clock of a machine that may be busy with other tests; the half of all is far below.
 SECONDS, USUAL_SECONDS = 20.0, 1.0
@@ -168,7 +169,7 @@ def resident(server: psutil.Process) -> int:
 @pytest.mark.timeout(1800)
 def test_hostile_asks_are_answered_and_leave_nothing(tmp_path: Path) -> None:
     with (
-        running_server(tmp_path) as server,
+        running_server(tmp_path, *CACHE) as server,
         httpx.Client(base_url=server.url, timeout=60) as client,
     ):
 
