@@ -127,15 +127,14 @@ class VerifiedText(TextLedger):
     def __init__(self, codec: FrameCodec, request: Request) -> None:
         super().__init__((*request.prompt_ids, *request.resumed_ids))
         self.request = request
-        self._codec = codec
+        self.codec = codec
 
-    def arrived(self, content: bytes) -> Drafts:
-        """A frame as the engine hears it.
+    def arrived(self, batch: GuessBatch) -> Drafts:
+        """What `codec` read in a frame, as the engine hears it.
 
         Raises:
-            FrameError: it is none, or one that cannot be here and now.
+            FrameError: it cannot be here and now.
         """
-        batch = self._codec.decode(content)
         number = self.last + 1
         if batch.number != number % NUMBERS:
             raise FrameError(f"batch {batch.number} where {number % NUMBERS} is the next one")
@@ -164,4 +163,4 @@ class VerifiedText(TextLedger):
         if place > MOST_GUESSES:
             return None
         verdict = BatchVerdict(batch.number % NUMBERS, place, event.token_ids[-1])
-        return self._codec.encode_verdict(verdict)
+        return self.codec.encode_verdict(verdict)

@@ -85,7 +85,7 @@ def judged(report: Report, found: Held, record: Path | None) -> int:
         f"left to the model, {outcomes['refused']} refused; {found.tokens} masks",
         f"valid instances: {found.right} passed, in {len(found.rejected)} files some did not",
         f"invalid instances: {found.wrong} stopped, {found.left} passed where a note tells what is "
-        f"not held, in {len(found.passed)} files some passed though all is held",
+        f"not held, in {len(found.passed)} files some passed and no note says why",
     ]
     amiss = dict(found.passed)
     if record is not None:

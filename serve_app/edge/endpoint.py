@@ -75,7 +75,7 @@ class EdgeEndpoint:
                     content = await device.receive_bytes()
                 seconds = SILENT_SECONDS
                 if session is not None and wire.is_frame(content):
-                    session.arrived(content, device)
+                    await session.arrived(content, device)
                     continue
                 if session is not None:  # the next text over the same connection
                     session.end()

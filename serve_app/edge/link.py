@@ -55,11 +55,8 @@ class CloudLink:
                 raise CloudError(reason, final=True)
             cloud = msgspec.convert(told, Cloud)
         except urllib.error.HTTPError as error:
-            reason, final = (
-                f"{url} answers {error.code}: {_message(error)}",
-                error.code in (401, 403, 404),
-            )
-            raise CloudError(reason, final=final) from None
+            reason = f"{url} answers {error.code}: {_message(error)}"
+            raise CloudError(reason, final=error.code in (401, 403, 404)) from None
         except (OSError, ValueError, KeyError, TypeError) as error:
             reason = f"{url} does not answer as lexshard does: {error}"
             raise CloudError(reason, final=False) from None

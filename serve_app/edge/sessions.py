@@ -56,14 +56,19 @@ class EdgeSession:
         self._following = asyncio.get_running_loop().create_task(self._follow())
         sessions[self.name] = self
 
-    def arrived(self, content: bytes, device: WebSocket) -> None:
+    async def arrived(self, content: bytes, device: WebSocket) -> None:
         """A frame over the connection to ``device``, one that was on its way when another took over
         perhaps, which the other sends again. Raises `FrameError`."""
-        if device is not self.device:
-            raise FrameError("the session goes on over another connection")
         if len(content) > wire.MOST_FRAME_BYTES:
             raise FrameError(f"a frame of {len(content)} bytes")
-        self._state.client.draft(self._text.arrived(content))
+        codec = self._text.codec
+        if codec.mode == "same-token":
+            batch = codec.decode(content)
+        else:  # distributions may take seconds, in which other sessions go on
+            batch = await asyncio.to_thread(codec.decode, content)
+        if device is not self.device:
+            raise FrameError("the session goes on over another connection")
+        self._state.client.draft(self._text.arrived(batch))
 
     async def go_on_with(self, device: WebSocket, length: int | None = None) -> None:
         """Tells ``device``, which has ``length`` tokens of the text (None: those that it began

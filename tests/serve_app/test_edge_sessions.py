@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -266,7 +267,38 @@ def test_one_that_does_not_come_back_is_forgotten() -> None:
         assert client.get("/status").json()["queue"]["sequences"] == 0
 
 
-def test_5000_malformed_frames_harm_nobody() -> None:
+def test_a_frame_that_takes_long_to_read_keeps_no_other_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Distributions of a thousand parts take a tenth of a second each."""
+    answered, in_time = threading.Event(), []
+
+    def slowly(codec: FrameCodec, content: bytes) -> GuessBatch:
+        in_time.append(answered.wait(10))
+        return GuessBatch(1, 5, ())
+
+    with connected() as (client, engine), client.websocket_connect(wire.PATH) as device:
+        assert isinstance(begin(device, opening(mode="ksqs", size=4)), Opened)
+        told_by(device)
+        monkeypatch.setattr(FrameCodec, "decode", slowly)
+        device.send_bytes(b"\x00")
+        assert client.get("/health").status_code == 200
+        answered.set()
+        device.send_bytes(b"\xff\xff")
+        assert isinstance(wire.decode_reply(device.receive_bytes()), Refused)
+        assert in_time == [True]
+        assert len(engine.drafts) == 1
+
+
+def test_malformed_frames_are_told_from_good_ones() -> None:
+    """So that the next test tests something."""
+    good = CODEC.encode(GuessBatch(1, 5, (98, 99, 100)))
+    with connected() as (client, _):
+        assert _frame(client, good) == 0
+        assert _frame(client, good[:-1]) == 400
+
+
+def test_5000_malformed_frames_harm_no_other() -> None:
     """Cut, lengthened, altered, out of order, of other versions, of noise: each ends its session
     with a 400 and no other, and nothing of it stays."""
     chance = random.Random(7)
@@ -307,7 +339,7 @@ def _frame(client: TestClient, content: bytes) -> int:
         assert isinstance(begin(device, opening()), Opened)
         device.receive_bytes()
         device.send_bytes(content)
-        device.send_bytes(b"\x00")  # begins nothing: ends it in any case
+        device.send_bytes(b"\xff\xff")  # is no frame and begins nothing: ends it in any case
         reply = wire.decode_reply(device.receive_bytes())
         assert isinstance(reply, Refused)
         last = "a bad frame: no session begins" in reply.message

@@ -112,7 +112,7 @@ class Link:
         self.guesses += len(batch.token_ids)
         told = self.codec.batch_bits(batch)
         self.largest = max(self.largest, told if len(batch.token_ids) > 1 else 0)
-        self.engine.draft(text.verified.arrived(content))
+        self.engine.draft(text.verified.arrived(text.verified.codec.decode(content)))
         return True
 
 
