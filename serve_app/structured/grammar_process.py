@@ -109,7 +109,7 @@ def main() -> None:
             tokenizer = LLTokenizer(
                 setup["tokenizer"], n_vocab=setup["vocabulary_size"], eos_token=setup["ends"]
             )
-        except Exception as error:  # whatever llguidance finds unusual about it
+        except BaseException as error:  # what llguidance finds unusual about it, panics included
             while read_line(source):
                 why = f"no grammar can be held with this model's tokenizer: {error}"
                 write_line(sink, {"error": why, "warnings": []})

@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from lexshard.serve_app.openai.errors import ApiError
 from lexshard.serve_app.openai.tokenization import ModelTokenizer
 from lexshard.serve_app.structured.compiling import Compiled, GrammarCompiler
 from lexshard.serve_app.structured.constraint import MAX_TEXT_BYTES
 from tests.support.hostile_grammars import HARMLESS, HOSTILE, random_schema
-from tests.support.mock_engine import MockEngine
+from tests.support.mock_engine import VOCABULARY, MockEngine
 from tests.support.mock_server import HELLO, TOKENIZER, Client, says, serve
 
 # By the clock, of half a second of a core that ten others want.
@@ -22,9 +24,11 @@ SECONDS = 20.0
 GOOD = 'start: "a" | "b"'
 
 
-def outcomes(texts: list[str], compiler: GrammarCompiler | None = None) -> list[Compiled]:
+def outcomes(
+    texts: list[str], compiler: GrammarCompiler | None = None, size: int = VOCABULARY
+) -> list[Compiled]:
     compiler = compiler or GrammarCompiler(TOKENIZER)
-    information = MockEngine().information
+    information = replace(MockEngine().information, vocabulary_size=size)
 
     async def run() -> list[Compiled]:
         never = asyncio.Event()
@@ -108,12 +112,24 @@ def test_the_process_ends_with_its_peer() -> None:
     assert process.wait(10) == 0
 
 
-def test_a_tokenizer_that_llguidance_cannot_read_is_told_of() -> None:
+def nested_tokens(longest: int) -> str:
+    """A tokenizer whose tokens are one letter, two of it, and so on: at 1,024 llguidance panics."""
+    runs = ["a" * length for length in range(1, longest + 1)]
+    merges = [(run, "a") for run in runs[:-1]]
+    tokenizer = Tokenizer(models.BPE(vocab={run: i for i, run in enumerate(runs)}, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    text: str = tokenizer.to_str()
+    return text
+
+
+@pytest.mark.parametrize("described", ["{}", nested_tokens(1_100)])
+def test_a_tokenizer_that_llguidance_cannot_read_is_told_of(described: str) -> None:
     class Strange(ModelTokenizer):
         def json(self) -> str:
-            return "{}"
+            return described
 
-    found = outcomes([GOOD], GrammarCompiler(Strange(TOKENIZER._tokenizer)))
+    found = outcomes([GOOD], GrammarCompiler(Strange(TOKENIZER._tokenizer)), size=1_100)
     assert str(found[0].error).startswith("no grammar can be held with this model's tokenizer")
 
 
