@@ -1,4 +1,4 @@
-"""Where a user's files are that nobody wrote by hand: compiled kernels, indexes."""
+"""Where files are that lexshard makes for a user: compiled kernels, indexes."""
 
 from __future__ import annotations
 

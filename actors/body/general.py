@@ -103,7 +103,7 @@ class GeneralBody:
         """From the next step on the layers are compiled (`actors.body.gpu.compiled_layers`); the
         model must have computed a step, and have a cache. Raises UnsupportedModelError where that
         cannot be, and the next step RuntimeError where a layer does not compile."""
-        assert self._caches is not None, "nobody knows yet whether it is served"
+        assert self._caches is not None, "allocate_cache comes before this"
         compile_layers(self._decoder, backend)
         place_caches(self._decoder, self._caches)
         self.compiled, self.layers = True, "layers compiled"

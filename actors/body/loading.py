@@ -181,7 +181,7 @@ def check_before_weights(
     ``config.json``.
 
     ``stored_bytes`` is the size of the weights' files, and ``parameters`` how many numbers they
-    hold by safetensors' types, empty where nobody has told: then the type is taken from
+    hold by safetensors' types, empty where that is not known: then the type is taken from
     ``config.json``, and what that leaves open is for `load` to refuse.
 
     Raises a ``ModelRefusedError``, as `load` does.

@@ -71,7 +71,7 @@ class LookupDrafter:
     ``longest`` to ``shortest`` tokens. Raises ValueError unless ``1 <= shortest <= longest``.
 
     Each token is indexed once, after its sequence was first drafted for. Of a long prompt a call
-    indexes a part, so that nobody waits for it.
+    indexes a part, so that no step waits for it.
     """
 
     name = "lookup"

@@ -9,8 +9,8 @@ if TYPE_CHECKING:
 
 # Of llguidance, whose defaults allow 500 MB of lexer states, and masks of a second. Measured on one
 # core of an AMD EPYC with 128,000 tokens, where masks of hostile grammars take up to 17 ms. Of
-# 11,305 real schemas none needs more of a mask; with 100,000 of `step_lexer_fuel` and 1,000 items 13
-# of them lose valid instances, with llguidance's own 200,000 five.
+# 11,305 real schemas none needs more of a mask; with 100,000 of `step_lexer_fuel` and 1,000 items
+# 13 of them lose valid instances, with llguidance's own 200,000 five.
 PARSER: Final[dict[str, int | bool]] = {
     "max_items_in_row": 2000,
     "initial_lexer_fuel": 500_000,

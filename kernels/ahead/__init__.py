@@ -22,7 +22,7 @@ from lexshard.kernels.ahead.calls import Call, Groups
 
 __all__ = ["compile_ahead"]
 
-# Each takes up to 700 MB while it compiles, and finds fewer kernels that nobody else compiles, too.
+# Each takes up to 700 MB while it compiles, and finds fewer kernels that no other compiles, too.
 MOST_PROCESSES = 4
 
 

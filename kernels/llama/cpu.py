@@ -103,7 +103,7 @@ def forward(
     """Embeddings ``hidden [T, d]`` (overwritten) to ``out [N, d]``, the normed ``output_rows``.
 
     Writes keys and values at ``slots [T]`` of the caches ``[L, blocks, ...]``. In the last layer
-    only the output rows go on after the cache is written: nobody reads the others.
+    only the output rows go on after the cache is written: the others are not read.
     """
     layers = qkv.shape[0]
     width, inner = hidden.shape[1], down.shape[2]

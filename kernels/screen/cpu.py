@@ -48,7 +48,7 @@ def _scale_panel(sums, scale, products, step, share, out, first, last):  # type:
 
 @njit(nogil=True, cache=True)
 def _dot_few(values, start, whole, hidden, query, sums):  # type: ignore[no-untyped-def]
-    """Two or three hidden rows from ``query`` on; nobody has fetched the panel if they are all."""
+    """Two or three hidden rows from ``query`` on; the panel is not fetched yet if they are all."""
     three = hidden.shape[0] - query == 3
     for row in range(start, whole, BYTE_ROWS):
         place = row - start

@@ -3,7 +3,7 @@
 No server: the loop of an engine (`actors.engine.loop`) in this process, which is looked at after
 every step. Drafts, masks, bans, stops, choices, penalties, preemption and cancellation meet as no
 test would think of. What a sequence says must be what a plain engine says (one step after the
-other, no drafts, no prefix cache, every logit), and nobody may be forgotten: a sequence that is
+other, no drafts, no prefix cache, every logit), and none may be forgotten: a sequence that is
 not in the plan of a step that has room waits for a place, for blocks, or for a prompt on its way.
 """
 

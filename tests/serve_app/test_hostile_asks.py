@@ -1,5 +1,5 @@
-"""5,000 hostile schemas, grammars, tools and histories, one after the other beside each other, over
-HTTP: each is answered, none by a fault of the server, none for long, and nothing is kept of them.
+"""5,000 hostile schemas, grammars, tools and histories, four at a time, over HTTP: each is
+answered, none by a fault of the server, none for long, and nothing is kept of them.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 An 8B model launches some 1,500 kernels a step, which a host takes longer to launch than a GPU to
 run. A graph is launched once. Its shapes are fixed, so a step is padded to the next bucket of rows
-and of blocks per sequence; padding goes to a block of the cache that nobody else has. A step is one
+and of blocks per sequence; padding goes to a block of the cache that no sequence has. A step is one
 copy, one launch and one copy of its result; nothing waits.
 """
 

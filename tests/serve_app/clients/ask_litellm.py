@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import litellm
-from asked import CHAT, MOST, PARAMETERS, Booking, Told, free_tables, report
+from asked import CHAT, MOST, PARAMETERS, Booking, Told, report
 
 litellm.suppress_debug_info = True
 
@@ -25,11 +24,7 @@ def told_by(**usual: Any) -> Told:
     tools = [{"type": "function", "function": function}]
     asked = litellm.completion(messages=messages, tools=tools, tool_choice="required", **usual)
     messages.append(asked.choices[0].message.model_dump(exclude_none=True))
-    for call in asked.choices[0].message.tool_calls:
-        day = json.loads(call.function.arguments)["day"]
-        told.called.append(day)
-        result = {"role": "tool", "tool_call_id": call.id, "content": free_tables(day)}
-        messages.append(result)
+    messages += told.results(asked.choices[0].message.tool_calls)
     answered = litellm.completion(messages=messages, tools=tools, **usual)
     told.answer = answered.choices[0].message.content
     return told

@@ -27,11 +27,7 @@ def chat(url: str, key: str, model: str) -> Told:
     tools: list[Any] = [{"type": "function", "function": function}]
     asked = completions.create(messages=messages, tools=tools, tool_choice="required", **usual)
     messages.append(asked.choices[0].message)
-    for call in asked.choices[0].message.tool_calls:
-        day = json.loads(call.function.arguments)["day"]
-        told.called.append(day)
-        result = {"role": "tool", "tool_call_id": call.id, "content": free_tables(day)}
-        messages.append(result)
+    messages += told.results(asked.choices[0].message.tool_calls)
     answered = completions.create(messages=messages, tools=tools, **usual)
     told.answer = answered.choices[0].message.content
     return told

@@ -10,7 +10,7 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -61,6 +61,15 @@ class Told:
     booking: Booking
     answer: str = ""
     called: list[str] = field(default_factory=list)
+
+    def results(self, calls: Any) -> list[dict[str, str]]:
+        """The messages, in OpenAI's form, that tell what came of a chat's ``calls``."""
+        days = [json.loads(call.function.arguments)["day"] for call in calls]
+        self.called += days
+        return [
+            {"role": "tool", "tool_call_id": call.id, "content": free_tables(day)}
+            for call, day in zip(calls, days, strict=True)
+        ]
 
 
 def report(*protocols: Callable[[str, str, str], Told]) -> None:
