@@ -47,7 +47,6 @@ class ModelDrafter:
         self._stack = body.stack
         # Per sequence, of a routed head: the position of the first state, and the states.
         self._states: dict[int, tuple[int, npt.NDArray[np.float32]]] = {}
-        self.rows = 0  # of the head that were looked at so far
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
         """See `actors.drafter.protocol.Drafter`. Who has not caught up with a long prompt gets no
@@ -57,7 +56,6 @@ class ModelDrafter:
         if not turns:
             return proposed
         drafted = draft(self._stack, self._head, self._pending(turns))
-        self.rows += int(drafted.rows.sum())
         for index, (turn, row) in enumerate(zip(turns, drafted.guesses.tolist(), strict=True)):
             guesses = [token for token in row if token >= 0]
             drawn_from = [

@@ -125,7 +125,6 @@ def test_a_static_list_is_drawn_from_alone(
     tasks = tasks_of(prompt_ids, 6)
     drafter = model_drafter(model, full_head(model, ids))
     assert guessed(drafter, tasks) == [plain_guesses(plain, task, ids) for task in tasks]
-    assert drafter.rows == 3000 * sum(task.most for task in tasks)
 
 
 @pytest.fixture(scope="module", params=["native", "routed", "stepwise", "certified"])
