@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lexshard.kernels.linear import PackedWeight, linear, pack
+from lexshard.kernels.linear import Arithmetic, PackedWeight, linear, pack
 
 
 def is_experts(module: nn.Module) -> bool:
@@ -28,12 +28,12 @@ class PackedExperts(nn.Module):
     The original stays for its activation, without its weights.
     """
 
-    def __init__(self, experts: Any) -> None:
+    def __init__(self, experts: Any, arithmetic: Arithmetic) -> None:
         super().__init__()
         self.original = experts
         inner = "gate_up_proj" if experts.has_gate else "up_proj"
-        self._inner, self._inner_bias = _take_stack(experts, inner)
-        self._outer, self._outer_bias = _take_stack(experts, "down_proj")
+        self._inner, self._inner_bias = _take_stack(experts, inner, arithmetic)
+        self._outer, self._outer_bias = _take_stack(experts, "down_proj", arithmetic)
 
     def _activate(self, inner: torch.Tensor) -> torch.Tensor:
         original = self.original
@@ -64,10 +64,15 @@ class PackedExperts(nn.Module):
         return result
 
 
-def _take_stack(experts: Any, name: str) -> tuple[list[PackedWeight], torch.Tensor | None]:
+def _take_stack(
+    experts: Any, name: str, arithmetic: Arithmetic
+) -> tuple[list[PackedWeight], torch.Tensor | None]:
     """Packed weights and biases of every expert; the stack itself is given up."""
     stack = getattr(experts, name).detach()
-    packed = [pack(weight.T if experts.is_transposed else weight) for weight in stack]
+    packed = [
+        pack(weight.T if experts.is_transposed else weight, arithmetic=arithmetic)
+        for weight in stack
+    ]
     setattr(experts, name, None)  # frees it
     bias = getattr(experts, f"{name}_bias").detach().float() if experts.has_bias else None
     return packed, bias

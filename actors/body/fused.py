@@ -19,7 +19,7 @@ import torch
 from lexshard.actors.body.batch import Batch
 from lexshard.kernels import pool
 from lexshard.kernels.attention import BLOCK_SIZE
-from lexshard.kernels.linear import fits_bfloat16, pack
+from lexshard.kernels.linear import Arithmetic, fits_bfloat16, pack
 from lexshard.kernels.linear.tile import PANEL
 from lexshard.kernels.llama import LlamaShape, LlamaStack, LlamaWeights
 
@@ -45,7 +45,7 @@ def supports(config: Any) -> bool:
     return not (config.model_type in ("llama", "qwen3") and biased)
 
 
-def plan_of(model: Any) -> FusedPlan:
+def plan_of(model: Any, arithmetic: Arithmetic) -> FusedPlan:
     """Of a transformers causal language model that ``supports`` admits."""
     config, decoder = model.config, model.base_model
     attention = decoder.layers[0].self_attn
@@ -64,7 +64,7 @@ def plan_of(model: Any) -> FusedPlan:
     rotation = RotaryAngles(
         tuple(rotary.inv_freq.float().tolist()), float(rotary.attention_scaling)
     )
-    return FusedPlan(shape, rotation, config.max_position_embeddings)
+    return FusedPlan(shape, rotation, config.max_position_embeddings, arithmetic)
 
 
 def _window(config: Any) -> int:
@@ -94,18 +94,24 @@ class RotaryAngles:
 
 @dataclass(frozen=True, slots=True)
 class FusedPlan:
-    """What a fused body is beside its weights."""
+    """What a fused body is beside its weights.
+
+    ``arithmetic`` is what activations are rounded to before they are multiplied; bfloat16 needs
+    weights that are.
+    """
 
     shape: LlamaShape
     rotation: RotaryAngles
     max_positions: int
+    arithmetic: Arithmetic
 
 
 class _Stacks:
     """Weights of all layers, one layer after the other along the first axis."""
 
-    def __init__(self, layers: int, tensor: Tensors) -> None:
+    def __init__(self, layers: int, arithmetic: Arithmetic, tensor: Tensors) -> None:
         self._layers = range(layers)
+        self._arithmetic = arithmetic
         self._tensor = tensor
 
     def packed(self, *names: str) -> np.ndarray[Any, Any]:
@@ -114,7 +120,8 @@ class _Stacks:
         half = all(fits_bfloat16(_there(each, self._tensor)) for each in self._every(names))
         out: np.ndarray[Any, Any] | None = None
         for layer in self._layers:
-            panels = pack(torch.cat(self._in_layer(layer, names)), half=half).panels
+            whole = torch.cat(self._in_layer(layer, names))
+            panels = pack(whole, half=half, arithmetic=self._arithmetic).panels
             if out is None:
                 out = np.empty((len(self._layers), *panels.shape), panels.dtype)
             out[layer] = panels
@@ -180,7 +187,7 @@ class FusedBody:
         Raises KeyError for a weight that there must be and is not.
         """
         shape = plan.shape
-        stacks = _Stacks(shape.layers, tensor)
+        stacks = _Stacks(shape.layers, plan.arithmetic, tensor)
         attention, mlp = "self_attn.{}_proj", "mlp.{}_proj"
         projections = [attention.format(name) for name in "qkv"]
         cosine, sine = plan.rotation.tables(plan.max_positions)

@@ -1,9 +1,9 @@
 """The general body: any transformers decoder whose attention can be replaced.
 
 Every step is one packed sequence ``[1, T]`` without a transformers cache; keys and values live in
-our blocks, and attention is `actors.body.paged_attention`. On the CPU activations are float32
-whatever the weights were stored in, and every product goes through kernels whose bits do not
-depend on the batch.
+our blocks, and attention is `actors.body.paged_attention`. On the CPU activations are float32,
+rounded to bfloat16 for products alone where that is the type, and every product goes through
+kernels whose bits do not depend on the batch.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from lexshard.actors.body.gpu.step_inputs import StepInputs, on_the_host, sent
 from lexshard.actors.body.invariant.functions import finding_callers
 from lexshard.actors.body.invariant.modules import has_bare_matrices, make_invariant
 from lexshard.kernels.attention import BLOCK_SIZE, allocate_cache
+from lexshard.kernels.linear import Arithmetic
 
 # torch's float32 linear gives a row the same bits from this many rows on (measured, 4 to 2,500).
 LEAST_ROWS_OF_TORCH = 4
@@ -31,9 +32,9 @@ class GeneralBody:
     """Body over a transformers model; see ``actors.body.batch.Body`` for the contract.
 
     Takes the model over: its attention is switched to the paged one and, on the CPU, its linear
-    layers are replaced by packed ones (``pack_linears`` off keeps torch's and pads every step to
-    four rows; ``invariant`` off leaves everything as it is on a GPU). ``batch_invariant`` is False
-    until the loader has proved it.
+    layers are replaced by packed ones that round what they multiply to ``arithmetic``
+    (``pack_linears`` off keeps torch's and pads every step to four rows; ``invariant`` off leaves
+    everything as it is on a GPU). ``batch_invariant`` is False until the loader has proved it.
     """
 
     name = "general"
@@ -42,6 +43,7 @@ class GeneralBody:
         self,
         model: Any,
         *,
+        arithmetic: Arithmetic = "float32",
         pack_linears: bool = True,
         invariant: bool = True,
     ) -> None:
@@ -62,7 +64,7 @@ class GeneralBody:
         self._least_rows = 1
         self._callers_known = True
         if self.device.type == "cpu" and invariant:
-            make_invariant(self._decoder, pack_linears=pack_linears)
+            make_invariant(self._decoder, arithmetic=arithmetic, pack_linears=pack_linears)
             if has_bare_matrices(self._decoder):
                 self._least_rows = LEAST_ROWS_OF_TORCH
             self._callers_known = False

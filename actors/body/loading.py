@@ -39,6 +39,7 @@ from lexshard.actors.body.self_test import (
     run_alone,
 )
 from lexshard.actors.machine import physical_memory
+from lexshard.kernels.linear import Arithmetic
 
 __all__ = ["HeadWeights", "LoadedModel", "ModelRefusedError", "load"]
 
@@ -53,7 +54,7 @@ class LoadedModel:
     """A model ready to serve.
 
     ``vocabulary_size`` is the tokenizer's: output rows beyond it are padding. ``dtype`` says what
-    the weights are rounded to; on the CPU activations are float32 either way.
+    the weights are rounded to, and what they are multiplied with; all else on the CPU is float32.
     """
 
     body: Body
@@ -110,14 +111,16 @@ def load(
     head = read_head(model)
     with model_code(f"the forward pass of {kind.__name__} does not work on text alone"):
         expected = plain_forward(model)
-    tolerance = _TOLERANCES[torch.float32 if place.type == "cpu" else weights_dtype]
+    exact = _TOLERANCES[torch.float32 if place.type == "cpu" else weights_dtype]
     for hidden, logits in zip(expected.hidden, expected.logits, strict=True):
-        check_head(head, hidden, logits, tolerance)
+        check_head(head, hidden, logits, exact)
+    arithmetic: Arithmetic = "bfloat16" if weights_dtype == torch.bfloat16 else "float32"
+    tolerance = _TOLERANCES[weights_dtype]
     chosen: Body
     if fused:
-        chosen = _fused_body(model, expected, tolerance)
+        chosen = _fused_body(model, arithmetic, expected, exact, tolerance)
     else:
-        chosen = _general_body(model, expected, tolerance)
+        chosen = _general_body(model, arithmetic, expected, tolerance)
     if isinstance(chosen, GeneralBody) and place.type == "cuda":
         # The library's order of additions is of the whole step.
         if attention == "auto" and not batch_invariant:
@@ -138,7 +141,7 @@ def load(
     )
     if provable and fused and (head_name := head_name_of(model)) is not None:
         found = ProvenModel(
-            plan=plan_of(model),
+            plan=plan_of(model, arithmetic),
             batch_invariant=chosen.batch_invariant,
             head_name=head_name,
             head_scale=head.scale,
@@ -289,9 +292,11 @@ def _placement(place: torch.device) -> dict[str, Any]:
     return {"device_map": {"": place}}
 
 
-def _general_body(model: Any, expected: Expected, tolerance: float) -> GeneralBody:
+def _general_body(
+    model: Any, arithmetic: Arithmetic, expected: Expected, tolerance: float
+) -> GeneralBody:
     with model_code(_NOT_PAGED.format(type(model).__name__)):
-        body = GeneralBody(model)
+        body = GeneralBody(model, arithmetic=arithmetic)
         invariant = check_body(
             body, expected.token_ids, expected.hidden, "the plain forward pass", tolerance
         )
@@ -356,11 +361,13 @@ def _graphed_body(
     return graphed
 
 
-def _fused_body(model: Any, expected: Expected, tolerance: float) -> Body:
-    """The fused body, checked against the general one of the same weights."""
-    fused = FusedBody.from_tensors(plan_of(model), model.state_dict().get)
+def _fused_body(
+    model: Any, arithmetic: Arithmetic, expected: Expected, exact: float, tolerance: float
+) -> Body:
+    """The fused body, checked against the general one of the same weights, which rounds nothing."""
+    fused = FusedBody.from_tensors(plan_of(model, arithmetic), model.state_dict().get)
     general = GeneralBody(model, pack_linears=False)
-    check_body(general, expected.token_ids, expected.hidden, "the plain forward pass", tolerance)
+    check_body(general, expected.token_ids, expected.hidden, "the plain forward pass", exact)
     check_windows(general.settings, model.config.get_text_config(decoder=True))
     ours = run_alone(general, expected.token_ids)
     fused.batch_invariant = check_body(

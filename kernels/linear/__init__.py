@@ -2,7 +2,9 @@
 
 ``torch.nn.functional.linear`` picks another order of summation for one row than for sixteen, so
 the same token gets other bits in another batch. The row kernel here does not, needs no padding,
-and reads bfloat16 checkpoints at half the bytes of float32 with the very same products.
+and reads bfloat16 checkpoints at half the bytes of float32 with the very same products. Where
+activations may be rounded to bfloat16, too, processors that multiply pairs of it do twice the work
+per instruction; others compute the same bits.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from lexshard.kernels.linear import reference
 from lexshard.kernels.linear.tile import PANEL
 
 Implementation = Literal["reference", "cpu"]
+Arithmetic = Literal["float32", "bfloat16"]  # what activations are rounded to before products
 
 # Below this many products a second thread costs more than it saves.
 MULTIPLICATIONS_PER_THREAD = 2_000_000
@@ -31,12 +34,18 @@ class PackedWeight:
     """A weight ``[outputs, depth]`` in panels of 16 outputs.
 
     ``panels [ceil(outputs / 16), depth, 16]`` is uint16 (bfloat16 bits) where every weight is
-    exactly a bfloat16, else float32; missing outputs of the last panel are zero.
+    exactly a bfloat16, else float32; or, where activations are rounded, too, ``[..., ceil(depth /
+    2), 16]`` uint32: the weights of two neighbouring columns, the second in the upper half.
+    What is missing of the last panel or pair is zero.
     """
 
     panels: npt.NDArray[Any]
     outputs: int
     depth: int
+
+    @property
+    def arithmetic(self) -> Arithmetic:
+        return "bfloat16" if self.panels.dtype == np.uint32 else "float32"
 
     @property
     def padded_outputs(self) -> int:
@@ -50,10 +59,14 @@ def fits_bfloat16(weight: torch.Tensor) -> bool:
     return bool((weight.float().contiguous().view(torch.int32) & 0xFFFF).eq(0).all())
 
 
-def pack(weight: torch.Tensor, *, half: bool | None = None) -> PackedWeight:
+def pack(
+    weight: torch.Tensor, *, half: bool | None = None, arithmetic: Arithmetic = "float32"
+) -> PackedWeight:
     """Pack ``weight [N, K]``; ``half`` forces the storage (None: bfloat16 where it is exact).
 
-    Raises ValueError where ``half`` is asked for and would lose bits.
+    With ``arithmetic`` bfloat16 a weight that is stored so is multiplied with activations that are
+    rounded to it, and those of its values that are below its normal numbers are zero. Raises
+    ValueError where ``half`` is asked for and would lose bits.
     """
     outputs, depth = weight.shape
     exact = fits_bfloat16(weight)
@@ -63,9 +76,12 @@ def pack(weight: torch.Tensor, *, half: bool | None = None) -> PackedWeight:
         )
     half = exact if half is None else half
     values = _bits(weight.detach().contiguous(), half)
+    if half and arithmetic == "bfloat16":
+        values = _pairs(values)
     whole, rest = divmod(outputs, PANEL)
-    panels = np.zeros((-(-outputs // PANEL), depth, PANEL), dtype=values.dtype)
-    panels[:whole] = values[: whole * PANEL].reshape(whole, PANEL, depth).transpose(0, 2, 1)
+    columns = values.shape[1]
+    panels = np.zeros((-(-outputs // PANEL), columns, PANEL), dtype=values.dtype)
+    panels[:whole] = values[: whole * PANEL].reshape(whole, PANEL, columns).transpose(0, 2, 1)
     if rest:
         panels[whole, :, :rest] = values[whole * PANEL :].T
     return PackedWeight(panels if half else panels.view(np.float32), outputs, depth)
@@ -79,10 +95,20 @@ def _bits(weight: torch.Tensor, half: bool) -> npt.NDArray[Any]:
     return (values >> 16).astype(np.uint16) if half else values
 
 
+def _pairs(values: npt.NDArray[np.uint16]) -> npt.NDArray[np.uint32]:
+    """Neighbouring columns of ``values [N, K]`` in a word each, the second in the upper half."""
+    normal = np.where(values & 0x7F80, values, values & 0x8000)
+    even = np.pad(normal, ((0, 0), (0, values.shape[1] % 2)))
+    return np.ascontiguousarray(even).view("<u4")
+
+
 def unpack(packed: PackedWeight) -> torch.Tensor:
     """The weight ``[N, K]`` in float32, bit for bit."""
     panels = packed.panels
     bits = panels.astype(np.uint32) << 16 if panels.dtype == np.uint16 else panels.view(np.uint32)
+    if packed.arithmetic == "bfloat16":
+        halves = np.stack([bits << 16, bits & 0xFFFF0000], axis=2)  # [P, K / 2, 2, 16]
+        bits = halves.reshape(len(panels), -1, PANEL)[:, : packed.depth]
     rows = np.ascontiguousarray(bits.transpose(0, 2, 1)).reshape(-1, packed.depth)
     return torch.from_numpy(rows[: packed.outputs].view(np.float32))
 
@@ -95,11 +121,14 @@ def linear(
     On the CPU row ``t`` of the result is a function of row ``t`` of ``x`` alone, bit for bit.
     """
     if implementation == "reference":
+        if weight.arithmetic == "bfloat16":
+            x = reference.rounded(x)
         return reference.linear(x, unpack(weight))
     from lexshard.kernels.linear import cpu  # numba compiles on first use; keep the import cheap
 
     out = np.empty((x.shape[0], weight.padded_outputs), dtype=np.float32)
-    rows, panels = x.contiguous().numpy(), weight.panels
+    panels = weight.panels
+    rows = cpu.operand_rows(x.contiguous().numpy(), panels)
     large = x.shape[0] * panels.size > MULTIPLICATIONS_PER_THREAD
     cuts = [panels.shape[0] * i // pool.threads() for i in range(pool.threads() + 1)]
     if not large:

@@ -2,47 +2,92 @@
 
 numba's own loops cannot keep a block of accumulators in registers, so the innermost tile is
 written in LLVM's intermediate language: ``rows x (panels * 16)`` outputs, each one a chain of
-fused multiply-adds over the columns of the weight in ascending order. A chain does not know how
-many rows or panels its tile has: that is what makes the result of a row independent of its batch.
+fused multiply-adds over the columns of the weight. A chain does not know how many rows or panels
+its tile has: that is what makes the result of a row independent of its batch.
+
+Columns come in ascending order but in pairs of bfloat16, of which the second is added first: so
+``vdpbf16ps`` does it, with a rounding after each, and two fused multiply-adds without it.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from llvmlite import ir
+from llvmlite import binding, ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
 from lexshard.kernels.prefetch import request
+from lexshard.kernels.processor import has_feature
 
+# Two products of bfloat16 in one instruction; LLVM knows it by these types from version 16 on.
+MULTIPLIES_PAIRS = has_feature("avx512bf16") and binding.llvm_version_info[0] >= 16
 AHEAD = 4096  # bytes between the weights in use and those being fetched
 PANEL = 16  # outputs side by side in one panel of packed weights: two AVX2 or one AVX-512 vector
 
 _FLOAT = ir.FloatType()
-_FLOAT_BYTES = 4
+_WORD_BYTES = 4
 _VECTOR = ir.VectorType(_FLOAT, PANEL)
 _HALF_VECTOR = ir.VectorType(ir.IntType(16), PANEL)
 _WORD_VECTOR = ir.VectorType(ir.IntType(32), PANEL)
 _LANE = ir.IntType(32)
 
 
+class _BFloat16(ir.Type):
+    """LLVM's bfloat, which llvmlite has no class for."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _BFloat16)
+
+    def __hash__(self) -> int:
+        return hash(_BFloat16)
+
+
+_PAIRS_VECTOR = ir.VectorType(_BFloat16(), 2 * PANEL)
+
+
 def _splat(builder: Any, scalar: Any) -> Any:
-    """A vector whose every lane is ``scalar``."""
-    undefined = ir.Constant(_VECTOR, ir.Undefined)
+    """A vector whose every lane is ``scalar``, a float32 or a word."""
+    undefined = ir.Constant(ir.VectorType(scalar.type, PANEL), ir.Undefined)
     first = builder.insert_element(undefined, scalar, _LANE(0))
     zeros = ir.Constant(ir.VectorType(_LANE, PANEL), [0] * PANEL)
     return builder.shuffle_vector(first, undefined, zeros)
 
 
-def _load_weights(builder: Any, address: Any, bfloat16: bool) -> Any:
-    """Sixteen weights as float32; bfloat16 is the upper half of a float32, so a shift widens it."""
-    if not bfloat16:
-        return builder.load(builder.bitcast(address, _VECTOR.as_pointer()), align=4)
-    halves = builder.load(builder.bitcast(address, _HALF_VECTOR.as_pointer()), align=2)
-    words = builder.zext(halves, _WORD_VECTOR)
-    return builder.bitcast(builder.shl(words, ir.Constant(_WORD_VECTOR, [16] * PANEL)), _VECTOR)
+def _load(builder: Any, address: Any, kind: Any, align: int) -> Any:
+    return builder.load(builder.bitcast(address, kind.as_pointer()), align=align)
+
+
+def _weights_at(builder: Any, address: Any, kind: Any, multiplies_pairs: bool) -> list[Any]:
+    """Of sixteen outputs the weights of a column, or of a pair of columns in the order in which
+    they are added. bfloat16 is the upper half of a float32, so a shift widens it."""
+    if kind == types.float32:
+        return [_load(builder, address, _VECTOR, 4)]
+    half = ir.Constant(_WORD_VECTOR, [16] * PANEL)
+    if kind == types.uint16:
+        words = builder.zext(_load(builder, address, _HALF_VECTOR, 2), _WORD_VECTOR)
+        return [builder.bitcast(builder.shl(words, half), _VECTOR)]
+    words = _load(builder, address, _WORD_VECTOR, 4)
+    if multiplies_pairs:
+        return [builder.bitcast(words, _PAIRS_VECTOR)]
+    second = builder.and_(words, ir.Constant(_WORD_VECTOR, [0xFFFF0000] * PANEL))
+    return [builder.bitcast(each, _VECTOR) for each in (second, builder.shl(words, half))]
+
+
+def _values_at(builder: Any, row: Any, column: Any, kind: Any, paired: bool) -> list[Any]:
+    """What a row has for each of `_weights_at`, in every lane."""
+    if kind == types.uint32:
+        word = _splat(builder, builder.load(builder.gep(row, [column])))
+        return [builder.bitcast(word, _PAIRS_VECTOR)]
+    places = [column]
+    if paired:
+        first = builder.shl(column, column.type(1))
+        places = [builder.add(first, column.type(1)), first]
+    return [_splat(builder, builder.load(builder.gep(row, [place]))) for place in places]
 
 
 @intrinsic(prefer_literal=True)
@@ -62,17 +107,19 @@ def tile(
     ``rows``, ``panels`` and ``accumulate`` (0 stores, 1 adds to ``out``) are literal integers.
     ``x [T, >= K] float32`` has unit stride along its rows, ``out [T, >= P * 16] float32`` is
     C-contiguous. ``weight`` holds float32 or uint16 (bfloat16 bits), C-contiguous: packed panels
-    ``[P, K, 16]``, or plain ``[K, W]`` of whose columns a panel is 16. Computes rows ``x_row ...``
-    for the panels from ``first_panel`` on.
+    ``[P, K, 16]``, or plain ``[K, W]`` of whose columns a panel is 16. Or it holds uint32, pairs of
+    bfloat16 of neighbouring columns ``[P, K / 2, 16]``: then the values of ``x`` are bfloat16,
+    too, as float32 or (where `MULTIPLIES_PAIRS`) as such pairs ``[T, K / 2] uint32``. Computes
+    rows ``x_row ...`` for the panels from ``first_panel`` on.
     """
     row_count, panel_count = rows.literal_value, panels.literal_value
     adds = bool(accumulate.literal_value)
-    bfloat16 = weight.dtype == types.uint16
+    paired, multiplies_pairs = weight.dtype == types.uint32, x.dtype == types.uint32
     packed = weight.ndim == 3
     # One or two rows wait for memory only, which the processor fetches ahead by itself; where more
     # rows keep it computing, that falls behind.
     fetches = packed and row_count > 2 and panel_count == 1
-    distance = AHEAD // (2 if bfloat16 else _FLOAT_BYTES)
+    distance = AHEAD // (2 if weight.dtype == types.uint16 else _WORD_BYTES)
 
     def code_generator(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         _, _, _, x_value, x_row_value, weight_value, panel_value, out_value = arguments
@@ -86,17 +133,23 @@ def tile(
         panel_size = builder.mul(depth, index(PANEL)) if packed else index(PANEL)
         step = index(PANEL) if packed else weight_shape[1]
         x_bytes = cgutils.unpack_tuple(builder, x_array.strides)[0]
-        x_stride = builder.sdiv(x_bytes, index(_FLOAT_BYTES))
+        x_stride = builder.sdiv(x_bytes, index(_WORD_BYTES))
         weight_start = builder.gep(weight_array.data, [builder.mul(panel_size, panel_value)])
         rows_of_x = [
             builder.gep(x_array.data, [builder.mul(x_stride, builder.add(x_row_value, index(row)))])
             for row in range(row_count)
         ]
-        fma = cgutils.get_or_insert_function(
-            builder.module,
-            ir.FunctionType(_VECTOR, [_VECTOR, _VECTOR, _VECTOR]),
-            f"llvm.fma.v{PANEL}f32",
+        name, factor = f"llvm.fma.v{PANEL}f32", _VECTOR
+        if multiplies_pairs:
+            name, factor = "llvm.x86.avx512bf16.dpbf16ps.512", _PAIRS_VECTOR
+        kinds = [_VECTOR, factor, factor] if multiplies_pairs else [factor, factor, _VECTOR]
+        fused = cgutils.get_or_insert_function(
+            builder.module, ir.FunctionType(_VECTOR, kinds), name
         )
+
+        def multiply_add(value: Any, weights: Any, total: Any) -> Any:
+            operands = [total, value, weights] if multiplies_pairs else [value, weights, total]
+            return builder.call(fused, operands)
 
         before = builder.block
         loop = builder.append_basic_block("columns")
@@ -113,22 +166,25 @@ def tile(
             ahead = builder.gep(weight_start, [builder.add(place, index(distance))])
             request(builder, builder.bitcast(ahead, ir.IntType(8).as_pointer()), 1)
         vectors = [
-            _load_weights(
+            _weights_at(
                 builder,
                 builder.gep(
                     weight_start,
                     [builder.add(place, builder.mul(panel_size, index(panel)))],
                 ),
-                bfloat16,
+                weight.dtype,
+                multiplies_pairs,
             )
             for panel in range(panel_count)
         ]
         updated = []
         for row in range(row_count):
-            value = _splat(builder, builder.load(builder.gep(rows_of_x[row], [column])))
+            values = _values_at(builder, rows_of_x[row], column, x.dtype, paired)
             for panel in range(panel_count):
-                accumulator = sums[row * panel_count + panel]
-                updated.append(builder.call(fma, [value, vectors[panel], accumulator]))
+                total = sums[row * panel_count + panel]
+                for value, weights in zip(values, vectors[panel], strict=True):
+                    total = multiply_add(value, weights, total)
+                updated.append(total)
         following = builder.add(column, index(1))
         column.add_incoming(following, loop)
         for accumulator, value in zip(sums, updated, strict=True):

@@ -35,7 +35,7 @@ class LlamaShape(NamedTuple):
 
 class LlamaWeights(NamedTuple):
     """All layers stacked along the first axis, products packed as ``kernels.linear.pack`` does, in
-    the order in which kernels take them.
+    the order in which kernels take them: ``[L, panels, K, 16]``, or half of K in words of two.
 
     Arrays that a family lacks (biases, query and key norms) have size 0 along the last axis.
     ``gate_up`` holds the gate's panels, then the up projection's.

@@ -16,6 +16,10 @@ from lexshard.kernels.ordered_sums import squares
 
 Array = npt.NDArray[Any]
 
+# Rows go through what only reads their own values so many at a time: what is between two products
+# stays in the second-level cache.
+ROWS_TOGETHER = 48
+
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _mean_square(row: Array) -> np.float32:
@@ -106,36 +110,42 @@ def forward(
     only the output rows go on after the cache is written: the others are not read.
     """
     layers = qkv.shape[0]
-    width, inner = hidden.shape[1], down.shape[2]
+    width = hidden.shape[1]
     rows = hidden.shape[0]
     gate_width = gate_up.shape[1] * PANEL // 2
-    normed = np.empty((rows, width), dtype=np.float32)
-    packed = np.empty((rows, qkv.shape[1] * PANEL), dtype=np.float32)
+    few = min(rows, ROWS_TOGETHER)
+    normed = np.empty((few, width), dtype=np.float32)
+    packed = np.empty((few, qkv.shape[1] * PANEL), dtype=np.float32)
     query = np.empty((rows, heads, head_dim), dtype=np.float32)
-    key = np.empty((rows, kv_heads, head_dim), dtype=np.float32)
-    value = np.empty((rows, kv_heads, head_dim), dtype=np.float32)
+    key = np.empty((few, kv_heads, head_dim), dtype=np.float32)
+    value = np.empty((few, kv_heads, head_dim), dtype=np.float32)
     attended = np.empty((rows, heads, head_dim), dtype=np.float32)
-    gates = np.empty((rows, gate_up.shape[1] * PANEL), dtype=np.float32)
-    inner_rows = np.empty((rows, inner), dtype=np.float32)
+    gates = np.empty((few, gate_up.shape[1] * PANEL), dtype=np.float32)
+    inner_rows = np.empty((few, gate_width), dtype=np.float32)
     no_norm = np.empty(0, dtype=np.float32)
     for layer in range(layers):
-        normalize(hidden, attention_norm[layer], epsilon, normed)
-        multiply(normed, qkv[layer], packed, False)
         bias = qkv_bias[layer]
-        _heads(packed, 0, bias, query_norm[layer], epsilon, query)
-        _heads(packed, heads * head_dim, bias, key_norm[layer], epsilon, key)
-        _heads(packed, (heads + kv_heads) * head_dim, bias, no_norm, epsilon, value)
-        _rotate(query, positions, cosine, sine)
-        _rotate(key, positions, cosine, sine)
-        write_cache_rows(key, value, slots, key_cache[layer], value_cache[layer])
+        for start in range(0, rows, ROWS_TOGETHER):
+            stop = min(start + ROWS_TOGETHER, rows)
+            count = stop - start
+            normalize(hidden[start:stop], attention_norm[layer], epsilon, normed)
+            multiply(normed[:count], qkv[layer], packed, False)
+            own, keys = query[start:stop], key[:count]
+            _heads(packed, 0, bias, query_norm[layer], epsilon, own)
+            _heads(packed, heads * head_dim, bias, key_norm[layer], epsilon, keys)
+            _heads(packed, (heads + kv_heads) * head_dim, bias, no_norm, epsilon, value[:count])
+            _rotate(own, positions[start:stop], cosine, sine)
+            _rotate(keys, positions[start:stop], cosine, sine)
+            write_cache_rows(
+                keys, value[:count], slots[start:stop], key_cache[layer], value_cache[layer]
+            )
         if layer == layers - 1:
             rows = output_rows.shape[0]
             hidden = hidden[output_rows]
             query = query[output_rows]
             positions = positions[output_rows]
             row_sequence = row_sequence[output_rows]
-            attended, normed = attended[:rows], normed[:rows]
-            gates, inner_rows = gates[:rows], inner_rows[:rows]
+            attended = attended[:rows]
         attention_rows(
             query,
             key_cache[layer],
@@ -148,9 +158,14 @@ def forward(
             0.0,
             attended,
         )
-        multiply(attended.reshape(rows, heads * head_dim), attention_output[layer], hidden, True)
-        normalize(hidden, mlp_norm[layer], epsilon, normed)
-        multiply(normed, gate_up[layer], gates, False)
-        _gate(gates, gate_width, inner_rows)
-        multiply(inner_rows, down[layer], hidden, True)
+        for start in range(0, rows, ROWS_TOGETHER):
+            stop = min(start + ROWS_TOGETHER, rows)
+            count = stop - start
+            own_hidden = hidden[start:stop]
+            own_attended = attended[start:stop].reshape(count, heads * head_dim)
+            multiply(own_attended, attention_output[layer], own_hidden, True)
+            normalize(own_hidden, mlp_norm[layer], epsilon, normed)
+            multiply(normed[:count], gate_up[layer], gates, False)
+            _gate(gates, gate_width, inner_rows[:count])
+            multiply(inner_rows[:count], down[layer], own_hidden, True)
     normalize(hidden, final_norm, epsilon, out)

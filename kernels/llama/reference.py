@@ -1,4 +1,5 @@
-"""The Llama stack in float64, one sequence at a time, obviously right."""
+"""The Llama stack in float64, one sequence at a time, obviously right. What products round to
+bfloat16 is rounded here, too."""
 
 from __future__ import annotations
 
@@ -7,9 +8,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from lexshard.kernels.attention import BLOCK_SIZE
 from lexshard.kernels.linear import PackedWeight, unpack
+from lexshard.kernels.linear.reference import rounded
 from lexshard.kernels.llama import LlamaStack
 
 Array = npt.NDArray[Any]
@@ -35,7 +38,7 @@ def forward(stack: LlamaStack, token_ids: Sequence[int], start: int, table: Arra
     for layer in range(shape.layers):
         normed = _normalized(hidden, weights.attention_norm[layer], shape.epsilon)
         heads = shape.heads + 2 * shape.kv_heads
-        qkv = normed @ _rows(weights.qkv[layer], heads * width).T
+        qkv = _product(normed, weights.qkv[layer], heads * width)
         if weights.qkv_bias.shape[1]:
             qkv = qkv + weights.qkv_bias[layer]
         qkv = qkv.reshape(len(positions), heads, width)
@@ -54,18 +57,21 @@ def forward(stack: LlamaStack, token_ids: Sequence[int], start: int, table: Arra
                 for row, position in enumerate(positions)
             ]
         )
-        hidden = hidden + attended @ _rows(weights.attention_output[layer], shape.hidden).T
+        hidden = hidden + _product(attended, weights.attention_output[layer], shape.hidden)
         normed = _normalized(hidden, weights.mlp_norm[layer], shape.epsilon)
-        gate_up = normed @ _rows(weights.gate_up[layer], 2 * shape.intermediate).T
+        gate_up = _product(normed, weights.gate_up[layer], 2 * shape.intermediate)
         gate, up = np.split(gate_up, 2, axis=1)
         inner = gate / (1 + np.exp(-gate)) * up
-        hidden = hidden + inner @ _rows(weights.down[layer], shape.hidden).T
+        hidden = hidden + _product(inner, weights.down[layer], shape.hidden)
     return _normalized(hidden, weights.final_norm, shape.epsilon)
 
 
-def _rows(panels: Array, count: int) -> Array:
-    """The first ``count`` rows ``[count, K]`` of a packed weight."""
-    return unpack(PackedWeight(panels, count, panels.shape[1])).numpy().astype(np.float64)
+def _product(x: Array, panels: Array, count: int) -> Array:
+    """``x [T, K]`` times the first ``count`` rows of a packed weight: ``[T, count]``."""
+    packed = PackedWeight(panels, count, x.shape[1])
+    if packed.arithmetic == "bfloat16":
+        x = rounded(torch.from_numpy(x).float()).double().numpy()
+    return np.asarray(x @ unpack(packed).double().numpy().T)
 
 
 def _normalized(x: Array, weight: Array, epsilon: float) -> Array:

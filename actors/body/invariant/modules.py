@@ -17,20 +17,22 @@ from torch import nn
 
 from lexshard.actors.body.experts import PackedExperts, is_experts
 from lexshard.actors.body.invariant.functions import gelu, sigmoid, silu, tanh_gelu
-from lexshard.kernels.linear import linear, pack
+from lexshard.kernels.linear import Arithmetic, linear, pack
 
 
 class PackedLinear(nn.Module):
-    """``x @ weight.T + bias`` in float32 by the row kernel.
+    """``x @ weight.T + bias`` by the row kernel, summed in float32.
 
     Models look at their layers' weights, mostly for the type to compute in. ``weight`` here has the
     type, shape and device, takes no memory and is nothing to compute with: it is NaN, which the
     self-test at load notices.
     """
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+    def __init__(
+        self, weight: torch.Tensor, bias: torch.Tensor | None, arithmetic: Arithmetic
+    ) -> None:
         super().__init__()
-        self._packed = pack(weight)
+        self._packed = pack(weight, arithmetic=arithmetic)
         self.in_features, self.out_features = weight.shape[1], weight.shape[0]
         self.weight = torch.full((), torch.nan).expand(weight.shape)
         self.bias = None if bias is None else nn.Parameter(bias.detach().float(), False)
@@ -89,16 +91,16 @@ class WrittenOut(nn.Module):
         return self._function(x)
 
 
-def _replacement(module: Any) -> nn.Module | None:
+def _replacement(module: Any, arithmetic: Arithmetic) -> nn.Module | None:
     from transformers.activations import GELUActivation, GELUTanh, SiLUActivation
     from transformers.pytorch_utils import Conv1D
 
     if is_experts(module):
-        return PackedExperts(module)
+        return PackedExperts(module, arithmetic)
     if type(module) is nn.Linear:
-        return PackedLinear(module.weight, module.bias)
+        return PackedLinear(module.weight, module.bias, arithmetic)
     if type(module) is Conv1D:
-        return PackedLinear(module.weight.T, module.bias)
+        return PackedLinear(module.weight.T, module.bias, arithmetic)
     if type(module).__name__.endswith("RMSNorm"):
         return _fused_rms_norm(module)
     if isinstance(module, (nn.SiLU, SiLUActivation)):
@@ -111,7 +113,9 @@ def _replacement(module: Any) -> nn.Module | None:
     return None
 
 
-def make_invariant(decoder: nn.Module, *, pack_linears: bool = True) -> None:
+def make_invariant(
+    decoder: nn.Module, *, arithmetic: Arithmetic = "float32", pack_linears: bool = True
+) -> None:
     """Replace what ``decoder`` is built of, in place, module by module (so memory stays level).
 
     With ``pack_linears`` off, linears and experts stay torch's, which are invariant from 4 rows
@@ -121,7 +125,7 @@ def make_invariant(decoder: nn.Module, *, pack_linears: bool = True) -> None:
         for name, child in list(parent.named_children()):
             if not pack_linears and next(child.parameters(), None) is not None:
                 continue
-            replacement = _replacement(child)
+            replacement = _replacement(child, arithmetic)
             if replacement is not None:
                 setattr(parent, name, replacement)
 
