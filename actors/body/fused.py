@@ -18,7 +18,8 @@ import torch
 
 from lexshard.actors.body.batch import Batch
 from lexshard.kernels import pool
-from lexshard.kernels.attention import BLOCK_SIZE
+from lexshard.kernels.attention import BLOCK_SIZE, allocate_cache
+from lexshard.kernels.attention.layout import fits_words, words_of
 from lexshard.kernels.linear import Arithmetic, fits_bfloat16, pack
 from lexshard.kernels.linear.tile import PANEL
 from lexshard.kernels.llama import LlamaShape, LlamaStack, LlamaWeights
@@ -153,6 +154,12 @@ def _there(name: str, tensor: Tensors) -> torch.Tensor:
     return found
 
 
+def _cache_dtype(weights: LlamaWeights, head_dim: int) -> torch.dtype:
+    """Keys and values are rounded where what is multiplied is."""
+    rounds = weights.qkv.dtype == np.uint32 and fits_words(head_dim)
+    return torch.bfloat16 if rounds else torch.float32
+
+
 class FusedBody:
     """Body over packed weights; see ``actors.body.batch.Body`` for the contract."""
 
@@ -169,6 +176,7 @@ class FusedBody:
         self._shape = shape
         self._weights = weights
         self._embedding = embedding
+        self._cache_dtype = _cache_dtype(weights, shape.head_dim)
         self._key_cache: np.ndarray[Any, Any] | None = None
         self._value_cache: np.ndarray[Any, Any] | None = None
         self.batch_invariant = True
@@ -214,17 +222,18 @@ class FusedBody:
 
     def kv_bytes_per_block(self) -> int:
         shape = self._shape
-        return 2 * shape.layers * shape.kv_heads * shape.head_dim * BLOCK_SIZE * 4
+        numbers = 2 * shape.layers * shape.kv_heads * shape.head_dim * BLOCK_SIZE
+        return numbers * self._cache_dtype.itemsize
 
     def allocate_cache(self, num_blocks: int) -> None:
         """Reserve zeroed blocks for every layer (pages are touched when first written)."""
         shape = self._shape
-        heads, dim = shape.kv_heads, shape.head_dim
-        self._key_cache = np.zeros(
-            (shape.layers, num_blocks, heads, dim, BLOCK_SIZE), dtype=np.float32
+        keys, values = allocate_cache(
+            shape.layers * num_blocks, shape.kv_heads, shape.head_dim, dtype=self._cache_dtype
         )
-        self._value_cache = np.zeros(
-            (shape.layers, num_blocks, heads, BLOCK_SIZE, dim), dtype=np.float32
+        self._key_cache, self._value_cache = (
+            words_of(each).reshape(shape.layers, num_blocks, *each.shape[1:])
+            for each in (keys, values)
         )
 
     @property

@@ -22,6 +22,7 @@ from lexshard.actors.body.gpu.step_inputs import StepInputs, on_the_host, sent
 from lexshard.actors.body.invariant.functions import finding_callers
 from lexshard.actors.body.invariant.modules import has_bare_matrices, make_invariant
 from lexshard.kernels.attention import BLOCK_SIZE, allocate_cache
+from lexshard.kernels.attention.layout import fits_words
 from lexshard.kernels.linear import Arithmetic
 
 # torch's float32 linear gives a row the same bits from this many rows on (measured, 4 to 2,500).
@@ -68,7 +69,10 @@ class GeneralBody:
             if has_bare_matrices(self._decoder):
                 self._least_rows = LEAST_ROWS_OF_TORCH
             self._callers_known = False
-        self._cache_dtype = torch.float32 if self.device.type == "cpu" else embedding.dtype
+        self._cache_dtype = embedding.dtype
+        if self.device.type == "cpu":
+            words = arithmetic == "bfloat16" and fits_words(self.head_dim)
+            self._cache_dtype = torch.bfloat16 if words else torch.float32
         # Per layer, known after the first step.
         self.settings: tuple[AttentionSettings, ...] = ()
         self.attention_shape = AttentionShape(

@@ -10,6 +10,8 @@ never read into a sum, so what an earlier owner left in a block (even NaN) canno
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -19,14 +21,21 @@ import torch
 from numba import njit
 
 from lexshard.kernels import pool
-from lexshard.kernels.attention.layout import BLOCK_SIZE
+from lexshard.kernels.attention.layout import BLOCK_SIZE, words_of
+from lexshard.kernels.attention.slots import put_key, put_value
+from lexshard.kernels.attention.tiles import score_tile, value_tile
 from lexshard.kernels.exponential.single_precision import exponential
-from lexshard.kernels.linear.tile import PANEL, tile
+from lexshard.kernels.linear.operand import fill_operand, operand, operand_buffer
+from lexshard.kernels.linear.tile import PANEL
+from lexshard.kernels.processor import has_feature
 
 Array = npt.NDArray[Any]
 
 # Query vectors (rows of one sequence x heads of one kv head) computed together: four tiles of 6.
 TILE_QUERIES = 24
+# Blocks, and panels of values, side by side in a tile of at most so many queries: of few queries
+# every sum waits for the one before it, and AVX2 has registers for few sums.
+WIDE, WIDE_QUERIES = (4, TILE_QUERIES) if has_feature("avx512f") else (2, 2)
 # Work that takes about as long as handing some of it to another thread (50 microseconds).
 LEAST_SHARED_PRODUCTS = 1_000_000
 
@@ -43,8 +52,8 @@ def write_cache(
         key.contiguous().numpy(),
         value.contiguous().numpy(),
         slots.numpy(),
-        key_cache.numpy(),
-        value_cache.numpy(),
+        words_of(key_cache),
+        words_of(value_cache),
     )
 
 
@@ -72,8 +81,8 @@ def paged_attention(
             partial(
                 attention_rows,
                 queries[first:last],
-                key_cache.numpy(),
-                value_cache.numpy(),
+                words_of(key_cache),
+                words_of(value_cache),
                 block_tables.numpy(),
                 owners[first:last],
                 place[first:last],
@@ -92,37 +101,79 @@ def paged_attention(
 def write_cache_rows(
     key: Array, value: Array, slots: Array, key_cache: Array, value_cache: Array
 ) -> None:
-    """Put ``key, value [T, Hkv, D]`` into their slots (block * 16 + offset)."""
+    """Put ``key, value [T, Hkv, D]`` into their slots (block * 16 + offset), those of a block in
+    ascending order."""
     for t in range(key.shape[0]):
         block, offset = slots[t] // BLOCK_SIZE, slots[t] % BLOCK_SIZE
         for head in range(key.shape[1]):
-            for j in range(key.shape[2]):
-                key_cache[block, head, j, offset] = key[t, head, j]
-            for j in range(key.shape[2]):
-                value_cache[block, head, offset, j] = value[t, head, j]
+            put_key(key[t, head], key_cache, block, head, offset)
+            put_value(value[t, head], value_cache, block, head, offset)
 
 
-@njit(nogil=True, cache=True, inline="never")
-def _block_products(
-    queries: Array, first: int, count: int, keys: Array, head: int, out: Array
+def _named(name: str, function: Callable[..., None]) -> Callable[..., None]:
+    """Compiled under a name of its own: two functions of one name would be linked as one."""
+    function.__qualname__ = name
+    return njit(nogil=True, cache=True, inline="never")(function)
+
+
+@functools.cache
+def _score_tile_of(rows: int, blocks: int) -> Callable[..., None]:
+    def score(queries, query, keys, values, table, index, head, out, row, column):  # type: ignore[no-untyped-def]
+        score_tile(rows, blocks, queries, query, keys, values, table, index, head, out, row, column)
+
+    return _named(f"score_tile_of_{rows}_by_{blocks}", score)
+
+
+def _score_rows_of(tall: int, blocks: int) -> Callable[..., None]:
+    """Products of ``count`` queries from ``query`` on with the keys of ``blocks`` blocks: into the
+    rows of ``out`` from ``row`` and ``column`` on."""
+    _tall, _two, _one = (_score_tile_of(rows, blocks) for rows in (tall, 2, 1))
+
+    def score_rows(queries, query, count, keys, values, table, index, head, out, row, column):  # type: ignore[no-untyped-def]
+        stop = row + count
+        while stop - row >= tall:
+            _tall(queries, query, keys, values, table, index, head, out, row, column)
+            query, row = query + tall, row + tall
+        while stop - row >= 2:
+            _two(queries, query, keys, values, table, index, head, out, row, column)
+            query, row = query + 2, row + 2
+        if row < stop:
+            _one(queries, query, keys, values, table, index, head, out, row, column)
+
+    return _named(f"score_rows_by_{tall}_{blocks}", score_rows)
+
+
+_score_narrow = _score_rows_of(6, 1)
+_score_wide = _score_rows_of(min(6, WIDE_QUERIES), WIDE)
+
+
+@njit(nogil=True, cache=True)
+def _score_blocks(
+    queries: Array,
+    query: int,
+    count: int,
+    keys: Array,
+    values: Array,
+    table: Array,
+    first: int,
+    last: int,
+    head: int,
+    out: Array,
 ) -> None:
-    """Dot products of ``queries[first : first + count]`` with the 16 keys of one block.
-
-    ``queries [M, D]``, ``keys [Hkv, D, 16]``; the results of a query lie in its row of ``out``,
-    columns ``head * 16 ... head * 16 + 15``.
-    """
-    stop = first + count
-    while stop - first >= 6:
-        tile(6, 1, 0, queries, first, keys, head, out)
-        first += 6
-    if stop - first >= 4:
-        tile(4, 1, 0, queries, first, keys, head, out)
-        first += 4
-    if stop - first >= 2:
-        tile(2, 1, 0, queries, first, keys, head, out)
-        first += 2
-    if stop - first == 1:
-        tile(1, 1, 0, queries, first, keys, head, out)
+    """Products of ``count`` queries from ``query`` on with the keys of blocks ``first`` to ``last``
+    of a table: into the first columns of ``out [>= count, ...]``."""
+    blocks = last + 1 - first
+    if count > WIDE_QUERIES or blocks < WIDE:
+        for index in range(blocks):
+            column = index * BLOCK_SIZE
+            _score_narrow(
+                queries, query, count, keys, values, table, first + index, head, out, 0, column
+            )
+        return
+    for index in range(0, blocks, WIDE):
+        place = min(index, blocks - WIDE)  # some once more, which changes nothing
+        column = place * BLOCK_SIZE
+        _score_wide(queries, query, count, keys, values, table, first + place, head, out, 0, column)
 
 
 @njit(nogil=True, cache=True, error_model="numpy", inline="always")
@@ -154,18 +205,18 @@ def _soften(scores: Array, count: int, cap: np.float32) -> None:
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _softmax(scores: Array, start: int, stop: int) -> np.float32:
+def _softmax(scores: Array, start: int, stop: int, lanes: Array) -> np.float32:
     """Exponentials in place for positions ``start <= p < stop``; returns their sum.
 
     ``scores`` begins at position ``start - start % 16`` and is padded to whole blocks; positions
-    outside the range become 0.
+    outside the range become 0. ``lanes [16]`` is room for partial results.
     """
     first = start - start % BLOCK_SIZE
     low, high = start - first, stop - first
     padded = -(-high // BLOCK_SIZE) * BLOCK_SIZE
     scores[:low] = -np.inf
     scores[high:padded] = -np.inf
-    lanes = np.full(BLOCK_SIZE, -np.inf, dtype=np.float32)
+    lanes[:] = -np.inf
     for block in range(0, padded, BLOCK_SIZE):
         for i in range(BLOCK_SIZE):
             lanes[i] = lanes[i] if lanes[i] > scores[block + i] else scores[block + i]
@@ -186,60 +237,72 @@ def _softmax(scores: Array, start: int, stop: int) -> np.float32:
     return lanes[0]
 
 
-@njit(nogil=True, cache=True, inline="never")
-def _add_panels(weights: Array, first: int, count: int, values: Array, out: Array) -> None:
-    """Whole panels of 16 columns: ``out[first ...] += weights[first ...] @ values``."""
-    panels = out.shape[1] // PANEL
-    panel = 0
-    if count == 1:
-        while panels - panel >= 4:
-            tile(1, 4, 1, weights, first, values, panel, out)
-            panel += 4
-        while panel < panels:
-            tile(1, 1, 1, weights, first, values, panel, out)
-            panel += 1
-    elif count == 2:
-        while panels - panel >= 2:
-            tile(2, 2, 1, weights, first, values, panel, out)
-            panel += 2
-        if panel < panels:
-            tile(2, 1, 1, weights, first, values, panel, out)
-    elif count == 4:
-        while panel < panels:
-            tile(4, 1, 1, weights, first, values, panel, out)
-            panel += 1
-    else:
-        while panel < panels:
-            tile(6, 1, 1, weights, first, values, panel, out)
-            panel += 1
+@functools.cache
+def _value_tile_of(rows: int, panels: int) -> Callable[..., None]:
+    def add(weights, row, column, values, block, head, first, count, panel, out):  # type: ignore[no-untyped-def]
+        value_tile(
+            rows, panels, weights, row, column, values, block, head, first, count, panel, out
+        )
+
+    return _named(f"value_tile_of_{rows}_by_{panels}", add)
+
+
+def _value_rows_of(tall: int, panels: int) -> Callable[..., None]:
+    """Of rows ``row`` to ``stop - 1``, ``panels`` panels."""
+    _tall, _two, _one = (_value_tile_of(rows, panels) for rows in (tall, 2, 1))
+
+    def add_rows(weights, row, stop, column, values, block, head, first, count, panel, out):  # type: ignore[no-untyped-def]
+        while stop - row >= tall:
+            _tall(weights, row, column, values, block, head, first, count, panel, out)
+            row += tall
+        while stop - row >= 2:
+            _two(weights, row, column, values, block, head, first, count, panel, out)
+            row += 2
+        if row < stop:
+            _one(weights, row, column, values, block, head, first, count, panel, out)
+
+    return _named(f"value_rows_by_{tall}_{panels}", add_rows)
+
+
+_add_narrow = _value_rows_of(6, 1)
+_add_wide = _value_rows_of(min(6, WIDE_QUERIES), WIDE)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _add_values(weights: Array, first: int, count: int, values: Array, out: Array) -> None:
-    """``out += weights @ values`` for ``count`` queries from ``first`` and the keys of one block.
+def _add_values(
+    weights: Array,
+    row: int,
+    stop: int,
+    column: int,
+    values: Array,
+    block: int,
+    head: int,
+    begin: int,
+    end: int,
+    out: Array,
+) -> None:
+    """``out[row : stop] += weights @ values`` for the keys ``begin <= k < end`` of one block, whose
+    first has the weight in ``column``.
 
-    ``weights [M, keys]``, ``values [keys, D]``, ``out [M, D]``. Each output is one chain over the
-    keys, added to ``out``; columns beyond the last whole panel take plain loops.
+    ``weights [M, keys]`` as `fill_operand` makes them, ``out [M, D]``. Each output is one chain
+    over the keys, added to ``out``; columns beyond the last whole panel take plain loops. Words
+    hold two keys: what they have beyond those has no weight.
     """
-    done, stop = first, first + count
-    while stop - done >= 6:
-        _add_panels(weights, done, 6, values, out)
-        done += 6
-    if stop - done >= 4:
-        _add_panels(weights, done, 4, values, out)
-        done += 4
-    if stop - done >= 2:
-        _add_panels(weights, done, 2, values, out)
-        done += 2
-    if stop - done == 1:
-        _add_panels(weights, done, 1, values, out)
-    width = out.shape[1]
-    whole = width - width % PANEL
-    if whole < width:
-        for query in range(first, stop):
-            for i in range(values.shape[0]):
-                for j in range(whole, width):
-                    out[query, j] += weights[query, i] * values[i, j]
+    words = BLOCK_SIZE // values.shape[2]  # keys in a word
+    first, count = begin // words, (end + words - 1) // words - begin // words
+    place = column // words + first
+    panels, panel = out.shape[1] // PANEL, 0
+    if stop - row <= WIDE_QUERIES:
+        while panels - panel >= WIDE:
+            _add_wide(weights, row, stop, place, values, block, head, first, count, panel, out)
+            panel += WIDE
+    while panel < panels:
+        _add_narrow(weights, row, stop, place, values, block, head, first, count, panel, out)
+        panel += 1
+    for query in range(row, stop):
+        for i in range(begin, end):
+            for j in range(panels * PANEL, out.shape[1]):
+                out[query, j] += weights[query, column + i] * values[block, head, i, j]
 
 
 @njit(nogil=True, cache=True)
@@ -269,85 +332,80 @@ def attention_rows(
     softcap: float,
     out: Array,
 ) -> None:
-    """``paged_attention`` on numpy arrays, float32, result in ``out [T, H, D]``."""
+    """``paged_attention`` on numpy arrays, float32 but for caches, result in ``out [T, H, D]``."""
     rows, heads, width = query.shape
     kv_heads = key_cache.shape[1]
     group = heads // kv_heads
     most_rows = max(1, TILE_QUERIES // group)
-    queries = np.empty((most_rows * group, width), dtype=np.float32)
-    sums = np.empty((most_rows * group, width), dtype=np.float32)
-    products = np.empty((most_rows * group, kv_heads * BLOCK_SIZE), dtype=np.float32)
-    scores = np.empty((most_rows * group, block_tables.shape[1] * BLOCK_SIZE), dtype=np.float32)
-    totals = np.empty(most_rows * group, dtype=np.float32)
+    most = most_rows * group
+    asked = operand(query.reshape(rows * heads, width), key_cache[0], key_cache.shape[2])
+    together = np.empty((most, asked.shape[1]), asked.dtype)
+    sums = np.empty((most, width), dtype=np.float32)
+    scores = np.empty((most, block_tables.shape[1] * BLOCK_SIZE), dtype=np.float32)
+    weights = operand_buffer(scores, value_cache)
+    totals = np.empty(most, dtype=np.float32)
+    lanes = np.empty(BLOCK_SIZE, dtype=np.float32)
     factor, cap = np.float32(scale), np.float32(softcap)
     row = 0
     while row < rows:
         count = _run_length(row_sequence, positions, row, most_rows)
+        members = count * group
         table = block_tables[row_sequence[row]]
         # Row r of the run attends start + r <= p < stop + r, floored at position 0.
         stop = positions[row] + 1
         start = stop - window if window > 0 else -rows - 1 - stop
         first_block = max(0, start) // BLOCK_SIZE
         last_block = (stop + count - 2) // BLOCK_SIZE
+        padded = (last_block + 1 - first_block) * BLOCK_SIZE
         for kv_head in range(kv_heads):
             head = kv_head * group
-            for r in range(count):
-                for h in range(group):
-                    for j in range(width):
-                        queries[r * group + h, j] = query[row + r, head + h, j]
-            for index in range(first_block, last_block + 1):
-                base = index * BLOCK_SIZE
-                low = max(0, base + 1 - stop)  # the rows that see any key of this block
-                high = min(count, base + BLOCK_SIZE - start)
-                _block_products(
-                    queries,
-                    low * group,
-                    (high - low) * group,
-                    key_cache[table[index]],
-                    kv_head,
-                    products,
-                )
-                place, column = base - first_block * BLOCK_SIZE, kv_head * BLOCK_SIZE
-                for member in range(low * group, high * group):
-                    for i in range(BLOCK_SIZE):
-                        scores[member, place + i] = products[member, column + i] * factor
-            for member in range(count * group):
+            if count == 1:
+                _score_blocks(
+                    asked, row * heads + head, members, key_cache, value_cache, table,
+                    first_block, last_block, kv_head, scores,
+                )  # fmt: skip
+            else:
+                for r in range(count):
+                    for h in range(group):
+                        together[r * group + h] = asked[(row + r) * heads + head + h]
+                _score_blocks(
+                    together, 0, members, key_cache, value_cache, table,
+                    first_block, last_block, kv_head, scores,
+                )  # fmt: skip
+            for member in range(members):
                 r = member // group
                 begin, end = max(0, start + r), stop + r
                 place = (begin // BLOCK_SIZE - first_block) * BLOCK_SIZE
-                own = scores[member, place:]
+                own = scores[member, place:padded]
+                for i in range(end - begin + begin % BLOCK_SIZE):
+                    own[i] *= factor
                 if cap > 0:
                     _soften(own, end - begin + begin % BLOCK_SIZE, cap)
-                totals[member] = _softmax(own, begin, end)
-            sums[:] = 0.0
+                totals[member] = _softmax(own, begin, end, lanes)
+            fill_operand(scores, value_cache, members, padded, weights)
+            sums[:members] = 0.0
             for index in range(first_block, last_block + 1):
                 base = index * BLOCK_SIZE
                 place = base - first_block * BLOCK_SIZE
-                values = value_cache[table[index], kv_head]
-                low = max(0, base + 1 - stop)
+                block = np.int64(table[index])
+                low = max(0, base + 1 - stop)  # the rows that see any key of this block
                 high = min(count, base + BLOCK_SIZE - start)
                 whole_low = min(high, max(low, base + BLOCK_SIZE - stop))
                 whole_high = max(whole_low, min(high, base - start + 1))
                 if whole_high > whole_low:  # rows that see all 16 keys go together
                     _add_values(
-                        scores[:, place : place + BLOCK_SIZE],
-                        whole_low * group,
-                        (whole_high - whole_low) * group,
-                        values,
-                        sums,
-                    )
+                        weights, whole_low * group, whole_high * group, place, value_cache,
+                        block, kv_head, 0, BLOCK_SIZE, sums,
+                    )  # fmt: skip
                 for r in range(low, high):
                     if whole_low <= r < whole_high:
                         continue
                     begin = max(0, start + r - base)
                     end = min(BLOCK_SIZE, stop + r - base)
                     _add_values(
-                        scores[:, place + begin : place + end],
-                        r * group,
-                        group,
-                        values[begin:end],
-                        sums,
-                    )
+                        weights, r * group, (r + 1) * group, place, value_cache,
+                        block, kv_head, begin, end, sums,
+                    )  # fmt: skip
             for r in range(count):
                 for h in range(group):
                     total = totals[r * group + h]

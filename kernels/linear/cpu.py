@@ -129,8 +129,8 @@ def multiply_panels(
     first: int,
     last: int,
 ) -> None:
-    """``multiply`` for the outputs of panels ``first`` to ``last - 1`` only, with ``x`` as `operand`
-    makes it."""
+    """``multiply`` for the outputs of panels ``first`` to ``last - 1``, of what `operand` makes of
+    ``x``."""
     rows = x.shape[0]
     wide = _panels_of(rows)
     for start in range(0, rows, ROW_BLOCK):
@@ -155,10 +155,10 @@ def multiply(
     ``[P, ceil(K / 2), 16]`` uint32 (pairs, for which ``x`` is rounded), ``out [>= T, >= P * 16]
     float32``; all C-contiguous.
     """
-    multiply_panels(operand(x, weight), weight, out, add, _ZERO, weight.shape[0])
+    multiply_panels(operand(x, weight, weight.shape[1]), weight, out, add, _ZERO, weight.shape[0])
 
 
 @njit(nogil=True, cache=True)
 def operand_rows(x: npt.NDArray[Any], weight: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """`operand` for callers that are not compiled."""
-    return operand(x, weight)
+    return operand(x, weight, weight.shape[1])

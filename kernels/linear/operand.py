@@ -27,7 +27,7 @@ _QUIET = np.uint32(0x00400000)
 
 
 @njit(nogil=True, cache=True, inline="always")
-def _rounded_bits(bits: np.uint32) -> np.uint32:
+def rounded_bits(bits: np.uint32) -> np.uint32:
     """The float32 of these bits as a bfloat16, whose bits are the upper half."""
     size = np.uint32(bits & _SIZE)
     nearest = np.uint32(np.uint32(bits + _BELOW_HALF) + np.uint32(np.uint32(bits >> _HALF) & _ONE))
@@ -44,44 +44,106 @@ def rounded_rows(x: npt.NDArray[Any], pairs: int) -> npt.NDArray[Any]:
     bits, target = x.view(np.uint32), out.view(np.uint32)
     for row in range(x.shape[0]):
         for column in range(x.shape[1]):
-            target[row, column] = _rounded_bits(bits[row, column])
+            target[row, column] = rounded_bits(bits[row, column])
         for column in range(x.shape[1], 2 * pairs):
             target[row, column] = 0
     return out
 
 
 @njit(nogil=True, cache=True)
+def _pair_up(bits: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
+    """Bits of float32 as pairs of bfloat16, the second one in the upper half of ``out [pairs]``."""
+    whole = bits.shape[0] // 2
+    for pair in range(whole):
+        first, second = rounded_bits(bits[2 * pair]), rounded_bits(bits[2 * pair + 1])
+        out[pair] = np.uint32(second | np.uint32(first >> _HALF))
+    if whole < out.shape[0]:
+        out[whole] = np.uint32(rounded_bits(bits[2 * whole]) >> _HALF)
+
+
+@njit(nogil=True, cache=True)
 def paired_rows(x: npt.NDArray[Any], pairs: int) -> npt.NDArray[Any]:
-    """The same as pairs of bfloat16, the second one in the upper half: ``[T, pairs] uint32``."""
+    """`rounded_rows` as pairs of bfloat16: ``[T, pairs] uint32``."""
     out = np.empty((x.shape[0], pairs), np.uint32)
     bits = x.view(np.uint32)
-    whole = x.shape[1] // 2
     for row in range(x.shape[0]):
-        own = bits[row]
-        for pair in range(whole):
-            first, second = _rounded_bits(own[2 * pair]), _rounded_bits(own[2 * pair + 1])
-            out[row, pair] = np.uint32(second | np.uint32(first >> _HALF))
-        if whole < pairs:
-            out[row, whole] = np.uint32(_rounded_bits(own[2 * whole]) >> _HALF)
+        _pair_up(bits[row], out[row])
     return out
 
 
-def operand(x: npt.NDArray[Any], weight: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """What `kernels.linear.cpu.multiply_panels` takes for ``x [T, K] float32``, by the type of
-    ``weight``. For compiled functions."""
+@njit(nogil=True, cache=True)
+def pair_rows_into(x: npt.NDArray[Any], rows: int, columns: int, out: npt.NDArray[Any]) -> None:
+    """The first ``columns``, an even number, of the first ``rows``, into ``out`` in words."""
+    bits = x.view(np.uint32)
+    for row in range(rows):
+        _pair_up(bits[row, :columns], out[row, : columns // 2])
+
+
+@njit(nogil=True, cache=True)
+def round_rows_in_place(x: npt.NDArray[Any], rows: int, columns: int) -> None:
+    """The same, as float32 where they are."""
+    bits = x.view(np.uint32)
+    for row in range(rows):
+        for column in range(columns):
+            bits[row, column] = rounded_bits(bits[row, column])
+
+
+def operand(x: npt.NDArray[Any], weight: npt.NDArray[Any], columns: int) -> npt.NDArray[Any]:
+    """What tiles take for ``x [T, K] float32``, by the type of ``weight``: ``x``, or where that has
+    words of two bfloat16 each, ``x`` rounded for as many ``columns`` of them. For compiled
+    functions."""
     raise NotImplementedError("only compiled functions call this")
 
 
 @overload(operand)
-def _operand(x: Any, weight: Any) -> Any:
-    def as_it_is(x: Any, weight: Any) -> Any:
+def _operand(x: Any, weight: Any, columns: Any) -> Any:
+    def as_it_is(x: Any, weight: Any, columns: Any) -> Any:
         return x
 
-    def rounded(x: Any, weight: Any) -> Any:
-        return rounded_rows(x, weight.shape[1])
+    def rounded(x: Any, weight: Any, columns: Any) -> Any:
+        return rounded_rows(x, columns)
+
+    def paired(x: Any, weight: Any, columns: Any) -> Any:
+        return paired_rows(x, columns)
+
+    if weight.dtype != types.uint32:
+        return as_it_is
+    return paired if MULTIPLIES_PAIRS else rounded
+
+
+def operand_buffer(x: npt.NDArray[Any], weight: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Where `fill_operand` puts rows of ``x``: itself, where they need no other type."""
+    raise NotImplementedError("only compiled functions call this")
+
+
+@overload(operand_buffer)
+def _operand_buffer(x: Any, weight: Any) -> Any:
+    def itself(x: Any, weight: Any) -> Any:
+        return x
 
     def paired(x: Any, weight: Any) -> Any:
-        return paired_rows(x, weight.shape[1])
+        return np.empty((x.shape[0], x.shape[1] // 2), np.uint32)
+
+    return paired if weight.dtype == types.uint32 and MULTIPLIES_PAIRS else itself
+
+
+def fill_operand(
+    x: npt.NDArray[Any], weight: npt.NDArray[Any], rows: int, columns: int, out: npt.NDArray[Any]
+) -> None:
+    """`operand` of the first ``rows`` and ``columns``, an even number, into `operand_buffer`."""
+    raise NotImplementedError("only compiled functions call this")
+
+
+@overload(fill_operand)
+def _fill_operand(x: Any, weight: Any, rows: Any, columns: Any, out: Any) -> Any:
+    def as_it_is(x: Any, weight: Any, rows: Any, columns: Any, out: Any) -> None:
+        pass
+
+    def rounded(x: Any, weight: Any, rows: Any, columns: Any, out: Any) -> None:
+        round_rows_in_place(x, rows, columns)
+
+    def paired(x: Any, weight: Any, rows: Any, columns: Any, out: Any) -> None:
+        pair_rows_into(x, rows, columns, out)
 
     if weight.dtype != types.uint32:
         return as_it_is

@@ -11,6 +11,7 @@ Columns come in ascending order but in pairs of bfloat16, of which the second is
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from llvmlite import binding, ir
@@ -90,6 +91,90 @@ def _values_at(builder: Any, row: Any, column: Any, kind: Any, paired: bool) -> 
     return [_splat(builder, builder.load(builder.gep(row, [place]))) for place in places]
 
 
+def sums_of_products(
+    builder: Any,
+    kinds: tuple[Any, Any],
+    rows: Sequence[Any],
+    panels: Sequence[Any],
+    depth: Any,
+    step: Any,
+    ahead: Sequence[Any] = (),
+) -> list[Any]:
+    """Emit the loop over ``depth`` columns, or pairs of them: the sums of every row with every
+    panel, panels of a row side by side.
+
+    ``kinds`` are numba's types of the values and of the weights; ``rows``, ``panels`` and ``ahead``
+    point to the first of them, of which the next column is ``step`` weights further. What ``ahead``
+    points to is asked of memory, the line of each column.
+    """
+    x_kind, weight_kind = kinds
+    paired, multiplies_pairs = weight_kind == types.uint32, x_kind == types.uint32
+    name, factor = f"llvm.fma.v{PANEL}f32", _VECTOR
+    if multiplies_pairs:
+        name, factor = "llvm.x86.avx512bf16.dpbf16ps.512", _PAIRS_VECTOR
+    taken = [_VECTOR, factor, factor] if multiplies_pairs else [factor, factor, _VECTOR]
+    function = ir.FunctionType(_VECTOR, taken)
+    fused = cgutils.get_or_insert_function(builder.module, function, name)
+
+    def multiply_add(value: Any, weights: Any, total: Any) -> Any:
+        operands = [total, value, weights] if multiplies_pairs else [value, weights, total]
+        return builder.call(fused, operands)
+
+    index = depth.type
+    before = builder.block
+    loop = builder.append_basic_block("columns")
+    done = builder.append_basic_block("columns_done")
+    builder.branch(loop)
+    builder.position_at_end(loop)
+    column = builder.phi(index)
+    column.add_incoming(index(0), before)
+    sums = [builder.phi(_VECTOR) for _ in range(len(rows) * len(panels))]
+    for accumulator in sums:
+        accumulator.add_incoming(ir.Constant(_VECTOR, [0.0] * PANEL), before)
+    place = builder.mul(column, step)
+    for each in ahead:
+        line = builder.gep(each, [place])
+        request(builder, builder.bitcast(line, ir.IntType(8).as_pointer()), 1)
+    vectors = [
+        _weights_at(builder, builder.gep(panel, [place]), weight_kind, multiplies_pairs)
+        for panel in panels
+    ]
+    updated = []
+    for number, row in enumerate(rows):
+        values = _values_at(builder, row, column, x_kind, paired)
+        for total, weights_of_panel in zip(sums[number * len(panels) :], vectors, strict=False):
+            for value, weights in zip(values, weights_of_panel, strict=True):
+                total = multiply_add(value, weights, total)
+            updated.append(total)
+    following = builder.add(column, index(1))
+    column.add_incoming(following, loop)
+    for accumulator, value in zip(sums, updated, strict=True):
+        accumulator.add_incoming(value, loop)
+    builder.cbranch(builder.icmp_signed("<", following, depth), loop, done)
+    builder.position_at_end(done)
+    return updated
+
+
+def put_sums(builder: Any, sums: Sequence[Any], rows: Sequence[Any], *, adds: bool) -> None:
+    """Store those of a row from where it points to in ``rows``, or add them to what is there."""
+    panels = len(sums) // len(rows)
+    for number, total in enumerate(sums):
+        row, panel = divmod(number, panels)
+        address = builder.gep(rows[row], [ir.IntType(64)(panel * PANEL)])
+        pointer = builder.bitcast(address, _VECTOR.as_pointer())
+        if adds:
+            total = builder.fadd(builder.load(pointer, align=4), total)
+        builder.store(total, pointer, align=4)
+
+
+def rows_from(builder: Any, array: Any, row: Any, column: Any, count: int) -> list[Any]:
+    """Pointers to ``array[row + r, column]`` for ``count`` rows r; unit stride along a row."""
+    width = cgutils.unpack_tuple(builder, array.strides)[0]
+    stride = builder.sdiv(width, width.type(_WORD_BYTES))
+    places = [builder.mul(stride, builder.add(row, row.type(each))) for each in range(count)]
+    return [builder.gep(array.data, [builder.add(place, column)]) for place in places]
+
+
 @intrinsic(prefer_literal=True)
 def tile(
     typing_context: Any,
@@ -114,7 +199,6 @@ def tile(
     """
     row_count, panel_count = rows.literal_value, panels.literal_value
     adds = bool(accumulate.literal_value)
-    paired, multiplies_pairs = weight.dtype == types.uint32, x.dtype == types.uint32
     packed = weight.ndim == 3
     # One or two rows wait for memory only, which the processor fetches ahead by itself; where more
     # rows keep it computing, that falls behind.
@@ -122,86 +206,28 @@ def tile(
     distance = AHEAD // (2 if weight.dtype == types.uint16 else _WORD_BYTES)
 
     def code_generator(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        _, _, _, x_value, x_row_value, weight_value, panel_value, out_value = arguments
+        _, _, _, x_value, row, weight_value, panel, out_value = arguments
         x_array = context.make_array(x)(context, builder, x_value)
         weight_array = context.make_array(weight)(context, builder, weight_value)
         out_array = context.make_array(out)(context, builder, out_value)
         weight_shape = cgutils.unpack_tuple(builder, weight_array.shape)
-        out_width = cgutils.unpack_tuple(builder, out_array.shape)[1]
         depth = weight_shape[1] if packed else weight_shape[0]
         index = depth.type
         panel_size = builder.mul(depth, index(PANEL)) if packed else index(PANEL)
         step = index(PANEL) if packed else weight_shape[1]
-        x_bytes = cgutils.unpack_tuple(builder, x_array.strides)[0]
-        x_stride = builder.sdiv(x_bytes, index(_WORD_BYTES))
-        weight_start = builder.gep(weight_array.data, [builder.mul(panel_size, panel_value)])
-        rows_of_x = [
-            builder.gep(x_array.data, [builder.mul(x_stride, builder.add(x_row_value, index(row)))])
-            for row in range(row_count)
-        ]
-        name, factor = f"llvm.fma.v{PANEL}f32", _VECTOR
-        if multiplies_pairs:
-            name, factor = "llvm.x86.avx512bf16.dpbf16ps.512", _PAIRS_VECTOR
-        kinds = [_VECTOR, factor, factor] if multiplies_pairs else [factor, factor, _VECTOR]
-        fused = cgutils.get_or_insert_function(
-            builder.module, ir.FunctionType(_VECTOR, kinds), name
+        places = [builder.add(panel, index(each)) for each in range(panel_count)]
+        starts = [builder.gep(weight_array.data, [builder.mul(panel_size, p)]) for p in places]
+        sums = sums_of_products(
+            builder,
+            (x.dtype, weight.dtype),
+            rows_from(builder, x_array, row, index(0), row_count),
+            starts,
+            depth,
+            step,
+            [builder.gep(starts[0], [index(distance)])] if fetches else (),
         )
-
-        def multiply_add(value: Any, weights: Any, total: Any) -> Any:
-            operands = [total, value, weights] if multiplies_pairs else [value, weights, total]
-            return builder.call(fused, operands)
-
-        before = builder.block
-        loop = builder.append_basic_block("columns")
-        done = builder.append_basic_block("columns_done")
-        builder.branch(loop)
-        builder.position_at_end(loop)
-        column = builder.phi(index)
-        column.add_incoming(index(0), before)
-        sums = [builder.phi(_VECTOR) for _ in range(row_count * panel_count)]
-        for accumulator in sums:
-            accumulator.add_incoming(ir.Constant(_VECTOR, [0.0] * PANEL), before)
-        place = builder.mul(column, step)
-        if fetches:
-            ahead = builder.gep(weight_start, [builder.add(place, index(distance))])
-            request(builder, builder.bitcast(ahead, ir.IntType(8).as_pointer()), 1)
-        vectors = [
-            _weights_at(
-                builder,
-                builder.gep(
-                    weight_start,
-                    [builder.add(place, builder.mul(panel_size, index(panel)))],
-                ),
-                weight.dtype,
-                multiplies_pairs,
-            )
-            for panel in range(panel_count)
-        ]
-        updated = []
-        for row in range(row_count):
-            values = _values_at(builder, rows_of_x[row], column, x.dtype, paired)
-            for panel in range(panel_count):
-                total = sums[row * panel_count + panel]
-                for value, weights in zip(values, vectors[panel], strict=True):
-                    total = multiply_add(value, weights, total)
-                updated.append(total)
-        following = builder.add(column, index(1))
-        column.add_incoming(following, loop)
-        for accumulator, value in zip(sums, updated, strict=True):
-            accumulator.add_incoming(value, loop)
-        builder.cbranch(builder.icmp_signed("<", following, depth), loop, done)
-
-        builder.position_at_end(done)
-        for row in range(row_count):
-            row_start = builder.mul(out_width, builder.add(x_row_value, index(row)))
-            for panel in range(panel_count):
-                first = builder.mul(builder.add(panel_value, index(panel)), index(PANEL))
-                address = builder.gep(out_array.data, [builder.add(row_start, first)])
-                pointer = builder.bitcast(address, _VECTOR.as_pointer())
-                value = updated[row * panel_count + panel]
-                if adds:
-                    value = builder.fadd(builder.load(pointer, align=4), value)
-                builder.store(value, pointer, align=4)
+        first = builder.mul(panel, index(PANEL))
+        put_sums(builder, sums, rows_from(builder, out_array, row, first, row_count), adds=adds)
         return context.get_dummy_value()
 
     signature = types.void(rows, panels, accumulate, x, types.intp, weight, types.intp, out)

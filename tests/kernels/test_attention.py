@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from lexshard.kernels import pool
 from lexshard.kernels.attention import BLOCK_SIZE, allocate_cache, paged_attention, write_cache
+from lexshard.kernels.attention.layout import fits_words
 from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.vectors
@@ -35,6 +36,7 @@ class Case:
     scale: float
     window: int
     softcap: float
+    cache: torch.dtype = torch.float32
 
 
 def make_case(
@@ -46,6 +48,7 @@ def make_case(
     window: int = 0,
     softcap: float = 0.0,
     seed: int = 0,
+    cache: torch.dtype = torch.float32,
 ) -> Case:
     generator = torch.Generator().manual_seed(seed)
 
@@ -63,6 +66,7 @@ def make_case(
         scale=width**-0.5,
         window=window,
         softcap=softcap,
+        cache=cache,
     )
 
 
@@ -70,9 +74,10 @@ def fill(case: Case, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tenso
     """Caches with the case's keys in scattered blocks, NaN everywhere else, and block tables."""
     blocks = [-(-keys.shape[0] // BLOCK_SIZE) for keys in case.keys]
     total = sum(blocks) + 3
-    key_cache, value_cache = allocate_cache(total, *case.keys[0].shape[1:])
-    key_cache.fill_(float("nan"))
-    value_cache.fill_(float("nan"))
+    key_cache, value_cache = allocate_cache(total, *case.keys[0].shape[1:], dtype=case.cache)
+    nothing = -1 if key_cache.dtype == torch.int32 else float("nan")  # in words: two that are NaN
+    key_cache.fill_(nothing)
+    value_cache.fill_(nothing)
     order = torch.randperm(total, generator=torch.Generator().manual_seed(seed)).int()
     tables = torch.zeros(len(blocks), max(blocks), dtype=torch.int32)
     for s, (keys, values, count) in enumerate(zip(case.keys, case.values, blocks, strict=True)):
@@ -106,11 +111,14 @@ def cases(draw: st.DrawFn) -> Case:
     for _ in range(draw(st.integers(1, 3))):
         length = draw(st.integers(1, 90))
         sequences.append((length, draw(st.integers(1, length))))
+    width = draw(st.sampled_from(HEAD_DIMS))
+    words = fits_words(width) and draw(st.booleans())
     return make_case(
         sequences,
         heads,
         kv_heads,
-        draw(st.sampled_from(HEAD_DIMS)),
+        width,
+        cache=torch.bfloat16 if words else torch.float32,
         window=draw(st.sampled_from((0, 1, 5, 16, 23, 64))),
         softcap=draw(st.sampled_from((0.0, 0.0, 2.0, 50.0))),
         seed=draw(st.integers(0, 2**31)),
@@ -120,10 +128,12 @@ def cases(draw: st.DrawFn) -> Case:
 @settings(max_examples=200)
 @given(case=cases())
 def test_agrees_with_float64(case: Case) -> None:
-    """A score of up to 256 terms of size 2 errs by some 10^-6, values are of size 1."""
+    """A score of up to 256 terms of size 2 errs by some 10^-6, values are of size 1. Weights that
+    are rounded to bfloat16 err by 2^-9 each, of values that reach 5."""
     result = attend(case)
     expected = attend(case, implementation="reference")
-    assert float((result - expected).abs().max()) < 2e-5
+    limit = 2e-5 if case.cache == torch.float32 else 5 * 2.0**-9
+    assert float((result - expected).abs().max()) < limit
 
 
 @settings(max_examples=150)
@@ -153,8 +163,12 @@ def test_rows_in_any_order_have_the_same_bits() -> None:
     assert torch.equal(shuffled, whole[order])
 
 
-def test_threads_do_not_change_bits() -> None:
-    case = make_case([(400, 300), (90, 90), (500, 1)], 4, 2, 64)
+CACHES = pytest.mark.parametrize("cache", [torch.float32, torch.bfloat16])
+
+
+@CACHES
+def test_threads_do_not_change_bits(cache: torch.dtype) -> None:
+    case = make_case([(400, 300), (90, 90), (500, 1)], 4, 2, 64, cache=cache)
     whole = attend(case)
     pool.set_threads(3)
     try:
@@ -163,10 +177,11 @@ def test_threads_do_not_change_bits() -> None:
         pool.set_threads(1)
 
 
-def test_a_long_context_is_right() -> None:
-    case = make_case([(3000, 2)], 4, 2, 64)
+@pytest.mark.parametrize(("cache", "limit"), [(torch.float32, 5e-6), (torch.bfloat16, 1e-3)])
+def test_a_long_context_is_right(cache: torch.dtype, limit: float) -> None:
+    case = make_case([(3000, 2)], 4, 2, 64, cache=cache)
     expected = attend(case, implementation="reference")
-    assert float((attend(case) - expected).abs().max()) < 5e-6
+    assert float((attend(case) - expected).abs().max()) < limit
 
 
 def test_extreme_scores_neither_overflow_nor_vanish() -> None:
@@ -178,10 +193,31 @@ def test_extreme_scores_neither_overflow_nor_vanish() -> None:
     assert float((result - expected).abs().max()) < 2e-2
 
 
-def test_what_an_earlier_owner_left_behind_cannot_leak() -> None:
-    """`fill` leaves NaN in every slot that belongs to nobody."""
-    case = make_case([(17, 3), (5, 5)], 4, 2, 48, window=4, softcap=3.0)
+@CACHES
+@pytest.mark.parametrize("length", range(1, 19))
+def test_what_an_earlier_owner_left_behind_cannot_leak(cache: torch.dtype, length: int) -> None:
+    """`fill` leaves NaN in every slot that has no owner."""
+    case = make_case([(length, length), (5, 5)], 4, 2, 48, window=4, softcap=3.0, cache=cache)
     assert bool(attend(case).isfinite().all())
+
+
+def test_a_token_that_is_written_again_leaves_the_one_before_it() -> None:
+    """A guess that is taken back: what is written in its place shares a word with a token that
+    stays."""
+    case = make_case([(14, 1)], 4, 2, 32, cache=torch.bfloat16)
+    caches_and_tables = key_cache, value_cache, tables = fill(case, 0)
+    for place in (13, 12, 13):
+        slot = tables[0, :1].long() * BLOCK_SIZE + place
+        noise = torch.randn(2, 1, 2, 32, generator=torch.Generator().manual_seed(place))
+        write_cache(*noise, slot, key_cache, value_cache)
+    for place in (12, 13):
+        slot = tables[0, :1].long() * BLOCK_SIZE + place
+        own = slice(place, place + 1)
+        write_cache(case.keys[0][own], case.values[0][own], slot, key_cache, value_cache)
+    place_in_case = case.row_sequence, case.positions, case.scale
+    assert torch.equal(
+        paged_attention(case.query, *caches_and_tables, *place_in_case), attend(case)
+    )
 
 
 needs_gpu = (
@@ -201,14 +237,26 @@ def test_writes_go_where_the_reference_puts_them(device: str) -> None:
     assert all(torch.equal(a, b) for a, b in zip(ours, expected, strict=True))
 
 
+def test_bfloat16_goes_where_the_reference_puts_it() -> None:
+    generator = torch.Generator().manual_seed(7)
+    key, value = (torch.randn(40, 3, 48, generator=generator) for _ in range(2))
+    slots = torch.cat([torch.arange(19), torch.arange(35, 56)])
+    ours, expected = (allocate_cache(4, 3, 48, dtype=torch.bfloat16) for _ in range(2))
+    write_cache(key, value, slots, *ours)
+    write_cache(key, value, slots, *expected, implementation="reference")
+    assert all(torch.equal(a, b) for a, b in zip(ours, expected, strict=True))
+
+
 def test_head_counts_and_cache_types_that_do_not_fit_are_refused() -> None:
     case = make_case([(5, 5)], 4, 2, 32)
     with pytest.raises(ValueError, match="evenly"):
         paged_attention(
             case.query[:, :3], *fill(case, 0), case.row_sequence, case.positions, case.scale
         )
+    with pytest.raises(ValueError, match="multiple of 16"):
+        allocate_cache(1, 1, 40, dtype=torch.bfloat16)
     with pytest.raises(ValueError, match="float32"):
-        allocate_cache(1, 1, 32, dtype=torch.bfloat16)
+        allocate_cache(1, 1, 32, dtype=torch.float16)
 
 
 def test_queries_of_any_stride_are_taken() -> None:
