@@ -121,8 +121,9 @@ def _written(
     what they attend to [T, H, D], which is 0 for padding."""
     rows = step.rows
     _, heads, padded_rows, width = query.shape
-    keys = key[0, :, :rows].transpose(0, 1).to(key_cache.dtype)  # [rows, Hkv, D]
-    values = value[0, :, :rows].transpose(0, 1).to(value_cache.dtype)
+    kind = key_cache.dtype if key_cache.is_floating_point() else key.dtype  # or words of two
+    keys = key[0, :, :rows].transpose(0, 1).to(kind)  # [rows, Hkv, D]
+    values = value[0, :, :rows].transpose(0, 1).to(kind)
     write_cache(keys, values, step.slots, key_cache, value_cache)
     out = query.new_empty(padded_rows, heads, width)
     out[rows:] = 0.0
@@ -168,7 +169,8 @@ def _check(
             f"{kind} is layer {layer} of {len(step.caches)} and not called once per layer: models "
             "that share keys and values between layers or loop over layers are not served"
         )
-    expected = step.caches[layer][0].shape[1:3]
+    _, heads, _, width = step.caches[layer][1].shape
+    expected = heads, width
     if query.shape[0] != 1 or key.shape != value.shape or (key.shape[1], key.shape[3]) != expected:
         raise UnsupportedModelError(
             f"{kind} of layer {layer} has keys {tuple(key.shape)} and values {tuple(value.shape)} "

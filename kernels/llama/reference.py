@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 
 from lexshard.kernels.attention import BLOCK_SIZE
+from lexshard.kernels.attention import reference as attention
 from lexshard.kernels.linear import PackedWeight, unpack
 from lexshard.kernels.linear.reference import rounded
 from lexshard.kernels.llama import LlamaStack
@@ -47,16 +48,7 @@ def forward(stack: LlamaStack, token_ids: Sequence[int], start: int, table: Arra
             query = _normalized(query, weights.query_norm[layer], shape.epsilon)
             key = _normalized(key, weights.key_norm[layer], shape.epsilon)
         query, key = _rotated(query, stack, positions), _rotated(key, stack, positions)
-        for row, position in enumerate(positions):
-            block, offset = table[position // BLOCK_SIZE], position % BLOCK_SIZE
-            stack.key_cache[layer, block, :, :, offset] = key[row]
-            stack.value_cache[layer, block, :, offset] = value[row]
-        attended = np.stack(
-            [
-                _attended(stack, layer, table, query[row], int(position))
-                for row, position in enumerate(positions)
-            ]
-        )
+        attended = _attended(stack, layer, table, positions, query, key, value)
         hidden = hidden + _product(attended, weights.attention_output[layer], shape.hidden)
         normed = _normalized(hidden, weights.mlp_norm[layer], shape.epsilon)
         gate_up = _product(normed, weights.gate_up[layer], 2 * shape.intermediate)
@@ -86,16 +78,38 @@ def _rotated(x: Array, stack: LlamaStack, positions: Array) -> Array:
     return np.concatenate([low * cosine - high * sine, high * cosine + low * sine], axis=2)
 
 
-def _attended(stack: LlamaStack, layer: int, table: Array, query: Array, position: int) -> Array:
-    """What the token at ``position`` with ``query [H, D]`` attends to: ``[H D]``."""
-    shape = stack.shape
-    first = max(0, position - shape.window + 1) if shape.window else 0
-    seen = np.arange(first, position + 1)
-    blocks, offsets = table[seen // BLOCK_SIZE], seen % BLOCK_SIZE
-    keys = stack.key_cache[layer, blocks, :, :, offsets]  # [keys, Hkv, D]
-    values = stack.value_cache[layer, blocks, :, offsets]
-    group = shape.heads // shape.kv_heads
-    keys, values = np.repeat(keys, group, axis=1), np.repeat(values, group, axis=1)
-    scores = np.einsum("hd,khd->kh", query, keys.astype(np.float64)) * shape.scale
-    weights = np.exp(scores - scores.max(axis=0))
-    return np.einsum("kh,khd->hd", weights / weights.sum(axis=0), values).reshape(-1)
+def _attended(
+    stack: LlamaStack,
+    layer: int,
+    table: Array,
+    positions: Array,
+    query: Array,
+    key: Array,
+    value: Array,
+) -> Array:
+    """What tokens at ``positions`` with ``query [T, H, D]`` attend to, once their keys and values
+    are in the cache: ``[T, H D]``."""
+    keys, values = (_as_tensor(each[layer]) for each in (stack.key_cache, stack.value_cache))
+    slots = np.asarray(table, np.int64)[positions // BLOCK_SIZE] * BLOCK_SIZE
+    own = torch.from_numpy(slots + positions % BLOCK_SIZE)
+    asked, *kept = (torch.from_numpy(np.ascontiguousarray(each)) for each in (query, key, value))
+    attention.write_cache(kept[0], kept[1], own, keys, values)
+    out = torch.empty_like(asked)
+    attention.paged_attention(
+        asked,
+        keys,
+        values,
+        torch.from_numpy(np.asarray(table))[None],
+        torch.zeros(len(asked), dtype=torch.int32),
+        torch.from_numpy(positions),
+        stack.shape.scale,
+        stack.shape.window,
+        0.0,
+        out,
+    )
+    return out.reshape(len(asked), -1).numpy()
+
+
+def _as_tensor(cache: Array) -> torch.Tensor:
+    """A view, of words as `kernels.attention.allocate_cache` has them."""
+    return torch.from_numpy(cache.view(np.int32) if cache.dtype == np.uint32 else cache)

@@ -15,9 +15,10 @@ from lexshard.actors.body.loading import LoadedModel
 from lexshard.actors.drafter.model import ModelDrafter
 from lexshard.actors.drafter.protocol import Drafter
 from lexshard.actors.drafter.task import DraftTask
-from lexshard.kernels.attention import BLOCK_SIZE
+from lexshard.kernels.attention import BLOCK_SIZE, allocate_cache
+from lexshard.kernels.attention.layout import words_of
 from lexshard.kernels.draft import Drafted, DraftHead, PendingTokens, Router, cpu
-from lexshard.kernels.linear import pack
+from lexshard.kernels.linear import Arithmetic, pack
 from lexshard.kernels.linear.tile import PANEL
 from lexshard.kernels.llama import LlamaShape, LlamaStack, LlamaWeights
 
@@ -34,6 +35,7 @@ def random_stack(
     blocks: int = 24,
     window: int = 0,
     extras: bool = False,
+    arithmetic: Arithmetic = "float32",
 ) -> LlamaStack:
     """Two layers; ``extras`` are what only some families have: biases, query and key norms."""
     shape = LlamaShape(2, WIDTH, 48, 4, 2, 16, 1e-5, 0.25, window)
@@ -43,7 +45,8 @@ def random_stack(
         return values.bfloat16().float() if half else values
 
     def products(outputs: int, depth: int) -> np.ndarray:
-        return np.stack([pack(normal(outputs, depth), half=half).panels for _ in range(2)])
+        rows = [normal(outputs, depth) for _ in range(2)]
+        return np.stack([pack(each, half=half, arithmetic=arithmetic).panels for each in rows])
 
     angles = np.outer(np.arange(256), 100.0 ** -(np.arange(8) / 8)).astype(np.float32)
     heads = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
@@ -65,9 +68,12 @@ def random_stack(
     embedding: np.ndarray = normal(vocabulary, WIDTH, scale=1.0).numpy()
     if half:
         embedding = (embedding.view(np.uint32) >> 16).astype(np.uint16)
-    cells = (2, blocks, shape.kv_heads)
-    keys = np.full((*cells, shape.head_dim, BLOCK_SIZE), np.nan, np.float32)
-    values = np.full((*cells, BLOCK_SIZE, shape.head_dim), np.nan, np.float32)
+    dtype = torch.bfloat16 if arithmetic == "bfloat16" else torch.float32
+    nothing = float("nan") if dtype == torch.float32 else -1  # two that are not a number
+    caches = allocate_cache(2 * blocks, shape.kv_heads, shape.head_dim, dtype=dtype)
+    keys, values = (
+        words_of(each.fill_(nothing)).reshape(2, blocks, *each.shape[1:]) for each in caches
+    )
     return LlamaStack(shape, weights, embedding, keys, values)
 
 

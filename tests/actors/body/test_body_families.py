@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -141,19 +141,31 @@ def test_only_wanted_rows_come_back(tmp_path: Path) -> None:
     assert torch.equal(some, every[[3, 19, 24]])
 
 
-def test_bfloat16_rounds_weights_and_computes_in_float32(tmp_path: Path) -> None:
-    save_tiny("llama", tmp_path)
-    model = load(tmp_path, "bfloat16", body="general", device="cpu")
+@pytest.mark.parametrize("body", ["general", "fused"])
+def test_bfloat16_rounds_weights_and_what_they_multiply(
+    body: Literal["general", "fused"], tmp_path: Path
+) -> None:
+    save_tiny("qwen3", tmp_path, hidden_size=64, num_attention_heads=4, intermediate_size=96)
+    model = load(tmp_path, "bfloat16", body=body, device="cpu")
     token_ids = _token_ids(12)
     plain = AutoModelForCausalLM.from_pretrained(
         tmp_path, dtype=torch.bfloat16, attn_implementation="eager"
     ).float()
-    with torch.inference_mode():
-        expected = plain.base_model(torch.tensor([token_ids[0]]), use_cache=False)
     ours = _run(model.body, token_ids, _tables(13), ALONE_STEPS)
+    differences = []
+    for rounding in (False, True):
+        if rounding:
+            for module in plain.base_model.modules():
+                if isinstance(module, torch.nn.Linear):
+                    module.register_forward_pre_hook(lambda _, x: (x[0].bfloat16().float(),))
+        with torch.inference_mode():
+            expected = plain.base_model(torch.tensor([token_ids[0]]), use_cache=False)
+        differences.append(float((ours[0] - expected.last_hidden_state[0]).square().mean().sqrt()))
     assert model.dtype == "bfloat16"
     assert model.head.weight.dtype == torch.bfloat16
-    assert float((ours[0] - expected.last_hidden_state[0]).abs().max()) < LIMIT
+    assert model.body.kv_bytes_per_block() == 2 * 2 * 16 * 2 * 32 * 2
+    assert 1e-4 < differences[0] < 1e-2
+    assert differences[1] < 0.8 * differences[0]  # what is left is that keys and values are rounded
 
 
 @pytest.mark.vectors
