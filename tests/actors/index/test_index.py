@@ -194,7 +194,8 @@ def test_hidden_states_are_those_of_the_chosen_positions(demo: LoadedModel) -> N
     with torch.no_grad():
         expected = plain(torch.tensor([prompt])).last_hidden_state[0].numpy()
     positions = np.linspace(4, 63, 16).round().astype(int)
-    np.testing.assert_allclose(found, expected[positions], rtol=1e-3, atol=1e-3)
+    # The body rounds what it multiplies to bfloat16; states of other positions differ by 1.
+    np.testing.assert_allclose(found, expected[positions], rtol=0, atol=0.03)
 
 
 # -- what it says ---------------------------------------------------------------------------------
