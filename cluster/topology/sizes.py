@@ -40,11 +40,13 @@ class ModelSizes:
     embedding_parameters: int
     output_parameters: int
     weight_bytes: int
+    cpu_kv_bytes: int  # a number of a key or a value, on a CPU
     fused: bool  # whether a CPU runs the fused body
 
-    def kv_block_bytes(self, number_bytes: int) -> int:
-        """Keys and values of a block of 16 tokens, ``number_bytes`` each."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * BLOCK_TOKENS * number_bytes
+    def kv_block_bytes(self, *, on_gpu: bool) -> int:
+        """Keys and values of a block of 16 tokens."""
+        number = self.weight_bytes if on_gpu else self.cpu_kv_bytes
+        return 2 * self.layers * self.kv_heads * self.head_dim * BLOCK_TOKENS * number
 
     def runs_fused(self, configuration: EngineConfiguration) -> bool:
         """Whether ``configuration`` runs it on the fused body, if it runs on a CPU."""
@@ -59,6 +61,7 @@ def read_model_sizes(
     Raises a ModelRefusedError where it could not be served.
     """
     from lexshard.actors.body.fused import supports
+    from lexshard.kernels.attention.layout import fits_words
 
     checkpoint = read_checkpoint(folder)
     check_stored_types(checkpoint.stored_dtypes)
@@ -67,6 +70,7 @@ def read_model_sizes(
     rows, columns = config.vocab_size, config.hidden_size
     heads = config.num_attention_heads
     half = dtype == "bfloat16" or (dtype == "auto" and "BF16" in checkpoint.stored_dtypes)
+    width = getattr(config, "head_dim", None) or columns // heads
     return ModelSizes(
         name=Path(folder).resolve().name,
         family=config.model_type,
@@ -74,12 +78,13 @@ def read_model_sizes(
         hidden_size=columns,
         layers=config.num_hidden_layers,
         kv_heads=getattr(config, "num_key_value_heads", None) or heads,
-        head_dim=getattr(config, "head_dim", None) or columns // heads,
+        head_dim=width,
         max_positions=config.max_position_embeddings,
         parameters=checkpoint.parameters,
         embedding_parameters=rows * columns,
         output_parameters=0 if config.tie_word_embeddings else rows * columns,
         weight_bytes=BFLOAT16 if half else FLOAT32,
+        cpu_kv_bytes=BFLOAT16 if half and fits_words(width) else FLOAT32,
         fused=supports(checkpoint.config),
     )
 
@@ -89,7 +94,7 @@ def kv_blocks(
 ) -> int:
     """Blocks of the KV cache on a node with ``memory`` bytes: as the engine decides on a CPU. On a
     GPU it takes what it measures to be left, which nothing tells before; this is planned."""
-    block = sizes.kv_block_bytes(sizes.weight_bytes if on_gpu else FLOAT32)
+    block = sizes.kv_block_bytes(on_gpu=on_gpu)
     length = min(configuration.max_model_len or sizes.max_positions, sizes.max_positions)
     wanted = configuration.kv_cache_bytes or default_kv_bytes(
         block, length, configuration.max_running, memory
@@ -106,8 +111,7 @@ def body_memory(
         # The general body looks embeddings up in fp32.
         weights += sizes.embedding_parameters * (FLOAT32 - sizes.weight_bytes)
     blocks = kv_blocks(sizes, configuration, memory, on_gpu=on_gpu)
-    number = sizes.weight_bytes if on_gpu else FLOAT32
-    return (("body", weights), ("KV cache", blocks * sizes.kv_block_bytes(number)))
+    return (("body", weights), ("KV cache", blocks * sizes.kv_block_bytes(on_gpu=on_gpu)))
 
 
 def loading_bytes(sizes: ModelSizes, configuration: EngineConfiguration, *, on_gpu: bool) -> int:
@@ -161,5 +165,5 @@ def drafter_memory(draft: ModelSizes, blocks: int) -> Parts:
     """A draft model, which has as many KV blocks as the target."""
     return (
         ("draft model", draft.parameters * draft.weight_bytes),
-        ("draft KV cache", blocks * draft.kv_block_bytes(FLOAT32)),
+        ("draft KV cache", blocks * draft.kv_block_bytes(on_gpu=False)),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pytest
@@ -48,6 +48,7 @@ LLAMA = ModelSizes(
     embedding_parameters=128_256 * 4096,
     output_parameters=128_256 * 4096,
     weight_bytes=2,
+    cpu_kv_bytes=2,
     fused=True,
 )
 GPUS = NodeResources("a", 16, 256 * GIB, 4, 80 * GIB)
@@ -60,17 +61,20 @@ def configuration(**changes: Any) -> EngineConfiguration:
 # -- sizes and memory -----------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "phi"])
-def test_sizes_are_those_of_the_loaded_model(family: str, tmp_path: Path) -> None:
+def test_sizes_are_those_of_the_loaded_model(
+    family: str, dtype: Literal["float32", "bfloat16"], tmp_path: Path
+) -> None:
     folder = save_tiny(family, tmp_path)
-    sizes = read_model_sizes(folder)
+    sizes = read_model_sizes(folder, dtype)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
     head, embedding = model.get_output_embeddings().weight, model.get_input_embeddings().weight
     assert sizes.parameters == sum(each.numel() for each in model.parameters())
     assert sizes.output_parameters == (0 if head is embedding else head.numel())
     assert (sizes.vocabulary_size, sizes.hidden_size) == tuple(head.shape)
-    body = GeneralBody(model, pack_linears=False)
-    assert sizes.kv_block_bytes(4) == body.kv_bytes_per_block()
+    body = GeneralBody(model, arithmetic=dtype, pack_linears=False)
+    assert sizes.kv_block_bytes(on_gpu=False) == body.kv_bytes_per_block()
 
 
 def test_a_model_that_could_not_be_served_has_no_plan(tmp_path: Path) -> None:
