@@ -104,9 +104,12 @@ def test_an_8b_body_takes_its_weights_without_the_head_and_its_cache() -> None:
         "body": 2 * (8_030_261_248 - 128_256 * 4096),
         "KV cache": 8 * GIB,
     }
-    # 2 * 32 layers * 8 heads * 128 numbers of 2 bytes are 128 KiB a token, 4 bytes on a CPU.
-    assert kv_blocks(LLAMA, told, 0, on_gpu=True) * 16 == 8 * GIB // (128 * 1024)
-    assert kv_blocks(LLAMA, told, 0, on_gpu=False) * 16 == 8 * GIB // (256 * 1024)
+    # 2 * 32 layers * 8 heads * 128 numbers of 2 bytes are 128 KiB a token, everywhere; of 4, where
+    # a CPU computes in float32, twice as much.
+    for on_gpu in (True, False):
+        assert kv_blocks(LLAMA, told, 0, on_gpu=on_gpu) * 16 == 8 * GIB // (128 * 1024)
+    wide = replace(LLAMA, weight_bytes=4, cpu_kv_bytes=4)
+    assert kv_blocks(wide, told, 0, on_gpu=False) * 16 == 8 * GIB // (256 * 1024)
     # Without a wish a tenth of the node's memory, at least a sequence.
     assert kv_blocks(LLAMA, configuration(), 160 * GIB, on_gpu=True) * 16 == 16 * 8192
     assert kv_blocks(LLAMA, configuration(), 1 * GIB, on_gpu=True) * 16 == 8192
