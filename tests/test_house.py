@@ -32,12 +32,12 @@ MOST_MODULES = 16  # side by side in a folder
 # Lines of Python. A commit that raises one says why; what they are to be is behind them.
 BUDGETS = {
     "kernels": 14_280,  # 12,000; 600 for products and keys and values in bfloat16
-    "actors": 19_430,  # 13,000, and 2,000 for grammar and edge
+    "actors": 19_460,  # 13,000, and 2,000 for grammar and edge
     "cluster": 7_510,  # 4,500
     "serve_app": 16_240,  # 6,000, and 3,000 for protocol and page
     "loadtest": 13_110,  # 9,000
     "models": 2_790,
-    "tests": 44_110,  # 27,000
+    "tests": 44_140,  # 27,000
 }
 
 

@@ -8,7 +8,7 @@ layers).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -219,6 +219,20 @@ class FusedBody:
         else:
             embedding = table.float().numpy()
         return cls(shape, weights, embedding, plan.max_positions)
+
+    def unrounded(self, token_ids: Sequence[int]) -> torch.Tensor:
+        """Hidden states ``[T, d]`` of a whole sequence in float64, from the same weights and
+        constants, but nothing is rounded before it is multiplied: slow."""
+        from lexshard.kernels.llama import reference
+
+        shape, blocks = self._shape, -(-len(token_ids) // BLOCK_SIZE)
+        caches = allocate_cache(shape.layers * blocks, shape.kv_heads, shape.head_dim)
+        keys, values = (
+            each.numpy().reshape(shape.layers, blocks, *each.shape[1:]) for each in caches
+        )
+        stack = LlamaStack(shape, self._weights, self._embedding, keys, values)
+        hidden = reference.forward(stack, token_ids, 0, np.arange(blocks), rounds=False)
+        return torch.from_numpy(hidden).float()
 
     def kv_bytes_per_block(self) -> int:
         shape = self._shape

@@ -23,7 +23,6 @@ from lexshard.actors.body.invariant.functions import finding_callers
 from lexshard.actors.body.invariant.modules import has_bare_matrices, make_invariant
 from lexshard.kernels.attention import BLOCK_SIZE, allocate_cache
 from lexshard.kernels.attention.layout import fits_words
-from lexshard.kernels.linear import Arithmetic
 
 # torch's float32 linear gives a row the same bits from this many rows on (measured, 4 to 2,500).
 LEAST_ROWS_OF_TORCH = 4
@@ -33,9 +32,9 @@ class GeneralBody:
     """Body over a transformers model; see ``actors.body.batch.Body`` for the contract.
 
     Takes the model over: its attention is switched to the paged one and, on the CPU, its linear
-    layers are replaced by packed ones that round what they multiply to ``arithmetic``
-    (``pack_linears`` off keeps torch's and pads every step to four rows; ``invariant`` off leaves
-    everything as it is on a GPU). ``batch_invariant`` is False until the loader has proved it.
+    layers are replaced by packed ones (``pack_linears`` off keeps torch's and pads every step to
+    four rows; ``invariant`` off leaves everything as it is on a GPU). ``batch_invariant`` is False
+    until the loader has proved it.
     """
 
     name = "general"
@@ -44,7 +43,6 @@ class GeneralBody:
         self,
         model: Any,
         *,
-        arithmetic: Arithmetic = "float32",
         pack_linears: bool = True,
         invariant: bool = True,
     ) -> None:
@@ -65,14 +63,11 @@ class GeneralBody:
         self._least_rows = 1
         self._callers_known = True
         if self.device.type == "cpu" and invariant:
-            make_invariant(self._decoder, arithmetic=arithmetic, pack_linears=pack_linears)
+            make_invariant(self._decoder, pack_linears=pack_linears)
             if has_bare_matrices(self._decoder):
                 self._least_rows = LEAST_ROWS_OF_TORCH
             self._callers_known = False
-        self._cache_dtype = embedding.dtype
-        if self.device.type == "cpu":
-            words = arithmetic == "bfloat16" and fits_words(self.head_dim)
-            self._cache_dtype = torch.bfloat16 if words else torch.float32
+        self._cache_dtype = torch.float32 if self.device.type == "cpu" else embedding.dtype
         # Per layer, known after the first step.
         self.settings: tuple[AttentionSettings, ...] = ()
         self.attention_shape = AttentionShape(
@@ -84,6 +79,15 @@ class GeneralBody:
         self.layers = "layers as they are written"  # how they are computed, in words
         head = model.get_output_embeddings().weight
         self.hidden_size: int = head.shape[1]
+
+    def round_products(self) -> None:
+        """From the next cache on, which must be a new one, a CPU rounds what weights are multiplied
+        with to bfloat16, keys and values, too: torch's linear layers, if they were not packed
+        before, become packed ones that do."""
+        make_invariant(self._decoder, arithmetic="bfloat16")
+        self._least_rows = LEAST_ROWS_OF_TORCH if has_bare_matrices(self._decoder) else 1
+        if fits_words(self.head_dim):
+            self._cache_dtype = torch.bfloat16
 
     def kv_bytes_per_block(self) -> int:
         """Bytes of the keys and values of 16 tokens over all layers."""

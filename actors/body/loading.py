@@ -34,6 +34,7 @@ from lexshard.actors.body.refusals import check_memory, check_stored_types, mode
 from lexshard.actors.body.self_test import (
     Expected,
     check_body,
+    check_hidden,
     check_windows,
     plain_forward,
     run_alone,
@@ -120,7 +121,7 @@ def load(
     if fused:
         chosen = _fused_body(model, arithmetic, expected, exact, tolerance)
     else:
-        chosen = _general_body(model, arithmetic, expected, tolerance)
+        chosen = _general_body(model, arithmetic, expected, exact, tolerance)
     if isinstance(chosen, GeneralBody) and place.type == "cuda":
         # The library's order of additions is of the whole step.
         if attention == "auto" and not batch_invariant:
@@ -293,13 +294,17 @@ def _placement(place: torch.device) -> dict[str, Any]:
 
 
 def _general_body(
-    model: Any, arithmetic: Arithmetic, expected: Expected, tolerance: float
+    model: Any, arithmetic: Arithmetic, expected: Expected, exact: float, tolerance: float
 ) -> GeneralBody:
+    """The general body, checked before it rounds anything and once more when it does."""
+    ids, plain = expected.token_ids, expected.hidden
+    rounds = arithmetic == "bfloat16" and model.device.type == "cpu"
     with model_code(_NOT_PAGED.format(type(model).__name__)):
-        body = GeneralBody(model, arithmetic=arithmetic)
-        invariant = check_body(
-            body, expected.token_ids, expected.hidden, "the plain forward pass", tolerance
-        )
+        body = GeneralBody(model, pack_linears=not rounds)
+        invariant = check_body(body, ids, plain, "the plain forward pass", exact)
+        if rounds:
+            body.round_products()
+            invariant = check_body(body, ids, plain, "the plain forward pass", tolerance)
     check_windows(body.settings, model.config.get_text_config(decoder=True))
     body.batch_invariant = invariant and body.device.type == "cpu"
     return body
@@ -364,12 +369,16 @@ def _graphed_body(
 def _fused_body(
     model: Any, arithmetic: Arithmetic, expected: Expected, exact: float, tolerance: float
 ) -> Body:
-    """The fused body, checked against the general one of the same weights, which rounds nothing."""
+    """The fused body, checked against the general one of the same weights, which rounds nothing;
+    where it rounds, what it computes with is checked without that, too."""
     fused = FusedBody.from_tensors(plan_of(model, arithmetic), model.state_dict().get)
     general = GeneralBody(model, pack_linears=False)
     check_body(general, expected.token_ids, expected.hidden, "the plain forward pass", exact)
     check_windows(general.settings, model.config.get_text_config(decoder=True))
     ours = run_alone(general, expected.token_ids)
+    if arithmetic == "bfloat16":
+        unrounded = [fused.unrounded(tokens) for tokens in expected.token_ids]
+        check_hidden(unrounded, ours, "the fused body, without rounding", "the general body", exact)
     fused.batch_invariant = check_body(
         fused, expected.token_ids, ours, "the general body", tolerance
     )

@@ -104,6 +104,25 @@ def run_alone(body: Body, token_ids: Sequence[Sequence[int]]) -> list[torch.Tens
     ]
 
 
+def check_hidden(
+    found: Sequence[torch.Tensor],
+    expected: Sequence[torch.Tensor],
+    of: str,
+    against: str,
+    tolerance: float,
+) -> None:
+    """Raises SelfTestError where hidden states ``of`` something differ from those that are
+    ``expected`` by more than ``tolerance``, relative to the largest value."""
+    size = max(float(each.abs().max()) for each in expected)
+    difference = float((torch.cat(list(found)) - torch.cat(list(expected))).abs().max())
+    if not difference <= tolerance * size:  # NaN must fail
+        raise SelfTestError(
+            f"hidden states of {of}, differ from {against} by up to {difference:.3g} (largest value "
+            f"{size:.3g}): the model keeps state or attends in a way that paged attention does not "
+            "compute; choose another model"
+        )
+
+
 def check_body(
     body: Body,
     token_ids: Sequence[Sequence[int]],
@@ -113,19 +132,11 @@ def check_body(
 ) -> bool:
     """Whether the body is batch-invariant, once it is known to be right.
 
-    ``tolerance`` is relative to the largest hidden value. Raises SelfTestError where hidden
-    states differ from ``expected`` by more. Leaves the body with a test cache: allocate anew.
+    Raises as `check_hidden` does. Leaves the body with a test cache: allocate anew.
     """
     mixed, alone = run_mixed(body, token_ids), run_alone(body, token_ids)
-    size = max(float(each.abs().max()) for each in expected)
-    for name, results in (("in one piece", alone), ("in chunks of mixed batches", mixed)):
-        difference = float((torch.cat(results) - torch.cat(list(expected))).abs().max())
-        if not difference <= tolerance * size:  # NaN must fail
-            raise SelfTestError(
-                f"hidden states of the {body.name} body, computed {name}, differ from {against} by "
-                f"up to {difference:.3g} (largest value {size:.3g}): the model keeps state or "
-                "attends in a way that paged attention does not compute; choose another model"
-            )
+    for how, found in (("in one piece", alone), ("in chunks of mixed batches", mixed)):
+        check_hidden(found, expected, f"the {body.name} body, computed {how}", against, tolerance)
     return all(torch.equal(a, b) for a, b in zip(mixed, alone, strict=True))
 
 

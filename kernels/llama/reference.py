@@ -27,10 +27,13 @@ def embed(stack: LlamaStack, token_ids: Sequence[int]) -> Array:
     return rows.astype(np.float64)
 
 
-def forward(stack: LlamaStack, token_ids: Sequence[int], start: int, table: Array) -> Array:
+def forward(
+    stack: LlamaStack, token_ids: Sequence[int], start: int, table: Array, *, rounds: bool = True
+) -> Array:
     """Hidden states ``[T, d]``, normed, of the tokens at position ``start`` and after.
 
     The keys and values before them are in the blocks of ``table`` already; theirs are written.
+    Without ``rounds`` products round nothing, whatever the weights are packed for.
     """
     shape, weights = stack.shape, stack.weights
     width = shape.head_dim
@@ -39,7 +42,7 @@ def forward(stack: LlamaStack, token_ids: Sequence[int], start: int, table: Arra
     for layer in range(shape.layers):
         normed = _normalized(hidden, weights.attention_norm[layer], shape.epsilon)
         heads = shape.heads + 2 * shape.kv_heads
-        qkv = _product(normed, weights.qkv[layer], heads * width)
+        qkv = _product(normed, weights.qkv[layer], heads * width, rounds)
         if weights.qkv_bias.shape[1]:
             qkv = qkv + weights.qkv_bias[layer]
         qkv = qkv.reshape(len(positions), heads, width)
@@ -49,19 +52,19 @@ def forward(stack: LlamaStack, token_ids: Sequence[int], start: int, table: Arra
             key = _normalized(key, weights.key_norm[layer], shape.epsilon)
         query, key = _rotated(query, stack, positions), _rotated(key, stack, positions)
         attended = _attended(stack, layer, table, positions, query, key, value)
-        hidden = hidden + _product(attended, weights.attention_output[layer], shape.hidden)
+        hidden = hidden + _product(attended, weights.attention_output[layer], shape.hidden, rounds)
         normed = _normalized(hidden, weights.mlp_norm[layer], shape.epsilon)
-        gate_up = _product(normed, weights.gate_up[layer], 2 * shape.intermediate)
+        gate_up = _product(normed, weights.gate_up[layer], 2 * shape.intermediate, rounds)
         gate, up = np.split(gate_up, 2, axis=1)
         inner = gate / (1 + np.exp(-gate)) * up
-        hidden = hidden + _product(inner, weights.down[layer], shape.hidden)
+        hidden = hidden + _product(inner, weights.down[layer], shape.hidden, rounds)
     return _normalized(hidden, weights.final_norm, shape.epsilon)
 
 
-def _product(x: Array, panels: Array, count: int) -> Array:
+def _product(x: Array, panels: Array, count: int, rounds: bool) -> Array:
     """``x [T, K]`` times the first ``count`` rows of a packed weight: ``[T, count]``."""
     packed = PackedWeight(panels, count, x.shape[1])
-    if packed.arithmetic == "bfloat16":
+    if rounds and packed.arithmetic == "bfloat16":
         x = rounded(torch.from_numpy(x).float()).double().numpy()
     return np.asarray(x @ unpack(packed).double().numpy().T)
 

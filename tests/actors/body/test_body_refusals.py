@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from lexshard.actors.body import paged_attention
+from lexshard.actors.body import loading, paged_attention
 from lexshard.actors.body.attention_step import AttentionSettings
 from lexshard.actors.body.errors import (
     InsufficientMemoryError,
@@ -22,10 +23,12 @@ from lexshard.actors.body.errors import (
     UnsupportedModelError,
     WeightsError,
 )
+from lexshard.actors.body.fused import FusedPlan, plan_of
 from lexshard.actors.body.head_weights import HeadWeights, check_head
 from lexshard.actors.body.loading import load
 from lexshard.actors.body.model_code import model_code
 from lexshard.actors.body.self_test import check_body, check_windows, run_alone
+from lexshard.kernels.linear import Arithmetic
 from tests.support.tiny_models import REFUSED, save_tiny
 
 REASONS = {
@@ -180,6 +183,22 @@ def test_a_body_that_is_wrong_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(paged_attention, "attend", forgetful)
     with pytest.raises(SelfTestError, match="hidden states"):
         load(tmp_path)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_constant_that_is_a_little_off_is_refused(
+    dtype: Literal["float32", "bfloat16"], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It changes less than rounding to bfloat16 does, so what rounds is checked without that."""
+
+    def a_little_off(model: Any, arithmetic: Arithmetic) -> FusedPlan:
+        plan = plan_of(model, arithmetic)
+        return replace(plan, shape=plan.shape._replace(scale=1.01 * plan.shape.scale))
+
+    save_tiny("qwen3", tmp_path)
+    monkeypatch.setattr(loading, "plan_of", a_little_off)
+    with pytest.raises(SelfTestError, match="of the fused body"):
+        load(tmp_path, dtype, body="fused", device="cpu")
 
 
 def test_a_model_that_computes_with_a_packed_weight_is_refused(

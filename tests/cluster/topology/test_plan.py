@@ -73,7 +73,9 @@ def test_sizes_are_those_of_the_loaded_model(
     assert sizes.parameters == sum(each.numel() for each in model.parameters())
     assert sizes.output_parameters == (0 if head is embedding else head.numel())
     assert (sizes.vocabulary_size, sizes.hidden_size) == tuple(head.shape)
-    body = GeneralBody(model, arithmetic=dtype, pack_linears=False)
+    body = GeneralBody(model, pack_linears=False)
+    if dtype == "bfloat16":
+        body.round_products()
     assert sizes.kv_block_bytes(on_gpu=False) == body.kv_bytes_per_block()
 
 
