@@ -117,8 +117,8 @@ def check_hidden(
     difference = float((torch.cat(list(found)) - torch.cat(list(expected))).abs().max())
     if not difference <= tolerance * size:  # NaN must fail
         raise SelfTestError(
-            f"hidden states of {of}, differ from {against} by up to {difference:.3g} (largest "
-            f"value {size:.3g}): the model keeps state or attends in a way that paged attention does not "
+            f"hidden states of {of}, differ from {against} by up to {difference:.3g} "
+            f"(largest value {size:.3g}): the model keeps state or attends in a way that paged attention does not "
             "compute; choose another model"
         )
 
