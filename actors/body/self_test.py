@@ -118,8 +118,8 @@ def check_hidden(
     if not difference <= tolerance * size:  # NaN must fail
         raise SelfTestError(
             f"hidden states of {of}, differ from {against} by up to {difference:.3g} "
-            f"(largest value {size:.3g}): the model keeps state or attends in a way that paged attention does not "
-            "compute; choose another model"
+            f"(largest value {size:.3g}): the model keeps state or attends in a way that paged "
+            "attention does not compute; choose another model"
         )
 
 
