@@ -6,8 +6,8 @@ the cache lives in a folder named after the contents of every kernel source.
 
 Nor does numba keep processes apart that fill the cache together. Each looks for a free number in a
 function's index, notes it there and then writes the code to the file of that number: two that
-compile the function for different arguments may take the same one, and whoever loads it later runs
-the code of the other's arguments. So one at a time writes here.
+compile the function for different arguments may take the same one, and a process that loads it
+later runs the code of the other's arguments. So one at a time writes here.
 
 Whatever else this process compiles with numba is kept where numba keeps it.
 """
@@ -75,6 +75,18 @@ def keep_compiled_kernels() -> None:
     if KernelLocator not in locators:
         locators.insert(0, KernelLocator)
         IndexDataCacheFile.save = _one_at_a_time(IndexDataCacheFile.save)
+
+
+def compiled_as(name: str, function: Callable[..., Any]) -> Any:
+    """A function that is made several times, of other numbers each, compiled under a ``name`` that
+    tells these. numba tells functions of one name apart by a number that every process counts on
+    its own: from a cache that several filled, one could be linked in the place of another.
+
+    It may close over numbers; over compiled functions it must not, which no other process would
+    find in the cache.
+    """
+    function.__qualname__ = name
+    return numba.njit(nogil=True, cache=True, inline="never")(function)
 
 
 def _one_at_a_time(save: Callable[[Any, Any, Any], None]) -> Callable[[Any, Any, Any], None]:

@@ -19,7 +19,7 @@ import torch
 from lexshard.actors.body.batch import Batch
 from lexshard.kernels import pool
 from lexshard.kernels.attention import BLOCK_SIZE, allocate_cache
-from lexshard.kernels.attention.layout import fits_words, words_of
+from lexshard.kernels.attention.layout import kept_on_cpu, words_of
 from lexshard.kernels.linear import Arithmetic, fits_bfloat16, pack
 from lexshard.kernels.linear.tile import PANEL
 from lexshard.kernels.llama import LlamaShape, LlamaStack, LlamaWeights
@@ -154,12 +154,6 @@ def _there(name: str, tensor: Tensors) -> torch.Tensor:
     return found
 
 
-def _cache_dtype(weights: LlamaWeights, head_dim: int) -> torch.dtype:
-    """Keys and values are rounded where what is multiplied is."""
-    rounds = weights.qkv.dtype == np.uint32 and fits_words(head_dim)
-    return torch.bfloat16 if rounds else torch.float32
-
-
 class FusedBody:
     """Body over packed weights; see ``actors.body.batch.Body`` for the contract."""
 
@@ -176,7 +170,7 @@ class FusedBody:
         self._shape = shape
         self._weights = weights
         self._embedding = embedding
-        self._cache_dtype = _cache_dtype(weights, shape.head_dim)
+        self._cache_dtype = kept_on_cpu(shape.head_dim, rounds=weights.qkv.dtype == np.uint32)
         self._key_cache: np.ndarray[Any, Any] | None = None
         self._value_cache: np.ndarray[Any, Any] | None = None
         self.batch_invariant = True

@@ -22,7 +22,7 @@ from lexshard.actors.body.gpu.step_inputs import StepInputs, on_the_host, sent
 from lexshard.actors.body.invariant.functions import finding_callers
 from lexshard.actors.body.invariant.modules import has_bare_matrices, make_invariant
 from lexshard.kernels.attention import BLOCK_SIZE, allocate_cache
-from lexshard.kernels.attention.layout import fits_words
+from lexshard.kernels.attention.layout import kept_on_cpu
 
 # torch's float32 linear gives a row the same bits from this many rows on (measured, 4 to 2,500).
 LEAST_ROWS_OF_TORCH = 4
@@ -86,8 +86,7 @@ class GeneralBody:
         before, become packed ones that do."""
         make_invariant(self._decoder, arithmetic="bfloat16")
         self._least_rows = LEAST_ROWS_OF_TORCH if has_bare_matrices(self._decoder) else 1
-        if fits_words(self.head_dim):
-            self._cache_dtype = torch.bfloat16
+        self._cache_dtype = kept_on_cpu(self.head_dim, rounds=True)
 
     def kv_bytes_per_block(self) -> int:
         """Bytes of the keys and values of 16 tokens over all layers."""

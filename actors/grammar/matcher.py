@@ -1,7 +1,7 @@
 """Where one sequence stands in its grammar, and what may come next there.
 
 Everything that is said of a place follows from the tokens before it alone, so that it is the same
-whoever asks, how often, and whatever was guessed in between.
+for every caller, however often, and whatever was guessed in between.
 """
 
 from __future__ import annotations

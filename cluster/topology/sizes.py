@@ -61,7 +61,7 @@ def read_model_sizes(
     Raises a ModelRefusedError where it could not be served.
     """
     from lexshard.actors.body.fused import supports
-    from lexshard.kernels.attention.layout import fits_words
+    from lexshard.kernels.attention.layout import kept_on_cpu
 
     checkpoint = read_checkpoint(folder)
     check_stored_types(checkpoint.stored_dtypes)
@@ -84,7 +84,7 @@ def read_model_sizes(
         embedding_parameters=rows * columns,
         output_parameters=0 if config.tie_word_embeddings else rows * columns,
         weight_bytes=BFLOAT16 if half else FLOAT32,
-        cpu_kv_bytes=BFLOAT16 if half and fits_words(width) else FLOAT32,
+        cpu_kv_bytes=kept_on_cpu(width, rounds=half).itemsize,
         fused=supports(checkpoint.config),
     )
 

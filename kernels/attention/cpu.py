@@ -5,7 +5,8 @@ normaliser is 16 partial sums (lane = position mod 16) and a fixed tree, values 
 keys of a block, added block by block. Neighbouring rows of a sequence are computed together while
 a block is in cache, which changes the order of rows, never the order inside one: batch, chunking
 and the places of blocks change nothing, not even the last bit. Slots beyond a row's position are
-never read into a sum, so what an earlier owner left in a block (even NaN) cannot leak.
+never read into a sum, so what an earlier owner left in a block (even NaN) cannot leak; but that a
+word of two tokens is read as a whole, with no weight for what a row does not see of its sequence.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ from numba import njit
 
 from lexshard.kernels import pool
 from lexshard.kernels.attention.layout import BLOCK_SIZE, words_of
-from lexshard.kernels.attention.slots import put_key, put_value
+from lexshard.kernels.attention.slots import put
+from lexshard.kernels.attention.softmax import soften, softmax
 from lexshard.kernels.attention.tiles import score_tile, value_tile
-from lexshard.kernels.exponential.single_precision import exponential
-from lexshard.kernels.linear.operand import fill_operand, operand, operand_buffer
+from lexshard.kernels.compile_cache import compiled_as
+from lexshard.kernels.linear.operand import operand
 from lexshard.kernels.linear.tile import PANEL
 from lexshard.kernels.processor import has_feature
 
@@ -106,41 +108,28 @@ def write_cache_rows(
     for t in range(key.shape[0]):
         block, offset = slots[t] // BLOCK_SIZE, slots[t] % BLOCK_SIZE
         for head in range(key.shape[1]):
-            put_key(key[t, head], key_cache, block, head, offset)
-            put_value(value[t, head], value_cache, block, head, offset)
-
-
-def _named(name: str, function: Callable[..., None]) -> Callable[..., None]:
-    """Compiled under a name of its own: two functions of one name would be linked as one."""
-    function.__qualname__ = name
-    return njit(nogil=True, cache=True, inline="never")(function)
+            put(key[t, head], value[t, head], key_cache, value_cache, block, head, offset)
 
 
 @functools.cache
-def _score_tile_of(rows: int, blocks: int) -> Callable[..., None]:
-    def score(queries, query, keys, values, table, index, head, out, row, column):  # type: ignore[no-untyped-def]
-        score_tile(rows, blocks, queries, query, keys, values, table, index, head, out, row, column)
-
-    return _named(f"score_tile_of_{rows}_by_{blocks}", score)
-
-
 def _score_rows_of(tall: int, blocks: int) -> Callable[..., None]:
     """Products of ``count`` queries from ``query`` on with the keys of ``blocks`` blocks: into the
-    rows of ``out`` from ``row`` and ``column`` on."""
-    _tall, _two, _one = (_score_tile_of(rows, blocks) for rows in (tall, 2, 1))
+    columns of ``out`` from ``place`` on."""
 
-    def score_rows(queries, query, count, keys, values, table, index, head, out, row, column):  # type: ignore[no-untyped-def]
-        stop = row + count
-        while stop - row >= tall:
-            _tall(queries, query, keys, values, table, index, head, out, row, column)
+    def score_rows(queries, query, count, keys, values, table, index, head, out, place):  # type: ignore[no-untyped-def]
+        row = 0
+        while count - row >= tall:
+            score_tile(
+                tall, blocks, queries, query, keys, values, table, index, head, out, row, place
+            )
             query, row = query + tall, row + tall
-        while stop - row >= 2:
-            _two(queries, query, keys, values, table, index, head, out, row, column)
+        while count - row >= 2:
+            score_tile(2, blocks, queries, query, keys, values, table, index, head, out, row, place)
             query, row = query + 2, row + 2
-        if row < stop:
-            _one(queries, query, keys, values, table, index, head, out, row, column)
+        if row < count:
+            score_tile(1, blocks, queries, query, keys, values, table, index, head, out, row, place)
 
-    return _named(f"score_rows_by_{tall}_{blocks}", score_rows)
+    return compiled_as(f"score_rows_by_{tall}_{blocks}", score_rows)
 
 
 _score_narrow = _score_rows_of(6, 1)
@@ -167,101 +156,36 @@ def _score_blocks(
         for index in range(blocks):
             column = index * BLOCK_SIZE
             _score_narrow(
-                queries, query, count, keys, values, table, first + index, head, out, 0, column
+                queries, query, count, keys, values, table, first + index, head, out, column
             )
         return
     for index in range(0, blocks, WIDE):
         place = min(index, blocks - WIDE)  # some once more, which changes nothing
         column = place * BLOCK_SIZE
-        _score_wide(queries, query, count, keys, values, table, first + place, head, out, 0, column)
-
-
-@njit(nogil=True, cache=True, error_model="numpy", inline="always")
-def _tanh(x: np.float32) -> np.float32:
-    """``tanh(x)`` in float32 as plain arithmetic (2 units in the last place), vectorisable.
-
-    A minimax polynomial below 0.625 (Cephes' ``tanhf``), ``1 - 2 / (exp(2 |x|) + 1)`` above.
-    """
-    size = abs(x)
-    square = x * x
-    p = np.float32(-5.70498872745e-3)
-    p = p * square + np.float32(2.06390887954e-2)
-    p = p * square + np.float32(-5.37397155531e-2)
-    p = p * square + np.float32(1.33314422036e-1)
-    p = p * square + np.float32(-3.33332819422e-1)
-    near = p * square * x + x
-    far = np.float32(1.0) - np.float32(2.0) / (
-        exponential(min(size + size, np.float32(40.0))) + np.float32(1.0)
-    )
-    far = far if x > np.float32(0.0) else -far
-    return near if size < np.float32(0.625) else far
-
-
-@njit(nogil=True, cache=True, error_model="numpy")
-def _soften(scores: Array, count: int, cap: np.float32) -> None:
-    """``cap * tanh(score / cap)`` in place for the first ``count`` scores."""
-    for i in range(count):
-        scores[i] = cap * _tanh(scores[i] / cap)
-
-
-@njit(nogil=True, cache=True, error_model="numpy")
-def _softmax(scores: Array, start: int, stop: int, lanes: Array) -> np.float32:
-    """Exponentials in place for positions ``start <= p < stop``; returns their sum.
-
-    ``scores`` begins at position ``start - start % 16`` and is padded to whole blocks; positions
-    outside the range become 0. ``lanes [16]`` is room for partial results.
-    """
-    first = start - start % BLOCK_SIZE
-    low, high = start - first, stop - first
-    padded = -(-high // BLOCK_SIZE) * BLOCK_SIZE
-    scores[:low] = -np.inf
-    scores[high:padded] = -np.inf
-    lanes[:] = -np.inf
-    for block in range(0, padded, BLOCK_SIZE):
-        for i in range(BLOCK_SIZE):
-            lanes[i] = lanes[i] if lanes[i] > scores[block + i] else scores[block + i]
-    largest = lanes[0]
-    for i in range(1, BLOCK_SIZE):
-        largest = max(largest, lanes[i])
-    for i in range(padded):
-        scores[i] = exponential(scores[i] - largest)
-    lanes[:] = 0.0
-    for block in range(0, padded, BLOCK_SIZE):
-        for i in range(BLOCK_SIZE):
-            lanes[i] += scores[block + i]
-    width = BLOCK_SIZE // 2
-    while width > 0:
-        for i in range(width):
-            lanes[i] += lanes[i + width]
-        width //= 2
-    return lanes[0]
+        _score_wide(queries, query, count, keys, values, table, first + place, head, out, column)
 
 
 @functools.cache
-def _value_tile_of(rows: int, panels: int) -> Callable[..., None]:
-    def add(weights, row, column, values, block, head, first, count, panel, out):  # type: ignore[no-untyped-def]
-        value_tile(
-            rows, panels, weights, row, column, values, block, head, first, count, panel, out
-        )
-
-    return _named(f"value_tile_of_{rows}_by_{panels}", add)
-
-
 def _value_rows_of(tall: int, panels: int) -> Callable[..., None]:
     """Of rows ``row`` to ``stop - 1``, ``panels`` panels."""
-    _tall, _two, _one = (_value_tile_of(rows, panels) for rows in (tall, 2, 1))
 
     def add_rows(weights, row, stop, column, values, block, head, first, count, panel, out):  # type: ignore[no-untyped-def]
         while stop - row >= tall:
-            _tall(weights, row, column, values, block, head, first, count, panel, out)
+            value_tile(
+                tall, panels, weights, row, column, values, block, head, first, count, panel, out
+            )
             row += tall
         while stop - row >= 2:
-            _two(weights, row, column, values, block, head, first, count, panel, out)
+            value_tile(
+                2, panels, weights, row, column, values, block, head, first, count, panel, out
+            )
             row += 2
         if row < stop:
-            _one(weights, row, column, values, block, head, first, count, panel, out)
+            value_tile(
+                1, panels, weights, row, column, values, block, head, first, count, panel, out
+            )
 
-    return _named(f"value_rows_by_{tall}_{panels}", add_rows)
+    return compiled_as(f"value_rows_by_{tall}_{panels}", add_rows)
 
 
 _add_narrow = _value_rows_of(6, 1)
@@ -284,7 +208,7 @@ def _add_values(
     """``out[row : stop] += weights @ values`` for the keys ``begin <= k < end`` of one block, whose
     first has the weight in ``column``.
 
-    ``weights [M, keys]`` as `fill_operand` makes them, ``out [M, D]``. Each output is one chain
+    ``weights [M, keys]`` as `operand` makes them, ``out [M, D]``. Each output is one chain
     over the keys, added to ``out``; columns beyond the last whole panel take plain loops. Words
     hold two keys: what they have beyond those has no weight.
     """
@@ -341,8 +265,6 @@ def attention_rows(
     asked = operand(query.reshape(rows * heads, width), key_cache[0], key_cache.shape[2])
     together = np.empty((most, asked.shape[1]), asked.dtype)
     sums = np.empty((most, width), dtype=np.float32)
-    scores = np.empty((most, block_tables.shape[1] * BLOCK_SIZE), dtype=np.float32)
-    weights = operand_buffer(scores, value_cache)
     totals = np.empty(most, dtype=np.float32)
     lanes = np.empty(BLOCK_SIZE, dtype=np.float32)
     factor, cap = np.float32(scale), np.float32(softcap)
@@ -357,6 +279,7 @@ def attention_rows(
         first_block = max(0, start) // BLOCK_SIZE
         last_block = (stop + count - 2) // BLOCK_SIZE
         padded = (last_block + 1 - first_block) * BLOCK_SIZE
+        scores = np.empty((members, padded), dtype=np.float32)
         for kv_head in range(kv_heads):
             head = kv_head * group
             if count == 1:
@@ -376,13 +299,13 @@ def attention_rows(
                 r = member // group
                 begin, end = max(0, start + r), stop + r
                 place = (begin // BLOCK_SIZE - first_block) * BLOCK_SIZE
-                own = scores[member, place:padded]
+                own = scores[member, place:]
                 for i in range(end - begin + begin % BLOCK_SIZE):
                     own[i] *= factor
                 if cap > 0:
-                    _soften(own, end - begin + begin % BLOCK_SIZE, cap)
-                totals[member] = _softmax(own, begin, end, lanes)
-            fill_operand(scores, value_cache, members, padded, weights)
+                    soften(own, end - begin + begin % BLOCK_SIZE, cap)
+                totals[member] = softmax(own, begin, end, lanes)
+            weights = operand(scores, value_cache, padded // 2)
             sums[:members] = 0.0
             for index in range(first_block, last_block + 1):
                 base = index * BLOCK_SIZE

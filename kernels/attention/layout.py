@@ -16,9 +16,9 @@ BLOCK_SIZE = 16
 _WIDTH = 16  # what the width of a head divides where words hold two
 
 
-def fits_words(head_dim: int) -> bool:
-    """Whether a CPU can keep keys and values of this width as bfloat16."""
-    return head_dim % _WIDTH == 0
+def kept_on_cpu(head_dim: int, *, rounds: bool) -> torch.dtype:
+    """As what a CPU keeps keys and values of this width: bfloat16 where products round to it."""
+    return torch.bfloat16 if rounds and head_dim % _WIDTH == 0 else torch.float32
 
 
 def allocate_cache(
@@ -40,7 +40,7 @@ def allocate_cache(
     device = torch.device(device)
     by_column = (num_blocks, kv_heads, head_dim, BLOCK_SIZE)
     by_token = (num_blocks, kv_heads, BLOCK_SIZE, head_dim)
-    if device.type == "cpu" and dtype == torch.bfloat16 and fits_words(head_dim):
+    if device.type == "cpu" and dtype == torch.bfloat16 and head_dim % _WIDTH == 0:
         pairs = (*by_column[:2], head_dim // 2, BLOCK_SIZE)
         rows = (*by_token[:2], BLOCK_SIZE // 2, head_dim)
         return torch.zeros(pairs, dtype=torch.int32), torch.zeros(rows, dtype=torch.int32)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from numba import njit, types
 from numba.extending import overload
 
-from lexshard.kernels.linear.operand import rounded_bits
+from lexshard.kernels.linear.operand import pair_up, rounded_bits
 
 Array = npt.NDArray[Any]
 
@@ -22,50 +22,43 @@ _HALF = np.uint32(16)
 _LOWER = np.uint32(0x0000FFFF)
 
 
-def put_key(key: Array, cache: Array, block: int, head: int, offset: int) -> None:
-    """``key [D]`` float32 into ``cache [blocks, Hkv, D or D / 2, 16]``. For compiled functions."""
-    raise NotImplementedError("only compiled functions call this")
+def put(
+    key: Array,
+    value: Array,
+    key_cache: Array,
+    value_cache: Array,
+    block: int,
+    head: int,
+    offset: int,
+) -> None:
+    """``key, value [D]`` float32 into ``key_cache [blocks, Hkv, D or D / 2, 16]`` and ``value_cache
+    [blocks, Hkv, 16 or 8, D]``. For compiled functions."""
+    raise NotImplementedError("only compiled functions call this: write_cache is for others")
 
 
-@overload(put_key)
-def _put_key(key: Any, cache: Any, block: Any, head: Any, offset: Any) -> Any:
-    def as_it_is(key: Any, cache: Any, block: Any, head: Any, offset: Any) -> None:
+@overload(put)
+def _put(
+    key: Any, value: Any, key_cache: Any, value_cache: Any, block: Any, head: Any, offset: Any
+) -> Any:
+    def as_they_are(
+        key: Any, value: Any, key_cache: Any, value_cache: Any, block: Any, head: Any, offset: Any
+    ) -> None:
         for j in range(key.shape[0]):
-            cache[block, head, j, offset] = key[j]
-
-    def rounded(key: Any, cache: Any, block: Any, head: Any, offset: Any) -> None:
-        put_rounded_key(key.view(np.uint32), cache[block, head], offset)
-
-    return rounded if cache.dtype == types.uint32 else as_it_is
-
-
-def put_value(value: Array, cache: Array, block: int, head: int, offset: int) -> None:
-    """``value [D]`` float32 into ``cache [blocks, Hkv, 16 or 8, D]``. For compiled functions."""
-    raise NotImplementedError("only compiled functions call this")
-
-
-@overload(put_value)
-def _put_value(value: Any, cache: Any, block: Any, head: Any, offset: Any) -> Any:
-    def as_it_is(value: Any, cache: Any, block: Any, head: Any, offset: Any) -> None:
+            key_cache[block, head, j, offset] = key[j]
         for j in range(value.shape[0]):
-            cache[block, head, offset, j] = value[j]
+            value_cache[block, head, offset, j] = value[j]
 
-    def rounded(value: Any, cache: Any, block: Any, head: Any, offset: Any) -> None:
-        put_rounded_value(value.view(np.uint32), cache[block, head, offset // 2], offset % 2)
+    def rounded(
+        key: Any, value: Any, key_cache: Any, value_cache: Any, block: Any, head: Any, offset: Any
+    ) -> None:
+        pair_up(key.view(np.uint32), key_cache[block, head, :, offset])
+        put_half(value.view(np.uint32), value_cache[block, head, offset // 2], offset % 2)
 
-    return rounded if cache.dtype == types.uint32 else as_it_is
-
-
-@njit(nogil=True, cache=True)
-def put_rounded_key(bits: Array, words: Array, offset: int) -> None:
-    """``bits [D]`` of float32 into ``words [D / 2, 16]``."""
-    for pair in range(words.shape[0]):
-        first, second = rounded_bits(bits[2 * pair]), rounded_bits(bits[2 * pair + 1])
-        words[pair, offset] = np.uint32(second | np.uint32(first >> _HALF))
+    return rounded if key_cache.dtype == types.uint32 else as_they_are
 
 
 @njit(nogil=True, cache=True)
-def put_rounded_value(bits: Array, words: Array, place: int) -> None:
+def put_half(bits: Array, words: Array, place: int) -> None:
     """``bits [D]`` of float32 into a half of ``words [D]``: the first token's, or the second's."""
     for j in range(words.shape[0]):
         rounded = rounded_bits(bits[j])

@@ -70,7 +70,7 @@ def score_tile(  # type: ignore[no-untyped-def]
             ahead,
         )
         there = rows_from(builder, out_, row_value, column_value, count)
-        put_sums(builder, sums, there, adds=False)
+        put_sums(builder, sums, there, add=False)
         return context.get_dummy_value()
 
     return signature, codegen
@@ -121,7 +121,7 @@ def value_tile(  # type: ignore[no-untyped-def]
             count_value,
             width,
         )
-        put_sums(builder, sums, rows_from(builder, out_, row_value, place, height), adds=True)
+        put_sums(builder, sums, rows_from(builder, out_, row_value, place, height), add=True)
         return context.get_dummy_value()
 
     return signature, codegen

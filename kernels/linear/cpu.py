@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
+from lexshard.kernels.compile_cache import compiled_as
 from lexshard.kernels.linear.operand import operand
 from lexshard.kernels.linear.tile import tile
 from lexshard.kernels.processor import has_feature
@@ -27,90 +28,39 @@ ROW_BLOCK = 96  # rows whose activations stay in the second-level cache while pa
 # The sums of a tile stay in registers: AVX-512 has 32 that hold 16 sums, AVX2 16 that hold 8. A sum
 # waits for the one before it, and only many chains keep the processor adding; the more of them are
 # of one row, the fewer activations are read. How large a tile is changes no bit.
-HAS_AVX512 = has_feature("avx512f")
 TILE_ROWS = 6
-ONE_ROW_PANELS, TWO_ROW_PANELS, MORE_ROW_PANELS = (4, 4, 4) if HAS_AVX512 else (4, 2, 1)
+ONE_ROW_PANELS, TWO_ROW_PANELS, MORE_ROW_PANELS = (4, 4, 4) if has_feature("avx512f") else (4, 2, 1)
 
 # A literal 0 in a call would compile what is called, and every tile below, once more.
 _ZERO = np.int64(0)
 
 
-@functools.cache  # two functions of one name would be linked as the same code
-def _tile_of(rows: int, panels: int) -> Callable[..., None]:
-    """The one kernel of ``panels`` panels and exactly ``rows`` rows from ``row`` on."""
+@functools.cache
+def _rows_of(one: int, two: int, more: int) -> Callable[..., None]:
+    """Products of rows ``row`` to ``stop - 1`` with as many panels from ``panel`` on as are said
+    for a tile of one row, of two, and of more."""
 
-    def multiply_tile(x, row, weight, panel, out, add):  # type: ignore[no-untyped-def]
-        if add:
-            tile(rows, panels, 1, x, row, weight, panel, out)
-        else:
-            tile(rows, panels, 0, x, row, weight, panel, out)
+    def multiply_rows(x, row, stop, weight, panel, out, add):  # type: ignore[no-untyped-def]
+        while stop - row >= TILE_ROWS:
+            tile(TILE_ROWS, more, add, x, row, weight, panel, out)
+            row += TILE_ROWS
+        count = stop - row
+        if count == 5:
+            tile(5, more, add, x, row, weight, panel, out)
+        elif count == 4:
+            tile(4, more, add, x, row, weight, panel, out)
+        elif count == 3:
+            tile(3, more, add, x, row, weight, panel, out)
+        elif count == 2:
+            tile(2, two, add, x, row, weight, panel, out)
+        elif count == 1:
+            tile(1, one, add, x, row, weight, panel, out)
 
-    # numba tells functions of one name apart by a number that every process counts on its own: from
-    # a cache that several filled, one height could be linked in the place of another.
-    multiply_tile.__qualname__ = f"multiply_tile_of_{rows}_by_{panels}"
-    return njit(nogil=True, cache=True, inline="never")(multiply_tile)
-
-
-_one, _two, _three, _four, _five, _six = (_tile_of(rows, 1) for rows in range(1, 7))
-_wide_one = _tile_of(1, ONE_ROW_PANELS)
-_wide_two = _tile_of(2, TWO_ROW_PANELS)
-_wide_three, _wide_four, _wide_five, _wide_six = (
-    _tile_of(rows, MORE_ROW_PANELS) for rows in range(3, 7)
-)
-
-
-@njit(nogil=True, cache=True, inline="never")
-def _narrow_rows(
-    x: npt.NDArray[Any],
-    row: int,
-    stop: int,
-    weight: npt.NDArray[Any],
-    panel: int,
-    out: npt.NDArray[Any],
-    add: bool,
-) -> None:
-    """Rows from ``row`` to ``stop - 1``, one panel."""
-    while stop - row >= TILE_ROWS:
-        _six(x, row, weight, panel, out, add)
-        row += TILE_ROWS
-    count = stop - row
-    if count == 5:
-        _five(x, row, weight, panel, out, add)
-    elif count == 4:
-        _four(x, row, weight, panel, out, add)
-    elif count == 3:
-        _three(x, row, weight, panel, out, add)
-    elif count == 2:
-        _two(x, row, weight, panel, out, add)
-    elif count == 1:
-        _one(x, row, weight, panel, out, add)
+    return compiled_as(f"multiply_rows_by_{one}_{two}_{more}", multiply_rows)
 
 
-@njit(nogil=True, cache=True, inline="never")
-def _wide_rows(
-    x: npt.NDArray[Any],
-    row: int,
-    stop: int,
-    weight: npt.NDArray[Any],
-    panel: int,
-    out: npt.NDArray[Any],
-    add: bool,
-) -> None:
-    """The same for as many panels side by side as `_panels_of` says."""
-    while stop - row >= TILE_ROWS:
-        _wide_six(x, row, weight, panel, out, add)
-        row += TILE_ROWS
-    count = stop - row
-    if count == 5:
-        _wide_five(x, row, weight, panel, out, add)
-    elif count == 4:
-        _wide_four(x, row, weight, panel, out, add)
-    elif count == 3:
-        _wide_three(x, row, weight, panel, out, add)
-    elif count == 2:
-        _wide_two(x, row, weight, panel, out, add)
-    elif count == 1:
-        _wide_one(x, row, weight, panel, out, add)
+_narrow_rows = _rows_of(1, 1, 1)
+_wide_rows = _rows_of(ONE_ROW_PANELS, TWO_ROW_PANELS, MORE_ROW_PANELS)
 
 
 @njit(nogil=True, cache=True, inline="always")

@@ -51,7 +51,7 @@ def rounded_rows(x: npt.NDArray[Any], pairs: int) -> npt.NDArray[Any]:
 
 
 @njit(nogil=True, cache=True)
-def _pair_up(bits: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
+def pair_up(bits: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
     """Bits of float32 as pairs of bfloat16, the second one in the upper half of ``out [pairs]``."""
     whole = bits.shape[0] // 2
     for pair in range(whole):
@@ -67,25 +67,8 @@ def paired_rows(x: npt.NDArray[Any], pairs: int) -> npt.NDArray[Any]:
     out = np.empty((x.shape[0], pairs), np.uint32)
     bits = x.view(np.uint32)
     for row in range(x.shape[0]):
-        _pair_up(bits[row], out[row])
+        pair_up(bits[row], out[row])
     return out
-
-
-@njit(nogil=True, cache=True)
-def pair_rows_into(x: npt.NDArray[Any], rows: int, columns: int, out: npt.NDArray[Any]) -> None:
-    """The first ``columns``, an even number, of the first ``rows``, into ``out`` in words."""
-    bits = x.view(np.uint32)
-    for row in range(rows):
-        _pair_up(bits[row, :columns], out[row, : columns // 2])
-
-
-@njit(nogil=True, cache=True)
-def round_rows_in_place(x: npt.NDArray[Any], rows: int, columns: int) -> None:
-    """The same, as float32 where they are."""
-    bits = x.view(np.uint32)
-    for row in range(rows):
-        for column in range(columns):
-            bits[row, column] = rounded_bits(bits[row, column])
 
 
 def operand(x: npt.NDArray[Any], weight: npt.NDArray[Any], columns: int) -> npt.NDArray[Any]:
@@ -105,45 +88,6 @@ def _operand(x: Any, weight: Any, columns: Any) -> Any:
 
     def paired(x: Any, weight: Any, columns: Any) -> Any:
         return paired_rows(x, columns)
-
-    if weight.dtype != types.uint32:
-        return as_it_is
-    return paired if MULTIPLIES_PAIRS else rounded
-
-
-def operand_buffer(x: npt.NDArray[Any], weight: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Where `fill_operand` puts rows of ``x``: itself, where they need no other type."""
-    raise NotImplementedError("only compiled functions call this")
-
-
-@overload(operand_buffer)
-def _operand_buffer(x: Any, weight: Any) -> Any:
-    def itself(x: Any, weight: Any) -> Any:
-        return x
-
-    def paired(x: Any, weight: Any) -> Any:
-        return np.empty((x.shape[0], x.shape[1] // 2), np.uint32)
-
-    return paired if weight.dtype == types.uint32 and MULTIPLIES_PAIRS else itself
-
-
-def fill_operand(
-    x: npt.NDArray[Any], weight: npt.NDArray[Any], rows: int, columns: int, out: npt.NDArray[Any]
-) -> None:
-    """`operand` of the first ``rows`` and ``columns``, an even number, into `operand_buffer`."""
-    raise NotImplementedError("only compiled functions call this")
-
-
-@overload(fill_operand)
-def _fill_operand(x: Any, weight: Any, rows: Any, columns: Any, out: Any) -> Any:
-    def as_it_is(x: Any, weight: Any, rows: Any, columns: Any, out: Any) -> None:
-        pass
-
-    def rounded(x: Any, weight: Any, rows: Any, columns: Any, out: Any) -> None:
-        round_rows_in_place(x, rows, columns)
-
-    def paired(x: Any, weight: Any, rows: Any, columns: Any, out: Any) -> None:
-        pair_rows_into(x, rows, columns, out)
 
     if weight.dtype != types.uint32:
         return as_it_is

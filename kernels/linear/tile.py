@@ -155,14 +155,14 @@ def sums_of_products(
     return updated
 
 
-def put_sums(builder: Any, sums: Sequence[Any], rows: Sequence[Any], *, adds: bool) -> None:
+def put_sums(builder: Any, sums: Sequence[Any], rows: Sequence[Any], *, add: bool) -> None:
     """Store those of a row from where it points to in ``rows``, or add them to what is there."""
     panels = len(sums) // len(rows)
     for number, total in enumerate(sums):
         row, panel = divmod(number, panels)
         address = builder.gep(rows[row], [ir.IntType(64)(panel * PANEL)])
         pointer = builder.bitcast(address, _VECTOR.as_pointer())
-        if adds:
+        if add:
             total = builder.fadd(builder.load(pointer, align=4), total)
         builder.store(total, pointer, align=4)
 
@@ -180,41 +180,36 @@ def tile(
     typing_context: Any,
     rows: Any,
     panels: Any,
-    accumulate: Any,
+    add: Any,
     x: Any,
     x_row: Any,
     weight: Any,
     first_panel: Any,
     out: Any,
 ) -> Any:
-    """``tile(rows, panels, accumulate, x, x_row, weight, first_panel, out)`` in nopython code.
+    """``tile(rows, panels, add, x, x_row, weight, first_panel, out)`` in nopython code: rows
+    ``x_row ...`` for the panels from ``first_panel`` on, stored or, where ``add``, added.
 
-    ``rows``, ``panels`` and ``accumulate`` (0 stores, 1 adds to ``out``) are literal integers.
-    ``x [T, >= K] float32`` has unit stride along its rows, ``out [T, >= P * 16] float32`` is
-    C-contiguous. ``weight`` holds float32 or uint16 (bfloat16 bits), C-contiguous: packed panels
-    ``[P, K, 16]``, or plain ``[K, W]`` of whose columns a panel is 16. Or it holds uint32, pairs of
-    bfloat16 of neighbouring columns ``[P, K / 2, 16]``: then the values of ``x`` are bfloat16,
-    too, as float32 or (where `MULTIPLIES_PAIRS`) as such pairs ``[T, K / 2] uint32``. Computes
-    rows ``x_row ...`` for the panels from ``first_panel`` on.
+    ``rows`` and ``panels`` are literal integers. ``x [T, >= K] float32`` has unit stride along its
+    rows, ``out [T, >= P * 16] float32`` is C-contiguous. ``weight`` is packed panels ``[P, K, 16]``
+    of float32 or uint16 (bfloat16 bits), C-contiguous. Or it holds uint32, pairs of bfloat16 of
+    neighbouring columns ``[P, K / 2, 16]``: then the values of ``x`` are bfloat16, too, as float32
+    or (where `MULTIPLIES_PAIRS`) as such pairs ``[T, K / 2] uint32``.
     """
     row_count, panel_count = rows.literal_value, panels.literal_value
-    adds = bool(accumulate.literal_value)
-    packed = weight.ndim == 3
     # One or two rows wait for memory only, which the processor fetches ahead by itself; where more
     # rows keep it computing, that falls behind.
-    fetches = packed and row_count > 2 and panel_count == 1
+    fetches = row_count > 2 and panel_count == 1
     distance = AHEAD // (2 if weight.dtype == types.uint16 else _WORD_BYTES)
 
     def code_generator(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        _, _, _, x_value, row, weight_value, panel, out_value = arguments
+        _, _, add_value, x_value, row, weight_value, panel, out_value = arguments
         x_array = context.make_array(x)(context, builder, x_value)
         weight_array = context.make_array(weight)(context, builder, weight_value)
         out_array = context.make_array(out)(context, builder, out_value)
-        weight_shape = cgutils.unpack_tuple(builder, weight_array.shape)
-        depth = weight_shape[1] if packed else weight_shape[0]
+        depth = cgutils.unpack_tuple(builder, weight_array.shape)[1]
         index = depth.type
-        panel_size = builder.mul(depth, index(PANEL)) if packed else index(PANEL)
-        step = index(PANEL) if packed else weight_shape[1]
+        panel_size = builder.mul(depth, index(PANEL))
         places = [builder.add(panel, index(each)) for each in range(panel_count)]
         starts = [builder.gep(weight_array.data, [builder.mul(panel_size, p)]) for p in places]
         sums = sums_of_products(
@@ -223,12 +218,17 @@ def tile(
             rows_from(builder, x_array, row, index(0), row_count),
             starts,
             depth,
-            step,
+            index(PANEL),
             [builder.gep(starts[0], [index(distance)])] if fetches else (),
         )
         first = builder.mul(panel, index(PANEL))
-        put_sums(builder, sums, rows_from(builder, out_array, row, first, row_count), adds=adds)
+        there = rows_from(builder, out_array, row, first, row_count)
+        with builder.if_else(add_value) as (added, stored):
+            with added:
+                put_sums(builder, sums, there, add=True)
+            with stored:
+                put_sums(builder, sums, there, add=False)
         return context.get_dummy_value()
 
-    signature = types.void(rows, panels, accumulate, x, types.intp, weight, types.intp, out)
+    signature = types.void(rows, panels, types.boolean, x, types.intp, weight, types.intp, out)
     return signature, code_generator

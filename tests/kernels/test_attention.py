@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from lexshard.kernels import pool
 from lexshard.kernels.attention import BLOCK_SIZE, allocate_cache, paged_attention, write_cache
-from lexshard.kernels.attention.layout import fits_words
+from lexshard.kernels.attention.layout import kept_on_cpu
 from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.vectors
@@ -112,13 +112,13 @@ def cases(draw: st.DrawFn) -> Case:
         length = draw(st.integers(1, 90))
         sequences.append((length, draw(st.integers(1, length))))
     width = draw(st.sampled_from(HEAD_DIMS))
-    words = fits_words(width) and draw(st.booleans())
+    kept = kept_on_cpu(width, rounds=draw(st.booleans()))
     return make_case(
         sequences,
         heads,
         kv_heads,
         width,
-        cache=torch.bfloat16 if words else torch.float32,
+        cache=kept,
         window=draw(st.sampled_from((0, 1, 5, 16, 23, 64))),
         softcap=draw(st.sampled_from((0.0, 0.0, 2.0, 50.0))),
         seed=draw(st.integers(0, 2**31)),

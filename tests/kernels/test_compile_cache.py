@@ -58,4 +58,8 @@ def test_no_two_compiled_functions_share_a_name() -> None:
                 function = value.py_func
                 name = (function.__module__, function.__qualname__)
                 assert named.setdefault(name, function) is function, name
+                # What a function closes over is in its key, and a compiled one is another in every
+                # process: it would never be found again.
+                cells = [cell.cell_contents for cell in function.__closure__ or ()]
+                assert not any(isinstance(each, Dispatcher) for each in cells), name
     assert len(named) > 50
