@@ -31,7 +31,7 @@ PREFIX = "lexshard."  # of every name of ours, left out here
 MOST_MODULES = 16  # side by side in a folder
 # Lines of Python. A commit that raises one says why; what they are to be is behind them.
 BUDGETS = {
-    "kernels": 14_180,  # 12,000; 500 for products and keys and values in bfloat16
+    "kernels": 14_170,  # 12,000; 500 for products and keys and values in bfloat16
     "actors": 19_460,  # 13,000, and 2,000 for grammar and edge
     "cluster": 7_510,  # 4,500
     "serve_app": 16_240,  # 6,000, and 3,000 for protocol and page
