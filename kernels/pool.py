@@ -1,8 +1,8 @@
-"""One pool of threads for the CPU kernels, which are serial and release the interpreter lock.
+"""The threads of the CPU kernels, one setting for the process, like ``torch.set_num_threads``.
 
-Like ``torch.set_num_threads``: one setting for the process. Kernels hand in independent pieces
-(rows of different sequences, panels of a weight); how many there are changes no result. A step may
-have as many threads as were found to be best for its number of rows: changing costs nothing.
+Compiled functions share their work among a team (`kernels.team`); Python hands independent pieces
+to a pool (`run`). How many threads there are changes no result. A step may have as many as were
+found to be best for its number of rows: changing costs nothing.
 """
 
 from __future__ import annotations
@@ -10,13 +10,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
+import numpy.typing as npt
+
+from lexshard.kernels.team import Team
+
 # From so many rows on, so many threads; in ascending order of rows.
 ThreadChoices = Sequence[tuple[int, int]]
 
 _choices: ThreadChoices = ((1, 1),)
 _threads = 1
-_workers = 0
+_most = 1
+_team: Team | None = None
 _executor: ThreadPoolExecutor | None = None
+# What a job of one thread takes for a team, and never looks at.
+_NOBODY = np.zeros(1, np.int64)
 
 
 def set_threads(count: int) -> None:
@@ -29,28 +37,31 @@ def set_threads_by_rows(choices: ThreadChoices) -> None:
 
     Raises ValueError where nothing is said of one row, and for numbers below 1.
     """
-    global _choices, _workers, _executor
+    global _choices, _most, _team, _executor
     if not choices or choices[0][0] != 1:
         raise ValueError("the number of threads for one row is missing")
     fewest, most = min(each for _, each in choices), max(each for _, each in choices)
     if fewest < 1:
         raise ValueError(f"{fewest} threads cannot compute anything; give at least 1")
-    if most - 1 > _workers:
+    if most > _most:
         if _executor is not None:
             _executor.shutdown()
-        _workers = most - 1
-        _executor = ThreadPoolExecutor(_workers, "kernels")
+        if _team is not None:
+            _team.dismiss()
+        _most, _executor, _team = most, None, None
     _choices = tuple(choices)
     begin_step(1)
 
 
 def begin_step(rows: int) -> int:
     """Use as many threads as were chosen for a step of ``rows`` rows, until the next step; how many
-    these are."""
+    these are. Those of the team wake up."""
     global _threads
     for least, count in _choices:
         if rows >= least:
             _threads = count
+    if _team is not None and _threads > 1:
+        _team.rouse()
     return _threads
 
 
@@ -59,13 +70,25 @@ def threads() -> int:
     return _threads
 
 
+def team() -> npt.NDArray[np.int64]:
+    """What compiled code takes to share a job among as many threads as are in use."""
+    global _team
+    if _threads == 1:
+        return _NOBODY
+    if _team is None:
+        _team = Team(_most)
+    return _team.words
+
+
 def run(pieces: Sequence[Callable[[], None]]) -> None:
     """Run every piece, the first in this thread; returns when all are done."""
+    global _executor
     lanes = min(_threads, len(pieces))
-    if _executor is None or lanes <= 1:
-        for piece in pieces:
-            piece()
+    if lanes <= 1:
+        _run_all(pieces)
         return
+    if _executor is None:
+        _executor = ThreadPoolExecutor(_most - 1, "kernels")
     others = [_executor.submit(_run_all, pieces[lane::lanes]) for lane in range(1, lanes)]
     _run_all(pieces[::lanes])
     for other in others:

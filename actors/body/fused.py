@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -255,43 +254,28 @@ class FusedBody:
         )
 
     def forward(self, batch: Batch) -> torch.Tensor:
-        """Hidden states of ``batch.output_rows`` after the final norm: ``[N, d] float32``.
+        """Hidden states of ``batch.output_rows`` after the final norm: ``[N, d] float32``."""
+        from lexshard.kernels.llama import cpu
 
-        With several threads each takes whole sequences: their rows need nothing of each other.
-        """
         if self._key_cache is None or self._value_cache is None:
             raise RuntimeError("call allocate_cache before forward")
         out = np.empty((batch.output_rows.shape[0], self._shape.hidden), dtype=np.float32)
-        rows_of = np.bincount(batch.row_sequence, minlength=batch.block_tables.shape[0])
-        bounds = np.concatenate([[0], np.cumsum(rows_of)])
-        pieces = []
-        for first, last in pool.even_shares(rows_of.tolist(), pool.threads()):
-            rows = slice(int(bounds[first]), int(bounds[last]))
-            wanted = np.searchsorted(batch.output_rows, [rows.start, rows.stop])
-            pieces.append(partial(self._forward_rows, batch, rows, slice(*wanted.tolist()), out))
-        pool.run(pieces)
-        return torch.from_numpy(out)
-
-    def _forward_rows(
-        self, batch: Batch, rows: slice, wanted: slice, out: np.ndarray[Any, Any]
-    ) -> None:
-        """The batch's ``rows`` into the ``wanted`` rows of ``out``."""
-        from lexshard.kernels.llama import cpu
-
-        shape, weights = self._shape, self._weights
         cpu.forward(
-            self.embed(batch.token_ids[rows]),
-            batch.positions[rows],
-            batch.slots[rows],
-            batch.row_sequence[rows],
+            pool.team(),
+            pool.threads(),
+            self.embed(batch.token_ids),
+            batch.positions,
+            batch.slots,
+            batch.row_sequence,
             batch.block_tables,
-            batch.output_rows[wanted] - np.int32(rows.start),
-            *weights,
-            *shape.constants,
+            batch.output_rows,
+            *self._weights,
+            *self._shape.constants,
             self._key_cache,
             self._value_cache,
-            out[wanted],
+            out,
         )
+        return torch.from_numpy(out)
 
     def embed(self, token_ids: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """Fresh float32 rows ``[T, d]``; bfloat16 bits are widened as they are gathered."""

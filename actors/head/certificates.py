@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from lexshard.actors.head.screens import DENSE, ScreenedRows
+from lexshard.actors.head.screens import DENSE, Screen, ScreenedRows
 from lexshard.actors.head.whole_softmax import Mass
 from lexshard.actors.messages import MASK_TIER, Certificate, Guarantee, NeedKind
+from lexshard.kernels.certified import Certified
 
 # What shards guarantee together is what the first of these that one of them says guarantees; all
 # logits of one shard ("dense") take nothing from what another one promises.
@@ -76,28 +77,61 @@ def step_certificates(
             continue
         tier, failure = screened.screen.name, screened.screen.failure_probability
         mass = cost.masses.get(row)
+        precise = mass is not None and mass.precise
         if mass is not None:
             count = mass.rescored
-            if mass.precise:
+            if precise:
                 tier, failure = DENSE, 0.0
                 read += reading.dense_pass // again
+        read += int(cost.refined[row]) * reading.refined_row + count * reading.row
+        best, largest = float(best_logits[row]), float(cost.largest[row])
         failure = min(1.0, failure * reading.size)
-        best = float(best_logits[row])
-        largest = float(cost.largest[row])
         certificates.append(
-            Certificate(
-                kind,
-                "probabilistic" if failure else "deterministic",
-                tier,
-                count,
-                read + int(cost.refined[row]) * reading.refined_row + count * reading.row,
-                count / reading.size,
-                mass is not None and mass.precise,
-                best / largest if 0 < best <= largest else 0.0,
-                failure,
-            )
+            _of_search(kind, tier, failure, count, read, reading.size, best, largest, precise)
         )
     return tuple(certificates)
+
+
+def search_certificates(
+    kinds: Sequence[NeedKind], screen: Screen, found: Certified, reading: Reading
+) -> tuple[Certificate, ...]:
+    """One certificate per row of a step that one call has decided (`kernels.certified`)."""
+    share = screen.bytes_per_pass // len(kinds)
+    failure = min(1.0, screen.failure_probability * reading.size)
+    counts = np.diff(found.offsets).tolist()
+    return tuple(
+        _of_search(
+            kind, screen.name, failure, count, share + count * reading.row, reading.size, best, most
+        )
+        for kind, count, best, most in zip(
+            kinds, counts, found.best.tolist(), found.largest.tolist(), strict=True
+        )
+    )
+
+
+def _of_search(
+    kind: NeedKind,
+    tier: str,
+    failure: float,
+    count: int,
+    read: int,
+    size: int,
+    best: float,
+    largest: float,
+    precise: bool = False,
+) -> Certificate:
+    """Of a row whose candidates, ``count`` of ``size`` tokens, bounds have found."""
+    return Certificate(
+        kind,
+        "probabilistic" if failure else "deterministic",
+        tier,
+        count,
+        read,
+        count / size,
+        precise,
+        best / largest if 0 < best <= largest else 0.0,
+        failure,
+    )
 
 
 def merge_certificates(certificates: Sequence[Certificate], vocabulary_size: int) -> Certificate:

@@ -30,7 +30,12 @@ class Rescorer:
         self.bias = bias
         self.scale = scale
         self.softcap = softcap
-        self._weight = as_array(weight)
+        self.weight = as_array(weight)
+
+    @property
+    def plain(self) -> bool:
+        """Whether the model does nothing to its products."""
+        return self.bias is None and self.scale == 1.0 and self.softcap is None
 
     def raw(
         self,
@@ -73,8 +78,8 @@ class Rescorer:
         dense: Sequence[int],
     ) -> npt.NDArray[np.float32]:
         if not len(dense):
-            return canonical_logits(hidden, self._weight, ids, offsets)
-        every = canonical_logits(hidden[list(dense)], self._weight)
+            return canonical_logits(hidden, self.weight, ids, offsets)
+        every = canonical_logits(hidden[list(dense)], self.weight)
         if len(dense) == len(hidden):
             return every.reshape(-1)
         result = np.empty(len(ids), np.float32)
@@ -83,5 +88,5 @@ class Rescorer:
         others = np.setdiff1d(np.arange(len(hidden)), dense)
         own = np.concatenate([np.arange(offsets[row], offsets[row + 1]) for row in others])
         own_offsets = np.cumsum([0, *np.diff(offsets)[others]])
-        result[own] = canonical_logits(hidden[others], self._weight, ids[own], own_offsets)
+        result[own] = canonical_logits(hidden[others], self.weight, ids[own], own_offsets)
         return result

@@ -115,12 +115,12 @@ class TierScreen:
         self._tier = tier
         self.failure_probability = float(getattr(tier, "failure_probability", 0.0))
         self.bytes_per_pass = tier_bytes(tier)
-        self._block_slack = block_slack(tier.row_slack)
+        self.block_slack = block_slack(tier.row_slack)
 
     def __call__(self, hidden: npt.NDArray[np.float32]) -> Estimates:
         screened = screen(hidden, self._tier)
         slack = _three(screened.hidden_slack)
-        return Estimates(screened.estimate, screened.row_slack, slack, self._block_slack)
+        return Estimates(screened.estimate, screened.row_slack, slack, self.block_slack)
 
 
 class FineRows:

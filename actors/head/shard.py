@@ -18,7 +18,12 @@ import torch
 
 from lexshard.actors.candidates import Candidates
 from lexshard.actors.head.backoff import Backoff, CandidateShare
-from lexshard.actors.head.certificates import Reading, SearchCost, step_certificates
+from lexshard.actors.head.certificates import (
+    Reading,
+    SearchCost,
+    search_certificates,
+    step_certificates,
+)
 from lexshard.actors.head.exchange import HOPELESS_SHARE, MASS_NEEDS, MassTries, decide_masses
 from lexshard.actors.head.guess_tests import decide_guesses
 from lexshard.actors.head.ladder import Choices, Ladder, step_kind
@@ -45,8 +50,10 @@ from lexshard.actors.head.whole_softmax import (
 )
 from lexshard.actors.messages import NeedKind
 from lexshard.actors.states.row_table import RowTable
+from lexshard.kernels.certified import Rows, certified_candidates
 from lexshard.kernels.mass import Outline, outline
 from lexshard.kernels.penalties import Adjustments
+from lexshard.kernels.quantize import Int8Tier
 from lexshard.kernels.search import (
     Estimates,
     find_candidates,
@@ -59,12 +66,24 @@ from lexshard.kernels.search import (
 LARGEST_SHARE = 0.5
 # Fewer tokens than this per row are rescored at once rather than refined first.
 WORTH_REFINING = 64
+# What one threshold decides: the best token, the best few, and those near the best.
+PLAIN: frozenset[NeedKind] = frozenset({"top1", "topk", "minp"})
 MASS, TESTS = "mass", "tests"
 
 
 def _use(screen: Screen, kinds: Collection[NeedKind]) -> str:
     """Under which name it is remembered whether ``screen`` leaves too much."""
     return f"{screen.name} for {step_kind(kinds)}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DecidedRows(Screening):
+    """What a `Shard` that owns the vocabulary has found at once: there is nothing left to do for
+    the thresholds ``tau``."""
+
+    hidden: npt.NDArray[np.float32]  # [N, d]
+    tau: npt.NDArray[np.float64]  # [N]
+    candidates: Candidates
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -117,17 +136,28 @@ class Shard:
         self._ladder = ladder
         self._dense = DenseScreen(rows, linear)
         self._screens: dict[str, Screen] = {DENSE: self._dense}
+        self._at_once: dict[str, Rows] = {}  # by the name of their tier
         self._fine: FineRows | None = None
         if ladder is not None:
             for name, tier in ladder.tiers.items():
                 if len(tier.scale) != self._size or tier.columns != rows.shape[1]:
                     raise ValueError(f"tier {name} does not fit the output weights")
-                self._screens[name] = TierScreen(name, tier)
+                self._screens[name] = screen = TierScreen(name, tier)
+                if self.owned.whole and self._rescorer.plain and isinstance(tier, Int8Tier):
+                    self._at_once[name] = Rows.of(
+                        self._rescorer.weight, tier, screen.block_slack
+                    )
             self._fine = None if ladder.fine is None else FineRows(ladder.fine)
         self._by_bytes = sorted(self._screens.values(), key=lambda screen: screen.bytes_per_pass)
         self._share = CandidateShare()
         self._backoff = Backoff()
         self._rows = np.arange(self._size, dtype=np.int32)
+        self._reading = Reading(
+            size=self._size,
+            dense_pass=self._dense.bytes_per_pass,
+            row=self._rescorer.row_bytes,
+            refined_row=0 if self._fine is None else self._fine.bytes_per_row,
+        )
 
     def start_with(self, choices: Choices, for_several: Choices | None = None) -> None:
         """Which tiers later steps are screened with first (see `Ladder`)."""
@@ -146,6 +176,38 @@ class Shard:
         array = torch.as_tensor(hidden, dtype=torch.float32).detach().numpy()
         if len(rows) != len(array):
             raise ValueError(f"{len(array)} hidden states of {len(rows)} rows")
+        plain = not rows.guesses and not len(rows.flat.masks) and PLAIN.issuperset(rows.kinds)
+        if not plain:
+            return self._screen_in_steps(array, rows)
+        screen = self._choose(rows.kinds)
+        found = self._decide_at_once(screen, array, rows)
+        return self._screen_in_steps(array, rows, screen) if found is None else found
+
+    def _decide_at_once(
+        self, screen: Screen, hidden: npt.NDArray[np.float32], rows: RowTable
+    ) -> Thresholds | None:
+        """The whole of a step of plain rows in one call, where there is one for its screen."""
+        own = self._at_once.get(screen.name)
+        if own is None:
+            return None
+        found = certified_candidates(np.ascontiguousarray(hidden), own, rows.search(), rows.flat)
+        if found is None or np.diff(found.offsets).max() > LARGEST_SHARE * self._size:
+            return None
+        self._record(_use(screen, rows.kinds), len(found.ids) - found.leaders, len(rows))
+        certificates = search_certificates(rows.kinds, screen, found, self._reading)
+        candidates = Candidates(found.ids, found.raw, found.offsets, certificates, rows.flat)
+        tau = found.thresholds
+        return Thresholds(tau, rows, DecidedRows(hidden, tau, candidates))
+
+    def _record(self, use: str, excess: int, rows: int) -> None:
+        """So many tokens beside the leaders were left of ``rows`` rows."""
+        share = max(0, excess) / (self._size * rows)
+        self._backoff.record(use, failed=self._share.record(use, share))
+
+    def _screen_in_steps(
+        self, array: npt.NDArray[np.float32], rows: RowTable, chosen: Screen | None = None
+    ) -> Thresholds:
+        """`screen` for every kind of row, by the screen that is ``chosen`` or will be."""
         refuse_unsound(np.isfinite(hidden_norms(array)))
         adjustments = self.owned.of_rows(rows.flat)
         # Rows whose mass cannot be certified lately go the dense way at once, and so do tests.
@@ -160,7 +222,7 @@ class Shard:
         tau, best = np.full(len(rows), np.nan), np.full(len(rows), -np.inf)
         screened = None
         if searched:
-            screen = self._choose([rows.kinds[row] for row in searched])
+            screen = chosen or self._choose([rows.kinds[row] for row in searched])
             screened = self._screened(screen, searched, array, rows, adjustments)
             self._find_thresholds(screened, array, rows, tau, best)
         return Thresholds(tau, rows, ShardScreening(array, adjustments, screened, best, masked))
@@ -253,6 +315,12 @@ class Shard:
     def rescore(self, thresholds: Thresholds) -> Candidates:
         """Canonical logits of every token that may reach its row's threshold, and of all tokens
         of dense rows, with a certificate per row."""
+        decided = thresholds.screening
+        if isinstance(decided, DecidedRows):
+            if thresholds.tau is decided.tau:
+                return decided.candidates
+            own = self._screen_in_steps(decided.hidden, thresholds.rows)
+            thresholds = replace(thresholds, screening=own.screening)
         step, asked = _screening(thresholds), thresholds.rows
         masses = thresholds.masses
         if masses is None:
@@ -287,12 +355,7 @@ class Shard:
                 (step.best, offsets),
                 dense,
                 cost,
-                Reading(
-                    size=self._size,
-                    dense_pass=self._dense.bytes_per_pass,
-                    row=self._rescorer.row_bytes,
-                    refined_row=0 if self._fine is None else self._fine.bytes_per_row,
-                ),
+                self._reading,
             ),
             adjustments=asked.flat,
         )
@@ -324,9 +387,7 @@ class Shard:
         counts = np.diff(offsets)
         if screened.screen is not self._dense:
             use = _use(screened.screen, [thresholds.rows.kinds[row] for row in screened.rows])
-            excess = max(0, int(counts.sum()) - len(screened.leaders.ids))
-            share = excess / (self._size * int(decided.sum()))
-            self._backoff.record(use, failed=self._share.record(use, share))
+            self._record(use, int(counts.sum()) - len(screened.leaders.ids), int(decided.sum()))
             if self._refines(screened.screen) and counts.max() > WORTH_REFINING:
                 assert self._fine is not None
                 hidden = _screening(thresholds).hidden[screened.rows]

@@ -77,6 +77,7 @@ class RowTable:
     guesses: Mapping[int, GuessTest] = field(default_factory=dict)  # by row
     logprobs: tuple[int | None, ...] = ()  # [N] or none
     packed: PackedRows | None = None
+    _needs: Needs = field(init=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.kinds)
@@ -158,10 +159,9 @@ class RowTable:
         flat = self.flat._replace(masks=words, mask=mask)
         return replace(self, adjustments=adjustments, flat=flat)
 
-    def search(self) -> Needs:
-        """What is searched for; of dense rows nothing is."""
+    def __post_init__(self) -> None:
         controls = self.controls
-        return Needs(
+        needs = Needs(
             kind=self.searched,
             k=controls.top_k,
             log_min_p=np.where(self.searched == MIN_P, controls.log_min_p, 0.0),
@@ -169,6 +169,11 @@ class RowTable:
             position=controls.position,
             inverse_temperature=controls.inverse_temperature,
         )
+        object.__setattr__(self, "_needs", needs)
+
+    def search(self) -> Needs:
+        """What is searched for; of dense rows nothing is. Made once: it has the same arrays."""
+        return self._needs
 
 
 def search_kind(kind: NeedKind, inverse_temperature: float) -> int:

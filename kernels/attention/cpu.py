@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,6 +29,7 @@ from lexshard.kernels.compile_cache import compiled_as
 from lexshard.kernels.linear.operand import operand
 from lexshard.kernels.linear.tile import PANEL
 from lexshard.kernels.processor import has_feature
+from lexshard.kernels.team.jobs import run
 
 Array = npt.NDArray[Any]
 
@@ -38,8 +38,8 @@ TILE_QUERIES = 24
 # Blocks, and panels of values, side by side in a tile of at most so many queries: of few queries
 # every sum waits for the one before it, and AVX2 has registers for few sums.
 WIDE, WIDE_QUERIES = (4, TILE_QUERIES) if has_feature("avx512f") else (2, 2)
-# Work that takes about as long as handing some of it to another thread (50 microseconds).
-LEAST_SHARED_PRODUCTS = 1_000_000
+# Work that takes about as long as waiting for other threads to begin and to end.
+LEAST_SHARED_PRODUCTS = 200_000
 
 
 def write_cache(
@@ -54,6 +54,8 @@ def write_cache(
         key.contiguous().numpy(),
         value.contiguous().numpy(),
         slots.numpy(),
+        0,
+        key.shape[1],
         words_of(key_cache),
         words_of(value_cache),
     )
@@ -71,43 +73,42 @@ def paged_attention(
     softcap: float,
     out: torch.Tensor,
 ) -> torch.Tensor:
-    """See `kernels.attention.paged_attention`. Rows are shared out among the pool's threads."""
+    """See `kernels.attention.paged_attention`. The team's threads share it."""
     queries, place = query.contiguous().numpy(), positions.numpy()
-    owners, result = row_sequence.numpy(), out.numpy()
-    rows, heads, width = queries.shape
-    shares = [(0, rows)]
-    if pool.threads() > 1 and int(place.sum()) * heads * width > LEAST_SHARED_PRODUCTS:
-        shares = pool.even_shares((place + 1).tolist(), pool.threads())
-    pool.run(
-        [
-            partial(
-                attention_rows,
-                queries[first:last],
-                words_of(key_cache),
-                words_of(value_cache),
-                block_tables.numpy(),
-                owners[first:last],
-                place[first:last],
-                float(scale),
-                int(window),
-                float(softcap),
-                result[first:last],
-            )
-            for first, last in shares
-        ]
+    _, heads, width = queries.shape
+    large = int(place.sum()) * heads * width > LEAST_SHARED_PRODUCTS
+    _attend(
+        pool.team(),
+        pool.threads() if large else 1,
+        queries,
+        words_of(key_cache),
+        words_of(value_cache),
+        block_tables.numpy(),
+        row_sequence.numpy(),
+        place,
+        float(scale),
+        int(window),
+        float(softcap),
+        out.numpy(),
     )
     return out
 
 
 @njit(nogil=True, cache=True)
 def write_cache_rows(
-    key: Array, value: Array, slots: Array, key_cache: Array, value_cache: Array
+    key: Array,
+    value: Array,
+    slots: Array,
+    first_head: int,
+    last_head: int,
+    key_cache: Array,
+    value_cache: Array,
 ) -> None:
-    """Put ``key, value [T, Hkv, D]`` into their slots (block * 16 + offset), those of a block in
-    ascending order."""
+    """Put the heads ``first_head`` to ``last_head - 1`` of ``key, value [T, Hkv, D]`` into their
+    slots (block * 16 + offset), those of a block in ascending order."""
     for t in range(key.shape[0]):
         block, offset = slots[t] // BLOCK_SIZE, slots[t] % BLOCK_SIZE
-        for head in range(key.shape[1]):
+        for head in range(first_head, last_head):
             put(key[t, head], value[t, head], key_cache, value_cache, block, head, offset)
 
 
@@ -243,6 +244,28 @@ def _run_length(row_sequence: Array, positions: Array, row: int, most: int) -> i
     return count
 
 
+@njit(nogil=True, cache=True)
+def _keys_read(positions: Array, row: int, count: int, window: int) -> tuple[int, int]:
+    """The blocks, from the first to the last, that a run of ``count`` rows attends."""
+    stop = positions[row] + 1
+    start = stop - window if window > 0 else 0
+    return max(0, start) // BLOCK_SIZE, (stop + count - 2) // BLOCK_SIZE
+
+
+@njit(nogil=True, cache=True)
+def _blocks_read(
+    row_sequence: Array, positions: Array, window: int, most_rows: int
+) -> int:
+    """How many blocks all runs of rows attend, each as often as the run has rows."""
+    total, row = 0, 0
+    while row < positions.shape[0]:
+        count = _run_length(row_sequence, positions, row, most_rows)
+        first_block, last_block = _keys_read(positions, row, count, window)
+        total += count * (last_block + 1 - first_block)
+        row += count
+    return total
+
+
 @njit(nogil=True, cache=True, error_model="numpy")
 def attention_rows(
     query: Array,
@@ -254,9 +277,15 @@ def attention_rows(
     scale: float,
     window: int,
     softcap: float,
+    first_head: int,
+    last_head: int,
+    rank: int,
+    size: int,
     out: Array,
 ) -> None:
-    """``paged_attention`` on numpy arrays, float32 but for caches, result in ``out [T, H, D]``."""
+    """``paged_attention`` on numpy arrays, float32 but for caches, result in ``out [T, H, D]``: of
+    the kv heads ``first_head`` to ``last_head - 1`` what one of ``size`` threads does, which share
+    runs of rows, and heads of a run."""
     rows, heads, width = query.shape
     kv_heads = key_cache.shape[1]
     group = heads // kv_heads
@@ -268,7 +297,8 @@ def attention_rows(
     totals = np.empty(most, dtype=np.float32)
     lanes = np.empty(BLOCK_SIZE, dtype=np.float32)
     factor, cap = np.float32(scale), np.float32(softcap)
-    row = 0
+    every = (last_head - first_head) * _blocks_read(row_sequence, positions, window, most_rows)
+    read, row = 0, 0
     while row < rows:
         count = _run_length(row_sequence, positions, row, most_rows)
         members = count * group
@@ -276,11 +306,14 @@ def attention_rows(
         # Row r of the run attends start + r <= p < stop + r, floored at position 0.
         stop = positions[row] + 1
         start = stop - window if window > 0 else -rows - 1 - stop
-        first_block = max(0, start) // BLOCK_SIZE
-        last_block = (stop + count - 2) // BLOCK_SIZE
+        first_block, last_block = _keys_read(positions, row, count, window)
         padded = (last_block + 1 - first_block) * BLOCK_SIZE
         scores = np.empty((members, padded), dtype=np.float32)
-        for kv_head in range(kv_heads):
+        for kv_head in range(first_head, last_head):
+            owner = read * size // every
+            read += count * (last_block + 1 - first_block)
+            if owner != rank:
+                continue
             head = kv_head * group
             if count == 1:
                 _score_blocks(
@@ -335,3 +368,50 @@ def attention_rows(
                     for j in range(width):
                         out[row + r, head + h, j] = sums[r * group + h, j] / total
         row += count
+
+
+@njit(nogil=True, cache=True)
+def _attend_part(
+    rank: int,
+    size: int,
+    query: Array,
+    key_cache: Array,
+    value_cache: Array,
+    block_tables: Array,
+    row_sequence: Array,
+    positions: Array,
+    scale: float,
+    window: int,
+    softcap: float,
+    out: Array,
+) -> None:
+    attention_rows(
+        query, key_cache, value_cache, block_tables, row_sequence, positions,
+        scale, window, softcap, 0, key_cache.shape[1], rank, size, out,
+    )  # fmt: skip
+
+
+@njit(nogil=True, cache=True)
+def _attend(
+    team: Array,
+    size: int,
+    query: Array,
+    key_cache: Array,
+    value_cache: Array,
+    block_tables: Array,
+    row_sequence: Array,
+    positions: Array,
+    scale: float,
+    window: int,
+    softcap: float,
+    out: Array,
+) -> None:
+    run(
+        team,
+        size,
+        _attend_part,
+        (
+            query, key_cache, value_cache, block_tables, row_sequence, positions,
+            scale, window, softcap, out,
+        ),
+    )  # fmt: skip

@@ -10,8 +10,6 @@ per instruction; others compute the same bits.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
-from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -128,17 +126,9 @@ def linear(
 
     out = np.empty((x.shape[0], weight.padded_outputs), dtype=np.float32)
     panels = weight.panels
-    rows = cpu.operand_rows(x.contiguous().numpy(), panels)
     large = x.shape[0] * panels.size > MULTIPLICATIONS_PER_THREAD
-    cuts = [panels.shape[0] * i // pool.threads() for i in range(pool.threads() + 1)]
-    if not large:
-        cuts = [0, panels.shape[0]]
-    pool.run(
-        [
-            partial(cpu.multiply_panels, rows, panels, out, False, first, last)
-            for first, last in pairwise(cuts)
-        ]
-    )
+    size = pool.threads() if large else 1
+    cpu.multiply_in_team(pool.team(), size, x.contiguous().numpy(), panels, out)
     result = torch.from_numpy(out)
     if weight.padded_outputs != weight.outputs:
         result = result[:, : weight.outputs].contiguous()

@@ -23,6 +23,7 @@ from lexshard.kernels.compile_cache import compiled_as
 from lexshard.kernels.linear.operand import operand
 from lexshard.kernels.linear.tile import tile
 from lexshard.kernels.processor import has_feature
+from lexshard.kernels.team.jobs import run
 
 ROW_BLOCK = 96  # rows whose activations stay in the second-level cache while panels stream by
 # The sums of a tile stay in registers: AVX-512 has 32 that hold 16 sums, AVX2 16 that hold 8. A sum
@@ -109,6 +110,24 @@ def multiply(
 
 
 @njit(nogil=True, cache=True)
-def operand_rows(x: npt.NDArray[Any], weight: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """`operand` for callers that are not compiled."""
-    return operand(x, weight, weight.shape[1])
+def _multiply_part(
+    rank: int,
+    size: int,
+    x: npt.NDArray[Any],
+    weight: npt.NDArray[Any],
+    out: npt.NDArray[Any],
+) -> None:
+    panels = weight.shape[0]
+    multiply_panels(x, weight, out, False, panels * rank // size, panels * (rank + 1) // size)
+
+
+@njit(nogil=True, cache=True)
+def multiply_in_team(
+    team: npt.NDArray[Any],
+    size: int,
+    x: npt.NDArray[Any],
+    weight: npt.NDArray[Any],
+    out: npt.NDArray[Any],
+) -> None:
+    """`multiply`, stored, by ``size`` threads of a team."""
+    run(team, size, _multiply_part, (operand(x, weight, weight.shape[1]), weight, out))

@@ -1,4 +1,10 @@
-"""The Llama stack on the CPU: see the package docstring."""
+"""The Llama stack on the CPU: see the package docstring.
+
+Several threads share a step in one of two ways. Of few rows each takes some panels of every
+product, some columns of what is between two of them, and some heads; then all must wait for all
+before the next product. Of many rows each takes its own from layer to layer, and they wait once a
+layer, where keys and values are read. Every output is one chain either way: no bit depends on it.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +16,20 @@ from numba import njit
 
 from lexshard.kernels.attention.cpu import attention_rows, write_cache_rows
 from lexshard.kernels.exponential.single_precision import silu
-from lexshard.kernels.linear.cpu import multiply
+from lexshard.kernels.linear.cpu import multiply_panels
+from lexshard.kernels.linear.operand import operand
 from lexshard.kernels.linear.tile import PANEL
 from lexshard.kernels.ordered_sums import squares
+from lexshard.kernels.team.jobs import run, wait_for_all
 
 Array = npt.NDArray[Any]
 
 # Rows go through what only reads their own values so many at a time: what is between two products
 # stays in the second-level cache.
 ROWS_TOGETHER = 48
+# From so many rows for each thread on, threads share rows and not panels.
+ROWS_EACH = 16
+LINES = 128  # bytes that processors take from each other: a line, and its neighbour
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -35,12 +46,39 @@ def normalize(x: Array, weight: Array, epsilon: float, out: Array) -> None:
             out[t, j] = weight[j] * (x[t, j] * factor)
 
 
+@njit(nogil=True, cache=True)
+def _share(count: int, rank: int, size: int) -> tuple[int, int]:
+    """What one of ``size`` threads does of ``count`` things: from the first, up to the second."""
+    return count * rank // size, count * (rank + 1) // size
+
+
+@njit(nogil=True, cache=True)
+def _first_row(rank: int, size: int, row_sequence: Array, positions: Array) -> int:
+    """The first row of one of ``size`` threads. Two neighbouring tokens, whose values may share
+    words of the cache, are one thread's."""
+    rows = positions.shape[0]
+    row = rows * rank // size
+    if 0 < row < rows and positions[row] % 2 == 1 and row_sequence[row] == row_sequence[row - 1]:
+        row += 1
+    return row
+
+
 @njit(nogil=True, cache=True, error_model="numpy")
-def _heads(packed: Array, first: int, bias: Array, norm: Array, epsilon: float, out: Array) -> None:
-    """Copy the columns from ``first`` on into ``out [T, heads, D]``, adding bias, norming heads."""
-    heads, dim = out.shape[1], out.shape[2]
+def _heads(
+    packed: Array,
+    first: int,
+    bias: Array,
+    norm: Array,
+    epsilon: float,
+    low: int,
+    high: int,
+    out: Array,
+) -> None:
+    """Copy the columns from ``first`` on into the heads ``low`` to ``high - 1`` of ``out [T, heads,
+    D]``, adding bias, norming heads."""
+    dim = out.shape[2]
     for t in range(out.shape[0]):
-        for head in range(heads):
+        for head in range(low, high):
             start = first + head * dim
             for j in range(dim):
                 out[t, head, j] = packed[t, start + j]
@@ -54,28 +92,224 @@ def _heads(packed: Array, first: int, bias: Array, norm: Array, epsilon: float, 
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _rotate(x: Array, positions: Array, cosine: Array, sine: Array) -> None:
-    """Rotary embedding in place, halves of each head paired. ``x [T, heads, D]``."""
+def _rotate(
+    x: Array, positions: Array, cosine: Array, sine: Array, low: int, high: int
+) -> None:
+    """Rotary embedding of the heads ``low`` to ``high - 1`` in place, halves of each head paired.
+    ``x [T, heads, D]``."""
     half = x.shape[2] // 2
     for t in range(x.shape[0]):
         c, s = cosine[positions[t]], sine[positions[t]]
-        for head in range(x.shape[1]):
+        for head in range(low, high):
             for j in range(half):
-                low, high = x[t, head, j], x[t, head, j + half]
-                x[t, head, j] = low * c[j] - high * s[j]
-                x[t, head, j + half] = high * c[j] + low * s[j]
+                lower, upper = x[t, head, j], x[t, head, j + half]
+                x[t, head, j] = lower * c[j] - upper * s[j]
+                x[t, head, j + half] = upper * c[j] + lower * s[j]
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _gate(gate_up: Array, gate_width: int, out: Array) -> None:
-    """``out = silu(gate) * up``; the up projection starts at column ``gate_width``."""
+def _gate(gate_up: Array, gate_width: int, first: int, last: int, out: Array) -> None:
+    """``out = silu(gate) * up`` in the columns ``first`` to ``last - 1``; the up projection starts
+    at column ``gate_width``."""
     for t in range(out.shape[0]):
-        for j in range(out.shape[1]):
+        for j in range(first, last):
             out[t, j] = silu(gate_up[t, j]) * gate_up[t, gate_width + j]
+
+
+@njit(nogil=True, cache=True)
+def _multiply_heads(
+    x: Array,
+    weight: Array,
+    out: Array,
+    heads: int,
+    kv_heads: int,
+    head_panels: int,
+    first: int,
+    last: int,
+) -> None:
+    """The queries, keys and values of the kv heads ``first`` to ``last - 1`` in their columns of
+    ``out``; a head has ``head_panels`` panels."""
+    group = heads // kv_heads
+    multiply_panels(x, weight, out, False, first * group * head_panels, last * group * head_panels)
+    for begin in (heads, heads + kv_heads):
+        multiply_panels(
+            x, weight, out, False, (begin + first) * head_panels, (begin + last) * head_panels
+        )
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _part(
+    rank: int,
+    size: int,
+    team: Array,
+    by_rows: bool,
+    hidden: Array,
+    positions: Array,
+    slots: Array,
+    row_sequence: Array,
+    block_tables: Array,
+    output_rows: Array,
+    attention_norm: Array,
+    qkv: Array,
+    qkv_bias: Array,
+    query_norm: Array,
+    key_norm: Array,
+    attention_output: Array,
+    mlp_norm: Array,
+    gate_up: Array,
+    down: Array,
+    final_norm: Array,
+    cosine: Array,
+    sine: Array,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    epsilon: float,
+    scale: float,
+    window: int,
+    key_cache: Array,
+    value_cache: Array,
+    packed: Array,
+    query: Array,
+    attended: Array,
+    gates: Array,
+    inner: Array,
+    last_hidden: Array,
+    last_query: Array,
+    out: Array,
+) -> None:
+    """What one thread does of `forward`. The arrays behind the caches are shared room to work in;
+    where threads share rows each has its own part of it."""
+    rows, width = hidden.shape
+    panels = np.int64(width // PANEL)
+    gate_panels = np.int64(gate_up.shape[1] // 2)
+    group = heads // kv_heads
+    together = min(rows, ROWS_TOGETHER)
+    # Who waits for whom between products, and what of them is this thread's.
+    meeting, part, parts = (1, 0, 1) if by_rows else (size, rank, size)
+    low, high = 0, rows
+    if by_rows:
+        low = _first_row(rank, size, row_sequence, positions)
+        high = _first_row(rank + 1, size, row_sequence, positions)
+    room = rank * together if by_rows else 0
+    packed, gates = packed[room : room + together], gates[room : room + together]
+    inner = inner[room : room + together]
+    first_head, last_head = _share(kv_heads, part, parts)
+    # Where heads can be shared out, a thread makes the queries, keys and values of its own, and
+    # nobody waits until they are read.
+    by_heads = kv_heads % parts == 0 and head_dim % PANEL == 0
+    head_panels = np.int64(head_dim // PANEL)
+    first_qkv, last_qkv = _share(qkv.shape[1], part, parts)
+    joined = 1 if by_heads else meeting
+    first, last = _share(panels, part, parts)
+    first_gate, last_gate = _share(gate_panels, part, parts)
+    normed = np.empty((together, width), dtype=np.float32)
+    key = np.empty((together, kv_heads, head_dim), dtype=np.float32)
+    value = np.empty((together, kv_heads, head_dim), dtype=np.float32)
+    no_norm = np.empty(0, dtype=np.float32)
+    for layer in range(qkv.shape[0]):
+        bias = qkv_bias[layer]
+        for start in range(low, high, ROWS_TOGETHER):
+            stop = min(start + ROWS_TOGETHER, high)
+            count = stop - start
+            normalize(hidden[start:stop], attention_norm[layer], epsilon, normed)
+            x = operand(normed[:count], qkv, qkv.shape[2])
+            if by_heads:
+                _multiply_heads(
+                    x, qkv[layer], packed, heads, kv_heads, head_panels, first_head, last_head
+                )
+            else:
+                multiply_panels(x, qkv[layer], packed, False, first_qkv, last_qkv)
+            wait_for_all(team, joined)
+            own, keys, values = query[start:stop], key[:count], value[:count]
+            at, asked = positions[start:stop], (first_head * group, last_head * group)
+            begin = heads * head_dim
+            _heads(packed, 0, bias, query_norm[layer], epsilon, asked[0], asked[1], own)
+            _heads(packed, begin, bias, key_norm[layer], epsilon, first_head, last_head, keys)
+            begin += kv_heads * head_dim
+            _heads(packed, begin, bias, no_norm, epsilon, first_head, last_head, values)
+            _rotate(own, at, cosine, sine, asked[0], asked[1])
+            _rotate(keys, at, cosine, sine, first_head, last_head)
+            write_cache_rows(
+                keys,
+                values,
+                slots[start:stop],
+                first_head,
+                last_head,
+                key_cache[layer],
+                value_cache[layer],
+            )
+            wait_for_all(team, joined)
+        if by_rows:
+            wait_for_all(team, size)
+        if layer == qkv.shape[0] - 1:
+            if by_heads and not by_rows:
+                wait_for_all(team, size)
+            low, high = _share(output_rows.shape[0], rank, size)
+            for row in range(low, high):
+                last_hidden[row] = hidden[output_rows[row]]
+                last_query[row] = query[output_rows[row]]
+            hidden, query = last_hidden, last_query
+            positions, row_sequence = positions[output_rows], row_sequence[output_rows]
+            if not by_rows:
+                low, high = 0, output_rows.shape[0]
+                wait_for_all(team, size)
+        own_heads = (first_head, last_head, 0, 1) if by_heads else (0, kv_heads, part, parts)
+        attention_rows(
+            query[low:high],
+            key_cache[layer],
+            value_cache[layer],
+            block_tables,
+            row_sequence[low:high],
+            positions[low:high],
+            scale,
+            window,
+            0.0,
+            own_heads[0],
+            own_heads[1],
+            own_heads[2],
+            own_heads[3],
+            attended[low:high],
+        )
+        wait_for_all(team, meeting)
+        for start in range(low, high, ROWS_TOGETHER):
+            stop = min(start + ROWS_TOGETHER, high)
+            count = stop - start
+            own_hidden = hidden[start:stop]
+            own_attended = attended[start:stop].reshape(count, heads * head_dim)
+            x = operand(own_attended, attention_output, attention_output.shape[2])
+            multiply_panels(x, attention_output[layer], own_hidden, True, first, last)
+            wait_for_all(team, meeting)
+            normalize(own_hidden, mlp_norm[layer], epsilon, normed)
+            x = operand(normed[:count], gate_up, gate_up.shape[2])
+            multiply_panels(x, gate_up[layer], gates, False, first_gate, last_gate)
+            multiply_panels(
+                x, gate_up[layer], gates, False, gate_panels + first_gate, gate_panels + last_gate
+            )
+            own_inner = inner[:count]
+            _gate(gates, gate_panels * PANEL, first_gate * PANEL, last_gate * PANEL, own_inner)
+            wait_for_all(team, meeting)
+            x = operand(own_inner, down, down.shape[2])
+            multiply_panels(x, down[layer], own_hidden, True, first, last)
+            wait_for_all(team, meeting)
+    if not by_rows:
+        low, high = _share(output_rows.shape[0], rank, size)
+    normalize(hidden[low:high], final_norm, epsilon, out[low:high])
+
+
+@njit(nogil=True, cache=True)
+def _room(rows: int, columns: int) -> Array:
+    """An array [rows, columns] float32 that shares no line of memory, nor the one beside it, with
+    anything else: what two threads write there would go back and forth between their cores."""
+    memory = np.empty(rows * columns + 3 * LINES // 4, np.float32)
+    first = -(memory.ctypes.data % LINES) % LINES // 4
+    return memory[first : first + rows * columns].reshape(rows, columns)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def forward(
+    team: Array,
+    size: int,
     hidden: Array,
     positions: Array,
     slots: Array,
@@ -104,68 +338,66 @@ def forward(
     value_cache: Array,
     out: Array,
 ) -> None:
-    """Embeddings ``hidden [T, d]`` (overwritten) to ``out [N, d]``, the normed ``output_rows``.
+    """Embeddings ``hidden [T, d]`` to ``out [N, d]``, the normed ``output_rows``, in
+    ``size`` threads of ``team`` (`kernels.team`).
 
     Writes keys and values at ``slots [T]`` of the caches ``[L, blocks, ...]``. In the last layer
     only the output rows go on after the cache is written: the others are not read.
     """
-    layers = qkv.shape[0]
-    width = hidden.shape[1]
-    rows = hidden.shape[0]
-    gate_width = gate_up.shape[1] * PANEL // 2
-    few = min(rows, ROWS_TOGETHER)
-    normed = np.empty((few, width), dtype=np.float32)
-    packed = np.empty((few, qkv.shape[1] * PANEL), dtype=np.float32)
-    query = np.empty((rows, heads, head_dim), dtype=np.float32)
-    key = np.empty((few, kv_heads, head_dim), dtype=np.float32)
-    value = np.empty((few, kv_heads, head_dim), dtype=np.float32)
-    attended = np.empty((rows, heads, head_dim), dtype=np.float32)
-    gates = np.empty((few, gate_up.shape[1] * PANEL), dtype=np.float32)
-    inner_rows = np.empty((few, gate_width), dtype=np.float32)
-    no_norm = np.empty(0, dtype=np.float32)
-    for layer in range(layers):
-        bias = qkv_bias[layer]
-        for start in range(0, rows, ROWS_TOGETHER):
-            stop = min(start + ROWS_TOGETHER, rows)
-            count = stop - start
-            normalize(hidden[start:stop], attention_norm[layer], epsilon, normed)
-            multiply(normed[:count], qkv[layer], packed, False)
-            own, keys = query[start:stop], key[:count]
-            _heads(packed, 0, bias, query_norm[layer], epsilon, own)
-            _heads(packed, heads * head_dim, bias, key_norm[layer], epsilon, keys)
-            _heads(packed, (heads + kv_heads) * head_dim, bias, no_norm, epsilon, value[:count])
-            _rotate(own, positions[start:stop], cosine, sine)
-            _rotate(keys, positions[start:stop], cosine, sine)
-            write_cache_rows(
-                keys, value[:count], slots[start:stop], key_cache[layer], value_cache[layer]
-            )
-        if layer == layers - 1:
-            rows = output_rows.shape[0]
-            hidden = hidden[output_rows]
-            query = query[output_rows]
-            positions = positions[output_rows]
-            row_sequence = row_sequence[output_rows]
-            attended = attended[:rows]
-        attention_rows(
-            query,
-            key_cache[layer],
-            value_cache[layer],
-            block_tables,
-            row_sequence,
+    rows, width = hidden.shape
+    wanted = output_rows.shape[0]
+    by_rows = rows >= ROWS_EACH * size
+    together = min(rows, ROWS_TOGETHER) * (size if by_rows else 1)
+    gate_width = gate_up.shape[1] * PANEL
+    packed = _room(together, qkv.shape[1] * PANEL)
+    query = _room(rows, heads * head_dim).reshape(rows, heads, head_dim)
+    attended = _room(rows, heads * head_dim).reshape(rows, heads, head_dim)
+    gates = _room(together, gate_width)
+    inner = _room(together, gate_width // 2)
+    states = _room(rows, width)
+    states[:] = hidden
+    last_hidden = _room(wanted, width)
+    last_query = _room(wanted, heads * head_dim).reshape(wanted, heads, head_dim)
+    run(
+        team,
+        size,
+        _part,
+        (
+            team,
+            by_rows,
+            states,
             positions,
+            slots,
+            row_sequence,
+            block_tables,
+            output_rows,
+            attention_norm,
+            qkv,
+            qkv_bias,
+            query_norm,
+            key_norm,
+            attention_output,
+            mlp_norm,
+            gate_up,
+            down,
+            final_norm,
+            cosine,
+            sine,
+            heads,
+            kv_heads,
+            head_dim,
+            epsilon,
             scale,
             window,
-            0.0,
+            key_cache,
+            value_cache,
+            packed,
+            query,
             attended,
-        )
-        for start in range(0, rows, ROWS_TOGETHER):
-            stop = min(start + ROWS_TOGETHER, rows)
-            count = stop - start
-            own_hidden = hidden[start:stop]
-            own_attended = attended[start:stop].reshape(count, heads * head_dim)
-            multiply(own_attended, attention_output[layer], own_hidden, True)
-            normalize(own_hidden, mlp_norm[layer], epsilon, normed)
-            multiply(normed[:count], gate_up[layer], gates, False)
-            _gate(gates, gate_width, inner_rows[:count])
-            multiply(inner_rows[:count], down[layer], own_hidden, True)
-    normalize(hidden, final_norm, epsilon, out)
+            gates,
+            inner,
+            last_hidden,
+            last_query,
+            out,
+        ),
+    )

@@ -20,7 +20,7 @@ PANEL = 16
 
 
 @njit(nogil=True, cache=True)
-def _gather(hidden, weight, ids, offsets):  # type: ignore[no-untyped-def]
+def gather(hidden, weight, ids, offsets):  # type: ignore[no-untyped-def]
     result = np.empty(ids.size, np.float32)
     for row in range(hidden.shape[0]):
         index = offsets[row]
@@ -75,4 +75,4 @@ def canonical_logits(
     padded[:, :columns] = hidden
     if ids is None or offsets is None:
         return _all_rows(padded, weight)
-    return _gather(padded, weight, ids, offsets)
+    return gather(padded, weight, ids, offsets)

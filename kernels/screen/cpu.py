@@ -63,7 +63,7 @@ def _dot_few(values, start, whole, hidden, query, sums):  # type: ignore[no-unty
 
 
 @njit(nogil=True, cache=True)
-def _screen_bytes(  # type: ignore[no-untyped-def]
+def screen_bytes(  # type: ignore[no-untyped-def]
     values, scale, products, hidden, step, share, out, first, last
 ):
     """A single hidden row reads memory as fast as a plain loop if nothing is fetched ahead."""
@@ -119,6 +119,16 @@ def _screen_signed_bytes(  # type: ignore[no-untyped-def]
             for row in range(start, start + PANEL, HEIGHT):
                 dot_signed_bytes(4, 0, values, row, row, hidden, starts, query, sums, row - start)
         _scale_panel(sums, scale, products, step, share, out, start, start + PANEL)
+
+
+@njit(nogil=True, cache=True)
+def _screen_nothing(  # type: ignore[no-untyped-def]
+    values, scale, products, hidden, starts, step, share, out, first, last
+):
+    """Where a processor has no instructions for 8-bit integers, nothing is screened by them."""
+
+
+screen_signed_bytes = _screen_signed_bytes if vnni.AVAILABLE else _screen_nothing
 
 
 @njit(nogil=True, cache=True)
@@ -229,7 +239,7 @@ def screen(hidden: QuantizedHidden, tier: Tier) -> npt.NDArray[np.float32]:
             work = partial(_screen_signed_bytes, *weights, values, starts, *common)
             smallest = PANEL
         else:
-            work = partial(_screen_bytes, *weights, values.astype(np.int16, copy=False), *common)
+            work = partial(screen_bytes, *weights, values.astype(np.int16, copy=False), *common)
     else:
         dithered = isinstance(tier, DitheredInt4Tier)
         work = partial(

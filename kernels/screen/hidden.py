@@ -120,7 +120,7 @@ def _arrange(integers, coins, nibbles, values, starts):  # type: ignore[no-untyp
 
 
 @njit(nogil=True, cache=True)
-def _quantize(  # type: ignore[no-untyped-def]
+def quantize(  # type: ignore[no-untyped-def]
     hidden,
     direction,
     coins,
@@ -194,6 +194,12 @@ def _quantize(  # type: ignore[no-untyped-def]
     return True
 
 
+@njit(nogil=True, cache=True)
+def pays_in_eight_bits(count):  # type: ignore[no-untyped-def]
+    """Whether so many hidden states meet an int8 tier sooner as 8-bit integers."""
+    return vnni.AVAILABLE and count >= EIGHT_BIT_ROWS
+
+
 def quantize_hidden(
     hidden: npt.NDArray[np.float32], tier: Tier, bits: HiddenBits | None = None
 ) -> QuantizedHidden:
@@ -202,8 +208,7 @@ def quantize_hidden(
     Without ``bits``, 8 where that is faster and loses little of any of the hidden states, else 16.
     Raises ValueError for NaN or infinity, or if the tier has no use for 8 bits.
     """
-    pays = isinstance(tier, Int8Tier) and vnni.AVAILABLE and len(hidden) >= EIGHT_BIT_ROWS
-    if bits is None and pays:
+    if bits is None and isinstance(tier, Int8Tier) and pays_in_eight_bits(len(hidden)):
         quantized, loss = _quantized(hidden, tier, 8)
         if loss <= EIGHT_BIT_LOSS:
             return quantized
@@ -223,7 +228,7 @@ def _quantized(
     if isinstance(tier, OneBitTier):
         signs, mixing, blocks = tier.rotation.signs, tier.rotation.mixing, tier.rotation.blocks
         centre = tier.centre
-    finite = _quantize(
+    finite = quantize(
         np.ascontiguousarray(hidden),
         NO_FLOATS if tier.common is None else tier.common.vector,
         tier.coins if isinstance(tier, DitheredInt4Tier) else NO_COINS,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from lexshard.kernels import pool
 from lexshard.kernels.attention import BLOCK_SIZE
 from lexshard.kernels.linear import Arithmetic
 from lexshard.kernels.llama import LlamaStack, cpu, reference
@@ -28,6 +29,8 @@ def forward(stack: LlamaStack, start: int, stop: int) -> np.ndarray:
     positions = np.arange(start, stop, dtype=np.int32)
     out = np.empty((stop - start, stack.shape.hidden), np.float32)
     cpu.forward(
+        pool.team(),
+        pool.threads(),
         reference.embed(stack, TOKENS[start:stop]).astype(np.float32),
         positions,
         TABLE[positions // BLOCK_SIZE].astype(np.int64) * BLOCK_SIZE + positions % BLOCK_SIZE,
@@ -70,3 +73,23 @@ def test_bfloat16_rounds_what_is_multiplied_and_nothing_more() -> None:
     exact, rounded = (forward(stack_of(0, each), 0, 40) for each in ("float32", "bfloat16"))
     assert not np.array_equal(exact, rounded)
     assert np.abs(exact - rounded).max() < 0.05 * np.abs(exact).max()
+
+
+@ARITHMETIC
+def test_a_row_has_the_same_bits_by_any_number_of_threads(arithmetic: Arithmetic) -> None:
+    """Few rows are shared by panels and heads, many by rows; some threads have nothing to do."""
+    sizes = (1, 4, 40, 2, 70)
+    expected: list[np.ndarray] = []
+    try:
+        for threads in (1, 2, 3, 4, 7):
+            pool.set_threads(threads)
+            stack, done, found = stack_of(3, arithmetic), 0, []
+            for size in sizes:
+                found.append(forward(stack, done, done + size))
+                done += size
+            caches = [stack.key_cache.view(np.uint8), stack.value_cache.view(np.uint8)]
+            expected = expected or [*found, *caches]
+            for ours, theirs in zip([*found, *caches], expected, strict=True):
+                np.testing.assert_array_equal(ours, theirs)
+    finally:
+        pool.set_threads(1)

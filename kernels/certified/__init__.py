@@ -1,0 +1,85 @@
+"""From hidden states to the tokens that can still be drawn, in one compiled call.
+
+What `kernels.screen`, `kernels.search` and `kernels.rows` do one after the other, for the rows that
+nearly all are: an int8 tier screens them, a threshold decides them, and they want the best token,
+the best few or those near the best. A step of one row spends more between such calls than in them.
+Their results are these calls' own, bit for bit.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from lexshard.kernels import pool
+from lexshard.kernels.penalties import Adjustments
+from lexshard.kernels.quantize.tiers import Int8Tier
+from lexshard.kernels.search.types import Needs
+
+__all__ = ["Certified", "Rows", "certified_candidates"]
+
+# Below this many products other threads cost more than they save.
+MULTIPLICATIONS_PER_THREAD = 500_000
+
+
+class Rows(NamedTuple):
+    """The rows of a vocabulary as kernels take them: a tier to screen with and the weights, with
+    the slacks of blocks (`kernels.search.block_slack`)."""
+
+    weight: npt.NDArray[Any]  # [V, d] float32, or uint16 (bfloat16 bits)
+    values: npt.NDArray[np.int8]  # [V, D], as in `Int8Tier`
+    scale: npt.NDArray[np.float32]  # [V]
+    row_slack: npt.NDArray[np.float32]  # [2, V]
+    block_slack: npt.NDArray[np.float32]  # [2, V / 64]
+    products: npt.NDArray[np.float32]  # [V] with the common direction, or none
+    direction: npt.NDArray[np.float32]  # [d] or none
+    limits: npt.NDArray[np.float64]  # [2] the norm of integer hidden states, the largest size
+
+    @classmethod
+    def of(
+        cls,
+        weight: npt.NDArray[Any],
+        tier: Int8Tier,
+        block_slack: npt.NDArray[np.float32],
+    ) -> Rows:
+        """Those of ``weight`` [V, d] and its tier."""
+        none, common = np.empty(0, np.float32), tier.common
+        return cls(
+            weight,
+            tier.values,
+            tier.scale,
+            tier.row_slack,
+            block_slack,
+            none if common is None else common.products,
+            none if common is None else common.vector,
+            np.array([tier.hidden_limit, tier.largest_size]),
+        )
+
+
+class Certified(NamedTuple):
+    """The candidates of N rows, sorted by id within a row, and what certificates tell of them."""
+
+    ids: npt.NDArray[np.int32]  # [total]
+    raw: npt.NDArray[np.float32]  # [total] canonical logits before any processor
+    offsets: npt.NDArray[np.int64]  # [N + 1]
+    thresholds: npt.NDArray[np.float64]  # [N] what the answers certainly reach
+    largest: npt.NDArray[np.float64]  # [N] no token's upper bound is larger
+    best: npt.NDArray[np.float64]  # [N] the best adjusted logit that is known
+    leaders: int  # tokens whose logits set the thresholds
+
+
+def certified_candidates(
+    hidden: npt.NDArray[np.float32], rows: Rows, needs: Needs, adjustments: Adjustments
+) -> Certified | None:
+    """Every token whose upper bound reaches its row's threshold. ``hidden`` [N, d], C-contiguous.
+
+    None where hidden states are not finite, or too large for estimates to mean anything.
+    """
+    from lexshard.kernels.certified import cpu  # numba compiles on first use
+
+    large = len(hidden) * rows.values.size > MULTIPLICATIONS_PER_THREAD
+    size = pool.threads() if large else 1
+    known, *found = cpu.certified_candidates(pool.team(), size, hidden, *rows, needs, adjustments)
+    return Certified(*found) if known else None

@@ -1,0 +1,161 @@
+"""See `kernels.certified`: its parts are the kernels of the folders around it."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numba import njit
+
+from lexshard.kernels.penalties.cpu import adjust
+from lexshard.kernels.rows.cpu import gather
+from lexshard.kernels.rows.lanes import LANES
+from lexshard.kernels.screen.cpu import PANEL, screen_bytes, screen_signed_bytes
+from lexshard.kernels.screen.hidden import EIGHT_BIT_LOSS, pays_in_eight_bits, quantize
+from lexshard.kernels.screen.types import LARGEST_EIGHT_BITS, LARGEST_INTEGER
+from lexshard.kernels.search.candidates import find_candidates
+from lexshard.kernels.search.leaders import find_leaders
+from lexshard.kernels.search.thresholds import find_thresholds_of
+from lexshard.kernels.team.jobs import run
+
+
+@njit(nogil=True, cache=True)
+def _quantized(hidden, direction, limits, largest, values, results):  # type: ignore[no-untyped-def]
+    """Fills ``values`` and ``results`` as `kernels.screen.hidden.quantize` does, of integers up to
+    ``largest``; whether all hidden states are finite."""
+    count, width = values.shape
+    return quantize(
+        hidden,
+        direction,
+        np.empty(0, np.int16),
+        np.empty(0, np.float32),
+        np.empty((0, 0)),
+        np.empty((0, 0, 0), np.float32),
+        np.empty(0, np.float32),
+        False,
+        np.float64(largest),
+        limits[0] - math.sqrt(width) / 2.0 - 1.0,
+        limits[1],
+        values,
+        np.empty((count, 0), np.int32),
+        results,
+    )
+
+
+@njit(nogil=True, cache=True)
+def _screen_sixteen_bits(  # type: ignore[no-untyped-def]
+    rank, size, values, scale, products, hidden, step, share, out
+):
+    first, last = out.shape[1] * rank // size, out.shape[1] * (rank + 1) // size
+    screen_bytes(values, scale, products, hidden, step, share, out, first, last)
+
+
+@njit(nogil=True, cache=True)
+def _screen_eight_bits(  # type: ignore[no-untyped-def]
+    rank, size, values, scale, products, hidden, starts, step, share, out
+):
+    first, last = out.shape[1] * rank // size, out.shape[1] * (rank + 1) // size
+    screen_signed_bytes(values, scale, products, hidden, starts, step, share, out, first, last)
+
+
+@njit(nogil=True, cache=True)
+def _screen(  # type: ignore[no-untyped-def]
+    team, size, hidden, values, scale, products, direction, limits, estimates, slack
+):
+    """Fills ``estimates`` [N, V] and ``slack`` [N, 3]; whether they mean anything."""
+    count, vocabulary = estimates.shape
+    integers = np.empty((count, values.shape[1]), np.int16)
+    results = np.empty((count, 6))
+    eight = pays_in_eight_bits(count) and vocabulary >= PANEL
+    if eight:
+        if not _quantized(hidden, direction, limits, LARGEST_EIGHT_BITS, integers, results):
+            return False
+        eight = results[:, 5].max() <= EIGHT_BIT_LOSS
+    if not eight and not _quantized(hidden, direction, limits, LARGEST_INTEGER, integers, results):
+        return False
+    step, share = results[:, 0].copy(), results[:, 1].copy()
+    for row in range(count):
+        slack[row, 0], slack[row, 1], slack[row, 2] = results[row, 3], results[row, 4], 0.0
+        # In float32 as the search takes it.
+        if not math.isfinite(np.float32(slack[row, 0]) + np.float32(slack[row, 1])):
+            return False
+    if eight:
+        starts = np.empty(count, np.int32)
+        for row in range(count):
+            total = np.int64(0)
+            for column in range(integers.shape[1]):
+                total += integers[row, column]
+            starts[row] = np.int32(-128 * total)
+        size = min(size, vocabulary // PANEL)
+        small = integers.astype(np.int8)
+        arguments = (values, scale, products, small, starts, step, share, estimates)
+        run(team, size, _screen_eight_bits, arguments)
+    else:
+        run(
+            team,
+            size,
+            _screen_sixteen_bits,
+            (values, scale, products, integers, step, share, estimates),
+        )
+    return True
+
+
+@njit(nogil=True, cache=True)
+def certified_candidates(  # type: ignore[no-untyped-def]
+    team,
+    size,
+    hidden,
+    weight,
+    values,
+    scale,
+    row_slack,
+    block_slack,
+    products,
+    direction,
+    limits,
+    needs,
+    adjustments,
+):
+    """Whether estimates mean anything, and then the fields of `kernels.certified.Certified`."""
+    count, columns = hidden.shape
+    vocabulary = weight.shape[0]
+    every = np.empty(0, np.int32)
+    estimates = np.empty((count, vocabulary), np.float32)
+    slack = np.empty((count, 3))
+    best = np.full(count, -np.inf)
+    if not _screen(
+        team, size, hidden, values, scale, products, direction, limits, estimates, slack
+    ):
+        nothing = np.zeros(count + 1, np.int64)
+        return False, every, np.empty(0, np.float32), nothing, best, best, best, 0
+    leaders, first, maxima, noise = find_leaders(
+        estimates, row_slack, every, True, vocabulary, needs, adjustments
+    )
+    padded = np.zeros((count, columns + -columns % LANES))
+    padded[:, :columns] = hidden
+    exact = gather(padded, weight, leaders, first)
+    if adjustments.active.any():
+        exact = adjust(leaders, exact, first, adjustments)
+    thresholds = find_thresholds_of(leaders, exact, first, needs)
+    ids, offsets, largest = find_candidates(
+        estimates,
+        row_slack,
+        slack,
+        block_slack,
+        every,
+        True,
+        vocabulary,
+        needs,
+        adjustments,
+        thresholds,
+        maxima,
+        noise,
+    )
+    raw = gather(padded, weight, ids, offsets)
+    for row in range(count):
+        known, begin = raw, offsets
+        if adjustments.active[row]:
+            known, begin = exact, first
+        for index in range(begin[row], begin[row + 1]):
+            best[row] = max(best[row], np.float64(known[index]))
+    return True, ids, raw, offsets, thresholds, largest, best, leaders.size

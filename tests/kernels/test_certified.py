@@ -1,0 +1,85 @@
+"""One call from hidden states to candidates: the very results of the calls it replaces."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from lexshard.actors.head.ladder import Ladder
+from lexshard.actors.head.shard import DecidedRows, Shard
+from lexshard.actors.states.need import Need
+from lexshard.actors.states.row_table import RowTable
+from lexshard.kernels import pool
+from lexshard.kernels.quantize import quantize
+from lexshard.kernels.screen.tile import PANEL
+from tests.support.certificate_needs import random_needs
+
+pytestmark = pytest.mark.vectors
+
+KINDS = ("greedy", "gumbel", "topk", "minp")
+
+
+def shards(random: np.random.Generator, size: int, columns: int, half: bool) -> tuple[Shard, Shard]:
+    """One that decides plain rows at once, and one that takes every step."""
+    weight = torch.from_numpy(random.standard_normal((size, columns)).astype(np.float32))
+    weight = weight.bfloat16() if half else weight
+    ladder = Ladder({"int8": quantize(weight.float(), "int8")}, ((1, "int8"),))
+    both = [Shard(weight, None, None, 1.0, size, ladder=ladder) for _ in range(2)]
+    both[1]._at_once.clear()
+    return both[0], both[1]
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("seed", range(6))
+def test_the_same_candidates_and_certificates(seed: int, half: bool) -> None:
+    random = np.random.default_rng(seed)
+    size = int(random.integers(PANEL, 3000))
+    at_once, in_steps = shards(random, size, int(random.integers(3, 150)), half)
+    try:
+        for rows in (1, 2, 3, 4, 5, 8, 13, 33):
+            pool.set_threads(int(random.integers(1, 4)))
+            batch = random_needs(
+                random, size, rows, kinds=KINDS, shares=(0.25,) * 4, adjusted=0.3
+            )
+            table = RowTable.of(batch.needs)
+            hidden = random.standard_normal((rows, at_once.weight.shape[1])).astype(np.float32)
+            found, expected = at_once.screen(hidden, table), in_steps.screen(hidden, table)
+            np.testing.assert_array_equal(found.tau, expected.tau)
+            ours, theirs = at_once.rescore(found), in_steps.rescore(expected)
+            for name in ("ids", "raw", "offsets"):
+                np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name))
+            assert ours.certificates == theirs.certificates
+    finally:
+        pool.set_threads(1)
+
+
+def test_a_threshold_from_elsewhere_is_used() -> None:
+    from dataclasses import replace
+
+    at_once, in_steps = shards(np.random.default_rng(1), 500, 64, half=False)
+    hidden = np.random.default_rng(2).standard_normal((3, 64)).astype(np.float32)
+    table = RowTable.of([Need("top1")] * 3)
+    found, expected = at_once.screen(hidden, table), in_steps.screen(hidden, table)
+    assert isinstance(found.screening, DecidedRows)
+    higher = np.asarray(found.tau) + 100.0
+    ours = at_once.rescore(replace(found, tau=higher))
+    theirs = in_steps.rescore(replace(expected, tau=higher))
+    np.testing.assert_array_equal(ours.ids, theirs.ids)
+    assert not len(ours.ids)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 3e38])
+def test_hidden_states_that_say_nothing_are_left_to_the_steps(value: float) -> None:
+    at_once, in_steps = shards(np.random.default_rng(1), 500, 64, half=True)
+    hidden = np.random.default_rng(2).standard_normal((3, 64)).astype(np.float32)
+    hidden[1, 5] = value
+    table = RowTable.of([Need("top1")] * 3)
+    found: list[object] = []
+    for shard in (at_once, in_steps):
+        try:
+            candidates = shard.rescore(shard.screen(hidden, table))
+            found.append((candidates.ids.tolist(), candidates.certificates))
+        except ValueError as error:
+            found.append(str(error))
+    assert found[0] == found[1]

@@ -1,0 +1,136 @@
+"""A team of threads does a compiled job whole, whatever else runs, and sleeps when there is none."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from numba import njit
+
+from lexshard.kernels.team import Team
+from lexshard.kernels.team.jobs import run, wait_for_all
+
+
+@njit(nogil=True)
+def _pass_on(rank, size, team, table):  # type: ignore[no-untyped-def]
+    """Every thread adds up what all of them wrote in the round before."""
+    for turn in range(1, table.shape[0]):
+        total = 1
+        for other in range(size):
+            total += table[turn - 1, other]
+        table[turn, rank] = total % 1_000_003
+        wait_for_all(team, size)
+
+
+@njit(nogil=True)
+def _in_rounds(team, size, table):  # type: ignore[no-untyped-def]
+    run(team, size, _pass_on, (team, table))
+
+
+@njit(nogil=True)
+def _count(rank, size, seen):  # type: ignore[no-untyped-def]
+    seen[rank] += 1
+    seen[-1] = size
+
+
+@njit(nogil=True)
+def _again(rank, size, team, seen):  # type: ignore[no-untyped-def]
+    run(team, size, _count, (seen[rank],))
+
+
+@njit(nogil=True)
+def _nested(team, size, seen):  # type: ignore[no-untyped-def]
+    run(team, size, _again, (team, seen))
+
+
+@njit(nogil=True)
+def _fail(rank, size, which):  # type: ignore[no-untyped-def]
+    if rank == which:
+        raise ValueError("broken")
+
+
+@njit(nogil=True)
+def _failing(team, size, which):  # type: ignore[no-untyped-def]
+    run(team, size, _fail, (which,))
+
+
+@pytest.fixture
+def team() -> Iterator[Team]:
+    found = Team(4)
+    yield found
+    found.dismiss()
+
+
+def rounds(team: Team, size: int, count: int = 500) -> int:
+    table = np.zeros((count, size), np.int64)
+    _in_rounds(team.words, size, table)
+    assert (table == table[:, :1]).all()
+    return int(table[-1, 0])
+
+
+def _whole(team: Team) -> bool:
+    """Whether a job in four threads, or in one beside another caller's, is done whole."""
+    table = np.zeros((100, 4), np.int64)
+    _in_rounds(team.words, 4, table)
+    alone = not table[:, 1:].any()
+    return bool((table[1:, 0] > 0).all() and (alone or (table == table[:, :1]).all()))
+
+
+def test_all_see_what_all_wrote_before_they_met(team: Team) -> None:
+    for size in (1, 2, 3, 4, 1, 4, 2):
+        expected = 0
+        for _ in range(499):
+            expected = (1 + size * expected) % 1_000_003
+        assert rounds(team, size) == expected
+
+
+def test_a_job_within_a_job_and_two_callers_are_done_whole(team: Team) -> None:
+    seen = np.zeros((3, 5), np.int64)
+    _nested(team.words, 3, seen)
+    assert (seen[:, 0] == 1).all()  # each by its own caller
+    assert (seen[:, -1] == 1).all()  # alone
+    found: list[bool] = []
+    callers = [
+        threading.Thread(target=lambda: found.extend(_whole(team) for _ in range(50)))
+        for _ in range(3)
+    ]
+    for thread in callers:
+        thread.start()
+    for thread in callers:
+        thread.join()
+    assert found == [True] * 150
+
+
+def test_a_part_that_fails_is_the_callers_error(team: Team) -> None:
+    for which in range(3):
+        with pytest.raises(RuntimeError, match="failed"):
+            _failing(team.words, 3, which)
+    assert rounds(team, 3) == rounds(team, 3)
+
+
+def test_sleeping_threads_take_nothing_and_wake_up(team: Team) -> None:
+    expected = rounds(team, 4)
+    time.sleep(0.2)
+    before = time.process_time()
+    time.sleep(1.0)
+    assert time.process_time() - before < 0.05
+    assert rounds(team, 4) == expected
+    team.rouse()
+    assert rounds(team, 4) == expected
+
+
+def test_a_process_ends_with_its_team() -> None:
+    """Whether its threads sleep or look for a job."""
+    for pause in (0.0, 0.3):
+        script = (
+            "import time\n"
+            "from lexshard.kernels import pool\n"
+            f"pool.set_threads(3); pool.team(); time.sleep({pause})\n"
+        )
+        ended = subprocess.run([sys.executable, "-c", script], timeout=120, check=False)
+        assert ended.returncode == 0
