@@ -93,12 +93,16 @@ def step_certificates(
 
 
 def search_certificates(
-    kinds: Sequence[NeedKind], screen: Screen, found: Certified, reading: Reading
+    kinds: Sequence[NeedKind],
+    screen: Screen,
+    found: Certified,
+    counts: Sequence[int],
+    reading: Reading,
 ) -> tuple[Certificate, ...]:
-    """One certificate per row of a step that one call has decided (`kernels.certified`)."""
+    """One certificate per row of a step that one call has decided (`kernels.certified`), with
+    ``counts`` [N] candidates."""
     share = screen.bytes_per_pass // len(kinds)
     failure = min(1.0, screen.failure_probability * reading.size)
-    counts = np.diff(found.offsets).tolist()
     return tuple(
         _of_search(
             kind, screen.name, failure, count, share + count * reading.row, reading.size, best, most

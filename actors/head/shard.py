@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -173,7 +174,7 @@ class Shard:
 
         Raises `NonFiniteHiddenError` naming the rows that contain NaN or infinity.
         """
-        array = torch.as_tensor(hidden, dtype=torch.float32).detach().numpy()
+        array = hidden.numpy() if isinstance(hidden, torch.Tensor) else hidden
         if len(rows) != len(array):
             raise ValueError(f"{len(array)} hidden states of {len(rows)} rows")
         plain = not rows.guesses and not len(rows.flat.masks) and PLAIN.issuperset(rows.kinds)
@@ -191,10 +192,14 @@ class Shard:
         if own is None:
             return None
         found = certified_candidates(np.ascontiguousarray(hidden), own, rows.search(), rows.flat)
-        if found is None or np.diff(found.offsets).max() > LARGEST_SHARE * self._size:
+        if found is None:
+            return None
+        offsets = found.offsets.tolist()
+        counts = [stop - start for start, stop in pairwise(offsets)]
+        if max(counts) > LARGEST_SHARE * self._size:
             return None
         self._record(_use(screen, rows.kinds), len(found.ids) - found.leaders, len(rows))
-        certificates = search_certificates(rows.kinds, screen, found, self._reading)
+        certificates = search_certificates(rows.kinds, screen, found, counts, self._reading)
         candidates = Candidates(found.ids, found.raw, found.offsets, certificates, rows.flat)
         tau = found.thresholds
         return Thresholds(tau, rows, DecidedRows(hidden, tau, candidates))

@@ -81,5 +81,5 @@ def certified_candidates(
 
     large = len(hidden) * rows.values.size > MULTIPLICATIONS_PER_THREAD
     size = pool.threads() if large else 1
-    known, *found = cpu.certified_candidates(pool.team(), size, hidden, *rows, needs, adjustments)
+    known, found = cpu.certified_candidates(pool.team(), size, hidden, *rows, needs, adjustments)
     return Certified(*found) if known else None
