@@ -32,11 +32,6 @@ class Rescorer:
         self.softcap = softcap
         self.weight = as_array(weight)
 
-    @property
-    def plain(self) -> bool:
-        """Whether the model does nothing to its products."""
-        return self.bias is None and self.scale == 1.0 and self.softcap is None
-
     def raw(
         self,
         hidden: npt.NDArray[np.float32],

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +21,6 @@ from lexshard.actors.head.backoff import Backoff, CandidateShare
 from lexshard.actors.head.certificates import (
     Reading,
     SearchCost,
-    search_certificates,
     step_certificates,
 )
 from lexshard.actors.head.exchange import HOPELESS_SHARE, MASS_NEEDS, MassTries, decide_masses
@@ -31,6 +29,7 @@ from lexshard.actors.head.ladder import Choices, Ladder, step_kind
 from lexshard.actors.head.output_head import Hidden, Screening, Thresholds
 from lexshard.actors.head.output_rows import computes_allowed, own_rows, refuse_unsound
 from lexshard.actors.head.owned_rows import OwnedRows
+from lexshard.actors.head.plain_steps import LARGEST_SHARE, DecidedRows, PlainSteps, is_plain
 from lexshard.actors.head.rescoring import Rescorer
 from lexshard.actors.head.screens import (
     DENSE,
@@ -51,10 +50,8 @@ from lexshard.actors.head.whole_softmax import (
 )
 from lexshard.actors.messages import NeedKind
 from lexshard.actors.states.row_table import RowTable
-from lexshard.kernels.certified import Rows, certified_candidates
 from lexshard.kernels.mass import Outline, outline
 from lexshard.kernels.penalties import Adjustments
-from lexshard.kernels.quantize import Int8Tier
 from lexshard.kernels.search import (
     Estimates,
     find_candidates,
@@ -63,28 +60,14 @@ from lexshard.kernels.search import (
     narrow,
 )
 
-# Above this share of the vocabulary, reading all rows in order beats gathering them.
-LARGEST_SHARE = 0.5
 # Fewer tokens than this per row are rescored at once rather than refined first.
 WORTH_REFINING = 64
-# What one threshold decides: the best token, the best few, and those near the best.
-PLAIN: frozenset[NeedKind] = frozenset({"top1", "topk", "minp"})
 MASS, TESTS = "mass", "tests"
 
 
 def _use(screen: Screen, kinds: Collection[NeedKind]) -> str:
     """Under which name it is remembered whether ``screen`` leaves too much."""
     return f"{screen.name} for {step_kind(kinds)}"
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class DecidedRows(Screening):
-    """What a `Shard` that owns the vocabulary has found at once: there is nothing left to do for
-    the thresholds ``tau``."""
-
-    hidden: npt.NDArray[np.float32]  # [N, d]
-    tau: npt.NDArray[np.float64]  # [N]
-    candidates: Candidates
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -137,17 +120,14 @@ class Shard:
         self._ladder = ladder
         self._dense = DenseScreen(rows, linear)
         self._screens: dict[str, Screen] = {DENSE: self._dense}
-        self._at_once: dict[str, Rows] = {}  # by the name of their tier
+        self._plain = PlainSteps(self._rescorer, whole=self.owned.whole)
         self._fine: FineRows | None = None
         if ladder is not None:
             for name, tier in ladder.tiers.items():
                 if len(tier.scale) != self._size or tier.columns != rows.shape[1]:
                     raise ValueError(f"tier {name} does not fit the output weights")
                 self._screens[name] = screen = TierScreen(name, tier)
-                if self.owned.whole and self._rescorer.plain and isinstance(tier, Int8Tier):
-                    self._at_once[name] = Rows.of(
-                        self._rescorer.weight, tier, screen.block_slack
-                    )
+                self._plain.add(screen, tier)
             self._fine = None if ladder.fine is None else FineRows(ladder.fine)
         self._by_bytes = sorted(self._screens.values(), key=lambda screen: screen.bytes_per_pass)
         self._share = CandidateShare()
@@ -177,8 +157,7 @@ class Shard:
         array = hidden.numpy() if isinstance(hidden, torch.Tensor) else hidden
         if len(rows) != len(array):
             raise ValueError(f"{len(array)} hidden states of {len(rows)} rows")
-        plain = not rows.guesses and not len(rows.flat.masks) and PLAIN.issuperset(rows.kinds)
-        if not plain:
+        if not is_plain(rows):
             return self._screen_in_steps(array, rows)
         screen = self._choose(rows.kinds)
         found = self._decide_at_once(screen, array, rows)
@@ -188,21 +167,11 @@ class Shard:
         self, screen: Screen, hidden: npt.NDArray[np.float32], rows: RowTable
     ) -> Thresholds | None:
         """The whole of a step of plain rows in one call, where there is one for its screen."""
-        own = self._at_once.get(screen.name)
-        if own is None:
+        decided = self._plain.decide(screen, hidden, rows, self._reading)
+        if decided is None:
             return None
-        found = certified_candidates(np.ascontiguousarray(hidden), own, rows.search(), rows.flat)
-        if found is None:
-            return None
-        offsets = found.offsets.tolist()
-        counts = [stop - start for start, stop in pairwise(offsets)]
-        if max(counts) > LARGEST_SHARE * self._size:
-            return None
-        self._record(_use(screen, rows.kinds), len(found.ids) - found.leaders, len(rows))
-        certificates = search_certificates(rows.kinds, screen, found, counts, self._reading)
-        candidates = Candidates(found.ids, found.raw, found.offsets, certificates, rows.flat)
-        tau = found.thresholds
-        return Thresholds(tau, rows, DecidedRows(hidden, tau, candidates))
+        self._record(_use(screen, rows.kinds), decided.excess, len(rows))
+        return Thresholds(decided.tau, rows, decided)
 
     def _record(self, use: str, excess: int, rows: int) -> None:
         """So many tokens beside the leaders were left of ``rows`` rows."""

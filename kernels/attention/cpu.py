@@ -253,9 +253,7 @@ def _keys_read(positions: Array, row: int, count: int, window: int) -> tuple[int
 
 
 @njit(nogil=True, cache=True)
-def _blocks_read(
-    row_sequence: Array, positions: Array, window: int, most_rows: int
-) -> int:
+def _blocks_read(row_sequence: Array, positions: Array, window: int, most_rows: int) -> int:
     """How many blocks all runs of rows attend, each as often as the run has rows."""
     total, row = 0, 0
     while row < positions.shape[0]:

@@ -7,12 +7,13 @@ import math
 import numpy as np
 from numba import njit
 
+import lexshard.kernels.screen.vnni as vnni
 from lexshard.kernels.penalties import Adjustments
 from lexshard.kernels.penalties.cpu import adjust
 from lexshard.kernels.rows.cpu import gather
 from lexshard.kernels.rows.lanes import LANES
 from lexshard.kernels.screen.cpu import PANEL, screen_bytes, screen_signed_bytes
-from lexshard.kernels.screen.hidden import EIGHT_BIT_LOSS, pays_in_eight_bits, quantize
+from lexshard.kernels.screen.hidden import EIGHT_BIT_LOSS, EIGHT_BIT_ROWS, quantize
 from lexshard.kernels.screen.types import LARGEST_EIGHT_BITS, LARGEST_INTEGER
 from lexshard.kernels.search.candidates import find_candidates
 from lexshard.kernels.search.leaders import find_leaders
@@ -71,7 +72,7 @@ def _screen(  # type: ignore[no-untyped-def]
     count, vocabulary = estimates.shape
     integers = np.empty((count, values.shape[1]), np.int16)
     results = np.empty((count, 6))
-    eight = pays_in_eight_bits(count) and vocabulary >= PANEL
+    eight = vnni.AVAILABLE and count >= EIGHT_BIT_ROWS and vocabulary >= PANEL
     if eight:
         if not _quantized(hidden, direction, limits, LARGEST_EIGHT_BITS, integers, results):
             return False
@@ -296,6 +297,4 @@ def certified_candidates(  # type: ignore[no-untyped-def]
         )
         if enough:
             return True, found
-    return True, _find(
-        estimates, slack, row_slack, block_slack, hidden, weight, needs, adjustments
-    )
+    return True, _find(estimates, slack, row_slack, block_slack, hidden, weight, needs, adjustments)

@@ -92,9 +92,7 @@ def _heads(
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _rotate(
-    x: Array, positions: Array, cosine: Array, sine: Array, low: int, high: int
-) -> None:
+def _rotate(x: Array, positions: Array, cosine: Array, sine: Array, low: int, high: int) -> None:
     """Rotary embedding of the heads ``low`` to ``high - 1`` in place, halves of each head paired.
     ``x [T, heads, D]``."""
     half = x.shape[2] // 2

@@ -194,12 +194,6 @@ def quantize(  # type: ignore[no-untyped-def]
     return True
 
 
-@njit(nogil=True, cache=True)
-def pays_in_eight_bits(count):  # type: ignore[no-untyped-def]
-    """Whether so many hidden states meet an int8 tier sooner as 8-bit integers."""
-    return vnni.AVAILABLE and count >= EIGHT_BIT_ROWS
-
-
 def quantize_hidden(
     hidden: npt.NDArray[np.float32], tier: Tier, bits: HiddenBits | None = None
 ) -> QuantizedHidden:
@@ -208,7 +202,8 @@ def quantize_hidden(
     Without ``bits``, 8 where that is faster and loses little of any of the hidden states, else 16.
     Raises ValueError for NaN or infinity, or if the tier has no use for 8 bits.
     """
-    if bits is None and isinstance(tier, Int8Tier) and pays_in_eight_bits(len(hidden)):
+    pays = isinstance(tier, Int8Tier) and vnni.AVAILABLE and len(hidden) >= EIGHT_BIT_ROWS
+    if bits is None and pays:
         quantized, loss = _quantized(hidden, tier, 8)
         if loss <= EIGHT_BIT_LOSS:
             return quantized

@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 import weakref
 
-
 import numpy as np
 import numpy.typing as npt
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from lexshard.actors.head.ladder import Ladder
-from lexshard.actors.head.shard import DecidedRows, Shard
+from lexshard.actors.head.plain_steps import DecidedRows
+from lexshard.actors.head.shard import Shard
 from lexshard.actors.states.need import Need
 from lexshard.actors.states.row_table import RowTable
 from lexshard.kernels import pool
@@ -26,7 +29,7 @@ def shards(random: np.random.Generator, size: int, columns: int, half: bool) -> 
     weight = weight.bfloat16() if half else weight
     ladder = Ladder({"int8": quantize(weight.float(), "int8")}, ((1, "int8"),))
     both = [Shard(weight, None, None, 1.0, size, ladder=ladder) for _ in range(2)]
-    both[1]._at_once.clear()
+    both[1]._plain._rows.clear()
     return both[0], both[1]
 
 
@@ -39,9 +42,7 @@ def test_the_same_candidates_and_certificates(seed: int, half: bool) -> None:
     try:
         for rows in (1, 2, 3, 4, 5, 8, 13, 33):
             pool.set_threads(int(random.integers(1, 4)))
-            batch = random_needs(
-                random, size, rows, kinds=KINDS, shares=(0.25,) * 4, adjusted=0.3
-            )
+            batch = random_needs(random, size, rows, kinds=KINDS, shares=(0.25,) * 4, adjusted=0.3)
             table = RowTable.of(batch.needs)
             hidden = random.standard_normal((rows, at_once.weight.shape[1])).astype(np.float32)
             found, expected = at_once.screen(hidden, table), in_steps.screen(hidden, table)
@@ -55,8 +56,6 @@ def test_the_same_candidates_and_certificates(seed: int, half: bool) -> None:
 
 
 def test_a_threshold_from_elsewhere_is_used() -> None:
-    from dataclasses import replace
-
     at_once, in_steps = shards(np.random.default_rng(1), 500, 64, half=False)
     hidden = np.random.default_rng(2).standard_normal((3, 64)).astype(np.float32)
     table = RowTable.of([Need("top1")] * 3)

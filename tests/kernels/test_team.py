@@ -1,4 +1,4 @@
-"""A team of threads does a compiled job whole, whatever else runs, and sleeps when there is none."""
+"""A team of threads does a compiled job whole, whatever else runs, and sleeps without one."""
 
 from __future__ import annotations
 

@@ -139,10 +139,10 @@ BEST = {
 }
 
 
-def _lost(head: Head, shard: Shard, hidden: Array, screen: str) -> Counter[str]:
-    """How many best tokens are lost, by the kind of need."""
+def _lost(head: Head, shard: Shard, hidden: Array, screen: str, rows: int = 64) -> Counter[str]:
+    """How many best tokens are lost in steps of ``rows`` rows, by the kind of need."""
     tally = Tally()
-    for part in np.array_split(hidden, math.ceil(len(hidden) / 64)):
+    for part in np.array_split(hidden, math.ceil(len(hidden) / rows)):
         kinds = np.resize(np.array(list(BEST)), len(part))
         batch = with_noise([BEST[kind] for kind in kinds], kinds, len(head.weight))
         if screen != DENSE:
@@ -206,11 +206,27 @@ def test_half_the_bound_of_a_tier_is_not_enough(
     shard = Shard(
         head.weight, None, None, 1.0, 480, ladder=Ladder({kind: head.tiers[kind]}, CHOICES[kind])
     )
+    shard._plain._rows.clear()
     hidden = _within_the_bound(head, kind, _aimed(head, kind, blend, 1000))
     assert len(hidden) > 500
     assert not _lost(head, shard, hidden, kind)
     _halved("screen", monkeypatch)
     _assert_noticed(kind, _lost(head, shard, hidden, kind), len(hidden))
+
+
+def test_half_the_bound_of_a_tier_is_not_enough_at_once() -> None:
+    """The same where one call goes from hidden states to candidates. So few rows have hidden states
+    of 16 bits."""
+    head = with_tiers("clustered", _clustered(480, 48, 40, 0.3), kinds=("int8",))
+    shard = head.shard("int8")
+    hidden = _aimed(head, "int8", (0.3, 1.5), 1000)
+    assert not _lost(head, shard, hidden, "int8", rows=4)
+    [(name, honest)] = shard._plain._rows.items()
+    shard._plain._rows[name] = honest._replace(
+        row_slack=np.float32(0.5) * honest.row_slack,
+        block_slack=np.float32(0.5) * honest.block_slack,
+    )
+    _assert_noticed("int8 at once", _lost(head, shard, hidden, "int8", rows=4), len(hidden))
 
 
 def test_half_the_bound_of_a_refinement_is_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
