@@ -49,19 +49,22 @@ def set_threads_by_rows(choices: ThreadChoices) -> None:
         if _team is not None:
             _team.dismiss()
         _most, _executor, _team = most, None, None
+    elif _team is not None:
+        _team.forgive()
     _choices = tuple(choices)
     begin_step(1)
 
 
 def begin_step(rows: int) -> int:
     """Use as many threads as were chosen for a step of ``rows`` rows, until the next step; how many
-    these are. Those of the team wake up."""
+    these are: one while something else has a core that the team needs. Those of the team wake
+    up."""
     global _threads
     for least, count in _choices:
         if rows >= least:
             _threads = count
-    if _team is not None and _threads > 1:
-        _team.rouse()
+    if _team is not None and _threads > 1 and not _team.rouse():
+        _threads = 1
     return _threads
 
 

@@ -17,6 +17,10 @@ import numpy.typing as npt
 # sooner after the one before, and waking a thread takes up to 0.1 ms. Others may have its core.
 PATIENCE = 2000
 PAGE_WORDS = 512
+# The most of the time of those beside the caller that may be lost in so many steps, before the
+# caller goes on alone for so many.
+MOST_LOST, TURNS = 0.6, 4
+LEAST_ALONE, MOST_ALONE = 32, 1024
 
 
 class Team:
@@ -30,6 +34,7 @@ class Team:
 
         self.members = members
         self.words = _own_pages(jobs.WORDS)
+        self.forgive()
         jobs.prepare(self.words, patience)
         threads = [
             threading.Thread(
@@ -42,16 +47,40 @@ class Team:
         # Also before the interpreter ends and takes away what they run.
         self.dismiss = weakref.finalize(self, _dismiss, self.words, threads)
 
-    def rouse(self) -> None:
-        """There will be a job in no time: whoever sleeps wakes up."""
+    def forgive(self) -> None:
+        """What was lost until now does not count."""
         from lexshard.kernels.team import jobs
 
+        self._turns, self._alone, self._longer = 0, 0, LEAST_ALONE
+        self.words[jobs.LOST] = self.words[jobs.SHARED] = 0
+
+    def rouse(self) -> bool:
+        """There will be a job in no time: members that sleep wake up, if they are worth it.
+
+        They are not where most of their time went into waiting for each other: something else has
+        the core of one. Then the caller is better off alone, and asks again and again, ever later.
+        """
+        from lexshard.kernels.team import jobs
+
+        if self._alone:
+            self._alone -= 1
+            return False
+        self._turns += 1
+        if self._turns % TURNS == 0:
+            lost, shared = self.words[jobs.LOST], self.words[jobs.SHARED]
+            self.words[jobs.LOST] = self.words[jobs.SHARED] = 0
+            if lost > MOST_LOST * shared:
+                self._alone = self._longer
+                self._longer = min(2 * self._longer, MOST_ALONE)
+                return False
+            self._longer = LEAST_ALONE
         jobs.rouse(self.words)
+        return True
 
 
 def _own_pages(count: int) -> npt.NDArray[np.int64]:
-    """Zeros, with nothing else in their pages: what the caller has beside words that others watch
-    makes them watch in vain, and a step take twice as long."""
+    """Zeros, with nothing else in their pages: a thread that writes beside a word that others watch
+    takes it from them each time."""
     memory = np.zeros(count + 3 * PAGE_WORDS, np.int64)
     first = PAGE_WORDS + -(memory.ctypes.data // 8) % PAGE_WORDS
     return memory[first : first + count]

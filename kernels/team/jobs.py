@@ -7,8 +7,10 @@ of Python is between them. What a job must share it gets as arrays.
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils
@@ -23,7 +25,7 @@ _APART = 16
     POSTED,  # how many jobs there were, times `MOST_MEMBERS`, plus how many take part in the last
     FUNCTION,
     ARGUMENTS,
-    DONE,  # of the others that take part, how many are done
+    LEFT,  # how many of the others that take part are not done
     FAILED,
     BUSY,  # whether a job runs
     ARRIVED,  # at the place where all wait for all
@@ -32,8 +34,10 @@ _APART = 16
     PATIENCE,  # how often a thread without a job looks for one before it sleeps
     MUTEX,
     WOKEN,  # what sleeping threads wait for
-) = range(0, 12 * _APART, _APART)
-WORDS = 12 * _APART
+    LOST,  # nanoseconds that threads waited for others longer than a moment
+    SHARED,  # nanoseconds that jobs took, times the threads beside the caller's
+) = range(0, 14 * _APART, _APART)
+WORDS = 14 * _APART
 MOST_MEMBERS = 1 << 10
 # So many looks at what another thread is about to do; then its core may be needed for just that.
 _LOOKS = 1000
@@ -45,6 +49,8 @@ _wake_all = types.ExternalFunction("pthread_cond_broadcast", types.int32(types.i
 _make_mutex = types.ExternalFunction("pthread_mutex_init", types.int32(types.int64, types.int64))
 _make_condition = types.ExternalFunction("pthread_cond_init", types.int32(types.int64, types.int64))
 _let_others = types.ExternalFunction("sched_yield", types.int32())
+_read_clock = types.ExternalFunction("clock_gettime", types.int32(types.int64, types.int64))
+_CLOCK = time.CLOCK_MONOTONIC
 
 _WORD = ir.IntType(64)
 _JOB = ir.FunctionType(_WORD, [_WORD, _WORD, _WORD])  # arguments, rank, size: whether it failed
@@ -73,14 +79,23 @@ def wait_for_all(team, size):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
+def _now():  # type: ignore[no-untyped-def]
+    """Nanoseconds."""
+    reading = np.zeros(2, np.int64)
+    _read_clock(_CLOCK, address_of(reading, 0))
+    return reading[0] * 1_000_000_000 + reading[1]
+
+
+@njit(nogil=True, cache=True)
 def _wait_while(team, place, value):  # type: ignore[no-untyped-def]
-    looks = 0
+    for _ in range(_LOOKS):
+        if load(team, place) != value:
+            return
+        pause()
+    began = _now()
     while load(team, place) == value:
-        looks += 1
-        if looks < _LOOKS:
-            pause()
-        else:
-            _let_others()
+        _let_others()
+    add(team, LOST, _now() - began)
 
 
 @njit(nogil=True, cache=True)
@@ -136,7 +151,7 @@ def serve(team, rank):  # type: ignore[no-untyped-def]
         if last > 0 and rank < size:
             failed = _call(load(team, FUNCTION), load(team, ARGUMENTS), rank, size)
             add(team, FAILED, failed)
-            add(team, DONE, 1)
+            add(team, LEFT, -1)
 
 
 @intrinsic
@@ -158,17 +173,16 @@ def _run_parts(team, size, function, arguments):  # type: ignore[no-untyped-def]
     else:
         store(team, FUNCTION, function)
         store(team, ARGUMENTS, arguments)
-        store(team, DONE, 0)
+        store(team, LEFT, size - 1)
         store(team, FAILED, 0)
+        began = _now()
         _post(team, (load(team, POSTED) // MOST_MEMBERS + 1) * MOST_MEMBERS + size)
         failed = _call(function, arguments, 0, size)
-        looks = 0
-        while load(team, DONE) < size - 1:
-            looks += 1
-            if looks < _LOOKS:
-                pause()
-            else:
-                _let_others()
+        left = load(team, LEFT)
+        while left > 0:
+            _wait_while(team, LEFT, left)
+            left = load(team, LEFT)
+        add(team, SHARED, (_now() - began) * (size - 1))
         failed += load(team, FAILED)
     if size > 1:
         add(team, BUSY, -1)
