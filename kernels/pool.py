@@ -73,14 +73,16 @@ def threads() -> int:
     return _threads
 
 
-def team() -> npt.NDArray[np.int64]:
-    """What compiled code takes to share a job among as many threads as are in use."""
+def team(*, worth: bool = True) -> tuple[npt.NDArray[np.int64], int]:
+    """What compiled code takes to share a job, and among how many threads: those in use, or one
+    where the job is not ``worth`` more."""
     global _team
-    if _threads == 1:
-        return _NOBODY
+    size = _threads if worth else 1  # read once: a step beside this one may change it
+    if size == 1:
+        return _NOBODY, 1
     if _team is None:
         _team = Team(_most)
-    return _team.words
+    return _team.words, size
 
 
 def run(pieces: Sequence[Callable[[], None]]) -> None:

@@ -261,8 +261,7 @@ class FusedBody:
             raise RuntimeError("call allocate_cache before forward")
         out = np.empty((batch.output_rows.shape[0], self._shape.hidden), dtype=np.float32)
         cpu.forward(
-            pool.team(),
-            pool.threads(),
+            *pool.team(),
             self.embed(batch.token_ids),
             batch.positions,
             batch.slots,

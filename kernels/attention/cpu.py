@@ -78,8 +78,7 @@ def paged_attention(
     _, heads, width = queries.shape
     large = int(place.sum()) * heads * width > LEAST_SHARED_PRODUCTS
     _attend(
-        pool.team(),
-        pool.threads() if large else 1,
+        *pool.team(worth=large),
         queries,
         words_of(key_cache),
         words_of(value_cache),

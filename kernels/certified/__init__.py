@@ -80,6 +80,6 @@ def certified_candidates(
     from lexshard.kernels.certified import cpu  # numba compiles on first use
 
     large = len(hidden) * rows.values.size > MULTIPLICATIONS_PER_THREAD
-    size = pool.threads() if large else 1
-    known, found = cpu.certified_candidates(pool.team(), size, hidden, *rows, needs, adjustments)
+    team, size = pool.team(worth=large)
+    known, found = cpu.certified_candidates(team, size, hidden, *rows, needs, adjustments)
     return Certified(*found) if known else None

@@ -127,8 +127,7 @@ def linear(
     out = np.empty((x.shape[0], weight.padded_outputs), dtype=np.float32)
     panels = weight.panels
     large = x.shape[0] * panels.size > MULTIPLICATIONS_PER_THREAD
-    size = pool.threads() if large else 1
-    cpu.multiply_in_team(pool.team(), size, x.contiguous().numpy(), panels, out)
+    cpu.multiply_in_team(*pool.team(worth=large), x.contiguous().numpy(), panels, out)
     result = torch.from_numpy(out)
     if weight.padded_outputs != weight.outputs:
         result = result[:, : weight.outputs].contiguous()

@@ -19,7 +19,7 @@ PATIENCE = 2000
 PAGE_WORDS = 512
 # The most of the time of those beside the caller that may be lost in so many steps, before the
 # caller goes on alone for so many.
-MOST_LOST, TURNS = 0.6, 4
+MOST_LOST, TURNS = 0.15, 4
 LEAST_ALONE, MOST_ALONE = 32, 1024
 
 

@@ -46,10 +46,18 @@ from lexshard.loadtest.bench.peers.beside_vllm import (
     lexshard_worker,
     vllm_worker,
 )
+from lexshard.loadtest.bench.peers.gguf import write_gguf
+from lexshard.loadtest.bench.peers.llama_cpp import (
+    PROMPT_TOKENS,
+    LlamaBench,
+    Speeds,
+    add_speeds,
+    own_speeds,
+)
 from lexshard.loadtest.bench.peers.own_engine import OPTIONS, EngineRunner, configuration_of
 from lexshard.loadtest.bench.peers.transformers_generate import GenerateRunner
 from lexshard.loadtest.bench.record import CaseLabels, Report
-from lexshard.loadtest.bench.synthetic.jobs import Job, mixed_jobs
+from lexshard.loadtest.bench.synthetic.jobs import Job, mixed_jobs, story_tokens
 from lexshard.loadtest.bench.synthetic.random_model import write_random_model
 from lexshard.loadtest.bench.synthetic.schemas import grammar_of
 
@@ -85,6 +93,8 @@ def measure(report: Report, arguments: argparse.Namespace) -> int:
     report.notes.append(NOTES)
     if arguments.vllm_python is None:
         report.notes.append("vLLM: not measured, give --vllm-python PATH.")
+    if arguments.llama_bench is None:
+        report.notes.append("llama.cpp: not measured, give --llama-bench DIR.")
     return 0
 
 
@@ -160,6 +170,8 @@ def measure_on_cores(
             **{name: getattr(arguments, name) for name in TASK},
         }
         measure_beside_vllm(report, arguments, task, vllm, jobs_of)
+    if arguments.llama_bench is not None:
+        measure_beside_llama(report, arguments, model, ours)
 
 
 def print_roofline(report: Report, parameters: int, arguments: argparse.Namespace) -> None:
@@ -239,6 +251,27 @@ def measure_beside_vllm(
             for mine, theirs in zip(own, others, strict=True)
         ]
         add_agreement(report, labels, together, vllm.name)
+
+
+def measure_beside_llama(
+    report: Report, arguments: argparse.Namespace, model: str, ours: EngineRunner
+) -> None:
+    """Every case of ours and of llama.cpp's own bench, by turns. Raises what `LlamaBench` does."""
+    story = story_tokens(AutoTokenizer.from_pretrained(model, local_files_only=True))
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "model.gguf"
+        write_gguf(Path(model), file)
+        llama = LlamaBench(arguments.llama_bench, file, arguments.threads)
+        for count in arguments.requests:
+
+            def own(turn: int, count: int = count) -> Speeds:
+                starts = range(97 * (turn + 2), len(story), PROMPT_TOKENS)[:count]
+                return own_speeds(ours, [tuple(story[at : at + PROMPT_TOKENS]) for at in starts])
+
+            sides = {ours.name: own, llama.name: lambda _, count=count: llama.measure(count)}
+            found = in_turns(sides, arguments.runs)
+            add_speeds(report, labels_of(arguments, count, "beside llama.cpp"), found)
+    report.notes.append("llama.cpp computes logits and chooses no token; ours decides every one.")
 
 
 def labels_of(arguments: argparse.Namespace, requests: int, setting: str) -> CaseLabels:

@@ -29,8 +29,7 @@ def forward(stack: LlamaStack, start: int, stop: int) -> np.ndarray:
     positions = np.arange(start, stop, dtype=np.int32)
     out = np.empty((stop - start, stack.shape.hidden), np.float32)
     cpu.forward(
-        pool.team(),
-        pool.threads(),
+        *pool.team(),
         reference.embed(stack, TOKENS[start:stop]).astype(np.float32),
         positions,
         TABLE[positions // BLOCK_SIZE].astype(np.int64) * BLOCK_SIZE + positions % BLOCK_SIZE,

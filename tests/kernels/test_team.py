@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from numba import njit
 
-from lexshard.kernels.team import Team
+from lexshard.kernels.team import MOST_ALONE, Team, jobs
 from lexshard.kernels.team.jobs import run, wait_for_all
 
 
@@ -122,6 +122,25 @@ def test_sleeping_threads_take_nothing_and_wake_up(team: Team) -> None:
     assert rounds(team, 4) == expected
     team.rouse()
     assert rounds(team, 4) == expected
+
+
+def test_a_caller_goes_on_alone_while_others_are_kept_waiting(team: Team) -> None:
+    def steps(count: int) -> int:
+        """How many of so many steps have the team."""
+        together = 0
+        for _ in range(count):
+            team.words[jobs.SHARED] += 1000
+            team.words[jobs.LOST] += lost
+            together += team.rouse()
+        return together
+
+    lost = 0
+    assert steps(50) == 50
+    lost = 900
+    assert steps(MOST_ALONE) < MOST_ALONE / 20
+    lost = 0
+    steps(2 * MOST_ALONE)
+    assert steps(50) == 50
 
 
 def test_a_process_ends_with_its_team() -> None:

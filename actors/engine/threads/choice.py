@@ -1,8 +1,7 @@
 """How many threads a step has: the fastest for its number of rows, on this machine.
 
-More threads are not always faster: handing out a piece of a small step takes as long as computing
-it, and the fused body has nothing to share out among threads where one sequence is alone. So an
-engine measures it when it starts, or is told. That changes no token.
+More threads are not always faster: in a small step they wait for each other as long as they
+compute. So an engine measures it when it starts, or is told. That changes no token.
 """
 
 from __future__ import annotations

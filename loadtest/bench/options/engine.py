@@ -87,6 +87,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         help="interpreter of an environment that has vLLM for CPUs: measure against it too",
     )
+    add(
+        "--llama-bench",
+        type=Path,
+        metavar="DIR",
+        help="folder of llama.cpp's llama-batched-bench: measure against it too, prompts and "
+        "decoding apart; needs --dtype bfloat16 and the package gguf",
+    )
 
 
 def opponent(arguments: argparse.Namespace) -> str:
@@ -111,6 +118,11 @@ def refuse_other_laws(arguments: argparse.Namespace) -> None:
     others = opponent(arguments) == "generate" or arguments.vllm_python is not None
     if (arguments.schema is None) == (opponent(arguments) == "free"):
         raise ValueError("--schema goes with --against free, and --against free with --schema")
+    if arguments.llama_bench is not None and (arguments.dtype != "bfloat16" or arguments.draft):
+        raise ValueError(
+            "llama.cpp gets the weights as bfloat16 and no draft model: give --dtype bfloat16, and "
+            "no --draft"
+        )
     if arguments.temperature > 0 and others:
         raise ValueError(
             "only our engines draw the same tokens above temperature 0: give --against plain, "
